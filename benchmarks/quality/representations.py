@@ -45,7 +45,6 @@ from polyrec.models.evaluation.metrics import evaluate
 from polyrec.models.evaluation.predictions import Predictions, predict_all
 from polyrec.models.schema.schema import load_schema
 from polyrec.models.training.pipeline import Learner, Training, default_training
-from polyrec.models.training.trainer import Check
 
 ROOT = Path(__file__).parents[2]
 DATA = {"trivago": "trivago/impressions.parquet", "bookcrossing": "bookcrossing/ratings.parquet"}
@@ -88,7 +87,7 @@ def bundle_of(plan: Plan, name: str, seed: int, bars: Bars) -> Bundle:
             training,
             variant.kind,
             phase=bars.phase,
-            progress=_every(bars, 20),
+            progress=bars.training,
         )
         return learner.learn(path, replace=True)
     source = bundle_of(plan, variant.source, seed, bars)
@@ -116,16 +115,6 @@ def _is_trained(bundle: Bundle, plan: Plan, training: Training, variant: Trained
         and m.architecture == training.architecture
         and m.representation == training.representation(variant.kind, bundle.encoder.vocabularies)
     )
-
-
-def _every(bars: Bars, steps: int) -> Any:
-    """Updates the progress bar of training every few steps only: drawing it costs time."""
-
-    def progress(step: int, total: int, loss: float, check: Check | None) -> None:
-        if step % steps == 1 or step == total:
-            bars.training(step, total, loss, check)
-
-    return progress
 
 
 def predictions_of(plan: Plan, runs: Mapping[tuple[str, int], Bundle], bars: Bars) -> Predictions:

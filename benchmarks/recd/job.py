@@ -32,7 +32,10 @@ from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.popularity import calibrate, load_calibration
 from polyrec.models.schema.schema import load_schema
 from polyrec.models.training.pipeline import default_training, id_dropout, measure_widths
-from polyrec.models.training.trainer import Recipe, fit, refit, steps
+from polyrec.models.training.recipe import Recipe
+from polyrec.models.training.source import Rows
+from polyrec.models.training.stepper import Stepper
+from polyrec.models.training.trainer import fit, refit
 
 STATUS = Path("/proc/self/status")
 
@@ -140,9 +143,9 @@ def train(job: Job) -> dict[str, Any]:
     encoder = Encoder(schema, found.vocabularies, found.standards)
     before = forget()
     data = encode(reader, encoder, splitter, (TRAIN,), share=job.share)
-    hide = id_dropout(recipe, encoder, data, data.select(TRAIN), {})
+    hide = id_dropout(recipe, encoder, {}, {})
     counted = Counted(data)
-    run = steps(model_of(job, encoder), counted, data.select(TRAIN), recipe, 1_000_000, hide)
+    run = iter(Stepper(model_of(job, encoder), Rows(counted, data.select(TRAIN)), recipe, 1_000_000, hide))
     losses = [next(run)[1] for _ in range(10)]
     rows, contexts, begin = counted.rows, counted.contexts, clock()
     losses += [next(run)[1] for _ in range(job.steps)]
@@ -173,13 +176,14 @@ def quality(job: Job) -> dict[str, Any]:
         return encoder, encode(reader, encoder, splitter, (TRAIN, VALIDATION), share=job.share)
 
     encoder, data = encoded((TRAIN,))
-    hide = id_dropout(recipe, encoder, data, data.select(TRAIN), {})
-    history = fit(model_of(job, encoder), data, data.select(TRAIN), data.select(VALIDATION), recipe, hide)
+    hide = id_dropout(recipe, encoder, {}, {})
+    training, validation = (Rows(data, data.select(which)) for which in (TRAIN, VALIDATION))
+    history = fit(model_of(job, encoder), training, validation, recipe, hide)
     data.close()
     encoder, data = encoded((TRAIN, VALIDATION))
-    hide = id_dropout(recipe, encoder, data, data.select(TRAIN, VALIDATION), {})
+    hide = id_dropout(recipe, encoder, {}, {})
     model = model_of(job, encoder)
-    refit(model, data, data.select(TRAIN, VALIDATION), recipe, history, hide)
+    refit(model, Rows(data, data.select(TRAIN, VALIDATION)), recipe, history, hide)
     data.close()
     with encode(reader, encoder, splitter, (TEST,), share=job.share) as test:
         found = measure_widths(model, test, schema)[None]

@@ -20,7 +20,7 @@ from polyrec.models.schema.batch import F32, F64, I64, Batch, Block
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.schema import ROLES
 from polyrec.models.training.row_order import epoch
-from polyrec.models.training.trainer import TrainingRows
+from polyrec.models.training.source import TrainingRows
 
 LEARNING_RATE = 0.1
 BATCH_ROWS = 512

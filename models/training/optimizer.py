@@ -41,6 +41,10 @@ class RowWiseAdagrad:
         self.lr, self.eps, self.decay = lr, eps, decay
         self._state = [(p, _accumulators(p, blocks)) for p in parameters]
 
+    def accumulators(self) -> list[Tensor]:
+        """The accumulated squares, [rows] of each parameter's blocks in order; not copies."""
+        return [squares for _, of_parameter in self._state for _, squares in of_parameter]
+
     @torch.no_grad()
     def step(self, scale: float = 1.0) -> None:
         """One update with `lr * scale`, then forgets the gradients."""

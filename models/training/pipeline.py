@@ -7,6 +7,7 @@ measure the final model.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -34,20 +35,14 @@ from polyrec.models.schema.popularity import Calibration, calibrate
 from polyrec.models.schema.schema import Schema
 from polyrec.models.schema.vocabulary import Vocabulary
 from polyrec.models.training.baselines import Baselines
+from polyrec.models.training.checkpoint import Checkpoints, CheckpointSettings, Identity
 from polyrec.models.training.id_dropout import IdDropout, drop_from_large_tables, make_id_dropout
 from polyrec.models.training.objective import LogitScale, fit_scale, unsampling
-from polyrec.models.training.trainer import (
-    Check,
-    History,
-    Progress,
-    Recipe,
-    TrainingRows,
-    fine_tune,
-    fit,
-    predict_heads,
-    refit,
-)
-from polyrec.models.training.unseen import hide_unseen, unseen_shares
+from polyrec.models.training.recipe import Recipe
+from polyrec.models.training.source import Rows, Source
+from polyrec.models.training.trainer import Check, History, Progress, fine_tune, fit, predict_heads, refit
+from polyrec.models.training.unseen import count_lookups, hide_unseen, unseen_shares
+from polyrec.models.version import code_version
 
 RECIPES = Path(__file__).parent / "recipes"
 
@@ -126,12 +121,21 @@ def default_training(schema: Schema) -> Training:
     return load_training(file) if file.exists() else Training()
 
 
+def lookups_to_hide(recipe: Recipe, encoder: Encoder, source: Source) -> dict[str, I64]:
+    """Returns the look-ups of rows by feature and rank; empty unless the recipe measures what to hide."""
+    return count_lookups(encoder, source) if recipe.hide == "unseen" else {}
+
+
 def id_dropout(
-    recipe: Recipe, encoder: Encoder, data: TrainingRows, training: I64, unseen: Mapping[str, float]
+    recipe: Recipe, encoder: Encoder, lookups: Mapping[str, I64], unseen: Mapping[str, float]
 ) -> IdDropout | None:
-    """Returns the recipe's id dropout. unseen: shares to hide by feature, if the recipe measures them."""
+    """Returns the recipe's id dropout.
+
+    lookups: `lookups_to_hide` of the training rows. unseen: shares to hide by feature, if the recipe measures
+    them.
+    """
     if recipe.hide == "unseen":
-        return make_id_dropout(encoder, hide_unseen(encoder, data, training, unseen))
+        return make_id_dropout(encoder, hide_unseen(encoder, lookups, unseen))
     return make_id_dropout(encoder, drop_from_large_tables(encoder, recipe.hide, recipe.hide_from_rows))
 
 
@@ -155,6 +159,8 @@ class Learner:
     calibration: an existing one to use instead of counting.
     baselines: whether to train and measure models/training/baselines.py too.
     record: more entries for the manifest's `training`.
+    checkpoint: where `learn` keeps checkpoints, and goes on from those of an equal training.
+    notice: called with lines for the user.
     """
 
     reader: DataReader
@@ -166,16 +172,47 @@ class Learner:
     baselines: bool = True
     phase: Phase = lambda _name, _rows: lambda _done: None
     progress: Progress | None = None
+    checkpoint: CheckpointSettings | None = None
+    notice: Callable[[str], object] = lambda _line: None
     record: Mapping[str, Any] = field(default_factory=dict)
 
     def learn(self, out: str | Path, replace: bool = False) -> Bundle:
         """Trains, measures on the test rows and writes the bundle."""
         require_target(out, replace)
+        fingerprint = self.reader.fingerprint()
+        if self.checkpoint is None:
+            return self._learn(out, replace, fingerprint)
+        with Checkpoints(self.checkpoint, self._identity(fingerprint), self.notice) as checkpoints:
+            bundle = self._learn(out, replace, fingerprint, checkpoints)
+            checkpoints.remove()
+        return bundle
+
+    def _identity(self, fingerprint: str) -> Identity:
+        """What a checkpoint of this training depends on."""
+        calibration = None
+        if self.calibration is not None:
+            digest = hashlib.sha256()
+            for table, vocabulary in sorted(self.calibration.vocabularies.items()):
+                digest.update(table.encode() + vocabulary.rank_of_id.tobytes() + vocabulary.counts.tobytes())
+            calibration = digest.hexdigest()
+        return {
+            "data": fingerprint,
+            "schema": hashlib.sha256(self.schema.model_dump_json().encode()).hexdigest(),
+            "recipe": self.training.model_dump(mode="json"),
+            "representation": self.kind,
+            "calibration": calibration,
+            "sample": self.sample,
+            "polyrec": code_version(),
+        }
+
+    def _learn(
+        self, out: str | Path, replace: bool, fingerprint: str, checkpoints: Checkpoints | None = None
+    ) -> Bundle:
         recipe = self.training.recipe
         splitter = fit_splitter(self.reader, self.schema, self.phase("split", self.reader.rows_hint))
-        fitted = self._fit(splitter)
+        fitted = self._fit(splitter, checkpoints)
         if recipe.refit:
-            fitted = self._refit(splitter, fitted)
+            fitted = self._refit(splitter, fitted, checkpoints)
         encoder, history, model = fitted.encoder, fitted.history, fitted.model
         fold_norms(model)
         for head, scale in zip(model.net.heads, fitted.scales, strict=False):
@@ -202,46 +239,50 @@ class Learner:
                 "steps_per_epoch": history.steps_per_epoch,
                 "unseen": fitted.unseen,
                 "logit_scales": [asdict(scale) for scale in fitted.scales],
-                "data": {"fingerprint": self.reader.fingerprint(), "path": self.reader.path.name},
+                "data": {"fingerprint": fingerprint, "path": self.reader.path.name},
                 **self.record,
             },
             replace=replace,
         )
 
-    def _fit(self, splitter: Splitter) -> Fitted:
+    def _fit(self, splitter: Splitter, checkpoints: Checkpoints | None) -> Fitted:
         encoder = self.encoder_of(splitter, (TRAIN,))
         with self.encoded(encoder, splitter, (TRAIN, VALIDATION)) as data:
             training, validation = data.select(TRAIN), data.select(VALIDATION)
             for name, rows in (("train", training), ("validation", validation)):
                 if not rows.size:
                     raise DataError(f"{self.reader.path}: the split leaves no {name} rows")
-            fitted = self.fit(encoder, data, training, validation)
+            fitted = self.fit(encoder, Rows(data, training), Rows(data, validation), checkpoints)
             if not self.baselines:
                 return fitted
             seed = self.training.recipe.seed
             baselines = Baselines.fit(encoder, data, training, validation, seed)
             return dataclasses.replace(fitted, baselines=baselines)
 
-    def fit(self, encoder: Encoder, data: TrainingRows, training: I64, validation: I64) -> Fitted:
+    def fit(
+        self, encoder: Encoder, training: Source, validation: Rows, checkpoints: Checkpoints | None = None
+    ) -> Fitted:
         """Trains a model on the rows `training` and chooses its weights on the rows `validation`."""
         model, recipe = self.initial_model(encoder), self.training.recipe
-        unseen = unseen_shares(encoder, data, training, validation) if recipe.hide == "unseen" else {}
-        hide = id_dropout(recipe, encoder, data, training, unseen)
-        history = fit(model, data, training, validation, recipe, hide, self.progress)
+        known = lookups_to_hide(recipe, encoder, training)
+        unseen = unseen_shares(encoder, known, lookups_to_hide(recipe, encoder, validation))
+        hide = id_dropout(recipe, encoder, known, unseen)
+        history = fit(model, training, validation, recipe, hide, self.progress, checkpoints)
         scales: tuple[LogitScale, ...] = ()
         if recipe.calibrate:
-            heads = predict_heads(model, data, validation)
-            scales = tuple(fit_scale(p, data.label[validation]) for p in heads)
+            heads = predict_heads(model, validation.data, validation.rows)
+            scales = tuple(fit_scale(p, validation.label) for p in heads)
         return Fitted(encoder, history, model, unseen, scales=scales)
 
-    def _refit(self, splitter: Splitter, fitted: Fitted) -> Fitted:
+    def _refit(self, splitter: Splitter, fitted: Fitted, checkpoints: Checkpoints | None) -> Fitted:
         """Trains a fresh model on training and validation rows together."""
         encoder = self.encoder_of(splitter, (TRAIN, VALIDATION))
         with self.encoded(encoder, splitter, (TRAIN, VALIDATION)) as data:
             model, rows = self.initial_model(encoder), data.select(TRAIN, VALIDATION)
             recipe, baselines = self.training.recipe, fitted.baselines
-            hide = id_dropout(recipe, encoder, data, rows, fitted.unseen)
-            refit(model, data, rows, recipe, fitted.history, hide, self.progress)
+            source = Rows(data, rows)
+            hide = id_dropout(recipe, encoder, lookups_to_hide(recipe, encoder, source), fitted.unseen)
+            refit(model, source, recipe, fitted.history, hide, self.progress, checkpoints)
             if baselines:
                 baselines = baselines.refit(encoder, data, rows, recipe.seed)
         return dataclasses.replace(fitted, encoder=encoder, model=model, baselines=baselines)
@@ -326,11 +367,11 @@ def fine_tune_bundle(
     encoder = bundle.encoder
     splitter = fit_splitter(reader, encoder.schema, phase("split", reader.rows_hint))
     with encode(reader, encoder, splitter, which, progress=phase("encode", reader.rows_hint)) as data:
-        rows = data.select(*which)
-        hide = id_dropout(recipe, encoder, data, rows, bundle.manifest.training.get("unseen", {}))
+        rows, unseen = Rows(data, data.select(*which)), bundle.manifest.training.get("unseen", {})
+        hide = id_dropout(recipe, encoder, lookups_to_hide(recipe, encoder, rows), unseen)
         kept = encoder.schema.label.negatives_kept
         for head in model.net.heads:
             unsampling(1 / kept).apply(head)
-        fine_tune(model, data, rows, recipe, hide, progress)
+        fine_tune(model, rows, recipe, hide, progress)
         for head in model.net.heads:
             unsampling(kept).apply(head)

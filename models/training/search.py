@@ -31,7 +31,8 @@ from polyrec.models.schema.batch import F64, I64, Batch
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.training.id_dropout import make_id_dropout
 from polyrec.models.training.pipeline import Learner, Training, best_check
-from polyrec.models.training.trainer import Check, TrainingRows, predict
+from polyrec.models.training.source import Rows, TrainingRows
+from polyrec.models.training.trainer import StepReport, predict
 from polyrec.models.training.unseen import count_lookups
 
 KEEP = 3
@@ -124,11 +125,11 @@ def search_recipe(
     encoder = learner.encoder_of(splitter, (TRAIN,))
     trials: list[Trial] = []
 
-    def progress(step: int, total: int, loss: float, check: Check | None) -> None:
+    def progress(report: StepReport) -> None:
         if clock() > end:
             raise _OutOfTime
         if learner.progress:
-            learner.progress(step, total, loss, check)
+            learner.progress(report)
 
     with learner.encoded(encoder, splitter, (TRAIN, VALIDATION)) as data:
         validation, shuffled = data.select(VALIDATION), _shuffled(data.select(TRAIN), data.group, seed)
@@ -149,7 +150,7 @@ def search_recipe(
                     own = dataclasses.replace(
                         learner, training=changed(learner.training, changes[candidate]), progress=progress
                     )
-                    fitted = own.fit(encoder, part, rows, validation)
+                    fitted = own.fit(encoder, Rows(part, rows), Rows(part, validation))
                     best = best_check(fitted.history)
                     trial = dataclasses.replace(
                         trial, status="done", log_loss=best.log_loss, auc=best.auc, epochs=best.epoch
@@ -274,7 +275,7 @@ class FewerRows:
     def __init__(self, encoder: Encoder, data: TrainingRows, rows: I64) -> None:
         self.label, self.group = data.label, data.group
         self._data = data
-        counts = count_lookups(encoder, data, rows)
+        counts = count_lookups(encoder, Rows(data, rows))
         tables: dict[str, I64] = {}
         for f in encoder.schema.categorical:
             if f.name in counts:

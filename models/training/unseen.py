@@ -16,7 +16,7 @@ import numpy as np
 from polyrec.models.schema.batch import F32, I64, Batch, take_bags
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.schema import Categorical
-from polyrec.models.training.trainer import TrainingRows
+from polyrec.models.training.source import Source
 
 SLICE_ROWS = 65536
 LEAST_SHARE = 0.01
@@ -25,7 +25,7 @@ MOST_PROBABILITY = 0.95
 """Even the rarest ids are kept now and then, so that no row stays untrained."""
 
 
-def count_lookups(encoder: Encoder, data: TrainingRows, rows: I64) -> dict[str, I64]:
+def count_lookups(encoder: Encoder, source: Source) -> dict[str, I64]:
     """Counts the look-ups of each rank, feature by feature: int64 [rows of its table].
 
     A context counts once for every row. Features without an out-of-vocabulary row, or whose values are given
@@ -36,10 +36,12 @@ def count_lookups(encoder: Encoder, data: TrainingRows, rows: I64) -> dict[str, 
         for f in encoder.schema.categorical
         if not f.cardinality and encoder.vocabulary(f).oov_rank >= 0
     }
-    for start in range(0, rows.size, SLICE_ROWS):
-        for feature, ranks, times in _lookups(encoder, data.batch(rows[start : start + SLICE_ROWS])):
-            if feature.name in counts:
-                np.add.at(counts[feature.name], ranks, times)
+    for window in source.windows():
+        for start in range(0, window.size, SLICE_ROWS):
+            batch = window.data.batch(window.rows[start : start + SLICE_ROWS])
+            for feature, ranks, times in _lookups(encoder, batch):
+                if feature.name in counts:
+                    np.add.at(counts[feature.name], ranks, times)
     return counts
 
 
@@ -60,14 +62,14 @@ def _lookups(encoder: Encoder, batch: Batch) -> Iterator[tuple[Categorical, I64,
             yield feature, values, np.repeat(rows, np.diff(offsets))
 
 
-def unseen_shares(encoder: Encoder, data: TrainingRows, training: I64, validation: I64) -> dict[str, float]:
+def unseen_shares(encoder: Encoder, known: Mapping[str, I64], new: Mapping[str, I64]) -> dict[str, float]:
     """Returns, by feature, the share of known look-ups to hide, so that training resembles validation.
 
+    known, new: `count_lookups` of the training and of the validation rows; without any, nothing is hidden.
     With a share t of the training rows' look-ups out of vocabulary, and a share u of the validation rows'
     look-ups out of vocabulary or of an id that this feature never has in training rows: (u - t) / (1 - t).
     Features below LEAST_SHARE are left out.
     """
-    known, new = (count_lookups(encoder, data, rows) for rows in (training, validation))
     shares = {}
     for feature in encoder.schema.categorical:
         before, after = known.get(feature.name), new.get(feature.name)
@@ -83,17 +85,12 @@ def unseen_shares(encoder: Encoder, data: TrainingRows, training: I64, validatio
     return shares
 
 
-def hide_unseen(
-    encoder: Encoder, data: TrainingRows, training: I64, shares: Mapping[str, float]
-) -> dict[str, F32]:
+def hide_unseen(encoder: Encoder, counts: Mapping[str, I64], shares: Mapping[str, float]) -> dict[str, F32]:
     """Returns the probability of each rank to be dropped, so that each feature's share of look-ups is hidden.
 
-    An id with n look-ups among the rows `training` is dropped with min(MOST_PROBABILITY, t / n), where t is
-    such that the share is met.
+    counts: `count_lookups` of the training rows. An id with n look-ups among them is dropped with
+    min(MOST_PROBABILITY, t / n), where t is such that the share is met.
     """
-    if not shares:
-        return {}
-    counts = count_lookups(encoder, data, training)
     found = {}
     for feature in encoder.schema.categorical:
         share = shares.get(feature.name, 0.0)

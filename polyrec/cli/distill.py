@@ -52,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
         named_by_width,
         quality_on_test,
     )
+    from polyrec.models.training.trainer import StepReport
 
     torch.set_num_threads(1)
     require_target(args.out, args.replace)
@@ -71,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
             regression = Regression(steps=args.steps, seed=training.recipe.seed)
 
             def progress(step: int, steps: int, loss: float) -> None:
-                bars.training(step, steps, loss, None)
+                bars.training(StepReport(step, steps, regression.rows, loss))
 
             model, fidelity = distill(bundle, representation, regression, progress)
             result["explained_variance"] = round(fidelity.explained, 4)

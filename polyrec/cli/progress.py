@@ -1,42 +1,82 @@
-"""Progress on standard error, if it is a terminal: bars for passes over data and training steps."""
+"""Progress on standard error: bars on a terminal, log lines of training elsewhere.
+
+Training shows rows/s, the loss, the last validation figures and the time left.
+"""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from tqdm import tqdm
 
-from polyrec.models.training.trainer import Check
+from polyrec.models.training.trainer import StepReport
+
+LINE_EVERY_S = 30.0
 
 
 class Bars:
-    """Bars for models/training/pipeline.py; each new one closes the previous one."""
+    """Bars for models/training/pipeline.py; each new one closes the previous one.
 
-    def __init__(self) -> None:
+    stream: where to, default standard error. If it is no terminal, training writes a line every
+    `line_every_s` seconds instead, and a last one when it is complete.
+    """
+
+    def __init__(
+        self,
+        stream: TextIO | None = None,
+        line_every_s: float = LINE_EVERY_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self._line_every_s, self._clock = line_every_s, clock
         self._bar: tqdm[NoReturn] | None = None
+        self._speed = _Speed(clock(), 0)
+        self._line_at: float | None = None
 
     def phase(self, name: str, rows: int | None) -> Callable[[int], object]:
         """Opens a bar of a pass over `rows` rows; returns the function that advances it."""
+        self._line_at = None
         return self._open(name, rows, "row").update
 
-    def training(self, step: int, total: int, loss: float, check: Check | None) -> None:
-        """Advances the bar of training, with the loss and the last validation figures."""
+    def training(self, report: StepReport) -> None:
+        """Shows a step of a training; the first one begins a new bar."""
+        now = self._clock()
         bar = self._bar
-        if bar is None or step == 1:
-            bar = self._open("train", total, "step")
-        shown = {"loss": f"{loss:.4f}"}
-        if check is not None:
-            shown |= {"validation": f"{check.log_loss:.4f}", "auc": f"{check.auc:.4f}"}
-        bar.set_postfix(shown, refresh=False)
-        bar.update(step - bar.n)
+        if bar is None or self._line_at is None or report.step <= self._speed.step:
+            bar = self._open("train", report.total, "step")
+            # the first step has just been taken: rows/s are those of the steps after it
+            self._speed, self._line_at = _Speed(now, report.step), now + self._line_every_s
+            bar.initial = bar.n = report.step
+        else:
+            self._speed.add(report)
+        if not self._stream.isatty():
+            if now >= self._line_at or (report.step == report.total and self._speed.shown):
+                self._line_at, self._speed.shown = now + self._line_every_s, True
+                print(
+                    f"train: step {report.step:,} of {report.total:,}, {self._speed.text(report, now)}",
+                    file=self._stream,
+                    flush=True,
+                )
+            return
+        bar.set_postfix_str(self._speed.text(report, now), refresh=False)
+        bar.update(report.step - bar.n)
 
     def _open(self, name: str, total: int | None, unit: str) -> tqdm[NoReturn]:
         self.close()
         self._bar = tqdm(
-            total=total, desc=name, unit=unit, unit_scale=unit == "row", file=sys.stderr, disable=None
+            total=total,
+            desc=name,
+            unit=unit,
+            unit_scale=unit == "row",
+            file=self._stream,
+            disable=None,
+            bar_format="{desc} {percentage:3.0f}%|{bar:20}| {n_fmt}/{total_fmt} {postfix}"
+            if unit == "step"
+            else None,
         )
         return self._bar
 
@@ -53,6 +93,36 @@ class Bars:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class _Speed:
+    """Rows/s of a training and the time that it has left, from the steps since it began in this process."""
+
+    def __init__(self, begin: float, step: int) -> None:
+        self.step, self.shown = step, False
+        self._begin, self._first, self._rows = begin, step, 0
+
+    def add(self, report: StepReport) -> None:
+        """Counts a step."""
+        self.step = report.step
+        self._rows += report.rows
+
+    def text(self, report: StepReport, now: float) -> str:
+        """Returns rows/s, loss, validation figures and the time left, for people."""
+        seconds, steps = now - self._begin, self.step - self._first
+        parts = [f"{self._rows / seconds:,.0f} rows/s"] if seconds and steps else []
+        parts.append(f"loss {report.loss:.4f}")
+        if report.check is not None:
+            parts.append(f"validation {report.check.log_loss:.4f}, AUC {report.check.auc:.4f}")
+        if seconds and steps:
+            parts.append(f"{_clock_time((report.total - report.step) * seconds / steps)} left")
+        return ", ".join(parts)
+
+
+def _clock_time(seconds: float) -> str:
+    """Returns a duration as hours:minutes:seconds."""
+    whole = round(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
 
 
 class StatusLine:

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from polyrec.loadtest.arguments import duration, non_negative_int, positive_int
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from polyrec.models.training.search import Trial
 
 EXAMPLE = "polyrec train --data clicks.parquet --schema trivago --representation table --out runs/table"
+CHECKPOINT_EVERY_S = 300.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +51,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     model.add_argument("--seed", type=non_negative_int, help="seed of initial weights, order and hidden ids")
     model.add_argument("--threads", type=positive_int, default=1, help="torch threads (default 1)")
+    kept = parser.add_argument_group("checkpoints")
+    kept.add_argument(
+        "--checkpoint",
+        type=Path,
+        metavar="DIR",
+        help="keep checkpoints in this folder; the same command goes on from the last one",
+    )
+    kept.add_argument(
+        "--every", type=duration, metavar="TIME", help="time between checkpoints: 90s, 5m (default 5m)"
+    )
     search = parser.add_argument_group("search for a recipe")
     search.add_argument(
         "--search",
@@ -74,19 +86,31 @@ def run(args: argparse.Namespace) -> int:
 
     from polyrec.cli.progress import Bars
     from polyrec.models.data.reader import open_data
+    from polyrec.models.errors import PolyrecError
     from polyrec.models.schema.popularity import load_calibration
     from polyrec.models.schema.schema import load_schema
     from polyrec.models.training.baselines import CONSTANT, LOGISTIC, shortfalls
+    from polyrec.models.training.checkpoint import CheckpointSettings
     from polyrec.models.training.pipeline import Learner, default_training, load_training
 
     if args.schema is None:
         _offer_schema(args)
+    if args.every is not None and args.checkpoint is None:
+        raise PolyrecError("--every says how often to write checkpoints; say where with --checkpoint DIR")
+    if args.search and args.checkpoint:
+        raise PolyrecError(
+            "--search and --checkpoint do not go together: search first, then train with --recipe "
+            "OUT.recipe.yaml --checkpoint DIR"
+        )
     torch.set_num_threads(args.threads)
     schema = load_schema(args.schema)
     training = load_training(args.recipe) if args.recipe else default_training(schema)
     given = {name: getattr(args, name) for name in ("epochs", "batch_rows", "by_request", "seed")}
     training = training.with_recipe({k: v for k, v in given.items() if v is not None})
     reader = open_data(args.data, schema, args.on_malformed)
+    checkpoint = None
+    if args.checkpoint:
+        checkpoint = CheckpointSettings(args.checkpoint, args.every or CHECKPOINT_EVERY_S)
     with Bars() as bars:
         learner = Learner(
             reader,
@@ -97,6 +121,8 @@ def run(args: argparse.Namespace) -> int:
             calibration=load_calibration(args.calibration, schema) if args.calibration else None,
             phase=bars.phase,
             progress=bars.training,
+            checkpoint=checkpoint,
+            notice=lambda line: print(line, file=sys.stderr),
         )
         if args.search:
             learner = _searched(learner, args)

@@ -26,7 +26,7 @@ from polyrec.models.schema.batch import F32
 from polyrec.models.schema.schema import Categorical, Schema, load_schema
 from polyrec.models.schema.vocabulary import ids_of_ranks
 from polyrec.models.training.pipeline import Learner, Training
-from polyrec.models.training.trainer import Recipe
+from polyrec.models.training.recipe import Recipe
 from polyrec.planner.plan import Plan, single_path_plan
 from polyrec.server.app.engine import Engine
 from polyrec.server.child import ServerProcess, start

@@ -19,7 +19,7 @@ from polyrec.models.errors import BundleError
 from polyrec.models.runtimes import open_runtime
 from polyrec.models.schema.schema import load_schema
 from polyrec.models.training.pipeline import Learner, Select, Training
-from polyrec.models.training.trainer import Recipe
+from polyrec.models.training.recipe import Recipe
 from tests.models.executions import RUNTIMES
 
 

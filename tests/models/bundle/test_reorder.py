@@ -20,7 +20,7 @@ from polyrec.models.schema.batch import F32, I64
 from polyrec.models.schema.schema import load_schema
 from polyrec.models.schema.vocabulary import ids_of_ranks
 from polyrec.models.training.pipeline import Learner, Select, Training
-from polyrec.models.training.trainer import Recipe
+from polyrec.models.training.recipe import Recipe
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from polyrec.models.evaluation.predictions import predict_all
 from polyrec.models.runtimes import open_runtime, predict_rows
 from polyrec.models.schema.schema import Schema, load_schema
 from polyrec.models.training.pipeline import Learner, Training
-from polyrec.models.training.trainer import Recipe
+from polyrec.models.training.recipe import Recipe
 
 SMALL = Architecture(width=4, bottom=(8,), top=(8,), interaction="dot")
 

@@ -19,7 +19,7 @@ from polyrec.models.runtimes import open_runtime, predict_rows
 from polyrec.models.schema.schema import Schema, load_schema
 from polyrec.models.training.baselines import shortfalls
 from polyrec.models.training.pipeline import RECIPES, Learner, Training, default_training, load_training
-from polyrec.models.training.trainer import Recipe
+from polyrec.models.training.recipe import Recipe
 
 
 def test_a_bundles_test_metrics_equal_those_of_its_predictions(bundle: Bundle, clicks: Path) -> None:

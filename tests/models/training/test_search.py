@@ -15,6 +15,7 @@ from polyrec.models.data.split import TRAIN, fit_splitter
 from polyrec.models.dlrm.dlrm import Architecture
 from polyrec.models.schema.schema import load_schema
 from polyrec.models.training.pipeline import Learner, Training, load_training
+from polyrec.models.training.recipe import Recipe
 from polyrec.models.training.search import (
     CHOICES,
     FewerRows,
@@ -27,7 +28,6 @@ from polyrec.models.training.search import (
     search_recipe,
     survivors,
 )
-from polyrec.models.training.trainer import Recipe
 
 SMALL = Training(
     architecture=Architecture(width=4, bottom=(8,), top=(8,), interaction="cat"),

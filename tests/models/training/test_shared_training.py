@@ -19,7 +19,10 @@ from polyrec.models.embeddings.computed import Encoding
 from polyrec.models.errors import DataError
 from polyrec.models.schema.batch import F32, I64, Batch
 from polyrec.models.training.id_dropout import drop_from_large_tables, make_id_dropout
-from polyrec.models.training.trainer import Recipe, fit, predict, steps
+from polyrec.models.training.recipe import Recipe
+from polyrec.models.training.source import Rows
+from polyrec.models.training.stepper import Stepper
+from polyrec.models.training.trainer import fit, predict
 
 RECIPE = Recipe(batch_rows=256, by_request=True, dense_lr=3e-3, sparse_lr=0.05)
 
@@ -71,7 +74,7 @@ def test_the_loss_curve_and_the_model_are_those_of_plain_training(
     for name, encoded in data.items():
         model = fresh(bundle, kind)
         rows = encoded.select(TRAIN)
-        losses[name] = [loss for _, loss in steps(model, encoded, rows, RECIPE, 40)]
+        losses[name] = [step.loss for step in Stepper(model, Rows(encoded, rows), RECIPE, 40)]
         predictions[name] = predict(model, data["plain"], np.arange(500))
     assert losses["plain"][-1] < losses["plain"][0]
     for name in ("found", "packed"):
@@ -86,7 +89,8 @@ def test_batches_of_whole_requests_share_their_contexts(data: dict[str, EncodedR
         seen.append(batch)
         return batch
 
-    for _ in steps(fresh(bundle, "table"), data["packed"], data["packed"].select(TRAIN), RECIPE, 9, look):
+    packed = data["packed"]
+    for _ in Stepper(fresh(bundle, "table"), Rows(packed, packed.select(TRAIN)), RECIPE, 9, look):
         pass
     assert all(batch.context.rows < batch.rows / 5 for batch in seen)
     assert {abs(batch.rows - 256) < 50 for batch in seen[:-1]} == {True}
@@ -100,12 +104,12 @@ def test_ids_hidden_in_a_context_are_hidden_from_all_its_rows(
     assert hide is not None
     shared = data["packed"]
     rows = shared.select(TRAIN)
-    one = [loss for _, loss in steps(fresh(bundle, "table"), shared, rows, RECIPE, 20, hide)]
+    one = [step.loss for step in Stepper(fresh(bundle, "table"), Rows(shared, rows), RECIPE, 20, hide)]
 
     def expanded(batch: Batch, random: np.random.Generator) -> Batch:
         return hide(batch, random).exploded()
 
-    two = [loss for _, loss in steps(fresh(bundle, "table"), shared, rows, RECIPE, 20, expanded)]
+    two = [step.loss for step in Stepper(fresh(bundle, "table"), Rows(shared, rows), RECIPE, 20, expanded)]
     np.testing.assert_allclose(one, two, atol=1e-5)
 
 
@@ -113,7 +117,9 @@ def test_fit_takes_whole_requests_and_ends_at_its_best(bundle: Bundle, data: dic
     encoded = data["packed"]
     recipe = RECIPE.model_copy(update={"epochs": 2, "checks_per_epoch": 2, "average": 0.5})
     model = fresh(bundle, "table")
-    history = fit(model, encoded, encoded.select(TRAIN), encoded.select(VALIDATION), recipe)
+    history = fit(
+        model, Rows(encoded, encoded.select(TRAIN)), Rows(encoded, encoded.select(VALIDATION)), recipe
+    )
     assert history.best_step == min(history.checks, key=lambda c: c.log_loss).step
     assert history.checks[-1].log_loss < history.checks[0].log_loss + 0.05
 
@@ -122,4 +128,4 @@ def test_without_groups_requests_cannot_be_drawn(bundle: Bundle, data: dict[str,
     rows = Expanded(data["plain"])
     rows.group = None
     with pytest.raises(DataError, match="by_request: the schema has no group"):
-        next(steps(fresh(bundle, "table"), rows, np.arange(10), RECIPE, 1))
+        next(iter(Stepper(fresh(bundle, "table"), Rows(rows, np.arange(10)), RECIPE, 1)))

@@ -15,12 +15,11 @@ from polyrec.models.embeddings.table import TableStage
 from polyrec.models.errors import DataError
 from polyrec.models.evaluation.metrics import log_loss
 from polyrec.models.schema.batch import I64, Batch
+from polyrec.models.training.recipe import Recipe
+from polyrec.models.training.source import Rows
+from polyrec.models.training.stepper import WeightAverage, column_blocks, loss_of_heads
 from polyrec.models.training.trainer import (
-    Recipe,
-    WeightAverage,
-    column_blocks,
     fit,
-    loss_of_heads,
     predict,
     predict_heads,
     refit,
@@ -42,6 +41,11 @@ def fresh(bundle: Bundle, seed: int = 0) -> DLRM:
     return DLRM(stage, DenseNet(shape, dense_slots(schema), stage.slots))
 
 
+def both(data: EncodedRows) -> tuple[Rows, Rows]:
+    """Training and validation rows."""
+    return Rows(data, data.select(TRAIN)), Rows(data, data.select(VALIDATION))
+
+
 RECIPE = Recipe(
     epochs=3,
     dense_lr=5e-3,
@@ -56,7 +60,7 @@ RECIPE = Recipe(
 def test_training_beats_the_base_rate_on_validation_rows(bundle: Bundle, data: EncodedRows) -> None:
     model = fresh(bundle)
     validation = data.select(VALIDATION)
-    history = fit(model, data, data.select(TRAIN), validation, RECIPE)
+    history = fit(model, Rows(data, data.select(TRAIN)), Rows(data, validation), RECIPE)
     label = data.label[validation]
     constant = log_loss(np.full_like(label, data.label[data.select(TRAIN)].mean()), label)
     assert min(c.log_loss for c in history.checks) < 0.9 * constant
@@ -65,7 +69,7 @@ def test_training_beats_the_base_rate_on_validation_rows(bundle: Bundle, data: E
 def test_the_model_is_left_at_its_best_check(bundle: Bundle, data: EncodedRows) -> None:
     model = fresh(bundle)
     validation = data.select(VALIDATION)
-    history = fit(model, data, data.select(TRAIN), validation, RECIPE)
+    history = fit(model, Rows(data, data.select(TRAIN)), Rows(data, validation), RECIPE)
     best = min(history.checks, key=lambda c: c.log_loss)
     assert history.best_step == best.step
     again = log_loss(predict(model, data, validation), data.label[validation])
@@ -75,9 +79,7 @@ def test_the_model_is_left_at_its_best_check(bundle: Bundle, data: EncodedRows) 
 def test_the_same_seed_gives_the_same_model(bundle: Bundle, data: EncodedRows) -> None:
     def weights(seed: int) -> I64:
         model = fresh(bundle, seed)
-        fit(
-            model, data, data.select(TRAIN), data.select(VALIDATION), RECIPE.model_copy(update={"seed": seed})
-        )
+        fit(model, *both(data), RECIPE.model_copy(update={"seed": seed}))
         return predict(model, data, np.arange(50))
 
     np.testing.assert_allclose(weights(1), weights(1), rtol=0, atol=1e-6)
@@ -94,17 +96,19 @@ def test_patience_ends_training_that_has_stopped_improving(bundle: Bundle, data:
         dense_lr=0.02,
         sparse_lr=0.3,
     )
-    history = fit(fresh(bundle), data, data.select(TRAIN), data.select(VALIDATION), eager)
+    history = fit(fresh(bundle), *both(data), eager)
     assert history.checks[-1].step < 40 * history.steps_per_epoch
     after = [c for c in history.checks if c.step > history.best_step]
     assert len(after) == 2
 
 
 def test_refitting_takes_as_many_epochs_as_were_best(bundle: Bundle, data: EncodedRows) -> None:
-    history = fit(fresh(bundle), data, data.select(TRAIN), data.select(VALIDATION), RECIPE)
+    history = fit(fresh(bundle), *both(data), RECIPE)
     taken: list[int] = []
     everything = data.select(TRAIN, VALIDATION)
-    refit(fresh(bundle), data, everything, RECIPE, history, progress=lambda step, *_: taken.append(step))
+    refit(
+        fresh(bundle), Rows(data, everything), RECIPE, history, progress=lambda done: taken.append(done.step)
+    )
     per_epoch = RECIPE.steps_per_epoch(everything.size)
     assert len(taken) == round(history.best_step / history.steps_per_epoch * per_epoch)
 
@@ -133,7 +137,7 @@ def test_hidden_batches_are_what_the_model_sees(bundle: Bundle, data: EncodedRow
         seen.append(batch)
         return batch
 
-    fit(fresh(bundle), data, data.select(TRAIN), data.select(VALIDATION), RECIPE, hide)
+    fit(fresh(bundle), *both(data), RECIPE, hide)
     assert seen
     assert all(b.rows <= 128 for b in seen)
 
@@ -151,7 +155,7 @@ def test_nested_widths_all_learn_and_their_mean_selects(bundle: Bundle, data: En
     model = fresh_nested(bundle)
     validation = data.select(VALIDATION)
     recipe = RECIPE.model_copy(update={"block_lr": (1.0, 0.5)})
-    history = fit(model, data, data.select(TRAIN), validation, recipe)
+    history = fit(model, Rows(data, data.select(TRAIN)), Rows(data, validation), recipe)
     label = data.label[validation]
     constant = log_loss(np.full_like(label, data.label[data.select(TRAIN)].mean()), label)
     heads = predict_heads(model, data, validation)

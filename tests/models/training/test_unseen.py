@@ -14,6 +14,7 @@ from polyrec.models.data.split import TRAIN, VALIDATION, fit_splitter
 from polyrec.models.schema.batch import I64
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.training.id_dropout import make_id_dropout
+from polyrec.models.training.source import Rows
 from polyrec.models.training.unseen import MOST_PROBABILITY, count_lookups, hide_unseen, unseen_shares
 
 
@@ -41,7 +42,7 @@ def lookups_of(encoder: Encoder, data: EncodedRows, rows: I64) -> dict[str, list
 
 def test_lookups_are_counted_as_row_by_row(bundle: Bundle, data: EncodedRows) -> None:
     rows = np.arange(300)
-    counts = count_lookups(bundle.encoder, data, rows)
+    counts = count_lookups(bundle.encoder, Rows(data, rows))
     expected = lookups_of(bundle.encoder, data, rows)
     assert set(counts) == {f.name for f in bundle.encoder.schema.categorical if not f.cardinality}
     for name, count in counts.items():
@@ -50,7 +51,8 @@ def test_lookups_are_counted_as_row_by_row(bundle: Bundle, data: EncodedRows) ->
 
 def test_shares_are_those_of_unseen_ids_beyond_the_training_rows(bundle: Bundle, data: EncodedRows) -> None:
     training, validation = data.select(TRAIN), data.select(VALIDATION)
-    shares = unseen_shares(bundle.encoder, data, training, validation)
+    known, new = (count_lookups(bundle.encoder, Rows(data, rows)) for rows in (training, validation))
+    shares = unseen_shares(bundle.encoder, known, new)
     before = lookups_of(bundle.encoder, data, training)
     after = lookups_of(bundle.encoder, data, validation)
     for feature in bundle.encoder.schema.categorical:
@@ -69,12 +71,12 @@ def test_shares_are_those_of_unseen_ids_beyond_the_training_rows(bundle: Bundle,
 def test_the_measured_share_is_hidden_and_rare_ids_more_often(bundle: Bundle, data: EncodedRows) -> None:
     encoder, training = bundle.encoder, data.select(TRAIN)
     shares = {"item": 0.4, "recent_items": 0.3}
-    probabilities = hide_unseen(encoder, data, training, shares)
+    counts = count_lookups(encoder, Rows(data, training))
+    probabilities = hide_unseen(encoder, counts, shares)
     hide = make_id_dropout(encoder, probabilities)
     assert hide is not None
     batch = data.batch(training)
     hidden = hide(batch, np.random.default_rng(0))
-    counts = count_lookups(encoder, data, training)
     column = [f.name for f in encoder.schema.candidate.singles].index("item")
     oov = encoder.vocabularies["item"].oov_rank
     before, after = batch.candidate.ranks[:, column], hidden.candidate.ranks[:, column]
@@ -92,7 +94,9 @@ def test_the_measured_share_is_hidden_and_rare_ids_more_often(bundle: Bundle, da
 
 def test_bags_are_hidden_value_by_value(bundle: Bundle, data: EncodedRows) -> None:
     encoder, training = bundle.encoder, data.select(TRAIN)
-    hide = make_id_dropout(encoder, hide_unseen(encoder, data, training, {"recent_items": 0.5}))
+    hide = make_id_dropout(
+        encoder, hide_unseen(encoder, count_lookups(encoder, Rows(data, training)), {"recent_items": 0.5})
+    )
     assert hide is not None
     batch = data.batch(training)
     hidden = hide(batch, np.random.default_rng(1))

@@ -21,7 +21,7 @@ from polyrec.models.dlrm.dlrm import Architecture
 from polyrec.models.dlrm.representation import Kind
 from polyrec.models.schema.schema import load_schema
 from polyrec.models.training.pipeline import Learner, Training
-from polyrec.models.training.trainer import Recipe
+from polyrec.models.training.recipe import Recipe
 
 HEADER_BYTES = b"Inference-Header-Content-Length"
 QUERIES = 12
