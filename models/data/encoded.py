@@ -12,6 +12,7 @@ before, so that only equal contexts are shared, whatever the schema claims.
 from __future__ import annotations
 
 import shutil
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -198,6 +199,66 @@ def encode(
     except BaseException:
         store.remove()
         raise
+
+
+def encode_windows(
+    reader: DataReader,
+    encoder: Encoder,
+    splitter: Splitter,
+    which: Sequence[int],
+    rows: int,
+    first: int = 0,
+) -> Iterator[EncodedRows]:
+    """Encodes the rows of the splits `which` in windows of about `rows` rows, one at a time in memory.
+
+    A window ends between requests, so that each is whole in one, unless it has more than `rows` rows itself.
+    The windows of all passes are equal. first: number of the first window that is encoded.
+    Raises DataError: a missing group, a value without a row.
+    """
+    schema = encoder.schema
+    share = schema.group is not None and bool(schema.context.names)
+    for number, part in enumerate(_windows(reader, schema, splitter, which, share, rows)):
+        if number < first:
+            continue
+        store = GrowingArrays(sys.maxsize)
+        store.append("split", splitter(part.exploded(schema.split.columns)))
+        _append(store, encoder, part, share)
+        yield _encoded(store, schema, share)
+
+
+def _windows(
+    reader: DataReader, schema: Schema, splitter: Splitter, which: Sequence[int], share: bool, rows: int
+) -> Iterator[Requests]:
+    kept: list[Requests] = []
+    for part in _parts(reader, schema, share, min(rows, ROWS)):
+        wanted = np.isin(splitter(part.exploded(schema.split.columns)), which)
+        if not wanted.any():
+            continue
+        kept.append(part if wanted.all() else part.filter(wanted))
+        while sum(p.rows for p in kept) > rows:
+            whole = _joined(kept)
+            inside = np.arange(whole.rows) < _window_end(schema, whole, rows)
+            yield whole.filter(inside)
+            kept = [whole.filter(~inside)]
+    if kept:
+        yield _joined(kept)
+
+
+def _window_end(schema: Schema, part: Requests, rows: int) -> int:
+    """Returns the first row of the request that row number `rows` belongs to; `rows` if that is row 0."""
+    if schema.group is None:
+        return rows
+    group = group_codes(schema.group, part.exploded([schema.group]).column(0))[: rows + 1]
+    starts = np.flatnonzero(group[1:] != group[:-1]) + 1
+    return int(starts[-1]) if starts.size else rows
+
+
+def _joined(parts: Sequence[Requests]) -> Requests:
+    """Concatenates parts, also those that share no columns."""
+    if parts[0].shared.num_columns:
+        return Requests.concat(parts)
+    data = concat_batches([part.per_row for part in parts])
+    return Requests(parts[0].shared, data, np.array([data.num_rows]))
 
 
 def _parts(reader: DataReader, schema: Schema, share: bool, rows: int) -> Iterator[Requests]:

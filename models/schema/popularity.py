@@ -11,6 +11,7 @@ A calibration is stored as one safetensors file; bundles store their vocabularie
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -54,6 +55,13 @@ class Calibration:
     standards: dict[str, Standard]
     rows: int
     sampled_rows: int
+
+    def fingerprint(self) -> str:
+        """sha256 of values, ranks, counts and standards, as hex digits."""
+        digest = hashlib.sha256(repr(sorted(self.standards.items())).encode())
+        for name, array in sorted(vocabulary_tensors(self.vocabularies)[0].items()):
+            digest.update(name.encode() + array.tobytes())
+        return digest.hexdigest()
 
 
 def calibrate(

@@ -31,10 +31,10 @@ MOST_SHOWN = 40
 """Maximum characters of a value in a message."""
 
 Identity = Mapping[str, Any]
-"""What a training depends on, JSON: a checkpoint goes with an equal one only."""
+"""All that a training depends on, JSON: a checkpoint goes with an equal one only."""
 
 
-class CheckpointError(PolyrecError):
+class ResumeError(PolyrecError):
     """A checkpoint that cannot be read or written, or is of another training."""
 
 
@@ -64,7 +64,7 @@ class CheckpointSettings:
 class Checkpoints:
     """The checkpoints of one command. Use it with `with`: it locks the folder against a second one.
 
-    resumed: called with a line about each checkpoint that was found. Raises CheckpointError: the folder is in
+    resumed: called with a line about each checkpoint that was found. Raises ResumeError: the folder is in
     use, or cannot be written.
     """
 
@@ -84,9 +84,9 @@ class Checkpoints:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._lock.close()
-            raise CheckpointError(f"checkpoint '{self._folder}': another training uses this folder") from None
+            raise ResumeError(f"checkpoint '{self._folder}': another training uses this folder") from None
         except OSError as e:
-            raise CheckpointError(f"cannot write checkpoints to '{self._folder}': {e.strerror}") from None
+            raise ResumeError(f"cannot write checkpoints to '{self._folder}': {e.strerror}") from None
         # what a killed process was writing
         for left in self._folder.glob(".*.safetensors.partial-*"):
             left.unlink(missing_ok=True)
@@ -94,7 +94,7 @@ class Checkpoints:
     def load(self, training: str) -> State | None:
         """Returns the last state of a training, None if there is none.
 
-        Raises CheckpointError if it cannot be read or is of another command.
+        Raises ResumeError if it cannot be read or is of another command.
         """
         file = self._file(training)
         try:
@@ -105,19 +105,19 @@ class Checkpoints:
         except FileNotFoundError:
             return None
         except (OSError, SafetensorError, ValueError) as e:
-            raise CheckpointError(f"cannot read checkpoint '{file}': {e}; remove it to begin anew") from None
+            raise ResumeError(f"cannot read checkpoint '{file}': {e}; remove it to begin anew") from None
         state = State(tensors, header["values"])
         self._resumed(f"checkpoint '{file}': resumed after step {state.values['step']:,}")
         return state
 
     def _check(self, header: Mapping[str, Any]) -> None:
         if header.get("format") != FORMAT:
-            raise CheckpointError(f"checkpoint '{self._folder}' is not of format {FORMAT}; remove it")
+            raise ResumeError(f"checkpoint '{self._folder}' is not of format {FORMAT}; remove it")
         was = header["identity"]
         for key in sorted(was.keys() | self._identity.keys()):
             old, new = was.get(key), self._identity.get(key)
             if old != new:
-                raise CheckpointError(
+                raise ResumeError(
                     f"checkpoint '{self._folder}' is of another training: {key} was {_shown(old)}, is "
                     f"{_shown(new)}; run the old command, or remove the folder to begin anew"
                 )
@@ -127,7 +127,7 @@ class Checkpoints:
         return self._clock() >= self._next
 
     def save(self, training: str, state: State) -> None:
-        """Writes the state of a training; it survives the process from then on. Raises CheckpointError."""
+        """Writes the state of a training; it survives the process from then on. Raises ResumeError."""
         header = {"format": FORMAT, "identity": self._identity, "values": state.values}
         tensors = {name: t.detach().cpu().contiguous() for name, t in state.tensors.items()}
         file = self._file(training)
@@ -137,7 +137,7 @@ class Checkpoints:
                 _sync(partial)
             _sync(self._folder)
         except (OSError, SafetensorError) as e:
-            raise CheckpointError(f"cannot write checkpoint '{file}': {e}") from None
+            raise ResumeError(f"cannot write checkpoint '{file}': {e}") from None
         self._next = self._clock() + self._every_s
 
     def remove(self) -> None:

@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from polyrec.models.bundle.bundle import Bundle, require_target, write_bundle
 from polyrec.models.bundle.manifest import metrics_key
-from polyrec.models.data.encoded import EncodedRows, encode
+from polyrec.models.data.encoded import MEMORY_BYTES, EncodedRows, encode
 from polyrec.models.data.reader import DataReader
 from polyrec.models.data.split import TEST, TRAIN, VALIDATION, Splitter, fit_splitter
 from polyrec.models.dlrm.dlrm import DLRM, Architecture, dense_slots, initial_net
@@ -39,7 +39,8 @@ from polyrec.models.training.checkpoint import Checkpoints, CheckpointSettings, 
 from polyrec.models.training.id_dropout import IdDropout, drop_from_large_tables, make_id_dropout
 from polyrec.models.training.objective import LogitScale, fit_scale, unsampling
 from polyrec.models.training.recipe import Recipe
-from polyrec.models.training.source import Rows, Source
+from polyrec.models.training.source import Rows, RowSource
+from polyrec.models.training.stream import StreamedRows
 from polyrec.models.training.trainer import Check, History, Progress, fine_tune, fit, predict_heads, refit
 from polyrec.models.training.unseen import count_lookups, hide_unseen, unseen_shares
 from polyrec.models.version import code_version
@@ -121,7 +122,7 @@ def default_training(schema: Schema) -> Training:
     return load_training(file) if file.exists() else Training()
 
 
-def lookups_to_hide(recipe: Recipe, encoder: Encoder, source: Source) -> dict[str, I64]:
+def lookups_to_hide(recipe: Recipe, encoder: Encoder, source: RowSource) -> dict[str, I64]:
     """Returns the look-ups of rows by feature and rank; empty unless the recipe measures what to hide."""
     return count_lookups(encoder, source) if recipe.hide == "unseen" else {}
 
@@ -161,6 +162,8 @@ class Learner:
     record: more entries for the manifest's `training`.
     checkpoint: where `learn` keeps checkpoints, and goes on from those of an equal training.
     notice: called with lines for the user.
+    window_rows: rows of a window in which training rows are read and shuffled, see models/training/stream.py;
+    None: all rows are encoded first. A stream has no baselines.
     """
 
     reader: DataReader
@@ -174,6 +177,7 @@ class Learner:
     progress: Progress | None = None
     checkpoint: CheckpointSettings | None = None
     notice: Callable[[str], object] = lambda _line: None
+    window_rows: int | None = None
     record: Mapping[str, Any] = field(default_factory=dict)
 
     def learn(self, out: str | Path, replace: bool = False) -> Bundle:
@@ -188,20 +192,15 @@ class Learner:
         return bundle
 
     def _identity(self, fingerprint: str) -> Identity:
-        """What a checkpoint of this training depends on."""
-        calibration = None
-        if self.calibration is not None:
-            digest = hashlib.sha256()
-            for table, vocabulary in sorted(self.calibration.vocabularies.items()):
-                digest.update(table.encode() + vocabulary.rank_of_id.tobytes() + vocabulary.counts.tobytes())
-            calibration = digest.hexdigest()
+        """Returns all that a checkpoint of this training depends on."""
         return {
             "data": fingerprint,
             "schema": hashlib.sha256(self.schema.model_dump_json().encode()).hexdigest(),
             "recipe": self.training.model_dump(mode="json"),
             "representation": self.kind,
-            "calibration": calibration,
+            "calibration": self.calibration and self.calibration.fingerprint(),
             "sample": self.sample,
+            "window_rows": self.window_rows,
             "polyrec": code_version(),
         }
 
@@ -247,6 +246,10 @@ class Learner:
 
     def _fit(self, splitter: Splitter, checkpoints: Checkpoints | None) -> Fitted:
         encoder = self.encoder_of(splitter, (TRAIN,))
+        if self.window_rows:
+            stream = self._streamed(encoder, splitter, (TRAIN,))
+            with self.encoded(encoder, splitter, (VALIDATION,)) as data:
+                return self.fit(encoder, stream, Rows(data, data.select(VALIDATION)), checkpoints)
         with self.encoded(encoder, splitter, (TRAIN, VALIDATION)) as data:
             training, validation = data.select(TRAIN), data.select(VALIDATION)
             for name, rows in (("train", training), ("validation", validation)):
@@ -260,7 +263,7 @@ class Learner:
             return dataclasses.replace(fitted, baselines=baselines)
 
     def fit(
-        self, encoder: Encoder, training: Source, validation: Rows, checkpoints: Checkpoints | None = None
+        self, encoder: Encoder, training: RowSource, validation: Rows, checkpoints: Checkpoints | None = None
     ) -> Fitted:
         """Trains a model on the rows `training` and chooses its weights on the rows `validation`."""
         model, recipe = self.initial_model(encoder), self.training.recipe
@@ -276,16 +279,30 @@ class Learner:
 
     def _refit(self, splitter: Splitter, fitted: Fitted, checkpoints: Checkpoints | None) -> Fitted:
         """Trains a fresh model on training and validation rows together."""
-        encoder = self.encoder_of(splitter, (TRAIN, VALIDATION))
-        with self.encoded(encoder, splitter, (TRAIN, VALIDATION)) as data:
-            model, rows = self.initial_model(encoder), data.select(TRAIN, VALIDATION)
-            recipe, baselines = self.training.recipe, fitted.baselines
-            source = Rows(data, rows)
-            hide = id_dropout(recipe, encoder, lookups_to_hide(recipe, encoder, source), fitted.unseen)
-            refit(model, source, recipe, fitted.history, hide, self.progress, checkpoints)
+        which = TRAIN, VALIDATION
+        encoder, baselines = self.encoder_of(splitter, which), fitted.baselines
+        if self.window_rows:
+            model = self._refitted(fitted, encoder, self._streamed(encoder, splitter, which), checkpoints)
+            return dataclasses.replace(fitted, encoder=encoder, model=model)
+        with self.encoded(encoder, splitter, which) as data:
+            rows = data.select(*which)
+            model = self._refitted(fitted, encoder, Rows(data, rows), checkpoints)
             if baselines:
-                baselines = baselines.refit(encoder, data, rows, recipe.seed)
+                baselines = baselines.refit(encoder, data, rows, self.training.recipe.seed)
         return dataclasses.replace(fitted, encoder=encoder, model=model, baselines=baselines)
+
+    def _refitted(
+        self, fitted: Fitted, encoder: Encoder, source: RowSource, checkpoints: Checkpoints | None
+    ) -> DLRM:
+        model, recipe = self.initial_model(encoder), self.training.recipe
+        hide = id_dropout(recipe, encoder, lookups_to_hide(recipe, encoder, source), fitted.unseen)
+        refit(model, source, recipe, fitted.history, hide, self.progress, checkpoints)
+        return model
+
+    def _streamed(self, encoder: Encoder, splitter: Splitter, which: Sequence[int]) -> StreamedRows:
+        assert self.window_rows is not None
+        progress = self.phase("count", self.reader.rows_hint)
+        return StreamedRows(self.reader, encoder, splitter, which, self.window_rows, progress)
 
     def encoder_of(self, splitter: Splitter, which: Sequence[int]) -> Encoder:
         """Builds the encoder of the rows of the splits `which`."""
@@ -301,9 +318,10 @@ class Learner:
         return Encoder(self.schema, found.vocabularies, found.standards)
 
     def encoded(self, encoder: Encoder, splitter: Splitter, which: Sequence[int]) -> EncodedRows:
-        """Encodes the rows of the splits `which`."""
+        """Encodes the rows of the splits `which`; beside a stream, into files of the temporary folder."""
         progress = self.phase("encode", self.reader.rows_hint)
-        return encode(self.reader, encoder, splitter, which, progress=progress)
+        memory_bytes = 0 if self.window_rows else MEMORY_BYTES
+        return encode(self.reader, encoder, splitter, which, memory_bytes, progress)
 
     def initial_model(self, encoder: Encoder) -> DLRM:
         """Creates an untrained model."""

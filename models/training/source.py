@@ -50,7 +50,7 @@ class Rows:
             yield self
 
 
-class Source(Protocol):
+class RowSource(Protocol):
     """Training rows in windows, the same ones in every pass."""
 
     @property

@@ -22,7 +22,7 @@ from polyrec.models.training.objective import listwise_loss
 from polyrec.models.training.optimizer import ColumnBlock, RowWiseAdagrad
 from polyrec.models.training.recipe import Recipe
 from polyrec.models.training.row_order import epoch
-from polyrec.models.training.source import Rows, Source
+from polyrec.models.training.source import Rows, RowSource
 
 
 def dense_parameters(model: DLRM) -> list[Parameter]:
@@ -97,7 +97,7 @@ class Stepper:
     """
 
     def __init__(
-        self, model: DLRM, source: Source, recipe: Recipe, total: int, hide: IdDropout | None = None
+        self, model: DLRM, source: RowSource, recipe: Recipe, total: int, hide: IdDropout | None = None
     ) -> None:
         torch.manual_seed(recipe.seed)
         self.step, self.total = 0, total

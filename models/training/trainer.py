@@ -22,7 +22,7 @@ from polyrec.models.schema.batch import F32, I64
 from polyrec.models.training.checkpoint import Checkpoints, State
 from polyrec.models.training.id_dropout import IdDropout
 from polyrec.models.training.recipe import Recipe
-from polyrec.models.training.source import Rows, Source, TrainingRows
+from polyrec.models.training.source import Rows, RowSource, TrainingRows
 from polyrec.models.training.stepper import Stepper
 
 
@@ -100,7 +100,7 @@ class _Selection:
         return History(tuple(self.checks), self.best_step, self._steps_per_epoch)
 
     def state(self) -> State:
-        """What has to be saved with the stepper's state."""
+        """Returns the part that is saved with the stepper's state."""
         checks = [asdict(check) for check in self.checks]
         values = {"checks": checks, "losses": self.losses, "ended": self.ended}
         return State({f"best.{name}": t for name, t in self._best.items()}, values)
@@ -113,7 +113,7 @@ class _Selection:
 
 def fit(
     model: DLRM,
-    training: Source,
+    training: RowSource,
     validation: Rows,
     recipe: Recipe,
     hide: IdDropout | None = None,
@@ -154,7 +154,7 @@ def fit(
 
 def refit(
     model: DLRM,
-    rows: Source,
+    rows: RowSource,
     recipe: Recipe,
     history: History,
     hide: IdDropout | None = None,
@@ -172,7 +172,7 @@ def refit(
 
 def fine_tune(
     model: DLRM,
-    rows: Source,
+    rows: RowSource,
     recipe: Recipe,
     hide: IdDropout | None = None,
     progress: Progress | None = None,
@@ -188,7 +188,7 @@ def fine_tune(
 
 def _train(
     model: DLRM,
-    rows: Source,
+    rows: RowSource,
     recipe: Recipe,
     stop: int,
     hide: IdDropout | None,

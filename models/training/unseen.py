@@ -16,7 +16,7 @@ import numpy as np
 from polyrec.models.schema.batch import F32, I64, Batch, take_bags
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.schema import Categorical
-from polyrec.models.training.source import Source
+from polyrec.models.training.source import RowSource
 
 SLICE_ROWS = 65536
 LEAST_SHARE = 0.01
@@ -25,7 +25,7 @@ MOST_PROBABILITY = 0.95
 """Even the rarest ids are kept now and then, so that no row stays untrained."""
 
 
-def count_lookups(encoder: Encoder, source: Source) -> dict[str, I64]:
+def count_lookups(encoder: Encoder, source: RowSource) -> dict[str, I64]:
     """Counts the look-ups of each rank, feature by feature: int64 [rows of its table].
 
     A context counts once for every row. Features without an out-of-vocabulary row, or whose values are given

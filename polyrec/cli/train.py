@@ -26,6 +26,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument("--sample", type=float, help="share of rows counted for the popularity order")
     source.add_argument("--calibration", help="file of `polyrec calibrate`, instead of counting")
     source.add_argument(
+        "--window",
+        type=positive_int,
+        metavar="ROWS",
+        help="read the training rows in windows of so many rows and shuffle within them, so that memory does "
+        "not grow with the data (default: encode all first)",
+    )
+    source.add_argument(
         "--on-malformed",
         choices=["fatal", "count"],
         default="fatal",
@@ -97,6 +104,8 @@ def run(args: argparse.Namespace) -> int:
         _offer_schema(args)
     if args.every is not None and args.checkpoint is None:
         raise PolyrecError("--every says how often to write checkpoints; say where with --checkpoint DIR")
+    if args.search and args.window:
+        raise PolyrecError("--search draws rows in any order: it does not go with --window")
     if args.search and args.checkpoint:
         raise PolyrecError(
             "--search and --checkpoint do not go together: search first, then train with --recipe "
@@ -122,6 +131,7 @@ def run(args: argparse.Namespace) -> int:
             phase=bars.phase,
             progress=bars.training,
             checkpoint=checkpoint,
+            window_rows=args.window,
             notice=lambda line: print(line, file=sys.stderr),
         )
         if args.search:
@@ -137,7 +147,9 @@ def run(args: argparse.Namespace) -> int:
         return 0
     print(f"{bundle.path}: {manifest.name} {bundle.name}, version {manifest.version}, {bundle.bytes:,} bytes")
     for name in ("test", CONSTANT, LOGISTIC):
-        shown = (f"{k} {v:.5g}" for k, v in manifest.metrics[name].items() if v is not None)
+        shown = [f"{k} {v:.5g}" for k, v in manifest.metrics.get(name, {}).items() if v is not None]
+        if not shown:
+            continue
         print(f"{name:<9} " + "  ".join(shown))
     if reader.malformed:
         print(f"{reader.malformed:,} malformed lines skipped")

@@ -325,3 +325,12 @@ def test_skew_is_the_share_of_the_hottest_rows() -> None:
     counts = np.array([50, 20, *[1] * 30, *[0] * 68])
     assert skew(counts) == {0.01: 0.5, 0.05: 0.73, 0.10: 0.78}
     assert skew(np.zeros(3, np.int64)) == {0.01: 0.0, 0.05: 0.0, 0.10: 0.0}
+
+
+def test_the_fingerprint_tells_calibrations_apart(small: Schema, write: Write) -> None:
+    prints = []
+    for item in ("a", "a", "b"):
+        rows = [{"request": i, "item": item, "user": "u", "clicked": 1} for i in range(9)]
+        reader = open_data(write(rows), small)
+        prints.append(calibrate(reader, small, fit_splitter(reader, small)).fingerprint())
+    assert prints[0] == prints[1] != prints[2]

@@ -14,7 +14,7 @@ from polyrec.models.bundle.bundle import load_bundle
 from polyrec.models.data.reader import open_data
 from polyrec.models.dlrm.dlrm import Architecture
 from polyrec.models.schema.schema import load_schema
-from polyrec.models.training.checkpoint import CheckpointError, Checkpoints, CheckpointSettings, State
+from polyrec.models.training.checkpoint import Checkpoints, CheckpointSettings, ResumeError, State
 from polyrec.models.training.pipeline import Learner, Training
 from polyrec.models.training.recipe import Recipe
 from polyrec.models.training.trainer import StepReport
@@ -69,7 +69,7 @@ def test_another_training_is_refused_and_the_difference_named(tmp_path: Path) ->
     changed = {"data": "a", "recipe": {"recipe": {"epochs": 4}}}
     with (
         Checkpoints(settings(tmp_path), changed) as checkpoints,
-        pytest.raises(CheckpointError, match=r"recipe\.recipe\.epochs was 3, is 4; run the old command"),
+        pytest.raises(ResumeError, match=r"recipe\.recipe\.epochs was 3, is 4; run the old command"),
     ):
         checkpoints.load("fit")
 
@@ -77,7 +77,7 @@ def test_another_training_is_refused_and_the_difference_named(tmp_path: Path) ->
 def test_a_folder_is_of_one_process_at_a_time(tmp_path: Path) -> None:
     with (
         Checkpoints(settings(tmp_path), {}),
-        pytest.raises(CheckpointError, match="another training uses this folder"),
+        pytest.raises(ResumeError, match="another training uses this folder"),
     ):
         Checkpoints(settings(tmp_path), {})
 
@@ -88,7 +88,7 @@ def test_a_damaged_file_is_an_error_and_a_part_of_one_is_removed(tmp_path: Path)
     part.write_bytes(b"x")
     with (
         Checkpoints(settings(tmp_path), {}) as checkpoints,
-        pytest.raises(CheckpointError, match="cannot read checkpoint"),
+        pytest.raises(ResumeError, match="cannot read checkpoint"),
     ):
         checkpoints.load("fit")
     assert not part.exists()

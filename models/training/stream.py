@@ -1,0 +1,67 @@
+"""Reads training rows in windows, so that memory does not grow with the data.
+
+A window is read, encoded and shuffled as a whole; a thread reads and encodes the next one while steps are
+taken on this one. So rows are shuffled within windows of whole requests, and two windows are in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import numpy as np
+
+from polyrec.models.data.encoded import encode_windows
+from polyrec.models.data.reader import DataReader
+from polyrec.models.data.split import Splitter
+from polyrec.models.errors import DataError
+from polyrec.models.schema.encoder import Encoder
+from polyrec.models.training.source import Rows
+
+T = TypeVar("T")
+
+
+class StreamedRows:
+    """Rows of the splits `which` in windows of `window_rows` rows, a source of training rows.
+
+    A first pass over the columns of split and label counts rows and clicks; `progress` is called with the
+    rows of each batch. Raises DataError: no rows in these splits.
+    """
+
+    def __init__(
+        self,
+        reader: DataReader,
+        encoder: Encoder,
+        splitter: Splitter,
+        which: Sequence[int],
+        window_rows: int,
+        progress: Callable[[int], object],
+    ) -> None:
+        self._read = reader, encoder, splitter, which, window_rows
+        label = encoder.schema.label
+        rows = clicks = 0
+        for data in reader.batches(list(dict.fromkeys((label.column, *encoder.schema.split.columns)))):
+            wanted = np.isin(splitter(data), which)
+            values = data.column(label.column).to_numpy(zero_copy_only=False)[wanted]
+            rows += values.size
+            clicks += int((values > label.positive_above).sum())
+            progress(data.num_rows)
+        if not rows:
+            raise DataError(f"{reader.path}: the split leaves no train rows")
+        self.size, self.base_rate = rows, clicks / rows
+
+    def windows(self, first: int = 0) -> Iterator[Rows]:
+        """Yields the windows from number `first` on; those before are read, but not encoded."""
+        for data in ahead(encode_windows(*self._read, first=first)):
+            yield Rows(data, np.arange(data.rows))
+
+
+def ahead(items: Iterator[T]) -> Iterator[T]:
+    """Yields the same items; a thread computes the next one while one is used."""
+    nothing = object()
+    with ThreadPoolExecutor(1, "polyrec-read") as worker:
+        following = worker.submit(next, items, nothing)
+        while (item := following.result()) is not nothing:
+            following = worker.submit(next, items, nothing)
+            yield item  # type: ignore[misc]
