@@ -1,14 +1,16 @@
-"""CPU time of each phase of a request of real size, alone and in the server.
+"""Time of each phase of a request of real size, alone and in the server.
 
-    python -m benchmarks.peers.phases --folder runs/peers --json phases.json
+    python -m benchmarks.peers.phases --folder runs/peers --json docs/results/phases.json
 
 Alone: the server's own code, phase by phase on one thread, for requests of benchmarks/peers/queries.py as
 inference-protocol JSON, by the thread's CPU clock; medians over the requests of a turn, then over turns,
 which alternate between sizes and forms. Server: a server of the same bundle pinned to one core, closed loop
 from the other; the CPU time of its process (/proc/PID: schedstat of all threads; `user` is the utime of
-stat) divided by the requests that it answered. `beyond` is that time less the sum of the phases alone. With
-one connection each request is a batch; with 16 the server merges waiting requests. `--form context` sends
-one context with its candidates, `exploded` the same rows with the context in each.
+stat) divided by the requests that it answered, and each phase as the server's own metrics have it
+(`polyrec_phase_seconds`, elapsed time). `beyond` is the CPU time less the phases in the server: sockets,
+HTTP, routing, metrics. With one connection each request is a batch; with 16 the server merges waiting
+requests. `--form context` sends one context with its candidates, `exploded` the same rows with the context
+in each. benchmarks/peers/phases_page.py makes docs/results/phases.md of the JSON.
 """
 
 from __future__ import annotations
@@ -16,7 +18,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
+import sys
 import time
+import urllib.request
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -26,8 +31,10 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
+from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.peers.models import MODELS, open_model, value_of_rank
+from benchmarks.peers.phases_page import PHASES, table
 from benchmarks.peers.queries import PeerRows, draw, json_body, ranking_body, share_context
 from polyrec.loadtest.drivers.closed_loop import closed_loop
 from polyrec.loadtest.drivers.connection import Target
@@ -39,11 +46,13 @@ from polyrec.models.runtimes import best_runtime, open_runtime
 from polyrec.models.runtimes.runtime import Runtime
 from polyrec.models.schema.schema import Schema
 from polyrec.planner.plan import Limits
-from polyrec.server.child import start
+from polyrec.server.child import ServerProcess, start
 from polyrec.server.codecs import oip_codec
 from polyrec.server.codecs.rows import encode
 
-PHASES = ("parse", "encode", "embed", "dense", "answer")
+METRIC, LABELS = "polyrec_phase_seconds", ("parse", "encode", "embed", "dense", "serialise")
+"""The server's own histogram of phases, and its labels of PHASES."""
+INFER = "/v2/models/dlrm/infer"
 FORMS = ("rows", "exploded", "context")
 CORES = sorted(os.sched_getaffinity(0))
 SERVER_CORE, CLIENT_CORE = CORES[0], CORES[-1]
@@ -89,16 +98,33 @@ def user_s(pid: int) -> float:
     return int(fields[11]) * TICK_S
 
 
+def server_phases_s(url: str) -> dict[str, float]:
+    """Seconds that a server has spent in each of PHASES so far, by its own metrics. url: its root."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+    found = dict.fromkeys(LABELS, 0.0)
+    for sample in next(family for family in families if family.name == METRIC).samples:
+        if sample.name == f"{METRIC}_sum" and sample.labels["phase"] in found:
+            found[sample.labels["phase"]] += sample.value
+    return dict(zip(PHASES, found.values(), strict=True))
+
+
 def server_turn_s(
-    url: str, pid: int, requests: list[bytes], connections: int, seconds: float
+    server: ServerProcess, requests: list[bytes], connections: int, seconds: float
 ) -> dict[str, float]:
-    """CPU seconds per request of a whole server over a closed loop, and the loop's requests per second."""
-    closed_loop(url, requests, connections, min(0.5, seconds / 4))
+    """Seconds per request of a whole server over a closed loop, and the loop's requests per second.
+
+    The seconds are of CPU time, those of PHASES elapsed.
+    """
+    pid = server.process.pid
+    closed_loop(server.url + INFER, requests, connections, min(0.5, seconds / 4))
+    phases = server_phases_s(server.url)
     user, cpu, began = user_s(pid), core_seconds(pid)[0], time.perf_counter()
-    answered = closed_loop(url, requests, connections, seconds)
+    answered = closed_loop(server.url + INFER, requests, connections, seconds)
     took = time.perf_counter() - began
     user, cpu = user_s(pid) - user, core_seconds(pid)[0] - cpu
-    return {"cpu": cpu / answered, "user": user / answered, "requests_per_s": answered / took}
+    spent = {name: (s - phases[name]) / answered for name, s in server_phases_s(server.url).items()}
+    return {"cpu": cpu / answered, "user": user / answered, "requests_per_s": answered / took} | spent
 
 
 def bodies_of(drawn: PeerRows, schema: Schema, form: str) -> list[bytes]:
@@ -145,15 +171,12 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         if bundle.width is not None:
             settings["width"] = bundle.width
         with start(settings, core=SERVER_CORE) as server:
-            url = f"{server.url}/v2/models/dlrm/infer"
-            target = Target(url, {BUDGET: "600000"})
+            target = Target(server.url + INFER, {BUDGET: "600000"})
             requests = {case: [target.request(body) for body in of] for case, of in bodies.items()}
             for _ in range(args.turns):
                 for case in bodies:
                     for connections in args.connections:
-                        turn = server_turn_s(
-                            url, server.process.pid, requests[case], connections, args.seconds
-                        )
+                        turn = server_turn_s(server, requests[case], connections, args.seconds)
                         served[case][connections].append(turn)
     return {
         "model": args.model,
@@ -172,35 +195,15 @@ def _figures(alone: list[dict[str, float]], served: dict[int, list[dict[str, flo
     found: dict[str, Any] = {"phases_ms": phases, "sum_ms": sum(phases.values()), "server": {}}
     for connections, turns in served.items():
         turn = medians(turns)
+        inside = {name: 1e3 * turn[name] for name in PHASES}
         found["server"][str(connections)] = {
             "cpu_ms": 1e3 * turn["cpu"],
             "user_ms": 1e3 * turn["user"],
             "requests_per_s": turn["requests_per_s"],
-            "beyond_ms": 1e3 * turn["cpu"] - found["sum_ms"],
+            "phases_ms": inside,
+            "beyond_ms": 1e3 * turn["cpu"] - sum(inside.values()),
         }
     return found
-
-
-def table(result: dict[str, Any]) -> str:
-    """The result as Markdown."""
-    names = [*PHASES, "sum"]
-    lines = [
-        f"| CPU ms a request | {' | '.join(result['cases'])} |",
-        "|---" * (len(result["cases"]) + 1) + "|",
-    ]
-    for name in names:
-        cells = [
-            figures["sum_ms"] if name == "sum" else figures["phases_ms"][name]
-            for figures in result["cases"].values()
-        ]
-        lines.append(f"| {name} | {' | '.join(f'{ms:.3f}' for ms in cells)} |")
-    for connections in next(iter(result["cases"].values()))["server"]:
-        turns = [figures["server"][connections] for figures in result["cases"].values()]
-        cells = [
-            f"{t['cpu_ms']:.3f} (beyond {t['beyond_ms']:.3f}; {t['requests_per_s']:,.0f}/s)" for t in turns
-        ]
-        lines.append(f"| server, {connections} connections | {' | '.join(cells)} |")
-    return "\n".join(lines)
 
 
 def main() -> None:
@@ -219,12 +222,15 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--connections", type=int, nargs="*", default=[1, 16], help="none: phases only")
     parser.add_argument("--seconds", type=float, default=2.0, help="of each closed loop")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="results of other models, runtimes and precisions are kept")
     args = parser.parse_args()
     result = measure(args)
+    result["command"] = "python -m benchmarks.peers.phases " + shlex.join(sys.argv[1:])
     if args.json:
-        args.json.write_text(json.dumps(result, indent=2) + "\n")
-    print(table(result))
+        results = json.loads(args.json.read_text()) if args.json.exists() else {}
+        results["/".join((args.model, result["runtime"], args.precision))] = result
+        args.json.write_text(json.dumps(results, indent=2) + "\n")
+    print("\n\n".join(table(case, result["cases"][case]) for case in result["cases"]))
 
 
 if __name__ == "__main__":
