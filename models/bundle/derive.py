@@ -19,6 +19,7 @@ from polyrec.models.dlrm.precision import Precision
 from polyrec.models.dlrm.representation import Representation, stage_from_tensors
 from polyrec.models.embeddings.computed import ComputedStage, HybridStage
 from polyrec.models.embeddings.cuts import stored_within
+from polyrec.models.embeddings.decoder import keep_decoders
 from polyrec.models.embeddings.store import FloatRows, quantize
 from polyrec.models.embeddings.table import TableStage
 from polyrec.models.errors import BundleError
@@ -49,9 +50,9 @@ def materialize(bundle: Bundle, rows: int | None = None) -> tuple[DLRM, Represen
     prefix = "computed." if isinstance(stage, HybridStage) else ""
     tensors = {**stage.state_dict(), f"{prefix}store.weight": weight}
     keep = [i for i, t in enumerate(computed.computed_tables) if cuts[t] < sizes[t]]
-    for name, tensor in tensors.items():
-        if name.startswith(f"{prefix}decoders."):
-            tensors[name] = tensor[keep]
+    head = f"{prefix}decoders."
+    decoders = {n.removeprefix(head): tensors.pop(n) for n in list(tensors) if n.startswith(head)}
+    tensors |= {f"{head}{name}": tensor for name, tensor in keep_decoders(decoders, keep).items()}
     return _with_stage(bundle, new, tensors), new
 
 

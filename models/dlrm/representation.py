@@ -23,7 +23,7 @@ from torch import Tensor
 from polyrec.models.dlrm.precision import Precision
 from polyrec.models.embeddings.computed import ComputedStage, Encoding, HybridStage
 from polyrec.models.embeddings.stage import Stage
-from polyrec.models.embeddings.store import FloatRows, first_columns
+from polyrec.models.embeddings.store import FloatRows, first_columns, open_rows
 from polyrec.models.embeddings.table import TableStage
 from polyrec.models.files import Strict
 from polyrec.models.schema.schema import Schema
@@ -109,8 +109,8 @@ def stage_from_tensors(
         return TableStage(schema, rows, tensors["store.weight"], precision)
     prefix = "computed." if representation.kind == "hybrid" else ""
     own = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-    last = own[f"decoders.biases.{len(representation.encoding.hidden)}"]
-    stage = _computed(representation, schema, vocabularies, last.shape[-1], own["store.weight"], precision)
+    width = _width(representation, own)
+    stage = _computed(representation, schema, vocabularies, width, own["store.weight"], precision)
     stage.decoders.load_state_dict(
         {k.removeprefix("decoders."): v for k, v in own.items() if k.startswith("decoders.")}, assign=True
     )
@@ -127,14 +127,24 @@ def narrowed(representation: Representation, tensors: Mapping[str, Tensor], widt
     Raises ValueError for an odd width of int4 rows.
     """
     last = 0 if representation.encoding is None else len(representation.encoding.hidden)
-    decoded = (f"decoders.weights.{last}", f"decoders.biases.{last}")
+    decoded = (f"weights.{last}", f"biases.{last}")
     out = dict(tensors)
     for name, tensor in tensors.items():
         if name.endswith("store.weight"):
             out[name] = first_columns(tensor, representation.precision, width)
-        elif name.endswith(decoded):
+        elif "decoders." in name and name.endswith(decoded):
             out[name] = tensor[..., :width].contiguous()
     return out
+
+
+def _width(representation: Representation, tensors: Mapping[str, Tensor]) -> int:
+    """The width of a computed stage: its decoders' outputs, or its rows' columns if it has no decoder."""
+    assert representation.encoding is not None
+    last = f"biases.{len(representation.encoding.hidden)}"
+    for name, tensor in tensors.items():
+        if name.startswith("decoders.") and name.endswith(last):
+            return int(tensor.shape[-1])
+    return open_rows(tensors["store.weight"], representation.precision).width
 
 
 def _computed(

@@ -23,7 +23,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from polyrec.models.dlrm.precision import Precision
-from polyrec.models.embeddings.decoder import Activation, Decoders
+from polyrec.models.embeddings.decoder import Activation, Decoders, DecodersByRows, hidden_by_rows
 from polyrec.models.embeddings.hashing import VARIANCE, CodeTransform, UniversalHashes
 from polyrec.models.embeddings.lookups import FusedRows
 from polyrec.models.embeddings.pooling import assemble
@@ -40,7 +40,8 @@ from polyrec.models.tiers.shared.slab_reader import SlabReader
 class Encoding(Strict):
     """The shape of a DHE: k hashes into m, the decoder's hidden widths, the seed of the hashes.
 
-    batch_norm: while training; a bundle has it folded into the weights.
+    batch_norm: while training; a bundle has it folded into the weights. by_rows: a table of few rows has a
+    narrower decoder, see `hidden_by_rows`.
     """
 
     k: Annotated[int, Field(ge=1, le=2**16)] = 1024
@@ -48,6 +49,7 @@ class Encoding(Strict):
     hidden: tuple[Annotated[int, Field(ge=1, le=2**16)], ...] = (128,)
     activation: Activation = "relu"
     batch_norm: bool = False
+    by_rows: bool = False
     transform: CodeTransform = "uniform"
     seed: int = 0
 
@@ -101,20 +103,26 @@ class ComputedStage(nn.Module):
         computed = self.cuts < np.array(self.rows.sizes)
         self._decoder = np.cumsum(computed) - 1
         self.computed_tables = [t for t, c in zip(self.rows.tables, computed, strict=True) if c]
-        self.decoders = Decoders(
-            len(self.computed_tables), encoding.k, encoding.hidden, width, encoding.activation, norms
-        )
+        self.decoders = self._make_decoders(width, norms)
         self.width = width
         self._names = [
             [f.table_name for f in layout.categorical] for layout in (schema.context, schema.candidate)
         ]
         self.slots = PerBlock(len(schema.context.categorical), len(schema.candidate.categorical))
 
+    def _make_decoders(self, width: int, norms: bool) -> Decoders | DecodersByRows:
+        shape, tables = self.encoding, self.computed_tables
+        if not shape.by_rows:
+            return Decoders(len(tables), shape.k, shape.hidden, width, shape.activation, norms)
+        rows = dict(zip(self.rows.tables, self.rows.sizes, strict=True))
+        hidden = [hidden_by_rows(shape.hidden, rows[t]) for t in tables]
+        return DecodersByRows(shape.k, hidden, width, shape.activation, norms)
+
     @property
     def flops(self) -> PerBlock:
         """Operations if nothing is stored or shared: one vector per feature whose table is computed."""
-        each = self.decoders.flops
-        return PerBlock(*(each * sum(t in self.computed_tables for t in names) for names in self._names))
+        of = dict(zip(self.computed_tables, self.decoders.flops, strict=True))
+        return PerBlock(*(sum(of.get(t, 0) for t in names) for names in self._names))
 
     def initialize(self, generator: torch.Generator, deviations: Sequence[float]) -> None:
         """Initializes the decoders randomly, so that each table's vectors have its deviation."""
@@ -151,7 +159,7 @@ class ComputedStage(nn.Module):
         rank = rows - self._bases[table]
         hot = rank < self.cuts[table]
         where = np.where(hot, np.cumsum(hot), hot.sum() + np.cumsum(~hot)) - 1
-        device = self.decoders.biases[0].device
+        device = self.hashes.get_buffer("a").device
         parts = []
         if hot.any():
             on_host = isinstance(self.store, TieredRows)

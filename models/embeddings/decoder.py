@@ -10,7 +10,7 @@ with it, so in inference the smallest products are padded as well (models/dlrm/b
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Literal
 
@@ -25,6 +25,8 @@ from polyrec.models.schema.batch import I64
 PADDING = 1.25
 MOMENTUM = 0.1
 EPSILON = 1e-5
+LEAST_HIDDEN = 16
+"""Hidden layers of a table of few rows are not narrower than this."""
 
 Activation = Literal["relu", "mish"]
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {"relu": F.relu, "mish": F.mish}
@@ -88,9 +90,14 @@ class Decoders(nn.Module):
         self.norms = nn.ModuleList()
 
     @property
-    def flops(self) -> int:
-        """Floating point operations per vector, without hashing."""
-        return 2 * sum(fan_in * fan_out for fan_in, fan_out in pairwise(self.sizes))
+    def flops(self) -> list[int]:
+        """Floating point operations per vector of each table, without hashing."""
+        each = 2 * sum(fan_in * fan_out for fan_in, fan_out in pairwise(self.sizes))
+        return [each] * self.weights[0].shape[0]
+
+    def layers(self, table: int) -> list[tuple[Tensor, Tensor]]:
+        """Returns the weights [inputs, outputs] and biases [outputs] of a table's layers, without norms."""
+        return [(w[table], b[table, 0]) for w, b in zip(self.weights, self.biases, strict=True)]
 
     def forward(self, codes: Tensor, counts: I64) -> Tensor:
         """Returns vectors [n, width].
@@ -126,6 +133,74 @@ class Decoders(nn.Module):
                 x = self.norms[layer](x, own, first, last)
         x = x.reshape(tables * longest, self.width)
         return x if even else x.index_select(0, filled)
+
+
+class DecodersByRows(nn.Module):
+    """MLPs like `Decoders`, each with hidden widths of its own: a few ids need no wide layer.
+
+    hidden: of each table. Tables share no product here; on a CPU, ONNX Runtime executes either kind one table
+    after the other.
+    """
+
+    def __init__(
+        self,
+        k: int,
+        hidden: Sequence[Sequence[int]],
+        width: int,
+        activation: Activation = "relu",
+        norms: bool = False,
+    ) -> None:
+        super().__init__()
+        self.width = width
+        self.activation = activation
+        self.tables = nn.ModuleList(Decoders(1, k, own, width, activation, norms) for own in hidden)
+
+    def initialize(
+        self, generator: torch.Generator, spread: Sequence[float], code_variance: float = 1 / 3
+    ) -> None:
+        """Initializes each table's decoder, see `Decoders.initialize`."""
+        for decoders, own in zip(self._decoders(), spread, strict=True):
+            decoders.initialize(generator, [own], code_variance)
+
+    @property
+    def flops(self) -> list[int]:
+        """Floating point operations per vector of each table, without hashing."""
+        return [decoders.flops[0] for decoders in self._decoders()]
+
+    def layers(self, table: int) -> list[tuple[Tensor, Tensor]]:
+        """Returns the weights [inputs, outputs] and biases [outputs] of a table's layers, without norms."""
+        return self._decoders()[table].layers(0)
+
+    def forward(self, codes: Tensor, counts: I64) -> Tensor:
+        """Returns vectors [n, width]. codes, counts: see `Decoders.forward`."""
+        own = zip(self._decoders(), torch.split(codes, counts.tolist()), strict=True)
+        parts = [decoders(part, np.array([len(part)])) for decoders, part in own if len(part)]
+        return torch.cat(parts) if parts else codes.new_empty((0, self.width))
+
+    def _decoders(self) -> list[Decoders]:
+        return [module for module in self.tables if isinstance(module, Decoders)]
+
+
+def hidden_by_rows(hidden: Sequence[int], rows: int) -> tuple[int, ...]:
+    """Returns hidden widths for a table: at most its rows, rounded up to a power of two, or LEAST_HIDDEN.
+
+    As many units as there are different inputs can represent any function of them.
+    """
+    return tuple(min(size, max(LEAST_HIDDEN, 1 << (rows - 1).bit_length())) for size in hidden)
+
+
+def keep_decoders(tensors: Mapping[str, Tensor], keep: Sequence[int]) -> dict[str, Tensor]:
+    """Returns the state of the decoders of some tables, of that of `Decoders` or `DecodersByRows`."""
+    place = {table: i for i, table in enumerate(keep)}
+    out = {}
+    for name, tensor in tensors.items():
+        if not name.startswith("tables."):
+            out[name] = tensor[list(keep)]
+            continue
+        _, table, rest = name.split(".", 2)
+        if int(table) in place:
+            out[f"tables.{place[int(table)]}.{rest}"] = tensor
+    return out
 
 
 class BatchNorm(nn.Module):

@@ -6,17 +6,20 @@ table. Tables need no padding to a common length, and codes of all tables, one m
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import onnx
+from torch import Tensor
 
 from polyrec.models.dlrm.precision import DensePrecision
-from polyrec.models.embeddings.decoder import Decoders
+from polyrec.models.embeddings.decoder import Activation, Decoders, DecodersByRows
 from polyrec.models.runtimes.graph_writer import GraphWriter
 from polyrec.models.schema.batch import F32, I64
 
 
 def decoder_graph(
-    decoders: Decoders, precision: DensePrecision = "fp32", bounded: bool = False
+    decoders: Decoders | DecodersByRows, precision: DensePrecision = "fp32", bounded: bool = False
 ) -> onnx.ModelProto:
     """Builds the graph of folded decoders (without batch norms).
 
@@ -24,23 +27,24 @@ def decoder_graph(
     within [-1, 1] (those of the uniform transform), so that they are quantized with one constant step.
     """
     g = GraphWriter(precision)
-    tables = decoders.weights[0].shape[0]
-    parts = [g.input(f"codes{table}", f"rows{table}", decoders.sizes[0]) for table in range(tables)]
+    mlps = [decoders.layers(table) for table in range(len(decoders.flops))]
+    parts = [g.input(f"codes{t}", f"rows{t}", layers[0][0].shape[0]) for t, layers in enumerate(mlps)]
     if bounded:
         g.bounded.update(parts)
-    g.node("Concat", *(_mlp(g, x, decoders, t) for t, x in enumerate(parts)), output="vectors", axis=0)
+    vectors = [_mlp(g, x, mlp, decoders.activation) for x, mlp in zip(parts, mlps, strict=True)]
+    g.node("Concat", *vectors, output="vectors", axis=0)
     return g.model("vectors", "rows", decoders.width)
 
 
-def _mlp(g: GraphWriter, x: str, decoders: Decoders, table: int) -> str:
-    for layer, (weight, bias) in enumerate(zip(decoders.weights, decoders.biases, strict=True)):
+def _mlp(g: GraphWriter, x: str, layers: Sequence[tuple[Tensor, Tensor]], activation: Activation) -> str:
+    for layer, (weight, bias) in enumerate(layers):
         if layer:
-            x = _activation(g, x, decoders.activation)
-        x = g.product(x, weight[table].t(), g.constant(bias[table, 0]))
+            x = _activation(g, x, activation)
+        x = g.product(x, weight.t(), g.constant(bias))
     return x
 
 
-def _activation(g: GraphWriter, x: str, kind: str) -> str:
+def _activation(g: GraphWriter, x: str, kind: Activation) -> str:
     if kind == "mish":
         return g.node("Mul", x, g.node("Tanh", g.node("Softplus", x)))
     x = g.node("Relu", x)

@@ -139,7 +139,7 @@ class _Session:
 
 def session_decoders(stage: ComputedStage, device: str, precision: DensePrecision) -> Decode | None:
     """Opens a session for the decoders of a stage; None if their weights exceed a session's limit."""
-    if sum(weight.numel() for weight in stage.decoders.weights) > LARGEST_DECODERS:
+    if sum(p.numel() for p in stage.decoders.parameters()) > LARGEST_DECODERS:
         return None
     graph = decoder_graph(stage.decoders, precision, stage.encoding.transform == "uniform")
     session = open_session(graph.SerializeToString(), device)

@@ -25,10 +25,12 @@ from tests.models.random_batches import random_batch
 WIDTHS = (2, 6, 16)
 
 
-def nested(bundle: Bundle, kind: Kind, folder: Path, precision: Precision = "fp32") -> Bundle:
+def nested(
+    bundle: Bundle, kind: Kind, folder: Path, precision: Precision = "fp32", by_rows: bool = False
+) -> Bundle:
     """An untrained nested model over the vocabularies of `bundle`."""
     schema, vocabularies = bundle.manifest.schema_, bundle.encoder.vocabularies
-    encoding = None if kind == "table" else Encoding(k=16, hidden=(8,))
+    encoding = None if kind == "table" else Encoding(k=16, hidden=(32,) if by_rows else (8,), by_rows=by_rows)
     stored = {} if kind == "table" else {t: v.rows // 2 for t, v in vocabularies.items()}
     representation = Representation(kind=kind, encoding=encoding, cuts=stored)
     torch.manual_seed(1)
@@ -56,11 +58,11 @@ def reference(whole: Bundle, at: int, batch: Batch) -> np.ndarray:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "int8", "int4"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "by_rows"), [*((kind, False) for kind in KINDS), ("dhe", True)])
 def test_a_width_is_a_plain_model_of_the_first_columns(
-    kind: Kind, precision: Precision, bundle: Bundle, tmp_path: Path
+    kind: Kind, by_rows: bool, precision: Precision, bundle: Bundle, tmp_path: Path
 ) -> None:
-    whole = nested(bundle, kind, tmp_path, precision)
+    whole = nested(bundle, kind, tmp_path, precision, by_rows)
     assert [view.width for view in whole.by_width()] == [*WIDTHS]
     weights = open_weights(whole.files, whole.manifest.version)
     for batch in batches(bundle):

@@ -22,6 +22,9 @@ from polyrec.models.training.pipeline import Learner, Select, Training
 from polyrec.models.training.recipe import Recipe
 from tests.models.executions import RUNTIMES
 
+BY_ROWS = "hybrid by rows"
+"""A hybrid whose tables have decoders of different widths."""
+
 
 @pytest.fixture(scope="module")
 def family(clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
@@ -35,7 +38,9 @@ def family(clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     )
     folder = tmp_path_factory.mktemp("family")
     reader = open_data(clicks, schema)
-    return {kind: Learner(reader, schema, training, kind).learn(folder / kind) for kind in KINDS}
+    narrow = training.model_copy(update={"encoding": Encoding(k=32, hidden=(64,), by_rows=True)})
+    made = {kind: Learner(reader, schema, training, kind).learn(folder / kind) for kind in KINDS}
+    return {**made, BY_ROWS: Learner(reader, schema, narrow, "hybrid").learn(folder / BY_ROWS)}
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +50,7 @@ def data(family: dict[str, Bundle], clicks: Path) -> EncodedRows:
     return encode(reader, bundle.encoder, fit_splitter(reader, bundle.manifest.schema_))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, BY_ROWS])
 def test_every_representation_runs_alike_in_every_runtime(
     kind: str, family: dict[str, Bundle], data: EncodedRows
 ) -> None:
@@ -56,8 +61,8 @@ def test_every_representation_runs_alike_in_every_runtime(
     assert first.std() > 0
 
 
-@pytest.mark.parametrize("rows", [None, 0, 7, 10**9])
-@pytest.mark.parametrize("kind", ["dhe", "select", "hybrid"])
+@pytest.mark.parametrize("rows", [None, 0, 7, 2000, 10**9])
+@pytest.mark.parametrize("kind", ["dhe", "select", "hybrid", BY_ROWS])
 def test_materialized_vectors_give_the_same_predictions(
     kind: str, rows: int | None, family: dict[str, Bundle], data: EncodedRows, tmp_path: Path
 ) -> None:
@@ -67,7 +72,7 @@ def test_materialized_vectors_give_the_same_predictions(
     batch = data.batch(np.arange(300))
     expected = open_runtime("torch", source).predict(batch)
     np.testing.assert_allclose(open_runtime("torch", out).predict(batch), expected, atol=1e-5)
-    if rows is None and kind != "hybrid":
+    if rows is None and representation.kind != "hybrid":
         assert out.name == "table"
 
 

@@ -12,7 +12,10 @@ from polyrec.models.embeddings.decoder import (
     SECOND_MOMENT,
     Activation,
     Decoders,
+    DecodersByRows,
     fold_norms,
+    hidden_by_rows,
+    keep_decoders,
     runs,
 )
 from polyrec.models.embeddings.hashing import VARIANCE, CodeTransform, UniversalHashes
@@ -130,3 +133,52 @@ def test_mlps_with_norms_equal_torchs_in_training_and_folded_in_serving(activati
     with torch.inference_mode():
         np.testing.assert_allclose(decoders(codes, counts), before, rtol=1e-4, atol=1e-5)
     assert set(decoders.state_dict()) == {f"{kind}.{i}" for kind in ("weights", "biases") for i in range(3)}
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.booleans(), st.integers(0, 1000))
+def test_decoders_by_rows_equal_one_mlp_a_table(counts: list[int], norms: bool, seed: int) -> None:
+    random, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
+    hidden = [tuple(random.integers(1, 9, 2).tolist()) for _ in counts]
+    decoders = DecodersByRows(6, hidden, 3, "mish", norms)
+    decoders.initialize(generator, [0.1] * len(counts))
+    assert decoders.flops == [2 * (6 * a + a * b + b * 3) for a, b in hidden]
+    # a step in training gives the norms statistics to fold
+    decoders(torch.rand((sum(counts), 6), generator=generator), np.array(counts))
+    decoders.eval()
+    codes = torch.rand((sum(counts), 6), generator=generator)
+    with torch.inference_mode():
+        before = decoders(codes, np.array(counts))
+        fold_norms(decoders)
+        got = decoders(codes, np.array(counts))
+        expected = []
+        for table, x in enumerate(codes.split(counts)):
+            for i, (weight, bias) in enumerate(decoders.layers(table)):
+                x = ACTIVATIONS["mish"](x) if i else x
+                x = x @ weight + bias
+            expected.append(x)
+    np.testing.assert_allclose(got, torch.cat(expected), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(got, before, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("rows", "hidden"),
+    [(1, (16, 16, 8)), (17, (32, 32, 8)), (256, (256, 256, 8)), (257, (512, 256, 8)), (10**9, (512, 256, 8))],
+)
+def test_a_layer_is_no_wider_than_its_table_has_rows(rows: int, hidden: tuple[int, ...]) -> None:
+    assert hidden_by_rows((512, 256, 8), rows) == hidden
+
+
+@pytest.mark.parametrize("by_rows", [False, True])
+def test_decoders_of_some_tables_decode_as_all_did(by_rows: bool) -> None:
+    def make(tables: list[int]) -> Decoders | DecodersByRows:
+        if by_rows:
+            return DecodersByRows(6, [(5 + t,) for t in tables], 3)
+        return Decoders(len(tables), 6, (5,), 3)
+
+    whole, part = make([0, 1, 2]), make([0, 2])
+    whole.initialize(torch.Generator().manual_seed(0), [0.1, 0.2, 0.3])
+    part.load_state_dict(keep_decoders(whole.state_dict(), [0, 2]))
+    codes = torch.rand(9, 6, generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        expected = whole(codes, np.array([4, 0, 5]))
+        np.testing.assert_allclose(part(codes, np.array([4, 5])), expected, rtol=1e-5, atol=1e-6)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyrec.models.dlrm.precision import DensePrecision
-from polyrec.models.embeddings.decoder import Activation, Decoders
+from polyrec.models.embeddings.decoder import Activation, Decoders, DecodersByRows
 from polyrec.models.runtimes.decoder_graph import decoder_graph, decoder_inputs
 from polyrec.models.runtimes.kinds.onnx import open_session
 from polyrec.models.schema.batch import F32
@@ -58,4 +58,15 @@ def test_a_single_table_is_decoded() -> None:
     with torch.inference_mode():
         expected = decoders(codes, np.array([5]))
     got = session.run(None, decoder_inputs(codes.numpy(), np.array([5])))[0]
+    np.testing.assert_allclose(got, expected, atol=1e-6)
+
+
+def test_decoders_of_several_widths_are_decoded() -> None:
+    decoders = DecodersByRows(4, [(8,), (3,)], 2, "mish")
+    decoders.initialize(torch.Generator().manual_seed(0), [1.0] * 2)
+    session = open_session(decoder_graph(decoders).SerializeToString(), "cpu")
+    codes = torch.rand(5, 4)
+    with torch.inference_mode():
+        expected = decoders(codes, np.array([2, 3]))
+    got = session.run(None, decoder_inputs(codes.numpy(), np.array([2, 3])))[0]
     np.testing.assert_allclose(got, expected, atol=1e-6)
