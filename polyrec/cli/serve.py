@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import re
+from typing import Any
 
 EXAMPLE = "polyrec serve --bundle runs/demo/table --port 8000"
 
@@ -10,7 +12,13 @@ EXAMPLE = "polyrec serve --bundle runs/demo/table --port 8000"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     model = parser.add_argument_group("what to serve")
     model.add_argument("--bundle", help="folder of a bundle")
-    model.add_argument("--plan", help="plan file, instead of a bundle")
+    model.add_argument(
+        "--plan",
+        action="append",
+        metavar="[NAME=]FILE",
+        help="plan file, instead of a bundle; NAME=FILE, repeated: several models, the first is the default",
+    )
+    model.add_argument("--models", metavar="DIR", help="serve every plan (NAME.json) or bundle of a folder")
     model.add_argument("--model-name", metavar="NAME", help="name for clients (default: the bundle's)")
     listening = parser.add_argument_group("listening")
     listening.add_argument("--host", help="address to listen on (default 127.0.0.1)")
@@ -151,7 +159,7 @@ def run(args: argparse.Namespace) -> int:
         from polyrec.server.app.settings import load_settings
 
         flags = {k: v for k, v in vars(args).items() if k not in ("verb", "run", "json", "version")}
-        settings = load_settings(flags, os.environ)
+        settings = load_settings(_several(flags), os.environ)
 
         # slow imports, after the command line is validated
         from polyrec.server.app.listening import Ready
@@ -172,3 +180,11 @@ def run(args: argparse.Namespace) -> int:
         from polyrec.server.app.run import serve
 
         return serve(settings, ready)
+
+
+def _several(flags: dict[str, Any]) -> dict[str, Any]:
+    """The flags with repeated or named plans as the setting of several models."""
+    plans = flags.pop("plan")
+    if plans is not None and (len(plans) > 1 or re.match(r"[\w.-]+=", plans[0])):
+        return flags | {"plans": tuple(plans)}
+    return flags | {"plan": None if plans is None else plans[0]}

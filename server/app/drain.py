@@ -24,7 +24,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from polyrec.server.app.engine import Engine, LifecycleState
+from polyrec.server.app.engine import LifecycleState
+from polyrec.server.repository.repository import ModelRepository
 
 if TYPE_CHECKING:
     import uvicorn
@@ -57,19 +58,19 @@ _ACCEPT_QUEUE = struct.Struct("24xI")
 class Drain:
     """The shutdown of one server.
 
-    engine: answers requests. listener: the socket that it accepts from. on_stop: is called when the server
+    models: answer requests. listener: the socket that it accepts from. on_stop: is called when the server
     takes no more connections.
     """
 
     def __init__(
         self,
-        engine: Engine,
+        models: ModelRepository,
         listener: socket.socket,
         grace_s: float,
         timeout_s: float,
         on_stop: Callable[[], None] = lambda: None,
     ) -> None:
-        self._engine = engine
+        self._models = models
         self._on_stop = on_stop
         self._listener = listener
         self._grace_s = grace_s
@@ -86,8 +87,8 @@ class Drain:
         if server.should_exit:
             server.force_exit = True
             return
-        again = self._engine.state is not LifecycleState.READY
-        self._engine.enter(LifecycleState.DRAINING)
+        again = self._models.state is not LifecycleState.READY
+        self._models.enter(LifecycleState.DRAINING)
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._end(server))
         elif self._hurry.is_set():
@@ -105,7 +106,7 @@ class Drain:
             accepting.close()
         self._on_stop()
         await _until(lambda: not server.server_state.connections, FIRST_REQUEST_S)
-        asyncio.get_running_loop().call_later(self._timeout_s, self._engine.fail_all)
+        asyncio.get_running_loop().call_later(self._timeout_s, self._models.fail_all)
         server.should_exit = True
 
 

@@ -12,6 +12,7 @@ import asyncio
 import gc
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from polyrec.models.bundle.bundle import Bundle, code_version
 from polyrec.models.tiers.stack import TierStack
 from polyrec.planner.plan import Plan, Routing
 from polyrec.server.app.background import run_in_thread
+from polyrec.server.app.served_model import ALIAS
 from polyrec.server.app.serving import ENDPOINTS, Generation, Serving, open_serving
 from polyrec.server.dispatch.dispatcher import clock
 from polyrec.server.errors import NotReady
@@ -46,19 +48,30 @@ class LifecycleState(Enum):
     DRAINING = "draining"
 
 
-class Engine:
-    """The generations of one server, and what outlives them: metrics, access control, updates of rows."""
+@dataclass(slots=True)
+class Lifecycle:
+    """The state of a server, which all its models share."""
 
-    def __init__(self) -> None:
-        self.metrics = Metrics()
-        self.access = Access(self.metrics)
-        self.tracer: Tracer | None = None
+    state: LifecycleState = LifecycleState.LOADING
+
+
+class Engine:
+    """The generations of one model, and what outlives them: metrics, access control, updates of rows.
+
+    name: of one of several models, a label of its metrics; None for the only model of a server. beside: an
+    engine of the same server, whose state, access control and tracer it shares.
+    """
+
+    def __init__(self, name: str | None = None, beside: Engine | None = None) -> None:
+        self.metrics = Metrics(name)
+        self.access: Access = Access(self.metrics) if beside is None else beside.access
+        self.tracer: Tracer | None = None if beside is None else beside.tracer
+        self.lifecycle: Lifecycle = Lifecycle() if beside is None else beside.lifecycle
         self.prediction_log: PredictionLog | None = None
-        self.model_name: str | None = None
+        self.model_name = name
         """The operator's name for what is served; None: the bundle's."""
         self.on_adopt: list[Callable[[Serving], None]] = []
         """Called with each generation as it goes into service, from any thread."""
-        self.state = LifecycleState.LOADING
         self.default_budget_s = self.max_budget_s = 0.0
         """Latency budget in seconds of a request that names none, and the operator's cap."""
         self.previous: Generation | None = None
@@ -115,8 +128,20 @@ class Engine:
         for path, rows in left.items():
             log.warning("updates of %d rows of path '%s' stay behind: other rows are served now", rows, path)
         if self.state is LifecycleState.LOADING:
-            self.state = LifecycleState.READY
+            self.lifecycle.state = LifecycleState.READY
         return left
+
+    @property
+    def state(self) -> LifecycleState:
+        """State of the server."""
+        return self.lifecycle.state
+
+    @property
+    def name(self) -> str:
+        """The model's name for clients; before it has loaded the operator's, or else the alias of all."""
+        if self._serving is None:
+            return self.model_name or ALIAS
+        return self._serving.model.name
 
     @property
     def serving(self) -> Serving:
@@ -143,8 +168,10 @@ class Engine:
 
     def unready(self) -> str | None:
         """Reason for which the server is not ready; None if it is."""
-        if self.state is not LifecycleState.READY or self._serving is None:
+        if self.state is not LifecycleState.READY:
             return f"the server is {self.state.value}"
+        if self._serving is None:
+            return "no plan is in service"
         if not self._serving.dispatcher.can_answer:
             return "no lane can answer: all are dead, and being started again"
         return None
@@ -158,7 +185,7 @@ class Engine:
         """Enters another state."""
         if state is LifecycleState.DRAINING and self.state is not state:
             self.metrics.events.add(clock(), "draining", "draining: accepts no new work")
-        self.state = state
+        self.lifecycle.state = state
 
     def fail_all(self) -> None:
         """Answers all waiting requests with NotReady (503), as the server ends."""

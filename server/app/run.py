@@ -18,6 +18,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -28,6 +29,7 @@ from starlette.types import ASGIApp
 
 from polyrec.models.allocator import retain_freed_memory
 from polyrec.models.bundle.bundle import Bundle, load_bundle
+from polyrec.models.errors import PolyrecError
 from polyrec.models.runtimes import best_runtime
 from polyrec.planner.plan import Plan, PlannedLane, load_plan, single_path_plan
 from polyrec.server.app.background import run_in_thread
@@ -35,6 +37,7 @@ from polyrec.server.app.drain import Drain
 from polyrec.server.app.engine import Engine
 from polyrec.server.app.listening import BACKLOG, Ready, address_of, listen, reserve, resolved
 from polyrec.server.app.logs import log_to_stderr
+from polyrec.server.app.serving import Serving
 from polyrec.server.app.settings import Settings
 from polyrec.server.app.tls import check_tls, reload_tls
 from polyrec.server.codecs.json_rows import MAX_DIGITS
@@ -49,6 +52,8 @@ from polyrec.server.http.connection.frontend import HttpFrontend, ServerState
 from polyrec.server.http.shared_port import SharedPort
 from polyrec.server.metrics.gc_pauses import GcTimer
 from polyrec.server.record_pipe import close_pipes
+from polyrec.server.repository.application import ModelsApplication
+from polyrec.server.repository.repository import ModelRepository
 from polyrec.server.tracing.tracer import open_tracer
 
 log = logging.getLogger("polyrec.server")
@@ -62,14 +67,14 @@ ACCEPTS_PER_ITERATION = 16
 def resolve_plan(settings: Settings, file: Path | None = None) -> tuple[Plan, Mapping[Path, Bundle]]:
     """Loads the plan that the settings name, or makes one of their bundle; also returns bundles it opened.
 
-    file: a plan in place of the settings' own, with their limits, policy and tiers applied.
-    Raises PlanError, BundleError or SettingsError.
+    file: a plan, or the folder of a bundle, in place of the settings' own, with their limits, policy and
+    tiers applied. Raises PlanError, BundleError or SettingsError.
     """
-    file = file or settings.plan
-    if file is not None:
+    file = file or settings.plan or settings.bundle
+    assert file is not None
+    if file != settings.bundle and not file.is_dir():
         return settings.apply_to(load_plan(file)), {}
-    assert settings.bundle is not None
-    bundle = load_bundle(settings.bundle)
+    bundle = load_bundle(file)
     # the path of a nested bundle says which width it is
     width = settings.width or (bundle.widths[-1] if bundle.widths else None)
     name = bundle.at_width(width).name
@@ -79,12 +84,12 @@ def resolve_plan(settings: Settings, file: Path | None = None) -> tuple[Plan, Ma
         device = settings.device or device
     else:
         runtime, device = settings.runtime, settings.device or "cpu"
-    plan = single_path_plan(settings.bundle, name, runtime, device, settings.precision, width)
+    plan = single_path_plan(file, name, runtime, device, settings.precision, width)
     if settings.lanes > 1 or settings.lane != "auto":
         kind = settings.lane if settings.lane != "auto" else "process"
         lanes = [{"name": f"{device}.{i}", "device": device, "kind": kind} for i in range(settings.lanes)]
         plan = plan.model_copy(update={"lanes": tuple(PlannedLane.model_validate(lane) for lane in lanes)})
-    return settings.apply_to(plan), {settings.bundle: bundle}
+    return settings.apply_to(plan), {file: bundle}
 
 
 def duplicate_listener(listener: socket.socket) -> list[socket.socket]:
@@ -94,6 +99,10 @@ def duplicate_listener(listener: socket.socket) -> list[socket.socket]:
     milliseconds, and the last of hundreds of new connections would wait for a second.
     """
     return [listener, *(listener.dup() for _ in range(ACCEPTS_PER_ITERATION - 1))]
+
+
+class ModelNotOpened(PolyrecError):
+    """One of several models cannot be opened; the message names it and says why."""
 
 
 class HandshakeLoop(uvloop.Loop):
@@ -174,18 +183,26 @@ async def _serve(
     shared: socket.socket | None,
     grpc: GrpcPort | None,
 ) -> int:
-    engine = Engine()
-    engine.model_name = settings.model_name
+    files = settings.model_files()
+    names = list(files)
+    engine = Engine(names[0] if names else None)
+    if not names:
+        engine.model_name = settings.model_name
     engine.access = Access(
         engine.metrics, settings.tokens, settings.admin_token, settings.open_rights, clock=clock
     )
     engine.tracer = open_tracer(os.environ)
-    app = create_app(engine, Admin(engine, lambda file: resolve_plan(settings, file)), settings.docs)
+    models = ModelRepository([engine, *(Engine(name, engine) for name in names[1:])])
+    apps = []
+    for each in models.engines:
+        admin = Admin(each, partial(_plan_of, settings, files.get(each.name)))
+        apps.append(create_app(each, admin, settings.docs, models))
+    app = ModelsApplication(models, apps)
     served: ASGIApp = app if shared is None else SharedPort(app, shared.getsockname()[1])
     access_log = AccessLog(settings.access_log) if settings.access_log else None
     frontend = HttpFrontend(served, app.hot, engine, settings.connection_limits, access_log)
     config = uvicorn.Config(
-        app,
+        served,
         http=connection_class(frontend),
         ws="none",
         lifespan="off",
@@ -202,12 +219,17 @@ async def _serve(
     _reload_on_sighup(engine, config, settings, grpc)
     drained = listener if shared is None else shared
     stopping: Callable[[], None] = (lambda: None) if grpc is None else grpc.begin_stop
-    drain = Drain(engine, drained, settings.drain_grace_s, settings.drain_timeout_s, stopping)
+    drain = Drain(models, drained, settings.drain_grace_s, settings.drain_timeout_s, stopping)
     server = Server(config, drain)
     with GcTimer(engine.metrics.collected):
-        await _run_until_stopped(server, engine, frontend, settings, listener, on_ready, shared, grpc)
-    engine.close()
+        await _run_until_stopped(server, models, frontend, settings, listener, on_ready, shared, grpc)
+    models.close()
     return 0
+
+
+def _plan_of(settings: Settings, own: Path | None, file: Path | None) -> tuple[Plan, Mapping[Path, Bundle]]:
+    """Loads a plan for a model. own: its file, None for a single model. file: in place of it, if given."""
+    return resolve_plan(settings, file or own)
 
 
 def _reload_on_sighup(
@@ -231,7 +253,7 @@ def _reload_on_sighup(
 
 async def _run_until_stopped(
     server: Server,
-    engine: Engine,
+    models: ModelRepository,
     frontend: HttpFrontend,
     settings: Settings,
     listener: socket.socket,
@@ -240,7 +262,7 @@ async def _run_until_stopped(
     grpc: GrpcPort | None,
 ) -> None:
     sweeping = asyncio.create_task(frontend.sweep())
-    loading = run_in_thread(lambda: _load(engine, settings))
+    loading = run_in_thread(lambda: _load(models, settings))
     if shared is None:
         sockets = duplicate_listener(listener)
     else:
@@ -252,13 +274,13 @@ async def _run_until_stopped(
         await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             loading.result()
-            engine.attach()
+            models.attach()
             # what is loaded stays, so the collector need not scan it again
             gc.collect()
             gc.freeze()
             if grpc is not None:
-                await grpc.start(engine)
-            ready = _ready(engine, listener, "http" if settings.tls_cert is None else "https", grpc)
+                await grpc.start(models)
+            ready = _ready(models, listener, "http" if settings.tls_cert is None else "https", grpc)
             try:
                 on_ready(ready)
             except OSError as e:  # a full disk, or a pipe that was closed
@@ -271,27 +293,49 @@ async def _run_until_stopped(
         if grpc is not None:
             await grpc.stopped()
         sweeping.cancel()
-        close_pipes([each.pipe for each in (engine.tracer, engine.prediction_log) if each is not None])
+        logs = [models.default.tracer, *(engine.prediction_log for engine in models.engines)]
+        close_pipes([each.pipe for each in logs if each is not None])
         if not loading.done():
             # ended while loading: the interpreter's shutdown would crash in the loading thread
             os._exit(0)
 
 
-def _load(engine: Engine, settings: Settings) -> None:
-    """Loads the plan and opens the prediction log; blocks. Raises PolyrecError."""
-    serving = engine.open(*resolve_plan(settings))
-    if settings.prediction_log is not None:
-        engine.open_prediction_log(settings.of_prediction_log(settings.prediction_log), serving)
-    engine.adopt(serving)
+def _load(models: ModelRepository, settings: Settings) -> None:
+    """Loads the plans and opens the prediction logs, then serves all at once; blocks. Raises PolyrecError."""
+    files = settings.model_files()
+    opened: list[Serving] = []
+    try:
+        for engine in models.engines:
+            try:
+                serving = engine.open(*resolve_plan(settings, files.get(engine.name)))
+                opened.append(serving)
+                if settings.prediction_log is not None:
+                    folder = settings.prediction_log / engine.name if files else settings.prediction_log
+                    engine.open_prediction_log(settings.of_prediction_log(folder), serving)
+            except PolyrecError as e:
+                if not files:
+                    raise
+                raise ModelNotOpened(f"model '{engine.name}': {e}") from None
+    except BaseException:
+        for serving in opened:
+            serving.close()
+        raise
+    for engine, serving in zip(models.engines, opened, strict=True):
+        engine.adopt(serving)
 
 
-def _ready(engine: Engine, listener: socket.socket, scheme: str, grpc: GrpcPort | None) -> Ready:
+def _ready(models: ModelRepository, listener: socket.socket, scheme: str, grpc: GrpcPort | None) -> Ready:
     host, port = listener.getsockname()[:2]
-    serving = engine.serving
+    serving = models.default.serving
+    several = len(models.engines) > 1
     return Ready(
         url=f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}",
         pid=os.getpid(),
-        paths=tuple(path.name for path in serving.paths),
+        paths=tuple(
+            f"{engine.name}:{path.name}" if several else path.name
+            for engine in models.engines
+            for path in engine.serving.paths
+        ),
         runtime=serving.plan.paths[0].runtime,
         bundle_version=serving.version,
         grpc=None if grpc is None else grpc.address,

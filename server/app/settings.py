@@ -39,6 +39,8 @@ from polyrec.server.prediction_log.settings import (
 PREFIX = "POLYREC_"
 PREDICTION_LOG = "prediction_log_"
 LOG_SETTINGS = tuple(name for name in PredictionLogSettings.model_fields if name != "folder")
+SERVED = {"bundle", "plan", "plans", "models"}
+"""Settings that say what to serve."""
 
 PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -70,11 +72,26 @@ def _auto_or_registered(name: str) -> str:
     return name if name == "auto" else registered(name)
 
 
+def _named_files(files: tuple[str, ...]) -> tuple[str, ...]:
+    names = []
+    for file in files:
+        name, equals, path = file.partition("=")
+        if not equals or not path:
+            raise ValueError(f"'{file}' is not NAME=FILE")
+        names.append(_model_name(name))
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"model '{name}' is given twice")
+    return files
+
+
 class Settings(Strict):
     """Settings of one server.
 
-    bundle, plan: the model to serve; exactly one of them.
-    model_name: its name for clients; None: the bundle's.
+    bundle, plan, plans, models: what to serve; exactly one of them. plans: several models, each NAME=FILE, a
+        plan or the folder of a bundle; the first is the default. models: a folder of such files, NAME.json or
+        NAME, in the order of their names (docs/several-models.md).
+    model_name: the name for clients of a single model; None: the bundle's.
     runtime, device, precision, width, lanes, lane: only with a bundle (a plan names them for each path);
         `auto` is the best on this machine. width: one of nested widths; None: the widest. lanes, lane: number
         and kind of executors (docs/lanes.md); `auto` is inline for a CPU, a thread for any other device,
@@ -105,6 +122,8 @@ class Settings(Strict):
 
     bundle: Path | None = None
     plan: Path | None = None
+    plans: Annotated[tuple[str, ...], BeforeValidator(_listed), AfterValidator(_named_files)] = ()
+    models: Path | None = None
     model_name: Annotated[str, AfterValidator(_model_name)] | None = None
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
@@ -159,14 +178,40 @@ class Settings(Strict):
 
     @model_validator(mode="after")
     def _one_thing_to_serve(self) -> Settings:
-        if (self.bundle is None) == (self.plan is None):
-            raise ValueError("give either --bundle DIR or --plan FILE")
+        given = [self.bundle, self.plan, self.plans or None, self.models]
+        if given.count(None) != len(given) - 1:
+            raise ValueError(
+                "give either --bundle DIR or --plan FILE, or several models: --plan NAME=FILE, --models DIR"
+            )
         bundle_only = {"runtime", "device", "precision", "width", "lanes", "lane"} & self.model_fields_set
-        if self.plan is not None and bundle_only:
+        if self.bundle is None and bundle_only:
             raise ValueError(f"the plan names paths and lanes; leave out {', '.join(sorted(bundle_only))}")
+        if self.bundle is None and self.plan is None:
+            for name in ("model_name", "tier_directory"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"{name} is for a single model; there are several")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("give both --tls-cert FILE and --tls-key FILE, or neither")
         return self
+
+    def model_files(self) -> dict[str, Path]:
+        """Returns the file of each of several models by name, the default first; empty for a single model.
+
+        Raises SettingsError if the folder of models has none, or one that cannot be a name.
+        """
+        if self.models is None:
+            return {name: Path(path) for name, _, path in (file.partition("=") for file in self.plans)}
+        found = [p for p in self.models.glob("[!.]*") if p.suffix == ".json" or p.is_dir()]
+        named = [f"{p.name.removesuffix('.json')}={p}" for p in sorted(found)]
+        if not named:
+            raise SettingsError(
+                f"--models {self.models}: no model is there, NAME.json or the folder of a bundle"
+            )
+        try:
+            files = _named_files(tuple(named))
+        except ValueError as e:
+            raise SettingsError(f"--models {self.models}: {e}") from None
+        return {name: Path(path) for name, _, path in (file.partition("=") for file in files)}
 
     def apply_to(self, plan: Plan) -> Plan:
         """Returns the plan with these settings in place of its own. Raises SettingsError."""
@@ -245,10 +290,9 @@ def load_settings(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
             raise SettingsError(_unknown(variable, [PREFIX + key.upper() for key in known]))
         values[name] = value
     given = {name: value for name, value in flags.items() if value is not None}
-    # bundle and plan are one choice: a bundle on the command line also replaces a plan in the environment,
-    # and vice versa
-    if {"bundle", "plan"} & given.keys():
-        values = {k: v for k, v in values.items() if k not in ("bundle", "plan")}
+    # what to serve is one choice: a bundle on the command line also replaces a plan in the environment
+    if SERVED & given.keys():
+        values = {k: v for k, v in values.items() if k not in SERVED}
     values |= given
     try:
         return Settings.model_validate(values)
@@ -258,7 +302,9 @@ def load_settings(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
         if key and key not in given:
             line = line.replace(key, PREFIX + key.upper(), 1)
         elif key:
-            line = "--" + line.replace(key, key.replace("_", "-"), 1)
+            # several models are repeated flags of one
+            flag = "plan" if key == "plans" else key.replace("_", "-")
+            line = "--" + line.replace(key, flag, 1)
         raise SettingsError(line) from None
 
 

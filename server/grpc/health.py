@@ -1,7 +1,7 @@
 """grpc.health.v1.Health: readiness for load balancers, as /readyz.
 
-The statuses of the whole server (the empty name) and of the inference service are the engine's, which also
-changes without an event (a lane dies); a watch therefore asks it every WATCH_S.
+The statuses of the whole server (the empty name) and of the inference service are all models', which also
+changes without an event (a lane dies); a watch therefore asks them every WATCH_S.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2
 
-from polyrec.server.app.engine import Engine
 from polyrec.server.errors import NotFound, RequestError, shortened
 from polyrec.server.grpc.calls import abort
 from polyrec.server.grpc.infer_codec import parse_message
 from polyrec.server.grpc.messages import SERVICE
 from polyrec.server.grpc.reading import MessageReader
 from polyrec.server.grpc.streams import OpenStreams
+from polyrec.server.repository.repository import ModelRepository
 
 HEALTH = "grpc.health.v1.Health"
 WATCH_S = 0.25
@@ -26,10 +26,10 @@ Status = health_pb2.HealthCheckResponse
 
 
 class HealthService:
-    """The health service of one engine."""
+    """The health service of the models of one server."""
 
-    def __init__(self, engine: Engine, reader: MessageReader, streams: OpenStreams) -> None:
-        self._engine = engine
+    def __init__(self, models: ModelRepository, reader: MessageReader, streams: OpenStreams) -> None:
+        self._models = models
         self._reader = reader
         self._streams = streams
 
@@ -74,4 +74,4 @@ class HealthService:
     def _status(self, name: str) -> int:
         if name not in ("", SERVICE):
             return int(Status.SERVICE_UNKNOWN)
-        return int(Status.SERVING if self._engine.unready() is None else Status.NOT_SERVING)
+        return int(Status.SERVING if self._models.unready() is None else Status.NOT_SERVING)

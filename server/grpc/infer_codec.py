@@ -16,6 +16,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from starlette.types import Scope
 
+from polyrec.server.app.engine import Engine
 from polyrec.server.app.serving import OpenPath, Serving
 from polyrec.server.codecs.oip_codec import (
     DTYPES,
@@ -31,6 +32,7 @@ from polyrec.server.grpc.messages import message_class
 from polyrec.server.http.call import Parsed
 from polyrec.server.http.connection.reply import Reply
 from polyrec.server.http.options import RequestOptions, parse_quality
+from polyrec.server.repository.repository import ModelRepository
 
 REQUEST = message_class("ModelInferRequest")
 RESPONSE = message_class("ModelInferResponse")
@@ -52,14 +54,28 @@ class InferForm:
 
 
 class GrpcInferCodec:
-    """A ModelInferRequest -> a ModelInferResponse, both serialized."""
+    """A ModelInferRequest -> a ModelInferResponse, both serialized. For one request: `read`, then `parse`."""
 
     endpoint = "infer"
     has_options = True
     logged = False
 
+    def __init__(self) -> None:
+        self._request: Any = None
+
+    def read(self, body: bytes, models: ModelRepository) -> Engine:
+        """Parses the message and returns the engine of its model. Raises RequestError."""
+        request = self._request = parse_message(REQUEST, body)
+        engine = models.find(request.model_name, request.model_version or None)
+        # the port accepts what the model with the largest requests does
+        limit = engine.serving.max_body_bytes
+        if len(body) > limit:
+            raise TooLarge(f"the message has more than {limit} bytes")
+        return engine
+
     def parse(self, serving: Serving, scope: Scope, body: bytes) -> Parsed:
-        request = parse_message(REQUEST, body)
+        request, self._request = self._request, None
+        # another plan may have been loaded since the message was read
         serving.model.check(request.model_name, request.model_version or None)
         options = _options(request.parameters)
         _check_outputs(request.outputs)

@@ -18,7 +18,7 @@ import grpc.aio
 from starlette.types import Scope
 
 from polyrec.planner.routing.query import Query
-from polyrec.server.app.engine import Engine
+from polyrec.server.dispatch.dispatcher import clock
 from polyrec.server.errors import Malformed, NotReady, TooSlow, Unauthorized
 from polyrec.server.grpc.calls import deadline_s, end_of, is_canceled
 from polyrec.server.grpc.infer_codec import REQUEST, GrpcInferCodec, parse_message
@@ -26,6 +26,7 @@ from polyrec.server.grpc.messages import message_class
 from polyrec.server.grpc.status import status_of
 from polyrec.server.grpc.streams import STOPPING, OpenStreams
 from polyrec.server.http.call import Call
+from polyrec.server.repository.repository import ModelRepository
 
 MAX_IN_FLIGHT = 64
 RESPONSE = message_class("ModelStreamInferResponse")
@@ -44,14 +45,13 @@ class InferStream:
     """One stream. scope: of its call. write_s: time in which the client must take a response."""
 
     def __init__(
-        self, engine: Engine, streams: OpenStreams, context: Any, scope: Scope, write_s: float
+        self, models: ModelRepository, streams: OpenStreams, context: Any, scope: Scope, write_s: float
     ) -> None:
-        self._engine = engine
+        self._models = models
         self._streams = streams
         self._context = context
         self._scope = scope
         self._write_s = write_s
-        self._codec = GrpcInferCodec()
         self._room = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._requests: asyncio.Queue[_Request | None] = asyncio.Queue()
 
@@ -87,9 +87,12 @@ class InferStream:
             self._requests.put_nowait(None)
 
     def _begin(self, message: bytes) -> _Request:
-        call = Call(self._engine, self._codec, self._scope, deadline_s(self._context))
+        codec = GrpcInferCodec()
+        call = Call(self._models.default, codec, self._scope, deadline_s(self._context))
         try:
             call.admit()
+            begun_s = clock()
+            call.address(codec.read(message, self._models), begun_s)
             return _Request(call, call.submit(message), None, "")
         except Exception as e:
             call.reject(e)
@@ -121,7 +124,7 @@ class InferStream:
             async with asyncio.timeout(self._write_s):
                 await self._context.write(response.SerializeToString())
         except TimeoutError:
-            self._engine.metrics.limited.labels("grpc_write").inc()
+            self._models.default.metrics.limited.labels("grpc_write").inc()
             raise TooSlow("grpc_write", f"a response was not read in {self._write_s:g} s") from None
         if error is None:
             call.finish(200)

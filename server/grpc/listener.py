@@ -1,4 +1,4 @@
-"""The gRPC server of one engine: its services, limits and encryption, from start to stop."""
+"""The gRPC server of a process: its services, limits and encryption, from start to stop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from polyrec.server.app.engine import Engine
 from polyrec.server.app.listening import PortInUse
 from polyrec.server.app.tls import CertifiedKey
 from polyrec.server.grpc.health import HealthService
@@ -17,6 +16,7 @@ from polyrec.server.grpc.reflection import Reflection
 from polyrec.server.grpc.service import InferenceService
 from polyrec.server.grpc.streams import OpenStreams
 from polyrec.server.http.connection.limits import ConnectionLimits
+from polyrec.server.repository.repository import ModelRepository
 
 HANDSHAKE_S = 5.0
 CONCURRENT_STREAMS = 1024
@@ -27,12 +27,14 @@ PING_S = 10.0
 
 
 class GrpcServer:
-    """The gRPC server of an engine that has loaded. tls: certificate and key; None: no encryption."""
+    """The gRPC server of models that have loaded. tls: certificate and key; None: no encryption."""
 
-    def __init__(self, engine: Engine, limits: ConnectionLimits, tls: CertifiedKey | None = None) -> None:
-        most_bytes = engine.serving.max_body_bytes
+    def __init__(
+        self, models: ModelRepository, limits: ConnectionLimits, tls: CertifiedKey | None = None
+    ) -> None:
+        most_bytes = max(engine.serving.max_body_bytes for engine in models.engines)
         most = max(MIN_READERS, limits.buffered_bytes // most_bytes)
-        limited = engine.metrics.limited
+        limited = models.default.metrics.limited
 
         def exceeded(limit: str) -> None:
             limited.labels(limit).inc()
@@ -44,8 +46,8 @@ class GrpcServer:
             options=_options(limits, most_bytes), maximum_concurrent_rpcs=limits.connections
         )
         reader = MessageReader(most, limits.body_s, exceeded)
-        inference = InferenceService(engine, reader, self._streams, tls is not None, limits.write_s)
-        health = HealthService(engine, reader, self._streams)
+        inference = InferenceService(models, reader, self._streams, tls is not None, limits.write_s)
+        health = HealthService(models, reader, self._streams)
         self._server.add_generic_rpc_handlers(
             (inference.handler(), health.handler(), *Reflection(self._streams).handlers())
         )

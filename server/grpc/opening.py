@@ -10,8 +10,8 @@ from polyrec.server.app.settings import Settings, SettingsError
 from polyrec.server.app.tls import CertifiedKey
 
 if TYPE_CHECKING:
-    from polyrec.server.app.engine import Engine
     from polyrec.server.grpc.listener import GrpcServer
+    from polyrec.server.repository.repository import ModelRepository
 
 PACKAGES = ("grpc", "grpc_health", "grpc_reflection", "google.protobuf")
 
@@ -34,13 +34,13 @@ class GrpcPort:
             self._key = CertifiedKey(settings.tls_cert, settings.tls_key)
         self._server: GrpcServer | None = None
 
-    async def start(self, engine: Engine) -> None:
-        """Serves an engine that has loaded. Raises PortInUse."""
+    async def start(self, models: ModelRepository) -> None:
+        """Serves models that have loaded. Raises PortInUse."""
         # gRPC's core logs bad handshakes and requests, with which any client could fill the log
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         from polyrec.server.grpc.listener import GrpcServer
 
-        self._server = GrpcServer(engine, self._limits, self._key)
+        self._server = GrpcServer(models, self._limits, self._key)
         await self._server.start(self.address)
 
     def reload_key(self) -> None:

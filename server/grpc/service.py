@@ -18,8 +18,8 @@ from typing import Any
 import grpc
 
 from polyrec.models.bundle.bundle import code_version
-from polyrec.server.app.engine import Engine
 from polyrec.server.dispatch.answer import Answer
+from polyrec.server.dispatch.dispatcher import clock
 from polyrec.server.errors import Forbidden, NotFound, NotReady, RequestError
 from polyrec.server.grpc.calls import abort, deadline_s, end_of, id_metadata, is_canceled, scope_of
 from polyrec.server.grpc.infer_codec import GrpcInferCodec, parse_message
@@ -28,7 +28,8 @@ from polyrec.server.grpc.messages import SERVICE, message_class, message_of
 from polyrec.server.grpc.reading import MessageReader
 from polyrec.server.grpc.streams import OpenStreams
 from polyrec.server.http.call import Call
-from polyrec.server.http.oip import EXTENSIONS, SERVER, configuration, metadata, model_states
+from polyrec.server.http.oip import EXTENSIONS, SERVER, configuration, metadata, model_states, statistics
+from polyrec.server.repository.repository import ModelRepository
 
 log = logging.getLogger("polyrec.grpc")
 
@@ -38,26 +39,30 @@ Document = Callable[[Any], Any]
 
 
 class InferenceService:
-    """The service of one engine.
+    """The service of the models of one server.
 
     secure: whether connections are encrypted. write_s: time in which a client must take a stream's response.
     """
 
     def __init__(
-        self, engine: Engine, reader: MessageReader, streams: OpenStreams, secure: bool, write_s: float
+        self,
+        models: ModelRepository,
+        reader: MessageReader,
+        streams: OpenStreams,
+        secure: bool,
+        write_s: float,
     ) -> None:
-        self._engine = engine
+        self._models = models
         self._reader = reader
         self._streams = streams
         self._write_s = write_s
         self._secure = secure
-        self._codec = GrpcInferCodec()
 
     def handler(self) -> grpc.GenericRpcHandler:
         """The handler of its methods."""
         documents: dict[str, Document] = {
             "ServerLive": lambda _: {"live": True},
-            "ServerReady": lambda _: {"ready": self._engine.unready() is None},
+            "ServerReady": lambda _: {"ready": self._models.unready() is None},
             "ServerMetadata": lambda _: _server_metadata(),
             "ModelReady": self._model_ready,
             "ModelMetadata": self._model_metadata,
@@ -77,11 +82,15 @@ class InferenceService:
 
     async def _infer(self, unused: Any, context: Any) -> bytes:
         scope = scope_of(context, f"/{SERVICE}/ModelInfer", self._secure)
-        call = Call(self._engine, self._codec, scope, deadline_s(context), deadline_is_budget=True)
+        codec = GrpcInferCodec()
+        call = Call(self._models.default, codec, scope, deadline_s(context), deadline_is_budget=True)
         error: Exception
         try:
             call.admit()
-            query = call.submit(await self._reader.only(context))
+            body = await self._reader.only(context)
+            begun_s = clock()
+            call.address(codec.read(body, self._models), begun_s)
+            query = call.submit(body)
             answer: Answer = await query.payload.answer
             reply = call.reply(answer)
         except asyncio.CancelledError:
@@ -102,7 +111,7 @@ class InferenceService:
     async def _stream(self, unused: Any, context: Any) -> None:
         scope = scope_of(context, f"/{SERVICE}/ModelStreamInfer", self._secure)
         try:
-            await InferStream(self._engine, self._streams, context, scope, self._write_s).run()
+            await InferStream(self._models, self._streams, context, scope, self._write_s).run()
         except Exception as e:
             if not isinstance(e, RequestError):
                 log.error("ModelStreamInfer failed", exc_info=e)
@@ -127,30 +136,24 @@ class InferenceService:
 
     def _model_ready(self, request: Any) -> dict[str, Any]:
         try:
-            self._engine.serving.model.check(request.name, request.version or None)
+            engine = self._models.find(request.name, request.version or None)
         except (NotFound, NotReady):
             return {"ready": False}
-        return {"ready": self._engine.unready() is None}
+        return {"ready": engine.unready() is None}
 
     def _model_metadata(self, request: Any) -> dict[str, Any]:
-        serving = self._engine.serving
-        serving.model.check(request.name, request.version or None)
-        return metadata(serving)
+        return metadata(self._models.find(request.name, request.version or None).serving)
 
     def _model_config(self, request: Any) -> dict[str, Any]:
-        serving = self._engine.serving
-        serving.model.check(request.name, request.version or None)
-        return {"config": configuration(self._engine, serving)}
+        return {"config": configuration(self._models.find(request.name, request.version or None))}
 
     def _statistics(self, request: Any) -> dict[str, Any]:
-        serving = self._engine.serving
-        if request.name:
-            serving.model.check(request.name, request.version or None)
-        self._engine.metrics.flush()
-        return {"model_stats": [serving.statistics.document(serving.model.name, serving.model.number)]}
+        if not request.name:
+            return statistics(self._models.engines)
+        return statistics((self._models.find(request.name, request.version or None),))
 
     def _index(self, request: Any) -> dict[str, Any]:
-        states = model_states(self._engine)
+        states = model_states(self._models)
         return {"models": [s for s in states if s["state"] == "READY" or not request.ready]}
 
 

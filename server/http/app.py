@@ -29,6 +29,7 @@ from polyrec.server.http.plan import plan_routes
 from polyrec.server.http.predictions import PredictCodec, RankCodec, predict_endpoint, rank_endpoint
 from polyrec.server.http.status_page import status_routes
 from polyrec.server.prediction_log.feedback import feedback_endpoint
+from polyrec.server.repository.repository import ModelRepository
 
 
 class Application(FastAPI):
@@ -43,12 +44,16 @@ class Application(FastAPI):
         return self.document.make()
 
 
-def create_app(engine: Engine, admin: Admin | None = None, docs: bool = True) -> Application:
+def create_app(
+    engine: Engine, admin: Admin | None = None, docs: bool = True, models: ModelRepository | None = None
+) -> Application:
     """Makes the application of an engine, which may still be loading.
 
-    admin: None: no plan loader. docs: whether it has /docs and /openapi.json.
+    admin: None: no plan loader. docs: whether it has /docs and /openapi.json. models: of the server, for the
+    pages that show all; None: only the engine's.
     """
     admin = admin or Admin(engine)
+    models = models or ModelRepository((engine,))
     predict = HotEndpoint(engine, PredictCodec())
     rank = HotEndpoint(engine, RankCodec())
     infer = HotEndpoint(engine, InferCodec())
@@ -72,12 +77,12 @@ def create_app(engine: Engine, admin: Admin | None = None, docs: bool = True) ->
             predict_endpoint(predict),
             rank_endpoint(rank),
             feedback_endpoint(engine),
-            *plan_routes(engine),
+            *plan_routes(engine, models),
             *admin_routes(admin),
             embeddings_route(admin, Embeddings(engine.stacks)),
-            *health_routes(engine),
+            *health_routes(models),
             *status_routes(engine, docs),
-            *oip_routes(engine, infer),
+            *oip_routes(models, infer),
             *(docs_routes(app.document) if docs else ()),
         ]
     )

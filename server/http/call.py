@@ -36,6 +36,7 @@ from polyrec.server.http.options import (
     PRIORITY,
     QUALITY,
     RequestOptions,
+    budget_start_s,
     parse_budget_s,
     parse_options,
 )
@@ -154,13 +155,19 @@ class Call:
         self._options = self._allowed(parse_options(headers))
         return serving.max_body_bytes
 
+    def address(self, engine: Engine, begun_s: float) -> None:
+        """Chooses the engine before `submit`, where the body names the model. begun_s: when it was read."""
+        self._engine = engine
+        self._outcomes = engine.without_path[self._codec.endpoint]
+        self._begun_s = begun_s
+
     def submit(self, body: bytes, arrived_s: float | None = None) -> Query:
         """Parses the body, decompressed, and queues the query; its result comes in `query.payload.answer`.
 
         arrived_s: when the last byte arrived, by estimate; None: now. Raises RequestError or FeatureError.
         """
         # the budget starts here, so that a slow upload does not consume it
-        self._begun_s = self._arrival_s = clock()
+        self._begun_s = self._arrival_s = self._begun_s or clock()
         # again, since another plan may have been loaded after the headers arrived
         serving = self._serving = self._engine.serving
         parsed = self._parsed = self._codec.parse(serving, self._scope, body)
@@ -298,17 +305,6 @@ class Call:
             self._written_s,
             end_s,
         )
-
-
-def budget_start_s(arrived_s: float | None, budget_s: float, now_s: float | None = None) -> float:
-    """The time at which a request's budget begins, in seconds on `clock`: its estimated arrival, or now.
-
-    An estimate that leaves nothing of the budget is ignored: after a pause longer than the budget, the server
-    would otherwise reject every request that it then reads.
-    """
-    if now_s is None:
-        now_s = clock()
-    return now_s if arrived_s is None or now_s - arrived_s >= budget_s else arrived_s
 
 
 class HotEndpoint:

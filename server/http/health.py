@@ -4,32 +4,34 @@ from __future__ import annotations
 
 from starlette.requests import Request
 
-from polyrec.server.app.engine import Engine
 from polyrec.server.http.connection.reply import Reply, json_reply
 from polyrec.server.http.documents import LiveResponse, NotReadyResponse, ReadyResponse
 from polyrec.server.http.openapi import Endpoint, text_content
+from polyrec.server.metrics.exposition import render_all
 from polyrec.server.metrics.metrics import CONTENT_TYPE
+from polyrec.server.repository.repository import ModelRepository
 
 
-def readiness(engine: Engine) -> Reply:
+def readiness(models: ModelRepository) -> Reply:
     """200, or 503 with the reason."""
-    reason = engine.unready()
+    reason = models.unready()
     if reason is None:
         return json_reply({"ready": True})
     return json_reply({"ready": False, "error": reason}, 503)
 
 
-def health_routes(engine: Engine) -> list[Endpoint]:
+def health_routes(models: ModelRepository) -> list[Endpoint]:
     """/livez, /readyz and /metrics."""
 
     async def livez(request: Request) -> Reply:
-        return json_reply({"live": True, "state": engine.state.value})
+        return json_reply({"live": True, "state": models.state.value})
 
     async def readyz(request: Request) -> Reply:
-        return readiness(engine)
+        return readiness(models)
 
     async def metrics(request: Request) -> Reply:
-        return Reply(engine.metrics.render(), content_type=CONTENT_TYPE.encode())
+        text = render_all([engine.metrics for engine in models.engines])
+        return Reply(text, content_type=CONTENT_TYPE.encode())
 
     return [
         Endpoint(

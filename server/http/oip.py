@@ -6,7 +6,7 @@ version segment, which must be the version that is served, as a number or as the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -14,7 +14,6 @@ from starlette.types import ASGIApp, Scope
 
 from polyrec.models.bundle.bundle import code_version
 from polyrec.server.app.engine import Engine
-from polyrec.server.app.served_model import ALIAS
 from polyrec.server.app.serving import OpenPath, Serving
 from polyrec.server.codecs.oip_codec import OUTPUT, encode
 from polyrec.server.dispatch.answer import Answer
@@ -38,6 +37,7 @@ from polyrec.server.http.oip_documents import (
 )
 from polyrec.server.http.openapi import CLIENT_ERRORS, PATH_HEADER, Endpoint, Handler
 from polyrec.server.http.options import RequestOptions
+from polyrec.server.repository.repository import ModelRepository
 
 SERVER = "polyrec"
 EXTENSIONS = (
@@ -62,7 +62,7 @@ class InferCodec:
     def parse(self, serving: Serving, scope: Scope, body: bytes) -> Parsed:
         parameters = scope.get("path_params")
         if parameters:
-            check_model(serving, parameters)
+            serving.model.check(parameters["model"], parameters.get("version"))
         given = header(scope["headers"], HEADER_BYTES)
         if given is not None and (not given.isdigit() or len(given) > 18):
             raise Malformed("header Inference-Header-Content-Length is not a number of bytes")
@@ -86,22 +86,17 @@ class InferCodec:
         return Reply(body, content_type=BINARY.encode(), headers=(length, path.header))
 
 
-def check_model(serving: Serving, parameters: dict[str, str]) -> None:
-    """Raises NotFound unless model and version of a path are the ones that are served."""
-    serving.model.check(parameters.get("model", ALIAS), parameters.get("version"))
-
-
 def infer_target(model: str) -> bytes:
     """The target of inference requests to a model."""
     return f"/v2/models/{model}/infer".encode()
 
 
-def oip_routes(engine: Engine, infer: HotEndpoint) -> list[Endpoint]:
-    """Every endpoint of the protocol."""
-    return [*_server_routes(engine), *_model_routes(engine, infer)]
+def oip_routes(models: ModelRepository, infer: HotEndpoint) -> list[Endpoint]:
+    """Every endpoint of the protocol. infer: of one model; all others answer for any."""
+    return [*_server_routes(models), *_model_routes(models, infer)]
 
 
-def _server_routes(engine: Engine) -> list[Endpoint]:
+def _server_routes(models: ModelRepository) -> list[Endpoint]:
     async def server(request: Request) -> Reply:
         return json_reply({"name": SERVER, "version": code_version(), "extensions": EXTENSIONS})
 
@@ -109,10 +104,10 @@ def _server_routes(engine: Engine) -> list[Endpoint]:
         return json_reply({"live": True})
 
     async def ready(request: Request) -> Reply:
-        return readiness(engine)
+        return readiness(models)
 
     async def index(request: Request) -> Reply:
-        return json_reply(model_states(engine))
+        return json_reply(model_states(models))
 
     async def repository(request: Request) -> Reply:
         return error_reply(Forbidden("loading and unloading models over this interface is not allowed"))
@@ -144,53 +139,66 @@ def _server_routes(engine: Engine) -> list[Endpoint]:
     ]
 
 
-def _model_routes(engine: Engine, infer: HotEndpoint) -> list[Endpoint]:
-    def document(make: Callable[[Serving], Any]) -> Handler:
+def _model_routes(models: ModelRepository, infer: HotEndpoint) -> list[Endpoint]:
+    def named(request: Request) -> Engine:
+        return models.find(request.path_params["model"], request.path_params.get("version"))
+
+    def document(make: Callable[[Engine], Any]) -> Handler:
         async def answer(request: Request) -> Reply:
             try:
-                serving = engine.serving
-                check_model(serving, request.path_params)
+                return json_reply(make(named(request)))
             except (NotFound, NotReady) as e:
                 return error_reply(e)
-            return json_reply(make(serving))
 
         return answer
 
     async def ready(request: Request) -> Reply:
         try:
-            serving = engine.serving
-            check_model(serving, request.path_params)
+            engine = named(request)
         except (NotFound, NotReady) as e:
             return error_reply(e)
         reason = engine.unready()
         if reason is not None:
             return error_reply(NotReady(reason))
-        return json_reply({"name": serving.model.name, "ready": True})
+        return json_reply({"name": engine.name, "ready": True})
 
-    def stats(serving: Serving) -> dict[str, Any]:
-        engine.metrics.flush()
-        return {"model_stats": [serving.statistics.document(serving.model.name, serving.model.number)]}
+    async def all_statistics(request: Request) -> Reply:
+        try:
+            return json_reply(statistics(models.engines))
+        except NotReady as e:
+            return error_reply(e)
 
-    statistics = document(stats)
     unknown = (404, 503)
     # before those of a model: `stats` is no model's name
     routes = [
         _endpoint(
-            "/v2/models/stats", statistics, "Statistics of all models", StatisticsResponse, errors=(503,)
+            "/v2/models/stats", all_statistics, "Statistics of all models", StatisticsResponse, errors=(503,)
         )
     ]
     for root in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
         routes += [
-            _endpoint(root, document(metadata), "Inputs and output", ModelMetadata, errors=unknown),
+            _endpoint(
+                root,
+                document(lambda e: metadata(e.serving)),
+                "Inputs and output",
+                ModelMetadata,
+                errors=unknown,
+            ),
             _endpoint(f"{root}/ready", ready, "Readiness of the model", ModelReady, errors=unknown),
             _endpoint(
                 f"{root}/config",
-                document(lambda s: configuration(engine, s)),
+                document(configuration),
                 "Triton's model configuration",
                 ModelConfiguration,
                 errors=unknown,
             ),
-            _endpoint(f"{root}/stats", statistics, "Statistics", StatisticsResponse, errors=unknown),
+            _endpoint(
+                f"{root}/stats",
+                document(lambda e: statistics((e,))),
+                "Statistics",
+                StatisticsResponse,
+                errors=unknown,
+            ),
             _endpoint(
                 f"{root}/infer",
                 infer,
@@ -238,25 +246,40 @@ def metadata(serving: Serving) -> dict[str, Any]:
     }
 
 
-def model_states(engine: Engine) -> list[dict[str, Any]]:
-    """Returns the repository index: the model and its state."""
+def statistics(engines: Sequence[Engine]) -> dict[str, Any]:
+    """Returns the statistics of models. Raises NotReady."""
+    documents = []
+    for engine in engines:
+        engine.metrics.flush()
+        model = engine.serving.model
+        documents.append(engine.serving.statistics.document(model.name, model.number))
+    return {"model_stats": documents}
+
+
+def model_states(models: ModelRepository) -> list[dict[str, Any]]:
+    """Returns the repository index: the models and their states."""
+    return [_model_state(engine) for engine in models.engines]
+
+
+def _model_state(engine: Engine) -> dict[str, Any]:
     reason = engine.unready() or ""
     state = "UNAVAILABLE" if reason else "READY"
     try:
-        name, version = engine.serving.model.name, engine.serving.model.number
+        version = engine.serving.model.number
     except NotReady:
-        name, version = engine.model_name or ALIAS, ""
-    return [{"name": name, "version": version, "state": state, "reason": reason}]
+        version = ""
+    return {"name": engine.name, "version": version, "state": state, "reason": reason}
 
 
-def configuration(engine: Engine, serving: Serving) -> dict[str, Any]:
+def configuration(engine: Engine) -> dict[str, Any]:
     """Returns Triton's model configuration, which perf_analyzer reads before it starts.
 
     Inputs are those of the metadata, their shapes without the batch dimension, as max_batch_size implies one.
     """
+    serving = engine.serving
     inputs = serving.codec.inputs
     optional = [d for d in inputs.plain if d not in inputs.required]
-    limits = engine.plan.limits
+    limits = serving.plan.limits
     return {
         "name": serving.model.name,
         "platform": f"polyrec_{serving.paths[0].planned.runtime}",

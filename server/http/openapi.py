@@ -41,7 +41,8 @@ DESCRIPTION = """Recommendation models behind a latency SLO.
 Every request has a latency budget. The server answers within it on the execution path of the best quality
 that the load allows, rejects the request (429) or lets it expire (504). Errors are `{"error": "..."}`. Bodies
 may be gzip or deflate; responses of 1 KiB and more are, for a client that accepts it. HEAD is answered where
-GET is.
+GET is. Every address below /v1 also exists for a model by its name, as /v1/models/NAME/predict; this document
+is the default model's.
 """
 ERRORS: dict[int, str] = {
     400: "The request is not valid HTTP/1.1, or a header, a parameter or the body cannot be read.",

@@ -21,19 +21,22 @@ from polyrec.server.http.connection.reply import Reply, error_reply, json_reply
 from polyrec.server.http.documents import ModelsResponse, PathsResponse, RouteQuery
 from polyrec.server.http.openapi import Endpoint
 from polyrec.server.http.options import parse_budget_s, parse_quality
+from polyrec.server.repository.repository import ModelRepository
 
 MAX_DIGITS = 9
 
 
-def plan_routes(engine: Engine) -> list[Endpoint]:
-    """The served model; the plan in force, settings included; the open paths; an explained decision."""
+def plan_routes(engine: Engine, repository: ModelRepository) -> list[Endpoint]:
+    """The models of the server; of the engine's, the plan in force, the open paths, an explained decision."""
 
     async def models(request: Request) -> Reply:
         try:
-            serving = engine.serving
+            documents = [model_document(each.serving) for each in repository.engines]
         except NotReady:
             return json_reply({"models": []})
-        return json_reply({"models": [model_document(serving)]})
+        for other in documents[1:]:
+            other["aliases"] = []
+        return json_reply({"models": documents})
 
     async def plan(request: Request) -> Reply:
         try:
@@ -63,7 +66,7 @@ def plan_routes(engine: Engine) -> list[Endpoint]:
             models,
             tag="plan",
             summary="The served models",
-            description="One once the server has loaded, before that none.",
+            description="All once the server has loaded, the default first; before that none.",
             response=ModelsResponse,
         ),
         Endpoint(

@@ -9,10 +9,11 @@ value is made once, with the child.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Generic, Literal, TypeVar
 
 Kind = Literal["counter", "gauge", "histogram", "info"]
+NO_LABELS: Mapping[str, str] = {}
 
 
 class Counter:
@@ -86,7 +87,10 @@ C = TypeVar("C", Counter, Gauge, Histogram)
 
 
 class Family(Generic[C]):
-    """One metric, with a child for every combination of label values in use."""
+    """One metric, with a child for every combination of label values in use.
+
+    constant: labels of all children, which are not in `label_names`.
+    """
 
     def __init__(
         self,
@@ -96,6 +100,7 @@ class Family(Generic[C]):
         what: str,
         labels: tuple[str, ...] = (),
         edges: Sequence[float] = (),
+        constant: Mapping[str, str] = NO_LABELS,
     ) -> None:
         if list(edges) != sorted(set(edges)):
             raise ValueError(f"metric {name}: its edges are not ascending")
@@ -103,6 +108,7 @@ class Family(Generic[C]):
             raise ValueError(f"metric {name}: its help must be one line without backslashes")
         self.kind, self.name, self.what, self.label_names, self.edges = kind, name, what, labels, tuple(edges)
         self._make: Callable[[str, tuple[str, ...], Sequence[float]], C] = make
+        self._constant = tuple(constant.items())
         self.children: dict[tuple[str, ...], C] = {}
         if not labels:
             self.labels()
@@ -116,7 +122,7 @@ class Family(Generic[C]):
         """Returns the child of these label values, in the order of `label_names`; makes it if needed."""
         child = self.children.get(values)
         if child is None:
-            pairs = zip(self.label_names, values, strict=True)
+            pairs = (*self._constant, *zip(self.label_names, values, strict=True))
             pairs_text = tuple(sorted(f'{name}="{escaped(value)}"' for name, value in pairs))
             child = self.children[values] = self._make(self.name, pairs_text, self.edges)
         return child
@@ -132,14 +138,21 @@ class Family(Generic[C]):
 
     def lines(self) -> Iterator[str]:
         """Yields its text; nothing if it has no children."""
-        # a copy, since loading another plan in a thread may add children
-        children = list(self.children.values())
-        if not children:
-            return
+        series = list(self.series())
+        if series:
+            yield from self.header()
+            yield from series
+
+    def header(self) -> Iterator[str]:
+        """Yields the lines before its series."""
         kind = "gauge" if self.kind == "info" else self.kind
         yield f"# HELP {self.exposed} {self.what}"
         yield f"# TYPE {self.exposed} {kind}"
-        for child in children:
+
+    def series(self) -> Iterator[str]:
+        """Yields the lines of its children."""
+        # a copy, since loading another plan in a thread may add children
+        for child in list(self.children.values()):
             yield from child.lines()
 
 
@@ -147,27 +160,35 @@ AnyFamily = Family[Counter] | Family[Gauge] | Family[Histogram]
 
 
 class Registry:
-    """The metrics of one server, in the order of its text."""
+    """The metrics of one server or model, in the order of its text.
 
-    def __init__(self) -> None:
+    constant: labels that all metrics have but those named in `bare`.
+    """
+
+    def __init__(self, constant: Mapping[str, str] = NO_LABELS, bare: Container[str] = ()) -> None:
         self.families: list[AnyFamily] = []
+        self._constant = constant
+        self._bare = bare
 
     def counter(self, name: str, what: str, *labels: str) -> Family[Counter]:
-        return self._add(Family(Counter, "counter", name, what, labels))
+        return self._add(Family(Counter, "counter", name, what, labels, (), self._labels(name)))
 
     def gauge(self, name: str, what: str, *labels: str) -> Family[Gauge]:
-        return self._add(Family(Gauge, "gauge", name, what, labels))
+        return self._add(Family(Gauge, "gauge", name, what, labels, (), self._labels(name)))
 
     def info(self, name: str, what: str, *labels: str) -> Family[Gauge]:
         """A gauge that is always 1; the information is in its labels."""
-        return self._add(Family(Gauge, "info", name, what, labels))
+        return self._add(Family(Gauge, "info", name, what, labels, (), self._labels(name)))
 
     def histogram(self, name: str, what: str, edges: Sequence[float], *labels: str) -> Family[Histogram]:
-        return self._add(Family(Histogram, "histogram", name, what, labels, edges))
+        return self._add(Family(Histogram, "histogram", name, what, labels, edges, self._labels(name)))
 
     def text(self) -> str:
         """Prometheus's text format, version 0.0.4."""
         return "\n".join([line for family in self.families for line in family.lines()]) + "\n"
+
+    def _labels(self, name: str) -> Mapping[str, str]:
+        return NO_LABELS if name in self._bare else self._constant
 
     def _add(self, family: Family[C]) -> Family[C]:
         self.families.append(family)

@@ -59,11 +59,29 @@ TICK_EDGES_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0
 ROW_EDGES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
-class Metrics:
-    """The instruments of one server."""
+SERVER_WIDE = frozenset(
+    (
+        "polyrec_gc_pause_seconds",
+        "polyrec_access_refused",
+        "polyrec_capped_budgets",
+        "polyrec_limited",
+        "polyrec_connections",
+        "polyrec_buffered_bytes",
+        "polyrec_promised_share",
+    )
+)
+"""Metrics that concern all models of a server: only the default model's are exposed, without a label."""
 
-    def __init__(self) -> None:
-        self._registry = registry = Registry()
+
+class Metrics:
+    """The instruments of one server, or of one of its models.
+
+    model: the label `model` of its metrics; None for the only model, whose metrics have no such label.
+    """
+
+    def __init__(self, model: str | None = None) -> None:
+        constant = {} if model is None else {"model": model}
+        self._registry = registry = Registry(constant, SERVER_WIDE)
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)
         self.requests = registry.counter(
@@ -368,4 +386,8 @@ class Metrics:
     def render(self) -> bytes:
         """All metrics in Prometheus's text format."""
         self.refresh()
-        return self._registry.text().encode() + generate_latest(self._process)
+        return self._registry.text().encode() + self.render_process()
+
+    def render_process(self) -> bytes:
+        """The metrics of the process."""
+        return generate_latest(self._process)

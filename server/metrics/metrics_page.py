@@ -12,7 +12,7 @@ from pathlib import Path
 
 from polyrec.server.metrics.counting import OK
 from polyrec.server.metrics.instruments import AnyFamily
-from polyrec.server.metrics.metrics import OUTCOMES, SLO_MISSES, SLO_SHARE, Metrics
+from polyrec.server.metrics.metrics import OUTCOMES, SERVER_WIDE, SLO_MISSES, SLO_SHARE, Metrics
 
 CLIENT_OUTCOMES = tuple(outcome for outcome in OUTCOMES if outcome not in (OK, *SLO_MISSES))
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
@@ -36,6 +36,8 @@ and labels whose values are bounded by the plan.
 - Information per second, each row in time times the quality of its path:
   `sum(rate(polyrec_information_total[5m]))`.
 - Hit rate of a tier: `rate(polyrec_embedding_hits_total[5m]) / rate(polyrec_embedding_lookups_total[5m])`.
+- A server of [several models](several-models.md) adds the label `model` to all metrics but those of the
+  server: {", ".join(f"`{name}`" for name in sorted(SERVER_WIDE))}, `process_*`.
 - Alerts and remedies: [runbook](runbook.md). Dashboards and rules: `deploy/`; `make observe` starts them all.
 
 The cost of metrics for a request, and of a scrape: [observability](observability.md).

@@ -77,6 +77,11 @@ def test_a_bundle_on_the_command_line_replaces_a_plan_in_the_environment() -> No
         ({"bundle": "b", "default_budget_ms": float("nan")}, {}, "--default-budget-ms: "),
         ({}, {}, "give either --bundle DIR or --plan FILE"),
         ({"bundle": "b", "plan": "p"}, {}, "give either --bundle DIR or --plan FILE"),
+        ({"plans": ("a=p", "b")}, {}, "--plan: 'b' is not NAME=FILE"),
+        ({"plans": ("a=p", "a=q")}, {}, "model 'a' is given twice"),
+        ({"plans": ("stats=p",)}, {}, "and is not 'stats'"),
+        ({"models": "m", "plan": "p"}, {}, "give either --bundle DIR or --plan FILE"),
+        ({"models": "m", "model_name": "a"}, {}, "model_name is for a single model; there are several"),
         ({"plan": "p", "device": "cpu"}, {}, "the plan names paths and lanes; leave out device"),
     ],
 )
@@ -158,3 +163,21 @@ def test_settings_written_as_variables_are_read_as_they_were(tmp_path: Path) -> 
     }
     settings = load_settings(given, {})
     assert load_settings({}, settings.variables()) == settings
+
+
+def test_several_models_come_from_flags_a_variable_or_a_folder(tmp_path: Path) -> None:
+    files = {"b": Path("x/p.json"), "a": Path("q=1.json")}
+    settings = load_settings({"plans": ("b=x/p.json", "a=q=1.json")}, {"POLYREC_BUNDLE": "other"})
+    assert list(settings.model_files().items()) == list(files.items())
+    assert load_settings({}, settings.variables()) == settings
+    folder = load_settings({}, {"POLYREC_MODELS": str(tmp_path)})
+    with pytest.raises(SettingsError, match="no model is there"):
+        folder.model_files()
+    (tmp_path / "table").mkdir()
+    (tmp_path / "notes.txt").touch()
+    (tmp_path / "ads.json").touch()
+    assert folder.model_files() == {"ads": tmp_path / "ads.json", "table": tmp_path / "table"}
+    (tmp_path / "table.json").touch()
+    with pytest.raises(SettingsError, match="model 'table' is given twice"):
+        folder.model_files()
+    assert load_settings({"bundle": "b"}, {}).model_files() == {}

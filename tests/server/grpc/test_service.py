@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -328,3 +328,41 @@ def test_calls_at_once_do_not_mix_their_answers(
     for i, (request, response) in enumerate(zip(asked, asyncio.run(scene()), strict=True)):
         assert response.id == str(i)
         np.testing.assert_allclose(probabilities(response), offline(request), atol=1e-5)
+
+
+def test_a_request_reaches_the_model_that_it_names(
+    bundle_dir: Path,
+    shop_dir: Path,
+    request_: Any,
+    tensors: Tensors,
+    offline: Callable[[Any], Any],
+    refused: Refused,
+) -> None:
+    """Also by a stream, whose messages may name different models."""
+    settings = {"plans": f"hotels={bundle_dir},shop={shop_dir}", "grpc_port": 0, "drain_grace_s": 0}
+    fruit = {"dense": np.ones((2, 1), np.float32), "sparse": np.array([[3, 0], [3, 1]])}
+    hotel = tensors(request_)
+    with start(settings | {"default_budget_ms": 60_000}) as server, ExitStack() as opened:
+        stub = Stub(opened.enter_context(grpc.insecure_channel(str(server.grpc))))
+        page = opened.enter_context(httpx.Client(base_url=server.url, timeout=30))
+        asked = [infer_request(fruit, model_name="shop"), infer_request(hotel, model_name="hotels")] * 2
+        alone = [stub.infer(each) for each in asked]
+        streamed = [each.infer_response for each in stub.method("ModelStreamInfer")(iter(asked))]
+        for responses in (alone, streamed):
+            assert [response.model_name for response in responses] == ["shop", "hotels"] * 2
+            assert probabilities(responses[0]).size == 2
+            np.testing.assert_allclose(probabilities(responses[1]), offline(request_), atol=1e-5)
+        assert counts(page, endpoint="infer", outcome="ok", model="shop") == 4
+        error = refused(stub.infer, infer_request(hotel, model_name="shop"))
+        assert error.code() == Code.INVALID_ARGUMENT
+        assert counts(page, endpoint="infer", outcome="invalid", model="shop") == 1
+        error = refused(stub.infer, infer_request(hotel, model_name="books"))
+        assert (error.code(), error.details()) == (
+            Code.NOT_FOUND,
+            "unknown model 'books'; this server has 'hotels', 'shop'",
+        )
+        assert [m.name for m in stub.ask("RepositoryIndex").models] == ["hotels", "shop"]
+        assert [m.name for m in stub.ask("ModelStatistics").model_stats] == ["hotels", "shop"]
+        assert stub.ask("ModelMetadata", name="shop").name == "shop"
+        assert stub.ask("ModelConfig", name="shop").config.name == "shop"
+        assert stub.ask("ModelReady", name="shop").ready

@@ -7,8 +7,8 @@ import asyncio
 from polyrec.server.app.engine import Engine
 from polyrec.server.dispatch.dispatcher import clock
 from polyrec.server.http.app import create_app
-from polyrec.server.http.call import budget_start_s
 from polyrec.server.http.connection.frontend import HttpFrontend
+from polyrec.server.http.options import budget_start_s
 
 BUSY_S = 0.02
 

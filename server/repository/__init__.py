@@ -1,0 +1,1 @@
+"""Several models in one server: the engine of each by name, and the addresses of each."""

@@ -1,0 +1,87 @@
+"""Addresses of models: a request that names one goes to the application of that model alone.
+
+    /v1/models/NAME/predict    /v1/predict of NAME; so for all below /v1: rank, plan, status, admin/reload
+    /v2/models/NAME/...        the inference protocol of NAME
+    all others                 the default model's
+
+Each model has an application over its own engine, so that no request can reach the features of another model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from urllib.parse import quote
+
+from starlette.types import Receive, Scope, Send
+
+from polyrec.server.app.served_model import ALIAS, RESERVED
+from polyrec.server.app.serving import Serving
+from polyrec.server.errors import NotFound, NotReady
+from polyrec.server.http.app import Application
+from polyrec.server.http.call import HotEndpoint
+from polyrec.server.http.connection.reply import error_reply
+from polyrec.server.http.oip import infer_target
+from polyrec.server.repository.repository import ModelRepository
+
+V1, V2 = "/v1/models/", "/v2/models/"
+NAMED_V1 = ("predict", "rank")
+
+
+class ModelsApplication:
+    """The ASGI application of all models.
+
+    applications: one for each engine of `models`, in their order. hot: endpoints that may be answered without
+    ASGI, by raw path, of all models; it follows reloads.
+    """
+
+    def __init__(self, models: ModelRepository, applications: Sequence[Application]) -> None:
+        self.engine = models.default
+        self._models = models
+        self._applications = dict(zip(models.engines, applications, strict=True))
+        self._hot: dict[bytes, HotEndpoint] = {}
+        self._index()
+        for engine in models.engines:
+            engine.on_adopt.append(self._index)
+
+    @property
+    def hot(self) -> Mapping[bytes, HotEndpoint]:
+        """Always the same mapping."""
+        return self._hot
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        application = self._applications[self.engine]
+        if scope["type"] == "http":
+            try:
+                name, rest = _named(scope["path"])
+                if name is not None:
+                    application = self._applications[self._models.find(name)]
+                if rest is not None:
+                    # in place: the connection reads from it what the application finds out
+                    scope["path"], scope["raw_path"] = rest, quote(rest).encode()
+            except (NotFound, NotReady) as e:
+                await error_reply(e)(scope, receive, send)
+                return
+        await application(scope, receive, send)
+
+    def _index(self, adopted: Serving | None = None) -> None:
+        """Finds the hot endpoints again, as a model's name may have changed."""
+        hot = dict(self._applications[self.engine].hot)
+        for engine, application in self._applications.items():
+            infer = application.hot[infer_target(ALIAS)]
+            hot[infer_target(engine.name)] = infer
+            for page in NAMED_V1:
+                hot[f"{V1}{engine.name}/{page}".encode()] = application.hot[f"/v1/{page}".encode()]
+        for gone in self._hot.keys() - hot.keys():
+            del self._hot[gone]
+        self._hot.update(hot)
+
+
+def _named(path: str) -> tuple[str | None, str | None]:
+    """The model that a path names, and the path in its application if that is another; None: neither."""
+    if path.startswith(V1):
+        name, slash, rest = path.removeprefix(V1).partition("/")
+        return (name, f"/v1/{rest}") if slash else (None, None)
+    if path.startswith(V2):
+        name = path.removeprefix(V2).partition("/")[0]
+        return (None if name == RESERVED else name), None
+    return None, None

@@ -1,0 +1,79 @@
+"""The models of one server by name; the first is the default, which answers requests that name none.
+
+Each model is an `Engine` of its own: its plans, lanes, queue, metrics and statistics. The state of the server
+(loading, ready, draining), access control and traces are shared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from polyrec.server.app.engine import Engine, LifecycleState
+from polyrec.server.app.served_model import ALIAS
+from polyrec.server.errors import NotFound, shortened
+
+
+class ModelRepository:
+    """The engines of one server, at least one. All but the first share its state (`Engine(beside=...)`)."""
+
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        self.engines = tuple(engines)
+
+    @property
+    def default(self) -> Engine:
+        """The engine of requests that name no model."""
+        return self.engines[0]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name of each model; while the server loads, those that the operator gave."""
+        return tuple(engine.name for engine in self.engines)
+
+    def find(self, name: str, version: str | None = None) -> Engine:
+        """The engine of a model, which has loaded. Raises NotFound, with the list of names, or NotReady.
+
+        name: may be the alias of the default. version: the bundle's or its number.
+        """
+        found = self.default if name == ALIAS else None
+        for engine in self.engines:
+            # no name is known for certain before it has loaded
+            if engine.serving.model.name == name:
+                found = engine
+        if found is None:
+            known = ", ".join(f"'{each}'" for each in self.names)
+            raise NotFound(f"unknown model '{shortened(name)}'; this server has {known}")
+        found.serving.model.check(name, version)
+        return found
+
+    @property
+    def state(self) -> LifecycleState:
+        """The state of the server."""
+        return self.default.state
+
+    def enter(self, state: LifecycleState) -> None:
+        """Enters another state, with all models."""
+        self.default.enter(state)
+
+    def unready(self) -> str | None:
+        """Reason for which the server is not ready, that of the first model which is not; None if it is."""
+        for engine in self.engines:
+            reason = engine.unready()
+            if reason is not None:
+                several = len(self.engines) > 1 and self.state is LifecycleState.READY
+                return f"model '{engine.name}': {reason}" if several else reason
+        return None
+
+    def attach(self) -> None:
+        """Watches for lane deaths on the running loop, also before the first request."""
+        for engine in self.engines:
+            engine.attach()
+
+    def fail_all(self) -> None:
+        """Answers all waiting requests with NotReady (503), as the server ends."""
+        for engine in self.engines:
+            engine.fail_all()
+
+    def close(self) -> None:
+        """Closes every model; no request is answered afterwards."""
+        for engine in self.engines:
+            engine.close()

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from polyrec.planner.plan import single_path_plan
+from polyrec.server.app.engine import Engine, LifecycleState
+from polyrec.server.errors import NotFound, NotReady
+from polyrec.server.repository.repository import ModelRepository
+
+
+@pytest.fixture
+def models(bundle_dir: Path, shop_dir: Path) -> Iterator[ModelRepository]:
+    """Two that have loaded."""
+    first = Engine("hotels")
+    models = ModelRepository((first, Engine("shop", beside=first)))
+    for engine, folder in zip(models.engines, (bundle_dir, shop_dir), strict=True):
+        engine.load(single_path_plan(folder, "table", "torch"))
+    yield models
+    models.close()
+
+
+def test_models_are_found_by_name_version_and_the_first_by_the_alias(models: ModelRepository) -> None:
+    hotels, shop = models.engines
+    assert models.names == ("hotels", "shop")
+    assert models.find("hotels") is models.find("dlrm") is models.default is hotels
+    model = shop.serving.model
+    assert models.find("shop", model.number) is models.find("shop", model.version) is shop
+    with pytest.raises(NotFound, match="unknown model 'x'; this server has 'hotels', 'shop'"):
+        models.find("x")
+    with pytest.raises(NotFound, match=f"model 'shop' has no version '1'; it serves '{model.number}'"):
+        models.find("shop", "1")
+
+
+def test_nothing_is_found_before_it_has_loaded() -> None:
+    models = ModelRepository((Engine(),))
+    with pytest.raises(NotReady):
+        models.find("x")
+    assert models.names == ("dlrm",)
+
+
+def test_the_state_is_the_servers_and_readiness_needs_every_model(models: ModelRepository) -> None:
+    assert models.unready() is None
+    shop = models.engines[1]
+    shop.close()
+    assert models.unready() == "model 'shop': no plan is in service"
+    models.enter(LifecycleState.DRAINING)
+    assert shop.state is LifecycleState.DRAINING
+    assert models.unready() == "the server is draining"
