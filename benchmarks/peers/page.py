@@ -36,6 +36,16 @@ was 18 to 20 ms of 25 at every rate from 261 to 327 requests/s, and 1 to 5% were
 where rejections pass 1%, not where answers become late: admission keeps back a fifth to a quarter of the
 budget. Peers reject nothing; past their knee p99 passes the limit. Trials have 400 to 5,000 requests,
 and one turn does not show differences below 10%.
+
+## What bounds one context
+
+The aim of 3 times the best peer at 270 candidates is missed. By the layers' sizes, half of the features in
+the context leave 435 of 480 thousand multiply-adds a row in this model: its bottom MLP reads dense features
+of both roles, so it runs for each candidate. Where all dense features are the context's (model `user`), 269
+thousand are left; `user`, 23 and 2,048 candidates were not measured against peers. The run at 270 was
+disturbed: other programs of its author used both cores for a part of it, and its machine is not that of the
+tables above. So only its ratios count, and those roughly. It asked for 2,048 and 23 rows too, which a time
+limit cut off.
 """
 
 
