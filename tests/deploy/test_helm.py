@@ -65,7 +65,7 @@ def run(program: Path, values: dict[str, Any]) -> subprocess.CompletedProcess[st
         input=yaml.safe_dump(values),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
 

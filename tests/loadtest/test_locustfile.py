@@ -39,7 +39,7 @@ def started(*arguments: str, headless: bool = True, **environment: str) -> subpr
 def ended(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
     """Waits; a process that does not end is killed, whatever it waits for."""
     try:
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=600)
     finally:
         process.kill()
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)

@@ -87,7 +87,7 @@ def test_a_calibrated_import_is_planned_in_tiers_and_answers_as_the_original(
     columns = {f"d{i}": request_rows.dense[rows, i].tolist() for i in range(SHAPE.dense)}
     columns |= {f"c{i}": request_rows.sparse()[rows, i].tolist() for i in range(len(SHAPE.rows))}
     quiet = {"drain_grace_s": 0, "default_budget_ms": 60_000, "tier_directory": folder}
-    with start({"plan": out} | quiet) as server, httpx.Client(timeout=60) as http:
+    with start({"plan": out} | quiet) as server, httpx.Client(timeout=300) as http:
         answer = http.post(f"{server.url}/v1/predict", json={"columns": columns}).json()
         by_id = http.post(f"{server.url}/v2/models/dlrm/infer", json=_tensors(request_rows, 200)).json()
         counted = http.get(f"{server.url}/metrics").text

@@ -56,7 +56,7 @@ def asked_at_once(url: str, calls: list[Call]) -> list[httpx.Response]:
 
     async def run() -> list[httpx.Response]:
         limits = httpx.Limits(max_connections=len(calls))
-        async with httpx.AsyncClient(base_url=url, timeout=60, limits=limits) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=300, limits=limits) as client:
             return await asyncio.gather(*(client.post(p, content=orjson.dumps(b)) for p, b in calls))
 
     return asyncio.run(run())

@@ -38,7 +38,7 @@ def test_policies_take_turns_on_a_live_server_and_a_report_is_written(
         ],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     made = json.loads(done.stdout)

@@ -36,7 +36,7 @@ def test_it_prints_its_url_and_ends_on_sigterm(bundle_dir: Path, stop: signal.Si
         assert ready["paths"] == ["table@cpu"]
         assert httpx.get(f"{ready['url']}/readyz").json() == {"ready": True}
         process.send_signal(stop)
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=60) == 0
         assert process.stderr.read() == ""
 
 
@@ -47,7 +47,7 @@ def test_the_log_level_is_respected(bundle_dir: Path) -> None:
         assert process.stderr is not None
         assert process.stdout.readline()
         process.terminate()
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=60) == 0
         assert "INFO polyrec.serving: lane cpu: inline on cpu" in process.stderr.read()
 
 
@@ -58,7 +58,7 @@ def test_without_json_a_line_of_text_is_printed(bundle_dir: Path) -> None:
         assert line.startswith("serving table@cpu on ")
         assert "http://127.0.0.1:" in line
         process.terminate()
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=60) == 0
 
 
 def failure(*arguments: str, **environ: str) -> str:

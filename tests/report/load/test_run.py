@@ -80,7 +80,7 @@ def test_a_browser_shows_the_page_without_errors(page: Path, tmp_path: Path, dar
         ],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert "CONSOLE" not in done.stderr
     pixels = _pixels(shot)

@@ -28,7 +28,7 @@ def test_perf_analyzer_measures_and_reads_the_statistics(server: ServerProcess, 
     command = [PROGRAM, "-m", "trivago", "-u", server.url.removeprefix("http://"), "-b", str(rows)]
     # enough windows to end however unsteady a busy machine is
     command += ["--input-data", "zero", "--measurement-interval", "500", "--stability-percentage", "999"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     asked = re.search(r"Request count: (\d+)", done.stdout)
     counted = re.search(r"Inference count: (\d+)", done.stdout)
