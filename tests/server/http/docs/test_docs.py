@@ -10,11 +10,12 @@ from typing import Any
 import httpx
 import pytest
 
+from benchmarks.operations.browser import PROGRAM, browser
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.planner.plan import Plan
 from polyrec.server.app.engine import Engine
 from polyrec.server.app.served_model import version_number
-from polyrec.server.child import start
+from polyrec.server.child import ServerProcess, start
 from polyrec.server.http.app import create_app
 from polyrec.server.http.docs import FILES, POLICY
 
@@ -163,3 +164,36 @@ def test_docs_can_be_switched_off(bundle_dir: Path) -> None:
         for page in ("/openapi.json", *FILES):
             assert httpx.get(f"{server.url}{page}").status_code == 404
         assert httpx.get(f"{server.url}/v1/models").status_code == 200
+
+
+FAINT = """(() => {
+  const rgb = (color) => color.match(/[\\d.]+/g).map(Number);
+  const light = (color) => {
+    const part = (v) => (v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+    return 0.2126 * part(color[0]) + 0.7152 * part(color[1]) + 0.0722 * part(color[2]);
+  };
+  const contrast = (element) => {
+    let behind = element, back;
+    do back = rgb(getComputedStyle(behind).backgroundColor);
+    while ((back[3] ?? 1) < 0.5 && (behind = behind.parentElement));
+    const [a, b] = [light(rgb(getComputedStyle(element).color)), light(back)];
+    return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+  };
+  const shown = [...document.querySelectorAll(".swagger-ui *")].filter((e) =>
+    e.getClientRects().length && [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim()));
+  return shown.filter((e) => contrast(e) < 3).map((e) => `${e.className}: ${e.textContent}`);
+})()"""
+"""Texts that are hard to read before their background."""
+
+
+@pytest.mark.skipif(PROGRAM is None, reason="no Chromium on this machine (Debian: apt-get install chromium)")
+def test_on_a_phone_in_the_dark_every_text_can_be_read_and_nothing_is_wider(server: ServerProcess) -> None:
+    with browser() as tab:
+        tab.size(390, 844, phone=True)
+        tab.prefer("dark")
+        tab.open(f"{server.url}/docs")
+        tab.until("document.querySelectorAll('.opblock').length > 5")
+        tab.run("document.querySelector('.opblock-summary-control').click()")
+        tab.until("document.querySelectorAll('.headers .header-col').length > 1")
+        assert tab.run(FAINT) == []
+        assert tab.run("document.documentElement.scrollWidth") == 390
