@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -15,12 +15,13 @@ PREDICT, RANK, FEEDBACK = "/v1/predict", "/v1/rank", "/v1/feedback"
 
 def predict_body(rows: Rows) -> bytes:
     """JSON of rows as columns, which the server reads faster than objects. Raises InvalidRequest."""
-    return _json({"columns": columns_of(rows)})
+    columns = columns_of(rows)
+    return _json({"columns": columns} if columns else {"instances": _empty(rows)})
 
 
 def rank_body(context: Mapping[str, Any] | None, candidates: Rows, top_k: int | None) -> bytes:
     """JSON of one context and its candidates. Raises InvalidRequest."""
-    content: dict[str, Any] = {"candidates": columns_of(candidates)}
+    content: dict[str, Any] = {"candidates": columns_of(candidates) or _empty(candidates)}
     if context is not None:
         content["context"] = context_of(context)
     if top_k is not None:
@@ -36,6 +37,11 @@ def feedback_body(request_id: str, positives: Iterable[int] | None, labels: Iter
     if labels is not None:
         content["labels"] = [float(label) for label in labels]
     return _json(content)
+
+
+def _empty(rows: Rows) -> list[dict[str, Any]]:
+    """Rows without any feature, of which columns would not tell the number."""
+    return [{} for _ in rows] if isinstance(rows, Sequence) else []
 
 
 def _json(content: dict[str, Any]) -> bytes:

@@ -83,3 +83,8 @@ def test_other_forms_are_refused(rows: Any, message: str) -> None:
 def test_a_context_is_a_dict() -> None:
     with pytest.raises(InvalidRequest, match="the context is a list"):
         rank_body([1], {"item": ["a"]}, None)  # type: ignore[arg-type]
+
+
+def test_rows_without_any_feature_keep_their_number() -> None:
+    assert orjson.loads(predict_body([{}, {}])) == {"instances": [{}, {}]}
+    assert orjson.loads(rank_body({"age": 3}, [{}, {}], None))["candidates"] == [{}, {}]
