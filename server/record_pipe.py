@@ -56,8 +56,8 @@ class RecordPipe:
     """Starts a Python module as a process and sends it records on its standard input.
 
     name, records: what process and records are called in messages of `log`.
-    environ: variables of the process. inherited: file descriptors that it keeps. unsent_bytes:
-    bytes to buffer while the process does not read. Used from one thread only.
+    environ: variables of the process. arguments: of the module. inherited: file descriptors that it keeps.
+    unsent_bytes: bytes to buffer while the process does not read. Used from one thread only.
     """
 
     def __init__(
@@ -67,11 +67,12 @@ class RecordPipe:
         records: str,
         log: logging.Logger,
         environ: Mapping[str, str],
+        arguments: Sequence[str] = (),
         inherited: Sequence[int] = (),
         unsent_bytes: int = UNSENT_BYTES,
     ) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module],
+            [sys.executable, "-m", module, *arguments],
             bufsize=0,
             env=dict(environ),
             stdin=subprocess.PIPE,
@@ -136,6 +137,15 @@ class RecordPipe:
             self._process.wait()
         if self.dropped:
             self._log.warning("%d %s were dropped", self.dropped, self._records)
+
+    def kill(self) -> None:
+        """Ends the process at once; what it had not dealt with is lost."""
+        self.alive = False
+        self._flush_when_writable(None)
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.kill()
+        self._process.wait()
 
     def _flush(self) -> None:
         written = 0

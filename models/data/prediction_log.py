@@ -62,9 +62,16 @@ written. key: grows with the time and differs between requests (and their groups
 first row in the request. scores: of its rows.
 """
 LABEL_COLUMNS = pa.schema(
-    [("request_id", pa.string()), ("row", pa.int32()), ("label", pa.float64()), ("time", TIME_TYPE)]
+    [
+        ("request_id", pa.string()),
+        ("row", pa.int32()),
+        ("label", pa.float64()),
+        ("time", TIME_TYPE),
+        ("client", pa.string()),
+    ]
 )
-"""Columns of a file of labels. row: of the request, from 0. Without `time` a label is in the window."""
+"""Columns of a file of labels. row: of the request, from 0. Without `time` a label is in the window. client:
+who sent it; null in files that the operator put there."""
 
 
 class LogRules(Strict):
@@ -207,23 +214,33 @@ class PredictionLogReader(PackedReader):
     def _feedback_of(self, first: datetime, last: datetime) -> pa.Table:
         """Returns the labels that may concern requests answered in the hours from first to last."""
         if self._feedback[0] != first or first != last:
-            folder = self.path / FEEDBACK
-            until = last + timedelta(hours=1) + self._window
-            files = [f for f in sorted(folder.rglob("*.parquet")) if _in(f.parent.name, first, until)]
-            tables = [_read_labels(f) for f in files]
+            files = label_files_of(self.path, first, last + timedelta(hours=1) + self._window)
+            tables = [table for f in files for table in read_labels(f)]
             self._feedback = first, pa.concat_tables([LABEL_COLUMNS.empty_table(), *tables]).combine_chunks()
         return self._feedback[1]
 
 
-def _read_labels(file: Path) -> pa.Table:
-    """Reads a file of labels. Raises DataError."""
+def label_files_of(folder: Path, first: datetime, until: datetime) -> list[Path]:
+    """Returns a log's files of labels that may have come from the hour `first` to `until`, sorted."""
+    files = sorted((folder / FEEDBACK).rglob("*.parquet"))
+    return [f for f in files if _in(f.parent.name, first, until)]
+
+
+def read_labels(file: Path, request_ids: pa.Array | None = None) -> Iterator[pa.Table]:
+    """Yields the labels of a file, in parts with LABEL_COLUMNS. request_ids: only of these requests.
+
+    Raises DataError.
+    """
     with open_parquet(file) as parquet:
         check_columns(str(file), ["request_id", "row", "label"], parquet.schema_arrow.names)
+    wanted = None if request_ids is None else ds.field("request_id").isin(request_ids)
     try:
-        table = ds.dataset(file).to_table()
-        if "time" not in table.column_names:
-            table = table.append_column("time", pa.nulls(table.num_rows, TIME_TYPE))
-        return table.select(LABEL_COLUMNS.names).cast(LABEL_COLUMNS)
+        for batch in ds.dataset(file).to_batches(filter=wanted):
+            table = pa.Table.from_batches([batch])
+            for column in LABEL_COLUMNS:
+                if column.name not in table.column_names:
+                    table = table.append_column(column, pa.nulls(table.num_rows, column.type))
+            yield table.select(LABEL_COLUMNS.names).cast(LABEL_COLUMNS)
     except (OSError, pa.ArrowException) as e:
         raise DataError(f"cannot read '{file}': {str(e).splitlines()[0]}") from None
 

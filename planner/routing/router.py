@@ -8,7 +8,7 @@ lanes that fail, stall, slow down or come back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from polyrec.planner.plan import Routing
 from polyrec.planner.routing import explain as explaining
@@ -341,6 +341,14 @@ class Router:
             if piece.rows == query.rows:
                 query.path = -1
             self._push(query, piece.first, piece.rows)
+        self.policy.prepare(state)
+
+    def set_worths(self, worths: Mapping[str, float]) -> None:
+        """Changes what an answered row of each path is worth, from the next decision on. worths: by name."""
+        state = self.state
+        for path in state.paths:
+            path.worth = worths[path.name]
+        state.set_routing(state.routing)
         self.policy.prepare(state)
 
     def _push(self, query: Query, first: int, rows: int) -> None:

@@ -128,6 +128,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=["negative", "leave_out"],
         help="of a new log: requests without labels are negatives (default) or left out",
     )
+    live = parser.add_argument_group("live quality, of the prediction log (docs/live-quality.md)")
+    live.add_argument(
+        "--live-quality",
+        choices=["off", "measure", "follow"],
+        help="measure the paths' quality on labeled requests; follow: routing's values, too (default off)",
+    )
+    live.add_argument("--live-quality-span-s", type=float, help="length of its window (default 86400)")
+    live.add_argument("--live-quality-every-s", type=float, help="time between rounds (default 60)")
+    live.add_argument(
+        "--live-quality-trust",
+        metavar="CLIENTS",
+        help="clients whose labels need not be confirmed by another client's, comma-separated",
+    )
+    live.add_argument(
+        "--live-quality-priority",
+        choices=["idle", "normal"],
+        help="idle: only processor time that nothing else wants (default); normal: where there is none",
+    )
+    live.add_argument(
+        "--live-quality-bound",
+        type=float,
+        help="most that a path's value follows, as a share of the best one's (default 0.2)",
+    )
     running = parser.add_argument_group("running")
     running.add_argument("--drain-grace-s", type=float, help="time of serving on after SIGTERM, not ready")
     running.add_argument("--drain-timeout-s", type=float, help="then time for requests in flight")

@@ -25,6 +25,8 @@ from polyrec.server.app.serving import ENDPOINTS, Generation, Serving, open_serv
 from polyrec.server.dispatch.dispatcher import clock
 from polyrec.server.errors import NotReady
 from polyrec.server.http.access import Access
+from polyrec.server.live_quality.live import LiveQuality
+from polyrec.server.live_quality.settings import LiveQualitySettings
 from polyrec.server.metrics.metrics import Metrics
 from polyrec.server.prediction_log.log import PredictionLog
 from polyrec.server.prediction_log.settings import PredictionLogSettings
@@ -68,6 +70,7 @@ class Engine:
         self.tracer: Tracer | None = None if beside is None else beside.tracer
         self.lifecycle: Lifecycle = Lifecycle() if beside is None else beside.lifecycle
         self.prediction_log: PredictionLog | None = None
+        self.live_quality: LiveQuality | None = None
         self.model_name = name
         """The operator's name for what is served; None: the bundle's."""
         self.on_adopt: list[Callable[[Serving], None]] = []
@@ -101,6 +104,13 @@ class Engine:
         self.prediction_log = PredictionLog(settings, serving.bundle.manifest.schema_)
         self.metrics.watch_prediction_log(self.prediction_log.counts)
         self.on_adopt.append(self.prediction_log.follow)
+
+    def open_live_quality(
+        self, settings: LiveQualitySettings, log_settings: PredictionLogSettings, serving: Serving
+    ) -> None:
+        """Measures live quality of every generation, from the first one on. Raises LiveQualityError."""
+        self.live_quality = LiveQuality(settings, log_settings, self.metrics, serving)
+        self.on_adopt.append(self.live_quality.adopt)
 
     def adopt(self, serving: Serving) -> dict[str, int]:
         """Puts an open generation into service; the previous one is closed once it is idle.

@@ -261,7 +261,7 @@ async def _run_until_stopped(
     shared: socket.socket | None,
     grpc: GrpcPort | None,
 ) -> None:
-    sweeping = asyncio.create_task(frontend.sweep())
+    background = [asyncio.create_task(frontend.sweep())]
     loading = run_in_thread(lambda: _load(models, settings))
     if shared is None:
         sockets = duplicate_listener(listener)
@@ -275,6 +275,7 @@ async def _run_until_stopped(
         if loading.done():
             loading.result()
             models.attach()
+            background += [asyncio.create_task(live.watch()) for live in models.live_qualities]
             # what is loaded stays, so the collector need not scan it again
             gc.collect()
             gc.freeze()
@@ -292,7 +293,10 @@ async def _run_until_stopped(
         await serving
         if grpc is not None:
             await grpc.stopped()
-        sweeping.cancel()
+        for task in background:
+            task.cancel()
+        for live in models.live_qualities:
+            live.close()
         logs = [models.default.tracer, *(engine.prediction_log for engine in models.engines)]
         close_pipes([each.pipe for each in logs if each is not None])
         if not loading.done():
@@ -311,7 +315,7 @@ def _load(models: ModelRepository, settings: Settings) -> None:
                 opened.append(serving)
                 if settings.prediction_log is not None:
                     folder = settings.prediction_log / engine.name if files else settings.prediction_log
-                    engine.open_prediction_log(settings.of_prediction_log(folder), serving)
+                    _open_log(engine, settings, folder, serving)
             except PolyrecError as e:
                 if not files:
                     raise
@@ -322,6 +326,14 @@ def _load(models: ModelRepository, settings: Settings) -> None:
         raise
     for engine, serving in zip(models.engines, opened, strict=True):
         engine.adopt(serving)
+
+
+def _open_log(engine: Engine, settings: Settings, folder: Path, serving: Serving) -> None:
+    """Opens a model's prediction log and what measures live quality with it. Raises PolyrecError."""
+    log_settings = settings.of_prediction_log(folder)
+    engine.open_prediction_log(log_settings, serving)
+    if settings.live_quality != "off":
+        engine.open_live_quality(settings.of_live_quality(), log_settings, serving)
 
 
 def _ready(models: ModelRepository, listener: socket.socket, scheme: str, grpc: GrpcPort | None) -> Ready:

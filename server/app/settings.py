@@ -26,6 +26,14 @@ from polyrec.server.app.logs import LogFormat
 from polyrec.server.app.served_model import RESERVED
 from polyrec.server.app.tokens import OpenRight
 from polyrec.server.http.connection.limits import ConnectionLimits, descriptor_limit
+from polyrec.server.live_quality.settings import (
+    MOST_BOUND,
+    MOST_EVERY_S,
+    MOST_SPAN_S,
+    LiveQualitySettings,
+    Mode,
+    Priority,
+)
 from polyrec.server.prediction_log.settings import (
     FlushSeconds,
     KeptHours,
@@ -115,6 +123,7 @@ class Settings(Strict):
         of connections (docs/protocol.md); max_connections: None for the limit of file descriptors.
     docs: whether /docs and /openapi.json are answered.
     prediction_log, prediction_log_...: folder of the log of predictions, and `PredictionLogSettings`.
+    live_quality, live_quality_...: `LiveQualitySettings`; needs a prediction log.
     log_level, log_format: minimum level and format of messages on standard error.
     access_log: share of answers that get a line there.
     All others, if given, replace the plan's value of the same name.
@@ -163,6 +172,12 @@ class Settings(Strict):
     prediction_log_max_bytes: LogBytes | None = None
     prediction_log_window_s: WindowSeconds | None = None
     prediction_log_unlabeled: Unlabeled | None = None
+    live_quality: Mode = "off"
+    live_quality_span_s: Annotated[float, Field(gt=0, le=MOST_SPAN_S)] = 86400.0
+    live_quality_every_s: Annotated[float, Field(gt=0, le=MOST_EVERY_S)] = 60.0
+    live_quality_trust: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ()
+    live_quality_priority: Priority = "idle"
+    live_quality_bound: Annotated[float, Field(ge=0, le=MOST_BOUND)] = 0.2
     default_budget_ms: BudgetMs | None = None
     max_body_bytes: Annotated[int, Field(ge=1)] | None = None
     max_request_rows: TabledRows | None = None
@@ -192,6 +207,8 @@ class Settings(Strict):
                     raise ValueError(f"{name} is for a single model; there are several")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("give both --tls-cert FILE and --tls-key FILE, or neither")
+        if self.live_quality != "off" and self.prediction_log is None:
+            raise ValueError("--live-quality needs --prediction-log FOLDER")
         return self
 
     def model_files(self) -> dict[str, Path]:
@@ -265,6 +282,17 @@ class Settings(Strict):
         named = {name: getattr(self, PREDICTION_LOG + name) for name in LOG_SETTINGS}
         given = {name: value for name, value in named.items() if value is not None}
         return PredictionLogSettings(folder=folder, **given)
+
+    def of_live_quality(self) -> LiveQualitySettings:
+        """Settings of live quality."""
+        return LiveQualitySettings(
+            mode=self.live_quality,
+            span_s=self.live_quality_span_s,
+            every_s=self.live_quality_every_s,
+            trusted=self.live_quality_trust,
+            priority=self.live_quality_priority,
+            bound=self.live_quality_bound,
+        )
 
     def _store_login(self) -> dict[str, Any]:
         """The given password settings of the store; empty if none is given."""

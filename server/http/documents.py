@@ -19,6 +19,7 @@ from polyrec.planner.plan import BudgetMs
 from polyrec.planner.quality import QualityMetric
 from polyrec.planner.routing.explanation import RouterSnapshot
 from polyrec.planner.routing.query import MOST_PRIORITY
+from polyrec.server.live_quality.report import LiveQualityDocument
 from polyrec.server.metrics.events import EventKind
 
 Quality = Literal["any", "required"]
@@ -311,8 +312,9 @@ class StatusResponse(Document):
     """Data of the status page.
 
     promised_share: the SLO. broken: outcomes that count against it. generation: of the plan. metric: of the
-    paths' quality; null, as `serving`, while the server loads. events: the last ones, oldest first. now: a
-    sample of this moment, which is `unix_time`. history: earlier ones, oldest first.
+    paths' quality; null, as `serving`, while the server loads. live_quality: null without a report.
+    events: the last ones, oldest first. now: a sample of this moment, which is `unix_time`. history: earlier
+    ones, oldest first.
     """
 
     state: StateName
@@ -329,6 +331,7 @@ class StatusResponse(Document):
     events: list[EventDocument]
     lane_deaths: dict[str, float]
     serving: PathsResponse | None
+    live_quality: LiveQualityDocument | None
     unix_time: float
     now: StatusSample
     history: list[StatusSample]

@@ -26,6 +26,7 @@ from polyrec.server.metrics.error_budget import ErrorBudget
 from polyrec.server.metrics.events import Events, Overload
 from polyrec.server.metrics.history import History, Sample
 from polyrec.server.metrics.instruments import AnyFamily, Registry
+from polyrec.server.metrics.live_metrics import LiveMetrics
 from polyrec.server.metrics.router_metrics import RouterMetrics
 from polyrec.server.metrics.statistics import Statistics
 from polyrec.server.metrics.tier_metrics import TierMetrics
@@ -189,6 +190,7 @@ class Metrics:
         self.feedback = registry.counter(
             "polyrec_feedback_requests", "Requests for which labels were accepted (POST /v1/feedback)."
         )
+        self.live = LiveMetrics(registry)
         self._logged = {"requests": logged, "labels": logged_labels}
         self._logged_now: Callable[[], Mapping[tuple[str, str], int]] = dict
         self.connections = registry.gauge("polyrec_connections", "Open connections.")

@@ -73,14 +73,16 @@ def feedback_endpoint(engine: Engine) -> Endpoint:
     async def answer(request: Request) -> Reply:
         scope = request.scope
         try:
-            engine.access.authorized("feedback", scope["headers"], scope.get("client"))
+            client = engine.access.authorized("feedback", scope["headers"], scope.get("client"))
             if engine.prediction_log is None:
                 raise NotFound("this server has no prediction log; start it with --prediction-log FOLDER")
             body = await read_body(scope["headers"], request.receive, MAX_BODY_BYTES)
             items = _items(body)
         except RequestError as e:
             return error_reply(e)
-        sent = [engine.prediction_log.send_labels(item.request_id, *item.rows()) for item in items]
+        sent = [
+            engine.prediction_log.send_labels(item.request_id, client.name, *item.rows()) for item in items
+        ]
         if not all(sent):
             return error_reply(NotReady("labels cannot be written now; send them again later"))
         engine.metrics.feedback.only.inc(len(items))

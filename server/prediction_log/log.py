@@ -79,9 +79,9 @@ class PredictionLog:
         if not self._living().send(pack(record)):
             self._dropped += 1
 
-    def send_labels(self, request_id: str, rows: list[int], labels: list[float]) -> bool:
-        """Sends labels of one request to the writer, without waiting; false: they are dropped."""
-        return self._living().send(pack(Feedback(request_id, time.time_ns() // 1000, rows, labels)))
+    def send_labels(self, request_id: str, client: str, rows: list[int], labels: list[float]) -> bool:
+        """Sends a client's labels of one request to the writer, without waiting; false: they are dropped."""
+        return self._living().send(pack(Feedback(request_id, client, time.time_ns() // 1000, rows, labels)))
 
     def counts(self) -> dict[Outcome, int]:
         """Returns the numbers of requests, and of calls with labels, by outcome."""

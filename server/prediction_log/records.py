@@ -26,9 +26,10 @@ class Prediction(msgspec.Struct, array_like=True, frozen=True, tag="prediction")
 
 
 class Feedback(msgspec.Struct, array_like=True, frozen=True, tag="feedback"):
-    """Labels of rows of one request. at_us: when they came, Unix time in microseconds."""
+    """Labels of rows of one request. client: who sent them. at_us: when, Unix time in microseconds."""
 
     request_id: str
+    client: str
     at_us: int
     rows: list[int]
     labels: list[float]

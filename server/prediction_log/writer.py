@@ -102,7 +102,13 @@ class Writer:
             self._bytes += VALUE_BYTES * 4 * len(record.rows)
             self._labels.add(
                 [
-                    {"request_id": record.request_id, "row": row, "label": label, "time": record.at_us}
+                    {
+                        "request_id": record.request_id,
+                        "row": row,
+                        "label": label,
+                        "time": record.at_us,
+                        "client": record.client,
+                    }
                     for row, label in zip(record.rows, record.labels, strict=True)
                 ]
             )

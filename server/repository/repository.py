@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from polyrec.server.app.engine import Engine, LifecycleState
 from polyrec.server.app.served_model import ALIAS
 from polyrec.server.errors import NotFound, shortened
+from polyrec.server.live_quality.live import LiveQuality
 
 
 class ModelRepository:
@@ -28,6 +29,11 @@ class ModelRepository:
     def names(self) -> tuple[str, ...]:
         """The name of each model; while the server loads, those that the operator gave."""
         return tuple(engine.name for engine in self.engines)
+
+    @property
+    def live_qualities(self) -> tuple[LiveQuality, ...]:
+        """Those of the models; empty while the server loads, or if it is not measured."""
+        return tuple(engine.live_quality for engine in self.engines if engine.live_quality is not None)
 
     def find(self, name: str, version: str | None = None) -> Engine:
         """The engine of a model, which has loaded. Raises NotFound, with the list of names, or NotReady.

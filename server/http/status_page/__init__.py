@@ -120,6 +120,7 @@ def status_document(engine: Engine, since: float) -> dict[str, Any]:
         "events": [event.as_dict() for event in metrics.events.since(-math.inf)],
         "lane_deaths": {lane: deaths.value for (lane,), deaths in metrics.lane_deaths.children.items()},
         "serving": serving,
+        "live_quality": None if engine.live_quality is None else engine.live_quality.document(),
         "unix_time": round(time.time(), 3),
         "now": now,
         "history": metrics.history.since(since),

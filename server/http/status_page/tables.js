@@ -42,15 +42,25 @@ export function tables() {
 }
 
 function paths(d) {
+  const live = view.last.live_quality;
   const views = Object.fromEntries(view.last.serving.routing.paths.map((p) => [p.name, p]));
   fill("paths", pathsByQuality().map((p, i) => {
     const expected = views[p.name].latency_s;
     const share = d.all ? (d.rows[p.name] || 0) / d.all : 0;
     const precision = p.precision === "fp32" ? "" : `, ${p.precision}`;
-    return [[key(`path${Math.min(i, 5)}`), p.name], meter(share, percent(share)), p.quality === null ? "–" : p.quality.toFixed(4),
+    return [[key(`path${Math.min(i, 5)}`), p.name], meter(share, percent(share)), (p.quality === null ? "–" : p.quality.toFixed(4)) + liveQuality(live, p.name),
       ms(expected["1"]), ms(expected["64"]), ms(expected["256"]),
       `${p.runtime} on ${p.device}${precision}, ${(p.bundle.bytes / 1e6).toFixed(1)} MB`];
   }));
+}
+
+/** Returns a path's live information gain with its interval, and what it moved the path's value by. */
+function liveQuality(live, name) {
+  const gain = live && live.paths[name] && live.paths[name].information;
+  if (!gain) return "";
+  const by = live.value_changes[name] || 0;
+  return `; live ${gain[0].toFixed(4)} [${gain[1].toFixed(4)}, ${gain[2].toFixed(4)}]`
+    + (by ? `, value ${by > 0 ? "+" : "−"}${Math.abs(by).toFixed(4)}` : "");
 }
 
 function events() {

@@ -60,6 +60,10 @@ function warnings(d) {
   const out = lanes.filter((lane) => !lane.alive || lane.breaker === "open");
   if (out.length === 1) found.push(`Lane ${out[0].name} is out of service.`);
   else if (out.length) found.push(`${out.length} of ${lanes.length} lanes are out of service.`);
+  const moved = Object.values((last.live_quality || { value_changes: {} }).value_changes).filter((by) => by);
+  const error = last.live_quality && last.live_quality.error;
+  if (error) found.push(`Live quality is not measured: ${error}.`);
+  if (moved.length) found.push(`Live quality moved the value of ${moved.length === 1 ? "a path" : `${moved.length} paths`} from what test rows gave.`);
   if (degradedShare(d) > MUCH_DEGRADED) found.push(`${percent(degradedShare(d))} of the answers came from a less accurate path.`);
   return found;
 }

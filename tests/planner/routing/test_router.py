@@ -386,6 +386,18 @@ def test_a_new_policy_routes_waiting_queries():
     assert driver.router.paths[query.path].name == "table@cpu"
 
 
+def test_other_worths_of_paths_count_from_the_next_decision_on():
+    driver = RouterDriver(router(lanes=cpu_lanes(1)))
+    first = driver.offer(23, 0.1)
+    driver.run(0.05)
+    assert driver.router.paths[first.path].name == "hybrid@cpu"
+    worths = {path.name: 0.2 if path.name == "table@cpu" else 0.1 for path in driver.router.paths}
+    driver.router.set_worths(worths)
+    second = driver.offer(23, driver.now_s + 0.1)
+    driver.run(driver.now_s + 0.05)
+    assert driver.router.paths[second.path].name == "table@cpu"
+
+
 def test_a_weight_of_zero_disables_a_path():
     driver = RouterDriver(router(weights={"hybrid@cpu": 0.0}))
     query = driver.offer(23, 0.1)

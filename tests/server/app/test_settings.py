@@ -82,6 +82,7 @@ def test_a_bundle_on_the_command_line_replaces_a_plan_in_the_environment() -> No
         ({"plans": ("stats=p",)}, {}, "and is not 'stats'"),
         ({"models": "m", "plan": "p"}, {}, "give either --bundle DIR or --plan FILE"),
         ({"models": "m", "model_name": "a"}, {}, "model_name is for a single model; there are several"),
+        ({"bundle": "b", "live_quality": "measure"}, {}, "--live-quality needs --prediction-log FOLDER"),
         ({"plan": "p", "device": "cpu"}, {}, "the plan names paths and lanes; leave out device"),
     ],
 )

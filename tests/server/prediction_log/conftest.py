@@ -29,10 +29,11 @@ def serve_logging(bundle_dir: Path, tmp_path: Path) -> Iterator[LoggingServer]:
     with ExitStack() as stack:
 
         def serve(**settings: object) -> httpx.Client:
+            model = {} if settings.keys() & {"plan", "plans"} else {"bundle": bundle_dir}
             child = stack.enter_context(
                 start(
-                    {
-                        "bundle": bundle_dir,
+                    model
+                    | {
                         "tokens": tokens,
                         "prediction_log": tmp_path / "log",
                         "prediction_log_flush_s": 0.05,

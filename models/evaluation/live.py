@@ -1,0 +1,193 @@
+"""Estimates the quality of several models on requests whose labels came later, with paired intervals.
+
+    requests, each scored by every model --estimate--> information gain, calibration, AUC, and differences
+
+A resample draws requests with replacement (paired bootstrap, as in comparison.py). Information gain and
+calibration are ratios of sums over requests, so all resamples of them are a few matrix products.
+
+Labels come from clients, any of which may be wrong or hostile. A difference is therefore estimated again
+without the labels of each client, and `confirmed` is the hull of all these intervals: what it excludes, it
+excludes whichever client is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from polyrec.models.evaluation.comparison import LEVEL, Interval, SortedScores, draws, percentiles
+from polyrec.models.evaluation.metrics import Floats, row_losses
+from polyrec.models.schema.batch import F32, F64
+
+RESAMPLES = 1000
+AUC_RESAMPLES = 200
+"""An AUC takes a pass over all rows for each resample."""
+CONFIRMED_LEVEL = 0.99
+"""Level of `confirmed`: it is looked at again and again."""
+LEAST_REQUESTS = 30
+"""Requests with a positive below which a bootstrap interval is too narrow."""
+LEAST_DEFINED = 0.9
+"""Share of the resamples in which a metric must be defined for an interval."""
+UNDEFINED = Interval(float("nan"), float("nan"), float("nan"))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoredRequest:
+    """A request with final labels.
+
+    at_s: when it was answered, Unix time in seconds. client: whose labels they are; None: nobody labeled it.
+    labels: float32 [rows], 0 or 1. scores: float32 [models, rows], click probabilities.
+    """
+
+    at_s: float
+    client: str | None
+    labels: F32
+    scores: F32
+
+
+@dataclass(frozen=True, slots=True)
+class LiveModel:
+    """Metrics of one model. difference: of its information gain to the reference's, at LEVEL; confirmed: the
+    same at CONFIRMED_LEVEL, whichever client's labels are left out.
+    """
+
+    information: Interval
+    calibration: Interval
+    auc: Interval
+    difference: Interval
+    confirmed: Interval
+
+
+@dataclass(frozen=True, slots=True)
+class LiveEstimate:
+    """requests, rows, positives: what it is of. clients: requests labeled by each."""
+
+    requests: int
+    rows: int
+    positives: int
+    clients: Mapping[str, int]
+    models: tuple[LiveModel, ...]
+
+
+class RequestSums:
+    """Sums over the rows of each request, from which metrics of resamples are computed.
+
+    Requests must have as many models each, at least one request. Scores that are not finite count as the
+    worst possible prediction of their row.
+    """
+
+    def __init__(self, requests: Sequence[ScoredRequest]) -> None:
+        self.unit = np.repeat(np.arange(len(requests)), [r.labels.size for r in requests])
+        self.labels: F32 = np.concatenate([r.labels for r in requests])
+        scores = np.concatenate([r.scores for r in requests], axis=1)
+        self.scores: F32 = np.where(np.isfinite(scores), scores, 1 - self.labels).astype(np.float32)
+        self.rows = self._sum(np.ones(self.labels.size))
+        self.clicks = self._sum(self.labels)
+        self.losses = np.stack([self._sum(row_losses(p, self.labels)) for p in self.scores], axis=1)
+        self.masses = np.stack([self._sum(p) for p in self.scores], axis=1)
+
+    def _sum(self, values: Floats) -> F64:
+        return np.bincount(self.unit, weights=values).astype(np.float64)
+
+    def information(self, weights: F64) -> F64:
+        """Information gain, float64 [resamples, models]; nan without both classes.
+
+        weights: float64 [resamples, requests], how often each request was drawn.
+        """
+        rows = weights @ self.rows
+        with np.errstate(invalid="ignore", divide="ignore"):
+            base = weights @ self.clicks / rows
+            entropy = -base * np.log(base) - (1 - base) * np.log1p(-base)
+            found: F64 = 1 - (weights @ self.losses) / (rows * entropy)[:, None]
+        return np.where(np.isfinite(found), found, np.nan)
+
+    def calibration(self, weights: F64) -> F64:
+        """Mean prediction over mean label, float64 [resamples, models]; nan without a positive."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            found: F64 = (weights @ self.masses) / (weights @ self.clicks)[:, None]
+        return np.where(np.isfinite(found), found, np.nan)
+
+    def auc(self, weights: F64) -> F64:
+        """AUC, ties counted half, float64 [resamples, models]; nan without both classes."""
+        sorted_scores = [SortedScores(p, self.labels) for p in self.scores]
+        drawn = weights.astype(np.int64)
+        return np.array([[s.auc(row[self.unit]) for s in sorted_scores] for row in drawn])
+
+
+def estimate(
+    requests: Sequence[ScoredRequest],
+    reference: int,
+    trusted: Collection[str] = (),
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> LiveEstimate | None:
+    """Estimates all models on the same requests; None without any request.
+
+    reference: index of the model that differences are to. trusted: clients whose labels need not be confirmed
+    by others; a difference is confirmed if it does not depend on any other single client.
+    """
+    if not requests:
+        return None
+    sums = RequestSums(requests)
+    weights = np.array([np.ones(len(requests)), *draws(len(requests), resamples, seed)], np.float64)
+    information = sums.information(weights)
+    calibration = sums.calibration(weights)
+    auc = sums.auc(weights[: 1 + min(AUC_RESAMPLES, resamples)])
+    clients: dict[str, int] = {}
+    for request in requests:
+        if request.client is not None:
+            clients[request.client] = clients.get(request.client, 0) + 1
+    confirmed = _confirmed(sums, requests, weights, information, reference, clients.keys() - set(trusted))
+    to_reference = information - information[:, [reference]]
+    models = tuple(
+        LiveModel(
+            _interval(information[:, m]),
+            _interval(calibration[:, m]),
+            _interval(auc[:, m]),
+            _interval(to_reference[:, m]),
+            confirmed[m],
+        )
+        for m in range(information.shape[1])
+    )
+    return LiveEstimate(len(requests), sums.labels.size, int(sums.labels.sum()), clients, models)
+
+
+def _confirmed(
+    sums: RequestSums,
+    requests: Sequence[ScoredRequest],
+    weights: F64,
+    information: F64,
+    reference: int,
+    doubted: Collection[str],
+) -> list[Interval]:
+    """The hull of the differences' intervals over all requests, and over those of all but each client."""
+    whole = np.ones(len(requests), bool)
+    has_positive = sums.clicks > 0
+    hulls: list[Interval] | None = None
+    of = np.array([request.client for request in requests], object)
+    for kept in (whole, *(of != client for client in doubted)):
+        if has_positive[kept].sum() < LEAST_REQUESTS:
+            return [UNDEFINED] * information.shape[1]
+        found = information if kept is whole else sums.information(weights * kept)
+        found = found - found[:, [reference]]
+        intervals = [_interval(found[:, m], CONFIRMED_LEVEL) for m in range(found.shape[1])]
+        hulls = intervals if hulls is None else [_hull(a, b) for a, b in zip(hulls, intervals, strict=True)]
+    assert hulls is not None
+    return hulls
+
+
+def _hull(one: Interval, other: Interval) -> Interval:
+    """The value of `one` in the smallest interval that holds both; undefined if either is."""
+    if np.isnan([one.low, other.low]).any():
+        return UNDEFINED
+    return Interval(one.value, min(one.low, other.low), max(one.high, other.high))
+
+
+def _interval(drawn: F64, level: float = LEVEL) -> Interval:
+    """drawn: [1 + resamples], the first being the value itself."""
+    defined = drawn[1:][np.isfinite(drawn[1:])]
+    if not np.isfinite(drawn[0]) or not defined.size or defined.size < LEAST_DEFINED * (drawn.size - 1):
+        return UNDEFINED
+    return Interval(float(drawn[0]), *percentiles(defined, level))

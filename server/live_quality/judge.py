@@ -1,0 +1,275 @@
+"""Scores sampled requests of a prediction log on every path, and reports the paths' quality.
+
+Runs in a process of its own (server/live_quality/process.py), which gets settings as records on standard
+input: first at the start, again for another plan. It ends when the server closes the pipe or dies, and rests
+after each piece of work, so that it takes at most WORK_SHARE of a core. Of several servers with one log and
+one plan, the judge that holds a lock on a file works, and the others wait for it to end.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import select
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from polyrec.models.bundle.bundle import Bundle, load_bundle
+from polyrec.models.errors import PolyrecError
+from polyrec.models.evaluation.live import LiveEstimate, LiveModel, ScoredRequest, estimate
+from polyrec.models.runtimes import open_runtime
+from polyrec.models.runtimes.runtime import Runtime
+from polyrec.models.schema.batch import F32
+from polyrec.models.schema.encoder import Encoder
+from polyrec.server.codecs.json_rows import Decoder
+from polyrec.server.errors import RequestError
+from polyrec.server.live_quality.labels import NEVER, OPERATOR
+from polyrec.server.live_quality.report import (
+    PathReport,
+    Report,
+    ends,
+    remove_old_reports,
+    report_file,
+    write_report,
+)
+from polyrec.server.live_quality.sample import LoggedRequest, LogSampler
+from polyrec.server.live_quality.settings import REQUESTS, ROUND_REQUESTS, JudgedPath, JudgeSettings
+from polyrec.server.prediction_log.writer import LIMITS
+from polyrec.server.record_pipe import unframe
+
+log = logging.getLogger("polyrec.live_quality")
+
+READ_BYTES = 2**16
+WORK_SHARE = 0.1
+"""Most of a core's time that the judge takes, also of an idle one: cores share caches and memory."""
+LONGEST_REST_S = 10.0
+DIFFERING = 1e-3
+"""Difference of probabilities beyond which a path no longer scores as it answered."""
+LATE_SHARE = 0.1
+Rest = Callable[[float], None]
+"""Called with the seconds that a piece of work took."""
+
+
+class Judge:
+    """The sliding window of one plan. rest: called after each piece of work. Raises PolyrecError."""
+
+    def __init__(self, settings: JudgeSettings, rest: Rest) -> None:
+        self._settings = settings
+        self._rest = rest
+        bundles: dict[Path, Bundle] = {}
+        self._models = [_open(path, bundles) for path in settings.paths]
+        schema = self._models[0][0].schema
+        self._decoder = Decoder(schema, LIMITS)
+        self._sampler = LogSampler(
+            settings.folder, schema, settings.span_s, settings.settle_s, ROUND_REQUESTS
+        )
+        self._window: deque[ScoredRequest] = deque()
+        self._disputed = self._invalid = self._differing = 0
+        self._positives = self._late = 0
+
+    def round(self, now_s: float) -> Report:
+        """Scores what is new, and estimates the window's quality. Raises PolyrecError."""
+        begun_s = time.monotonic()
+        sampled = self._sampler.sample(now_s)
+        self._rest(time.monotonic() - begun_s)
+        for request in sampled:
+            begun_s = time.monotonic()
+            scored = self._scored(request)
+            if scored is not None:
+                self._window.append(scored)
+            self._rest(time.monotonic() - begun_s)
+        oldest_s = self._sampler.oldest_s(now_s)
+        kept = sorted((r for r in self._window if r.at_s >= oldest_s), key=lambda r: r.at_s)
+        self._window = deque(kept[-REQUESTS:])
+        begun_s = time.monotonic()
+        names = [path.name for path in self._settings.paths]
+        found = estimate(
+            self._window, names.index(self._settings.reference), (*self._settings.trusted, OPERATOR)
+        )
+        report = self._report(found, now_s)
+        self._rest(time.monotonic() - begun_s)
+        return report
+
+    def _scored(self, request: LoggedRequest) -> ScoredRequest | None:
+        """Scores a request on every path, and as it was answered; None if it is left out."""
+        labels = request.labels
+        if len(labels.clients) > 1:
+            self._disputed += 1
+            return None
+        try:
+            rows = (
+                self._decoder.rank(request.body).rows
+                if request.ranking
+                else self._decoder.predict(request.body)
+            )
+            batches = {id(encoder): rows.encode(encoder) for encoder, _ in self._models}
+            scores = [model.predict(batches[id(encoder)]).copy() for encoder, model in self._models]
+        except (RequestError, PolyrecError, ValueError):
+            self._invalid += 1
+            return None
+        self._compare(request, scores)
+        positive = (labels.values > 0.5) & (labels.given_us != NEVER)
+        late_us = labels.at_us + 1e6 * (1 - LATE_SHARE) * self._sampler.window_s
+        self._positives += int(positive.sum())
+        self._late += int((positive & (labels.given_us > late_us)).sum())
+        client = next(iter(labels.clients), None)
+        every = np.stack([*scores, request.served])
+        return ScoredRequest(labels.at_us / 1e6, client, labels.binary, every)
+
+    def _compare(self, request: LoggedRequest, scores: list[F32]) -> None:
+        """Counts a request that the path which answered it scores otherwise now."""
+        for path, found in zip(self._settings.paths, scores, strict=True):
+            if (path.name, path.version) == (request.path, request.version):
+                self._differing += not np.allclose(found, request.served, atol=DIFFERING, equal_nan=True)
+
+    def _report(self, found: LiveEstimate | None, now_s: float) -> Report:
+        about = Report(
+            at_s=now_s,
+            disputed=self._disputed,
+            invalid=self._invalid,
+            differing=self._differing,
+            late_positives=self._late / self._positives if self._positives else None,
+            reference=self._settings.reference,
+        )
+        if found is None:
+            return about
+        *models, served = found.models
+        paths = self._settings.paths
+        return about.model_copy(
+            update={
+                "since_s": self._window[0].at_s,
+                "until_s": self._window[-1].at_s,
+                "requests": found.requests,
+                "rows": found.rows,
+                "positives": found.positives,
+                "clients": dict(found.clients),
+                "paths": {p.name: _described(m, p.version) for p, m in zip(paths, models, strict=True)},
+                "served": _described(served, ""),
+            }
+        )
+
+
+def _open(path: JudgedPath, bundles: dict[Path, Bundle]) -> tuple[Encoder, Runtime]:
+    """Opens a path on the CPU. bundles: those that are open. Raises PolyrecError."""
+    if path.bundle not in bundles:
+        bundles[path.bundle] = load_bundle(path.bundle)
+    if bundles[path.bundle].manifest.version != path.version:
+        raise PolyrecError(f"bundle '{path.bundle}' was replaced since the server loaded it")
+    bundle = bundles[path.bundle].at_width(path.width)
+    return bundle.encoder, open_runtime(path.runtime, bundle, "cpu", path.precision)
+
+
+def _described(model: LiveModel, version: str) -> PathReport:
+    return PathReport(
+        version=version,
+        information=ends(model.information),
+        calibration=ends(model.calibration),
+        auc=ends(model.auc),
+        difference=ends(model.difference),
+        confirmed=ends(model.confirmed),
+    )
+
+
+class ServerGone(Exception):
+    """The server has closed the pipe."""
+
+
+class Instructions:
+    """The pipe from the server."""
+
+    def __init__(self, fd: int) -> None:
+        os.set_blocking(fd, False)
+        self._fd = fd
+        self._buffer = bytearray()
+        self.settings: JudgeSettings | None = None
+
+    def wait(self, seconds: float) -> bool:
+        """Waits; returns early, and true, if other settings came. Raises ServerGone."""
+        give_up_s = time.monotonic() + seconds
+        while True:
+            left_s = max(0.0, give_up_s - time.monotonic())
+            if select.select([self._fd], [], [], left_s)[0]:
+                more = os.read(self._fd, READ_BYTES)
+                if not more:
+                    raise ServerGone
+                self._buffer += more
+                # an empty record only tells that the server lives
+                for record in filter(None, unframe(self._buffer)):
+                    self.settings = JudgeSettings.model_validate_json(record)
+                    return True
+            elif not left_s:
+                return False
+
+
+class NewSettings(Exception):
+    """Other settings came while the judge worked."""
+
+
+def run(fd: int) -> None:
+    """Judges until the other end of the pipe is closed."""
+    instructions = Instructions(fd)
+    with suppress(ServerGone):
+        while instructions.settings is None:
+            instructions.wait(60.0)
+        while True:
+            with suppress(NewSettings), Lock(instructions):
+                _judge(instructions)
+
+
+class Lock:
+    """Waits until no other judge works with the same settings."""
+
+    def __init__(self, instructions: Instructions) -> None:
+        assert instructions.settings is not None
+        settings = instructions.settings
+        self._instructions = instructions
+        self._file = report_file(settings.folder, settings.digest).with_suffix(".lock")
+        self._fd = -1
+
+    def __enter__(self) -> None:
+        self._fd = os.open(self._file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        while True:
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if self._instructions.wait(1.0):
+                    os.close(self._fd)
+                    raise NewSettings from None
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+
+def _judge(instructions: Instructions) -> None:
+    """Reports again and again. Raises NewSettings or ServerGone."""
+    settings = instructions.settings
+    assert settings is not None
+
+    def rest(worked_s: float) -> None:
+        if instructions.wait(min(LONGEST_REST_S, worked_s * (1 / WORK_SHARE - 1))):
+            raise NewSettings
+
+    remove_old_reports(settings.folder, time.time())
+    judge: Judge | None = None
+    file = report_file(settings.folder, settings.digest)
+    while True:
+        now_s = time.time()
+        try:
+            judge = judge or Judge(settings, rest)
+            report = judge.round(now_s)
+        except (PolyrecError, OSError) as e:
+            log.error("live quality is not measured: %s", e)
+            report = Report(at_s=now_s, reference=settings.reference, error=str(e))
+        try:
+            write_report(file, report)
+        except OSError as e:
+            log.error("the report of live quality cannot be written: %s", e.strerror)
+        if instructions.wait(settings.every_s):
+            raise NewSettings

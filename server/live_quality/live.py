@@ -1,0 +1,209 @@
+"""The server's end of live quality: starts the judge, reads reports, lets the router's values follow."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from polyrec.models.errors import PolyrecError
+from polyrec.planner.live_quality import Range, following_values, reference_path
+from polyrec.server.app.serving import OpenPath, Serving
+from polyrec.server.dispatch.dispatcher import clock
+from polyrec.server.live_quality.report import Report, read_report, report_file
+from polyrec.server.live_quality.settings import JudgedPath, JudgeSettings, LiveQualitySettings
+from polyrec.server.metrics.metrics import Metrics
+from polyrec.server.prediction_log.settings import PredictionLogSettings
+from polyrec.server.record_pipe import RecordPipe, framed
+
+log = logging.getLogger("polyrec.live_quality")
+
+POLL_S = 2.0
+"""Time between looks at the report, and between signs of life to the judge."""
+RESTART_S = 60.0
+"""Time after the start of a judge until another one is started in its place, should it end."""
+STALE_ROUNDS = 5
+STALE_S = 3600.0
+"""A report older than this and than STALE_ROUNDS rounds no longer counts: values are offline ones again. On
+busy cores a round takes long."""
+
+
+class LiveQualityError(PolyrecError):
+    """A log or a plan with which live quality cannot be measured."""
+
+
+class LiveQuality:
+    """Live quality of one server. Used from one thread, but for `adopt`.
+
+    serving: the first generation. Raises LiveQualityError if it cannot be judged, or the log
+    lacks features.
+    """
+
+    def __init__(
+        self,
+        settings: LiveQualitySettings,
+        prediction_log: PredictionLogSettings,
+        metrics: Metrics,
+        serving: Serving,
+    ) -> None:
+        if prediction_log.leave_out or prediction_log.hash:
+            raise LiveQualityError(
+                "live quality scores logged requests again: leave out --prediction-log-hash and "
+                "--prediction-log-leave-out, or --live-quality"
+            )
+        self._settings = settings
+        self._check(serving)
+        self._folder = prediction_log.folder.resolve()
+        self._settle_s = 2 * prediction_log.flush_s + 5
+        self._metrics = metrics
+        self._serving: Serving | None = None
+        self._judged: JudgeSettings | None = None
+        self._file = Path()
+        self._values: dict[str, float] = {}
+        self.report: Report | None = None
+        """The last report on the paths in service that is not stale; None before the first one."""
+        self.pipe: RecordPipe | None = None
+        self._started_s = 0.0
+
+    def adopt(self, serving: Serving) -> None:
+        """Judges another generation from now on; none if it cannot be judged, which is logged."""
+        self._serving, self._judged, self.report = serving, None, None
+        self._metrics.live.clear()
+        self._values = {path.name: path.worth for path in serving.dispatcher.router.paths}
+        try:
+            self._check(serving)
+        except LiveQualityError as e:
+            log.error("live quality is not measured: %s", e)
+            return
+        self._judged = self.judged_of(serving)
+        self._file = report_file(self._folder, self._judged.digest)
+        if self.pipe is not None and self.pipe.alive:
+            self._tell()
+        else:
+            self._start()
+
+    def document(self) -> dict[str, Any] | None:
+        """Returns the last report for the status page, with what was added to values; None without one."""
+        if self.report is None:
+            return None
+        by = {name: value - self._values[name] for name, value in self._worths().items()}
+        return self.report.model_dump() | {"value_changes": by}
+
+    def judged_of(self, serving: Serving) -> JudgeSettings:
+        """Returns what the judge is told of a generation."""
+        values = {path.name: path.worth for path in serving.dispatcher.router.paths}
+        return JudgeSettings(
+            folder=self._folder,
+            paths=tuple(map(_judged, serving.paths)),
+            reference=reference_path(values),
+            span_s=self._settings.span_s,
+            every_s=self._settings.every_s,
+            settle_s=self._settle_s,
+            trusted=self._settings.trusted,
+        )
+
+    async def watch(self) -> None:
+        """Polls until it is canceled."""
+        while True:
+            await asyncio.sleep(POLL_S)
+            await self.poll()
+
+    async def poll(self) -> None:
+        """Reads the report, and sets metrics and values."""
+        judged = self._judged
+        if judged is None or self.pipe is None:
+            return
+        self.pipe.send(framed(b""))
+        if not self.pipe.alive and time.monotonic() - self._started_s >= RESTART_S:
+            self.pipe.kill()
+            self._start()
+        # the log's disk may be slow
+        report = await asyncio.to_thread(read_report, self._file)
+        if self._judged is not judged:
+            return
+        if report is not None:
+            age_s = time.time() - report.at_s
+            self._metrics.live.age(age_s)
+            if age_s > max(STALE_S, STALE_ROUNDS * self._settings.every_s):
+                report = None
+        if report != self.report:
+            self.report = report
+            self._metrics.live.show(report)
+        if self._settings.mode == "follow":
+            self._follow()
+
+    def close(self) -> None:
+        """Ends the judge, which has nothing to lose."""
+        if self.pipe is not None:
+            self.pipe.kill()
+
+    def _follow(self) -> None:
+        """Moves the router's values if the report shows it, or back if there is none."""
+        assert self._serving is not None
+        ranges: dict[str, Range] = {}
+        if self.report is not None:
+            confirmed = {name: path.confirmed for name, path in self.report.paths.items()}
+            ranges = {name: (c[1], c[2]) for name, c in confirmed.items() if c is not None}
+        values = following_values(self._values, ranges, self._settings.bound)
+        before = self._worths()
+        moved = [name for name, value in values.items() if abs(value - before[name]) > 1e-9]
+        if not moved:
+            return
+        self._serving.dispatcher.router.set_worths(values)
+        told = ", ".join(f"{name} {before[name]:.4f} -> {values[name]:.4f}" for name in moved)
+        log.warning("values follow live quality: %s", told)
+        self._metrics.events.add(clock(), "routing", f"values follow live quality: {told}")
+        for name, value in values.items():
+            self._metrics.live.moved(name, value - self._values[name])
+
+    def _worths(self) -> dict[str, float]:
+        """Returns what an answered row of each path is worth to the router now."""
+        assert self._serving is not None
+        return {path.name: path.worth for path in self._serving.dispatcher.router.state.paths}
+
+    def _check(self, serving: Serving) -> None:
+        """Raises LiveQualityError if a generation cannot be judged."""
+        if serving.plan.placement is not None:
+            raise LiveQualityError(
+                "live quality needs bundles that fit into memory: a plan with a placement is not scored again"
+            )
+        metric = serving.plan.metric
+        if self._settings.mode == "follow" and metric != "information":
+            raise LiveQualityError(
+                f"values follow information gain, not the plan's {metric}: use --live-quality measure"
+            )
+
+    def _tell(self) -> None:
+        assert self.pipe is not None
+        assert self._judged is not None
+        self.pipe.send(framed(self._judged.model_dump_json().encode()))
+
+    def _start(self) -> None:
+        self._started_s = time.monotonic()
+        self.pipe = RecordPipe(
+            "polyrec.server.live_quality.process",
+            "judge of live quality",
+            "settings of it",
+            log,
+            # parallelism would take cores from lanes
+            os.environ | {"OMP_NUM_THREADS": "1"},
+            arguments=[self._settings.priority],
+        )
+        self._tell()
+
+
+def _judged(path: OpenPath) -> JudgedPath:
+    """Describes a path to the judge, opened on the CPU: by its own runtime, or torch for a GPU."""
+    planned = path.planned
+    on_cpu = planned.device == "cpu"
+    return JudgedPath(
+        name=path.name,
+        bundle=planned.bundle.resolve(),
+        version=path.bundle.manifest.version,
+        runtime=planned.runtime if on_cpu else "torch",
+        precision=planned.precision,
+        width=planned.width,
+    )

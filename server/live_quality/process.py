@@ -1,0 +1,35 @@
+"""The process of the judge, started by server/live_quality/live.py only.
+
+With the argument `idle` it runs in the kernel's idle class (sched(7), SCHED_IDLE) from its first import on,
+so that it gets only time that nothing else wants.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from contextlib import suppress
+
+
+def main() -> None:
+    # both signals reach the whole process group; this process ends with the server
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if sys.argv[1:] == ["idle"]:
+        os.nice(19)
+        with suppress(OSError, AttributeError):  # not on every kernel
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    # slow imports, after the priority is lowered
+    import torch
+
+    from polyrec.server.app.logs import log_to_stderr
+    from polyrec.server.live_quality.judge import run
+
+    log_to_stderr("warning")
+    torch.set_num_threads(1)
+    run(sys.stdin.fileno())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""The report of live quality: a file in the prediction log's folder, from the judge to its servers."""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from polyrec.models.evaluation.comparison import Interval
+from polyrec.models.files import Strict
+
+MOST_BYTES = 2**20
+KEPT_S = 30 * 86400.0
+Ends = tuple[float, float, float]
+"""Value, lower and upper end."""
+
+
+class PathReport(Strict):
+    """Live metrics of a path, or of the answers; None where they are undefined.
+
+    difference: of information gain to the reference path. confirmed: the same at a higher level, whichever
+    client's labels are left out.
+    """
+
+    version: str
+    information: Ends | None
+    calibration: Ends | None
+    auc: Ends | None
+    difference: Ends | None
+    confirmed: Ends | None
+
+
+class Report(Strict):
+    """The judge's findings. at_s, since_s, until_s: when, and of which answers, Unix time in seconds.
+
+    paths: by name. served: of the answers as they were, whichever path gave them. reference: the path of
+    `difference`. late_positives: share of the positives that came in the last tenth of the window.
+    disputed, invalid: requests left out, as several clients labeled them, or as they could not be read again.
+    differing: requests that the path which answered scores otherwise now. error: why there are no figures.
+    """
+
+    at_s: float
+    since_s: float = 0.0
+    until_s: float = 0.0
+    requests: int = 0
+    rows: int = 0
+    positives: int = 0
+    clients: dict[str, int] = Field(default_factory=dict)
+    disputed: int = 0
+    invalid: int = 0
+    differing: int = 0
+    late_positives: float | None = None
+    reference: str = ""
+    paths: dict[str, PathReport] = Field(default_factory=dict)
+    served: PathReport | None = None
+    error: str | None = None
+
+
+class LiveQualityDocument(Report):
+    """The last report, for the status page. value_changes: what following it added to each path's value."""
+
+    value_changes: dict[str, float]
+
+
+def ends(interval: Interval) -> Ends | None:
+    """Returns an interval for the report; None if it is undefined."""
+    found = interval.value, interval.low, interval.high
+    return found if all(map(math.isfinite, found)) else None
+
+
+def report_file(folder: Path, digest: str) -> Path:
+    """Returns the file of the report on the paths of that digest."""
+    return folder / f".live-quality-{digest}.json"
+
+
+def remove_old_reports(folder: Path, now_s: float) -> None:
+    """Removes reports and locks of plans that nobody has judged for KEPT_S. now_s: Unix time, seconds."""
+    for file in folder.glob(".live-quality-*"):
+        with suppress(OSError):
+            if file.stat().st_mtime < now_s - KEPT_S:
+                file.unlink()
+
+
+def write_report(file: Path, report: Report) -> None:
+    """Writes a report whole or not at all. Raises OSError."""
+    partial = file.with_name(f"{file.name}.{secrets.token_hex(4)}")
+    try:
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as f:
+            f.write(report.model_dump_json())
+        os.replace(partial, file)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def read_report(file: Path) -> Report | None:
+    """Reads a report; None if there is none that can be read."""
+    try:
+        if file.stat().st_size > MOST_BYTES:
+            return None
+        return Report.model_validate_json(file.read_bytes())
+    except (OSError, ValidationError):
+        return None

@@ -1,0 +1,156 @@
+"""Samples the requests of a prediction log whose labels are final, to be scored again.
+
+A request is taken once its labels' window has passed: before that, a row without a label may still become a
+positive. Of the log's files a bounded number is read in each round, at random, and of each file a bounded
+number of requests, so that the work does not grow with the traffic.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from polyrec.models.data.prediction_log import (
+    HOUR,
+    KEY,
+    PATH,
+    REQUEST_ID,
+    REQUESTS,
+    ROW,
+    SCORES,
+    TIME,
+    VERSION,
+    load_rules,
+)
+from polyrec.models.schema.batch import F32
+from polyrec.models.schema.schema import Schema
+from polyrec.server.live_quality.labels import RequestLabels, join_labels
+
+FILES = 16
+"""Most files of requests that are read in a round."""
+MOST_ROWS = 50_000
+"""Most rows of the requests of a round."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoggedRequest:
+    """A request of the log with final labels.
+
+    ranking: whether `body` is one of /v1/rank, or of /v1/predict. served: float32 [rows], the scores of its
+    answer, by `path` of bundle `version`.
+    """
+
+    path: str
+    version: str
+    ranking: bool
+    body: bytes
+    served: F32
+    labels: RequestLabels
+
+
+class LogSampler:
+    """Takes each request of a log at most once.
+
+    span_s: age of the oldest requests. settle_s: time after which what a server has written is in the log.
+    requests: most of a round. Its methods raise DataError for a log that cannot be read.
+    """
+
+    def __init__(
+        self, folder: Path, schema: Schema, span_s: float, settle_s: float, requests: int, seed: int = 0
+    ) -> None:
+        self._folder = folder
+        self._schema = schema
+        self._span_s = span_s
+        self._settle_s = settle_s
+        self._requests = requests
+        self._random = random.Random(seed)
+        self._seen: set[Path] = set()
+        rules = load_rules(folder)
+        self.window_s = rules.window_s
+        self._leave_out = rules.unlabeled == "leave_out"
+
+    def oldest_s(self, now_s: float) -> float:
+        """Returns the time of the oldest request that still counts, Unix time in seconds."""
+        return now_s - self.window_s - self._settle_s - self._span_s
+
+    def sample(self, now_s: float) -> list[LoggedRequest]:
+        """Returns some requests that were not returned before; at most `requests`."""
+        final_s = now_s - self.window_s - self._settle_s
+        files = self._files(final_s)
+        chosen = self._random.sample(files, min(FILES, len(files)))
+        self._seen.update(chosen)
+        found: list[LoggedRequest] = []
+        for file in chosen:
+            found += self._read(file, max(1, self._requests // len(chosen)))
+        self._random.shuffle(found)
+        # a client chooses the ids of its requests: of several with one id, one counts
+        found = list({request.labels.request_id: request for request in found}.values())
+        rows = np.cumsum([request.served.size for request in found])
+        found = found[: min(self._requests, int(np.searchsorted(rows, MOST_ROWS, "right")))]
+        join_labels(self._folder, [request.labels for request in found], self.window_s)
+        return [r for r in found if r.labels.clients or not self._leave_out]
+
+    def _files(self, final_s: float) -> list[Path]:
+        """The files whose requests are all final and not too old, and that were not read."""
+        found: list[Path] = []
+        there: set[Path] = set()
+        for hour in (self._folder / REQUESTS).glob("*"):
+            try:
+                begun_s = datetime.strptime(hour.name, HOUR).replace(tzinfo=UTC).timestamp()
+            except ValueError:
+                continue
+            if begun_s > final_s or begun_s + 3600 < final_s - self._span_s:
+                continue
+            for file in sorted(hour.glob("part-*.parquet")):
+                there.add(file)
+                try:
+                    # a file is written after the answers of all its requests
+                    if file not in self._seen and file.stat().st_mtime <= final_s:
+                        found.append(file)
+                except FileNotFoundError:
+                    continue  # removed, as its hour is too old
+        self._seen &= there
+        return found
+
+    def _read(self, file: Path, most: int) -> list[LoggedRequest]:
+        """Reads up to `most` random requests of a file; none if the file is gone or damaged."""
+        try:
+            table = pq.read_table(file, use_threads=False)
+            row = table.column(ROW).to_numpy()
+            first = np.flatnonzero(row == 0)
+            end = np.append(first[1:], row.size)
+            picked = sorted(self._random.sample(range(first.size), min(most, first.size)))
+            times = table.column(TIME).cast(pa.int64()).to_numpy()
+            return [
+                self._request(table.slice(first[i], end[i] - first[i]).to_pylist(), int(times[first[i]]))
+                for i in picked
+            ]
+        except (OSError, pa.ArrowException, KeyError, ValueError, TypeError):
+            return []
+
+    def _request(self, stored: Sequence[dict[str, Any]], at_us: int) -> LoggedRequest:
+        """Makes a request of its stored rows: with one of them a ranking, else plain rows."""
+        about = stored[0]
+        context, candidate = self._schema.context.names, self._schema.candidate.names
+        served = np.concatenate([np.asarray(row[SCORES], np.float32) for row in stored])
+        body: dict[str, Any]
+        candidates = {name: [value for row in stored for value in row[name]] for name in candidate}
+        if len(stored) == 1:
+            body = {"context": {name: about[name] for name in context}, "candidates": candidates}
+        else:
+            columns = {name: [row[name] for row in stored] for name in context} | candidates
+            if self._schema.request and self._schema.group is not None:
+                columns.setdefault(self._schema.group, [row[KEY] for row in stored])
+            body = {"columns": columns}
+        labels = RequestLabels.unlabeled(about[REQUEST_ID], at_us, served.size)
+        ranking = len(stored) == 1
+        return LoggedRequest(about[PATH], about[VERSION], ranking, orjson.dumps(body), served, labels)

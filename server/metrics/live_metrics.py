@@ -1,0 +1,98 @@
+"""Metrics of live quality, set when a report comes (server/live_quality/)."""
+
+from __future__ import annotations
+
+from polyrec.server.live_quality.report import Ends, PathReport, Report
+from polyrec.server.metrics.instruments import Family, Gauge, Registry
+
+SERVED = "served"
+ENDS = ("value", "low", "high")
+
+
+class LiveMetrics:
+    """Gauges of the last report."""
+
+    def __init__(self, registry: Registry) -> None:
+        gauge = registry.gauge
+        self._quality = gauge(
+            "polyrec_live_quality",
+            "Quality on labeled requests of the window, scored again by every path: metric information"
+            " (gain), calibration (mean prediction over mean label) or auc; end value, or low or high of its"
+            " 95% interval. Path served: of the answers as they were.",
+            *("path", "version", "metric", "end"),
+        )
+        self._difference = gauge(
+            "polyrec_live_difference",
+            "Live information gain minus the reference path's: value, and the low and high ends of its 99%"
+            " interval whichever client's labels are left out, which routing may follow.",
+            *("path", "end"),
+        )
+        self._moved = gauge(
+            "polyrec_live_value_change",
+            "What following live quality added to a path's value; 0 where it is the offline one.",
+            "path",
+        )
+        self._counts = gauge(
+            "polyrec_live_window",
+            "Size of the window: requests, rows, positives, clients that gave labels.",
+            "of",
+        )
+        self._left_out = gauge(
+            "polyrec_live_left_out",
+            "Sampled requests since the judge started. disputed: left out, as several clients labeled them;"
+            " invalid: left out, as they could not be read again; differing: kept, but the path that answered"
+            " scores them otherwise now.",
+            "reason",
+        )
+        self._late = gauge(
+            "polyrec_live_late_positives",
+            "Share of the positives that came in the last tenth of the log's window: if it is large, the"
+            " window is too short.",
+        )
+        self._age = gauge("polyrec_live_age_seconds", "Age of the last report of live quality.")
+        self._every: tuple[Family[Gauge], ...] = (
+            *(self._quality, self._difference, self._moved, self._counts),
+            *(self._left_out, self._late, self._age),
+        )
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets the last report and what values were moved by."""
+        for family in self._every:
+            family.clear()
+
+    def age(self, seconds: float) -> None:
+        """Sets the age of the last report."""
+        self._age.only.set(seconds)
+
+    def moved(self, path: str, by: float) -> None:
+        """Sets what was added to the value of a path."""
+        self._moved.labels(path).set(by)
+
+    def show(self, report: Report | None) -> None:
+        """Sets what a report says; None: nothing is known."""
+        for family in (self._quality, self._difference, self._counts, self._left_out, self._late):
+            family.clear()
+        if report is None:
+            return
+        of = {"requests": report.requests, "rows": report.rows, "positives": report.positives}
+        for name, number in (of | {"clients": len(report.clients)}).items():
+            self._counts.labels(name).set(number)
+        for reason in ("disputed", "invalid", "differing"):
+            self._left_out.labels(reason).set(getattr(report, reason))
+        if report.late_positives is not None:
+            self._late.only.set(report.late_positives)
+        for name, path in report.paths.items():
+            self._show(name, path)
+            _set(self._difference, (name,), path.confirmed)
+        if report.served is not None:
+            self._show(SERVED, report.served)
+
+    def _show(self, name: str, path: PathReport) -> None:
+        for metric in ("information", "calibration", "auc"):
+            _set(self._quality, (name, path.version, metric), getattr(path, metric))
+
+
+def _set(family: Family[Gauge], labels: tuple[str, ...], ends: Ends | None) -> None:
+    for end, number in zip(ENDS, ends or (), strict=False):
+        family.labels(*labels, end).set(number)

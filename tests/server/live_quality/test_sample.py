@@ -1,0 +1,94 @@
+"""Requests are sampled once their labels are final, and read again as they were."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import orjson
+import pytest
+
+from polyrec.models.data.parquet import parquet_files
+from polyrec.models.data.prediction_log import REQUESTS
+from polyrec.server.codecs.json_rows import Decoder
+from polyrec.server.live_quality.sample import FILES, LogSampler
+from polyrec.server.prediction_log.writer import LIMITS
+from tests.server.conftest import Request
+from tests.server.live_quality.conftest import WINDOW_S, LogFolder
+
+
+def sampler(log_folder: LogFolder, requests: int = 100, span_s: float = 86400) -> LogSampler:
+    return LogSampler(log_folder.folder, log_folder.schema, span_s, settle_s=0, requests=requests)
+
+
+def test_a_request_is_taken_once_and_not_before_its_window_has_passed(
+    log_folder: LogFolder, request_: Request
+) -> None:
+    log_folder.add(request_, "r")
+    log_folder.label("r", [1], [1])
+    log_folder.write()
+    sampled = sampler(log_folder)
+    assert sampled.sample(log_folder.final_s - WINDOW_S - 10) == []
+    (found,) = sampled.sample(log_folder.final_s)
+    assert found.labels.binary.tolist() == [float(i == 1) for i in range(len(request_.rows))]
+    assert sampled.sample(log_folder.final_s) == []
+
+
+@pytest.mark.parametrize("ranking", [True, False])
+def test_the_body_gives_the_same_rows(log_folder: LogFolder, request_: Request, ranking: bool) -> None:
+    scores = np.linspace(0, 1, len(request_.rows), dtype=np.float32)
+    log_folder.add(request_, "r", scores, ranking=ranking)
+    log_folder.write()
+    (found,) = sampler(log_folder).sample(log_folder.final_s)
+    np.testing.assert_array_equal(found.served, scores)
+    decoder = Decoder(log_folder.schema, LIMITS)
+    if ranking:
+        given = {"context": request_.context, "candidates": request_.candidates}
+        assert decoder.rank(found.body).rows.candidate == decoder.rank(orjson.dumps(given)).rows.candidate
+        assert decoder.rank(found.body).rows.context == decoder.rank(orjson.dumps(given)).rows.context
+    else:
+        rows = decoder.predict(found.body)
+        expected = decoder.predict(orjson.dumps({"columns": request_.columns}))
+        assert (rows.context, rows.candidate) == (expected.context, expected.candidate)
+
+
+def test_work_does_not_grow_with_the_traffic(log_folder: LogFolder, requests: list[Request]) -> None:
+    for part in range(FILES + 4):
+        for i in range(5):
+            log_folder.add(requests[i], f"{part}-{i}")
+        log_folder.write()
+    sampled = sampler(log_folder, requests=32)
+    found = sampled.sample(log_folder.final_s)
+    assert len(found) == 32
+    rest = sampled.sample(log_folder.final_s)
+    assert len({r.labels.request_id for r in (*found, *rest)}) == len(found) + len(rest)
+
+
+def test_of_requests_with_one_id_one_counts(log_folder: LogFolder, request_: Request) -> None:
+    for _ in range(20):
+        log_folder.add(request_, "replayed")
+    log_folder.label("replayed", [0], [1])
+    log_folder.write()
+    assert len(sampler(log_folder).sample(log_folder.final_s)) == 1
+
+
+def test_old_and_damaged_files_are_left_out(log_folder: LogFolder, request_: Request) -> None:
+    log_folder.add(request_, "r")
+    log_folder.write()
+    hours = 3 * 3600.0
+    assert sampler(log_folder, span_s=hours).sample(log_folder.final_s + 2 * hours) == []
+    file: Path = parquet_files(log_folder.folder / REQUESTS)[0]
+    file.write_bytes(file.read_bytes()[:-20])
+    assert sampler(log_folder).sample(log_folder.final_s) == []
+
+
+def test_requests_without_labels_are_negatives_or_left_out(
+    tmp_path: Path, log_folder: LogFolder, request_: Request
+) -> None:
+    log_folder.add(request_, "r")
+    log_folder.write()
+    (found,) = sampler(log_folder).sample(log_folder.final_s)
+    assert not found.labels.values.any()
+    rules = tmp_path / "log.json"
+    rules.write_text(rules.read_text().replace("negative", "leave_out"))
+    assert sampler(log_folder).sample(log_folder.final_s) == []
