@@ -199,7 +199,7 @@ async def _serve(
         apps.append(create_app(each, admin, settings.docs, models))
     app = ModelsApplication(models, apps)
     served: ASGIApp = app if shared is None else SharedPort(app, shared.getsockname()[1])
-    access_log = AccessLog(settings.access_log) if settings.access_log else None
+    access_log = AccessLog.of(settings.access_log)
     frontend = HttpFrontend(served, app.hot, engine, settings.connection_limits, access_log)
     config = uvicorn.Config(
         served,

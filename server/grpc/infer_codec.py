@@ -28,6 +28,7 @@ from polyrec.server.codecs.oip_header import MAX_DIMENSIONS
 from polyrec.server.codecs.oip_inputs import Array, TensorSpec
 from polyrec.server.dispatch.answer import Answer
 from polyrec.server.errors import Malformed, TooLarge, shortened
+from polyrec.server.grpc.fields import COUNTED_FROM_BYTES, check_fields, nested_fields
 from polyrec.server.grpc.messages import message_class
 from polyrec.server.http.call import Parsed
 from polyrec.server.http.connection.reply import Reply
@@ -40,6 +41,11 @@ PROTOBUF = b"application/grpc"
 CONTENTS = {"FP32": "fp32_contents", "INT64": "int64_contents", "INT32": "int_contents"}
 """Datatype -> the field of its typed numbers."""
 SHARED_MEMORY = "shared_memory_region"
+NESTED = nested_fields(REQUEST.DESCRIPTOR)
+MIN_FIELDS, FIELDS_OF_INPUT = 1024, 32
+"""Most fields of a request, beside those of its inputs, and of each input."""
+MOST_BYTES = 2**14
+"""Maximum size of a message of any other kind: a few names."""
 FINAL_WANTED, FINAL = "triton_enable_empty_final_response", "triton_final_response"
 """Parameters by which Triton's clients ask a stream to mark the last response of a request."""
 
@@ -65,7 +71,7 @@ class GrpcInferCodec:
 
     def read(self, body: bytes, models: ModelRepository) -> Engine:
         """Parses the message and returns the engine of its model. Raises RequestError."""
-        request = self._request = parse_message(REQUEST, body)
+        request = self._request = parse_request(models, body)
         engine = models.find(request.model_name, request.model_version or None)
         # the port accepts what the model with the largest requests does
         limit = engine.serving.max_body_bytes
@@ -110,8 +116,29 @@ class GrpcInferCodec:
         return Reply(response.SerializeToString(), content_type=PROTOBUF, headers=tuple(trailing))
 
 
+def parse_request(models: ModelRepository, body: bytes) -> Any:
+    """Parses a ModelInferRequest. Raises Malformed, or TooLarge if no valid one has so many fields."""
+    if len(body) >= COUNTED_FROM_BYTES:
+        # which model it names is known only once it is parsed
+        inputs = max(_inputs_of(engine.serving) for engine in models.engines)
+        check_fields(body, NESTED, MIN_FIELDS + FIELDS_OF_INPUT * inputs)
+    return _parsed(REQUEST, body)
+
+
 def parse_message(kind: Any, body: bytes) -> Any:
-    """Parses a message. kind: its class. Raises Malformed."""
+    """Parses any other message. kind: its class. Raises Malformed, or TooLarge."""
+    if len(body) > MOST_BYTES:
+        raise TooLarge(f"the message has {len(body)} bytes; the most of this kind are {MOST_BYTES}")
+    return _parsed(kind, body)
+
+
+def _inputs_of(serving: Serving) -> int:
+    """The number of inputs that a request of this model may have."""
+    inputs = serving.codec.inputs
+    return len(inputs.plain) + len(inputs.ranking)
+
+
+def _parsed(kind: Any, body: bytes) -> Any:
     try:
         return kind.FromString(body)
     except DecodeError:

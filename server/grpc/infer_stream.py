@@ -19,9 +19,9 @@ from starlette.types import Scope
 
 from polyrec.planner.routing.query import Query
 from polyrec.server.dispatch.dispatcher import clock
-from polyrec.server.errors import Malformed, NotReady, TooSlow, Unauthorized
+from polyrec.server.errors import NotReady, RequestError, TooSlow, Unauthorized
 from polyrec.server.grpc.calls import deadline_s, end_of, is_canceled
-from polyrec.server.grpc.infer_codec import REQUEST, GrpcInferCodec, parse_message
+from polyrec.server.grpc.infer_codec import GrpcInferCodec, parse_request
 from polyrec.server.grpc.messages import message_class
 from polyrec.server.grpc.status import status_of
 from polyrec.server.grpc.streams import STOPPING, OpenStreams
@@ -98,7 +98,7 @@ class InferStream:
             call.reject(e)
             if isinstance(e, Unauthorized):
                 raise
-            return _Request(call, None, e, _id_of(message))
+            return _Request(call, None, e, self._id_of(message))
 
     async def _answer(self, request: _Request) -> None:
         call, query, error, name = request
@@ -129,10 +129,9 @@ class InferStream:
         if error is None:
             call.finish(200)
 
-
-def _id_of(message: bytes) -> str:
-    """The id of a request that may be malformed."""
-    try:
-        return str(parse_message(REQUEST, message).id)
-    except Malformed:
-        return ""
+    def _id_of(self, message: bytes) -> str:
+        """The id of a request that may be malformed."""
+        try:
+            return str(parse_request(self._models, message).id)
+        except RequestError:
+            return ""

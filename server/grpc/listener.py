@@ -10,11 +10,13 @@ import grpc.aio
 
 from polyrec.server.app.listening import PortInUse
 from polyrec.server.app.tls import CertifiedKey
+from polyrec.server.grpc.access_log import LoggedCalls
 from polyrec.server.grpc.health import HealthService
 from polyrec.server.grpc.reading import MessageReader
 from polyrec.server.grpc.reflection import Reflection
 from polyrec.server.grpc.service import InferenceService
 from polyrec.server.grpc.streams import OpenStreams
+from polyrec.server.http.connection.access_log import AccessLog
 from polyrec.server.http.connection.limits import ConnectionLimits
 from polyrec.server.repository.repository import ModelRepository
 
@@ -27,10 +29,17 @@ PING_S = 10.0
 
 
 class GrpcServer:
-    """The gRPC server of models that have loaded. tls: certificate and key; None: no encryption."""
+    """The gRPC server of models that have loaded.
+
+    tls: certificate and key; None: no encryption. access_log: None: there is none.
+    """
 
     def __init__(
-        self, models: ModelRepository, limits: ConnectionLimits, tls: CertifiedKey | None = None
+        self,
+        models: ModelRepository,
+        limits: ConnectionLimits,
+        tls: CertifiedKey | None = None,
+        access_log: AccessLog | None = None,
     ) -> None:
         most_bytes = max(engine.serving.max_body_bytes for engine in models.engines)
         most = max(MIN_READERS, limits.buffered_bytes // most_bytes)
@@ -43,7 +52,9 @@ class GrpcServer:
         self._tls = tls
         self._stopping: asyncio.Task[None] | None = None
         self._server: Any = grpc.aio.server(
-            options=_options(limits, most_bytes), maximum_concurrent_rpcs=limits.connections
+            interceptors=() if access_log is None else (LoggedCalls(access_log),),
+            options=_options(limits, most_bytes),
+            maximum_concurrent_rpcs=limits.connections,
         )
         reader = MessageReader(most, limits.body_s, exceeded)
         inference = InferenceService(models, reader, self._streams, tls is not None, limits.write_s)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from polyrec.server.app.settings import Settings, SettingsError
 from polyrec.server.app.tls import CertifiedKey
+from polyrec.server.http.connection.access_log import AccessLog
 
 if TYPE_CHECKING:
     from polyrec.server.grpc.listener import GrpcServer
@@ -28,6 +29,7 @@ class GrpcPort:
     def __init__(self, settings: Settings, address: str) -> None:
         self.address = address
         self._limits = settings.connection_limits
+        self._access_log = AccessLog.of(settings.access_log)
         self._drain_timeout_s = settings.drain_timeout_s
         self._key = None
         if settings.tls_cert is not None and settings.tls_key is not None:
@@ -40,7 +42,7 @@ class GrpcPort:
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         from polyrec.server.grpc.listener import GrpcServer
 
-        self._server = GrpcServer(models, self._limits, self._key)
+        self._server = GrpcServer(models, self._limits, self._key, self._access_log)
         await self._server.start(self.address)
 
     def reload_key(self) -> None:

@@ -33,6 +33,11 @@ class AccessLog:
         self._uniform = uniform
         log.setLevel(logging.INFO)
 
+    @staticmethod
+    def of(rate: float) -> AccessLog | None:
+        """A log of that share of answers; None if that is 0."""
+        return AccessLog(rate) if rate else None
+
     def samples(self) -> bool:
         """Whether the next answer gets a line."""
         return self._uniform() < self._rate
@@ -45,8 +50,12 @@ class AccessLog:
         status: int,
         took_s: float,
         answered_by: AnsweredBy,
+        grpc_status: str | None = None,
     ) -> None:
-        """Writes one line. route: of the endpoint, or the path of the URL if none has it."""
+        """Writes one line. route: of the endpoint, or the path of the URL if none has it.
+
+        grpc_status: name of the status of a call, whose HTTP status is always 200.
+        """
         fields = {
             "request_id": request_id.decode("ascii"),
             "method": method.decode("ascii") or None,
@@ -55,4 +64,6 @@ class AccessLog:
             "ms": round(took_s * 1e3, 3),
             **answered_by._asdict(),
         }
+        if grpc_status is not None:
+            fields["grpc_status"] = grpc_status
         log.info("answer", extra={"fields": fields})

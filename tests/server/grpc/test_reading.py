@@ -1,0 +1,66 @@
+"""The reader of messages bounds how many calls send at a time, and how long each may take."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc.aio
+import pytest
+
+from polyrec.server.errors import Malformed, TooBusy, TooSlow
+from polyrec.server.grpc.reading import MessageReader
+
+
+class Sending:
+    """gRPC's side of a call whose message comes with `arrive`."""
+
+    def __init__(self) -> None:
+        self.arrive: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+
+    async def read(self) -> object:
+        return await self.arrive
+
+
+def test_as_many_calls_are_read_as_may_be_and_the_next_is_refused() -> None:
+    exceeded: list[str] = []
+
+    async def run() -> list[bytes]:
+        reader = MessageReader(2, 600, exceeded.append)
+        calls = [Sending(), Sending()]
+        reading = [asyncio.create_task(reader.only(call)) for call in calls]
+        await asyncio.sleep(0)
+        with pytest.raises(TooBusy, match="more than 2 calls are sending"):
+            await reader.only(Sending())
+        for call in calls:
+            call.arrive.set_result(b"message")
+        found = await asyncio.gather(*reading)
+        # there is room again
+        last = Sending()
+        last.arrive.set_result(b"last")
+        return [*found, await reader.only(last)]
+
+    assert asyncio.run(run()) == [b"message", b"message", b"last"]
+    assert exceeded == ["grpc_reading"]
+
+
+def test_a_message_that_does_not_arrive_gives_its_place_back() -> None:
+    exceeded: list[str] = []
+
+    async def run() -> None:
+        reader = MessageReader(1, 0.001, exceeded.append)
+        for _ in range(2):
+            with pytest.raises(TooSlow, match="did not arrive"):
+                await reader.only(Sending())
+
+    asyncio.run(run())
+    assert exceeded == ["grpc_message"] * 2
+
+
+def test_a_call_without_a_message_is_malformed() -> None:
+    async def run() -> None:
+        call = Sending()
+        call.arrive.set_result(grpc.aio.EOF)
+        with pytest.raises(Malformed, match="no message"):
+            await MessageReader(1, 600, print).only(call)
+
+    asyncio.run(run())
