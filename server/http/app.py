@@ -21,7 +21,7 @@ from polyrec.server.app.serving import Serving
 from polyrec.server.errors import Defect, MethodNotAllowed, NotFound, error_response
 from polyrec.server.http.admin import Admin, admin_routes
 from polyrec.server.http.admin_embeddings import Embeddings, embeddings_route
-from polyrec.server.http.call import HotEndpoint
+from polyrec.server.http.connection.hot_endpoint import HotEndpoint
 from polyrec.server.http.docs import ApiDocument, docs_routes
 from polyrec.server.http.health import health_routes
 from polyrec.server.http.oip import InferCodec, infer_target, oip_routes

@@ -18,8 +18,9 @@ from polyrec.server.app.serving import OpenPath, Serving
 from polyrec.server.codecs.oip_codec import OUTPUT, encode
 from polyrec.server.dispatch.answer import Answer
 from polyrec.server.errors import Forbidden, Malformed, NotFound, NotReady
-from polyrec.server.http.call import HotEndpoint, Parsed
+from polyrec.server.http.call import Parsed
 from polyrec.server.http.connection.body import header
+from polyrec.server.http.connection.hot_endpoint import HotEndpoint
 from polyrec.server.http.connection.reply import Reply, error_reply, json_reply
 from polyrec.server.http.documents import NotReadyResponse, ReadyResponse
 from polyrec.server.http.health import readiness

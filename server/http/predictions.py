@@ -10,7 +10,8 @@ from starlette.types import Scope
 
 from polyrec.server.app.serving import OpenPath, Serving
 from polyrec.server.dispatch.answer import Answer
-from polyrec.server.http.call import HotEndpoint, Parsed
+from polyrec.server.http.call import Parsed
+from polyrec.server.http.connection.hot_endpoint import HotEndpoint
 from polyrec.server.http.connection.reply import Reply
 from polyrec.server.http.documents import (
     OptionHeaders,

@@ -18,7 +18,7 @@ from polyrec.server.app.served_model import ALIAS, RESERVED
 from polyrec.server.app.serving import Serving
 from polyrec.server.errors import NotFound, NotReady
 from polyrec.server.http.app import Application
-from polyrec.server.http.call import HotEndpoint
+from polyrec.server.http.connection.hot_endpoint import HotEndpoint
 from polyrec.server.http.connection.reply import error_reply
 from polyrec.server.http.oip import infer_target
 from polyrec.server.repository.repository import ModelRepository

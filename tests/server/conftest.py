@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -40,6 +43,7 @@ from tests.server.placing import TOKEN
 
 Row = dict[str, Any]
 Arrays = dict[str, NDArray[Any]]
+AskWithKserve = Callable[[str, str, Arrays, bool, bool], F32]
 
 
 @dataclass(frozen=True)
@@ -280,3 +284,21 @@ def http(server: ServerProcess) -> Iterator[httpx.Client]:
     """A client of the real server."""
     with httpx.Client(base_url=server.url, timeout=30) as client:
         yield client
+
+
+@pytest.fixture
+def ask_with_kserve(tmp_path: Path) -> AskWithKserve:
+    """Asks by KServe's client in a process of its own, as its messages have the names of tritonclient's."""
+    if find_spec("kserve") is None:
+        pytest.skip("kserve is not installed")
+
+    def ask(protocol: str, address: str, tensors: Arrays, binary: bool, named: bool) -> F32:
+        arrays, answer = tmp_path / "arrays.npz", tmp_path / "answer.npy"
+        np.savez(arrays, **tensors)  # type: ignore[arg-type]
+        script = Path(__file__).parent / "ask_with_kserve.py"
+        files = (str(arrays), str(answer))
+        arguments = (protocol, address, *files, str(int(binary)), str(int(named)))
+        subprocess.run([sys.executable, "-W", "ignore", str(script), *arguments], check=True)
+        return np.asarray(np.load(answer))
+
+    return ask

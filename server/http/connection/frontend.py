@@ -17,8 +17,8 @@ from starlette.types import ASGIApp
 
 from polyrec.server.app.engine import Engine, LifecycleState
 from polyrec.server.dispatch.dispatcher import clock
-from polyrec.server.http.call import HotEndpoint
 from polyrec.server.http.connection.access_log import AccessLog
+from polyrec.server.http.connection.hot_endpoint import HotEndpoint
 from polyrec.server.http.connection.limits import ConnectionLimits
 from polyrec.server.request_ids import log_extra
 

@@ -99,3 +99,28 @@ def test_explaining_records_no_load_under_mprec():
 
     assert len(set(bound(explained=False))) > 1
     assert bound(explained=True) == bound(explained=False)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_an_explanation_changes_nothing_and_is_json(policy):
+    driver = RouterDriver(router(policy=policy, lanes=cpu_lanes(1)))
+    for _ in range(12):
+        driver.offer(147, 0.02)
+    driver.turn()
+    before = driver.router.snapshot(0.0)
+    pieces = list(driver.router.state.queue.pieces)
+    explanation = driver.router.explain(23, 0.02, 0.0)
+    json.dumps(explanation.as_dict())
+    json.dumps(before.as_dict())
+    assert driver.router.snapshot(0.0) == before
+    assert driver.router.state.queue.pieces == pieces
+    assert {c.path for c in explanation.candidates} == {p.name for p in driver.router.paths}
+
+
+def test_an_explanation_predicts_the_decision():
+    driver = RouterDriver(router())
+    explanation = driver.router.explain(23, 0.1, 0.0)
+    query = driver.offer(23, 0.1)
+    driver.turn()
+    assert explanation.path == driver.router.paths[query.path].name == "hybrid@cpu"
+    assert driver.router.explain(4000, 0.001, 0.0).path is None

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import queue
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,10 +11,10 @@ import pytest
 
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.server.child import ServerProcess
+from tests.server.conftest import AskWithKserve
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 Tensors = Callable[[Any], dict[str, Any]]
-ASK_WITH_KSERVE = Path(__file__).parents[1] / "ask_with_kserve.py"
 
 
 @pytest.fixture
@@ -128,13 +124,7 @@ def test_kserves_client_gets_the_bundles_probabilities(
     tensors: Tensors,
     offline: Callable[[Any], Any],
     raw: bool,
-    tmp_path: Path,
+    ask_with_kserve: AskWithKserve,
 ) -> None:
-    """In a process of its own: its messages and tritonclient's have the same names."""
-    if find_spec("kserve") is None:
-        pytest.skip("kserve is not installed")
-    arrays, answer = tmp_path / "arrays.npz", tmp_path / "answer.npy"
-    np.savez(arrays, **tensors(request_))
-    arguments = ("grpc", str(grpc_server.grpc), str(arrays), str(answer), str(int(raw)), "0")
-    subprocess.run([sys.executable, "-W", "ignore", str(ASK_WITH_KSERVE), *arguments], check=True)
-    np.testing.assert_allclose(np.load(answer), offline(request_), atol=1e-5)
+    answer = ask_with_kserve("grpc", str(grpc_server.grpc), tensors(request_), raw, False)
+    np.testing.assert_allclose(answer, offline(request_), atol=1e-5)

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
-import sys
 import zlib
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,11 +16,11 @@ from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.schema.schema import Schema
 from polyrec.server.app.served_model import version_number
 from polyrec.server.child import ServerProcess
+from tests.server.conftest import AskWithKserve
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 INFER = "/v2/models/dlrm/infer"
-ASK_WITH_KSERVE = Path(__file__).parents[1] / "ask_with_kserve.py"
 
 
 @pytest.fixture
@@ -219,15 +215,10 @@ def test_kserve_client_gets_the_bundles_probabilities(
     offline: Callable[[Any], Any],
     binary_in: bool,
     named: bool,
-    tmp_path: Path,
+    ask_with_kserve: AskWithKserve,
 ) -> None:
-    if find_spec("kserve") is None:
-        pytest.skip("kserve is not installed")
-    arrays, answer = tmp_path / "arrays.npz", tmp_path / "answer.npy"
-    np.savez(arrays, **tensors(request_))
-    arguments = ("rest", server.url, str(arrays), str(answer), str(int(binary_in)), str(int(named)))
-    subprocess.run([sys.executable, "-W", "ignore", str(ASK_WITH_KSERVE), *arguments], check=True)
-    np.testing.assert_allclose(np.load(answer), offline(request_), atol=1e-5)
+    answer = ask_with_kserve("rest", server.url, tensors(request_), binary_in, named)
+    np.testing.assert_allclose(answer, offline(request_), atol=1e-5)
 
 
 def test_a_version_may_stand_in_every_path(http: httpx.Client, bundle: Bundle) -> None:

@@ -1,0 +1,119 @@
+"""An endpoint that a connection answers without ASGI: its early rejections and its calls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import lru_cache
+
+from starlette.types import Receive, Scope, Send
+
+from polyrec.planner.routing.query import RejectReason
+from polyrec.server.app.engine import Engine, LifecycleState
+from polyrec.server.dispatch.dispatcher import clock, rejection
+from polyrec.server.errors import Malformed, error_response
+from polyrec.server.http.call import Call, EndpointCodec
+from polyrec.server.http.connection.access_log import ANSWERED_BY
+from polyrec.server.http.connection.body import Headers, header, read_body
+from polyrec.server.http.connection.reply import Reply
+from polyrec.server.http.options import BUDGET, PRIORITY, QUALITY, budget_start_s, parse_budget_s
+
+
+class HotEndpoint:
+    """An endpoint whose requests the connection may answer without ASGI; itself an ASGI application."""
+
+    def __init__(self, engine: Engine, codec: EndpointCodec) -> None:
+        self._engine = engine
+        self._codec = codec
+
+    def reject_early(
+        self,
+        headers: Headers,
+        size: int | None,
+        scope: Callable[[], Scope],
+        arrived_s: float | None = None,
+    ) -> Reply | None:
+        """Rejects a request before parsing when the server is overloaded; None: it may be processed.
+
+        This costs a tenth of a `Call` with the same result, and an overloaded server spends its time on
+        rejections. The client is not authenticated yet, so requests with options that depend on its rights
+        (priority, quality) are never rejected here.
+
+        size: bytes of the body, None if unknown. scope: makes the ASGI scope, for traces. arrived_s: when the
+        head arrived, by estimate; None: now.
+        """
+        engine, codec = self._engine, self._codec
+        if size is None or codec.has_options or engine.state is not LifecycleState.READY:
+            return None
+        serving = engine.serving
+        budget_s = engine.default_budget_s
+        for name, value in headers:
+            if name == BUDGET:
+                try:
+                    budget_s = min(parse_budget_s(value), engine.max_budget_s)
+                except Malformed:
+                    return None
+            elif name in (PRIORITY, QUALITY, b"content-encoding"):
+                return None
+        if size > serving.max_body_bytes:
+            return None
+        now_s = clock()
+        arrival_s = budget_start_s(arrived_s, budget_s, now_s)
+        rejected = serving.dispatcher.reject_early(arrival_s, budget_s, size, now_s)
+        if rejected is None:
+            return None
+        outcome, reply = _rejection(rejected.reason, rejected.retry_header_s)
+        engine.without_path[codec.endpoint].finished(outcome, now_s - arrival_s)
+        serving.statistics.failed(now_s - arrival_s)
+        if engine.tracer is not None:
+            trace = engine.tracer.begin(scope(), codec.endpoint)
+            if trace is not None:
+                trace.end((arrival_s, *(0.0,) * 4, now_s), outcome, reply.status, 0, budget_s)
+        return reply
+
+    def call(self, scope: Scope) -> Call:
+        """Starts one request whose head has arrived. scope: the ASGI scope."""
+        return Call(self._engine, self._codec, scope)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        length = header(scope["headers"], b"content-length")
+        size = int(length) if length is not None and length.isdigit() else None
+        rejected = self.reject_early(scope["headers"], size, lambda: scope)
+        if rejected is not None:
+            await rejected(scope, receive, send)
+            return
+        call = self.call(scope)
+        watching: asyncio.Task[None] | None = None
+        try:
+            limit = call.admit()
+            query = call.submit(await read_body(scope["headers"], receive, limit))
+            watching = asyncio.create_task(_watch(receive, call))
+            reply = call.reply(await query.payload.answer)
+            scope[ANSWERED_BY] = call.answered_by
+            await reply(scope, receive, send)
+        except asyncio.CancelledError:
+            call.cancel()
+            raise
+        except Exception as e:
+            rejected = call.reject(e)
+            if rejected is not None:
+                await rejected(scope, receive, send)
+        else:
+            call.finish(reply.status)
+        finally:
+            if watching is not None:
+                watching.cancel()
+
+
+@lru_cache(maxsize=256)
+def _rejection(reason: RejectReason, retry_after_s: int) -> tuple[str, Reply]:
+    """Outcome and reply of an early rejection; cached, as there are few different ones."""
+    response = error_response(rejection(reason, retry_after_s))
+    return response.outcome, Reply(response.body, response.status, headers=response.headers)
+
+
+async def _watch(receive: Receive, call: Call) -> None:
+    """Cancels the query when its client leaves."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    call.disconnect()
