@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -12,9 +13,13 @@ from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
+from polyrec.planner.plan import single_path_plan
+from polyrec.server.app.engine import Engine
 from polyrec.server.errors import Malformed, TooLarge
-from polyrec.server.grpc.fields import check_fields, nested_fields
+from polyrec.server.grpc.fields import COUNTED_FROM_BYTES, check_fields, nested_fields
+from polyrec.server.grpc.infer_codec import FIELDS_OF_INPUT, MIN_FIELDS, parse_request
 from polyrec.server.grpc.messages import SERVICE, message_class
+from polyrec.server.repository.repository import ModelRepository
 from tests.server.grpc.conftest import Stub
 
 NESTED = nested_fields(message_class("ModelInferRequest").DESCRIPTOR)
@@ -132,3 +137,20 @@ def test_a_message_of_a_few_names_is_short(stub: Stub, refused: Callable[..., An
     error = refused(stub.channel.unary_unary(f"/{SERVICE}/{method}"), field(9, bytes(2**15)), timeout=60)
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "the most of this kind are 16384" in error.details()
+
+
+def test_of_several_models_the_one_with_most_inputs_sets_the_limit(bundle_dir: Path, shop_dir: Path) -> None:
+    hotels = Engine("hotels")
+    shop = Engine("shop", beside=hotels)
+    both = ModelRepository((hotels, shop))
+    for engine, folder in zip(both.engines, (bundle_dir, shop_dir), strict=True):
+        engine.load(single_path_plan(folder, "table", "torch"))
+    names = hotels.serving.codec.inputs
+    most = MIN_FIELDS + FIELDS_OF_INPUT * (len(names.plain) + len(names.ranking))
+    long = field(99, bytes(COUNTED_FROM_BYTES))
+    message = long + field(5, b"") * (most - 1)
+    assert len(parse_request(both, message).inputs) == most - 1
+    for models, refused in ((both, message + field(5, b"")), (ModelRepository((shop,)), message)):
+        with pytest.raises(TooLarge, match="fields"):
+            parse_request(models, refused)
+    both.close()
