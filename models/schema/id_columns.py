@@ -18,7 +18,11 @@ Order = slice | I64
 
 
 FROM_FEATURES = 4
-"""Fewer features are encoded one by one: a gather of all costs as much for one row as four dictionaries."""
+"""Fewer features are encoded one by one, each by its dictionary.
+
+At once against one by one, in us: 3 features 6.0 and 4.7 for one row, 9.1 and 7.7 for 23, 26 and 41 for 270;
+4 features 6.2 and 6.1, 9.9 and 10.2, 33 and 56 (tables of 10,000 values, a busy AMD EPYC, 2026-11-23).
+"""
 
 
 class RankTable:
