@@ -97,6 +97,9 @@ def normalize_column(where: str, column: str, kind: Kind, values: pa.Array) -> p
         values = values.combine_chunks()
     if pt.is_dictionary(values.type):
         values = values.dictionary_decode()
+    if pt.is_date32(values.type):
+        # days since 1970, which Arrow casts to int64 only by way of int32
+        values = values.cast(pa.int32())
     target = _key_type(values.type) if kind == "key" else TARGET[kind]
     if pt.is_null(values.type):
         return pa.nulls(len(values), target)

@@ -1,4 +1,4 @@
-"""Reads Parquet: one file, or all `*.parquet` files of a folder in the order of their names.
+"""Reads Parquet: one file, or all `*.parquet` files of a folder or those of a glob, in the order of names.
 
 Read batch by batch through a small buffer, so that memory does not grow with the file. A row is
 malformed if its label is missing or a dense feature is infinite.
@@ -7,6 +7,7 @@ malformed if its label is missing or a dense feature is infinite.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from glob import glob
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,7 +15,7 @@ import pyarrow.parquet as pq
 
 from polyrec.models.data.columns import check_columns, check_type, column_kind, normalize_column
 from polyrec.models.data.malformed import RowValidator
-from polyrec.models.data.reader import OnMalformed, fingerprint
+from polyrec.models.data.reader import OnMalformed, fingerprint, is_glob
 from polyrec.models.errors import DataError
 from polyrec.models.schema.schema import Schema
 
@@ -85,7 +86,14 @@ class ParquetReader:
 
 
 def parquet_files(path: Path) -> list[Path]:
-    """Returns a file itself, or all `*.parquet` files of a folder. Raises DataError if there are none."""
+    """Returns a file itself, all `*.parquet` files of a folder, or those that match a glob, in the order of
+    their names. Raises DataError if there are none.
+    """
+    if is_glob(path):
+        files = sorted(Path(name) for name in glob(str(path), recursive=True) if Path(name).is_file())
+        if not files:
+            raise DataError(f"no file matches '{path}'")
+        return files
     files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
     if not files:
         raise DataError(f"no *.parquet file in '{path}'")

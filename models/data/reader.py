@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Literal, Protocol
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
 
 from polyrec.models.errors import DataError
 from polyrec.models.schema.schema import Schema
@@ -56,13 +60,101 @@ class DataReader(Protocol):
         ...
 
 
-def open_data(path: str | Path, schema: Schema, on_malformed: OnMalformed = "fatal") -> DataReader:
-    """Opens a Parquet file or a folder of them, plain or packed, a prediction log, or a Criteo TSV (or gzip).
+class PeriodReader:
+    """Rows of a reader with since <= time < until, where time is the column of the schema's split by time.
 
-    Features of the request are computed, and read like columns. Raises DataError: no such file, an unknown
-    format, a column of the schema that is missing or of another type.
+    since, until: None for no bound; a number where the column holds numbers, else an ISO date or time, of UTC
+    unless it says otherwise. Raises DataError: the schema has no split by time, a bound that does not fit the
+    column, a period without a time.
+    """
+
+    def __init__(self, reader: DataReader, schema: Schema, since: str | None, until: str | None) -> None:
+        if schema.split.rule != "time":
+            raise DataError(
+                f"a period needs a time, and schema '{schema.name}' has none: its split is by "
+                f"{schema.split.rule}"
+            )
+        self.path, self.columns = reader.path, reader.columns
+        self._reader = reader
+        self._column = schema.split.columns[0]
+        type_ = _stored_type(reader.path, self._column)
+        self._since, self._until = (_bound(text, self._column, type_) for text in (since, until))
+        if self._since is not None and self._until is not None and self._since >= self._until:
+            raise DataError(f"no time lies between {since} and {until}")
+
+    @property
+    def rows_hint(self) -> int | None:
+        return self._reader.rows_hint
+
+    @property
+    def malformed(self) -> int:
+        return self._reader.malformed
+
+    def fingerprint(self) -> str:
+        found = f"{self._reader.fingerprint()} {self._since} {self._until}"
+        return hashlib.sha256(found.encode()).hexdigest()
+
+    def batches(self, columns: Sequence[str], rows: int = 65536) -> Iterator[pa.RecordBatch]:
+        for data in self._reader.batches(list(dict.fromkeys([*columns, self._column])), rows):
+            # a row without a time stays, for the split to report it
+            inside = pa.array(np.ones(data.num_rows, bool))
+            for bound, holds in ((self._since, pc.greater_equal), (self._until, pc.less)):
+                if bound is not None:
+                    inside = pc.and_(inside, pc.fill_null(holds(data.column(self._column), bound), True))
+            found = data.select(list(columns)).filter(inside)
+            if found.num_rows:
+                yield found
+
+
+def _stored_type(path: Path, column: str) -> pa.DataType | None:
+    """The type of a column in Parquet files, of one value where they are packed; None if there is none."""
+    from polyrec.models.data.parquet import open_parquet, parquet_files
+
+    try:
+        with open_parquet(parquet_files(path)[0]) as parquet:
+            type_ = parquet.schema_arrow.field(column).type
+    except (DataError, KeyError):
+        return None
+    return type_.value_type if pt.is_list(type_) else type_
+
+
+def _bound(text: str | None, column: str, type_: pa.DataType | None) -> int | float | None:
+    """Returns a bound in the numbers that a reader gives for the column. Raises DataError."""
+    if text is None:
+        return None
+    if type_ is not None and pt.is_temporal(type_):
+        try:
+            time = datetime.fromisoformat(text)
+        except ValueError:
+            raise DataError(f"'{text}' is not a time like 2026-11-23 or 2026-11-23T18:00") from None
+        utc = time.replace(tzinfo=time.tzinfo or UTC).astimezone(UTC).replace(tzinfo=None)
+        if pt.is_date32(type_):
+            return (utc.date() - date(1970, 1, 1)).days
+        unit = type_.unit if pt.is_timestamp(type_) else "ms"
+        ticks: int = pa.scalar(utc, pa.timestamp(unit)).value
+        return ticks
+    try:
+        return int(text) if text.lstrip("+-").isdigit() else float(text)
+    except ValueError:
+        raise DataError(f"column '{column}' holds numbers: '{text}' is not one") from None
+
+
+def open_data(
+    path: str | Path,
+    schema: Schema,
+    on_malformed: OnMalformed = "fatal",
+    since: str | None = None,
+    until: str | None = None,
+) -> DataReader:
+    """Opens Parquet (file, folder or glob), plain or packed, a prediction log, or a Criteo TSV (or gzip).
+
+    since, until: only rows of this period, see PeriodReader. Features of the request are computed, of these
+    rows, and read like columns. Raises DataError: no such file, an unknown format, a column of the schema
+    that is missing or of another type, a period without a time.
     """
     reader = _open(Path(path), schema, on_malformed)
+    if since is not None or until is not None:
+        reader = PeriodReader(reader, schema, since, until)
     if not schema.request:
         return reader
     from polyrec.models.data.request_columns import RequestReader
@@ -73,6 +165,8 @@ def open_data(path: str | Path, schema: Schema, on_malformed: OnMalformed = "fat
 def _open(path: Path, schema: Schema, on_malformed: OnMalformed) -> DataReader:
     from polyrec.models.data.criteo import CriteoReader
 
+    if is_glob(path):
+        return _open_parquet(path, schema, on_malformed)
     if not path.exists():
         raise DataError(f"no data file '{path}'")
     if path.is_dir():
@@ -103,9 +197,16 @@ def _open_parquet(path: Path, schema: Schema, on_malformed: OnMalformed) -> Data
     return (PackedReader if is_packed(first) else ParquetReader)(path, schema, on_malformed)
 
 
+def is_glob(path: Path) -> bool:
+    """Whether a path stands for the files that match it, like `clicks/2026-11-*.parquet`."""
+    return not path.exists() and any(character in str(path) for character in "*?[")
+
+
 def fingerprint(files: Sequence[Path], root: Path) -> str:
-    """sha256 over names (below root) and contents of files, streamed."""
+    """sha256 over names (below root) and contents of files, streamed. root: a file, a folder or a glob."""
     digest = hashlib.sha256()
+    while is_glob(root):
+        root = root.parent
     for file in files:
         if file != root:
             digest.update(file.relative_to(root).as_posix().encode() + b"\0")

@@ -1,4 +1,4 @@
-"""Reads training rows in windows, so that memory does not grow with the data.
+"""Reads training rows in windows, so that only two windows of them are in memory.
 
 A window is read, encoded and shuffled as a whole; a thread reads and encodes the next one while steps are
 taken on this one. So rows are shuffled within windows of whole requests, and two windows are in memory.

@@ -32,6 +32,7 @@ def run(args: argparse.Namespace) -> int:
 
     from polyrec.cli.progress import Bars
     from polyrec.models.data.packed.packing import pack
+    from polyrec.models.data.parquet import parquet_files
     from polyrec.models.data.reader import open_data
     from polyrec.models.schema.schema import load_schema
 
@@ -41,9 +42,7 @@ def run(args: argparse.Namespace) -> int:
         done = pack(
             reader, schema, args.out, cluster_by=args.cluster_by, replace=args.replace, phase=bars.phase
         )
-    source = Path(args.data)
-    files = [source] if source.is_file() else [f for f in source.rglob("*.parquet") if f.is_file()]
-    before = sum(f.stat().st_size for f in files)
+    before = sum(f.stat().st_size for f in parquet_files(Path(args.data)) if f.is_file())
     if args.json:
         result = {
             "out": str(done.path),

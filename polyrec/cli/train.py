@@ -21,16 +21,25 @@ CHECKPOINT_EVERY_S = 300.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     source = parser.add_argument_group("data")
-    source.add_argument("--data", required=True, help="Parquet file or folder, or Criteo TSV[.gz]")
+    source.add_argument(
+        "--data", required=True, help="Parquet file, folder or quoted glob, or Criteo TSV[.gz]"
+    )
     source.add_argument("--schema", help="schema file, or the name of a shipped one")
+    for flag, meaning in (("--since", "from this time on"), ("--until", "before this time")):
+        source.add_argument(
+            flag,
+            metavar="TIME",
+            help=f"only rows {meaning}, by the column of the schema's split by time: 2026-11-23, "
+            "2026-11-23T18:00 (UTC), or a number where the column holds numbers",
+        )
     source.add_argument("--sample", type=float, help="share of rows counted for the popularity order")
     source.add_argument("--calibration", help="file of `polyrec calibrate`, instead of counting")
     source.add_argument(
         "--window",
         type=positive_int,
         metavar="ROWS",
-        help="read the training rows in windows of so many rows and shuffle within them, so that memory does "
-        "not grow with the data (default: encode all first)",
+        help="read the training rows in windows of so many rows and shuffle within them; two windows are "
+        "in memory (default: encode all first)",
     )
     source.add_argument(
         "--on-malformed",
@@ -116,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
     training = load_training(args.recipe) if args.recipe else default_training(schema)
     given = {name: getattr(args, name) for name in ("epochs", "batch_rows", "by_request", "seed")}
     training = training.with_recipe({k: v for k, v in given.items() if v is not None})
-    reader = open_data(args.data, schema, args.on_malformed)
+    reader = open_data(args.data, schema, args.on_malformed, args.since, args.until)
     checkpoint = None
     if args.checkpoint:
         checkpoint = CheckpointSettings(args.checkpoint, args.every or CHECKPOINT_EVERY_S)
@@ -132,6 +141,7 @@ def run(args: argparse.Namespace) -> int:
             progress=bars.training,
             checkpoint=checkpoint,
             window_rows=args.window,
+            record={"period": {"since": args.since, "until": args.until}} if args.since or args.until else {},
             notice=lambda line: print(line, file=sys.stderr),
         )
         if args.search:
@@ -194,4 +204,4 @@ def _searched(learner: Learner, args: argparse.Namespace) -> Learner:
         print(
             f"{files.recipe}: chosen in {len(found.trials) - left} trainings; {left} not run for lack of time"
         )
-    return replace(learner, training=found.training, record={"search": found.record()})
+    return replace(learner, training=found.training, record={**learner.record, "search": found.record()})

@@ -2,16 +2,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from polyrec.models.data.criteo import CriteoReader
 from polyrec.models.data.parquet import ParquetReader
-from polyrec.models.data.reader import open_data
+from polyrec.models.data.reader import DataReader, open_data
 from polyrec.models.errors import DataError
-from polyrec.models.schema.schema import Schema, load_schema
+from polyrec.models.schema.schema import Schema, Split, load_schema
 
 Write = Callable[[Sequence[dict[str, Any]]], Path]
 
@@ -61,3 +64,74 @@ def test_the_fingerprint_of_a_folder_knows_names_and_contents(
     two = open_data(tmp_path, small).fingerprint()
     (tmp_path / "b.parquet").rename(tmp_path / "c.parquet")
     assert len({one, two, open_data(tmp_path, small).fingerprint()}) == 3
+
+
+def timed(tmp_path: Path, type_: pa.DataType) -> tuple[Path, Schema]:
+    """A row an hour from 2026-11-22 on, two days in two files; its label tells its number."""
+    hours = [datetime(2026, 11, 22) + timedelta(hours=h) for h in range(48)]
+    seconds = [int(h.replace(tzinfo=UTC).timestamp()) for h in hours]
+    times = pa.array(seconds if type_ == pa.int64() else hours).cast(type_, safe=False)
+    table = pa.table({"time": times, "item": ["a"] * 48, "clicked": [*range(48)]})
+    for day in (0, 1):
+        pq.write_table(table.slice(24 * day, 24), tmp_path / f"day-{day}.parquet")
+    raw = {
+        "name": "timed",
+        "categorical": [{"name": "item"}],
+        "label": {"column": "clicked"},
+        "split": {"rule": "time", "columns": ["time"]},
+    }
+    return tmp_path, Schema.model_validate(raw)
+
+
+def labels(reader: DataReader) -> list[int]:
+    return [int(n) for data in reader.batches(["clicked"]) for n in data.column("clicked").to_pylist()]
+
+
+@pytest.mark.parametrize("type_", [pa.timestamp("s"), pa.timestamp("us"), pa.timestamp("ns", "UTC")], ids=str)
+def test_a_period_is_read_of_a_column_of_times(tmp_path: Path, type_: pa.DataType) -> None:
+    folder, schema = timed(tmp_path, type_)
+    reader = open_data(folder, schema, since="2026-11-22T20:00", until="2026-11-23T03:00+02:00")
+    assert labels(reader) == [20, 21, 22, 23, 24]
+    assert labels(open_data(folder, schema, since="2026-11-23")) == [*range(24, 48)]
+
+
+def test_a_period_is_read_of_days_and_of_numbers(tmp_path: Path) -> None:
+    folder, schema = timed(tmp_path, pa.date32())
+    assert labels(open_data(folder, schema, until="2026-11-23")) == [*range(24)]
+    folder, schema = timed(tmp_path, pa.int64())
+    midnight = int(datetime(2026, 11, 23, tzinfo=UTC).timestamp())
+    reader = open_data(folder, schema, since=str(midnight), until=f"{midnight + 3600}.5")
+    assert labels(reader) == [24, 25]
+    assert reader.fingerprint() != open_data(folder, schema).fingerprint()
+
+
+def test_a_glob_reads_its_files_in_the_order_of_their_names(tmp_path: Path) -> None:
+    folder, schema = timed(tmp_path, pa.int64())
+    assert labels(open_data(folder / "day-*.parquet", schema)) == [*range(48)]
+    one = open_data(folder / "*1.parquet", schema)
+    assert labels(one) == [*range(24, 48)]
+    assert one.fingerprint() != open_data(folder / "*.parquet", schema).fingerprint()
+    with pytest.raises(DataError, match="no file matches"):
+        open_data(folder / "night-*.parquet", schema)
+
+
+@pytest.mark.parametrize(
+    ("since", "until", "reason"),
+    [
+        ("yesterday", None, "'yesterday' is not a time like 2026-11-23"),
+        ("2026-11-23", "2026-11-23", "no time lies between 2026-11-23 and 2026-11-23"),
+    ],
+)
+def test_a_bad_period_is_named(tmp_path: Path, since: str, until: str | None, reason: str) -> None:
+    folder, schema = timed(tmp_path, pa.timestamp("ms"))
+    with pytest.raises(DataError, match=reason):
+        open_data(folder, schema, since=since, until=until)
+
+
+def test_a_period_needs_a_number_of_numbers_and_a_split_by_time(tmp_path: Path) -> None:
+    folder, schema = timed(tmp_path, pa.int64())
+    with pytest.raises(DataError, match="column 'time' holds numbers: '2026-11-23' is not one"):
+        open_data(folder, schema, since="2026-11-23")
+    hashed = schema.model_copy(update={"split": Split(rule="hash", columns=("item",))})
+    with pytest.raises(DataError, match="its split is by hash"):
+        open_data(folder, hashed, since="1")

@@ -58,3 +58,35 @@ def test_a_search_takes_a_duration_with_a_unit(
         train(monkeypatch, clicks, tmp_path, f"--search={text}")
     assert exit.value.code == 2
     assert f"'{text}' is not a duration like 90s, 10m or 1.5h" in capsys.readouterr().err
+
+
+def test_a_period_is_streamed_from_a_glob_and_written_into_the_manifest(
+    clicks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    glob = clicks.with_name("click*.parquet")
+    options = ("--since", "20", "--until", "200", "--window", "1000", "--checkpoint", str(tmp_path / "kept"))
+    assert train(monkeypatch, glob, tmp_path, *options, "--json") == 0
+    assert "logistic" not in json.loads(capsys.readouterr().out)["metrics"]
+    training = load_bundle(tmp_path / "table").manifest.training
+    assert training["period"] == {"since": "20", "until": "200"}
+    assert not list((tmp_path / "kept").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--every", "5m"), "say where with --checkpoint DIR"),
+        (("--search", "1m", "--checkpoint", "kept"), "--search and --checkpoint do not go together"),
+        (("--search", "1m", "--window", "1000"), "it does not go with --window"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(
+    clicks: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: tuple[str, ...],
+    reason: str,
+) -> None:
+    assert train(monkeypatch, clicks, tmp_path, *options) == 2
+    assert reason in capsys.readouterr().err
