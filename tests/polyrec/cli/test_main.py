@@ -71,8 +71,6 @@ def test_an_os_error_is_one_line_that_names_the_file(capsys: pytest.CaptureFixtu
 def test_progress_is_shown_on_terminals_only(capsys: pytest.CaptureFixture[str]) -> None:
     with Bars() as bars:
         bars.phase("read", 10)(3)
-        bars.training(1, 2, 0.5, None)
-        bars.training(2, 2, 0.4, None)
     with StatusLine("bench") as status:
         status.show("the next thing")
     assert capsys.readouterr().err == ""
