@@ -144,8 +144,9 @@ def test_a_killed_process_goes_on_to_the_same_bundle(clicks: Path, tmp_path: Pat
         given = ["--data", str(clicks), "--schema", "trivago", "--recipe", str(recipe)]
         return [sys.executable, "-c", COMMAND, "train", *given, "--out", str(tmp_path / out), "--json", *more]
 
-    kept = ("--checkpoint", str(tmp_path / "kept"), "--every", "0.01s")
-    killed = subprocess.Popen(command("resumed", *kept), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    kept = ("--checkpoint", str(tmp_path / "kept"))
+    often = (*kept, "--every", "0.01s")
+    killed = subprocess.Popen(command("resumed", *often), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     file, until = tmp_path / "kept" / "fit.safetensors", time.monotonic() + DEADLINE_S
     while not file.exists() and killed.poll() is None and time.monotonic() < until:
         time.sleep(0.01)
