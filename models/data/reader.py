@@ -65,15 +65,19 @@ class PeriodReader:
 
     since, until: None for no bound; a number where the column holds numbers, else an ISO date or time, of UTC
     unless it says otherwise. Raises DataError: the schema has no split by time, a bound that does not fit the
-    column, a period without a time.
+    column, a period without a time, a prediction log (its times are those of the log, not of a column).
     """
 
     def __init__(self, reader: DataReader, schema: Schema, since: str | None, until: str | None) -> None:
+        from polyrec.models.data.prediction_log import is_prediction_log
+
         if schema.split.rule != "time":
             raise DataError(
                 f"a period needs a time, and schema '{schema.name}' has none: its split is by "
                 f"{schema.split.rule}"
             )
+        if reader.path.is_dir() and is_prediction_log(reader.path):
+            raise DataError(f"'{reader.path}' is a prediction log, of which no period can be chosen")
         self.path, self.columns = reader.path, reader.columns
         self._reader = reader
         self._column = schema.split.columns[0]

@@ -87,9 +87,7 @@ class Checkpoints:
             raise ResumeError(f"checkpoint '{self._folder}': another training uses this folder") from None
         except OSError as e:
             raise ResumeError(f"cannot write checkpoints to '{self._folder}': {e.strerror}") from None
-        # what a killed process was writing
-        for left in self._folder.glob(".*.safetensors.partial-*"):
-            left.unlink(missing_ok=True)
+        self._own: set[Path] = set()
 
     def load(self, training: str) -> State | None:
         """Returns the last state of a training, None if there is none.
@@ -97,6 +95,9 @@ class Checkpoints:
         Raises ResumeError if it cannot be read or is of another command.
         """
         file = self._file(training)
+        # what a killed process was writing
+        for left in self._folder.glob(f".{file.name}.partial-*"):
+            left.unlink(missing_ok=True)
         try:
             with safe_open(file, "pt") as f:
                 header = json.loads((f.metadata() or {}).get("checkpoint", "{}"))
@@ -106,6 +107,7 @@ class Checkpoints:
             return None
         except (OSError, SafetensorError, ValueError) as e:
             raise ResumeError(f"cannot read checkpoint '{file}': {e}; remove it to begin anew") from None
+        self._own.add(file)
         state = State(tensors, header["values"])
         self._resumed(f"checkpoint '{file}': resumed after step {state.values['step']:,}")
         return state
@@ -131,6 +133,7 @@ class Checkpoints:
         header = {"format": FORMAT, "identity": self._identity, "values": state.values}
         tensors = {name: t.detach().cpu().contiguous() for name, t in state.tensors.items()}
         file = self._file(training)
+        self._own.add(file)
         try:
             with atomic_path(file) as partial:
                 save_file(tensors, partial, {"checkpoint": json.dumps(header)})
@@ -141,9 +144,9 @@ class Checkpoints:
         self._next = self._clock() + self._every_s
 
     def remove(self) -> None:
-        """Removes all states, once the command has written its result."""
-        for file in self._folder.glob("*.safetensors"):
-            file.unlink()
+        """Removes the states of this command, and no other file, once it has written its result."""
+        for file in self._own:
+            file.unlink(missing_ok=True)
         (self._folder / LOCK).unlink(missing_ok=True)
 
     def _file(self, training: str) -> Path:

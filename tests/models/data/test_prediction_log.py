@@ -25,7 +25,7 @@ from polyrec.models.data.prediction_log import (
 )
 from polyrec.models.data.reader import open_data
 from polyrec.models.errors import DataError
-from polyrec.models.schema.schema import Schema
+from polyrec.models.schema.schema import Schema, Split
 
 NOON_S = datetime(2026, 11, 23, 12, tzinfo=UTC).timestamp()
 HOUR_S = 3600.0
@@ -205,6 +205,13 @@ def test_a_log_is_read_as_data_and_shares_contexts(folder: Path) -> None:
     (requests,) = reader.requests(["user", "item", "clicked"])
     assert requests.lengths.tolist() == [2]
     assert requests.shared.column("user").to_pylist() == ["u"]
+
+
+def test_no_period_of_a_log_can_be_chosen(folder: Path) -> None:
+    write(folder, "requests", "2020-01-01T00", [answered("r", 0, "ab") | {"log.time": 1577836800_000000}])
+    schema = SCHEMA.model_copy(update={"split": Split(rule="time", columns=("time",))})
+    with pytest.raises(DataError, match="is a prediction log, of which no period can be chosen"):
+        open_data(folder, schema, since="2026-11-23")
 
 
 def test_a_log_of_another_schema_is_refused(folder: Path) -> None:

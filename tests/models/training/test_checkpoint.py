@@ -74,6 +74,15 @@ def test_another_training_is_refused_and_the_difference_named(tmp_path: Path) ->
         checkpoints.load("fit")
 
 
+def test_only_files_of_the_training_are_removed(tmp_path: Path) -> None:
+    other = tmp_path / "calibration.safetensors"
+    other.write_bytes(b"a user's")
+    with Checkpoints(settings(tmp_path), {}) as checkpoints:
+        checkpoints.save("fit", state(1.0))
+        checkpoints.remove()
+    assert list(tmp_path.iterdir()) == [other]
+
+
 def test_a_folder_is_of_one_process_at_a_time(tmp_path: Path) -> None:
     with (
         Checkpoints(settings(tmp_path), {}),
@@ -146,7 +155,9 @@ def test_a_killed_process_goes_on_to_the_same_bundle(clicks: Path, tmp_path: Pat
 
     kept = ("--checkpoint", str(tmp_path / "kept"))
     often = (*kept, "--every", "0.01s")
-    killed = subprocess.Popen(command("resumed", *often), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    killed = subprocess.Popen(
+        command("resumed", *often), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     file, until = tmp_path / "kept" / "fit.safetensors", time.monotonic() + DEADLINE_S
     while not file.exists() and killed.poll() is None and time.monotonic() < until:
         time.sleep(0.01)
