@@ -162,12 +162,14 @@ def _confirmed(
     reference: int,
     doubted: Collection[str],
 ) -> list[Interval]:
-    """The hull of the differences' intervals over all requests, and over those of all but each client."""
+    """The hull of the differences' intervals over all requests, labeled ones, and all but each client's."""
     whole = np.ones(len(requests), bool)
     has_positive = sums.clicks > 0
     hulls: list[Interval] | None = None
     of = np.array([request.client for request in requests], object)
-    for kept in (whole, *(of != client for client in doubted)):
+    # nobody answers for requests without labels: one client may have sent them all
+    labeled = np.array([client is not None for client in of], bool)
+    for kept in (whole, labeled, *(of != client for client in doubted)):
         if has_positive[kept].sum() < LEAST_REQUESTS:
             return [UNDEFINED] * information.shape[1]
         found = information if kept is whole else sums.information(weights * kept)

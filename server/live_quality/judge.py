@@ -14,7 +14,7 @@ import os
 import select
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -39,7 +39,13 @@ from polyrec.server.live_quality.report import (
     write_report,
 )
 from polyrec.server.live_quality.sample import LoggedRequest, LogSampler
-from polyrec.server.live_quality.settings import REQUESTS, ROUND_REQUESTS, JudgedPath, JudgeSettings
+from polyrec.server.live_quality.settings import (
+    REQUESTS,
+    ROUND_REQUESTS,
+    WINDOW_ROWS,
+    JudgedPath,
+    JudgeSettings,
+)
 from polyrec.server.prediction_log.writer import LIMITS
 from polyrec.server.record_pipe import unframe
 
@@ -86,7 +92,7 @@ class Judge:
             self._rest(time.monotonic() - begun_s)
         oldest_s = self._sampler.oldest_s(now_s)
         kept = sorted((r for r in self._window if r.at_s >= oldest_s), key=lambda r: r.at_s)
-        self._window = deque(kept[-REQUESTS:])
+        self._window = deque(latest(kept, REQUESTS, WINDOW_ROWS))
         begun_s = time.monotonic()
         names = [path.name for path in self._settings.paths]
         found = estimate(
@@ -273,3 +279,10 @@ def _judge(instructions: Instructions) -> None:
             log.error("the report of live quality cannot be written: %s", e.strerror)
         if instructions.wait(settings.every_s):
             raise NewSettings
+
+
+def latest(scored: Sequence[ScoredRequest], requests: int, rows: int) -> Sequence[ScoredRequest]:
+    """Returns the last of them, at most so many requests of so many rows in all."""
+    newest = scored[::-1][:requests]
+    fitting = int(np.searchsorted(np.cumsum([r.labels.size for r in newest]), rows, "right"))
+    return newest[:fitting][::-1]

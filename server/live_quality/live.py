@@ -114,11 +114,12 @@ class LiveQuality:
     async def poll(self) -> None:
         """Reads the report, and sets metrics and values."""
         judged = self._judged
-        if judged is None or self.pipe is None:
+        if judged is None:
             return
-        self.pipe.send(framed(b""))
-        if not self.pipe.alive and time.monotonic() - self._started_s >= RESTART_S:
-            self.pipe.kill()
+        if self.pipe is not None:
+            self.pipe.send(framed(b""))
+        dead = self.pipe is None or not self.pipe.alive
+        if dead and time.monotonic() - self._started_s >= RESTART_S:
             self._start()
         # the log's disk may be slow
         report = await asyncio.to_thread(read_report, self._file)
@@ -183,15 +184,21 @@ class LiveQuality:
 
     def _start(self) -> None:
         self._started_s = time.monotonic()
-        self.pipe = RecordPipe(
-            "polyrec.server.live_quality.process",
-            "judge of live quality",
-            "settings of it",
-            log,
-            # parallelism would take cores from lanes
-            os.environ | {"OMP_NUM_THREADS": "1"},
-            arguments=[self._settings.priority],
-        )
+        if self.pipe is not None:
+            self.pipe.kill()
+        try:
+            self.pipe = RecordPipe(
+                "polyrec.server.live_quality.process",
+                "judge of live quality",
+                "settings of it",
+                log,
+                # parallelism would take cores from lanes
+                os.environ | {"OMP_NUM_THREADS": "1"},
+                arguments=[self._settings.priority],
+            )
+        except OSError as e:  # no process or descriptor is left; a later poll tries again
+            log.error("the judge of live quality cannot be started: %s", e.strerror)
+            return
         self._tell()
 
 

@@ -78,8 +78,11 @@ def report_file(folder: Path, digest: str) -> Path:
 
 
 def remove_old_reports(folder: Path, now_s: float) -> None:
-    """Removes reports and locks of plans that nobody has judged for KEPT_S. now_s: Unix time, seconds."""
-    for file in folder.glob(".live-quality-*"):
+    """Removes reports of plans that nobody has judged for KEPT_S. now_s: Unix time, seconds.
+
+    Locks stay: another process may hold one, and would go on beside the holder of a new file.
+    """
+    for file in folder.glob(".live-quality-*.json*"):
         with suppress(OSError):
             if file.stat().st_mtime < now_s - KEPT_S:
                 file.unlink()

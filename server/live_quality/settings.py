@@ -16,6 +16,8 @@ Mode = Literal["off", "measure", "follow"]
 MOST_SPAN_S, MOST_EVERY_S, MOST_BOUND = 1e7, 1e5, 0.5
 REQUESTS = 4000
 """Most requests of the window."""
+WINDOW_ROWS = 400_000
+"""Most rows of the window's requests."""
 ROUND_REQUESTS = 500
 """Most requests that are scored in a round."""
 

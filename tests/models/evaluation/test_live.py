@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -100,6 +102,25 @@ def test_a_hostile_client_widens_what_is_confirmed_and_cannot_turn_it() -> None:
     assert before.models[0].confirmed.low > 0
     # without the hostile client, model 0 is better; with it, worse: nothing is confirmed
     assert attacked.models[0].confirmed.low < 0 < attacked.models[0].confirmed.high
+
+
+def test_a_flood_without_labels_cannot_turn_a_difference() -> None:
+    """Whoever sent it: it counts as negatives, which suit a path that predicts low."""
+    honest = [replace(r, client=f"shop{i % 2}") for i, r in enumerate(scored(600, 1))]
+    random = np.random.default_rng(2)
+    flood = [
+        ScoredRequest(
+            1000.0 + i,
+            None,
+            np.zeros(3, np.float32),
+            np.stack((random.uniform(0.3, 0.6, 3), np.full(3, 0.01))).astype(np.float32),
+        )
+        for i in range(2000)
+    ]
+    found = estimate([*honest, *flood], reference=0)
+    assert found is not None
+    assert found.models[1].difference.low > 0
+    assert found.models[1].confirmed.low < 0
 
 
 def test_few_positives_confirm_nothing() -> None:

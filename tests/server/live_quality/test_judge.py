@@ -9,10 +9,11 @@ import pytest
 
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.errors import PolyrecError
+from polyrec.models.evaluation.live import ScoredRequest
 from polyrec.models.evaluation.metrics import evaluate
 from polyrec.models.runtimes import open_runtime
 from polyrec.models.schema.batch import F32
-from polyrec.server.live_quality.judge import Judge
+from polyrec.server.live_quality.judge import Judge, latest
 from polyrec.server.live_quality.settings import JudgeSettings
 from tests.server.conftest import Request
 from tests.server.live_quality.conftest import NARROW, WIDE, WINDOW_S, LogFolder
@@ -105,6 +106,17 @@ def test_the_window_slides(
     assert judge.round(log_folder.final_s).requests == 1
     assert judge.round(log_folder.final_s + 60).requests == 1
     assert judge.round(log_folder.final_s + 3700).requests == 0
+
+
+@pytest.mark.parametrize(
+    ("requests", "rows", "kept"), [(4, 9, 3), (2, 9, 2), (4, 10, 4), (4, 2, 0), (4, 3, 1)]
+)
+def test_the_window_is_bounded_in_requests_and_rows(requests: int, rows: int, kept: int) -> None:
+    scored = [
+        ScoredRequest(float(i), None, np.zeros(n, np.float32), np.zeros((2, n), np.float32))
+        for i, n in enumerate((1, 2, 4, 3))
+    ]
+    assert latest(scored, requests, rows) == scored[len(scored) - kept :]
 
 
 def test_positives_that_nearly_missed_the_window_are_told(
