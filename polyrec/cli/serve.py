@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from typing import Any
 
@@ -208,6 +209,8 @@ def run(args: argparse.Namespace) -> int:
 def _several(flags: dict[str, Any]) -> dict[str, Any]:
     """The flags with repeated or named plans as the setting of several models."""
     plans = flags.pop("plan")
-    if plans is not None and (len(plans) > 1 or re.match(r"[\w.-]+=", plans[0])):
+    # a file may have a name like dt=2026-11-23/plan.json
+    named = plans is not None and re.match(r"[\w.-]+=", plans[0]) and not os.path.exists(plans[0])
+    if plans is not None and (len(plans) > 1 or named):
         return flags | {"plans": tuple(plans)}
     return flags | {"plan": None if plans is None else plans[0]}

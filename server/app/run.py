@@ -222,7 +222,8 @@ async def _serve(
     drain = Drain(models, drained, settings.drain_grace_s, settings.drain_timeout_s, stopping)
     server = Server(config, drain)
     with GcTimer(engine.metrics.collected):
-        await _run_until_stopped(server, models, frontend, settings, listener, on_ready, shared, grpc)
+        load = partial(_load, models, settings, files)
+        await _run_until_stopped(server, models, frontend, settings, load, listener, on_ready, shared, grpc)
     models.close()
     return 0
 
@@ -256,13 +257,14 @@ async def _run_until_stopped(
     models: ModelRepository,
     frontend: HttpFrontend,
     settings: Settings,
+    load: Callable[[], None],
     listener: socket.socket,
     on_ready: Callable[[Ready], object],
     shared: socket.socket | None,
     grpc: GrpcPort | None,
 ) -> None:
     background = [asyncio.create_task(frontend.sweep())]
-    loading = run_in_thread(lambda: _load(models, settings))
+    loading = run_in_thread(load)
     if shared is None:
         sockets = duplicate_listener(listener)
     else:
@@ -304,9 +306,8 @@ async def _run_until_stopped(
             os._exit(0)
 
 
-def _load(models: ModelRepository, settings: Settings) -> None:
+def _load(models: ModelRepository, settings: Settings, files: Mapping[str, Path]) -> None:
     """Loads the plans and opens the prediction logs, then serves all at once; blocks. Raises PolyrecError."""
-    files = settings.model_files()
     opened: list[Serving] = []
     try:
         for engine in models.engines:

@@ -152,6 +152,8 @@ class Call:
         """Chooses the engine before `submit`, where the body names the model. begun_s: when it was read."""
         self._engine = engine
         self._outcomes = engine.without_path[self._codec.endpoint]
+        # `admit` cut the budget to that of another model; `submit` checks rights and cuts again
+        self._options = parse_options(self._scope["headers"])
         self._begun_s = begun_s
 
     def submit(self, body: bytes, arrived_s: float | None = None) -> Query:
