@@ -105,7 +105,7 @@ def test_a_hostile_client_widens_what_is_confirmed_and_cannot_turn_it() -> None:
 
 
 def test_a_flood_without_labels_cannot_turn_a_difference() -> None:
-    """Whoever sent it: it counts as negatives, which suit a path that predicts low."""
+    """Requests without labels count as negatives, which suit a path that predicts low."""
     honest = [replace(r, client=f"shop{i % 2}") for i, r in enumerate(scored(600, 1))]
     random = np.random.default_rng(2)
     flood = [
