@@ -9,6 +9,7 @@ import pytest
 PAGE = Path(__file__).parents[2] / "docs" / "python.md"
 
 
+@pytest.mark.long
 def test_the_code_of_the_page_runs_from_top_to_bottom(
     clicks: Path, bundle_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ from polyrec.models.bundle.bundle import Bundle
 KINDS = ("inline", "thread, own core", "process, own core", "bare, own core")
 
 
+@pytest.mark.long
 def test_every_kind_is_measured_at_every_size_and_reported(
     bundle: Bundle, clicks: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

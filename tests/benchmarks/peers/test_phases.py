@@ -22,6 +22,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_every_phase_is_measured_alone_and_in_the_server(folder: Path) -> None:
     result = measure(
         Namespace(

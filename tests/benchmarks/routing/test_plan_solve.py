@@ -8,6 +8,7 @@ import pytest
 from benchmarks.routing.plan_solve import main
 
 
+@pytest.mark.long
 def test_a_smaller_machine_is_planned_with_its_gap(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -144,6 +144,7 @@ def test_an_interrupted_training_goes_on_to_the_same_checks_and_weights(
     assert not list((tmp_path / "kept").iterdir())
 
 
+@pytest.mark.long
 def test_a_killed_process_goes_on_to_the_same_bundle(clicks: Path, tmp_path: Path) -> None:
     """kill -9 of `polyrec train` after its first checkpoint, and the same command again."""
     recipe = tmp_path / "recipe.yaml"

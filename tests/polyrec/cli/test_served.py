@@ -155,6 +155,7 @@ def by_inference_ranking(url: str, bundle: Bundle, rows: pa.Table) -> np.ndarray
     return np.concatenate(found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("runtime", ["torch", "onnx"])
 def test_served_probabilities_equal_the_evaluated_ones(
     runtime: str, trained: Bundle, rows: pa.Table, offline: np.ndarray

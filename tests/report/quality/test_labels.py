@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyrec.report.quality.labels import dodge, place, touching
@@ -13,6 +13,7 @@ FRAME = (0.0, 0.0, 900.0, 560.0)
 NOTHING = np.empty((0, 4))
 
 
+@settings(max_examples=30)
 @given(st.integers(0, 10_000), st.integers(1, 14), st.booleans())
 def test_labels_touch_neither_one_another_nor_points_and_stay_inside(
     seed: int, n: int, crowded: bool
