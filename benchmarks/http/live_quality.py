@@ -23,7 +23,7 @@ import numpy as np
 import orjson
 import pyarrow.parquet as pq
 
-from benchmarks.http.protocols import processor_s
+from benchmarks.http.revisions import processor_s
 from benchmarks.paired import ratio
 from polyrec.models.bundle.bundle import load_bundle
 from polyrec.server.child import start

@@ -28,6 +28,7 @@ import grpc.aio
 import numpy as np
 import uvloop
 
+from benchmarks.http.revisions import processor_s
 from polyrec.loadtest.machine import processor
 from polyrec.loadtest.traffic.request_bodies import INFER, infer_body
 from polyrec.models.bundle.bundle import Bundle, load_bundle
@@ -144,12 +145,6 @@ async def turn(
         *(1e6 * float(q) for q in np.quantile(took_s, (0.5, 0.99))),
         1e6 * cpu_s / asked,
     )
-
-
-def processor_s(pid: int) -> float:
-    """Processor time of a process so far."""
-    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
-    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 async def measure(folder: Path, rows: int, turns: int, seconds: float) -> list[ProtocolTurn]:
