@@ -43,6 +43,7 @@ from polyrec.models.training.source import Rows, RowSource
 from polyrec.models.training.stream import StreamedRows
 from polyrec.models.training.trainer import Check, History, Progress, fine_tune, fit, predict_heads, refit
 from polyrec.models.training.unseen import count_lookups, hide_unseen, unseen_shares
+from polyrec.models.training.workers.workers import Workers
 from polyrec.models.version import code_version
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -164,6 +165,7 @@ class Learner:
     notice: called with lines for the user.
     window_rows: rows of a window in which training rows are read and shuffled, see models/training/stream.py;
     None: all rows are encoded first. A stream has no baselines.
+    workers: those that train together; worker 0 calls `learn`, the others `assist`.
     """
 
     reader: DataReader
@@ -179,6 +181,7 @@ class Learner:
     notice: Callable[[str], object] = lambda _line: None
     window_rows: int | None = None
     record: Mapping[str, Any] = field(default_factory=dict)
+    workers: Workers | None = None
 
     def learn(self, out: str | Path, replace: bool = False) -> Bundle:
         """Trains, measures on the test rows and writes the bundle."""
@@ -190,6 +193,13 @@ class Learner:
             bundle = self._learn(out, replace, fingerprint, checkpoints)
             checkpoints.remove()
         return bundle
+
+    def assist(self) -> None:
+        """Takes part in a training as a worker that writes no bundle."""
+        splitter = fit_splitter(self.reader, self.schema, self.phase("split", self.reader.rows_hint))
+        fitted = self._fit(splitter, None)
+        if self.training.recipe.refit:
+            self._refit(splitter, fitted, None)
 
     def _identity(self, fingerprint: str) -> Identity:
         """Returns all that a checkpoint of this training depends on."""
@@ -270,7 +280,12 @@ class Learner:
         known = lookups_to_hide(recipe, encoder, training)
         unseen = unseen_shares(encoder, known, lookups_to_hide(recipe, encoder, validation))
         hide = id_dropout(recipe, encoder, known, unseen)
-        history = fit(model, training, validation, recipe, hide, self.progress, checkpoints)
+        table = model.stage
+        if self.workers:
+            model = self.workers.sharded(model, encoder.vocabularies)
+        history = fit(model, training, validation, recipe, hide, self.progress, checkpoints, self.workers)
+        if self.workers:
+            model = self.workers.whole(model, table)
         scales: tuple[LogitScale, ...] = ()
         if recipe.calibrate:
             heads = predict_heads(model, validation.data, validation.rows)
@@ -296,8 +311,11 @@ class Learner:
     ) -> DLRM:
         model, recipe = self.initial_model(encoder), self.training.recipe
         hide = id_dropout(recipe, encoder, lookups_to_hide(recipe, encoder, source), fitted.unseen)
-        refit(model, source, recipe, fitted.history, hide, self.progress, checkpoints)
-        return model
+        table = model.stage
+        if self.workers:
+            model = self.workers.sharded(model, encoder.vocabularies)
+        refit(model, source, recipe, fitted.history, hide, self.progress, checkpoints, self.workers)
+        return self.workers.whole(model, table) if self.workers else model
 
     def _streamed(self, encoder: Encoder, splitter: Splitter, which: Sequence[int]) -> StreamedRows:
         assert self.window_rows is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch.nn import functional as F
 from polyrec.models.dlrm.dlrm import DLRM
 from polyrec.models.embeddings.decoder import running_statistics
 from polyrec.models.errors import DataError
-from polyrec.models.schema.batch import I64
+from polyrec.models.schema.batch import I64, Batch
 from polyrec.models.training.checkpoint import State
 from polyrec.models.training.id_dropout import IdDropout
 from polyrec.models.training.objective import listwise_loss
@@ -23,6 +24,7 @@ from polyrec.models.training.optimizer import ColumnBlock, RowWiseAdagrad
 from polyrec.models.training.recipe import Recipe
 from polyrec.models.training.row_order import epoch
 from polyrec.models.training.source import Rows, RowSource
+from polyrec.models.training.workers.workers import Workers
 
 
 def dense_parameters(model: DLRM) -> list[Parameter]:
@@ -93,13 +95,20 @@ class Step:
 class Stepper:
     """Iterates over up to `total` optimizer steps on the windows of `source`, epoch after epoch.
 
-    average: of the dense weights, updated after every step.
+    average: of the dense weights, updated after every step. workers: those that share every step's rows; the
+    model's rows are then theirs (models/training/workers), and every one of them iterates.
     """
 
     def __init__(
-        self, model: DLRM, source: RowSource, recipe: Recipe, total: int, hide: IdDropout | None = None
+        self,
+        model: DLRM,
+        source: RowSource,
+        recipe: Recipe,
+        total: int,
+        hide: IdDropout | None = None,
+        workers: Workers | None = None,
     ) -> None:
-        torch.manual_seed(recipe.seed)
+        torch.manual_seed(recipe.seed + (workers.rank if workers else 0))
         self.step, self.total = 0, total
         self.average = WeightAverage(model, recipe.average)
         self._model, self._source, self._recipe, self._hide = model, source, recipe, hide
@@ -110,6 +119,11 @@ class Stepper:
         rows, blocks = model.stage.sparse_parameters(), column_blocks(model, recipe)
         self._sparse = RowWiseAdagrad(rows, recipe.sparse_lr, decay=recipe.row_decay, blocks=blocks)
         self._random = np.random.default_rng(recipe.seed)
+        # workers draw the same order, but hide ids in rows of their own
+        self._hiding = np.random.default_rng((recipe.seed, workers.rank)) if workers else self._random
+        self._workers = workers
+        if workers:
+            workers.begin(model, self._sparse)
         # The position: the window, the batches drawn of it, and the random state when it began, from which
         # its order can be drawn again.
         self._window = self._drawn = 0
@@ -136,7 +150,10 @@ class Stepper:
             self._began = self._random.bit_generator.state
         else:
             self._random.bit_generator.state = self._began
-        order = epoch(window.rows, self._group(window), self._batch_rows, self._random)
+        if self._workers:
+            order = self._workers.epoch(window, self._group(window), self._batch_rows, self._random)
+        else:
+            order = epoch(window.rows, self._group(window), self._batch_rows, self._random)
         for _ in range(self._drawn):
             next(order)
         if self._resume_at is not None:
@@ -159,18 +176,16 @@ class Stepper:
         return group
 
     def _take(self, window: Rows, chosen: I64) -> float:
-        model, recipe, group = self._model, self._recipe, self._group(window)
-        model.train()
-        label = torch.from_numpy(window.data.label[chosen])
-        batch = window.data.batch(chosen)
-        logits = model.logits(self._hide(batch, self._random) if self._hide else batch)
-        label = label.to(logits.device)
-        loss = loss_of_heads(logits, label, recipe.distill)
-        if group is not None and recipe.listwise:
-            whole = listwise_loss(logits, label, group[chosen])
-            loss = (1 - recipe.listwise) * loss + recipe.listwise * whole
+        recipe = self._recipe
+        self._model.train()
         self._dense.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        if self._workers:
+            draw, loss_of = partial(self._draw, window), partial(self._loss, window)
+            loss = self._workers.backward(chosen, self._group(window), draw, loss_of)
+        else:
+            whole = self._loss(window, self._draw(window, chosen), chosen)
+            whole.backward()  # type: ignore[no-untyped-call]
+            loss = whole.item()
         fall = recipe.final_lr + (1 - recipe.final_lr) * (1 - self.step / self.total)
         scale = min((self.step + 1) / max(1, int(self.total * recipe.warm_up)), fall)
         self._dense.param_groups[0]["lr"] = recipe.dense_lr * scale
@@ -178,7 +193,23 @@ class Stepper:
         self._sparse.step(scale)
         self.step += 1
         self.average.update(self.step)
-        return loss.item()
+        return loss
+
+    def _draw(self, window: Rows, chosen: I64) -> Batch:
+        """Returns the batch of some rows, with ids hidden."""
+        batch = window.data.batch(chosen)
+        return self._hide(batch, self._hiding) if self._hide else batch
+
+    def _loss(self, window: Rows, batch: Batch, chosen: I64) -> Tensor:
+        """Returns the mean loss of a batch, whose rows are `chosen`."""
+        recipe, group = self._recipe, self._group(window)
+        logits = self._model.logits(batch)
+        label = torch.from_numpy(window.data.label[chosen]).to(logits.device)
+        loss = loss_of_heads(logits, label, recipe.distill)
+        if group is not None and recipe.listwise:
+            whole = listwise_loss(logits, label, group[chosen])
+            loss = (1 - recipe.listwise) * loss + recipe.listwise * whole
+        return loss
 
     def state(self) -> State:
         """Everything that the next steps depend on, without copies: to be written before the next one."""

@@ -24,6 +24,7 @@ from polyrec.models.training.id_dropout import IdDropout
 from polyrec.models.training.recipe import Recipe
 from polyrec.models.training.source import Rows, RowSource, TrainingRows
 from polyrec.models.training.stepper import Stepper
+from polyrec.models.training.workers.workers import Workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +71,14 @@ FIT, REFIT = "fit", "refit"
 class _Selection:
     """The checks of a training, and the weights of the best one."""
 
-    def __init__(self, model: DLRM, validation: Rows, steps_per_epoch: int) -> None:
+    def __init__(
+        self, model: DLRM, validation: Rows, steps_per_epoch: int, workers: Workers | None = None
+    ) -> None:
         self.checks: list[Check] = []
         self.losses: list[float] = []
         self.ended = False
         self._model, self._validation, self._steps_per_epoch = model, validation, steps_per_epoch
+        self._workers = workers
         self._best: dict[str, Tensor] = {}
 
     @property
@@ -83,14 +87,18 @@ class _Selection:
 
     def check(self, step: int) -> None:
         """Measures the model and keeps its weights if they are the best so far."""
-        heads, y = (
-            predict_heads(self._model, self._validation.data, self._validation.rows),
-            self._validation.label,
-        )
+        found, y = self._validation, self._validation.label
+        if self._workers:
+            own = predict_heads(self._model, found.data, self._workers.checked_rows(found.rows))
+            heads = self._workers.gathered(own, found.size)
+        else:
+            heads = predict_heads(self._model, found.data, found.rows)
         loss = float(np.mean([log_loss(p, y) for p in heads]))
         trained = float(np.mean(self.losses))
         self.checks.append(Check(step, step / self._steps_per_epoch, trained, loss, auc(heads[-1], y)))
         self.losses = []
+        if self._workers:
+            self._workers.checked(loss)
         if self.best_step == step:
             self._best = copy.deepcopy(self._model.state_dict())
 
@@ -119,18 +127,19 @@ def fit(
     hide: IdDropout | None = None,
     progress: Progress | None = None,
     checkpoints: Checkpoints | None = None,
+    workers: Workers | None = None,
 ) -> History:
     """Trains `model` in place and leaves it at its best weights by validation log-loss.
 
     Stops early after `patience` checks without improvement. checkpoints: written while training; where they
-    have one of this training, it goes on from there.
+    have one of this training, it goes on from there. workers: see Stepper; without checkpoints.
     """
     start_at_base_rate(model, training.base_rate)
     steps_per_epoch = recipe.steps_per_epoch(training.size)
     total = steps_per_epoch * recipe.epochs
     every = max(1, steps_per_epoch // recipe.checks_per_epoch)
-    stepper = Stepper(model, training, recipe, total, hide)
-    selection = _Selection(model, validation, steps_per_epoch)
+    stepper = Stepper(model, training, recipe, total, hide, workers)
+    selection = _Selection(model, validation, steps_per_epoch, workers)
     if checkpoints and (found := checkpoints.load(FIT)):
         stepper.restore(found)
         selection.restore(found)
@@ -160,6 +169,7 @@ def refit(
     hide: IdDropout | None = None,
     progress: Progress | None = None,
     checkpoints: Checkpoints | None = None,
+    workers: Workers | None = None,
 ) -> None:
     """Trains a fresh `model` on all `rows` for as many epochs as were best in `history`.
 
@@ -167,7 +177,7 @@ def refit(
     """
     start_at_base_rate(model, rows.base_rate)
     stop = round(history.best_step / history.steps_per_epoch * recipe.steps_per_epoch(rows.size))
-    _train(model, rows, recipe, stop, hide, progress, checkpoints)
+    _train(model, rows, recipe, stop, hide, progress, checkpoints, workers)
 
 
 def fine_tune(
@@ -194,9 +204,10 @@ def _train(
     hide: IdDropout | None,
     progress: Progress | None,
     checkpoints: Checkpoints | None = None,
+    workers: Workers | None = None,
 ) -> None:
     """Takes the first `stop` steps of the recipe's schedule and sets the model to the weight average."""
-    stepper = Stepper(model, rows, recipe, recipe.steps_per_epoch(rows.size) * recipe.epochs, hide)
+    stepper = Stepper(model, rows, recipe, recipe.steps_per_epoch(rows.size) * recipe.epochs, hide, workers)
     if checkpoints and (found := checkpoints.load(REFIT)):
         stepper.restore(found)
     for taken in stepper if stepper.step < stop else ():
@@ -207,6 +218,8 @@ def _train(
         if taken.number >= stop:
             break
     stepper.average.swap()
+    if workers:
+        workers.settle()
 
 
 def start_at_base_rate(model: DLRM, base_rate: float) -> None:

@@ -6,9 +6,11 @@ import argparse
 import json
 import sys
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from polyrec.cli.train_workers import add_worker_arguments, refuse_with_workers, workers_of
 from polyrec.loadtest.arguments import duration, non_negative_int, positive_int
 
 if TYPE_CHECKING:
@@ -77,6 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kept.add_argument(
         "--every", type=duration, metavar="TIME", help="time between checkpoints: 90s, 5m (default 5m)"
     )
+    add_worker_arguments(parser.add_argument_group("several workers"))
     search = parser.add_argument_group("search for a recipe")
     search.add_argument(
         "--search",
@@ -113,6 +116,7 @@ def run(args: argparse.Namespace) -> int:
         _offer_schema(args)
     if args.every is not None and args.checkpoint is None:
         raise PolyrecError("--every says how often to write checkpoints; say where with --checkpoint DIR")
+    refuse_with_workers(args)
     if args.search and args.window:
         raise PolyrecError("--search draws rows in any order: it does not go with --window")
     if args.search and args.checkpoint:
@@ -129,7 +133,7 @@ def run(args: argparse.Namespace) -> int:
     checkpoint = None
     if args.checkpoint:
         checkpoint = CheckpointSettings(args.checkpoint, args.every or CHECKPOINT_EVERY_S)
-    with Bars() as bars:
+    with workers_of(args) as workers, Bars(StringIO() if workers and workers.rank else None) as bars:
         learner = Learner(
             reader,
             schema,
@@ -143,7 +147,11 @@ def run(args: argparse.Namespace) -> int:
             window_rows=args.window,
             record={"period": {"since": args.since, "until": args.until}} if args.since or args.until else {},
             notice=lambda line: print(line, file=sys.stderr),
+            workers=workers,
         )
+        if workers and workers.rank:
+            learner.assist()
+            return 0
         if args.search:
             learner = _searched(learner, args)
         bundle = learner.learn(args.out, replace=args.replace)

@@ -1,0 +1,98 @@
+"""The processes of a training, and the three ways in which they exchange tensors.
+
+Started by torchrun or by `polyrec train --workers N`; both set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+Every worker calls the same methods in the same order. Bytes are counted as they leave a worker for another
+one, without the transport's own headers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from polyrec.models.errors import DataError
+
+T = TypeVar("T")
+
+ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""Variables that tell a worker its group, as torchrun sets them."""
+
+
+class WorkerGroup:
+    """The workers of a training. rank: of this one, from 0. size: how many there are.
+
+    sent_bytes: what this worker sent to others so far. Use it with `with`, or `close` it.
+    """
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        self.sent_bytes = 0
+
+    @classmethod
+    def join(cls, device: str = "cpu") -> WorkerGroup:
+        """Joins the group that the environment names; nccl on a GPU, gloo elsewhere. Raises DataError."""
+        missing = [name for name in ENVIRONMENT if name not in os.environ]
+        if missing:
+            raise DataError(f"several workers: {', '.join(missing)} not set; start them with torchrun")
+        dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+        return cls(dist.get_rank(), dist.get_world_size())
+
+    def close(self) -> None:
+        """Leaves the group."""
+        dist.destroy_process_group()
+
+    def __enter__(self) -> WorkerGroup:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def exchange(self, parts: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+        """Sends `parts[i]` to worker i; returns what the others sent to this one, in order of rank.
+
+        parts: [n_i, ...] of equal trailing shape and type. sizes: the rows that each worker sends here.
+        """
+        own = torch.cat(list(parts))
+        out = own.new_empty((sum(sizes), *own.shape[1:]))
+        of_each = [part.shape[0] for part in parts]
+        row_bytes = own[0].numel() * own.element_size() if own.shape[0] else 0
+        sent = (own.shape[0] - of_each[self.rank]) * row_bytes
+        received = (out.shape[0] - sizes[self.rank]) * out[:1].nbytes
+        self._run(lambda: dist.all_to_all_single(out, own, list(sizes), of_each), sent, received)
+        return out
+
+    def counts(self, own: Sequence[int], device: torch.device) -> list[int]:
+        """Tells worker i the number `own[i]`; returns what the others told this one."""
+        sent = torch.tensor(own, dtype=torch.int64, device=device)
+        found = torch.empty_like(sent)
+        wire = 8 * (self.size - 1)
+        self._run(lambda: dist.all_to_all_single(found, sent), wire, wire)
+        return [int(n) for n in found.tolist()]
+
+    def sum(self, tensor: Tensor) -> None:
+        """Adds the tensors of all workers, in place; all get bitwise the same sum."""
+        # a ring: every worker sends all parts but one twice, once to be added and once as a sum
+        wire = 2 * (self.size - 1) * tensor.nbytes // self.size
+        self._run(lambda: dist.all_reduce(tensor), wire, wire)
+
+    def gather(self, own: Tensor) -> list[Tensor]:
+        """Returns the tensors of all workers, in order of rank; their first sizes may differ."""
+        sizes = self.counts([own.shape[0]] * self.size, own.device)
+        received = self.exchange([own] * self.size, sizes)
+        return split(received, sizes)
+
+    def _run(self, call: Callable[[], T], sent: int, received: int) -> T:
+        """Makes a collective call. sent, received: bytes on the wire."""
+        del received
+        self.sent_bytes += sent
+        return call()
+
+
+def split(tensor: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    """Cuts a tensor into consecutive parts of some sizes."""
+    return list(tensor.split(list(sizes)))  # type: ignore[no-untyped-call]

@@ -1,0 +1,175 @@
+"""Embedding rows of a training by several workers: sharded by row, the hottest replicated.
+
+Row r of the fused weight belongs to worker r mod W: tables are in popularity order, so that each worker owns
+as many hot rows as any other. A batch looks rows up in three steps: ids to their owners, rows back, and after
+the backward pass gradients to the owners, which sum them and update. The exchange of hybrid-parallel DLRM
+(Naumov et al., arXiv 1906.00091, section 4) sends every look-up; with `distinct` each row travels once a
+batch (RecD, MLSys'23, section 4). Rows that are replicated do not travel: all workers sum the gradients of a
+batch in the same order and make the same update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from polyrec.models.schema.batch import I64
+from polyrec.models.training.workers.group import WorkerGroup, split
+
+
+@dataclass(slots=True)
+class Fetched:
+    """The rows of a batch's look-ups.
+
+    values: [n, width], a leaf whose gradient is sent on. position: int64 [look-ups], the value of each.
+    cuts: how many of the first values are each worker's rows; they come first.
+    asked: local rows that others fetched here; asked_cuts: how many by each worker.
+    slots: int64 [n - m], the replicated rows behind the other values. local: no worker fetched any.
+    """
+
+    values: Tensor
+    position: I64
+    cuts: list[int]
+    asked: Tensor
+    asked_cuts: list[int]
+    slots: I64
+    local: bool = False
+
+
+class WorkerRows:
+    """This worker's rows.
+
+    weight: the whole fused weight [rows, width], of which the own rows are copied.
+    hot: bool [rows], which are replicated; None: none.
+    distinct: whether equal look-ups of a batch travel once.
+    use_hot: whether look-ups take the replicas; while it is False, the owners' rows count, see
+    `refresh`.
+    """
+
+    def __init__(
+        self, group: WorkerGroup, weight: Tensor, hot: NDArray[np.bool_] | None = None, distinct: bool = True
+    ) -> None:
+        self.group, self.distinct = group, distinct
+        self.total, self.width = weight.shape
+        self.shard = nn.Parameter(weight[group.rank :: group.size].detach().clone())
+        self.hot_rows = np.flatnonzero(hot) if hot is not None else np.zeros(0, np.int64)
+        self.use_hot = self.hot_rows.size > 0
+        self._slot = np.full(self.total if self.hot_rows.size else 0, -1, np.int64)
+        if self.hot_rows.size:
+            self._slot[self.hot_rows] = np.arange(self.hot_rows.size)
+        self.replicas = nn.Parameter(weight[torch.from_numpy(self.hot_rows)].detach().clone())
+
+    @property
+    def device(self) -> torch.device:
+        return self.shard.device
+
+    def is_hot(self, rows: I64) -> NDArray[np.bool_]:
+        """Tells which rows are replicated, bool like `rows`."""
+        if not self._slot.size:
+            return np.zeros(rows.shape, bool)
+        found: NDArray[np.bool_] = self._slot[rows] >= 0
+        return found
+
+    def fetch(self, rows: I64, local: bool = False) -> Fetched:
+        """Gets the values of rows, int64 [look-ups]; every worker calls it.
+
+        local: all of them are replicated on all workers, which the caller knows: nothing is exchanged.
+        """
+        wanted, place = rows, np.arange(rows.size)
+        if self.distinct:
+            wanted, place = np.unique(rows, return_inverse=True)
+        replicated = self.is_hot(wanted) if self.use_hot else np.zeros(wanted.size, bool)
+        # order of the values: by owner, then the replicated
+        order = np.argsort(np.where(replicated, self.group.size, wanted % self.group.size), kind="stable")
+        position = np.empty(wanted.size, np.int64)
+        position[order] = np.arange(wanted.size)
+        cold = int(wanted.size - replicated.sum())
+        if local and cold:
+            raise ValueError(f"{cold} of {rows.size} look-ups of a hot batch are not of replicated rows")
+        fetched, slots = wanted[order[:cold]], wanted[order[cold:]]
+        slots = self._slot[slots] if slots.size else slots
+        cuts = np.bincount(fetched % self.group.size, minlength=self.group.size).tolist()
+        with torch.no_grad():
+            values = self.replicas[:0]
+            asked, asked_cuts = torch.zeros(0, dtype=torch.int64), [0] * self.group.size
+            if not local:
+                ids = torch.from_numpy((fetched // self.group.size).astype(np.int32)).to(self.device)
+                asked_cuts = self.group.counts(cuts, self.device)
+                asked = self.group.exchange(split(ids, cuts), asked_cuts).long()
+                values = self.group.exchange(split(self.shard.index_select(0, asked), asked_cuts), cuts)
+            if slots.size:
+                held = self.replicas.index_select(0, torch.from_numpy(slots).to(self.device))
+                values = torch.cat((values, held))
+        values = values.detach().requires_grad_(torch.is_grad_enabled())
+        return Fetched(values, position[place], cuts, asked, asked_cuts, slots, local)
+
+    @torch.no_grad()
+    def push(self, parts: Sequence[Fetched]) -> None:
+        """Sends the gradients of the fetched values of a step where they belong; every worker calls it.
+
+        parts: of its micro-batches, as many on every worker. Sets the sparse gradients of `shard` and
+        `replicas`.
+        """
+        received, asked, kept, slots = [], [], [], []
+        for part in parts:
+            gradient = part.values.grad
+            gradient = torch.zeros_like(part.values) if gradient is None else gradient
+            cold = sum(part.cuts)
+            if not part.local:
+                received.append(self.group.exchange(split(gradient[:cold], part.cuts), part.asked_cuts))
+                asked.append(part.asked)
+            kept.append(gradient[cold:])
+            slots.append(torch.from_numpy(part.slots).to(self.device))
+        if asked:
+            self.shard.grad = _sparse(torch.cat(asked), torch.cat(received), self.shard)
+        if self.use_hot:
+            own = _sparse(torch.cat(slots), torch.cat(kept), self.replicas).coalesce()
+            found = torch.cat(self.group.gather(_packed(own.indices()[0], own.values())))
+            self.replicas.grad = _sparse(*_unpacked(found), self.replicas)
+
+    @torch.no_grad()
+    def publish(self, own: Tensor, replicated: Tensor) -> None:
+        """Copies the replicated rows to their owners, in `own` [own rows, ...]; nothing travels.
+
+        own, replicated: `shard` and `replicas`, or the optimizer's accumulators of both.
+        """
+        mine = np.flatnonzero(self.hot_rows % self.group.size == self.group.rank)
+        own[torch.from_numpy(self.hot_rows[mine] // self.group.size)] = replicated[torch.from_numpy(mine)]
+
+    @torch.no_grad()
+    def refresh(self, own: Tensor, replicated: Tensor) -> None:
+        """Copies the owners' rows to all replicas, the reverse of `publish`; every worker calls it."""
+        group = self.group
+        mine = self.hot_rows[self.hot_rows % group.size == group.rank] // group.size
+        found = group.gather(own[torch.from_numpy(mine)])
+        for rank, values in enumerate(found):
+            replicated[torch.from_numpy(np.flatnonzero(self.hot_rows % group.size == rank))] = values
+
+    @torch.no_grad()
+    def whole(self) -> Tensor:
+        """Returns the fused weight [rows, width] by its owners; every worker calls it."""
+        out = self.shard.new_empty((self.total, self.width))
+        for rank, part in enumerate(self.group.gather(self.shard.detach())):
+            out[rank :: self.group.size] = part
+        return out
+
+
+def _sparse(ids: Tensor, gradients: Tensor, parameter: nn.Parameter) -> Tensor:
+    """Returns the sparse gradient of some rows of a parameter."""
+    return torch.sparse_coo_tensor(ids.unsqueeze(0), gradients, parameter.shape, check_invariants=False)
+
+
+def _packed(ids: Tensor, gradients: Tensor) -> Tensor:
+    """Returns ids and gradients in one tensor [n, 1 + width], ids as bits: one message instead of two."""
+    bits = torch.int32 if gradients.element_size() == 4 else torch.int64
+    return torch.cat((ids.to(bits).view(gradients.dtype).unsqueeze(1), gradients), dim=1)
+
+
+def _unpacked(packed: Tensor) -> tuple[Tensor, Tensor]:
+    bits = torch.int32 if packed.element_size() == 4 else torch.int64
+    return packed[:, 0].contiguous().view(bits).long(), packed[:, 1:]

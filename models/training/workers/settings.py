@@ -1,0 +1,25 @@
+"""The forms in which several workers exchange rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Scheme = Literal["plain", "fae", "hotline"]
+SCHEMES: tuple[Scheme, ...] = ("plain", "fae", "hotline")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """How the workers of a training exchange rows.
+
+    scheme: plain exchanges rows in every step; fae draws batches of popular look-ups only, which need no
+    exchange (models/training/workers/phases.py); hotline fetches the rows of one micro-batch while another
+    one computes (models/training/workers/workers.py).
+    distinct: whether equal look-ups of a batch travel once.
+    hot_bytes: of the rows that fae and hotline replicate on every worker.
+    """
+
+    scheme: Scheme = "plain"
+    distinct: bool = True
+    hot_bytes: int = 256 * 2**20

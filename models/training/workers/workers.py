@@ -1,0 +1,258 @@
+"""Lets several workers take the steps of one training together.
+
+Every worker draws the same batches and takes its share of each, whole requests where batches are of whole
+requests. The gradients of the dense net are summed over the workers, those of rows by their owners
+(models/training/workers/rows.py); the sum over the workers is the gradient of the whole batch, up to the
+order in which floats are added. In Hotline's scheme (Adnan et al., ISCA'24) a worker splits its share
+in rows whose look-ups are all replicated and the others, and a thread fetches for these while those compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import Parameter
+
+from polyrec.models.dlrm.dlrm import DLRM
+from polyrec.models.embeddings.cuts import stored_within
+from polyrec.models.embeddings.stage import Stage
+from polyrec.models.embeddings.table import TableStage
+from polyrec.models.errors import DataError
+from polyrec.models.schema.batch import F32, I64, Batch
+from polyrec.models.schema.vocabulary import Vocabulary
+from polyrec.models.training.optimizer import RowWiseAdagrad
+from polyrec.models.training.row_order import epoch
+from polyrec.models.training.source import Rows
+from polyrec.models.training.workers.group import WorkerGroup, split
+from polyrec.models.training.workers.phases import Phases, hot_rows_of
+from polyrec.models.training.workers.settings import WorkerSettings
+from polyrec.models.training.workers.stage import ShardedStage
+
+Draw = Callable[[I64], Batch]
+LossOf = Callable[[Batch, I64], Tensor]
+
+
+class Workers:
+    """This worker's part in the trainings of a command, one after the other.
+
+    Close it, or use it with `with`.
+    """
+
+    def __init__(self, group: WorkerGroup, settings: WorkerSettings) -> None:
+        self.group, self.settings = group, settings
+        self._fetcher = ThreadPoolExecutor(1, "polyrec-fetch")
+        self._phases = Phases()
+        self._hot_of: tuple[Rows, NDArray[np.bool_]] | None = None
+
+    @property
+    def rank(self) -> int:
+        return self.group.rank
+
+    def close(self) -> None:
+        self._fetcher.shutdown()
+        self.group.close()
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def sharded(self, model: DLRM, vocabularies: Mapping[str, Vocabulary]) -> DLRM:
+        """Returns the model with this worker's part of the rows, and the same net.
+
+        Raises DataError: not a table representation.
+        """
+        table = model.stage
+        if not isinstance(table, TableStage):
+            raise DataError("several workers train the representation `table` only")
+        hot = None
+        if self.settings.scheme != "plain":
+            rows = self.settings.hot_bytes // (4 * table.width)
+            hot = hot_prefix(table, vocabularies, stored_within(vocabularies, rows))
+        return DLRM(ShardedStage(table, self.group, hot, self.settings.distinct), model.net)
+
+    def whole(self, model: DLRM, table: Stage) -> DLRM:
+        """Returns an ordinary model of all rows, in `table`; `settle` or a check came before."""
+        (weight,) = table.sparse_parameters()
+        with torch.no_grad():
+            weight.copy_(_stage(model).rows.whole())
+        return DLRM(table, model.net)
+
+    def begin(self, model: DLRM, sparse: RowWiseAdagrad) -> None:
+        """Begins a training of a sharded model, whose rows `sparse` updates."""
+        self._model, self._stage = model, _stage(model)
+        self._dense = [*model.net.parameters()]
+        # of shard and replicas, block by block
+        accumulators = sparse.accumulators()
+        blocks = len(accumulators) // 2
+        self._pairs = [
+            (self._stage.shard.data, self._stage.replicas.data),
+            *zip(accumulators[:blocks], accumulators[blocks:], strict=True),
+        ]
+        self._phases = Phases()
+        self._hot_of = None
+
+    def epoch(
+        self, window: Rows, group: I64 | None, batch_rows: int, random: np.random.Generator
+    ) -> Iterator[I64]:
+        """Yields the batches of a window, the same on every worker; see models/training/row_order.py."""
+        if self.settings.scheme != "fae":
+            yield from epoch(window.rows, group, batch_rows, random)
+            return
+        if self._hot_of is None or self._hot_of[0] is not window:
+            self._hot_of = window, hot_rows_of(self._stage, window, group)
+        hot = self._hot_of[1]
+        cold_batches = list(epoch(window.rows[~hot], group, batch_rows, random)) if not hot.all() else []
+        hot_batches = list(epoch(window.rows[hot], group, batch_rows, random)) if hot.any() else []
+        for is_hot, chosen in self._phases.interleave(cold_batches, hot_batches):
+            self._switch(is_hot)
+            self._stage.local = is_hot
+            yield chosen
+
+    def _switch(self, hot: bool) -> None:
+        """Makes the replicas (hot) or their owners' rows the ones that count, with their optimizer state."""
+        rows = self._stage.rows
+        if rows.use_hot == hot or not rows.hot_rows.size:
+            return
+        for own, replicated in self._pairs:
+            if hot:
+                rows.refresh(own, replicated)
+            else:
+                rows.publish(own, replicated)
+        rows.use_hot = hot
+
+    def settle(self) -> None:
+        """Copies replicated rows to their owners, so that those hold the whole state."""
+        rows = self._stage.rows
+        if rows.use_hot:
+            for own, replicated in self._pairs:
+                rows.publish(own, replicated)
+
+    def share(self, chosen: I64, group: I64 | None) -> I64:
+        """Returns this worker's rows of a batch: a W-th of them, cut between requests."""
+        size, rank = self.group.size, self.group.rank
+        cuts = np.arange(size + 1) * chosen.size // size
+        if group is not None:
+            of_row = group[chosen]
+            ends = np.concatenate(([0], np.flatnonzero(np.diff(of_row)) + 1, [chosen.size]))
+            cuts = ends[np.searchsorted(ends, cuts)]
+        return chosen[cuts[rank] : cuts[rank + 1]]
+
+    def backward(self, chosen: I64, group: I64 | None, draw: Draw, loss_of: LossOf) -> float:
+        """Computes the gradients of the mean loss over the batch `chosen`; returns that loss.
+
+        draw: returns the batch of some rows. loss_of: returns the mean loss of a batch of some rows.
+        """
+        own = self.share(chosen, group)
+        total = torch.zeros((), device=self._stage.rows.device, dtype=self._stage.shard.dtype)
+        if not own.size:
+            self._stage.join()
+        for batch, rows in self._micro_batches(own, group, draw) if own.size else ():
+            loss = loss_of(batch, rows) * (rows.size / chosen.size)
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        self._stage.push()
+        return self._sum_dense(total)
+
+    def _micro_batches(self, own: I64, group: I64 | None, draw: Draw) -> Iterator[tuple[Batch, I64]]:
+        stage = self._stage
+        batch = draw(own)
+        if not self.settings.distinct:
+            batch = batch.exploded()
+        if self.settings.scheme != "hotline":
+            yield batch, own
+            return
+        hot = stage.hot_rows_of(batch)
+        if group is not None:
+            hot = whole_requests(hot, group[own])
+        popular, rest = np.flatnonzero(hot), np.flatnonzero(~hot)
+        others = take_rows(batch, rest) if rest.size else None
+        lookups = stage.table_rows.lookups(others).rows() if others else rest
+        fetching = self._fetcher.submit(stage.rows.fetch, lookups)
+        if popular.size:
+            stage.local = True
+            yield take_rows(batch, popular), own[popular]
+            stage.local = False
+        stage.ahead = fetching.result()
+        if others:
+            yield others, own[rest]
+        else:
+            stage.join()
+
+    def _sum_dense(self, loss: Tensor) -> float:
+        """Sums the gradients of the net and the loss over all workers."""
+        for weight in self._dense:
+            if weight.grad is None:
+                weight.grad = torch.zeros_like(weight)
+        gradients = [_gradient(weight) for weight in self._dense]
+        flat = torch.cat((*(g.reshape(-1) for g in gradients), loss.to(gradients[0].dtype).reshape(1)))
+        self.group.sum(flat)
+        for gradient, summed in zip(gradients, split(flat[:-1], [g.numel() for g in gradients]), strict=True):
+            gradient.copy_(summed.view_as(gradient))
+        return float(flat[-1])
+
+    def checked_rows(self, rows: I64) -> I64:
+        """Returns the rows that this worker predicts in a check: as many on every worker, some twice."""
+        self.settle()
+        self._stage.local = False
+        each = -(-rows.size // self.group.size)
+        return rows[np.minimum(np.arange(each) + self.rank * each, rows.size - 1)]
+
+    def gathered(self, own: F32, rows: int) -> F32:
+        """Joins what the workers computed for `checked_rows`, float32 [..., rows]."""
+        parts = self.group.gather(torch.from_numpy(np.ascontiguousarray(own)).to(self._stage.rows.device))
+        found: F32 = np.concatenate([part.cpu().numpy() for part in parts], axis=-1)
+        return found[..., :rows]
+
+    def checked(self, log_loss: float) -> None:
+        """Tells the validation loss of a check."""
+        self._phases.checked(log_loss)
+
+
+def hot_prefix(
+    table: TableStage, vocabularies: Mapping[str, Vocabulary], cuts: Mapping[str, int]
+) -> NDArray[np.bool_]:
+    """Returns which rows of the fused weight are replicated, bool [rows]: `cuts` of each table.
+
+    The rows of unknown and missing ids are too, since a training step may hide any id.
+    """
+    hot = np.zeros(table.rows.total, bool)
+    for name, base in table.rows.base.items():
+        hot[base : base + cuts.get(name, 0)] = True
+        for rank in (vocabularies[name].oov_rank, vocabularies[name].missing_rank):
+            if rank >= 0:
+                hot[base + rank] = True
+    return hot
+
+
+def whole_requests(hot: NDArray[np.bool_], group: I64) -> NDArray[np.bool_]:
+    """Returns which rows are of requests whose rows are all hot."""
+    _, request = np.unique(group, return_inverse=True)
+    cold = np.bincount(request, weights=~hot)
+    found: NDArray[np.bool_] = cold[request] == 0
+    return found
+
+
+def take_rows(batch: Batch, rows: I64) -> Batch:
+    """Returns some rows of a batch, with the contexts that they have."""
+    candidate = batch.candidate.take(rows)
+    if batch.context_row is None:
+        return Batch(batch.context.take(rows), candidate)
+    contexts, row = np.unique(batch.context_row[rows], return_inverse=True)
+    return Batch(batch.context.take(contexts), candidate, row)
+
+
+def _stage(model: DLRM) -> ShardedStage:
+    assert isinstance(model.stage, ShardedStage)
+    return model.stage
+
+
+def _gradient(weight: Parameter) -> Tensor:
+    assert weight.grad is not None
+    return weight.grad

@@ -1,0 +1,115 @@
+"""The part of `polyrec train` that starts and joins several workers."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import get_context
+from typing import TYPE_CHECKING
+
+from polyrec.loadtest.arguments import positive_int
+
+if TYPE_CHECKING:
+    from polyrec.models.training.workers.workers import Workers
+
+
+def add_worker_arguments(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--workers",
+        type=positive_int,
+        metavar="N",
+        help="train with N processes of this machine, each with its part of the rows; under torchrun, which "
+        "starts them, leave it out",
+    )
+    group.add_argument(
+        "--exchange",
+        default="plain",
+        choices=["plain", "fae", "hotline"],
+        help="exchange rows in every step; draw batches of popular ids, which need none (fae); fetch while "
+        "popular rows of the batch compute (hotline) (default plain)",
+    )
+    group.add_argument(
+        "--every-lookup",
+        action="store_true",
+        help="exchange a row for every look-up, not once a batch: the baseline to compare with",
+    )
+    group.add_argument(
+        "--hot-mb",
+        type=positive_int,
+        metavar="MB",
+        default=256,
+        help="popular rows on every worker, with fae and hotline (default 256)",
+    )
+
+
+def refuse_with_workers(args: argparse.Namespace) -> None:
+    """Raises PolyrecError for options that several workers do not support."""
+    from polyrec.models.errors import PolyrecError
+
+    if not several(args):
+        return
+    for flag, given in (
+        ("--checkpoint", args.checkpoint),
+        ("--search", args.search),
+        ("--representation", args.representation != "table"),
+    ):
+        if given:
+            raise PolyrecError(f"several workers train tables without {flag}: leave it out")
+
+
+def several(args: argparse.Namespace) -> bool:
+    """Whether the command is of several workers, by its options or by torchrun's environment."""
+    return (args.workers or 1) > 1 or int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+@contextmanager
+def workers_of(args: argparse.Namespace) -> Iterator[Workers | None]:
+    """Starts the other workers where torchrun did not, and joins them; None for one worker."""
+    if not several(args):
+        yield None
+        return
+    from polyrec.models.training.workers.group import WorkerGroup
+    from polyrec.models.training.workers.settings import WorkerSettings
+    from polyrec.models.training.workers.workers import Workers
+
+    settings = WorkerSettings(args.exchange, not args.every_lookup, args.hot_mb * 2**20)
+    started = []
+    if "RANK" not in os.environ:
+        environment = local_environment(args.workers)
+        spawn = get_context("spawn")
+        for rank in range(1, args.workers):
+            started.append(spawn.Process(target=_assist, args=(args, environment | {"RANK": str(rank)})))
+            started[-1].start()
+        os.environ.update(environment | {"RANK": "0"})
+    try:
+        with Workers(WorkerGroup.join(), settings) as workers:
+            yield workers
+        for process in started:
+            process.join()
+    finally:
+        for process in started:
+            process.terminate()
+            process.join()
+        if started:
+            for name in environment | {"RANK": ""}:
+                os.environ.pop(name, None)
+
+
+def local_environment(size: int) -> dict[str, str]:
+    """Returns the environment of a group of processes on this machine, but for RANK."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return {"WORLD_SIZE": str(size), "GLOO_SOCKET_IFNAME": "lo", **address}
+
+
+def _assist(args: argparse.Namespace, environment: dict[str, str]) -> None:
+    """Runs the command as one of the workers; the first one reports errors."""
+    os.environ.update(environment)
+    from polyrec.cli.train import run
+
+    run(args)

@@ -1,0 +1,114 @@
+"""Two workers take the steps of one: the same gradients, losses and weights, in every scheme."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from polyrec.cli.train_workers import local_environment
+from polyrec.models.bundle.bundle import Bundle
+from polyrec.models.data.split import TRAIN, VALIDATION
+from polyrec.models.training.source import Rows
+from polyrec.models.training.stepper import Stepper
+from polyrec.models.training.trainer import fit
+from tests.models.training.workers.two_processes import (
+    RECIPE,
+    SETTINGS,
+    STEPS,
+    DoubleRows,
+    data_of,
+    fresh,
+    gradients,
+)
+
+ROOT = Path(__file__).parents[4]
+Found = dict[str, tuple[dict[str, np.ndarray], dict[str, np.ndarray]]]
+
+
+@pytest.fixture(scope="module")
+def found(bundle: Bundle, bundle_dir: Path, clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """By scheme: what each of two workers found."""
+    out = tmp_path_factory.mktemp("workers")
+    script = Path(__file__).with_name("two_processes.py")
+    environment = os.environ | local_environment(2) | {"PYTHONPATH": str(ROOT)}
+    started = [
+        subprocess.Popen(
+            [sys.executable, script, bundle_dir, clicks, out], env=environment | {"RANK": str(rank)}
+        )
+        for rank in range(2)
+    ]
+    assert [process.wait(120) for process in started] == [0, 0]
+    return {
+        name: tuple(dict(np.load(out / f"{name}.{rank}.npz")) for rank in range(2))  # type: ignore[misc]
+        for name in SETTINGS
+    }
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_gradients_of_a_step_are_those_of_one_worker(
+    name: str, found: Found, bundle: Bundle, clicks: Path
+) -> None:
+    data = data_of(bundle, clicks)
+    double, model = DoubleRows(data), fresh(bundle).double()
+    rows = data.select(TRAIN)[:256]
+    loss = double.loss(model, double.batch(rows), rows)
+    loss.backward()  # type: ignore[no-untyped-call]
+    (weight,) = model.stage.sparse_parameters()
+    assert weight.grad is not None
+    for of_worker in found[name]:
+        np.testing.assert_allclose(of_worker["loss"], loss.item(), rtol=1e-12)
+        for key, expected in gradients(model, weight.grad.to_dense()).items():
+            scale = np.abs(expected).max()
+            np.testing.assert_allclose(of_worker[key], expected, rtol=1e-6, atol=1e-12 * scale, err_msg=key)
+
+
+class Batches:
+    """A source whose windows are given batches, to replay steps in their order."""
+
+    def __init__(self, rows: Rows, batches: list[np.ndarray]) -> None:
+        self.size, self.base_rate = rows.size, rows.base_rate
+        self._windows = [Rows(rows.data, batch) for batch in batches]
+
+    def windows(self, first: int = 0) -> Iterator[Rows]:
+        yield from self._windows[first:]
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_steps_lead_to_the_weights_of_one_worker(
+    name: str, found: Found, bundle: Bundle, clicks: Path
+) -> None:
+    first, second = found[name]
+    data, model = data_of(bundle, clicks), fresh(bundle)
+    cuts = first["cuts"]
+    batches = [first["drawn"][a:b] for a, b in pairwise(cuts)]
+    source = Batches(Rows(data, data.select(TRAIN)), batches)
+    whole = RECIPE.model_copy(update={"batch_rows": 1 << 20})
+    losses = [step.loss for step in Stepper(model, source, whole, STEPS)]
+    np.testing.assert_allclose(first["losses"], losses, rtol=1e-4)
+    for key, weight in model.state_dict().items():
+        np.testing.assert_array_equal(first[f"weight.{key}"], second[f"weight.{key}"])
+        np.testing.assert_allclose(first[f"weight.{key}"], weight.numpy(), rtol=1e-2, atol=2e-4, err_msg=key)
+
+
+def test_one_order_of_rows_whatever_is_exchanged(found: Found, bundle: Bundle, clicks: Path) -> None:
+    data = data_of(bundle, clicks)
+    model, training = fresh(bundle), Rows(data, data.select(TRAIN))
+    history = fit(model, training, Rows(data, data.select(VALIDATION)), RECIPE)
+    for name in ("every", "distinct", "hotline"):
+        for of_worker in found[name]:
+            np.testing.assert_allclose(of_worker["checks"], [c.log_loss for c in history.checks], rtol=1e-3)
+    np.testing.assert_array_equal(found["fae"][0]["checks"], found["fae"][1]["checks"])
+
+
+def test_hot_batches_and_distinct_rows_send_less(found: Found) -> None:
+    sent = {name: int(first["sent"]) for name, (first, _) in found.items()}
+    assert sent["distinct"] < sent["every"]
+    assert sent["fae"] < sent["every"]
+    assert 0 < found["fae"][0]["hot_steps"] < STEPS

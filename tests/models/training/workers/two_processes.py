@@ -1,0 +1,158 @@
+"""One of two processes of test_workers.py: takes steps in every scheme and saves what it found.
+
+python two_processes.py BUNDLE CLICKS OUT, in the environment of a worker.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from polyrec.models.bundle.bundle import Bundle, load_bundle
+from polyrec.models.data.encoded import EncodedRows, encode
+from polyrec.models.data.reader import open_data
+from polyrec.models.data.split import TRAIN, VALIDATION, fit_splitter
+from polyrec.models.dlrm.dlrm import DLRM, Architecture, DenseNet, dense_slots
+from polyrec.models.embeddings.table import TableStage
+from polyrec.models.schema.batch import F32, I64, Batch, Block
+from polyrec.models.training.recipe import Recipe
+from polyrec.models.training.source import Rows
+from polyrec.models.training.stepper import Stepper, loss_of_heads
+from polyrec.models.training.trainer import fit
+from polyrec.models.training.workers.group import WorkerGroup
+from polyrec.models.training.workers.settings import WorkerSettings
+from polyrec.models.training.workers.stage import ShardedStage
+from polyrec.models.training.workers.workers import Workers
+
+Arrays = dict[str, NDArray[Any]]
+
+WIDTH = 4
+HOT_BYTES = 250 * 4 * WIDTH
+SETTINGS = {
+    "every": WorkerSettings("plain", distinct=False),
+    "distinct": WorkerSettings("plain"),
+    "fae": WorkerSettings("fae", hot_bytes=HOT_BYTES),
+    "hotline": WorkerSettings("hotline", hot_bytes=HOT_BYTES),
+}
+RECIPE = Recipe(batch_rows=256, by_request=True, sparse_lr=0.05, epochs=2, patience=100, checks_per_epoch=2)
+STEPS = 30
+
+
+def data_of(bundle: Bundle, clicks: Path) -> EncodedRows:
+    reader = open_data(clicks, bundle.manifest.schema_)
+    return encode(reader, bundle.encoder, fit_splitter(reader, bundle.manifest.schema_), (TRAIN, VALIDATION))
+
+
+def fresh(bundle: Bundle) -> DLRM:
+    torch.manual_seed(0)
+    schema = bundle.manifest.schema_
+    rows = {t: v.rows for t, v in bundle.encoder.vocabularies.items()}
+    stage = TableStage.initial(schema, rows, WIDTH, 0)
+    shape = Architecture(width=WIDTH, bottom=(8,), top=(16,), interaction="dot")
+    return DLRM(stage, DenseNet(shape, dense_slots(schema), stage.slots))
+
+
+class DoubleRows:
+    """The same rows with dense values and labels in fp64."""
+
+    def __init__(self, data: EncodedRows) -> None:
+        self.label: F32 = data.label.astype(np.float64)  # type: ignore[assignment]
+        self.group: I64 | None = data.group
+        self._data = data
+
+    def batch(self, rows: I64) -> Batch:
+        found = self._data.batch(rows)
+        return Batch(_double(found.context), _double(found.candidate), found.context_row)
+
+    def loss(self, model: DLRM, batch: Batch, rows: I64) -> torch.Tensor:
+        return loss_of_heads(model.logits(batch), torch.from_numpy(self.label[rows]), 0.0)
+
+
+def _double(block: Block) -> Block:
+    return Block(block.dense.astype(np.float64), block.ranks, block.bag_values, block.bag_offsets)  # type: ignore[arg-type]
+
+
+def stage_of(model: DLRM) -> ShardedStage:
+    assert isinstance(model.stage, ShardedStage)
+    return model.stage
+
+
+def gradients(model: DLRM, rows: torch.Tensor) -> Arrays:
+    """All gradients, those of rows dense."""
+    found = {name: p.grad.numpy() for name, p in model.net.named_parameters() if p.grad is not None}
+    return found | {"rows": rows.numpy()}
+
+
+def step_gradients(bundle: Bundle, workers: Workers, training: Rows) -> Arrays:
+    """The gradients of the first 256 rows in fp64, summed over the workers."""
+    data = training.data
+    assert isinstance(data, EncodedRows)
+    double, model = DoubleRows(data), workers.sharded(fresh(bundle).double(), bundle.encoder.vocabularies)
+    stage = stage_of(model)
+    stage.rows.use_hot &= workers.settings.scheme == "hotline"
+    Stepper(model, training, RECIPE, STEPS, workers=workers)
+    loss = workers.backward(
+        training.rows[:256], data.group, double.batch, lambda batch, rows: double.loss(model, batch, rows)
+    )
+    gradient = torch.zeros_like(stage.shard) if stage.shard.grad is None else stage.shard.grad.to_dense()
+    if stage.replicas.grad is not None:
+        replicated = torch.zeros_like(gradient)
+        stage.rows.publish(replicated, stage.replicas.grad.to_dense())
+        gradient = gradient + replicated
+    stage.shard.data.copy_(gradient)
+    return gradients(model, stage.rows.whole()) | {"loss": np.array(loss)}
+
+
+def steps(bundle: Bundle, workers: Workers, training: Rows) -> Arrays:
+    """The weights after some steps, the losses, and which rows were drawn."""
+    model = workers.sharded(fresh(bundle), bundle.encoder.vocabularies)
+    stage, sent, drawn, losses, hot = stage_of(model), workers.group.sent_bytes, [], [], 0
+    draw = workers.epoch
+
+    def noted(window: Rows, group: I64 | None, rows: int, random: np.random.Generator) -> Iterator[I64]:
+        for batch in draw(window, group, rows, random):
+            drawn.append(batch)
+            yield batch
+
+    workers.epoch = noted  # type: ignore[method-assign]
+    for step in Stepper(model, training, RECIPE, STEPS, workers=workers):
+        losses.append(step.loss)
+        hot += stage.local
+    sent = workers.group.sent_bytes - sent
+    workers.settle()
+    whole = workers.whole(model, fresh(bundle).stage)
+    weights = {f"weight.{name}": weight.numpy() for name, weight in whole.state_dict().items()}
+    cuts = np.cumsum([0] + [batch.size for batch in drawn[:STEPS]])
+    return weights | {
+        "losses": np.array(losses),
+        "drawn": np.concatenate(drawn[:STEPS]),
+        "cuts": cuts,
+        "sent": np.array(sent),
+        "hot_steps": np.array(hot),
+    }
+
+
+def worker(bundle: Bundle, clicks: Path, out: Path) -> None:
+    data = data_of(bundle, clicks)
+    training = Rows(data, data.select(TRAIN))
+    group = WorkerGroup.join()
+    for name, settings in SETTINGS.items():
+        found = step_gradients(bundle, Workers(group, settings), training)
+        found |= steps(bundle, Workers(group, settings), training)
+        workers = Workers(group, settings)
+        model = workers.sharded(fresh(bundle), bundle.encoder.vocabularies)
+        history = fit(model, training, Rows(data, data.select(VALIDATION)), RECIPE, workers=workers)
+        found["checks"] = np.array([c.log_loss for c in history.checks])
+        np.savez(out / f"{name}.{group.rank}.npz", **found)
+    group.close()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    worker(load_bundle(Path(sys.argv[1])), Path(sys.argv[2]), Path(sys.argv[3]))
