@@ -44,6 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="quality of a path instead of the profile's, like one from an A/B test; repeatable",
     )
+    fleet = parser.add_argument_group("fleet")
+    fleet.add_argument(
+        "--fleet",
+        metavar="FILE",
+        help="plan many nodes instead of one: a YAML file of node types with prices, and models with "
+        "profiles, SLO and traffic by hour (docs/fleet.md); with --out, --pictures and --json only",
+    )
     machine = parser.add_argument_group("machine")
     machine.add_argument(
         "--memory",
@@ -80,6 +87,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.explain:
         return _explain(args)
+    if args.fleet:
+        from polyrec.cli.fleet_plan import run_fleet
+
+        return run_fleet(args)
     _check_flags(args)
     if args.pictures:
         from polyrec.report.page import require_matplotlib
@@ -90,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
         return _sweep(args, profile, requirements)
     from polyrec.planner.deployment.proposal import propose
 
-    with _stdout_to_stderr():
+    with stdout_to_stderr():
         proposal = propose(profile, requirements)
     if args.out:
         _save(proposal.plan, args.out)
@@ -103,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _stdout_to_stderr() -> Iterator[None]:
+def stdout_to_stderr() -> Iterator[None]:
     """Redirects stdout: the solver prints lines from C that would break --json."""
     import os
     import sys
@@ -218,7 +229,7 @@ def _sweep(args: argparse.Namespace, profile: Profile, requirements: Requirement
 
     axes = [parse_sweep(text, profile.machine) for text in args.sweep]
     tables = tables_of(profile.paths)
-    with _stdout_to_stderr():
+    with stdout_to_stderr():
         points = [
             plan_step(profile, step, tables)
             for step in tqdm(
@@ -228,7 +239,7 @@ def _sweep(args: argparse.Namespace, profile: Profile, requirements: Requirement
     if args.pictures:
         from polyrec.report.plan.sweep import draw
 
-        _write_figures(args.pictures, {"frontier.png": draw(points, axes)})
+        write_figures(args.pictures, {"frontier.png": draw(points, axes)})
     if args.json:
         print(json.dumps([point.as_dict() for point in points]))
     else:
@@ -239,12 +250,12 @@ def _sweep(args: argparse.Namespace, profile: Profile, requirements: Requirement
 def _draw(proposal: Proposal, folder: str) -> None:
     from polyrec.report.plan import memory, routing_map
 
-    _write_figures(
+    write_figures(
         folder, {"choice.png": routing_map.draw(proposal), "memory.png": memory.draw(proposal.plan)}
     )
 
 
-def _write_figures(folder: str, figures: dict[str, Figure]) -> None:
+def write_figures(folder: str, figures: dict[str, Figure]) -> None:
     from pathlib import Path
 
     from polyrec.planner.plan import PlanError

@@ -219,3 +219,24 @@ def test_a_rate_beyond_the_machine_is_served_in_part(
     shown = capsys.readouterr().out
     assert "Serves 0." in shown
     assert "Bound by time of" in shown
+
+
+def test_a_fleet_is_planned_written_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = (path("table@cpu", quality=0.2, row_s=1e-5), path("dhe@cpu", quality=0.21, row_s=5e-5))
+    save_profile(Profile(machine=machine(cores=4, price=0.5), paths=paths), tmp_path / "profile.json")
+    (tmp_path / "fleet.yaml").write_text(
+        "nodes: [{name: cpu4, spot_loss: 0.3}]\n"
+        "models: [{name: ads, profiles: {cpu4: profile.json}, slo_ms: 20, sizes: {mean: 20}, "
+        "rate: [5000, 400000, 90000]}]\n"
+    )
+    out = tmp_path / "fleet.json"
+    common = ["plan", "--fleet", str(tmp_path / "fleet.yaml")]
+    assert main([*common, "--out", str(out), "--pictures", str(tmp_path / "drawn")]) == 0
+    assert "per million predictions" in capsys.readouterr().out
+    assert (tmp_path / "drawn" / "fleet.png").read_bytes().startswith(b"\x89PNG")
+    written = json.loads(out.read_text())
+    assert written["models"][0]["served"] == pytest.approx(1.0)
+    assert main([*common, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["nodes_by_type"] == written["nodes_by_type"]
+    assert "--slo-ms belongs to a plan of one machine" in error_line([*common[1:], "--slo-ms", "5"], capsys)
+    assert "no fleet file" in error_line(["--fleet", "nowhere.yaml"], capsys)

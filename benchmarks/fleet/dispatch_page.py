@@ -1,0 +1,165 @@
+"""Writes the page of the simulated fleets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from benchmarks.fleet.plan_page import markdown
+from polyrec.models.amounts import percent
+
+
+def page(found: dict[str, Any]) -> str:
+    """Returns fleet-simulated.md. found: of `dispatch`."""
+    runs = found["runs"]
+    total = sum(run["queries"] for run in runs)
+    largest = max(run["nodes"] for run in runs)
+    kinds = "; ".join(
+        f"{name} ({percent(kind['share'])}: "
+        + ", ".join(f"{n} {device} lane{'s' * (n > 1)}" for device, n in kind["lanes"].items())
+        + f", {kind['queries_s']:,.0f} queries/s at most; {', '.join(kind['paths'])})"
+        for name, kind in found["kinds"].items()
+    )
+    head = ["nodes", "traffic", "policy", "of the bound", "rows in time", "rejected", "late"]
+    lines = [
+        "# Results: a simulated fleet",
+        "",
+        f"Which replica answers a query, simulated: {total / 1e6:.1f} million queries of about "
+        f"1,000 rows with "
+        f"{found['budget_ms']:g} ms each, 1 to {largest:,} nodes of three kinds. "
+        "`python -m benchmarks.fleet.dispatch` writes this page "
+        f"({found['machine']}, one core, {found['made'][:10]}; all runs are in "
+        "[fleet-simulated.json](fleet-simulated.json)).",
+        "",
+        f"Kinds: {kinds}. The model is MP-Rec's Kaggle DLRM on *described* machines (rooflines); "
+        f"an answer is worth "
+        "its accuracy, as recalled, above a constant's. A single node is one with an accelerator.",
+        "",
+        "Traffic: on average 65% of the capacity of all nodes on their fastest paths. `diurnal`: "
+        "a sine from 22% "
+        "to 108% of it, a day compressed into the time of the queries; `bursty`: bursts of three "
+        "times the low "
+        "rate. Rates and execution times are those of the described nodes: only the day is short.",
+        "",
+        "**Of the bound**: information in time over the clairvoyant bound of all nodes pooled as one machine "
+        "(planner/simulation/bound.py), which no policy and no division among nodes can exceed.",
+        "",
+        "Policies: `round robin` in turn, whatever the node's size; `random` and the two choices "
+        "draw by capacity; "
+        "`least outstanding` of what this dispatcher has sent, not by size; `two choices, as reported`: the "
+        "better of two by their last report; `two choices, predicted`: Polyrec's "
+        "([fleet](../fleet.md#which-replica-answers)), which continues the reports.",
+        "",
+        "## By size of the fleet",
+        "",
+        "One dispatcher, reports every 100 ms.",
+        "",
+        *markdown(
+            head,
+            [
+                [f"{r['nodes']:,}", r["traffic"], r["policy"], *_shares(r)]
+                for r in runs
+                if r["report_s"] == 0.1 and r["dispatchers"] == 1
+            ],
+        ),
+        "",
+        "On one node all policies are the same: what is missing is the node's own router.",
+        "",
+        _read(runs, largest),
+        "",
+        f"## Old state, {largest:,} nodes",
+        "",
+        "Reports every so often, each node at a phase of its own: state is up to that old.",
+        "",
+        *markdown(["reports every", *head[1:]], list(_ages(runs, largest))),
+        "",
+        f"## Several dispatchers, {largest:,} nodes, diurnal",
+        "",
+        "Each knows what it sent itself, and all reports.",
+        "",
+        *markdown(
+            ["dispatchers", *head[2:]],
+            [
+                [str(r["dispatchers"]), r["policy"], *_shares(r)]
+                for r in runs
+                if r["nodes"] == largest
+                and r["traffic"] == "diurnal"
+                and r["report_s"] == 0.1
+                and r["policy"] in {one["policy"] for one in runs if one["dispatchers"] > 1}
+            ],
+        ),
+        "",
+        "## Cost of a decision",
+        "",
+        "Microseconds to choose a replica and note what was sent to it (Python, beside other "
+        "work on the machine).",
+        "",
+        *markdown(
+            ["policy", *(f"{int(n):,} nodes" for n in next(iter(found["decision_s"].values())))],
+            [
+                [policy, *(f"{1e6 * s:.1f}" for s in by.values())]
+                for policy, by in found["decision_s"].items()
+            ],
+        ),
+        "",
+        "## The simplified node",
+        "",
+        "A node here is a queue, its lanes and the choice of paths by price "
+        "(planner/fleet/node_model.py): the full "
+        "simulator would take too long for a thousand. Left out: the event loop and the front's "
+        "cost, splitting "
+        "of queries over lanes, deadlines that differ, corrections of latency, faults, lost "
+        "nodes, the network's "
+        "time. Both on one node, Poisson, share of the bound (rows in time); load over the fastest paths:",
+        "",
+        *markdown(
+            ["kind", "load", "full simulator", "simplified"],
+            [
+                [c["kind"], f"{c['load']:g}"]
+                + [f"{percent(c[k])} ({percent(c[k + '_in_time'])})" for k in ("full", "simple")]
+                for c in found["check"]
+            ],
+        ),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _read(runs: Sequence[dict[str, Any]], largest: int) -> str:
+    """Says what the tables show, with their figures."""
+
+    def share(policy: str, report_s: float, dispatchers: int = 1) -> str:
+        found = next(
+            r
+            for r in runs
+            if (r["nodes"], r["traffic"], r["policy"]) == (largest, "diurnal", policy)
+            and (r["report_s"], r["dispatchers"]) == (report_s, dispatchers)
+        )
+        return percent(found["of_bound"])
+
+    old = "two choices, as reported"
+    ours = "two choices, predicted"
+    ages = (0.01, 0.1, 1.0)
+    return (
+        f"{largest:,} nodes, diurnal: `{ours}` reaches "
+        f"{', '.join(share(ours, age) for age in ages)} of the bound "
+        f"with reports every 10 ms, 100 ms and 1 s, `{old}` "
+        f"{', '.join(share(old, age) for age in ages)}, `random` "
+        f"by capacity {share('random', 0.1)}, which needs no reports. Not shown by these runs: "
+        "whether other mixes of paths rank policies the same; on the mix of "
+        "tests/planner/fleet/test_simulator.py, whose best path took four times the fastest's time, "
+        "reports twice as old as the budget left `predicted` 2% behind `random` at 95% load."
+    )
+
+
+def _shares(run: dict[str, Any]) -> list[str]:
+    return [percent(run[key]) for key in ("of_bound", "in_time", "rejected", "late")]
+
+
+def _ages(runs: Sequence[dict[str, Any]], largest: int) -> Iterable[list[str]]:
+    chosen = [
+        r
+        for r in runs
+        if r["nodes"] == largest and r["dispatchers"] == 1 and r["policy"].startswith("two choices")
+    ]
+    for r in sorted(chosen, key=lambda r: (r["traffic"] != "diurnal", r["report_s"], r["policy"])):
+        yield [f"{1e3 * r['report_s']:g} ms", r["traffic"], r["policy"], *_shares(r)]

@@ -1,0 +1,216 @@
+"""Writes the page and the picture of the planned day."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polyrec.models.amounts import percent
+from polyrec.report.chart import Chart, Series, draw, png
+
+PICTURE = "fleet-plan.png"
+SHOWN = ("plan", "peak", "cheapest")
+
+
+def write(found: dict[str, Any], out: Path) -> None:
+    """Writes fleet-plan.md and its picture. found: of `plan_day`."""
+    (out / PICTURE).write_bytes(png(draw(_charts(found))))
+    (out / "fleet-plan.md").write_text("\n".join(_lines(found)) + "\n")
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Returns the lines of a table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return ["| " + " | ".join(cells) + " |" for cells in lines]
+
+
+def _lines(found: dict[str, Any]) -> list[str]:
+    ways = found["ways"]
+    plan, models = ways["plan"], list(found["rates"])
+    peak = sum(max(rates) for rates in found["rates"].values())
+    least = sum(min(rates) for rates in found["rates"].values())
+    asked = ", ".join(f"{name} {value:.4f}" for name, value in found["quality"].items())
+    types = ", ".join(
+        f"{n['name']} ${n['price_per_hour']:.2f}"
+        + (f" (at most {n['most']}, {n['spot_loss']:.0%} may be lost)" if n["most"] else "")
+        for n in found["nodes"]
+    )
+    return [
+        "# Results: a fleet for a day of a million requests a second",
+        "",
+        f"Two models (MP-Rec's DLRMs for Criteo Kaggle and Terabyte), {peak:,.0f} requests/s of 128 rows "
+        f"(lognormal) at the peak, {least:,.0f} at the trough, a cosine between; {found['slo_ms']:g} ms "
+        f"at p99. Node types, dollars an hour: {types}. "
+        f"`python -m benchmarks.fleet.plan_day` writes this page "
+        f"({found['machine']}, one core, {found['made'][:10]}; everything is in "
+        "[fleet-plan.json](fleet-plan.json)).",
+        "",
+        "**Nothing here was served.** Latencies are rooflines of *described* machines, accuracies the "
+        "paper's as recalled, prices assumed; headroom under the SLO is the planner's. What follows is the "
+        "arithmetic of provisioning. [How it is solved](../fleet.md).",
+        "",
+        "## Ways to provision",
+        "",
+        f"`plan`: nodes by the hour, all representations, mean accuracy asked in each hour: {asked}. `peak`: "
+        "as many nodes at every hour as at the busiest, the same accuracy asked over the day; "
+        "`plan over the day`: "
+        "nodes by the hour, accuracy over the day; `as good as dhe`: DHE's accuracy in each "
+        "hour. `cheapest`: "
+        "nodes by the hour, no accuracy asked. `only ...`: one representation, its accuracy taken as it is; "
+        "nodes by the hour, or the peak's all day.",
+        "",
+        *markdown(
+            ["", "$ a day", "over plan", "$ per million predictions", "nodes in use, most and least"]
+            + [f"{m}: accuracy" for m in models]
+            + ["in time", "gap", "solved in s"],
+            [_way(name, one, plan) for name, one in ways.items()],
+        ),
+        "",
+        _read(ways),
+        "",
+        f"![Requests, nodes, cost and accuracy by hour]({PICTURE})",
+        "",
+        "## By hour",
+        "",
+        *_by_hour(found),
+        "",
+        "## Which paths where",
+        "",
+        *markdown(
+            ["node type", "nodes", "rows answered by"],
+            [
+                [
+                    group["type"],
+                    f"{min(group['nodes']):,} to {max(group['nodes']):,}",
+                    ", ".join(f"{name} {percent(share)}" for name, share in group["paths"].items()) or "none",
+                ]
+                for group in plan["groups"]
+            ],
+        ),
+        "",
+        "## Shadow prices",
+        "",
+        "What one more node would save in an hour. A type worth less than it costs is not rented; one worth "
+        "more is held back by its limit.",
+        "",
+        *markdown(
+            ["node type", "costs $/h", "is worth $/h, mean of the day", "at most"],
+            [
+                [w["type"], f"{w['price']:.2f}", f"{w['worth']:.3f}", f"{w['at_most']:.3f}"]
+                for w in plan["worth"]
+            ],
+        ),
+        "",
+        "## What if",
+        "",
+        "The same nodes with paths chosen anew, for rows in time first (the same share of every model), "
+        "then for accuracy: share of rows in "
+        "time over the day (in the worst hour), mean accuracy.",
+        "",
+        *markdown(["", *(f"{way}: {m}" for way in SHOWN for m in models)], list(_what_ifs(ways, models))),
+        "",
+        "Not modeled: the time to start nodes, the transition itself, and uneven load between nodes.",
+    ]
+
+
+def _read(ways: dict[str, Any]) -> str:
+    """Says what the table shows, with its figures."""
+
+    def over(one: str, other: str) -> str:
+        return f"{ways[one]['cost'] / ways[other]['cost']:.2f}"
+
+    return (
+        f"For DHE's accuracy, DHE alone costs {over('only dhe', 'as good as dhe')} times a mix of "
+        f"paths: the best path "
+        "for the GPU's time, cheap ones on the CPUs that come with it. "
+        f"The accuracy asked of `plan` costs {over('plan', 'cheapest')} times the cheapest fleet, DHE alone "
+        f"{over('only dhe', 'plan')} times `plan`. Nodes fixed for the peak cost "
+        f"{over('only table, peak', 'only table')} "
+        f"(table) and {over('only dhe, peak', 'only dhe')} times (DHE) of nodes by the hour with "
+        f"one representation, "
+        f"{over('peak', 'plan over the day')} times with many: nodes that are idle at night "
+        f"answer on better paths "
+        "then, and the mean of the day needs fewer at the peak."
+    )
+
+
+def _way(name: str, one: dict[str, Any], plan: dict[str, Any]) -> list[str]:
+    total = np.sum(list(one["nodes_by_type"].values()), axis=0)
+    served = min(m["served"] for m in one["models"])
+    return [
+        name,
+        f"{one['cost']:,.0f}",
+        f"{one['cost'] / plan['cost']:.2f}",
+        f"{one['cost_per_million']:.5f}",
+        f"{int(total.max()):,}, {int(total.min()):,}",
+        *(f"{m['quality']:.5f}" for m in one["models"]),
+        percent(served),
+        f"{one['gap']:.1e}",
+        f"{one['seconds']:.1f}",
+    ]
+
+
+def _by_hour(found: dict[str, Any]) -> list[str]:
+    plan, peak = found["ways"]["plan"], found["ways"]["peak"]
+    types = list(plan["nodes_by_type"])
+    rows = []
+    for h in range(plan["hours"]):
+        rows.append(
+            [f"{h}", f"{sum(r[h] for r in found['rates'].values()):,}"]
+            + [f"{plan['nodes_by_type'][t][h]:,}" for t in types]
+            + [f"{plan['cost_by_hour'][h]:,.0f}", f"{peak['cost_by_hour'][h]:,.0f}"]
+            + [f"{one['models'][m]['quality_by_hour'][h]:.5f}" for one in (plan, peak) for m in (0, 1)]
+        )
+    names = [m["name"] for m in plan["models"]]
+    return markdown(
+        ["hour", "requests/s", *types, "plan $/h", "peak $/h"]
+        + [f"{way}: {name}" for way in ("plan", "peak") for name in names],
+        rows,
+    )
+
+
+def _what_ifs(ways: dict[str, Any], models: Sequence[str]) -> Iterable[list[str]]:
+    cases = {way: {w["what"]: w for w in ways[way]["what_if"]} for way in SHOWN}
+    for what in dict.fromkeys(name for way in SHOWN for name in cases[way]):
+        cells = [what]
+        for way in SHOWN:
+            w = cases[way].get(what)
+            cells += [
+                ""
+                if w is None
+                else f"{percent(w['served'][m])} ({percent(w['worst_hour'][m])}), {w['quality'][m]:.5f}"
+                for m in models
+            ]
+        yield cells
+
+
+def _charts(found: dict[str, Any]) -> list[Chart]:
+    ways = found["ways"]
+    plan, peak = ways["plan"], ways["peak"]
+    hours = np.arange(plan["hours"], dtype=np.float64)
+
+    def lines(values: dict[str, Sequence[float]]) -> tuple[Series, ...]:
+        return tuple(Series(n, hours, np.array(y, np.float64), i) for i, (n, y) in enumerate(values.items()))
+
+    cost = {
+        "plan": plan["cost_by_hour"],
+        "plan, peak nodes": peak["cost_by_hour"],
+        "only DHE": ways["only dhe"]["cost_by_hour"],
+        "only DHE, peak nodes": ways["only dhe, peak"]["cost_by_hour"],
+        "only table": ways["only table"]["cost_by_hour"],
+    }
+    quality = {
+        "plan": plan["models"][0]["quality_by_hour"],
+        "plan, peak nodes": peak["models"][0]["quality_by_hour"],
+        "only DHE": ways["only dhe"]["models"][0]["quality_by_hour"],
+        "only table": ways["only table"]["models"][0]["quality_by_hour"],
+    }
+    return [
+        Chart("Requests", "", "hour", "requests/s", lines(found["rates"]), kind="layers"),
+        Chart("Nodes of the plan", "", "hour", "nodes", lines(plan["nodes_by_type"]), kind="layers"),
+        Chart("Cost", "", "hour", "$ an hour", lines(cost)),
+        Chart("Accuracy, kaggle", "", "hour", "mean of answered rows", lines(quality), from_zero=False),
+    ]

@@ -1,0 +1,226 @@
+"""Computes what a node of each type can do: seconds of its devices for a query, by path and class.
+
+Profiles and the fleet's description come in; plain numbers go out. Device time, batching and headroom
+under the SLO are those of a single machine's plan (planner/deployment/option.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from polyrec.models.files import read_json
+from polyrec.models.schema.batch import F64
+from polyrec.planner.deployment.requirements import Requirements
+from polyrec.planner.deployment.solver.problem import build_problem
+from polyrec.planner.deployment.traffic_classes import size_classes
+from polyrec.planner.devices import Machine, load_machine
+from polyrec.planner.fleet.provisioning.description import Fleet, FleetError, FleetModel, NodeType
+from polyrec.planner.plan import load_plan
+from polyrec.planner.profile import Memory, PathProfile, Profile, load_profile, on_machine
+from polyrec.planner.traffic import Traffic
+
+FRONT = "front"
+Profiles = Mapping[tuple[str, str], Profile]
+"""By model and node type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Runnable:
+    """A path of a model on a node type.
+
+    usage: float64 [resources, classes], seconds a query; inf where it cannot meet the SLO. value: of an
+    answered row, equal for paths not shown different; quality: its own. rows_bytes: of its bundle, once for
+    all its paths on the device.
+    """
+
+    model: int
+    name: str
+    representation: str
+    device: str
+    usage: F64
+    value: float
+    quality: float
+    bundle: str
+    rows_bytes: float
+    fixed_bytes: float
+    peak_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOffer:
+    """A node type in numbers. capacity: seconds a second of each resource; bytes: of each device's memory."""
+
+    name: str
+    price: float
+    most: int | None
+    daily: bool
+    spot_loss: float
+    resources: tuple[str, ...]
+    capacity: F64
+    bytes: dict[str, float]
+    lanes: dict[str, int]
+    runnables: tuple[Runnable, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """A model's queries.
+
+    rows: of a query of each class, [classes]; queries: a second, [classes, hours]. quality: least mean, of
+    each hour if `hourly`.
+    """
+
+    name: str
+    rows: F64
+    queries: F64
+    weight: float
+    quality: float | None
+    hourly: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FleetProblem:
+    """Input of the program: what nodes can do, and what is asked."""
+
+    offers: tuple[NodeOffer, ...]
+    demands: tuple[Demand, ...]
+    hours: int
+
+
+def load_profiles(fleet: Fleet) -> dict[tuple[str, str], Profile]:
+    """Reads the files that the fleet names. Raises FleetError, ProfileError or MachineError."""
+    types = {node.name: node for node in fleet.nodes}
+    return {
+        (model.name, name): _read(file, types[name])
+        for model in fleet.models
+        for name, file in model.profiles.items()
+    }
+
+
+def build_fleet_problem(fleet: Fleet, profiles: Profiles) -> FleetProblem:
+    """Computes costs of every path on every node type. Raises FleetError."""
+    demands = []
+    for model in fleet.models:
+        classes = size_classes(model.sizes)
+        rate = np.array(model.rate) * (1 + fleet.spare)
+        queries = np.outer([c.share for c in classes], rate)
+        demands.append(
+            Demand(
+                model.name,
+                np.array([c.rows for c in classes]),
+                queries,
+                model.weight,
+                model.quality,
+                model.quality_over == "hour",
+            )
+        )
+    offers = tuple(_offer(node, fleet.models, profiles) for node in fleet.nodes)
+    for m, model in enumerate(fleet.models):
+        own = [r for offer in offers for r in offer.runnables if r.model == m]
+        if not own:
+            raise FleetError(f"model '{model.name}': no path on any node type meets {model.slo_ms:g} ms")
+        best = max(r.quality for r in own)
+        if model.quality is not None and model.quality > max(best, max(r.value for r in own)):
+            raise FleetError(
+                f"model '{model.name}' asks for quality {model.quality:g}, its best path has {best:g}"
+            )
+    return FleetProblem(offers, tuple(demands), fleet.hours)
+
+
+def _offer(node: NodeType, models: tuple[FleetModel, ...], profiles: Profiles) -> NodeOffer:
+    found: list[Runnable] = []
+    lanes: dict[str, int] = {}
+    memory: dict[str, float] = {}
+    machine: Machine | None = None
+    posed = []
+    for m, model in enumerate(models):
+        profile = profiles.get((model.name, node.name))
+        if profile is None:
+            continue
+        machine = machine or profile.machine
+        traffic = Traffic(rate=max(*model.rate, 1.0), sizes=model.sizes)
+        needs = Requirements(model.slo_ms / 1e3, traffic)
+        problem = build_problem(profile, needs, [None] * len(profile.paths))
+        posed.append((m, problem))
+        for name, on in problem.lanes.items():
+            lanes[name] = min(lanes.get(name, on.count), on.count)
+        memory |= {d.name: float(d.memory_bytes) for d in profile.machine.devices}
+    if machine is None:
+        raise FleetError(f"node type '{node.name}': no model has a profile of it")
+    resources = (*lanes, FRONT)
+    for m, problem in posed:
+        reader = problem.inline or FRONT
+        for option in problem.options:
+            p = problem.paths[option.path]
+            usage = np.zeros((len(resources), len(problem.classes)))
+            usage[resources.index(p.path.device)] = option.cost_s
+            usage[resources.index(reader)] += problem.front_s
+            found.append(
+                Runnable(
+                    model=m,
+                    name=p.path.name,
+                    representation=p.representation,
+                    device=p.path.device,
+                    usage=usage,
+                    value=problem.values[option.path],
+                    quality=p.quality,
+                    bundle=str(p.path.bundle),
+                    rows_bytes=option.device_bytes,
+                    fixed_bytes=float(p.memory.fixed),
+                    peak_bytes=float(p.memory.peak),
+                )
+            )
+    price = node.price_per_hour
+    if price is None:
+        prices = [d.price_per_hour for d in machine.devices]
+        if any(p is None for p in prices):
+            raise FleetError(f"node type '{node.name}' needs price_per_hour: its machine's devices lack one")
+        price = sum(p for p in prices if p is not None)
+    capacity = np.array([*(float(n) for n in lanes.values()), 1.0])
+    daily = node.rented == "daily"
+    return NodeOffer(
+        node.name, price, node.most, daily, node.spot_loss, resources, capacity, memory, lanes, tuple(found)
+    )
+
+
+def _read(file: Path, node: NodeType) -> Profile:
+    """Reads a profile, or a plan, whose paths are known to fit the node's memory together."""
+    if _is_plan(file):
+        if node.machine is None:
+            raise FleetError(f"node type '{node.name}': a plan ('{file}') needs the machine it is for")
+        plan = load_plan(file)
+        paths = []
+        for p in plan.paths:
+            if p.latency is None or p.quality is None:
+                raise FleetError(f"plan '{file}': path '{p.name}' has no latency or quality; use a profile")
+            paths.append(
+                PathProfile(
+                    path=p,
+                    representation=p.name.partition("@")[0],
+                    quality=p.quality,
+                    memory=Memory(tables={}, fixed=0),
+                    latency=p.latency,
+                )
+            )
+        return Profile(
+            machine=load_machine(node.machine),
+            paths=tuple(paths),
+            metric=plan.metric,
+            differences=plan.differences,
+        )
+    profile = load_profile(file)
+    if node.machine is None:
+        return profile
+    return on_machine(profile, load_machine(node.machine, profile.machine), node.machine)
+
+
+def _is_plan(file: Path) -> bool:
+    try:
+        raw = read_json(file, f"profile '{file}'", FleetError)
+    except FileNotFoundError:
+        return False  # reported by load_profile, with the command that makes one
+    return "machine" not in raw

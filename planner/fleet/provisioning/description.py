@@ -1,0 +1,113 @@
+"""The fleet file: node types with prices and counts, models with their traffic by hour.
+
+`polyrec plan --fleet fleet.yaml` reads it. Every model has a profile (or a plan) for each node type that may
+run it; files are relative to the fleet file.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from polyrec.models.errors import PolyrecError
+from polyrec.models.files import Strict, read_yaml, validate_as
+from polyrec.planner.plan import BudgetMs
+from polyrec.planner.traffic import Sizes
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$", max_length=64)]
+Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Rate = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
+MOST_STEPS = 24 * 7
+
+
+class FleetError(PolyrecError):
+    """A fleet file is missing, malformed, or does not fit its profiles."""
+
+
+class NodeType(Strict):
+    """One kind of node.
+
+    machine: description to use instead of a profile's own, as `polyrec plan --machine`; plans need one.
+    price_per_hour: dollars; None: the sum of the machine's devices. most: nodes that can be rented at a time.
+    rented: `hourly`, or `daily`: as many at every hour. spot_loss: share that may be taken away at once.
+    """
+
+    name: Name
+    machine: str | None = None
+    price_per_hour: Price | None = None
+    most: Annotated[int, Field(ge=0)] | None = None
+    rented: Literal["hourly", "daily"] = "hourly"
+    spot_loss: Annotated[float, Field(ge=0, le=1)] = 0.0
+
+
+class FleetModel(Strict):
+    """One model.
+
+    profiles: file by node type. rate: queries/s, one number for each hour. weight: dollars that a million
+    units of information are worth; 0: only cost and `quality` decide. quality: least mean of an answered
+    row, over the day or in each hour (`quality_over`).
+    """
+
+    name: Name
+    profiles: Annotated[dict[Name, Path], Field(min_length=1)]
+    slo_ms: BudgetMs
+    sizes: Sizes
+    rate: Annotated[tuple[Rate, ...], Field(min_length=1, max_length=MOST_STEPS)]
+    weight: Price = 0.0
+    quality: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    quality_over: Literal["day", "hour"] = "day"
+
+
+class Fleet(Strict):
+    """Node types and models. spare: share of each hour's rate that is provided for on top of it."""
+
+    nodes: Annotated[tuple[NodeType, ...], Field(min_length=1)]
+    models: Annotated[tuple[FleetModel, ...], Field(min_length=1)]
+    spare: Annotated[float, Field(ge=0, le=10)] = 0.0
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Fleet:
+        nodes = [node.name for node in self.nodes]
+        for kind, names in (("node type", nodes), ("model", [model.name for model in self.models])):
+            for name in names:
+                if names.count(name) > 1:
+                    raise ValueError(f"{kind} '{name}' is described twice")
+        for model in self.models:
+            for name in model.profiles:
+                if name not in nodes:
+                    raise ValueError(f"model '{model.name}' has a profile of an unknown node type '{name}'")
+            if len(model.rate) != self.hours:
+                raise ValueError(
+                    f"model '{model.name}' has rates of {len(model.rate)} hours, '{self.models[0].name}' of "
+                    f"{self.hours}"
+                )
+        return self
+
+    @property
+    def hours(self) -> int:
+        """Hours that are planned."""
+        return len(self.models[0].rate)
+
+
+def load_fleet(file: str | Path) -> Fleet:
+    """Reads a YAML or JSON file; profiles and machine files are relative to it. Raises FleetError."""
+    what = f"fleet '{file}'"
+    try:
+        raw: dict[str, Any] = read_yaml(Path(file), what, FleetError)
+    except FileNotFoundError:
+        raise FleetError(f"no fleet file '{file}'") from None
+    fleet = validate_as(Fleet, raw, what, FleetError)
+    beside = Path(file).parent
+    models = tuple(
+        model.model_copy(update={"profiles": {n: beside / f for n, f in model.profiles.items()}})
+        for model in fleet.models
+    )
+    nodes = tuple(
+        node.model_copy(update={"machine": str(beside / node.machine)})
+        if node.machine and (beside / node.machine).is_file()
+        else node
+        for node in fleet.nodes
+    )
+    return fleet.model_copy(update={"models": models, "nodes": nodes})

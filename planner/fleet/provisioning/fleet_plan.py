@@ -1,0 +1,227 @@
+"""The fleet plan: nodes, paths and cost by hour, shadow prices, and what faults do to the SLO."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from polyrec.models.schema.batch import F64
+from polyrec.planner.fleet.provisioning.capability import FleetProblem, Profiles, build_fleet_problem
+from polyrec.planner.fleet.provisioning.columns import SolvedFleet, node_dollars, solve_fleet
+from polyrec.planner.fleet.provisioning.description import Fleet
+from polyrec.planner.fleet.provisioning.program import HOUR_S, Configuration, FleetProgram, Solved
+
+SURGE = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGroup:
+    """Nodes of one type with the same paths.
+
+    nodes: at each hour. paths: `model/path` -> share of the rows that the group answers over the day.
+    """
+
+    type: str
+    nodes: tuple[int, ...]
+    paths: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelForecast:
+    """One model over the day and by hour. served: share of the rows in time; quality: mean of those."""
+
+    name: str
+    served: float
+    quality: float
+    served_by_hour: tuple[float, ...]
+    quality_by_hour: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeWorth:
+    """Shadow price of a node type in dollars an hour: what one more node would save, at its price.
+
+    worth: over the day's mean; at_most: in the hour in which it is highest. A type worth less than it costs
+    is not rented; one worth more is limited by its `most`.
+    """
+
+    type: str
+    price: float
+    worth: float
+    at_most: float
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """The same nodes under another load or after a loss: share of rows in time and mean quality, by model."""
+
+    what: str
+    served: dict[str, float]
+    worst_hour: dict[str, float]
+    quality: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class FleetPlan:
+    """Dollars are for all hours. gap: relative distance to the cheapest fleet that is not excluded."""
+
+    hours: int
+    groups: tuple[NodeGroup, ...]
+    cost_by_hour: tuple[float, ...]
+    cost: float
+    cost_per_million: float
+    models: tuple[ModelForecast, ...]
+    worth: tuple[NodeWorth, ...]
+    what_if: tuple[WhatIf, ...]
+    gap: float
+    proven: bool
+
+    @property
+    def nodes_by_type(self) -> dict[str, tuple[int, ...]]:
+        """Nodes of each rented type at each hour."""
+        found: dict[str, tuple[int, ...]] = {}
+        for group in self.groups:
+            known = found.get(group.type, (0,) * self.hours)
+            found[group.type] = tuple(a + b for a, b in zip(known, group.nodes, strict=True))
+        return found
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the plan as JSON."""
+        return {"nodes_by_type": self.nodes_by_type, **asdict(self)}
+
+
+def plan_fleet(fleet: Fleet, profiles: Profiles) -> FleetPlan:
+    """Returns the cheapest fleet. profiles: by model and node type (`load_profiles`). Raises FleetError."""
+    return make_fleet_plan(build_fleet_problem(fleet, profiles))
+
+
+def make_fleet_plan(problem: FleetProblem) -> FleetPlan:
+    """Returns the cheapest fleet of a problem, with what is asked of it changed in several ways."""
+    found = solve_fleet(problem)
+    solved, configurations = found.solved, found.configurations
+    cost = node_dollars(problem, configurations, solved.nodes)
+    by_hour = [_hour_dollars(problem, configurations, solved.nodes, h) for h in range(problem.hours)]
+    models = _forecasts(problem, configurations, solved)
+    predictions = sum(
+        float((d.rows[:, None] * (d.queries - unserved)).sum()) * HOUR_S
+        for d, unserved in zip(problem.demands, solved.unserved, strict=True)
+    )
+    return FleetPlan(
+        hours=problem.hours,
+        groups=_groups(problem, configurations, solved),
+        cost_by_hour=tuple(by_hour),
+        cost=cost,
+        cost_per_million=cost / predictions * 1e6 if predictions else 0.0,
+        models=models,
+        worth=tuple(
+            NodeWorth(offer.name, offer.price, float(worth.mean()), float(worth.max()))
+            for offer, worth in zip(problem.offers, found.worth, strict=True)
+        ),
+        what_if=what_ifs(problem, found),
+        gap=found.gap,
+        proven=found.proven,
+    )
+
+
+def what_ifs(problem: FleetProblem, found: SolvedFleet) -> tuple[WhatIf, ...]:
+    """Returns what the rented nodes do under a surge, and after the loss of spot nodes or of one node."""
+    nodes = found.solved.nodes
+    cases: list[tuple[str, F64, float]] = [(f"{SURGE:g} times the rate", nodes, SURGE)]
+    for t, offer in enumerate(problem.offers):
+        own = [k for k, one in enumerate(found.configurations) if one.offer == t]
+        if offer.spot_loss and nodes[own].any():
+            left = nodes.copy()
+            left[own] = np.floor(left[own] * (1 - offer.spot_loss) + 1e-9)
+            cases.append((f"{offer.spot_loss:.0%} of {offer.name} lost", left, 1.0))
+        elif nodes[own].any():
+            left = nodes.copy()
+            for h in range(problem.hours):
+                largest = max(own, key=lambda k, h=h: float(left[k, h]))  # type: ignore[misc]
+                left[largest, h] = max(left[largest, h] - 1, 0)
+            cases.append((f"one {offer.name} lost", left, 1.0))
+    return tuple(_what_if(problem, found.configurations, *case) for case in cases)
+
+
+def _what_if(
+    problem: FleetProblem, configurations: tuple[Configuration, ...], what: str, nodes: F64, factor: float
+) -> WhatIf:
+    """Shares out the load over given nodes: first the rows in time, then their worth."""
+    # with nodes given, any worth of information makes the best of them
+    demands = tuple(replace(d, queries=d.queries * factor, weight=d.weight or 1.0) for d in problem.demands)
+    changed = replace(problem, demands=demands)
+    models = _forecasts(
+        changed, configurations, FleetProgram(changed, configurations, nodes, asked=False).relax()
+    )
+    return WhatIf(
+        what,
+        {m.name: m.served for m in models},
+        {m.name: min(m.served_by_hour) for m in models},
+        {m.name: m.quality for m in models},
+    )
+
+
+def _forecasts(
+    problem: FleetProblem, configurations: Sequence[Configuration], solved: Solved
+) -> tuple[ModelForecast, ...]:
+    served = [np.zeros(problem.hours) for _ in problem.demands]
+    quality = [np.zeros(problem.hours) for _ in problem.demands]
+    for k, i, c, h, rate in solved.answered:
+        r = problem.offers[configurations[k].offer].runnables[i]
+        rows = rate * float(problem.demands[r.model].rows[c])
+        served[r.model][h] += rows
+        quality[r.model][h] += rows * r.quality
+    found = []
+    for m, demand in enumerate(problem.demands):
+        asked = (demand.rows[:, None] * demand.queries).sum(axis=0)
+        share = np.where(asked > 0, np.minimum(served[m] / np.maximum(asked, 1e-300), 1.0), 1.0)
+        mean = np.where(served[m] > 0, quality[m] / np.maximum(served[m], 1e-300), 0.0)
+        total, answered = float(asked.sum()), float(served[m].sum())
+        found.append(
+            ModelForecast(
+                demand.name,
+                min(answered / total, 1.0) if total else 1.0,
+                float(quality[m].sum()) / answered if answered else 0.0,
+                tuple(share.tolist()),
+                tuple(mean.tolist()),
+            )
+        )
+    return tuple(found)
+
+
+def _groups(
+    problem: FleetProblem, configurations: Sequence[Configuration], solved: Solved
+) -> tuple[NodeGroup, ...]:
+    rows: dict[int, dict[str, float]] = {}
+    for k, i, c, _, rate in solved.answered:
+        r = problem.offers[configurations[k].offer].runnables[i]
+        demand = problem.demands[r.model]
+        own, name = rows.setdefault(k, {}), f"{demand.name}/{r.name}"
+        own[name] = own.get(name, 0.0) + rate * float(demand.rows[c])
+    found = []
+    for k, one in enumerate(configurations):
+        counts = tuple(round(n) for n in solved.nodes[k].tolist())
+        if any(counts):
+            total = sum(rows.get(k, {}).values())
+            shares = sorted(rows.get(k, {}).items(), key=lambda item: -item[1])
+            found.append(
+                NodeGroup(
+                    problem.offers[one.offer].name,
+                    counts,
+                    {name: value / total for name, value in shares if value > 1e-4 * total},
+                )
+            )
+    return tuple(found)
+
+
+def _hour_dollars(
+    problem: FleetProblem, configurations: Sequence[Configuration], nodes: F64, h: int
+) -> float:
+    total = 0.0
+    for t, offer in enumerate(problem.offers):
+        own = [k for k, one in enumerate(configurations) if one.offer == t]
+        counts = nodes[own].sum(axis=0)
+        total += offer.price * float(counts.max() if offer.daily else counts[h]) if own else 0.0
+    return total

@@ -1,0 +1,316 @@
+"""The fleet's program: nodes of each configuration by hour, and the queries that their paths answer.
+
+Variables: nodes[configuration, hour] (whole numbers at the end), daily[type], answered[configuration,
+path, class, hour] and unserved[model, class, hour], in queries a second. It minimizes dollars: what nodes
+cost, minus what information is worth, plus a penalty on unserved rows that is above the cost of any node
+that could answer them. Hours are coupled by types rented by the day and by qualities asked over the day.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import Bounds, LinearConstraint, linprog, milp
+from scipy.sparse import csr_array
+
+from polyrec.models.schema.batch import F64
+from polyrec.planner.fleet.provisioning.capability import FleetProblem, Runnable
+from polyrec.planner.fleet.provisioning.configuration import Paths
+
+HOUR_S = 3600.0
+PENALTY = 10.0
+"""An unserved row costs as much as this many on the dearest path of any node."""
+FAIRNESS = 10.0
+"""With nodes given: weight of the worst model's unserved share over that of all rows together."""
+NEGLIGIBLE = 1e-3
+"""Share of an hour's rows for which one more node is rented rather than leave them unserved."""
+GAP = 1e-4
+TIME_LIMIT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """Paths together on one node. offer: the node's type, as an index."""
+
+    offer: int
+    paths: Paths
+
+
+@dataclass(frozen=True, slots=True)
+class Solved:
+    """A solution in dollars for all hours.
+
+    nodes: [configurations, hours]. answered: (configuration, path, class, hour, queries a second).
+    unserved: by model, [classes, hours]. query_price: by model, [classes, hours], dollars an hour for another
+    query a second; row_quality_price: by model, [hours], for a unit of quality above the asked mean;
+    node_price: by type, [hours], what a node costs with the prices of `most` and of the day. Prices are of
+    the linear relaxation; a mixed-integer solution has none. bound: the least cost not excluded.
+    """
+
+    dollars: float
+    bound: float
+    nodes: F64
+    answered: tuple[tuple[int, int, int, int, float], ...]
+    unserved: tuple[F64, ...]
+    query_price: tuple[F64, ...] = ()
+    row_quality_price: tuple[F64, ...] = ()
+    node_price: tuple[F64, ...] = ()
+
+
+@dataclass(slots=True)
+class _Matrix:
+    rows: list[int] = field(default_factory=list)
+    columns: list[int] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+    limits: list[float] = field(default_factory=list)
+
+    def row(self, limit: float) -> int:
+        self.limits.append(limit)
+        return len(self.limits) - 1
+
+    def put(self, row: int, column: int, value: float) -> None:
+        self.rows.append(row)
+        self.columns.append(column)
+        self.values.append(value)
+
+    def build(self, columns: int) -> csr_array:
+        return csr_array((self.values, (self.rows, self.columns)), shape=(len(self.limits), columns))
+
+
+class FleetProgram:
+    """One program over configurations.
+
+    fixed: nodes [configurations, hours] that are given, so that only the load is shared out. asked: whether
+    the mean qualities that models ask for are constraints.
+    """
+
+    def __init__(
+        self,
+        problem: FleetProblem,
+        configurations: Sequence[Configuration],
+        fixed: F64 | None = None,
+        asked: bool = True,
+    ) -> None:
+        self.problem = problem
+        self.configurations = tuple(configurations)
+        self.fixed = fixed
+        self._cost: list[float] = []
+        self._upper: list[float] = []
+        self._le, self._eq = _Matrix(), _Matrix()
+        hours, n = problem.hours, len(self.configurations)
+        prices = [problem.offers[k.offer] for k in self.configurations]
+        for offer in prices:
+            for _ in range(hours):
+                self._variable(0.0 if offer.daily or fixed is not None else offer.price)
+        self.whole = n * hours
+        self._daily: dict[int, int] = {}
+        self._most_rows: dict[tuple[int, int], int] = {}
+        self._daily_rows: dict[tuple[int, int], int] = {}
+        if fixed is None:
+            self._limit_nodes()
+        self._answered: list[tuple[int, int, int, int]] = []
+        self._answered_from = len(self._cost)
+        self._demand_rows: list[NDArray[np.int64]] = []
+        self._quality_rows: dict[tuple[int, int], int] = {}
+        self._unserved_from: list[int] = []
+        self._load(asked)
+
+    def _variable(self, cost: float, upper: float = np.inf) -> int:
+        self._cost.append(cost)
+        self._upper.append(upper)
+        return len(self._cost) - 1
+
+    def _limit_nodes(self) -> None:
+        hours = self.problem.hours
+        for t, offer in enumerate(self.problem.offers):
+            own = [k for k, one in enumerate(self.configurations) if one.offer == t]
+            if offer.daily:
+                upper = np.inf if offer.most is None else float(offer.most)
+                self._daily[t] = self._variable(offer.price * hours, upper)
+            elif offer.most is None:
+                continue
+            for h in range(hours):
+                row = self._le.row(0.0 if offer.daily else float(offer.most or 0))
+                (self._daily_rows if offer.daily else self._most_rows)[t, h] = row
+                for k in own:
+                    self._le.put(row, k * hours + h, 1.0)
+                if offer.daily:
+                    self._le.put(row, self._daily[t], -1.0)
+
+    def _load(self, asked: bool) -> None:
+        problem, hours = self.problem, self.problem.hours
+        penalties = unserved_prices(problem, whole=self.fixed is None)
+        for m, demand in enumerate(problem.demands):
+            rows = np.array([[self._eq.row(float(q)) for q in of] for of in demand.queries], np.int64)
+            self._demand_rows.append(rows)
+            if asked and demand.quality is not None:
+                over_day = self._le.row(0.0) if not demand.hourly else None
+                for h in range(hours):
+                    self._quality_rows[m, h] = self._le.row(0.0) if over_day is None else over_day
+        for k, one in enumerate(self.configurations):
+            offer = problem.offers[one.offer]
+            for h in range(hours):
+                time = [self._le.row(0.0) for _ in offer.resources]
+                for row, capacity in zip(time, offer.capacity, strict=True):
+                    self._le.put(row, k * hours + h, -float(capacity))
+                for i in sorted(one.paths):
+                    self._share(k, i, offer.runnables[i], h, time)
+        for m, demand in enumerate(problem.demands):
+            self._unserved_from.append(len(self._cost))
+            for c, rows_of in enumerate(demand.rows):
+                for h in range(hours):
+                    column = self._variable(float(penalties[m][h] * rows_of))
+                    self._eq.put(int(self._demand_rows[m][c, h]), column, 1.0)
+        if self.fixed is not None:
+            self._divide_fairly(penalties)
+
+    def _divide_fairly(self, penalties: list[F64]) -> None:
+        """Makes the largest share of unserved rows of any model as small as possible, in each hour."""
+        for h in range(self.problem.hours):
+            asked = [float(d.rows @ d.queries[:, h]) for d in self.problem.demands]
+            cost = FAIRNESS * sum(float(p[h]) * rows for p, rows in zip(penalties, asked, strict=True))
+            share = self._variable(cost)
+            for m, demand in enumerate(self.problem.demands):
+                if asked[m] > 0:
+                    row = self._le.row(0.0)
+                    self._le.put(row, share, -1.0)
+                    for c, rows_of in enumerate(demand.rows.tolist()):
+                        column = self._unserved_from[m] + c * self.problem.hours + h
+                        self._le.put(row, column, rows_of / asked[m])
+
+    def _share(self, k: int, i: int, r: Runnable, h: int, time: list[int]) -> None:
+        """Adds the queries of each class that a path answers in one hour."""
+        demand = self.problem.demands[r.model]
+        for c in np.flatnonzero(np.isfinite(r.usage).all(axis=0) & (demand.queries[:, h] > 0)).tolist():
+            column = self._variable(-hourly_worth(demand.weight, r.value) * demand.rows[c])
+            self._answered.append((k, i, c, h))
+            self._eq.put(int(self._demand_rows[r.model][c, h]), column, 1.0)
+            for row, seconds in zip(time, r.usage[:, c].tolist(), strict=True):
+                if seconds:
+                    self._le.put(row, column, seconds)
+            if (r.model, h) in self._quality_rows:
+                assert demand.quality is not None
+                above = (r.value - demand.quality) * float(demand.rows[c])
+                self._le.put(self._quality_rows[r.model, h], column, -above)
+
+    def _bounds(self) -> tuple[F64, F64]:
+        lower, upper = np.zeros(len(self._cost)), np.array(self._upper)
+        if self.fixed is not None:
+            lower[: self.whole] = upper[: self.whole] = self.fixed.ravel()
+        return lower, upper
+
+    def relax(self) -> Solved:
+        """Solves the linear relaxation, with prices."""
+        lower, upper = self._bounds()
+        n = len(self._cost)
+        result = linprog(
+            self._cost,
+            A_ub=self._le.build(n),
+            b_ub=self._le.limits,
+            A_eq=self._eq.build(n),
+            b_eq=self._eq.limits,
+            bounds=np.stack((lower, upper), axis=1),
+            method="highs",
+        )
+        if result.x is None:
+            raise RuntimeError(f"the fleet's linear program was not solved: {result.message}")
+        below, equal = result.ineqlin.marginals, result.eqlin.marginals
+        node_price = []
+        for t, offer in enumerate(self.problem.offers):
+            price = np.full(self.problem.hours, 0.0 if offer.daily else offer.price)
+            for (own, h), row in (*self._most_rows.items(), *self._daily_rows.items()):
+                if own == t:
+                    price[h] -= below[row]
+            node_price.append(price)
+        return self._solved(
+            result.x,
+            float(result.fun),
+            float(result.fun),
+            tuple(equal[rows] for rows in self._demand_rows),
+            tuple(
+                np.array(
+                    [
+                        -below[self._quality_rows[m, h]] if (m, h) in self._quality_rows else 0.0
+                        for h in range(self.problem.hours)
+                    ]
+                )
+                for m in range(len(self.problem.demands))
+            ),
+            tuple(node_price),
+        )
+
+    def solve(self, time_limit_s: float = TIME_LIMIT_S, gap: float = GAP) -> Solved | None:
+        """Solves with whole nodes; None if the solver found nothing in the time."""
+        lower, upper = self._bounds()
+        n = len(self._cost)
+        result = milp(
+            np.array(self._cost),
+            integrality=np.arange(n) < self.whole,
+            bounds=Bounds(lower, upper),
+            constraints=[
+                LinearConstraint(self._le.build(n), ub=np.array(self._le.limits)),
+                LinearConstraint(self._eq.build(n), self._eq.limits, self._eq.limits),
+            ],
+            options={"mip_rel_gap": gap, "time_limit": time_limit_s},
+        )
+        if result.x is None:
+            return None
+        bound = float(result.fun) if result.mip_dual_bound is None else float(result.mip_dual_bound)
+        result.x[: self.whole] = np.rint(result.x[: self.whole])
+        return self._solved(result.x, float(result.fun), bound)
+
+    def _solved(
+        self,
+        x: F64,
+        dollars: float,
+        bound: float,
+        query_price: tuple[F64, ...] = (),
+        row_quality_price: tuple[F64, ...] = (),
+        node_price: tuple[F64, ...] = (),
+    ) -> Solved:
+        shape = (len(self.configurations), self.problem.hours)
+        rates = x[self._answered_from : self._answered_from + len(self._answered)].tolist()
+        unserved = []
+        for first, demand in zip(self._unserved_from, self.problem.demands, strict=True):
+            unserved.append(x[first : first + demand.queries.size].reshape(demand.queries.shape))
+        return Solved(
+            dollars,
+            bound,
+            x[: self.whole].reshape(shape),
+            tuple((*at, rate) for at, rate in zip(self._answered, rates, strict=True) if rate > 0),
+            tuple(unserved),
+            query_price,
+            row_quality_price,
+            node_price,
+        )
+
+
+def hourly_worth(weight: float, value: float) -> float:
+    """Dollars an hour that a row a second of a value earns; weight: dollars a million units."""
+    return weight * 1e-6 * value * HOUR_S
+
+
+def unserved_prices(problem: FleetProblem, whole: bool) -> list[F64]:
+    """Returns dollars an hour for an unserved row a second, by model, [hours].
+
+    whole: above the price of a whole node for a share of NEGLIGIBLE of the hour's rows.
+    """
+    most = 0.0
+    for offer in problem.offers:
+        for r in offer.runnables:
+            demand = problem.demands[r.model]
+            nodes = (r.usage / offer.capacity[:, None]).max(axis=0) / demand.rows
+            usable = nodes[np.isfinite(nodes)]
+            if usable.size:
+                most = max(most, max(offer.price, 1e-3) * float(usable.max()))
+            most = max(most, abs(hourly_worth(demand.weight, r.value)))
+    node = max((offer.price for offer in problem.offers if offer.runnables), default=0.0)
+    found = []
+    for demand in problem.demands:
+        rows = (demand.rows[:, None] * demand.queries).sum(axis=0)
+        least = node / np.maximum(rows * NEGLIGIBLE, 1e-6) if whole else np.zeros(problem.hours)
+        found.append(np.maximum(PENALTY * most, np.where(rows > 0, least, 0.0)))
+    return found
