@@ -84,6 +84,12 @@ class MethodNotAllowed(RequestError):
         self.allowed = allowed
 
 
+class Conflict(RequestError):
+    """The call contradicts what the server is doing, like a reload during a rollout."""
+
+    status = HTTPStatus.CONFLICT
+
+
 class TooLarge(RequestError):
     """More bytes or rows than the plan's limits allow."""
 

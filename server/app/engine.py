@@ -23,13 +23,14 @@ from polyrec.server.app.background import run_in_thread
 from polyrec.server.app.served_model import ALIAS
 from polyrec.server.app.serving import ENDPOINTS, Generation, Serving, open_serving
 from polyrec.server.dispatch.dispatcher import clock
-from polyrec.server.errors import NotReady
+from polyrec.server.errors import Conflict, NotReady
 from polyrec.server.http.access import Access
 from polyrec.server.live_quality.live import LiveQuality
 from polyrec.server.live_quality.settings import LiveQualitySettings
 from polyrec.server.metrics.metrics import Metrics
 from polyrec.server.prediction_log.log import PredictionLog
 from polyrec.server.prediction_log.settings import PredictionLogSettings
+from polyrec.server.rollout.traffic import RolloutTraffic
 from polyrec.server.tiers.update_store import UpdateStore, left_behind
 from polyrec.server.tracing.tracer import Tracer
 
@@ -38,6 +39,8 @@ log = logging.getLogger("polyrec.serving")
 NO_PATH = "none"
 COLLECTED_AFTER_S = 1.0
 """Time until the garbage of a retired generation is collected."""
+CANARY_NICE = 10
+"""Added to the niceness of a canary's lanes: on a busy core they get a tenth of what others get."""
 STILL_LOADING = "the server is still loading; ask /readyz"
 NOTHING: Mapping[Path, Bundle] = {}
 
@@ -71,6 +74,8 @@ class Engine:
         self.lifecycle: Lifecycle = Lifecycle() if beside is None else beside.lifecycle
         self.prediction_log: PredictionLog | None = None
         self.live_quality: LiveQuality | None = None
+        self.rollout: RolloutTraffic | None = None
+        """Which requests another version answers; None: none."""
         self.model_name = name
         """The operator's name for what is served; None: the bundle's."""
         self.on_adopt: list[Callable[[Serving], None]] = []
@@ -95,6 +100,23 @@ class Engine:
     def open(self, plan: Plan, loaded: Mapping[Path, Bundle] = NOTHING) -> Serving:
         """Opens a plan for `adopt`; blocks. Raises as `load`."""
         return open_serving(plan, self.metrics, loaded, self.update_store, self.model_name)
+
+    def open_beside(self, plan: Plan, loaded: Mapping[Path, Bundle] = NOTHING) -> Serving:
+        """Opens another version of the model, under its name, with lanes of low priority; blocks.
+
+        Raises as `load`.
+        """
+        name = self.serving.model.name
+        return open_serving(plan, self.metrics, loaded, self.update_store, name, CANARY_NICE)
+
+    def check_no_rollout(self) -> None:
+        """Raises Conflict during a rollout."""
+        rollout = self.rollout
+        if rollout is not None:
+            raise Conflict(
+                f"a rollout of version {rollout.canary.serving.version} is in progress; promote it or roll it"
+                " back first: polyrec rollout promote, polyrec rollout rollback"
+            )
 
     def open_prediction_log(self, settings: PredictionLogSettings, serving: Serving) -> None:
         """Begins or continues a prediction log, of the schema of a generation.
@@ -134,7 +156,7 @@ class Engine:
             self.previous = old.generation
             left = left_behind(old.tiers.changes, serving.tiers.changes)
             self.update_store.keep_only([*serving.tiers.changes.values(), *old.tiers.changes.values()])
-            self._retire(old)
+            self.retire(old)
         for path, rows in left.items():
             log.warning("updates of %d rows of path '%s' stay behind: other rows are served now", rows, path)
         if self.state is LifecycleState.LOADING:
@@ -200,6 +222,8 @@ class Engine:
     def fail_all(self) -> None:
         """Answers all waiting requests with NotReady (503), as the server ends."""
         generations = [*self._retiring.values(), *([self._serving] if self._serving is not None else [])]
+        if self.rollout is not None:
+            generations.append(self.rollout.canary.serving)
         for serving in generations:
             serving.dispatcher.fail_all(
                 NotReady("the server ends before this could be answered; ask another")
@@ -209,12 +233,16 @@ class Engine:
         """Closes the generation in service; no request is answered afterwards."""
         for task in self._retiring:
             task.cancel()
+        if self.rollout is not None:
+            self.rollout.canary.serving.close()
+            self.rollout = None
         if self._serving is not None:
             self._serving.close()
         self._serving = None
         self.update_store.keep_only([])
 
-    def _retire(self, old: Serving) -> None:
+    def retire(self, old: Serving) -> None:
+        """Closes a generation that gets no more queries, after its last answer."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:

@@ -121,11 +121,12 @@ def open_serving(
     loaded: Mapping[Path, Bundle],
     update_store: UpdateStore,
     model_name: str | None = None,
+    nice: int = 0,
 ) -> Serving:
     """Opens every path and lane of the plan; blocks.
 
     loaded: bundles that are open already. update_store: updates of rows since the server started.
-    model_name: None: the bundle's.
+    model_name: None: the bundle's. nice: of process lanes, added to the server's.
     Raises BundleError, RuntimeUnavailable, or PlanError if the bundles' schemas or ids differ.
     """
     import torch
@@ -139,7 +140,7 @@ def open_serving(
     named = {p.name: encoder for p, encoder in zip(plan.paths, encoders, strict=True)}
     tiers = open_tier_set(plan, bundles, named, metrics.moved, update_store)
     try:
-        serving = _open(plan, metrics, bundles, encoders, tiers, model_name)
+        serving = _open(plan, metrics, bundles, encoders, tiers, model_name, nice)
     except BaseException:
         tiers.close()
         raise
@@ -154,6 +155,7 @@ def _open(
     encoders: Sequence[Encoder],
     tiers: TierSet,
     model_name: str | None,
+    nice: int,
 ) -> Serving:
     lanes_of = plan.all_lanes()
     stacks = tiers.stacks
@@ -208,7 +210,7 @@ def _open(
         if lane.kind != "process":
             # a runtime belongs to one lane; the first lane gets those that are open
             lane_runtimes = {p.name: runtimes.pop(p.name) for p, _ in here if p.name in runtimes}
-        openings.append(LaneOpening(lane, here, on_death(i), lane_runtimes, stacks))
+        openings.append(LaneOpening(lane, here, on_death(i), lane_runtimes, stacks, nice))
         log.info("lane %s: %s on %s", lane.name, lane.kind, lane.device)
     lanes = open_lanes(openings)
     dispatchers.append(
@@ -298,7 +300,7 @@ def _encoders(opened: Sequence[tuple[PlannedPath, Bundle]]) -> list[Encoder]:
                 f"paths '{first_path.name}' and '{path.name}' have bundles of different schemas; "
                 "a plan serves one"
             )
-        if not _same_ids(first.encoder, bundle.encoder):
+        if not same_ids(first.encoder, bundle.encoder):
             raise PlanError(
                 f"paths '{first_path.name}' and '{path.name}' have bundles of different vocabularies; "
                 "train them from one calibration"
@@ -311,7 +313,8 @@ def _encoders(opened: Sequence[tuple[PlannedPath, Bundle]]) -> list[Encoder]:
     return found
 
 
-def _same_ids(one: Encoder, other: Encoder) -> bool:
+def same_ids(one: Encoder, other: Encoder) -> bool:
+    """Whether stable ids mean the same values to both."""
     if one is other:
         return True
     for table, vocabulary in one.vocabularies.items():

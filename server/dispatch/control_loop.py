@@ -21,6 +21,25 @@ IDLE_TICKS = 50
 """The loop sleeps after this many ticks without a query, and wakes with the next one."""
 
 
+class LoopUse:
+    """Processor seconds of one event loop that its dispatchers account for, all together since the start.
+
+    Each adds its own on every tick. Whoever divided the loop's whole time by its own queries would take the
+    work on another's queries for the cost of its own.
+    """
+
+    __slots__ = ("queries", "spent_s")
+
+    def __init__(self) -> None:
+        self.spent_s = 0.0
+        self.queries = 0
+
+    def add(self, spent_s: float, queries: int) -> None:
+        """spent_s: executing and answering; queries: arrivals."""
+        self.spent_s += spent_s
+        self.queries += queries
+
+
 class ControlLoop:
     """The control loop of one dispatcher.
 
@@ -45,12 +64,20 @@ class ControlLoop:
         self.idle_ticks = 0
         self.executing_s = 0.0
         self._spent_s = 0.0
+        self._use = LoopUse()
+        self._seen = (0.0, 0)
         self._timer: asyncio.TimerHandle | None = None
+
+    def share(self, other: ControlLoop) -> None:
+        """Accounts together with another control loop of the same event loop."""
+        self._use = other._use
+        self._seen = self._use.spent_s, self._use.queries
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begins to tick."""
         self.running = True
         self._spent_s, self.executing_s = time.thread_time(), 0.0
+        self._seen = self._use.spent_s, self._use.queries
         self._schedule(loop)
 
     def close(self) -> None:
@@ -64,8 +91,7 @@ class ControlLoop:
     def _tick(self, loop: asyncio.AbstractEventLoop, due_s: float) -> None:
         now_s = clock()
         spent_s = time.thread_time()
-        serving_s = spent_s - self._spent_s - self.executing_s
-        self._router.tick(now_s, LoopTime(serving_s, *self._answering()))
+        self._router.tick(now_s, self._own_time(spent_s - self._spent_s))
         self._spent_s, self.executing_s = spent_s, 0.0
         self._observer.ticked(max(0.0, now_s - due_s), clock() - now_s)
         self.idle_ticks += 1
@@ -73,3 +99,14 @@ class ControlLoop:
             self._schedule(loop)
         else:
             self.running = False
+
+    def _own_time(self, loop_s: float) -> LoopTime:
+        """The loop's time for this dispatcher's queries; of reading, by its share of the arrivals."""
+        answering_s, answers = self._answering()
+        queries = self._router.state.observed.new_queries
+        use = self._use
+        use.add(self.executing_s + answering_s, queries)
+        spent_s, arrived = use.spent_s - self._seen[0], use.queries - self._seen[1]
+        self._seen = use.spent_s, use.queries
+        share = queries / arrived if arrived else 0.0
+        return LoopTime(max(0.0, loop_s - spent_s) * share + answering_s, answering_s, answers)

@@ -64,11 +64,17 @@ class Dispatcher:
         )
         self._supervisor = LaneSupervisor(self._lanes, self._lane_restarted)
         self._shutdown_error: RequestError | None = None
+        self.deaths = 0
+        """Unexpected ends of lanes."""
 
     @property
     def can_answer(self) -> bool:
         """Whether any lane is alive that executes a path which the policy uses."""
         return bool(self.router.state.usable)
+
+    def share_loop(self, other: Dispatcher) -> None:
+        """Accounts for the event loop's time together with another dispatcher on it."""
+        self._control.share(other._control)
 
     def attach(self) -> None:
         """Watches for lane deaths on the running loop; otherwise that begins with the first query."""
@@ -245,6 +251,7 @@ class Dispatcher:
         """Takes a lane out of service, as its process ended, and restarts it."""
         if self._closed:
             return
+        self.deaths += 1
         self.router.lane_down(lane, clock())
         self._observer.lane_alive(lane, False)
         self._supervisor.restart(lane)

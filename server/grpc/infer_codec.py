@@ -89,7 +89,8 @@ class GrpcInferCodec:
         tensors = _raw_tensors(serving, request) if raw else _typed_tensors(serving, request)
         wanted = request.parameters
         marks_final = FINAL_WANTED in wanted and wanted[FINAL_WANTED].bool_param
-        return Parsed(serving.codec.inputs.rows(tensors), InferForm(request.id, raw, marks_final), options)
+        form = InferForm(request.id, raw, marks_final)
+        return Parsed(serving.codec.inputs.rows(tensors), form, options, bool(request.model_version))
 
     def write(self, serving: Serving, parsed: Parsed, answer: Answer, path: OpenPath) -> Reply:
         form: InferForm = parsed.request

@@ -105,7 +105,7 @@ class InferStream:
         response = RESPONSE()
         if query is not None:
             try:
-                reply = call.reply(await query.payload.answer)
+                reply = call.reply(await call.answer(query))
                 response.infer_response.MergeFromString(reply.body)
             except asyncio.CancelledError:
                 if is_canceled():

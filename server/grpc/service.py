@@ -18,7 +18,6 @@ from typing import Any
 import grpc
 
 from polyrec.models.bundle.bundle import code_version
-from polyrec.server.dispatch.answer import Answer
 from polyrec.server.dispatch.dispatcher import clock
 from polyrec.server.errors import Forbidden, NotFound, NotReady, RequestError
 from polyrec.server.grpc.calls import abort, deadline_s, end_of, id_metadata, is_canceled, scope_of
@@ -91,8 +90,7 @@ class InferenceService:
             begun_s = clock()
             call.address(codec.read(body, self._models), begun_s)
             query = call.submit(body)
-            answer: Answer = await query.payload.answer
-            reply = call.reply(answer)
+            reply = call.reply(await call.answer(query))
         except asyncio.CancelledError:
             if is_canceled():
                 call.abandon(end_of(context))

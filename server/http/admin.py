@@ -5,6 +5,7 @@
     drain       {}                     not ready any more, as after SIGTERM, but serves until stopped
     routing     {"policy": ..., "weights": {path: factor}, "default_budget_ms": ...}, each optional
     embeddings  new values of rows: server/http/admin_embeddings.py
+    rollout/... another version for a part of the requests: server/rollout/routes.py
 
 A call needs a token with the right `admin` (server/http/access.py). If there is no such token, every call is
 403. A plan that cannot be opened is a 422 with the reason, and the old one still serves. Every change is
@@ -15,7 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -79,7 +81,7 @@ class Admin:
     async def perform(
         self, request: Request, action: str, max_bytes: int, answer: Callable[[bytes], Awaitable[Any]]
     ) -> Reply:
-        """Authenticates one call, performs it and leaves an audit line.
+        """Authenticates one call, performs it and leaves an audit line, of level info if it only reads.
 
         max_bytes: of the body. answer: the body -> the JSON of the response; may raise RequestError.
         """
@@ -97,20 +99,26 @@ class Admin:
             reply, status = error_reply(e), e.status
         finally:
             address, about = peer[0] if peer else "-", log_extra(scope.get(SCOPE_KEY, ""))
-            audit.warning("%s by '%s' from %s: %d", action, client.name, address, status, extra=about)
+            level = logging.INFO if request.method == "GET" else logging.WARNING
+            audit.log(level, "%s by '%s' from %s: %d", action, client.name, address, status, extra=about)
         return reply
 
     async def reload(self, arguments: ReloadRequest) -> dict[str, Any]:
         """Opens a plan beside the one that serves, then replaces it."""
-        file, load = arguments.plan, self._load
+        return await self._open(self.reader(arguments.plan))
+
+    def reader(self, file: Path | None) -> Callable[[], LoadedPlan]:
+        """Returns a function that reads a plan file. None: the server's own; raises Invalid without one."""
+        load = self._load
         if load is not None:
-            return await self._open(lambda: load(file))
+            return lambda: load(file)
         if file is None:
             raise Invalid("name a plan: this server was not started from one")
-        return await self._open(lambda: (load_plan(file), {}))
+        return lambda: (load_plan(file), {})
 
     async def rollback(self, arguments: EmptyRequest) -> dict[str, Any]:
         """Serves the generation before the last reload again."""
+        self._engine.check_no_rollout()
         previous = self._engine.previous
         if previous is None:
             raise Invalid("there is no earlier plan to go back to")
@@ -145,12 +153,19 @@ class Admin:
         log.warning("routing is changed: %s", in_force)
         return in_force
 
-    async def _open(self, read: Callable[[], LoadedPlan]) -> dict[str, Any]:
+    @asynccontextmanager
+    async def opening(self) -> AsyncIterator[None]:
+        """Lets nothing else be opened meanwhile. Raises NotReady."""
         if self._lock.locked():
             raise NotReady("another plan is being opened; try again when it is done")
         if self._engine.state is LifecycleState.LOADING:
             raise NotReady("the server is still loading what it was started with; try again when it is ready")
         async with self._lock:
+            yield
+
+    async def _open(self, read: Callable[[], LoadedPlan]) -> dict[str, Any]:
+        self._engine.check_no_rollout()
+        async with self.opening():
             engine = self._engine
             try:
                 serving = await run_in_thread(lambda: self._open_serving(read))

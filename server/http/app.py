@@ -30,6 +30,8 @@ from polyrec.server.http.predictions import PredictCodec, RankCodec, predict_end
 from polyrec.server.http.status_page import status_routes
 from polyrec.server.prediction_log.feedback import feedback_endpoint
 from polyrec.server.repository.repository import ModelRepository
+from polyrec.server.rollout.control import RolloutControl
+from polyrec.server.rollout.routes import rollout_routes
 
 
 class Application(FastAPI):
@@ -80,6 +82,7 @@ def create_app(
             *plan_routes(engine, models),
             *admin_routes(admin),
             embeddings_route(admin, Embeddings(engine.stacks)),
+            *rollout_routes(admin, RolloutControl(engine, admin)),
             *health_routes(models),
             *status_routes(engine, docs),
             *oip_routes(models, infer),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from starlette.types import Scope
@@ -23,7 +23,14 @@ from polyrec.server.app.tokens import Client
 from polyrec.server.codecs.rows import Rows
 from polyrec.server.dispatch.answer import Answer
 from polyrec.server.dispatch.dispatcher import clock
-from polyrec.server.errors import DeadlinePassed, RequestError, error_response
+from polyrec.server.errors import (
+    DeadlinePassed,
+    Defect,
+    NotReady,
+    Overloaded,
+    RequestError,
+    error_response,
+)
 from polyrec.server.http.connection.access_log import AnsweredBy
 from polyrec.server.http.connection.body import ClientGone
 from polyrec.server.http.connection.reply import Reply
@@ -34,18 +41,24 @@ from polyrec.server.http.options import (
     parse_options,
 )
 from polyrec.server.metrics.counting import OK, EndpointMetrics
+from polyrec.server.metrics.metrics import SLO_MISSES
 from polyrec.server.request_ids import SCOPE_KEY, log_extra
+from polyrec.server.rollout.traffic import Arm
 
 log = logging.getLogger("polyrec.http")
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A parsed body. request: data of the request for `EndpointCodec.write`. options: those in the body."""
+    """A parsed body. request: data of the request for `EndpointCodec.write`. options: those in the body.
+
+    pinned: whether it names the model's version.
+    """
 
     rows: Rows
     request: Any = None
     options: RequestOptions = NO_OPTIONS
+    pinned: bool = False
 
 
 class EndpointCodec(Protocol):
@@ -83,6 +96,7 @@ class Call:
     __slots__ = (
         "_answer",
         "_answered_s",
+        "_arm",
         "_arrival_s",
         "_begun_s",
         "_budget_s",
@@ -102,6 +116,7 @@ class Call:
         "_rows",
         "_scope",
         "_serving",
+        "_size",
         "_trace",
         "_written_s",
     )
@@ -127,7 +142,8 @@ class Call:
         self._options = NO_OPTIONS
         self._serving: Serving | None = None
         self._query: Query | None = None
-        self._rows = 0
+        self._arm: Arm | None = None
+        self._rows = self._size = 0
         self._outcomes = engine.without_path[codec.endpoint]
         self._budget_s = self._begun_s = self._parsed_s = self._answered_s = self._written_s = 0.0
         self._arrival_s = clock()
@@ -178,18 +194,60 @@ class Call:
         if self._budget_s <= 0:
             raise DeadlinePassed()
         self._arrival_s = budget_start_s(arrived_s, self._budget_s, self._begun_s)
+        self._options, self._size = options, len(body)
         self._parsed_s = clock()
+        rollout = self._engine.rollout
+        if rollout is not None:
+            self._arm = rollout.choose(parsed.rows, self._scope["headers"], parsed.pinned)
+            if self._arm is not None:
+                self._serving = self._arm.serving
         prediction_log = self._engine.prediction_log
         if prediction_log is not None and self._codec.logged and prediction_log.wants():
             self._logged_body = body
-        query = self._query = serving.dispatcher.submit(
-            parsed.rows,
+        try:
+            return self._queue()
+        except RequestError as e:
+            query = self.retry(e)
+            if query is None:
+                raise
+            return query
+
+    def retry(self, error: Exception) -> Query | None:
+        """Queues the query at the stable version, if a canary failed it; None: the error is the answer.
+
+        Raises RequestError if the stable version rejects it.
+        """
+        arm = self._arm
+        if arm is None or not arm.is_canary or not isinstance(error, Overloaded | NotReady | Defect):
+            return None
+        arm.failed()
+        self._arm = None
+        self._serving = self._engine.serving
+        return self._queue()
+
+    async def answer(self, query: Query) -> Answer:
+        """Waits for the answer of `submit`, or of a retry. Raises what it raises."""
+        try:
+            answer: Answer = await query.payload.answer
+        except Exception as e:
+            again = self.retry(e)
+            if again is None:
+                raise
+            answer = await again.payload.answer
+        return answer
+
+    def _queue(self) -> Query:
+        """Queues the query at the chosen version. Raises RequestError."""
+        assert self._serving is not None
+        options = self._options
+        query = self._query = self._serving.dispatcher.submit(
+            self._parsed.rows,
             self._arrival_s,
             self._budget_s,
             options.priority or 0,
             options.required or False,
             self._trace,
-            len(body),
+            self._size,
         )
         return query
 
@@ -215,6 +273,8 @@ class Call:
         self._counters = path.endpoints[self._codec.endpoint]
         self._outcomes = self._counters.outcomes
         reply = self._codec.write(serving, self._parsed, answer, path)
+        if self._arm is not None:
+            reply = replace(reply, headers=(*reply.headers, self._arm.header))
         self._written_s = clock()
         return reply
 
@@ -235,6 +295,8 @@ class Call:
             outcome = OK if in_time else "late"
             moments, path = self._moments(end_s), self._path.name
             self._trace.end(moments, outcome, status, self._rows, self._budget_s, path, answer.reason)
+        if self._arm is not None:
+            self._arm.answered(took_s, in_time, answer.probabilities)
         self._counters.answered(
             in_time, took_s, self._rows, parse_s, answer.queue_s, serialize_s, answer.reason
         )
@@ -287,6 +349,8 @@ class Call:
         end_s = clock()
         took_s = end_s - self._arrival_s
         self._outcomes.finished(outcome, took_s)
+        if self._arm is not None and outcome in SLO_MISSES:
+            self._arm.failed()
         if self._trace is not None:
             self._trace.end(self._moments(end_s), outcome, status, self._rows, self._budget_s)
         return took_s

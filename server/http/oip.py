@@ -69,7 +69,9 @@ class InferCodec:
             raise Malformed("header Inference-Header-Content-Length is not a number of bytes")
         request = serving.codec.decode(body, None if given is None else int(given))
         budget_s = request.timeout_us / 1e6 if request.timeout_us else None
-        return Parsed(request.rows, request, RequestOptions(budget_s, request.priority, request.required))
+        options = RequestOptions(budget_s, request.priority, request.required)
+        pinned = parameters is not None and "version" in parameters
+        return Parsed(request.rows, request, options, pinned)
 
     def write(self, serving: Serving, parsed: Parsed, answer: Answer, path: OpenPath) -> Reply:
         body, header_bytes = encode(

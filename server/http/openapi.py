@@ -50,6 +50,7 @@ ERRORS: dict[int, str] = {
     403: "The client has no right to this.",
     404: "Unknown model or version.",
     408: "The head or the body of the request arrived too slowly.",
+    409: "The call contradicts what the server is doing.",
     413: "More bytes, values or rows than the server accepts.",
     414: "The URL is too long.",
     417: "The header Expect is not `100-continue`.",
@@ -94,7 +95,7 @@ CONNECTION_ERRORS = (400, 408, 414, 417, 429, 431, 500, 501, 505)
 """Errors of any request: the connection rejects it before an endpoint is called, or an endpoint fails."""
 CLIENT_ERRORS = (401, 403, 413, 422, 503, 504)
 """Further errors of requests for predictions."""
-ADMIN_ERRORS = (401, 403, 413, 421, 422, 503)
+ADMIN_ERRORS = (401, 403, 409, 413, 421, 422, 503)
 BEARER = HTTPBearer(scheme_name="token", description="A token of the tokens file, or POLYREC_ADMIN_TOKEN.")
 PATH_PARAMETERS: dict[str, Any] = {
     "model": Annotated[str, Path(description="Name of the model.")],
@@ -105,7 +106,11 @@ PATH_HEADER: dict[str, Any] = {
         "required": True,
         "description": "The execution path that answered.",
         "schema": {"type": "string"},
-    }
+    },
+    "X-Polyrec-Arm": {
+        "description": "Which version answered, while a rollout compares two.",
+        "schema": {"enum": ["stable", "canary"]},
+    },
 }
 AUTOMATIC = ("HTTPValidationError", "ValidationError")
 """FastAPI's models of its own validation errors, which no endpoint answers with."""

@@ -73,10 +73,14 @@ class PathTask(Strict):
 
 
 class WorkerTask(Strict):
-    """All paths of a lane, which a batch names by index. cores: empty for any."""
+    """All paths of a lane, which a batch names by index.
+
+    cores: empty for any. nice: added to the server's niceness.
+    """
 
     paths: tuple[PathTask, ...]
     cores: tuple[int, ...] = ()
+    nice: int = 0
 
     @property
     def descriptors(self) -> frozenset[int]:

@@ -28,8 +28,9 @@ log = logging.getLogger("polyrec.lane")
 clock = time.perf_counter
 
 
-def main(name: str, mailbox_fd: int, wake: int, done: int, lifeline: int) -> None:
+def main(name: str, mailbox_fd: int, wake: int, done: int, lifeline: int, nice: int) -> None:
     die_with(lifeline)
+    os.nice(nice)
     # on these signals the server drains, and ends its workers after that
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

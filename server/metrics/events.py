@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 EventKind = Literal[
-    "reload", "routing", "draining", "lane_died", "lane_back", "overload_began", "overload_ended"
+    "reload", "routing", "draining", "lane_died", "lane_back", "overload_began", "overload_ended", "rollout"
 ]
 KEPT = 100
 OVERLOADED_SHARE = 0.05

@@ -27,6 +27,7 @@ from polyrec.server.metrics.events import Events, Overload
 from polyrec.server.metrics.history import History, Sample
 from polyrec.server.metrics.instruments import AnyFamily, Registry
 from polyrec.server.metrics.live_metrics import LiveMetrics
+from polyrec.server.metrics.rollout_metrics import RolloutMetrics
 from polyrec.server.metrics.router_metrics import RouterMetrics
 from polyrec.server.metrics.statistics import Statistics
 from polyrec.server.metrics.tier_metrics import TierMetrics
@@ -191,6 +192,7 @@ class Metrics:
             "polyrec_feedback_requests", "Requests for which labels were accepted (POST /v1/feedback)."
         )
         self.live = LiveMetrics(registry)
+        self.rollout = RolloutMetrics(registry, REQUEST_EDGES_S)
         self._logged = {"requests": logged, "labels": logged_labels}
         self._logged_now: Callable[[], Mapping[tuple[str, str], int]] = dict
         self.connections = registry.gauge("polyrec_connections", "Open connections.")

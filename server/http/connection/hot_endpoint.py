@@ -88,7 +88,7 @@ class HotEndpoint:
             limit = call.admit()
             query = call.submit(await read_body(scope["headers"], receive, limit))
             watching = asyncio.create_task(_watch(receive, call))
-            reply = call.reply(await query.payload.answer)
+            reply = call.reply(await call.answer(query))
             scope[ANSWERED_BY] = call.answered_by
             await reply(scope, receive, send)
         except asyncio.CancelledError:

@@ -129,6 +129,14 @@ class HotRequest:
     def _answered(self, pending: Pending) -> None:
         """Writes the answer."""
         call, outcome = self._call, pending.outcome
+        if isinstance(outcome, Exception):
+            try:
+                query = call.retry(outcome)
+            except Exception as e:
+                query, outcome = None, e
+            if query is not None:
+                query.payload.answer.listen(self._answered)
+                return
         self._done = True
         if isinstance(outcome, Answer):
             try:

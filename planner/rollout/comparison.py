@@ -1,0 +1,91 @@
+"""Compares the two arms of a rollout: records of both in, figures out.
+
+The bins of the scores are deciles of the stable version's first scores, and stay for the whole rollout;
+scores that come before wait for them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from polyrec.planner.rollout.arm_window import ArmRecords, ArmSlice, ArmWindow
+from polyrec.planner.rollout.score_shift import F32, F64, ScoreShift, bin_edges, score_shift
+
+SPAN_S = 300.0
+"""Window in which the arms are compared: a version that becomes worse later is noticed as well."""
+BIN_REQUESTS = 100
+"""Requests of the stable version from which the bins are made."""
+MAX_WAITING = 1000
+"""Requests of an arm whose scores wait for the bins."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArmFigures:
+    """Requests of one arm in the window. failed: not answered by it. late: answered past their budget."""
+
+    requests: int
+    failed: int
+    late: int
+    p50_ms: float | None
+    p95_ms: float | None
+    p99_ms: float | None
+
+    @classmethod
+    def of(cls, total: ArmSlice) -> ArmFigures:
+        p50, p95, p99 = (_milliseconds(total.quantile_s(share)) for share in (0.5, 0.95, 0.99))
+        return cls(total.requests, total.failed, total.late, p50, p95, p99)
+
+
+@dataclass(slots=True)
+class Compared:
+    """Both arms in the window, and the shift of their scores; None with too few."""
+
+    stable: ArmSlice
+    canary: ArmSlice
+    shift: ScoreShift | None
+
+
+@dataclass(slots=True)
+class _Arm:
+    window: ArmWindow = field(default_factory=lambda: ArmWindow(SPAN_S))
+    waiting: list[F32] = field(default_factory=list)
+
+
+class Comparison:
+    """Collects the records of both arms."""
+
+    def __init__(self) -> None:
+        self._stable, self._canary = _Arm(), _Arm()
+        self._edges: F64 | None = None
+
+    def add(self, now_s: float, stable: ArmRecords, canary: ArmRecords) -> None:
+        """Adds what the arms did since the last call. now_s: on a clock that does not go back."""
+        arms = ((self._stable, stable), (self._canary, canary))
+        for arm, records in arms:
+            arm.waiting += finite_scores(records)
+            del arm.waiting[MAX_WAITING:]
+        if self._edges is None and len(self._stable.waiting) >= BIN_REQUESTS:
+            self._edges = bin_edges(np.concatenate(self._stable.waiting))
+        for arm, records in arms:
+            scores: list[F32] = []
+            if self._edges is not None:
+                scores, arm.waiting = arm.waiting, []
+            arm.window.add(now_s, records, scores, self._edges)
+
+    def compare(self, now_s: float) -> Compared:
+        """Returns the window's sums."""
+        stable, canary = self._stable.window.total(now_s), self._canary.window.total(now_s)
+        return Compared(stable, canary, score_shift(stable.scores, canary.scores))
+
+
+def finite_scores(records: ArmRecords) -> list[F32]:
+    """Returns the scores that are finite numbers; a request with another is counted as failed instead."""
+    kept = [scores for scores in records.scores if np.isfinite(scores).all()]
+    records.failed += len(records.scores) - len(kept)
+    return [scores for scores in kept if scores.size]
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else round(1e3 * seconds, 3)

@@ -1,0 +1,180 @@
+"""Decides whether a rollout goes on: continue, roll back with the reason, or promote.
+
+A bound is called exceeded only if chance does not explain it: shares by the binomial test, the score shift by
+its own lower bound. As the question is asked every second, the tests are strict ones. The automatic promotion
+asks the opposite, that each bound is shown to hold.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from polyrec.models.files import Strict
+from polyrec.planner.rollout.comparison import ArmFigures, Compared
+
+ROLLBACK_Z, PROMOTE_Z = 4.0, 2.0
+ROLLBACK_CHANCE, PROMOTE_CHANCE = 3e-5, 0.025
+"""One-sided probabilities of those deviations of a normal distribution."""
+SLOW_SHARE = 0.05
+"""Share of the canary's answers that may be slower than the limit made of the stable version's p95."""
+Verdict = Literal["continue", "rollback", "promote"]
+Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+Above0 = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+
+
+class RolloutBounds(Strict):
+    """Bounds of a canary, against the stable version in the same window.
+
+    max_failed, max_late: share of requests not answered by the canary, or late, above the stable version's.
+    max_slowdown: of the p95, as a factor; slack_ms: in addition, since a canary's lane is a process of low
+    priority. max_psi: population stability index of the scores. min_requests: of the canary, from which
+    latency and scores are judged. promote_after_s: promotes once all bounds are shown to hold, not before
+    this age; None: only by call.
+    """
+
+    max_failed: Share = 0.01
+    max_late: Share = 0.02
+    max_slowdown: Annotated[float, Field(ge=1, le=1e3, allow_inf_nan=False)] = 2.0
+    slack_ms: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] = 5.0
+    max_psi: Above0 = 0.1
+    min_requests: Annotated[int, Field(ge=1, le=10**9)] = 200
+    promote_after_s: Annotated[float, Field(ge=0, le=1e8, allow_inf_nan=False)] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutFigures:
+    """The figures of a decision.
+
+    age_s: of the rollout. slow: answers of the canary slower than slow_limit_ms. psi: None with too few
+    requests; psi_low: its lower bound, by which it is judged. lane_deaths: of the canary.
+    """
+
+    age_s: float
+    stable: ArmFigures
+    canary: ArmFigures
+    slow: int
+    slow_limit_ms: float | None
+    psi: float | None
+    psi_low: float | None
+    psi_high: float | None
+    lane_deaths: int
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutDecision:
+    """A verdict, the reason in words with its numbers, and the figures behind it."""
+
+    verdict: Verdict
+    reason: str
+    figures: RolloutFigures
+
+
+def decide(compared: Compared, lane_deaths: int, age_s: float, bounds: RolloutBounds) -> RolloutDecision:
+    """Decides by both arms in the window. age_s: of the rollout, in seconds."""
+    p95_s = compared.stable.quantile_s(0.95)
+    limit_s = None if p95_s is None else max(bounds.max_slowdown * p95_s, p95_s + bounds.slack_ms / 1e3)
+    slow = 0 if limit_s is None else compared.canary.slower(limit_s)
+    shift = compared.shift
+    figures = RolloutFigures(
+        round(age_s, 3),
+        ArmFigures.of(compared.stable),
+        ArmFigures.of(compared.canary),
+        slow,
+        None if limit_s is None else round(1e3 * limit_s, 3),
+        None if shift is None else round(shift.psi, 4),
+        None if shift is None else round(shift.low(ROLLBACK_Z), 4),
+        None if shift is None else round(shift.high(PROMOTE_Z), 4),
+        lane_deaths,
+    )
+    broken = _broken(figures, bounds)
+    if broken is not None:
+        return RolloutDecision("rollback", broken, figures)
+    missing = _missing(figures, bounds)
+    if missing is not None:
+        return RolloutDecision("continue", missing, figures)
+    return RolloutDecision("promote", "all bounds are shown to hold", figures)
+
+
+def tail(found: int, of: int, share: float) -> float:
+    """Probability of at least `found` of `of` events, each of probability `share` (binomial)."""
+    if found <= 0:
+        return 1.0
+    if share >= 1:
+        return 1.0 if found <= of else 0.0
+    total = 0.0
+    logs = math.log(share), math.log1p(-share)
+    for k in range(found, of + 1):
+        ways = math.lgamma(of + 1) - math.lgamma(k + 1) - math.lgamma(of - k + 1)
+        term = math.exp(ways + k * logs[0] + (of - k) * logs[1])
+        total += term
+        if k > of * share and term < 1e-9 * total:
+            break
+    return min(1.0, total)
+
+
+def exceeds(found: int, of: int, allowed: float) -> bool:
+    """Whether events are more than the allowed share, beyond chance."""
+    return found > allowed * of and tail(found, of, allowed) < ROLLBACK_CHANCE
+
+
+def holds(found: int, of: int, allowed: float) -> bool:
+    """Whether events are shown to be at most the allowed share."""
+    return of > 0 and 1 - tail(found + 1, of, allowed) < PROMOTE_CHANCE
+
+
+def _broken(figures: RolloutFigures, bounds: RolloutBounds) -> str | None:
+    """The first bound that is exceeded beyond chance, in words; None if there is none."""
+    stable, canary = figures.stable, figures.canary
+    answered = canary.requests - canary.failed
+    if figures.lane_deaths:
+        return f"a lane of the canary died ({figures.lane_deaths})"
+    allowed = _share(stable.failed, stable.requests) + bounds.max_failed
+    if exceeds(canary.failed, canary.requests, allowed):
+        return f"the canary failed {canary.failed} of {canary.requests} requests; allowed is {allowed:.2%}"
+    allowed = _share(stable.late, stable.requests) + bounds.max_late
+    if exceeds(canary.late, answered, allowed):
+        return f"{canary.late} of the canary's {answered} answers were late; allowed is {allowed:.2%}"
+    if canary.requests < bounds.min_requests or stable.requests < bounds.min_requests:
+        return None
+    if exceeds(figures.slow, answered, SLOW_SHARE):
+        return (
+            f"{figures.slow} of the canary's {answered} answers took over {figures.slow_limit_ms:g} ms, made "
+            f"of the stable version's p95 of {stable.p95_ms:g} ms; allowed is {SLOW_SHARE:.0%}"
+        )
+    if figures.psi_low is not None and figures.psi_low > bounds.max_psi:
+        return (
+            f"scores shifted: PSI {figures.psi:.3f}, at least {figures.psi_low:.3f} beyond chance; allowed "
+            f"is {bounds.max_psi:g} ({canary.requests} requests)"
+        )
+    return None
+
+
+def _missing(figures: RolloutFigures, bounds: RolloutBounds) -> str | None:
+    """The first reason not to promote the canary yet, in words; None if there is none."""
+    stable, canary = figures.stable, figures.canary
+    answered = canary.requests - canary.failed
+    if bounds.promote_after_s is None:
+        return "within bounds; promotion is by call"
+    if figures.age_s < bounds.promote_after_s:
+        return f"within bounds; promoted not before {bounds.promote_after_s:g} s"
+    if min(canary.requests, stable.requests) < bounds.min_requests:
+        return f"within bounds, but fewer than {bounds.min_requests} requests"
+    allowed = _share(stable.failed, stable.requests) + bounds.max_failed
+    if not holds(canary.failed, canary.requests, allowed):
+        return "too few requests to show that failures are within bounds"
+    allowed = _share(stable.late, stable.requests) + bounds.max_late
+    if not holds(canary.late, answered, allowed):
+        return "too few requests to show that late answers are within bounds"
+    if _share(figures.slow, answered) > SLOW_SHARE:
+        return "more answers than allowed are slow, but chance may explain it"
+    if figures.psi_high is None or figures.psi_high > bounds.max_psi:
+        return "too few requests to show that the scores are within bounds"
+    return None
+
+
+def _share(found: int, of: int) -> float:
+    return found / of if of else 0.0

@@ -1,0 +1,37 @@
+"""Splits traffic between two versions: by a hash of a request's field, or by percentage.
+
+By hash, a value always gets the same version, and a larger share keeps the values that a smaller one had. The
+salt makes rollouts of different versions choose different values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import blake2b
+
+GOLDEN = 0.6180339887498949
+"""Fractional parts of its multiples are spread evenly, so any run of requests gets nearly the exact share."""
+
+
+@dataclass(slots=True)
+class Split:
+    """Decides which requests the canary answers. share: of the values or requests, 0 to 1."""
+
+    share: float
+    salt: str
+    _turn: float = 0.0
+
+    def takes(self, value: bytes) -> bool:
+        """Whether the canary answers the requests of this value."""
+        return position(value, self.salt) < self.share
+
+    def takes_next(self) -> bool:
+        """Whether the canary answers the next request, where a share of all requests is split off."""
+        self._turn = (self._turn + GOLDEN) % 1.0
+        return self._turn < self.share
+
+
+def position(value: bytes, salt: str) -> float:
+    """Returns the place of a value in [0, 1), uniform over values and the same on every server."""
+    digest = blake2b(value, digest_size=8, salt=salt.encode()[:16]).digest()
+    return int.from_bytes(digest, "big") / 2**64

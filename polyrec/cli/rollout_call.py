@@ -1,0 +1,137 @@
+"""Runs `polyrec rollout`: one admin call, and its answer as a table."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from polyrec.cli.rollout import TOKEN
+from polyrec.models.errors import PolyrecError
+from polyrec.models.text import printable
+from polyrec.models.text_table import aligned
+
+ROLLED_BACK = 3
+"""Exit status of `start --wait` if the version was rolled back."""
+POLL_S = 1.0
+TIMEOUT_S = 600.0
+"""A start answers when the version is open, which takes minutes for large ones."""
+BOUNDS = ("max_psi", "max_failed", "max_late", "max_slowdown", "slack_ms", "min_requests")
+
+
+class RolloutFailed(PolyrecError):
+    """The server did not do what was asked."""
+
+
+def run_call(args: argparse.Namespace) -> int:
+    """Makes the call; returns the exit status. Raises RolloutFailed."""
+    token = os.environ.get(TOKEN)
+    if not token:
+        raise RolloutFailed(f"the variable {TOKEN} is not set; it is the token that the server was given")
+    root = f"{args.url.rstrip('/')}/v1/" + (f"models/{args.model}/" if args.model else "")
+    headers = {"Authorization": f"Bearer {token}"}
+    with httpx.Client(headers=headers, timeout=TIMEOUT_S, trust_env=False) as client:
+        status = _call(client, root, args)
+        _print(status, args.json)
+        if args.call != "start" or not args.wait:
+            return 0
+        while status["rollout"] is not None:
+            time.sleep(POLL_S)
+            status = _asked(client, "GET", f"{root}admin/rollout", None)
+        _print(status, args.json)
+        return 0 if status["ended"][0]["outcome"] == "promoted" else ROLLED_BACK
+
+
+def _call(client: httpx.Client, root: str, args: argparse.Namespace) -> dict[str, Any]:
+    page = f"{root}admin/rollout"
+    if args.call == "status":
+        return _asked(client, "GET", page, None)
+    body: dict[str, Any] = {}
+    if args.call == "start":
+        plan = Path(args.plan)
+        bounds = {name: getattr(args, name) for name in BOUNDS if getattr(args, name) is not None}
+        if args.promote_after is not None:
+            bounds["promote_after_s"] = args.promote_after
+        body = {
+            # relative to this shell, where the server runs on the same machine
+            "plan": str(plan.resolve() if plan.exists() else plan),
+            "share": args.share,
+            "by": args.by,
+            "bounds": bounds,
+        }
+    elif args.call == "share":
+        body = {"share": args.share}
+    elif args.reason is not None:
+        body = {"reason": args.reason}
+    return _asked(client, "POST", f"{page}/{args.call}", body)
+
+
+def _asked(client: httpx.Client, method: str, url: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
+    try:
+        answer = client.request(method, url, json=body)
+        found = answer.json()
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as e:
+        raise RolloutFailed(f"no answer from '{printable(url)}': {printable(str(e))}") from None
+    if not isinstance(found, dict):
+        raise RolloutFailed(f"'{printable(url)}' is no Polyrec server")
+    if answer.status_code != 200:
+        raise RolloutFailed(f"{answer.status_code}: {printable(str(found.get('error', found)))}")
+    return found
+
+
+def _print(status: Mapping[str, Any], as_json: bool) -> None:
+    print(json.dumps(status) if as_json else "\n".join(lines(status)))
+
+
+def lines(status: Mapping[str, Any]) -> list[str]:
+    """Formats the status: the rollout in progress, or else the last one; then the earlier ones."""
+    rollout, ended = status["rollout"], list(status["ended"])
+    shown: list[str] = []
+    if rollout is not None:
+        by = f" of the values of {rollout['by']}" if rollout["by"] else " of the requests"
+        shown.append(
+            f"{rollout['state']}: version {rollout['canary_version']} gets {rollout['share']:g}{by}, beside "
+            f"{rollout['stable_version']} ({rollout['plan']})"
+        )
+        if rollout["decision"] is None:
+            shown.append("no decision yet")
+        else:
+            shown += _decision(rollout["decision"], rollout["bounds"]["max_psi"])
+    elif ended:
+        last = ended.pop(0)
+        shown.append(_ended(last))
+        if last["decision"] is not None:
+            shown += _decision(last["decision"], None)
+    else:
+        shown.append("no rollout")
+    return [*shown, *(f"earlier: {_ended(other)}" for other in ended)]
+
+
+def _ended(ended: Mapping[str, Any]) -> str:
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(ended["ended"]))
+    outcome = ended["outcome"].replace("_", " ")
+    lasted = ended["ended"] - ended["began"]
+    return f"{outcome} at {at} after {lasted:.0f} s: version {ended['canary_version']}: {ended['reason']}"
+
+
+def _decision(decision: Mapping[str, Any], max_psi: float | None) -> list[str]:
+    figures = decision["figures"]
+    rows = [["", "requests", "failed", "late", "p50 ms", "p95 ms", "p99 ms"]]
+    for arm in ("stable", "canary"):
+        found = figures[arm]
+        counts = [str(found[name]) for name in ("requests", "failed", "late")]
+        latency = [found[f"{p}_ms"] for p in ("p50", "p95", "p99")]
+        rows.append([arm, *counts, *("-" if ms is None else f"{ms:.2f}" for ms in latency)])
+    allowed = "" if max_psi is None else f", allowed {max_psi:g}"
+    psi = "scores: too few requests"
+    if figures["psi"] is not None:
+        low, high = figures["psi_low"], figures["psi_high"]
+        psi = f"scores: PSI {figures['psi']:.3f}, beyond chance {low:.3f} to {high:.3f}{allowed}"
+    age = f"after {figures['age_s']:.0f} s"
+    return [*aligned(rows), psi, f"decision {age}: {decision['verdict']}: {decision['reason']}"]

@@ -1,0 +1,61 @@
+"""Metrics of a rollout, by arm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from polyrec.planner.rollout.arm_window import ArmRecords
+from polyrec.planner.rollout.decision import RolloutFigures
+from polyrec.server.metrics.instruments import Registry
+
+
+class RolloutMetrics:
+    """Requests of both arms, the latest comparison, and how rollouts ended. edges_s: of latency."""
+
+    def __init__(self, registry: Registry, edges_s: Sequence[float]) -> None:
+        self._requests = registry.counter(
+            "polyrec_rollout_requests",
+            "Requests that a rollout compares. arm: stable or canary; outcome: ok, late, or failed: not"
+            " answered by that version (the stable one answers what the canary fails).",
+            *("arm", "outcome"),
+        )
+        self._seconds = registry.histogram(
+            "polyrec_rollout_request_seconds", "Time of answered requests of a rollout.", edges_s, "arm"
+        )
+        self._share = registry.gauge(
+            "polyrec_rollout_share", "Share of the requests that the canary gets; 0 without a rollout."
+        )
+        self._psi = registry.gauge(
+            "polyrec_rollout_psi", "Population stability index of the canary's scores, chance included."
+        )
+        self._psi_low = registry.gauge(
+            "polyrec_rollout_psi_low", "Lower bound of the index beyond chance, which is judged."
+        )
+        self._ended = registry.counter(
+            "polyrec_rollouts", "Rollouts by how they ended: promoted or rolled_back.", "outcome"
+        )
+        for outcome in ("promoted", "rolled_back"):
+            self._ended.labels(outcome)
+
+    def add(self, arm: str, records: ArmRecords) -> None:
+        """Counts what an arm did."""
+        by_outcome = {
+            "ok": len(records.took_s) - records.late,
+            "late": records.late,
+            "failed": records.failed,
+        }
+        for outcome, number in by_outcome.items():
+            self._requests.labels(arm, outcome).inc(number)
+        self._seconds.labels(arm).observe_all(records.took_s)
+
+    def compared(self, figures: RolloutFigures, share: float) -> None:
+        """Shows the latest comparison."""
+        self._share.only.set(share)
+        self._psi.only.set(figures.psi or 0.0)
+        self._psi_low.only.set(figures.psi_low or 0.0)
+
+    def ended(self, outcome: str) -> None:
+        """Counts the end of a rollout."""
+        self._ended.labels(outcome).inc()
+        for gauge in (self._share, self._psi, self._psi_low):
+            gauge.only.set(0.0)

@@ -1,0 +1,1 @@
+"""Rollout of another version beside the one that serves."""

@@ -1,0 +1,268 @@
+"""Starts, watches and ends the rollouts of one model.
+
+    start     opens the version under trial beside the stable one; some requests then go to it
+    watch     compares both arms every second, and rolls back or promotes by planner/rollout/decision.py
+    rollback  sends all requests to the stable version again, from the next one on
+    promote   opens the version once more, with its planned lanes, and serves it as a reload does
+
+The stable version's lanes, queue and router are its own all the time. What the canary fails to answer is
+answered by the stable version (server/http/call.py), and a failure of the comparison itself rolls back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import orjson
+
+from polyrec.models.bundle.bundle import Bundle
+from polyrec.models.errors import PolyrecError
+from polyrec.models.text import public
+from polyrec.planner.plan import Plan
+from polyrec.planner.rollout.canary_plan import canary_plan
+from polyrec.planner.rollout.comparison import Comparison
+from polyrec.planner.rollout.decision import RolloutBounds, RolloutDecision, decide
+from polyrec.planner.rollout.split import Split
+from polyrec.server.app.background import run_in_thread
+from polyrec.server.app.engine import Engine
+from polyrec.server.app.serving import Serving, same_ids
+from polyrec.server.dispatch.dispatcher import clock
+from polyrec.server.errors import Conflict, Invalid, RequestError
+from polyrec.server.http.admin import Admin, LoadedPlan
+from polyrec.server.rollout.documents import (
+    EndedRollout,
+    EndRequest,
+    RolloutDocument,
+    RolloutOutcome,
+    RolloutStatus,
+    ShareRequest,
+    StartRequest,
+)
+from polyrec.server.rollout.traffic import Arm, RolloutTraffic, value_reader
+
+log = logging.getLogger("polyrec.rollout")
+
+TICK_S = 1.0
+LOGGED_TICKS = 10
+"""Every so many decisions to continue are logged; every other decision is."""
+KEPT = 10
+Opened = TypeVar("Opened")
+NONE = "there is no rollout; start one: polyrec rollout start PLAN"
+
+
+@dataclass(slots=True, eq=False)
+class Rollout:
+    """A rollout in progress. plan: as it would be promoted. began_s: on `clock`; began: Unix time."""
+
+    traffic: RolloutTraffic
+    plan: Plan
+    bundles: Mapping[Path, Bundle]
+    source: str
+    by: str | None
+    bounds: RolloutBounds
+    began_s: float
+    began: float
+    state: Literal["running", "promoting"] = "running"
+    comparison: Comparison = field(default_factory=Comparison)
+    decision: RolloutDecision | None = None
+    ticks: int = 0
+
+
+class RolloutControl:
+    """The rollouts of one engine, one at a time. admin: excludes reloads while a version is opened."""
+
+    def __init__(self, engine: Engine, admin: Admin) -> None:
+        self._engine = engine
+        self._admin = admin
+        self._rollout: Rollout | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._ended: deque[EndedRollout] = deque(maxlen=KEPT)
+
+    async def start(self, arguments: StartRequest) -> RolloutStatus:
+        """Opens the version and sends it its share. Raises Conflict, Invalid or NotReady."""
+        engine = self._engine
+        engine.check_no_rollout()
+        stable = engine.serving
+        by = arguments.by
+        value_of = None if by is None else value_reader(by, stable.bundle.manifest.schema_)
+        read = self._admin.reader(arguments.plan)
+        async with self._admin.opening():
+            plan, canary = await _opened(lambda: self._open(read))
+            traffic = RolloutTraffic(
+                Arm(stable, is_canary=False),
+                Arm(canary, is_canary=True),
+                Split(arguments.share, canary.version),
+                value_of,
+                same_ids(stable.paths[0].encoder, canary.paths[0].encoder),
+            )
+            canary.dispatcher.attach()
+            canary.dispatcher.share_loop(stable.dispatcher)
+            rollout = Rollout(
+                *(traffic, plan, canary.generation.bundles, str(arguments.plan), by, arguments.bounds),
+                *(clock(), time.time()),
+            )
+            self._rollout, engine.rollout = rollout, traffic
+        what = "requests" if by is None else f"the values of {by}"
+        self._say(f"rollout began: version {canary.version} gets {arguments.share:g} of {what}")
+        self._watching = asyncio.create_task(self._watch(rollout))
+        return self.status()
+
+    def status(self) -> RolloutStatus:
+        """Describes the rollout in progress and the last ones."""
+        rollout = self._rollout
+        return RolloutStatus(
+            rollout=None if rollout is None else _document(rollout), ended=list(reversed(self._ended))
+        )
+
+    async def share(self, arguments: ShareRequest) -> RolloutStatus:
+        """Changes the canary's share. Raises Conflict without a rollout."""
+        rollout = self._current()
+        rollout.traffic.split.share = arguments.share
+        self._say(f"rollout: version {rollout.traffic.canary.serving.version} gets {arguments.share:g}")
+        return self.status()
+
+    async def rollback(self, arguments: EndRequest) -> RolloutStatus:
+        """Ends the rollout: all requests are for the stable version again. Raises Conflict without one."""
+        self._end(self._current(), "rolled_back", arguments.reason)
+        return self.status()
+
+    async def promote(self, arguments: EndRequest) -> RolloutStatus:
+        """Serves the version under trial to all. Raises Conflict, Invalid or NotReady."""
+        await self._promote(self._current(), arguments.reason)
+        return self.status()
+
+    def judge(self) -> RolloutDecision:
+        """Compares the arms now. Raises Conflict without a rollout."""
+        rollout = self._current()
+        traffic, now_s = rollout.traffic, clock()
+        stable, canary = traffic.stable.take(), traffic.canary.take()
+        rollout.comparison.add(now_s, stable, canary)
+        metrics = self._engine.metrics.rollout
+        metrics.add("stable", stable)
+        metrics.add("canary", canary)
+        deaths = traffic.canary.serving.dispatcher.deaths
+        decision = decide(rollout.comparison.compare(now_s), deaths, now_s - rollout.began_s, rollout.bounds)
+        metrics.compared(decision.figures, traffic.split.share)
+        if decision.verdict != "continue" or not rollout.ticks % LOGGED_TICKS:
+            log.warning("rollout: %s: %s %s", decision.verdict, decision.reason, _figures(decision))
+        rollout.decision = decision
+        rollout.ticks += 1
+        return decision
+
+    def _current(self) -> Rollout:
+        if self._rollout is None:
+            raise Conflict(NONE)
+        return self._rollout
+
+    def _open(self, read: Callable[[], LoadedPlan]) -> tuple[Plan, Serving]:
+        """Opens the version under trial; blocks. Raises PolyrecError or Invalid."""
+        plan, loaded = read()
+        serving = self._engine.open_beside(canary_plan(plan), loaded)
+        stable = self._engine.serving
+        if serving.bundle.manifest.schema_ != stable.bundle.manifest.schema_:
+            serving.close()
+            raise Invalid(
+                "the version under trial has another schema: requests fit one of both only, so use reload"
+            )
+        return plan, serving
+
+    async def _watch(self, rollout: Rollout) -> None:
+        """Judges every TICK_S until the rollout ends."""
+        try:
+            while True:
+                await asyncio.sleep(TICK_S)
+                if self._rollout is not rollout or self._engine.rollout is not rollout.traffic:
+                    return  # it ended, or the engine is closed
+                if rollout.state != "running":
+                    continue
+                decision = self.judge()
+                if decision.verdict == "rollback":
+                    self._end(rollout, "rolled_back", decision.reason)
+                elif decision.verdict == "promote":
+                    await self._promote(rollout, decision.reason)
+        except Exception as e:
+            log.exception("the rollout is ended, as watching it failed")
+            if self._rollout is rollout:
+                reason = str(e) if isinstance(e, RequestError) else "watching it failed; see the log"
+                self._end(rollout, "rolled_back", reason)
+
+    async def _promote(self, rollout: Rollout, reason: str) -> None:
+        if rollout.state == "promoting":
+            raise Conflict("the version is being promoted")
+        async with self._admin.opening():
+            rollout.state = "promoting"
+            try:
+                serving = await _opened(lambda: self._engine.open(rollout.plan, rollout.bundles))
+            finally:
+                rollout.state = "running"
+            if self._rollout is not rollout:
+                serving.close()
+                raise Conflict("the rollout ended while the version was opened to be promoted")
+            self._end(rollout, "promoted", reason)
+            self._engine.adopt(serving)
+            self._engine.attach()
+
+    def _end(self, rollout: Rollout, outcome: RolloutOutcome, reason: str) -> None:
+        """Sends all requests to the engine's version from now on; closes the canary once it is idle."""
+        engine, traffic = self._engine, rollout.traffic
+        self._rollout = engine.rollout = None
+        engine.retire(traffic.canary.serving)
+        self._ended.append(
+            EndedRollout(
+                outcome=outcome,
+                reason=reason,
+                stable_version=traffic.stable.serving.version,
+                canary_version=traffic.canary.serving.version,
+                plan=rollout.source,
+                began=rollout.began,
+                ended=time.time(),
+                decision=rollout.decision,
+            )
+        )
+        engine.metrics.rollout.ended(outcome)
+        figures = "" if rollout.decision is None else _figures(rollout.decision)
+        what = f"rollout of version {traffic.canary.serving.version}"
+        self._say(f"{what}: {outcome.replace('_', ' ')}: {reason}", figures)
+
+    def _say(self, what: str, figures: str = "") -> None:
+        """Logs a change with its figures, and shows it on the status page."""
+        log.warning("%s %s", what, figures)
+        self._engine.metrics.events.add(clock(), "rollout", what)
+
+
+def _document(rollout: Rollout) -> RolloutDocument:
+    traffic = rollout.traffic
+    canary = traffic.canary.serving
+    return RolloutDocument(
+        state=rollout.state,
+        stable_version=traffic.stable.serving.version,
+        canary_version=canary.version,
+        plan=rollout.source,
+        share=traffic.split.share,
+        by=rollout.by,
+        began=rollout.began,
+        bounds=rollout.bounds,
+        lanes_alive=sum(lane.alive for lane in canary.lanes),
+        decision=rollout.decision,
+    )
+
+
+def _figures(decision: RolloutDecision) -> str:
+    return orjson.dumps(decision.figures).decode()
+
+
+async def _opened(work: Callable[[], Opened]) -> Opened:
+    """Opens a version in a thread. Raises Invalid with the reason."""
+    try:
+        return await run_in_thread(work)
+    except PolyrecError as e:
+        reason = public(str(e))
+        log.warning("a version is not opened, what serves stays: %s", reason)
+        raise Invalid(f"the version is not opened, what serves stays: {reason}") from None

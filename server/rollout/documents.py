@@ -1,0 +1,81 @@
+"""Typed requests and responses of the admin calls of a rollout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from polyrec.models.files import Strict
+from polyrec.planner.rollout.decision import RolloutBounds, RolloutDecision
+from polyrec.server.http.documents import Document
+
+CanaryShare = Annotated[float, Field(gt=0, le=0.5, allow_inf_nan=False)]
+"""Share of a canary: the stable version keeps at least half, to compare with."""
+RolloutOutcome = Literal["promoted", "rolled_back"]
+
+
+class StartRequest(Strict):
+    """Another version for a part of the requests.
+
+    plan: a plan file, or the folder of a bundle, on the server. share: of the requests, or of the values of
+    `by`. by: a single-valued context feature, or `header:NAME`, of which each value gets one version; null:
+    requests are split one by one.
+    """
+
+    plan: Path
+    share: CanaryShare = 0.05
+    by: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    bounds: RolloutBounds = RolloutBounds()
+
+
+class ShareRequest(Strict):
+    """Another share for the canary; of `by`, the values of a smaller share stay in it."""
+
+    share: CanaryShare
+
+
+class EndRequest(Strict):
+    """The operator's reason, for log and status."""
+
+    reason: Annotated[str, Field(max_length=200)] = "by the operator's call"
+
+
+class RolloutDocument(Document):
+    """A rollout in progress.
+
+    stable_version, canary_version: of the bundles. began: Unix time. decision: the last one, null in the
+    first second. lanes_alive: of the canary.
+    """
+
+    state: Literal["running", "promoting"]
+    stable_version: str
+    canary_version: str
+    plan: str
+    share: float
+    by: str | None
+    began: float
+    bounds: RolloutBounds
+    lanes_alive: int
+    decision: RolloutDecision | None
+
+
+class EndedRollout(Document):
+    """A rollout that ended, and the decision whose figures were the last."""
+
+    outcome: RolloutOutcome
+    reason: str
+    stable_version: str
+    canary_version: str
+    plan: str
+    began: float
+    ended: float
+    decision: RolloutDecision | None
+
+
+class RolloutStatus(Document):
+    """The rollout in progress, if any, and the last ones, newest first."""
+
+    rollout: RolloutDocument | None
+    ended: list[EndedRollout]

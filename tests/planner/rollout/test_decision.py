@@ -1,0 +1,134 @@
+"""Decisions: each bound, that chance is no reason, and what a promotion needs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binom
+
+from polyrec.planner.rollout.arm_window import ArmRecords
+from polyrec.planner.rollout.comparison import SPAN_S, Comparison
+from polyrec.planner.rollout.decision import (
+    RolloutBounds,
+    RolloutDecision,
+    decide,
+    exceeds,
+    holds,
+    tail,
+)
+
+
+def records(
+    requests: int, failed: int = 0, late: int = 0, ms: float = 2.0, shift: float = 0.0, seed: int = 0
+) -> ArmRecords:
+    """Answers of about `ms` milliseconds and scores about `shift`."""
+    random = np.random.default_rng(seed)
+    took_s = list(random.gamma(4, ms / 4e3, requests - failed))
+    scores = list(random.normal(shift, 1, (requests - failed, 5)).astype(np.float32))
+    return ArmRecords(took_s, late, failed, scores)
+
+
+def decided(
+    canary: ArmRecords,
+    stable: ArmRecords | None = None,
+    deaths: int = 0,
+    age_s: float = 60.0,
+    bounds: RolloutBounds | None = None,
+) -> RolloutDecision:
+    comparison = Comparison()
+    comparison.add(0.0, stable or records(4000, seed=1), canary)
+    return decide(comparison.compare(0.0), deaths, age_s, bounds or RolloutBounds())
+
+
+@pytest.mark.parametrize(
+    ("canary", "reason"),
+    [
+        (records(1000, shift=0.7), "scores shifted"),
+        (records(1000, ms=20), "took over"),
+        (records(1000, failed=60), "failed 60 of 1000"),
+        (records(6, failed=6), "failed 6 of 6"),
+        (records(1000, late=90), "90 of the canary's 1000 answers were late"),
+    ],
+)
+def test_a_bad_canary_is_rolled_back_with_the_reason(canary: ArmRecords, reason: str) -> None:
+    decision = decided(canary)
+    assert decision.verdict == "rollback"
+    assert reason in decision.reason
+
+
+def test_a_dead_lane_is_a_reason_without_any_request() -> None:
+    decision = decided(ArmRecords(), deaths=1, age_s=0.5)
+    assert decision.verdict == "rollback"
+    assert "died" in decision.reason
+
+
+def test_scores_that_are_no_numbers_are_failures() -> None:
+    canary = records(100)
+    canary.scores = [np.full(5, np.nan, np.float32)] * 100
+    decision = decided(canary)
+    assert decision.verdict == "rollback"
+    assert decision.figures.canary.failed == 100
+
+
+@pytest.mark.parametrize(
+    "canary",
+    [
+        ArmRecords(),
+        records(3, failed=1),
+        records(50, shift=0.7),
+        records(50, ms=20),
+        records(1000, failed=12),
+    ],
+    ids=["nothing", "one failure", "few shifted", "few slow", "by chance"],
+)
+def test_chance_is_no_reason(canary: ArmRecords) -> None:
+    assert decided(canary).verdict == "continue"
+
+
+def test_what_the_stable_version_fails_too_is_no_reason() -> None:
+    stable = records(4000, failed=400, late=400, seed=1)
+    assert decided(records(1000, failed=100, late=90), stable).verdict == "continue"
+
+
+def test_equal_versions_are_hardly_ever_rolled_back() -> None:
+    verdicts = [decided(records(300, seed=i), records(900, seed=5000 + i)).verdict for i in range(2, 302)]
+    assert verdicts.count("rollback") == 0
+
+
+def test_promotion_needs_age_requests_and_proof() -> None:
+    bounds = RolloutBounds(promote_after_s=30)
+    assert decided(records(3000), bounds=bounds).verdict == "promote"
+    assert "by call" in decided(records(3000)).reason
+    assert "not before 30 s" in decided(records(3000), age_s=29, bounds=bounds).reason
+    assert "fewer than 200" in decided(records(150), bounds=bounds).reason
+    assert "too few requests to show" in decided(records(210), bounds=bounds).reason
+
+
+def test_the_window_forgets() -> None:
+    comparison = Comparison()
+    comparison.add(0.0, records(1000, seed=1), records(1000, failed=900))
+    comparison.add(SPAN_S + 31, records(1000, seed=2), records(1000, seed=3))
+    decision = decide(comparison.compare(SPAN_S + 31), 0, SPAN_S + 31, RolloutBounds())
+    assert decision.verdict == "continue"
+    assert decision.figures.canary.failed == 0
+
+
+def test_a_quantile_is_within_the_resolution() -> None:
+    comparison = Comparison()
+    took = records(4000, seed=1)
+    comparison.add(0.0, took, ArmRecords())
+    p95_s = comparison.compare(0.0).stable.quantile_s(0.95)
+    assert p95_s == pytest.approx(float(np.quantile(took.took_s, 0.95)), rel=0.06)
+
+
+@given(of=st.integers(0, 400), share=st.floats(1e-4, 1), data=st.data())
+def test_the_tail_is_the_binomial_distributions(of: int, share: float, data: st.DataObject) -> None:
+    found = data.draw(st.integers(0, of + 1))
+    assert tail(found, of, share) == pytest.approx(binom.sf(found - 1, of, share), rel=1e-6, abs=1e-12)
+
+
+def test_nothing_is_known_without_requests() -> None:
+    assert not exceeds(0, 0, 0.01)
+    assert not holds(0, 0, 0.01)

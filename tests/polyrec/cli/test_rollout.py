@@ -1,0 +1,94 @@
+"""`polyrec rollout` against a real server."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from polyrec.cli.main import main
+from polyrec.cli.rollout_call import lines
+from polyrec.server.child import ServerProcess, start
+
+TOKEN = "a token of sixteen and more"
+
+
+@pytest.fixture(scope="module")
+def server(bundle_dir: Path) -> Iterator[ServerProcess]:
+    with start({"bundle": bundle_dir, "admin_token": TOKEN, "drain_grace_s": 0}) as child:
+        yield child
+
+
+@pytest.fixture(autouse=True)
+def _token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYREC_ADMIN_TOKEN", TOKEN)
+
+
+def test_a_rollout_from_start_to_promotion(
+    server: ServerProcess, bundle_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at = ["--url", server.url]
+    assert main(["rollout", "status", *at]) == 0
+    assert capsys.readouterr().out == "no rollout\n"
+    bounds = ["--promote-after", "1h", "--max-psi", ".2", "--min-requests", "10"]
+    assert main(["rollout", "start", str(bundle_dir), "--by", "user_id", *bounds, *at]) == 0
+    assert "gets 0.05 of the values of user_id" in capsys.readouterr().out
+    assert main(["rollout", "start", str(bundle_dir), *at]) == 2
+    assert "409: a rollout of version" in capsys.readouterr().err
+    assert main(["rollout", "share", ".5", *at, "--json"]) == 0
+    rollout = json.loads(capsys.readouterr().out)["rollout"]
+    assert (rollout["share"], rollout["bounds"]["max_psi"], rollout["bounds"]["promote_after_s"]) == (
+        0.5,
+        0.2,
+        3600,
+    )
+    assert main(["rollout", "promote", "--reason", "ticket 7", *at]) == 0
+    assert "promoted at" in capsys.readouterr().out
+    assert main(["rollout", "rollback", *at]) == 2
+    assert "there is no rollout" in capsys.readouterr().err
+
+
+def test_waiting_tells_by_the_exit_status(
+    server: ServerProcess, bundle_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--wait", "--promote-after", "1s", "--url", server.url]
+    # without requests nothing is shown to hold, so the operator ends it
+    ended = threading.Timer(4.0, main, (["rollout", "rollback", "--url", server.url],))
+    ended.start()
+    assert main(["rollout", "start", str(bundle_dir), *arguments]) == 3
+    ended.join()
+    assert "by the operator's call" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "nonsense"])
+def test_no_server_is_one_line(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rollout", "status", "--url", url]) == 2
+    assert "no answer from" in capsys.readouterr().err
+
+
+def test_no_token_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("POLYREC_ADMIN_TOKEN")
+    assert main(["rollout", "status"]) == 2
+    assert "POLYREC_ADMIN_TOKEN is not set" in capsys.readouterr().err
+
+
+def test_the_status_shows_both_versions_and_the_decision() -> None:
+    arm = {"requests": 1000, "failed": 3, "late": 1, "p50_ms": 1.0, "p95_ms": 2.5, "p99_ms": None}
+    figures = {"age_s": 12.4, "stable": arm, "canary": arm, "psi": 0.213, "psi_low": 0.12, "psi_high": 0.3}
+    decision = {"verdict": "rollback", "reason": "scores shifted", "figures": figures}
+    ended = {
+        "ended": 60.0,
+        "began": 0.0,
+        "outcome": "rolled_back",
+        "canary_version": "v2",
+        "reason": "shifted",
+    }
+    shown = lines({"rollout": None, "ended": [ended | {"decision": decision}, ended | {"decision": None}]})
+    assert shown[0].startswith("rolled back at 19")
+    assert shown[3] == "canary      1000       3     1    1.00    2.50       -"
+    assert shown[4] == "scores: PSI 0.213, beyond chance 0.120 to 0.300"
+    assert shown[5] == "decision after 12 s: rollback: scores shifted"
+    assert shown[6].startswith("earlier: rolled back at")

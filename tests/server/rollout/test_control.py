@@ -1,0 +1,189 @@
+"""Rollouts of one engine: split, rollback by figures, promotion, and what a canary cannot do to others."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+
+from tests.server.placing import ALLOWED
+from tests.server.rollout.conftest import Trial
+
+PlanOf = Callable[[float], Path]
+QUICK = {"min_requests": 100}
+
+
+def arms(answers: list[Any]) -> Counter[str | None]:
+    assert {answer.status_code for answer in answers} == {200}
+    return Counter(answer.headers.get("x-polyrec-arm") for answer in answers)
+
+
+def test_a_user_gets_one_version_and_the_share_is_kept(
+    trial: Trial, plan_of: PlanOf, requests: list[Any]
+) -> None:
+    trial.start(plan_of(1.0), share=0.3, by="user_id")
+    first, again = trial.ask(requests, 5), trial.ask(requests, 5)
+    found = arms(first)
+    assert found["canary"] == pytest.approx(0.3 * len(first), abs=0.15 * len(first))
+    assert set(found) == {"canary", "stable"}
+    assert [a.headers["x-polyrec-arm"] for a in first] == [a.headers["x-polyrec-arm"] for a in again]
+    trial.call("share", share=0.5)
+    more = trial.ask(requests, 5)
+    before, now = ([a.headers["x-polyrec-arm"] == "canary" for a in answers] for answers in (first, more))
+    assert sum(before) < sum(now)
+    assert all(still for still, was in zip(now, before, strict=True) if was)
+    trial.call("rollback")
+
+
+def test_answers_are_of_the_version_that_they_name(
+    trial: Trial, plan_of: PlanOf, request_: Any, offline: Callable[[Any], Any]
+) -> None:
+    trial.start(plan_of(0.5), share=0.5)
+    body = orjson.dumps({"columns": request_.columns})
+    for answer in (trial.client.post("/v1/predict", body) for _ in range(8)):
+        is_own = np.allclose(answer.json()["predictions"], offline(request_), atol=1e-5)
+        assert is_own == (answer.headers["x-polyrec-arm"] == "stable")
+    trial.call("rollback")
+    assert "x-polyrec-arm" not in trial.client.post("/v1/predict", body).headers
+
+
+def test_shifted_scores_are_rolled_back_without_labels(
+    trial: Trial, plan_of: PlanOf, requests: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    trial.start(plan_of(0.3), share=0.5, bounds=QUICK)
+    answers = trial.ask(requests, 400 // len(requests))
+    ended = trial.ended()
+    assert len(arms(answers)) == 2
+    assert ended["outcome"] == "rolled_back"
+    assert ended["reason"].startswith("scores shifted: PSI")
+    assert ended["decision"]["figures"]["psi_low"] > 0.1
+    lines = [r.getMessage() for r in caplog.records if r.name == "polyrec.rollout"]
+    assert any("rolled back: scores shifted" in line and '"psi_low"' in line for line in lines)
+    assert trial.client.metric("polyrec_rollouts_total", outcome="rolled_back") == 1
+    assert trial.client.metric("polyrec_rollout_share") == 0
+    assert "scores shifted" in trial.client.send("GET", "/v1/status").text
+    assert arms(trial.ask(requests[:10])) == {None: 10}
+
+
+def test_a_good_version_is_promoted_by_itself(trial: Trial, plan_of: PlanOf, requests: list[Any]) -> None:
+    bounds = QUICK | {"promote_after_s": 0.5, "max_failed": 0.05, "max_late": 0.05, "max_psi": 0.5}
+    canary = trial.start(plan_of(1.0), share=0.5, bounds=bounds)["rollout"]["canary_version"]
+    old = trial.engine.serving
+    answers = trial.ask(requests, 400 // len(requests))
+    ended = trial.ended()
+    assert {answer.status_code for answer in answers} == {200}
+    assert (ended["outcome"], ended["reason"]) == ("promoted", "all bounds are shown to hold")
+    assert trial.engine.serving is not old
+    assert trial.engine.serving.version == canary
+    assert [lane.kind for lane in trial.engine.serving.lanes] == ["inline"]
+    assert trial.client.metric("polyrec_rollout_requests_total", arm="canary", outcome="ok") > 100
+
+
+def test_promotion_by_call_and_then_back(trial: Trial, plan_of: PlanOf, requests: list[Any]) -> None:
+    first = trial.engine.serving.version
+    canary = trial.start(plan_of(0.5), share=0.1)["rollout"]["canary_version"]
+    assert trial.call("promote", reason="ticket 7").json()["ended"][0]["reason"] == "ticket 7"
+    assert trial.engine.serving.version == canary
+    answer = trial.client.post("/v1/admin/rollback", b"{}", ALLOWED)
+    assert answer.json()["bundle_version"] == first
+
+
+def test_a_canary_whose_lane_dies_is_rolled_back_and_no_request_is_lost(
+    trial: Trial, plan_of: PlanOf, requests: list[Any]
+) -> None:
+    trial.start(plan_of(1.0), share=0.5)
+    rollout = trial.engine.rollout
+    assert rollout is not None
+    (lane,) = rollout.canary.serving.lanes
+    assert lane.kind == "process"
+    assert os.getpriority(os.PRIO_PROCESS, lane.pid or 0) >= 10
+    os.kill(lane.pid or 0, signal.SIGKILL)
+    answers = trial.ask(requests, 4)
+    assert {answer.status_code for answer in answers} == {200}
+    ended = trial.ended()
+    assert ended["outcome"] == "rolled_back"
+    assert "a lane of the canary died" in ended["reason"]
+
+
+def test_what_the_canary_rejects_the_stable_version_answers(
+    trial: Trial, plan_of: PlanOf, requests: list[Any]
+) -> None:
+    trial.start(plan_of(1.0), share=0.5)
+    rollout = trial.engine.rollout
+    assert rollout is not None
+    for lane in range(len(rollout.canary.serving.lanes)):
+        rollout.canary.serving.dispatcher.router.lane_down(lane, 0.0)
+    answers = trial.ask(requests, 3)
+    assert {answer.status_code for answer in answers} == {200}
+    ended = trial.ended()
+    assert "the canary failed" in ended["reason"]
+    assert ended["decision"]["figures"]["stable"]["failed"] == 0
+
+
+def test_reload_and_another_rollout_are_refused_meanwhile(trial: Trial, plan_of: PlanOf) -> None:
+    trial.start(plan_of(1.0))
+    for page in ("reload", "rollback", "rollout/start"):
+        body = orjson.dumps({"plan": str(plan_of(0.5))}) if page != "rollback" else b"{}"
+        answer = trial.client.post(f"/v1/admin/{page}", body, ALLOWED)
+        assert answer.status_code == 409
+        assert "is in progress; promote it or roll it back first" in answer.json()["error"]
+    assert trial.status()["rollout"]["lanes_alive"] == 1
+    trial.call("rollback")
+    assert trial.client.post("/v1/admin/reload", body, ALLOWED).status_code == 200
+
+
+@pytest.mark.parametrize("page", ["promote", "rollback", "share"])
+def test_without_a_rollout_there_is_nothing_to_end(trial: Trial, page: str) -> None:
+    answer = trial.call(page, **({"share": 0.1} if page == "share" else {}))
+    assert answer.status_code == 409
+    assert "there is no rollout" in answer.json()["error"]
+    assert trial.status() == {"rollout": None, "ended": []}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"plan": "/no/such/plan.json"}, "no plan file"),
+        ({"by": "item_id"}, "no single-valued context feature"),
+        ({"by": "header:"}, "the header has no name"),
+        ({"share": 0.9}, "share"),
+        ({"bounds": {"max_psi": -1}}, "max_psi"),
+        ({"speed": 1}, "speed"),
+    ],
+)
+def test_an_invalid_start_changes_nothing(
+    trial: Trial, plan_of: PlanOf, arguments: dict[str, Any], message: str
+) -> None:
+    answer = trial.call("start", **({"plan": str(plan_of(1.0))} | arguments))
+    assert answer.status_code == 422
+    assert message in answer.json()["error"]
+    assert trial.engine.rollout is None
+
+
+def test_another_schema_is_refused(trial: Trial, shop_dir: Path, tmp_path: Path, plan_of: PlanOf) -> None:
+    text = plan_of(1.0).read_text()
+    document = orjson.loads(text)
+    document["paths"][0]["bundle"] = str(shop_dir)
+    (tmp_path / "plan.json").write_bytes(orjson.dumps(document))
+    answer = trial.call("start", plan=str(tmp_path / "plan.json"))
+    assert answer.status_code == 422
+    assert "another schema" in answer.json()["error"]
+
+
+def test_a_server_that_ends_closes_the_canary(
+    trial: Trial, plan_of: PlanOf, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        trial.start(plan_of(1.0))
+        rollout = trial.engine.rollout
+        assert rollout is not None
+        trial.engine.close()
+    assert not any(lane.alive for lane in rollout.canary.serving.lanes)

@@ -1,0 +1,94 @@
+"""The field of a request, and which requests a canary may answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from polyrec.planner.rollout.split import Split
+from polyrec.server.app.engine import Engine
+from polyrec.server.codecs.rows import Rows
+from polyrec.server.errors import Invalid
+from polyrec.server.rollout.traffic import Arm, RolloutTraffic, value_reader
+
+
+@pytest.fixture
+def ranked(engine: Engine, request_: Any) -> Callable[[str], Rows]:
+    """Rows of a ranking for a user."""
+
+    def rows(user: str) -> Rows:
+        body = {"context": {**request_.context, "user_id": user}, "candidates": request_.candidates}
+        return engine.serving.decoder.rank(json.dumps(body).encode()).rows
+
+    return rows
+
+
+def test_json_rows_of_one_user_have_the_users_value(engine: Engine, ranked: Callable[[str], Rows]) -> None:
+    value_of = value_reader("user_id", engine.serving.bundle.manifest.schema_)
+    assert value_of(ranked("ann"), []) == b"ann"
+    instances = [{"user_id": "ann"}, {"user_id": "ann"}]
+    decoder = engine.serving.decoder
+    assert value_of(decoder.predict(json.dumps({"instances": instances}).encode()), []) == b"ann"
+    for other in ({"user_id": "bob"}, {}):
+        body = json.dumps({"instances": [*instances, other]}).encode()
+        assert value_of(decoder.predict(body), []) is None
+    assert value_of(decoder.predict(b'{"instances": [{}]}'), []) is None
+
+
+@pytest.mark.parametrize("repeated", [False, True], ids=["plain", "ranking"])
+def test_tensors_have_the_id_of_their_user(
+    engine: Engine, request_: Any, tensors: Callable[[Any], dict[str, Any]], repeated: bool
+) -> None:
+    schema = engine.serving.bundle.manifest.schema_
+    arrays = tensors(request_)
+    at = [f.name for f in schema.categorical if not f.multi].index("user_id")
+    inputs = engine.serving.codec.inputs
+    rows = inputs.rows(arrays)
+    if not repeated:
+        rows = rows.part(0, 1)
+    assert value_reader("user_id", schema)(rows, []) == b"%d" % arrays["sparse"][0, at]
+    if repeated:
+        arrays["sparse"] = arrays["sparse"].copy()
+        arrays["sparse"][0, at] = int(not arrays["sparse"][0, at])
+        assert value_reader("user_id", schema)(inputs.rows(arrays), []) is None
+
+
+def test_a_header_may_be_the_field(engine: Engine, ranked: Callable[[str], Rows]) -> None:
+    value_of = value_reader("header: X-User", engine.serving.bundle.manifest.schema_)
+    assert value_of(ranked("ann"), [(b"x-user", b"7")]) == b"7"
+    assert value_of(ranked("ann"), [(b"x-other", b"7")]) is None
+
+
+@pytest.mark.parametrize("by", ["item_id", "no such", "header:"])
+def test_what_is_no_field_is_refused(engine: Engine, by: str) -> None:
+    with pytest.raises(Invalid):
+        value_reader(by, engine.serving.bundle.manifest.schema_)
+
+
+def test_only_eligible_requests_are_split(
+    engine: Engine, request_: Any, ranked: Callable[[str], Rows], tensors: Callable[[Any], dict[str, Any]]
+) -> None:
+    arms = Arm(engine.serving, is_canary=False), Arm(engine.serving, is_canary=True)
+    ids = engine.serving.codec.inputs.rows(tensors(request_))
+    traffic = RolloutTraffic(*arms, Split(1.0, "v2"), None, same_ids=False)
+    assert traffic.choose(ranked("ann"), [], pinned=False) is arms[1]
+    assert traffic.choose(ranked("ann"), [], pinned=True) is None
+    assert traffic.choose(ids, [], pinned=False) is None
+    traffic.same_ids = True
+    assert traffic.choose(ids, [], pinned=False) is arms[1]
+    traffic.value_of = lambda rows, headers: None
+    assert traffic.choose(ids, [], pinned=False) is None
+
+
+def test_records_are_taken_once(engine: Engine) -> None:
+    arm = Arm(engine.serving, is_canary=True)
+    arm.answered(0.1, True, np.zeros(2, np.float32))
+    arm.answered(0.2, False, np.zeros(2, np.float32))
+    arm.failed()
+    taken = arm.take()
+    assert (taken.took_s, taken.late, taken.failed, len(taken.scores)) == ([0.1, 0.2], 1, 1, 2)
+    assert arm.take().took_s == []
