@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from polyrec.planner.rollout.arm_window import ArmRecords, ArmSlice, ArmWindow
+from polyrec.planner.rollout.arm_sums import ArmRecords, ArmSums
+from polyrec.planner.rollout.expected_loss import ExpectedLoss, PairRecords, PairSums, expected_loss
 from polyrec.planner.rollout.score_shift import F32, F64, ScoreShift, bin_edges, score_shift
+from polyrec.planner.rollout.window import SlidingWindow
 
 SPAN_S = 300.0
 """Window in which the arms are compared: a version that becomes worse later is noticed as well."""
@@ -33,35 +35,45 @@ class ArmFigures:
     p99_ms: float | None
 
     @classmethod
-    def of(cls, total: ArmSlice) -> ArmFigures:
+    def of(cls, total: ArmSums) -> ArmFigures:
         p50, p95, p99 = (_milliseconds(total.quantile_s(share)) for share in (0.5, 0.95, 0.99))
         return cls(total.requests, total.failed, total.late, p50, p95, p99)
 
 
 @dataclass(slots=True)
 class Compared:
-    """Both arms in the window, and the shift of their scores; None with too few."""
+    """Both arms in the window, the shift of their scores, and the answers to the same requests.
 
-    stable: ArmSlice
-    canary: ArmSlice
+    pairs: None if none are compared. shift, loss: None with too few requests.
+    """
+
+    stable: ArmSums
+    canary: ArmSums
     shift: ScoreShift | None
+    pairs: PairSums | None = None
+    loss: ExpectedLoss | None = None
 
 
 @dataclass(slots=True)
 class _Arm:
-    window: ArmWindow = field(default_factory=lambda: ArmWindow(SPAN_S))
+    window: SlidingWindow[ArmSums] = field(default_factory=lambda: SlidingWindow(SPAN_S, ArmSums))
     waiting: list[F32] = field(default_factory=list)
 
 
 class Comparison:
-    """Collects the records of both arms."""
+    """Collects the records of both arms. paired: whether some requests are answered by both."""
 
-    def __init__(self) -> None:
+    def __init__(self, paired: bool = False) -> None:
         self._stable, self._canary = _Arm(), _Arm()
+        self._pairs = SlidingWindow(SPAN_S, PairSums) if paired else None
         self._edges: F64 | None = None
 
-    def add(self, now_s: float, stable: ArmRecords, canary: ArmRecords) -> None:
+    def add(
+        self, now_s: float, stable: ArmRecords, canary: ArmRecords, pairs: PairRecords | None = None
+    ) -> None:
         """Adds what the arms did since the last call. now_s: on a clock that does not go back."""
+        if self._pairs is not None and pairs is not None:
+            self._pairs.current(now_s).add(pairs)
         arms = ((self._stable, stable), (self._canary, canary))
         for arm, records in arms:
             arm.waiting += finite_scores(records)
@@ -72,12 +84,16 @@ class Comparison:
             scores: list[F32] = []
             if self._edges is not None:
                 scores, arm.waiting = arm.waiting, []
-            arm.window.add(now_s, records, scores, self._edges)
+            arm.window.current(now_s).add(records, scores, self._edges)
 
     def compare(self, now_s: float) -> Compared:
         """Returns the window's sums."""
         stable, canary = self._stable.window.total(now_s), self._canary.window.total(now_s)
-        return Compared(stable, canary, score_shift(stable.scores, canary.scores))
+        compared = Compared(stable, canary, score_shift(stable.scores, canary.scores))
+        if self._pairs is not None:
+            compared.pairs = self._pairs.total(now_s)
+            compared.loss = expected_loss(compared.pairs)
+        return compared
 
 
 def finite_scores(records: ArmRecords) -> list[F32]:

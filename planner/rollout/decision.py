@@ -31,9 +31,10 @@ class RolloutBounds(Strict):
 
     max_failed, max_late: share of requests not answered by the canary, or late, above the stable version's.
     max_slowdown: of the p95, as a factor; slack_ms: in addition, since a canary's lane is a process of low
-    priority. max_psi: population stability index of the scores. min_requests: of the canary, from which
-    latency and scores are judged. promote_after_s: promotes once all bounds are shown to hold, not before
-    this age; None: only by call.
+    priority. max_psi: population stability index of the scores. max_loss: information gain that the canary
+    is expected to lose, by answers to the same requests (expected_loss.py). min_requests: of the canary,
+    from which latency and scores are judged. promote_after_s: promotes once all bounds are shown to hold,
+    not before this age; None: only by call.
     """
 
     max_failed: Share = 0.01
@@ -41,6 +42,7 @@ class RolloutBounds(Strict):
     max_slowdown: Annotated[float, Field(ge=1, le=1e3, allow_inf_nan=False)] = 2.0
     slack_ms: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] = 5.0
     max_psi: Above0 = 0.1
+    max_loss: Above0 = 0.03
     min_requests: Annotated[int, Field(ge=1, le=10**9)] = 200
     promote_after_s: Annotated[float, Field(ge=0, le=1e8, allow_inf_nan=False)] | None = None
 
@@ -50,7 +52,9 @@ class RolloutFigures:
     """The figures of a decision.
 
     age_s: of the rollout. slow: answers of the canary slower than slow_limit_ms. psi: None with too few
-    requests; psi_low: its lower bound, by which it is judged. lane_deaths: of the canary.
+    requests; psi_low: its lower bound, by which it is judged. lane_deaths: of the canary. pairs: requests
+    that both versions answered; pairs_failed: of which the canary failed. loss: information gain that the
+    canary is expected to lose.
     """
 
     age_s: float
@@ -62,6 +66,11 @@ class RolloutFigures:
     psi_low: float | None
     psi_high: float | None
     lane_deaths: int
+    pairs: int | None = None
+    pairs_failed: int | None = None
+    loss: float | None = None
+    loss_low: float | None = None
+    loss_high: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +87,7 @@ def decide(compared: Compared, lane_deaths: int, age_s: float, bounds: RolloutBo
     p95_s = compared.stable.quantile_s(0.95)
     limit_s = None if p95_s is None else max(bounds.max_slowdown * p95_s, p95_s + bounds.slack_ms / 1e3)
     slow = 0 if limit_s is None else compared.canary.slower(limit_s)
-    shift = compared.shift
+    shift, pairs, loss = compared.shift, compared.pairs, compared.loss
     figures = RolloutFigures(
         round(age_s, 3),
         ArmFigures.of(compared.stable),
@@ -89,6 +98,11 @@ def decide(compared: Compared, lane_deaths: int, age_s: float, bounds: RolloutBo
         None if shift is None else round(shift.low(ROLLBACK_Z), 4),
         None if shift is None else round(shift.high(PROMOTE_Z), 4),
         lane_deaths,
+        None if pairs is None else pairs.requests,
+        None if pairs is None else pairs.failed,
+        None if loss is None else round(loss.value, 5),
+        None if loss is None else round(loss.low(ROLLBACK_Z), 5),
+        None if loss is None else round(loss.high(PROMOTE_Z), 5),
     )
     broken = _broken(figures, bounds)
     if broken is not None:
@@ -138,6 +152,9 @@ def _broken(figures: RolloutFigures, bounds: RolloutBounds) -> str | None:
     allowed = _share(stable.late, stable.requests) + bounds.max_late
     if exceeds(canary.late, answered, allowed):
         return f"{canary.late} of the canary's {answered} answers were late; allowed is {allowed:.2%}"
+    of_pairs = _broken_by_pairs(figures, bounds)
+    if of_pairs is not None:
+        return of_pairs
     if canary.requests < bounds.min_requests or stable.requests < bounds.min_requests:
         return None
     if exceeds(figures.slow, answered, SLOW_SHARE):
@@ -149,6 +166,23 @@ def _broken(figures: RolloutFigures, bounds: RolloutBounds) -> str | None:
         return (
             f"scores shifted: PSI {figures.psi:.3f}, at least {figures.psi_low:.3f} beyond chance; allowed "
             f"is {bounds.max_psi:g} ({canary.requests} requests)"
+        )
+    return None
+
+
+def _broken_by_pairs(figures: RolloutFigures, bounds: RolloutBounds) -> str | None:
+    """The same for requests that both versions answered."""
+    if figures.pairs is None or figures.pairs_failed is None:
+        return None
+    compared = figures.pairs + figures.pairs_failed
+    if exceeds(figures.pairs_failed, compared, bounds.max_failed):
+        return f"the canary failed {figures.pairs_failed} of {compared} requests that it got as a shadow"
+    if figures.pairs < bounds.min_requests or figures.loss_low is None:
+        return None
+    if figures.loss_low > bounds.max_loss:
+        return (
+            f"scores of the same requests differ: expected loss of information {figures.loss:.3f}, at least "
+            f"{figures.loss_low:.3f} beyond chance; allowed is {bounds.max_loss:g} ({figures.pairs} requests)"
         )
     return None
 
@@ -173,6 +207,11 @@ def _missing(figures: RolloutFigures, bounds: RolloutBounds) -> str | None:
         return "more answers than allowed are slow, but chance may explain it"
     if figures.psi_high is None or figures.psi_high > bounds.max_psi:
         return "too few requests to show that the scores are within bounds"
+    if figures.pairs is not None:
+        if figures.pairs < bounds.min_requests:
+            return f"within bounds, but fewer than {bounds.min_requests} requests answered by both"
+        if figures.loss_high is None or figures.loss_high > bounds.max_loss:
+            return "too few requests answered by both to show that the loss is within bounds"
     return None
 
 

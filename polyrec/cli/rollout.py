@@ -24,7 +24,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     start.epilog = f"example: {EXAMPLE}; {about}"
     start.add_argument("plan", help="plan file, or folder of a bundle, on the server's machine")
     start.add_argument(
-        "--share", type=positive_float, default=0.05, help="share of the requests, at most .5 (default .05)"
+        "--share",
+        type=share_of,
+        default=0.05,
+        help="share of the requests, at most .5; 0: only as a shadow (default .05)",
+    )
+    start.add_argument(
+        "--shadow",
+        type=share_of,
+        default=0.1,
+        help="share of the other requests answered by both versions in spare time, compared (default .1)",
     )
     start.add_argument(
         "--by",
@@ -38,6 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="promote once all bounds are shown to hold, not before: 10m, 1h (default: only by call)",
     )
     start.add_argument("--max-psi", type=positive_float, help="largest shift of the scores (default .1)")
+    start.add_argument(
+        "--max-loss",
+        type=positive_float,
+        help="largest expected loss of information, by requests answered by both (default .03)",
+    )
     start.add_argument(
         "--max-failed", type=positive_float, help="largest share of failures above the stable's (default .01)"
     )
@@ -64,11 +78,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ).epilog = f"example: polyrec rollout status; {about}"
     share = calls.add_parser("share", parents=[server], help="change the share")
     share.epilog = f"example: polyrec rollout share .2; {about}"
-    share.add_argument("share", type=positive_float, help="share of the requests, at most .5")
+    share.add_argument("share", type=share_of, help="share of the requests, at most .5")
     for name, what in (("promote", "serve the version to all"), ("rollback", "end the rollout")):
         end = calls.add_parser(name, parents=[server], help=what)
         end.epilog = f"example: polyrec rollout {name} --reason 'ticket 7'; {about}"
         end.add_argument("--reason", help="for the log and the status")
+
+
+def share_of(text: str) -> float:
+    """Parses a share, 0 to 1. Raises ArgumentTypeError."""
+    share = float(text)
+    if not 0 <= share <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a share from 0 to 1")
+    return share
 
 
 def run(args: argparse.Namespace) -> int:

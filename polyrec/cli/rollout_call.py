@@ -22,7 +22,7 @@ ROLLED_BACK = 3
 POLL_S = 1.0
 TIMEOUT_S = 600.0
 """A start answers when the version is open, which takes minutes for large ones."""
-BOUNDS = ("max_psi", "max_failed", "max_late", "max_slowdown", "slack_ms", "min_requests")
+BOUNDS = ("max_psi", "max_loss", "max_failed", "max_late", "max_slowdown", "slack_ms", "min_requests")
 
 
 class RolloutFailed(PolyrecError):
@@ -62,6 +62,7 @@ def _call(client: httpx.Client, root: str, args: argparse.Namespace) -> dict[str
             # relative to this shell, where the server runs on the same machine
             "plan": str(plan.resolve() if plan.exists() else plan),
             "share": args.share,
+            "shadow": args.shadow,
             "by": args.by,
             "bounds": bounds,
         }
@@ -133,5 +134,12 @@ def _decision(decision: Mapping[str, Any], max_psi: float | None) -> list[str]:
     if figures["psi"] is not None:
         low, high = figures["psi_low"], figures["psi_high"]
         psi = f"scores: PSI {figures['psi']:.3f}, beyond chance {low:.3f} to {high:.3f}{allowed}"
+    shown = [*aligned(rows), psi]
+    if figures.get("pairs") is not None:
+        pairs = f"same requests: {figures['pairs']} answered by both, {figures['pairs_failed']} failed"
+        if figures["loss"] is not None:
+            low, high = figures["loss_low"], figures["loss_high"]
+            pairs += f"; expected loss of information {figures['loss']:.4f}, {low:.4f} to {high:.4f}"
+        shown.append(pairs)
     age = f"after {figures['age_s']:.0f} s"
-    return [*aligned(rows), psi, f"decision {age}: {decision['verdict']}: {decision['reason']}"]
+    return [*shown, f"decision {age}: {decision['verdict']}: {decision['reason']}"]

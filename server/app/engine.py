@@ -39,8 +39,6 @@ log = logging.getLogger("polyrec.serving")
 NO_PATH = "none"
 COLLECTED_AFTER_S = 1.0
 """Time until the garbage of a retired generation is collected."""
-CANARY_NICE = 10
-"""Added to the niceness of a canary's lanes: on a busy core they get a tenth of what others get."""
 STILL_LOADING = "the server is still loading; ask /readyz"
 NOTHING: Mapping[Path, Bundle] = {}
 
@@ -102,12 +100,12 @@ class Engine:
         return open_serving(plan, self.metrics, loaded, self.update_store, self.model_name)
 
     def open_beside(self, plan: Plan, loaded: Mapping[Path, Bundle] = NOTHING) -> Serving:
-        """Opens another version of the model, under its name, with lanes of low priority; blocks.
+        """Opens another version of the model, under its name; process lanes take spare time only. Blocks.
 
         Raises as `load`.
         """
         name = self.serving.model.name
-        return open_serving(plan, self.metrics, loaded, self.update_store, name, CANARY_NICE)
+        return open_serving(plan, self.metrics, loaded, self.update_store, name, spare=True)
 
     def check_no_rollout(self) -> None:
         """Raises Conflict during a rollout."""

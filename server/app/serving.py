@@ -121,12 +121,12 @@ def open_serving(
     loaded: Mapping[Path, Bundle],
     update_store: UpdateStore,
     model_name: str | None = None,
-    nice: int = 0,
+    spare: bool = False,
 ) -> Serving:
     """Opens every path and lane of the plan; blocks.
 
     loaded: bundles that are open already. update_store: updates of rows since the server started.
-    model_name: None: the bundle's. nice: of process lanes, added to the server's.
+    model_name: None: the bundle's. spare: whether process lanes run in spare time only.
     Raises BundleError, RuntimeUnavailable, or PlanError if the bundles' schemas or ids differ.
     """
     import torch
@@ -140,7 +140,7 @@ def open_serving(
     named = {p.name: encoder for p, encoder in zip(plan.paths, encoders, strict=True)}
     tiers = open_tier_set(plan, bundles, named, metrics.moved, update_store)
     try:
-        serving = _open(plan, metrics, bundles, encoders, tiers, model_name, nice)
+        serving = _open(plan, metrics, bundles, encoders, tiers, model_name, spare)
     except BaseException:
         tiers.close()
         raise
@@ -155,7 +155,7 @@ def _open(
     encoders: Sequence[Encoder],
     tiers: TierSet,
     model_name: str | None,
-    nice: int,
+    spare: bool,
 ) -> Serving:
     lanes_of = plan.all_lanes()
     stacks = tiers.stacks
@@ -210,7 +210,7 @@ def _open(
         if lane.kind != "process":
             # a runtime belongs to one lane; the first lane gets those that are open
             lane_runtimes = {p.name: runtimes.pop(p.name) for p, _ in here if p.name in runtimes}
-        openings.append(LaneOpening(lane, here, on_death(i), lane_runtimes, stacks, nice))
+        openings.append(LaneOpening(lane, here, on_death(i), lane_runtimes, stacks, spare))
         log.info("lane %s: %s on %s", lane.name, lane.kind, lane.device)
     lanes = open_lanes(openings)
     dispatchers.append(

@@ -26,6 +26,7 @@ from polyrec.server.dispatch.dispatcher import clock
 from polyrec.server.errors import (
     DeadlinePassed,
     Defect,
+    Invalid,
     NotReady,
     Overloaded,
     RequestError,
@@ -46,6 +47,9 @@ from polyrec.server.request_ids import SCOPE_KEY, log_extra
 from polyrec.server.rollout.traffic import Arm
 
 log = logging.getLogger("polyrec.http")
+
+RETRIED = (Overloaded, NotReady, Defect, Invalid, FeatureError)
+"""Errors of a canary after which the stable version is asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +121,7 @@ class Call:
         "_scope",
         "_serving",
         "_size",
+        "_suspect",
         "_trace",
         "_written_s",
     )
@@ -143,6 +148,7 @@ class Call:
         self._serving: Serving | None = None
         self._query: Query | None = None
         self._arm: Arm | None = None
+        self._suspect: Arm | None = None
         self._rows = self._size = 0
         self._outcomes = engine.without_path[codec.endpoint]
         self._budget_s = self._begun_s = self._parsed_s = self._answered_s = self._written_s = 0.0
@@ -218,9 +224,12 @@ class Call:
         Raises RequestError if the stable version rejects it.
         """
         arm = self._arm
-        if arm is None or not arm.is_canary or not isinstance(error, Overloaded | NotReady | Defect):
+        if arm is None or not arm.is_canary or not isinstance(error, RETRIED):
             return None
-        arm.failed()
+        if isinstance(error, Invalid | FeatureError):
+            self._suspect = arm  # it is the client's fault, unless the stable version answers
+        else:
+            arm.failed()
         self._arm = None
         self._serving = self._engine.serving
         return self._queue()
@@ -295,8 +304,10 @@ class Call:
             outcome = OK if in_time else "late"
             moments, path = self._moments(end_s), self._path.name
             self._trace.end(moments, outcome, status, self._rows, self._budget_s, path, answer.reason)
+        if self._suspect is not None:
+            self._suspect.failed()
         if self._arm is not None:
-            self._arm.answered(took_s, in_time, answer.probabilities)
+            self._arm.answered(took_s, in_time, answer, self._parsed.rows)
         self._counters.answered(
             in_time, took_s, self._rows, parse_s, answer.queue_s, serialize_s, answer.reason
         )

@@ -35,10 +35,12 @@ ERRORS: dict[str, type[PolyrecError]] = {e.__name__: e for e in (BundleError, Ru
 class Child:
     """A worker process. The constructor returns at once; `wait_ready` waits until it takes batches."""
 
-    def __init__(self, name: str, task: str, inherited: frozenset[int] = frozenset(), nice: int = 0) -> None:
+    def __init__(
+        self, name: str, task: str, inherited: frozenset[int] = frozenset(), spare: bool = False
+    ) -> None:
         """name: the lane's, shown by ps. task: a `task.WorkerTask` as JSON. inherited: its descriptors.
 
-        nice: lowers its priority from its first import on.
+        spare: runs in spare time only, from its first import on.
         """
         self.name = name
         with ExitStack() as opened:
@@ -50,7 +52,7 @@ class Child:
             theirs, ours = os.pipe()
             _closed_by(opened, ours)
             shared = (self.mailbox.fd, self.wake, self.done, theirs)
-            numbers = map(str, (*shared, nice))
+            numbers = map(str, (*shared, int(spare)))
             command = [sys.executable, "-P", "-m", "polyrec.server.lanes.worker", name, *numbers]
             try:
                 self._process = subprocess.Popen(

@@ -34,14 +34,14 @@ def open_lane(
     on_death: OnDeath,
     runtimes: Mapping[str, Runtime] = NOTHING,
     stacks: Stacks = NO_STACKS,
-    nice: int = 0,
+    spare: bool = False,
 ) -> Lane:
     """Opens and warms up a lane for `paths`, those of its device; blocks.
 
     runtimes: open runtimes by path, which the lane then owns; missing ones are opened here, over their tiers
         in `stacks`. A process lane opens its own, and maps the slab of tiers.
     on_death: only a process lane calls it.
-    nice: of a process lane, added to the server's.
+    spare: whether a process lane runs in spare time only.
     Raises RuntimeUnavailable, BundleError, or PlanError for cores that this machine does not have.
     """
     _check_cores(planned)
@@ -52,7 +52,7 @@ def open_lane(
             for path, bundle in paths
             if path.name in stacks
         }
-        return ProcessLane(planned.name, task_of(planned, paths, stacks, nice), on_death, files, tiered)
+        return ProcessLane(planned.name, task_of(planned, paths, stacks, spare), on_death, files, tiered)
     lane_runtimes = {
         path.name: runtimes.get(path.name) or open_path(path, bundle, stacks.get(path.name))
         for path, bundle in paths
@@ -71,12 +71,12 @@ class LaneOpening:
     on_death: OnDeath
     runtimes: Mapping[str, Runtime] = field(default_factory=dict)
     stacks: Stacks = field(default_factory=dict)
-    nice: int = 0
+    spare: bool = False
 
     def open(self) -> Lane | Exception:
         """Opens the lane; returns the exception if that fails."""
         try:
-            return open_lane(self.planned, self.paths, self.on_death, self.runtimes, self.stacks, self.nice)
+            return open_lane(self.planned, self.paths, self.on_death, self.runtimes, self.stacks, self.spare)
         except Exception as e:
             return e
 
@@ -114,7 +114,9 @@ def open_lanes(openings: Sequence[LaneOpening]) -> tuple[Lane, ...]:
     return lanes
 
 
-def task_of(planned: PlannedLane, paths: Paths, stacks: Stacks = NO_STACKS, nice: int = 0) -> WorkerTask:
+def task_of(
+    planned: PlannedLane, paths: Paths, stacks: Stacks = NO_STACKS, spare: bool = False
+) -> WorkerTask:
     """The task of a process lane's worker. stacks: with shared slabs."""
     return WorkerTask(
         paths=tuple(
@@ -132,7 +134,7 @@ def task_of(planned: PlannedLane, paths: Paths, stacks: Stacks = NO_STACKS, nice
             for path, bundle in paths
         ),
         cores=planned.cores,
-        nice=nice,
+        spare=spare,
     )
 
 

@@ -45,7 +45,7 @@ class ProcessLane:
         paths that are in tiers.
         """
         self.name = name
-        self._task, self._nice = task.model_dump_json(), task.nice
+        self._task, self._spare = task.model_dump_json(), task.spare
         self._inherited = task.descriptors
         self._files = tuple(files)
         self._number = {path.name: i for i, path in enumerate(task.paths)}
@@ -115,7 +115,7 @@ class ProcessLane:
         self._resolver.close()
 
     def _start(self) -> Child:
-        self._starting = child = Child(self.name, self._task, self._inherited, self._nice)
+        self._starting = child = Child(self.name, self._task, self._inherited, self._spare)
         try:
             if self._closed:
                 child.kill()

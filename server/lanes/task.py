@@ -75,12 +75,12 @@ class PathTask(Strict):
 class WorkerTask(Strict):
     """All paths of a lane, which a batch names by index.
 
-    cores: empty for any. nice: added to the server's niceness.
+    cores: empty for any. spare: in spare time only (server/priority.py).
     """
 
     paths: tuple[PathTask, ...]
     cores: tuple[int, ...] = ()
-    nice: int = 0
+    spare: bool = False
 
     @property
     def descriptors(self) -> frozenset[int]:

@@ -17,6 +17,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from polyrec.server.priority import take_spare_time
+
 if TYPE_CHECKING:
     from polyrec.models.runtimes.runtime import Runtime
     from polyrec.models.tiers.shared.slab_reader import SlabReader
@@ -28,9 +30,10 @@ log = logging.getLogger("polyrec.lane")
 clock = time.perf_counter
 
 
-def main(name: str, mailbox_fd: int, wake: int, done: int, lifeline: int, nice: int) -> None:
+def main(name: str, mailbox_fd: int, wake: int, done: int, lifeline: int, spare: int) -> None:
     die_with(lifeline)
-    os.nice(nice)
+    if spare:
+        take_spare_time()
     # on these signals the server drains, and ends its workers after that
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

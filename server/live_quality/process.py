@@ -6,10 +6,10 @@ so that it gets only time that nothing else wants.
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
-from contextlib import suppress
+
+from polyrec.server.priority import take_spare_time
 
 
 def main() -> None:
@@ -17,9 +17,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if sys.argv[1:] == ["idle"]:
-        os.nice(19)
-        with suppress(OSError, AttributeError):  # not on every kernel
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        take_spare_time()
     # slow imports, after the priority is lowered
     import torch
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from polyrec.planner.rollout.arm_window import ArmRecords
+from polyrec.planner.rollout.arm_sums import ArmRecords
 from polyrec.planner.rollout.decision import RolloutFigures
 from polyrec.server.metrics.instruments import Registry
 
@@ -31,6 +31,10 @@ class RolloutMetrics:
         self._psi_low = registry.gauge(
             "polyrec_rollout_psi_low", "Lower bound of the index beyond chance, which is judged."
         )
+        self._loss = registry.gauge(
+            "polyrec_rollout_expected_loss",
+            "Information gain that the canary is expected to lose, by answers to the same requests.",
+        )
         self._ended = registry.counter(
             "polyrec_rollouts", "Rollouts by how they ended: promoted or rolled_back.", "outcome"
         )
@@ -53,9 +57,10 @@ class RolloutMetrics:
         self._share.only.set(share)
         self._psi.only.set(figures.psi or 0.0)
         self._psi_low.only.set(figures.psi_low or 0.0)
+        self._loss.only.set(figures.loss or 0.0)
 
     def ended(self, outcome: str) -> None:
         """Counts the end of a rollout."""
         self._ended.labels(outcome).inc()
-        for gauge in (self._share, self._psi, self._psi_low):
+        for gauge in (self._share, self._psi, self._psi_low, self._loss):
             gauge.only.set(0.0)

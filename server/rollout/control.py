@@ -45,6 +45,7 @@ from polyrec.server.rollout.documents import (
     ShareRequest,
     StartRequest,
 )
+from polyrec.server.rollout.shadow import Shadow
 from polyrec.server.rollout.traffic import Arm, RolloutTraffic, value_reader
 
 log = logging.getLogger("polyrec.rollout")
@@ -70,9 +71,12 @@ class Rollout:
     began_s: float
     began: float
     state: Literal["running", "promoting"] = "running"
-    comparison: Comparison = field(default_factory=Comparison)
+    comparison: Comparison = field(init=False)
     decision: RolloutDecision | None = None
     ticks: int = 0
+
+    def __post_init__(self) -> None:
+        self.comparison = Comparison(paired=self.traffic.stable.shadow is not None)
 
 
 class RolloutControl:
@@ -95,8 +99,9 @@ class RolloutControl:
         read = self._admin.reader(arguments.plan)
         async with self._admin.opening():
             plan, canary = await _opened(lambda: self._open(read))
+            shadow = Shadow(stable, canary, arguments.shadow) if arguments.shadow else None
             traffic = RolloutTraffic(
-                Arm(stable, is_canary=False),
+                Arm(stable, is_canary=False, shadow=shadow),
                 Arm(canary, is_canary=True),
                 Split(arguments.share, canary.version),
                 value_of,
@@ -143,7 +148,9 @@ class RolloutControl:
         rollout = self._current()
         traffic, now_s = rollout.traffic, clock()
         stable, canary = traffic.stable.take(), traffic.canary.take()
-        rollout.comparison.add(now_s, stable, canary)
+        shadow = traffic.stable.shadow
+        pairs = None if shadow is None else shadow.take()
+        rollout.comparison.add(now_s, stable, canary, pairs)
         metrics = self._engine.metrics.rollout
         metrics.add("stable", stable)
         metrics.add("canary", canary)
@@ -164,8 +171,10 @@ class RolloutControl:
     def _open(self, read: Callable[[], LoadedPlan]) -> tuple[Plan, Serving]:
         """Opens the version under trial; blocks. Raises PolyrecError or Invalid."""
         plan, loaded = read()
-        serving = self._engine.open_beside(canary_plan(plan), loaded)
         stable = self._engine.serving
+        known = {path.name: path.latency for path in stable.paths}
+        canary = canary_plan(plan, known, stable.paths[0].latency)
+        serving = self._engine.open_beside(canary, loaded)
         if serving.bundle.manifest.schema_ != stable.bundle.manifest.schema_:
             serving.close()
             raise Invalid(
@@ -213,6 +222,8 @@ class RolloutControl:
         """Sends all requests to the engine's version from now on; closes the canary once it is idle."""
         engine, traffic = self._engine, rollout.traffic
         self._rollout = engine.rollout = None
+        if traffic.stable.shadow is not None:
+            traffic.stable.shadow.close()
         engine.retire(traffic.canary.serving)
         self._ended.append(
             EndedRollout(
@@ -246,6 +257,7 @@ def _document(rollout: Rollout) -> RolloutDocument:
         canary_version=canary.version,
         plan=rollout.source,
         share=traffic.split.share,
+        shadow=0.0 if traffic.stable.shadow is None else traffic.stable.shadow.share,
         by=rollout.by,
         began=rollout.began,
         bounds=rollout.bounds,

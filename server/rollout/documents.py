@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from polyrec.models.files import Strict
 from polyrec.planner.rollout.decision import RolloutBounds, RolloutDecision
 from polyrec.server.http.documents import Document
 
-CanaryShare = Annotated[float, Field(gt=0, le=0.5, allow_inf_nan=False)]
-"""Share of a canary: the stable version keeps at least half, to compare with."""
+CanaryShare = Annotated[float, Field(ge=0, le=0.5, allow_inf_nan=False)]
+"""Share of a canary: the stable version keeps at least half, to compare with; 0: only as a shadow."""
 RolloutOutcome = Literal["promoted", "rolled_back"]
 
 
@@ -21,13 +21,21 @@ class StartRequest(Strict):
 
     plan: a plan file, or the folder of a bundle, on the server. share: of the requests, or of the values of
     `by`. by: a single-valued context feature, or `header:NAME`, of which each value gets one version; null:
-    requests are split one by one.
+    requests are split one by one. shadow: share of the stable version's requests that the canary gets as
+    well, if there is time, to compare the answers.
     """
 
     plan: Path
     share: CanaryShare = 0.05
+    shadow: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.1
     by: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     bounds: RolloutBounds = RolloutBounds()
+
+    @model_validator(mode="after")
+    def _gets_something(self) -> StartRequest:
+        if not (self.share or self.shadow):
+            raise ValueError("share and shadow are 0: the version would get no request")
+        return self
 
 
 class ShareRequest(Strict):
@@ -54,6 +62,7 @@ class RolloutDocument(Document):
     canary_version: str
     plan: str
     share: float
+    shadow: float
     by: str | None
     began: float
     bounds: RolloutBounds

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from polyrec.models.schema.batch import F32
 from polyrec.models.schema.schema import Schema
-from polyrec.planner.rollout.arm_window import ArmRecords
+from polyrec.planner.rollout.arm_sums import ArmRecords
 from polyrec.planner.rollout.split import Split
 from polyrec.server.app.serving import Serving
 from polyrec.server.codecs.rows import Columns, RankedTensors, Rows, Tensors
+from polyrec.server.dispatch.answer import Answer
 from polyrec.server.errors import Invalid
+from polyrec.server.rollout.shadow import Shadow
 
 MAX_SCORED = 2000
 """Requests between two looks whose scores are kept; the others are counted only."""
@@ -28,23 +29,27 @@ ValueOf = Callable[[Rows, Headers], bytes | None]
 
 
 class Arm:
-    """One version in a rollout. header: names it in its answers."""
+    """One version in a rollout. header: names it in its answers. shadow: gets what it answered, too."""
 
-    __slots__ = ("_records", "header", "is_canary", "serving")
+    __slots__ = ("_records", "header", "is_canary", "serving", "shadow")
 
-    def __init__(self, serving: Serving, is_canary: bool) -> None:
+    def __init__(self, serving: Serving, is_canary: bool, shadow: Shadow | None = None) -> None:
         self.serving = serving
         self.is_canary = is_canary
+        self.shadow = shadow
         self.header = (b"x-polyrec-arm", b"canary" if is_canary else b"stable")
         self._records = ArmRecords()
 
-    def answered(self, took_s: float, in_time: bool, scores: F32) -> None:
-        """Records an answer. took_s: of the request, seconds; scores: float32 [rows]."""
+    def answered(self, took_s: float, in_time: bool, answer: Answer, rows: Rows) -> None:
+        """Records an answer that is written. took_s: of the request, seconds."""
         records = self._records
         records.took_s.append(took_s)
         records.late += not in_time
+        scores = answer.probabilities.copy()  # a lane may write its next answers into the same memory
         if len(records.scores) < MAX_SCORED:
             records.scores.append(scores)
+        if self.shadow is not None and answer.reason is None:
+            self.shadow.offer(rows, scores)
 
     def failed(self) -> None:
         """Records a request that this version did not answer."""

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from polyrec.planner.latency_model import LatencyModel
 from polyrec.planner.plan import PlannedLane, PlannedPath, single_path_plan
 from polyrec.planner.rollout.canary_plan import canary_plan
 
+LATENCY = LatencyModel(rows=(1, 10), median_s=(0.001, 0.002), tail_s=(0.002, 0.004))
+KNOWN = LatencyModel(rows=(1, 10), median_s=(0.003, 0.004), tail_s=(0.004, 0.006))
+
 
 def test_cpu_lanes_become_processes_of_their_own_name() -> None:
-    (lane,) = canary_plan(single_path_plan(Path("b"), "table", "torch")).lanes
+    (lane,) = canary_plan(single_path_plan(Path("b"), "table", "torch"), {}, LATENCY).lanes
     assert (lane.name, lane.kind, lane.device) == ("canary.cpu", "process", "cpu")
 
 
@@ -18,4 +22,12 @@ def test_lanes_of_other_devices_stay() -> None:
     lanes = (PlannedLane(name="cuda:0", device="cuda:0", kind="thread"), PlannedLane(name="c", kind="thread"))
     beside = PlannedPath(name="t@cpu", bundle=Path("b"), runtime="torch")
     plan = plan.model_copy(update={"lanes": lanes, "paths": (*plan.paths, beside)})
-    assert [lane.kind for lane in canary_plan(plan).lanes] == ["thread", "process"]
+    assert [lane.kind for lane in canary_plan(plan, {}, LATENCY).lanes] == ["thread", "process"]
+
+
+def test_unknown_latency_starts_from_the_stable_versions() -> None:
+    plan = single_path_plan(Path("b"), "table", "torch")
+    assert canary_plan(plan, {"table@cpu": KNOWN}, LATENCY).paths[0].latency == KNOWN
+    assert canary_plan(plan, {"other@cpu": KNOWN}, LATENCY).paths[0].latency == LATENCY
+    planned = plan.model_copy(update={"paths": (plan.paths[0].model_copy(update={"latency": KNOWN}),)})
+    assert canary_plan(planned, {}, LATENCY).paths[0].latency == KNOWN

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from polyrec.planner.rollout.arm_window import ArmRecords
+from polyrec.planner.rollout.arm_sums import ArmRecords
 from polyrec.planner.rollout.comparison import SPAN_S, Comparison
 from polyrec.planner.rollout.decision import (
     RolloutBounds,
@@ -18,6 +18,7 @@ from polyrec.planner.rollout.decision import (
     holds,
     tail,
 )
+from polyrec.planner.rollout.expected_loss import PairRecords
 
 
 def records(
@@ -132,3 +133,25 @@ def test_the_tail_is_the_binomial_distributions(of: int, share: float, data: st.
 def test_nothing_is_known_without_requests() -> None:
     assert not exceeds(0, 0, 0.01)
     assert not holds(0, 0, 0.01)
+
+
+def paired(bounds: RolloutBounds, noise: float, pairs: int = 400, failed: int = 0) -> RolloutDecision:
+    random = np.random.default_rng(6)
+    logits = random.normal(-2, 1, (pairs, 10))
+    of = (1 / (1 + np.exp(-logits - noise * random.normal(size=logits.shape))) for noise in (0.0, noise))
+    stable, canary = (scores.astype(np.float32) for scores in of)
+    comparison = Comparison(paired=True)
+    both = PairRecords(list(zip(stable, canary, strict=True)), failed)
+    comparison.add(0.0, records(4000, seed=1), records(3000), both)
+    return decide(comparison.compare(0.0), 0, 60.0, bounds)
+
+
+def test_answers_to_the_same_requests_are_judged_by_the_expected_loss() -> None:
+    bounds = RolloutBounds(promote_after_s=30)
+    assert paired(bounds, 0.0).verdict == "promote"
+    assert paired(bounds, 0.1).verdict == "promote"
+    decision = paired(bounds, 1.5)
+    assert decision.verdict == "rollback"
+    assert decision.reason.startswith("scores of the same requests differ: expected loss of information")
+    assert "fewer than 200 requests answered by both" in paired(bounds, 1.5, pairs=150).reason
+    assert "failed 40 of 440 requests that it got as a shadow" in paired(bounds, 0.0, failed=40).reason

@@ -7,13 +7,16 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
 import pytest
+import torch
 
+from polyrec.models.bundle.bundle import Bundle, write_bundle
 from tests.server.placing import ALLOWED
 from tests.server.rollout.conftest import Trial
 
@@ -75,7 +78,8 @@ def test_shifted_scores_are_rolled_back_without_labels(
 
 def test_a_good_version_is_promoted_by_itself(trial: Trial, plan_of: PlanOf, requests: list[Any]) -> None:
     bounds = QUICK | {"promote_after_s": 0.5, "max_failed": 0.05, "max_late": 0.05, "max_psi": 0.5}
-    canary = trial.start(plan_of(1.0), share=0.5, bounds=bounds)["rollout"]["canary_version"]
+    began = trial.start(plan_of(1.0), share=0.5, shadow=0, bounds=bounds)
+    canary = began["rollout"]["canary_version"]
     old = trial.engine.serving
     answers = trial.ask(requests, 400 // len(requests))
     ended = trial.ended()
@@ -104,7 +108,7 @@ def test_a_canary_whose_lane_dies_is_rolled_back_and_no_request_is_lost(
     assert rollout is not None
     (lane,) = rollout.canary.serving.lanes
     assert lane.kind == "process"
-    assert os.getpriority(os.PRIO_PROCESS, lane.pid or 0) >= 10
+    assert os.getpriority(os.PRIO_PROCESS, lane.pid or 0) == 19
     os.kill(lane.pid or 0, signal.SIGKILL)
     answers = trial.ask(requests, 4)
     assert {answer.status_code for answer in answers} == {200}
@@ -187,3 +191,64 @@ def test_a_server_that_ends_closes_the_canary(
         assert rollout is not None
         trial.engine.close()
     assert not any(lane.alive for lane in rollout.canary.serving.lanes)
+
+
+def test_a_shadow_is_compared_and_never_answers(
+    trial: Trial, plan_of: PlanOf, requests: list[Any], offline: Callable[[Any], Any]
+) -> None:
+    trial.start(plan_of(0.5), share=0, shadow=1, bounds={"min_requests": 10})
+    answers = []
+    while trial.engine.rollout is not None:
+        found = trial.client.send("POST", "/v1/predict", json={"columns": requests[0].columns})
+        if found.headers.get("x-polyrec-arm") != "stable":
+            break
+        answers.append(found.json()["predictions"])
+    assert np.allclose(answers, offline(requests[0]), atol=1e-5)
+    ended = trial.ended()
+    assert ended["reason"].startswith("scores of the same requests differ: expected loss of information")
+    assert ended["decision"]["figures"]["canary"]["requests"] == 0
+    assert ended["decision"]["figures"]["pairs"] >= 10
+
+
+def test_a_shadow_that_fails_is_rolled_back(trial: Trial, plan_of: PlanOf, requests: list[Any]) -> None:
+    trial.start(plan_of(1.0), share=0, shadow=1)
+    rollout = trial.engine.rollout
+    assert rollout is not None
+    for lane in range(len(rollout.canary.serving.lanes)):
+        rollout.canary.serving.dispatcher.router.lane_down(lane, 0.0)
+    while trial.engine.rollout is not None:
+        assert trial.client.predict(requests[0])["path"] == "table@cpu"
+    assert "as a shadow" in trial.ended()["reason"]
+
+
+def test_what_the_canary_gives_no_number_for_the_stable_version_answers(
+    trial: Trial, plan_of: PlanOf, requests: list[Any], bundle: Bundle, tmp_path: Path
+) -> None:
+    """One row so large that products overflow passes the few rows that a load asks."""
+    model = deepcopy(bundle.model())
+    item = bundle.encoder.vocabularies["item"].encode_arrow(requests[0].table["item"].combine_chunks())[0]
+    with torch.no_grad():
+        weight = model.stage.store.weight
+        weight[model.stage.rows.slice_of("item").start + int(item)] = 3e38
+    broken = write_bundle(tmp_path / "table", model, bundle.manifest.representation, bundle.encoder, {}, {})
+    document = orjson.loads(plan_of(1.0).read_bytes())
+    document["paths"][0]["bundle"] = str(broken.path)
+    (tmp_path / "plan.json").write_bytes(orjson.dumps(document))
+    trial.start(tmp_path / "plan.json", share=0.5, shadow=0)
+    for _ in range(20):
+        trial.client.predict(requests[0])
+    ended = trial.ended()
+    assert "the canary failed" in ended["reason"]
+    assert ended["decision"]["figures"]["canary"]["failed"] >= 3
+
+
+def test_a_clients_mistake_is_not_the_canarys(trial: Trial, plan_of: PlanOf, requests: list[Any]) -> None:
+    trial.start(plan_of(1.0), share=0.5, shadow=0)
+    rollout = trial.engine.rollout
+    assert rollout is not None
+    wrong = {"columns": {**requests[0].columns, "price": [3e38] * requests[0].table.num_rows}}
+    statuses = {trial.client.send("POST", "/v1/predict", json=wrong).status_code for _ in range(12)}
+    assert statuses <= {200, 422}
+    trial.client.send("POST", "/v1/predict", content=b"{")
+    assert rollout.canary.take().failed == 0
+    trial.call("rollback")

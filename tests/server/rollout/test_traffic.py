@@ -12,6 +12,7 @@ import pytest
 from polyrec.planner.rollout.split import Split
 from polyrec.server.app.engine import Engine
 from polyrec.server.codecs.rows import Rows
+from polyrec.server.dispatch.answer import Answer
 from polyrec.server.errors import Invalid
 from polyrec.server.rollout.traffic import Arm, RolloutTraffic, value_reader
 
@@ -84,10 +85,11 @@ def test_only_eligible_requests_are_split(
     assert traffic.choose(ids, [], pinned=False) is None
 
 
-def test_records_are_taken_once(engine: Engine) -> None:
+def test_records_are_taken_once(engine: Engine, ranked: Callable[[str], Rows]) -> None:
     arm = Arm(engine.serving, is_canary=True)
-    arm.answered(0.1, True, np.zeros(2, np.float32))
-    arm.answered(0.2, False, np.zeros(2, np.float32))
+    answer = Answer(np.zeros(2, np.float32), 0, None, 0.0, 0.0, 2)
+    arm.answered(0.1, True, answer, ranked("ann"))
+    arm.answered(0.2, False, answer, ranked("ann"))
     arm.failed()
     taken = arm.take()
     assert (taken.took_s, taken.late, taken.failed, len(taken.scores)) == ([0.1, 0.2], 1, 1, 2)

@@ -1,0 +1,72 @@
+"""The requests of one arm of a rollout, summed: answers, failures, latency and scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from polyrec.planner.rollout.score_shift import BINS, F32, F64, ScoreCounts
+
+LATENCY_EDGES_S = 1e-4 * 1.05 ** np.arange(284)
+"""From 0.1 ms to 100 s; neighbors are 5% apart, which bounds the error of a quantile."""
+
+
+@dataclass(slots=True)
+class ArmRecords:
+    """Requests of one arm since the last look.
+
+    took_s: of each answered request, seconds. late: of them, those past their budget. failed: requests that
+    the arm did not answer. scores: of answered requests, float32 [rows] each; possibly not of all.
+    """
+
+    took_s: list[float] = field(default_factory=list)
+    late: int = 0
+    failed: int = 0
+    scores: list[F32] = field(default_factory=list)
+
+
+class ArmSums:
+    """Sums over requests of one arm."""
+
+    __slots__ = ("answered", "failed", "late", "latency", "scores")
+
+    def __init__(self) -> None:
+        self.answered = self.late = self.failed = 0
+        self.latency = np.zeros(LATENCY_EDGES_S.size + 1)
+        self.scores = ScoreCounts.empty(BINS)
+
+    @property
+    def requests(self) -> int:
+        return self.answered + self.failed
+
+    def add(self, records: ArmRecords, scores: Sequence[F32], edges: F64 | None) -> None:
+        """Adds records. scores: to compare, possibly of an earlier moment; they need edges."""
+        self.answered += len(records.took_s)
+        self.late += records.late
+        self.failed += records.failed
+        found = np.searchsorted(LATENCY_EDGES_S, records.took_s)
+        self.latency += np.bincount(found, minlength=self.latency.size)
+        if edges is not None:
+            self.scores.add(scores, edges)
+
+    def merge(self, other: ArmSums) -> None:
+        """Adds the sums of other requests."""
+        self.answered += other.answered
+        self.late += other.late
+        self.failed += other.failed
+        self.latency += other.latency
+        self.scores.merge(other.scores)
+
+    def quantile_s(self, share: float) -> float | None:
+        """Latency that this share of the answers does not exceed, in seconds; None without answers."""
+        if not self.answered:
+            return None
+        cumulative = np.cumsum(self.latency)
+        at = int(np.searchsorted(cumulative, share * cumulative[-1]))
+        return float(LATENCY_EDGES_S[min(at, LATENCY_EDGES_S.size - 1)])
+
+    def slower(self, limit_s: float) -> int:
+        """Number of answers that took longer, by the resolution of 5%."""
+        return int(self.latency[int(np.searchsorted(LATENCY_EDGES_S, limit_s)) + 1 :].sum())

@@ -1,0 +1,112 @@
+"""The loss of quality that answers of two versions to the same requests suggest, without labels.
+
+If the stable version's probabilities p are right, the canary's s have a log-loss that is higher by the
+Kullback-Leibler divergence KL(p || s) on average, so its information gain (1 - NE) is lower by
+
+    mean over rows of KL(p || s)  /  H(mean p)            H: entropy of a binary event
+
+Equal versions give exactly 0, whatever the sample. A canary that is right where both differ gives a positive
+value, too: it measures disagreement in units of quality, as the stable version sees it. Rows of one request
+are alike, so the deviation is that of a ratio of sums over requests.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from polyrec.planner.rollout.score_shift import F32
+
+CLIP = 1e-7
+"""Scores are kept this far from 0 and 1."""
+
+
+@dataclass(slots=True)
+class PairRecords:
+    """Requests that both versions answered since the last look.
+
+    pairs: (the stable version's scores, the canary's), float32 [rows] each. failed: requests that the canary
+    failed to answer.
+    """
+
+    pairs: list[tuple[F32, F32]] = field(default_factory=list)
+    failed: int = 0
+
+
+@dataclass(slots=True)
+class PairSums:
+    """Sums over requests that both versions answered.
+
+    rows, divergence: of all. probability: sum of the stable version's scores. squares: over requests, of
+    divergence squared, divergence times rows, and rows squared.
+    """
+
+    requests: int = 0
+    failed: int = 0
+    rows: float = 0.0
+    divergence: float = 0.0
+    probability: float = 0.0
+    squares: tuple[float, float, float] = (0.0, 0.0, 0.0)
+
+    def add(self, records: PairRecords) -> None:
+        """Adds requests. One with a score of the canary that is no finite number is a failed one."""
+        self.failed += records.failed
+        for stable, canary in records.pairs:
+            if not np.isfinite(canary).all():
+                self.failed += 1
+                continue
+            divergence, rows = float(divergences(stable, canary).sum()), float(stable.size)
+            one, both, other = self.squares
+            self.requests += 1
+            self.rows += rows
+            self.divergence += divergence
+            self.probability += float(stable.sum())
+            self.squares = one + divergence**2, both + divergence * rows, other + rows**2
+
+    def merge(self, other: PairSums) -> None:
+        """Adds the sums of other requests."""
+        self.requests += other.requests
+        self.failed += other.failed
+        self.rows += other.rows
+        self.divergence += other.divergence
+        self.probability += other.probability
+        one, both, last = (a + b for a, b in zip(self.squares, other.squares, strict=True))
+        self.squares = one, both, last
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedLoss:
+    """Information gain that the canary is expected to lose, and its standard deviation."""
+
+    value: float
+    deviation: float
+
+    def low(self, z: float) -> float:
+        """Lower bound, z deviations below."""
+        return max(0.0, self.value - z * self.deviation)
+
+    def high(self, z: float) -> float:
+        """Upper bound, z deviations above."""
+        return self.value + z * self.deviation
+
+
+def expected_loss(sums: PairSums) -> ExpectedLoss | None:
+    """Returns the expected loss; None with fewer than two requests, or if all probabilities are 0 or 1."""
+    if sums.requests < 2 or not sums.rows:
+        return None
+    base = min(max(sums.probability / sums.rows, CLIP), 1 - CLIP)
+    entropy = -base * math.log(base) - (1 - base) * math.log1p(-base)
+    mean = sums.divergence / sums.rows
+    one, both, other = sums.squares
+    spread = max(0.0, one - 2 * mean * both + mean**2 * other)
+    deviation = math.sqrt(spread * sums.requests / (sums.requests - 1)) / sums.rows
+    return ExpectedLoss(mean / entropy, deviation / entropy)
+
+
+def divergences(stable: F32, canary: F32) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """KL divergence of each row's probability, float64 [rows], in nats."""
+    p = stable.astype(np.float64).clip(CLIP, 1 - CLIP)
+    s = canary.astype(np.float64).clip(CLIP, 1 - CLIP)
+    return np.asarray(p * np.log(p / s) + (1 - p) * np.log((1 - p) / (1 - s)))

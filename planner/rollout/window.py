@@ -1,0 +1,44 @@
+"""A sliding window of sums, in slices."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, Protocol, Self, TypeVar
+
+SLICES = 10
+"""Parts of a window; the oldest is dropped as a new one begins."""
+
+
+class Sums(Protocol):
+    """Sums of a part of the window."""
+
+    def merge(self, other: Self) -> None:
+        """Adds those of another part."""
+        ...
+
+
+S = TypeVar("S", bound=Sums)
+
+
+class SlidingWindow(Generic[S]):
+    """The sums of the last span_s seconds. make: makes empty ones."""
+
+    def __init__(self, span_s: float, make: Callable[[], S]) -> None:
+        self._slice_s = span_s / SLICES
+        self._make = make
+        self._slices: deque[tuple[float, S]] = deque(maxlen=SLICES)
+
+    def current(self, now_s: float) -> S:
+        """Returns the slice to add to. now_s: on a clock that does not go back."""
+        if not self._slices or now_s >= self._slices[-1][0] + self._slice_s:
+            self._slices.append((now_s, self._make()))
+        return self._slices[-1][1]
+
+    def total(self, now_s: float) -> S:
+        """Returns the sum of the window."""
+        total = self._make()
+        for start_s, part in self._slices:
+            if start_s >= now_s - SLICES * self._slice_s:
+                total.merge(part)
+        return total
