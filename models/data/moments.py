@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 from polyrec.models.schema.dense_transform import Standard
 from polyrec.models.schema.schema import Dense
 
+LEAST = 1e-20
+
 
 class Moments:
     """Mean and deviation of one dense feature after log1p, in one pass.
@@ -35,7 +37,10 @@ class Moments:
         self._count = total
 
     def standard(self) -> Standard:
-        """Returns mean and deviation so far; a constant feature (up to rounding) gets deviation 1."""
+        """Returns mean and deviation so far; a feature that is constant but for rounding gets deviation 1.
+
+        So does one with a deviation below LEAST, by which an ordinary value divided overflows float32.
+        """
         deviation = float(np.sqrt(self._squares / self._count)) if self._count else 0.0
-        varies = deviation > 1e-12 * abs(self._mean)
+        varies = deviation > max(1e-12 * abs(self._mean), LEAST)
         return Standard(self._mean, deviation if varies else 1.0)

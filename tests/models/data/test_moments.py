@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrec.models.data.moments import Moments
-from polyrec.models.schema.dense_transform import Standard
+from polyrec.models.data.moments import LEAST, Moments
+from polyrec.models.schema.dense_transform import DenseTransform, Standard
 from polyrec.models.schema.schema import Dense
 
 
@@ -22,7 +22,7 @@ def test_batches_add_up_to_the_whole(batches: list[list[float]], log: bool) -> N
     x = np.log1p(np.maximum(x, 0)) if log else x
     got = moments.standard()
     assert got.mean == pytest.approx(x.mean() if x.size else 0.0, rel=1e-9, abs=1e-6)
-    if x.size and x.std() > 1e-9 * np.abs(x).max():
+    if x.size and x.std() > max(1e-9 * np.abs(x).max(), LEAST):
         assert got.deviation == pytest.approx(x.std(), rel=1e-6)
 
 
@@ -41,6 +41,13 @@ def test_a_feature_that_never_varies_keeps_deviation_one(value: float) -> None:
     for size in (1, 999, 12):
         moments.add(np.full(size, value))
     assert moments.standard() == Standard(pytest.approx(value), 1.0)
+
+
+def test_numbers_next_to_zero_do_not_scale_others_beyond_float32() -> None:
+    moments = Moments(Dense(name="x"))
+    moments.add(np.array([0.0, 4.2e-45]))
+    transform = DenseTransform([Dense(name="x", transform=("standardise",))], {"x": moments.standard()})
+    assert transform(np.array([[1.0]]))[0, 0] == pytest.approx(1.0)
 
 
 def test_a_feature_that_is_always_missing_is_unchanged() -> None:
