@@ -62,8 +62,7 @@ class WorkerGroup:
         of_each = [part.shape[0] for part in parts]
         row_bytes = own[0].numel() * own.element_size() if own.shape[0] else 0
         sent = (own.shape[0] - of_each[self.rank]) * row_bytes
-        received = (out.shape[0] - sizes[self.rank]) * out[:1].nbytes
-        self._run(lambda: dist.all_to_all_single(out, own, list(sizes), of_each), sent, received)
+        self._run(lambda: dist.all_to_all_single(out, own, list(sizes), of_each), sent)
         return out
 
     def counts(self, own: Sequence[int], device: torch.device) -> list[int]:
@@ -71,14 +70,14 @@ class WorkerGroup:
         sent = torch.tensor(own, dtype=torch.int64, device=device)
         found = torch.empty_like(sent)
         wire = 8 * (self.size - 1)
-        self._run(lambda: dist.all_to_all_single(found, sent), wire, wire)
+        self._run(lambda: dist.all_to_all_single(found, sent), wire)
         return [int(n) for n in found.tolist()]
 
     def sum(self, tensor: Tensor) -> None:
         """Adds the tensors of all workers, in place; all get bitwise the same sum."""
         # a ring: every worker sends all parts but one twice, once to be added and once as a sum
         wire = 2 * (self.size - 1) * tensor.nbytes // self.size
-        self._run(lambda: dist.all_reduce(tensor), wire, wire)
+        self._run(lambda: dist.all_reduce(tensor), wire)
 
     def gather(self, own: Tensor) -> list[Tensor]:
         """Returns the tensors of all workers, in order of rank; their first sizes may differ."""
@@ -86,9 +85,8 @@ class WorkerGroup:
         received = self.exchange([own] * self.size, sizes)
         return split(received, sizes)
 
-    def _run(self, call: Callable[[], T], sent: int, received: int) -> T:
-        """Makes a collective call. sent, received: bytes on the wire."""
-        del received
+    def _run(self, call: Callable[[], T], sent: int) -> T:
+        """Makes a collective call. sent: bytes that leave this worker."""
         self.sent_bytes += sent
         return call()
 

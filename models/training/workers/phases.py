@@ -58,8 +58,12 @@ def hot_rows_of(stage: ShardedStage, window: Rows, group: I64 | None) -> NDArray
         for start in range(0, window.rows.size, CLASSIFIED_AT_ONCE)
     ]
     hot = np.concatenate(parts) if parts else np.zeros(0, bool)
-    if group is None:
-        return hot
-    _, request = np.unique(group[window.rows], return_inverse=True)
-    found: NDArray[np.bool_] = np.bincount(request, weights=~hot)[request] == 0
+    return hot if group is None else whole_requests(hot, group[window.rows])
+
+
+def whole_requests(hot: NDArray[np.bool_], group: I64) -> NDArray[np.bool_]:
+    """Returns which rows are of requests whose rows are all hot."""
+    _, request = np.unique(group, return_inverse=True)
+    cold = np.bincount(request, weights=~hot)
+    found: NDArray[np.bool_] = cold[request] == 0
     return found

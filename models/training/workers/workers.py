@@ -29,7 +29,7 @@ from polyrec.models.training.optimizer import RowWiseAdagrad
 from polyrec.models.training.row_order import epoch
 from polyrec.models.training.source import Rows
 from polyrec.models.training.workers.group import WorkerGroup, split
-from polyrec.models.training.workers.phases import Phases, hot_rows_of
+from polyrec.models.training.workers.phases import Phases, hot_rows_of, whole_requests
 from polyrec.models.training.workers.settings import WorkerSettings
 from polyrec.models.training.workers.stage import ShardedStage
 
@@ -229,14 +229,6 @@ def hot_prefix(
             if rank >= 0:
                 hot[base + rank] = True
     return hot
-
-
-def whole_requests(hot: NDArray[np.bool_], group: I64) -> NDArray[np.bool_]:
-    """Returns which rows are of requests whose rows are all hot."""
-    _, request = np.unique(group, return_inverse=True)
-    cold = np.bincount(request, weights=~hot)
-    found: NDArray[np.bool_] = cold[request] == 0
-    return found
 
 
 def take_rows(batch: Batch, rows: I64) -> Batch:
