@@ -22,8 +22,8 @@ ROLLBACK_CHANCE, PROMOTE_CHANCE = 3e-5, 0.025
 SLOW_SHARE = 0.05
 """Share of the canary's answers that may be slower than the limit made of the stable version's p95."""
 Verdict = Literal["continue", "rollback", "promote"]
-Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
-Above0 = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+Share = Annotated[float, Field(strict=True, gt=0, le=1, allow_inf_nan=False)]
+Above0 = Annotated[float, Field(strict=True, gt=0, le=1e6, allow_inf_nan=False)]
 
 
 class RolloutBounds(Strict):
@@ -39,12 +39,12 @@ class RolloutBounds(Strict):
 
     max_failed: Share = 0.01
     max_late: Share = 0.02
-    max_slowdown: Annotated[float, Field(ge=1, le=1e3, allow_inf_nan=False)] = 2.0
-    slack_ms: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] = 5.0
+    max_slowdown: Annotated[float, Field(strict=True, ge=1, le=1e3, allow_inf_nan=False)] = 2.0
+    slack_ms: Annotated[float, Field(strict=True, ge=0, le=1e6, allow_inf_nan=False)] = 5.0
     max_psi: Above0 = 0.1
     max_loss: Above0 = 0.03
-    min_requests: Annotated[int, Field(ge=1, le=10**9)] = 200
-    promote_after_s: Annotated[float, Field(ge=0, le=1e8, allow_inf_nan=False)] | None = None
+    min_requests: Annotated[int, Field(strict=True, ge=1, le=10**9)] = 200
+    promote_after_s: Annotated[float, Field(strict=True, ge=0, le=1e8, allow_inf_nan=False)] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ from polyrec.models.runtimes import best_runtime
 from polyrec.planner.plan import Plan, PlannedLane, load_plan, single_path_plan
 from polyrec.server.app.background import run_in_thread
 from polyrec.server.app.drain import Drain
-from polyrec.server.app.engine import Engine
+from polyrec.server.app.engine import Engine, LifecycleState
 from polyrec.server.app.listening import BACKLOG, Ready, address_of, listen, reserve, resolved
 from polyrec.server.app.logs import log_to_stderr
 from polyrec.server.app.serving import Serving
@@ -264,6 +264,8 @@ async def _run_until_stopped(
     grpc: GrpcPort | None,
 ) -> None:
     background = [asyncio.create_task(frontend.sweep())]
+    scheme = "http" if settings.tls_cert is None else "https"
+    url = _url(scheme, listener)  # before a signal can close the listener
     loading = run_in_thread(load)
     if shared is None:
         sockets = duplicate_listener(listener)
@@ -281,13 +283,13 @@ async def _run_until_stopped(
             # what is loaded stays, so the collector need not scan it again
             gc.collect()
             gc.freeze()
-            if grpc is not None:
-                await grpc.start(models)
-            ready = _ready(models, listener, "http" if settings.tls_cert is None else "https", grpc)
-            try:
-                on_ready(ready)
-            except OSError as e:  # a full disk, or a pipe that was closed
-                log.warning("ready, but standard output cannot be written: %s", e.strerror)
+            if models.state is LifecycleState.READY:  # not if a signal came first
+                if grpc is not None:
+                    await grpc.start(models)
+                try:
+                    on_ready(_ready(models, url, grpc))
+                except OSError as e:  # a full disk, or a pipe that was closed
+                    log.warning("ready, but standard output cannot be written: %s", e.strerror)
     except BaseException:
         server.should_exit = True
         raise
@@ -337,12 +339,16 @@ def _open_log(engine: Engine, settings: Settings, folder: Path, serving: Serving
         engine.open_live_quality(settings.of_live_quality(), log_settings, serving)
 
 
-def _ready(models: ModelRepository, listener: socket.socket, scheme: str, grpc: GrpcPort | None) -> Ready:
+def _url(scheme: str, listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _ready(models: ModelRepository, url: str, grpc: GrpcPort | None) -> Ready:
     serving = models.default.serving
     several = len(models.engines) > 1
     return Ready(
-        url=f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}",
+        url=url,
         pid=os.getpid(),
         paths=tuple(
             f"{engine.name}:{path.name}" if several else path.name

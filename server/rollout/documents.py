@@ -11,7 +11,7 @@ from polyrec.models.files import Strict
 from polyrec.planner.rollout.decision import RolloutBounds, RolloutDecision
 from polyrec.server.http.documents import Document
 
-CanaryShare = Annotated[float, Field(ge=0, le=0.5, allow_inf_nan=False)]
+CanaryShare = Annotated[float, Field(strict=True, ge=0, le=0.5, allow_inf_nan=False)]
 """Share of a canary: the stable version keeps at least half, to compare with; 0: only as a shadow."""
 RolloutOutcome = Literal["promoted", "rolled_back"]
 
@@ -27,7 +27,7 @@ class StartRequest(Strict):
 
     plan: Path
     share: CanaryShare = 0.05
-    shadow: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.1
+    shadow: Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)] = 0.1
     by: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     bounds: RolloutBounds = RolloutBounds()
 

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ ROOT = Path(__file__).parents[3]
 BODY = b'{"instances": [{}]}'
 POST = b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(BODY), BODY)
 LIVENESS_S = 90
+PATHS_LOADED = 12
+"""Loading that many takes longer than a signal."""
 
 
 def wait_until(true: Callable[[], bool]) -> None:
@@ -47,6 +49,12 @@ def one_lane(plan: Plan, tmp_path: Path) -> Iterator[ServerProcess]:
     save_plan(plan.model_copy(update={"paths": (path,), "lanes": lanes}), tmp_path / "plan.json")
     with start({"plan": tmp_path / "plan.json", "drain_grace_s": 0, "drain_timeout_s": 0.5}) as child:
         yield child
+
+
+def accepts(port: int) -> bool:
+    with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port), LIVENESS_S):
+        return True
+    return False
 
 
 def lane_of(server: ServerProcess) -> dict[str, Any]:
@@ -200,3 +208,29 @@ def test_process_1_ends_on_sigterm_before_it_is_ready(
             assert state in ("loading", "ready")
         os.kill(pid, signal.SIGTERM)
         assert around.wait(timeout=LIVENESS_S) == 0
+
+
+def test_a_server_that_loads_while_it_drains_ends_well(plan: Plan, tmp_path: Path) -> None:
+    """It does not say that it is ready, and opens no gRPC port."""
+    first = plan.paths[0].model_copy(update={"bundle": plan.paths[0].bundle.absolute()})
+    paths = tuple(first.model_copy(update={"name": f"path{i}"}) for i in range(PATHS_LOADED))
+    save_plan(plan.model_copy(update={"paths": paths}), tmp_path / "plan.json")
+    with listen("127.0.0.1", 0) as free:
+        port = free.getsockname()[1]
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("POLYREC_")}
+    environ |= {"POLYREC_PLAN": str(tmp_path / "plan.json"), "POLYREC_PORT": str(port)}
+    environ |= {"POLYREC_GRPC_PORT": "0", "POLYREC_DRAIN_GRACE_S": "0", "POLYREC_DRAIN_TIMEOUT_S": "3"}
+    command = [sys.executable, "-m", "polyrec.server"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, env=environ, cwd=ROOT, text=True, **pipes) as process:
+        try:
+            wait_until(lambda: accepts(port))
+            with socket.create_connection(("127.0.0.1", port), LIVENESS_S) as connection:
+                connection.sendall(POST[:-1])  # the drain waits for the rest, while the paths are loaded
+                assert httpx.get(f"http://127.0.0.1:{port}/livez").json()["state"] == "loading"
+                process.send_signal(signal.SIGTERM)
+                said, errors = process.communicate(timeout=LIVENESS_S)
+        finally:
+            process.kill()
+    assert (process.returncode, said) == (0, ""), errors
+    assert "Traceback" not in errors
