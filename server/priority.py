@@ -6,6 +6,11 @@ import os
 from contextlib import suppress
 
 
+def open_politely() -> None:
+    """Leaves most of the time to others, and takes enough to be opened on a machine that is fully busy."""
+    os.nice(10)
+
+
 def take_spare_time() -> None:
     """Enters the kernel's idle class (sched(7), SCHED_IDLE): any other process that wakes goes first."""
     os.nice(19)

@@ -40,7 +40,7 @@ class Child:
     ) -> None:
         """name: the lane's, shown by ps. task: a `task.WorkerTask` as JSON. inherited: its descriptors.
 
-        spare: runs in spare time only, from its first import on.
+        spare: runs in spare time only, once it is ready.
         """
         self.name = name
         with ExitStack() as opened:

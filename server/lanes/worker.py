@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from polyrec.server.priority import take_spare_time
+from polyrec.server.priority import open_politely, take_spare_time
 
 if TYPE_CHECKING:
     from polyrec.models.runtimes.runtime import Runtime
@@ -33,7 +33,7 @@ clock = time.perf_counter
 def main(name: str, mailbox_fd: int, wake: int, done: int, lifeline: int, spare: int) -> None:
     die_with(lifeline)
     if spare:
-        take_spare_time()
+        open_politely()
     # on these signals the server drains, and ends its workers after that
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -55,6 +55,8 @@ def main(name: str, mailbox_fd: int, wake: int, done: int, lifeline: int, spare:
         return
     gc.collect()
     gc.freeze()
+    if spare:
+        take_spare_time()
     mailbox.say(WorkerState.READY)
     os.eventfd_write(done, 1)
     _work(mailbox, paths, wake, done)

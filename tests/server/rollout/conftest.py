@@ -19,7 +19,7 @@ from polyrec.planner.plan import Plan, save_plan
 from polyrec.server.app.engine import Engine
 from tests.server.placing import ALLOWED
 
-PATIENCE_S = 60.0
+PATIENCE_S = 600.0
 
 
 @dataclass(frozen=True)

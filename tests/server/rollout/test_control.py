@@ -112,7 +112,7 @@ def test_a_canary_whose_lane_dies_is_rolled_back_and_no_request_is_lost(
     assert os.getpriority(os.PRIO_PROCESS, lane.pid or 0) == 19
     os.kill(lane.pid or 0, signal.SIGKILL)
     answers = trial.ask(requests, 4)
-    assert {answer.status_code for answer in answers} == {200}
+    assert not [answer.text for answer in answers if answer.status_code != 200]
     ended = trial.ended()
     assert ended["outcome"] == "rolled_back"
     assert "a lane of the canary died" in ended["reason"]
