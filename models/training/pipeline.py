@@ -103,6 +103,14 @@ class Training(Strict):
         shape = self.architecture.model_copy(update={"width": widths[-1], "widths": widths})
         return self.model_copy(update={"architecture": shape})
 
+    def with_shape(self, changes: Mapping[str, Any]) -> Training:
+        """Returns a copy with some keys of the shape changed. Raises DataError on a value out of range."""
+        try:
+            shape = Architecture.model_validate(self.architecture.model_dump() | dict(changes))
+        except ValidationError as e:
+            raise DataError(one_line(e)) from None
+        return self.model_copy(update={"architecture": shape})
+
     def with_recipe(self, changes: Mapping[str, Any]) -> Training:
         """Returns a copy with some keys of the recipe changed. Raises DataError on a value out of range."""
         try:

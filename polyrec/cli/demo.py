@@ -12,20 +12,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from polyrec.models.schema.schema import Schema
+    from polyrec.planner.profile import Profile
 
     Say = Callable[[str], None]
     Quality = Mapping[str, float | int | None]
 
 EXAMPLE = "polyrec demo --once"
 
-WIDTHS = (4, 16, 32)
-"""One table, three sizes of model: the first 4, 16 or 32 columns of each row."""
-LOADS = (("at rest", 0.05), ("busy", 0.9))
-"""Loads to show, as shares of what the lanes can do on their fastest paths."""
-LOAD_SECONDS = 3.0
+WIDTHS = (4, 16, 64)
+"""One table, three sizes of model: the first 4, 16 or 64 columns of each row."""
+SHAPE = {"top": (1024, 256)}
+RECIPE = {"sparse_lr": 0.2, "refit": False}
+LOADS = (("at rest", 0.05), ("busy", 0.5), ("peak", 0.85))
+"""Loads to show, as shares of what one core can do on the narrowest path, as profiled."""
+LOAD_SECONDS = 4.0
 SLOS_MS = (20, 50, 200, 1000)
 """Candidates for the SLO: the demo plans for the first that this machine can meet."""
-TRAFFIC = "rate=1000,sizes=lognormal:23"
+CANDIDATES = 200
+"""Candidates of a request under load, on average: most of its cost is the model's, not the protocol's."""
+PLANNED_LOAD = 0.5
+"""Planned rate, as a share of what one lane can do on the widest path; the rest is the plan's reserve."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -115,7 +121,7 @@ def _train(out: Path, clicks: Path, schema: Schema, say: Say) -> tuple[dict[str,
 
     reader = open_data(clicks, schema)
     with Bars() as bars:
-        training = default_training(schema).with_widths(WIDTHS)
+        training = default_training(schema).with_shape(SHAPE).with_widths(WIDTHS).with_recipe(RECIPE)
         learner = Learner(reader, schema, training, phase=bars.phase, progress=bars.training)
         bundle = learner.learn(out / "table", replace=True)
     ceiling = best_possible_quality(clicks, fit_splitter(reader, schema)).as_dict()
@@ -135,21 +141,32 @@ def _plan(out: Path, clicks: Path, say: Say) -> None:
     """Writes profile.json and plan.json. Raises PolyrecError if this machine meets none of the SLOs."""
     from polyrec.models.errors import PolyrecError
     from polyrec.planner.plan import load_plan
+    from polyrec.planner.profile import load_profile
 
     profile, planned = str(out / "profile.json"), str(out / "plan.json")
     quickly = ("--seconds", "1", "--max-rows", "1024", "--fresh", "--data", str(clicks))
     if error := _run_verb("profile", str(out / "table"), *quickly, "--out", profile):
         raise PolyrecError(error)
     say(f"3. profiled on this machine: {profile} (quickly; `polyrec profile` takes its time)")
+    rate = PLANNED_LOAD / _request_s(load_profile(profile), WIDTHS[-1])
+    traffic = f"rate={rate:.0f},sizes=lognormal:{CANDIDATES}"
     for slo_ms in SLOS_MS:
-        requirements = ("--slo-ms", str(slo_ms), "--traffic", TRAFFIC)
+        requirements = ("--slo-ms", str(slo_ms), "--traffic", traffic)
         if not (error := _run_verb("plan", "--profile", profile, *requirements, "--out", planned)):
             break
     else:
         raise PolyrecError(error)
     plan = load_plan(planned)
-    say(f"4. planned for {TRAFFIC} within {slo_ms} ms: {planned}")
+    say(f"4. planned for {traffic} within {slo_ms} ms: {planned}")
     say(f"   {', '.join(path.name for path in plan.paths)} on {', '.join(p.name for p in plan.all_lanes())}")
+
+
+def _request_s(profile: Profile, width: int) -> float:
+    """Seconds of one core for a request of CANDIDATES rows by a model size, reading and writing included."""
+    latencies = [path.latency for path in profile.paths if path.path.width == width]
+    assert profile.front is not None  # the profile was made here, front included
+    front_s = profile.front.query_s + CANDIDATES * profile.front.row_s
+    return front_s + min(latency.median(CANDIDATES) for latency in latencies)
 
 
 def _run_verb(*arguments: str) -> str:
@@ -195,27 +212,30 @@ def _load(url: str, out: Path, clicks: Path, say: Say) -> list[dict[str, Any]]:
     from polyrec.loadtest.drivers.connection import Target
     from polyrec.loadtest.drivers.load import load_of
     from polyrec.loadtest.drivers.open_loop import Limits, run
-    from polyrec.loadtest.drivers.server_pages import get_json, path_qualities
+    from polyrec.loadtest.drivers.server_pages import path_qualities
     from polyrec.loadtest.results.figures import figures
     from polyrec.loadtest.traffic.request_bodies import RANK
     from polyrec.loadtest.traffic.source import open_source
     from polyrec.models.bundle.bundle import load_bundle
     from polyrec.planner.arrivals import arrival_times
     from polyrec.planner.plan import load_plan
-    from polyrec.planner.traffic import Arrivals
+    from polyrec.planner.profile import load_profile
+    from polyrec.planner.traffic import Arrivals, Sizes
 
     source = open_source(str(clicks), load_bundle(out / "table"), 0)
     target = Target(url + RANK, {"Content-Type": "application/json"})
     budget_s = load_plan(out / "plan.json").default_budget_ms / 1e3
     quality, accuracy = path_qualities(url)
-    rows_s = get_json(url, "/v1/paths")["routing"]["total_rate"]
+    most = 1 / _request_s(load_profile(out / "profile.json"), WIDTHS[0])
+    sizes = Sizes(kind="lognormal", mean=CANDIDATES)
     found = []
-    say(f"7. which width answers, {LOAD_SECONDS:g} s at each load, {1e3 * budget_s:g} ms for a request:")
-    usual_rows, _ = source.shuffled(1000, 0)
+    say(f"7. which width answers, {LOAD_SECONDS:g} s at each load, requests of {CANDIDATES} candidates")
+    say(f"   within {1e3 * budget_s:g} ms; the best path's information is {max(quality.values()):.4f} a row:")
     for name, share in LOADS:
-        rate = share * rows_s / float(np.mean(usual_rows))
-        due = arrival_times(Arrivals(), rate, LOAD_SECONDS, np.random.default_rng(0))
-        rows, body = source.shuffled(due.size, 0)
+        rate = share * most
+        random = np.random.default_rng(0)
+        due = arrival_times(Arrivals(), rate, LOAD_SECONDS, random)
+        rows, body = source.sampled(sizes.sample(due.size, random), 0)
         load = load_of(target, due, LOAD_SECONDS, body, rows=rows, budget_s=budget_s, prepare=True)
         seen = figures(run(target, load, Limits()), quality, accuracy)
         mix = ", ".join(f"{path} {part:.0%}" for path, part in seen.mix.items() if part >= 0.005)

@@ -23,7 +23,7 @@ CITY_ITEMS = 50
 HISTORY = 10
 PLATFORMS = 40
 CLASSES = 8
-LATENT = 4
+LATENT = 16
 CLICK_RATE = 0.05
 START_S = 1_700_000_000
 STEP_S = 30
@@ -33,7 +33,7 @@ PRICE_EFFECT = np.array([-2.4, -3.6, -1.5])
 SEEN_EFFECT = np.array([0.0, 1.0, 2.1])
 POSITION_EFFECT = -1.2
 QUALITY = 0.5
-TASTE = 0.25
+TASTE = 0.7
 FILTERS = (
     *("wifi", "spa", "pool", "parking", "breakfast", "pets", "gym", "bar", "beach", "sauna", "family"),
     *("hostel", "resort", "motel", "airport", "center", "balcony", "kitchen", "golf", "casino"),

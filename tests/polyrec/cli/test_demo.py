@@ -14,7 +14,7 @@ def test_the_demo_trains_plans_serves_and_answers(tmp_path: Path, capsys: pytest
     out = tmp_path / "demo"
     assert main(["demo", "--once", "--json", "--port", "0", "--rows", "20000", "--out", str(out)]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert [*told["metrics"]] == ["table.w4", "table.w16", "table.w32"]
+    assert [*told["metrics"]] == ["table.w4", "table.w16", "table.w64"]
     for metrics in told["metrics"].values():
         assert 0.5 < metrics["auc"] < told["planted"]["auc"]
         assert metrics["log_loss"] > told["planted"]["log_loss"]
@@ -23,9 +23,10 @@ def test_the_demo_trains_plans_serves_and_answers(tmp_path: Path, capsys: pytest
     plan = load_plan(out / "plan.json")
     assert told["answer"]["path"] in {path.name for path in plan.paths}
     assert {path.bundle.name for path in plan.paths} == {"table"}
-    rest, busy = told["loads"]
-    assert rest["rate"] < busy["rate"]
-    assert {*rest["mix"], *busy["mix"]} <= {path.name for path in plan.paths}
+    loads = told["loads"]
+    assert [load["load"] for load in loads] == ["at rest", "busy", "peak"]
+    assert loads[0]["rate"] < loads[1]["rate"] < loads[2]["rate"]
+    assert {path for load in loads for path in load["mix"]} <= {path.name for path in plan.paths}
     assert all(path.latency is not None and path.quality is not None for path in plan.paths)
 
 
