@@ -26,11 +26,14 @@ def with_schema(bundle: Bundle, schema: Schema) -> Bundle:
         for old, now in zip(was.numbers, schema.numbers, strict=True)
         if old.name in encoder.standards
     }
-    cuts = {tables[t]: n for t, n in bundle.manifest.representation.cuts.items()}
+    representation = bundle.manifest.representation
+    by_table = {
+        key: {tables[t]: n for t, n in getattr(representation, key).items()} for key in ("cuts", "first_rows")
+    }
     manifest = bundle.manifest.model_copy(
         update={
             "schema_": schema,
-            "representation": bundle.manifest.representation.model_copy(update={"cuts": cuts}),
+            "representation": representation.model_copy(update=by_table),
         }
     )
     return replace(bundle, manifest=manifest, encoder=Encoder(schema, vocabularies, standards))

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from polyrec.models.schema.batch import I64
+from polyrec.models.schema.continuation import Counted, Previous, continued
 from polyrec.models.schema.schema import Categorical
 from polyrec.models.schema.vocabulary import Vocabulary
 
@@ -63,7 +64,7 @@ class AccessCounts:
         self._pending = self._merged = total.num_rows
         return total
 
-    def vocabulary(self, table: str, whole: bool) -> Vocabulary:
+    def vocabulary(self, table: str, whole: bool, previous: Previous | None = None) -> Vocabulary:
         """Returns the table's values in popularity order.
 
         All rows determine which values get a row and an id, ties by value; sampled look-ups determine the
@@ -71,12 +72,23 @@ class AccessCounts:
         whole: every row was sampled. Then the number of values seen once estimates the look-ups of unseen
         values, which the out-of-vocabulary row will serve, and is added to its count (Turing's estimate;
         Good, Biometrika 1953).
+        previous: vocabularies that this one continues, see models/schema/continuation.py.
         """
         total = self._merge()
         accessed = total.column("sampled").to_numpy()
         missing = int(self._missing[1])
+        if previous is not None:
+            counted = Counted(
+                total.column("value").combine_chunks(),
+                accessed,
+                total.column("last").to_numpy(),
+                self._kept(total, None),
+                missing,
+                whole,
+            )
+            return continued(table, previous, counted, self._head.max_values)
         if self._head.cardinality is None:
-            kept = self._kept(total)
+            kept = self._kept(total, self._head.max_values)
             values = total.column("value").take(pa.array(kept)).combine_chunks().cast(self._type)
             known, last = accessed[kept], total.column("last").to_numpy()[kept]
         else:
@@ -104,11 +116,11 @@ class AccessCounts:
             oov=self._head.oov,
         )
 
-    def _kept(self, total: pa.Table) -> I64:
+    def _kept(self, total: pa.Table, most: int | None) -> I64:
         """Positions in `total` of the values that get a row, most frequent first, ties by value."""
         order = pc.sort_indices(total, [("every", "descending"), ("value", "ascending")]).to_numpy()
         frequent = total.column("every").to_numpy()[order] >= self._head.min_count
-        kept: I64 = order[frequent][: self._head.max_values].astype(np.int64)
+        kept: I64 = order[frequent][:most].astype(np.int64)
         return kept
 
 

@@ -6,7 +6,8 @@
     hybrid   each feature gives a stored and a computed vector
 
 `cuts`: how many of its hottest rows each table stores (of the computed half, for a hybrid). `precision`: of
-the stored rows.
+the stored rows. `first_rows`: of computed representations, rows of each table when it was first trained, if
+it was continued with new data since; codes are of these.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from polyrec.models.embeddings.store import FloatRows, first_columns, open_rows
 from polyrec.models.embeddings.table import TableStage
 from polyrec.models.files import Strict
 from polyrec.models.schema.schema import Schema
-from polyrec.models.schema.vocabulary import Vocabulary, ids_of_ranks
+from polyrec.models.schema.vocabulary import Vocabulary
 
 Kind = Literal["table", "dhe", "select", "hybrid"]
 KINDS: tuple[Kind, ...] = ("table", "dhe", "select", "hybrid")
@@ -52,6 +53,7 @@ class Representation(Strict):
     precision: Precision = "fp32"
     encoding: Encoding | None = None
     cuts: dict[str, Annotated[int, Field(ge=0, lt=2**48)]] = Field(default_factory=dict)
+    first_rows: dict[str, Annotated[int, Field(ge=0, lt=2**48)]] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _consistent(self) -> Representation:
@@ -60,6 +62,8 @@ class Representation(Strict):
             raise ValueError(f"representation '{self.kind}' {does} encoding")
         if self.kind == "table" and self.cuts:
             raise ValueError("a table stores every row: it has no cuts")
+        if self.kind == "table" and self.first_rows:
+            raise ValueError("a table computes no row: it has no first_rows")
         return self
 
     @property
@@ -158,7 +162,25 @@ def _computed(
 ) -> ComputedStage:
     assert representation.encoding is not None
     rows = {t: v.rows for t, v in vocabularies.items()}
-    ids = np.concatenate([ids_of_ranks(vocabularies[t].rank_of_id) for t in schema.tables])
-    return ComputedStage(
-        schema, rows, representation.encoding, width, representation.cuts, ids, stored, precision, norms
-    )
+    first = representation.first_rows or rows
+    if first.keys() != rows.keys() or any(first[t] > n for t, n in rows.items()):
+        raise ValueError("first_rows are not of these tables, or more than they have")
+    ids = np.concatenate([hashed_ids(vocabularies[t].rank_of_id, first[t]) for t in schema.tables])
+    cuts, encoding = representation.cuts, representation.encoding
+    return ComputedStage(schema, rows, encoding, width, cuts, ids, stored, precision, norms, first)
+
+
+def hashed_ids(rank_of_id: NDArray[np.signedinteger[Any]], first_rows: int) -> NDArray[np.signedinteger[Any]]:
+    """Returns the number that is hashed of each rank, [rows].
+
+    It is the id, as it was when the table had `first_rows` rows: the rows for missing and unknown values,
+    which come after all values, keep their numbers, and ids that came since have those after them.
+    """
+    rows, values = rank_of_id.size, first_rows - 2
+    numbers = np.arange(rows, dtype=rank_of_id.dtype)
+    if rows > first_rows:
+        numbers[values:-2] += 2
+        numbers[-2:] = (values, values + 1)
+    found = np.empty_like(numbers)
+    found[rank_of_id] = numbers
+    return found

@@ -63,6 +63,9 @@ class ComputedStage(nn.Module):
 
     ids: integers [total rows], the stable id of each row of the fused order. The id plus its table's base is
     hashed, so that no two tables share codes and that vectors do not depend on the popularity order.
+    first_rows: rows of each table when the decoders were first trained; the bases and widths are of these, so
+    that tables may grow and known ids keep their codes. Codes of new ids may be those of another table,
+    which has another decoder. None: as they are now.
     stored: rows [sum of cuts, width], table by table.
     norms: whether decoders have batch norms, for training.
     distinct: whether a row that occurs repeatedly in a batch is computed once (docs/context-once.md);
@@ -84,10 +87,12 @@ class ComputedStage(nn.Module):
         stored: Tensor,
         precision: Precision = "fp32",
         norms: bool = False,
+        first_rows: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__()
         self.rows = FusedRows(schema, table_rows)
         self.encoding = encoding
+        first = FusedRows(schema, first_rows or table_rows)
         self.cuts = np.array([cuts.get(t, 0) for t in self.rows.tables], np.int64)
         if (self.cuts > np.array(self.rows.sizes)).any() or (self.cuts < 0).any():
             raise ValueError("a cut is beyond its table's rows")
@@ -96,10 +101,17 @@ class ComputedStage(nn.Module):
         self._bases = np.array([self.rows.base[t] for t in self.rows.tables], np.int64)
         self._stored_bases = np.cumsum(self.cuts) - self.cuts
         self._ids = ids
+        self._first_bases = np.array([first.base[t] for t in first.tables], np.int64)
+        self._first_rows = dict(zip(first.tables, first.sizes, strict=True))
         self.store: FloatRows | QuantizedRows | TieredRows | SlabReader = open_rows(stored, precision)
+        reach = int((self._first_bases + self.rows.sizes).max(initial=0))
         self.hashes = UniversalHashes(
-            encoding.k, encoding.m, self.rows.total, encoding.seed, encoding.transform
+            encoding.k, encoding.m, first.total, encoding.seed, encoding.transform, reach
         )
+        if max(self.rows.sizes, default=0) > self.hashes.p:
+            raise ValueError(
+                f"a table has more rows than its {self.hashes.p:,} hash codes: train from nothing"
+            )
         computed = self.cuts < np.array(self.rows.sizes)
         self._decoder = np.cumsum(computed) - 1
         self.computed_tables = [t for t, c in zip(self.rows.tables, computed, strict=True) if c]
@@ -114,8 +126,7 @@ class ComputedStage(nn.Module):
         shape, tables = self.encoding, self.computed_tables
         if not shape.by_rows:
             return Decoders(len(tables), shape.k, shape.hidden, width, shape.activation, norms)
-        rows = dict(zip(self.rows.tables, self.rows.sizes, strict=True))
-        hidden = [hidden_by_rows(shape.hidden, rows[t]) for t in tables]
+        hidden = [hidden_by_rows(shape.hidden, self._first_rows[t]) for t in tables]
         return DecodersByRows(shape.k, hidden, width, shape.activation, norms)
 
     @property
@@ -166,7 +177,7 @@ class ComputedStage(nn.Module):
             index = as_index((self._stored_bases[table] + rank)[hot], HOST if on_host else device)
             parts.append(self.store.gather(index))
         if not hot.all():
-            ids = self._bases[table] + self._ids[rows]
+            ids = (self._first_bases[table] + self._ids[rows]) % self.hashes.p
             counts = np.bincount(self._decoder[table[~hot]], minlength=len(self.computed_tables))
             decode = self.decode or self.decoders
             parts.append(decode(self.hashes(as_index(ids[~hot], device)), counts))

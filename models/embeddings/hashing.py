@@ -39,16 +39,20 @@ VARIANCE: dict[CodeTransform, float] = {"uniform": 1 / 3, "gaussian": 1.0}
 class UniversalHashes(nn.Module):
     """k hash functions, drawn from a seed, with values in [0, m).
 
-    domain: ids are in [0, domain); p is the first prime above max(m, domain).
+    domain: ids are in [0, domain); p is the first prime above max(m, domain). reach: ids of tables that have
+    grown since are in [0, reach), which leaves p as it is; at most p; None: domain.
     Raises ValueError if products would not be exact (domain beyond MOST_IDS, 4.4e12).
     """
 
-    def __init__(self, k: int, m: int, domain: int, seed: int, transform: CodeTransform) -> None:
+    def __init__(
+        self, k: int, m: int, domain: int, seed: int, transform: CodeTransform, reach: int | None = None
+    ) -> None:
         super().__init__()
         if transform == "gaussian" and k % 2:
             raise ValueError(f"the gaussian transform pairs its hashes: k must be even, not {k}")
         self.k, self.m, self.domain, self.seed, self.transform = k, m, domain, seed, transform
         self.p = next_prime(max(m, domain))
+        self.reach = min(domain if reach is None else reach, self.p)
         if self.p >= MOST_IDS:
             raise ValueError(f"{domain} ids are too many for exact hashing in 64 bits")
         self.in_floats = self.p * self.p < EXACT
@@ -81,7 +85,7 @@ class UniversalHashes(nn.Module):
         """
         if ids.device.type == "cpu" and self.transform == "uniform" and self.p < MOST_TABULATED:
             return torch.from_numpy(
-                tabulated(self.k, self.m, self.p, self.domain, self.seed).codes(ids.numpy())
+                tabulated(self.k, self.m, self.p, self.reach, self.seed).codes(ids.numpy())
             )
         parts = [self._codes(part) for part in torch.split(ids, max(1, CACHED // self.k))]
         return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -32,6 +32,7 @@ from polyrec.models.data.split import TRAIN, Splitter
 from polyrec.models.errors import DataError
 from polyrec.models.files import Strict, atomic_path
 from polyrec.models.schema.batch import I64
+from polyrec.models.schema.continuation import Previous
 from polyrec.models.schema.dense_transform import Standard
 from polyrec.models.schema.schema import ROLES, Role, Schema
 from polyrec.models.schema.vocabulary import Vocabulary
@@ -73,6 +74,7 @@ def calibrate(
     sample: float | None = None,
     seed: int = 0,
     progress: Callable[[int], object] | None = None,
+    previous: Previous | None = None,
 ) -> Calibration:
     """Calibrates on the rows of the splits `which`, in one pass.
 
@@ -80,6 +82,7 @@ def calibrate(
     A context feature is accessed once for each run of rows with the same value of the schema's group.
     Of equally popular rows the one looked up last, in data order, comes first; ids are ordered by the count
     over all training rows, ties by value. `progress` is called with the rows of each batch read.
+    previous: vocabularies that those found continue, see models/schema/continuation.py.
     Raises DataError: no rows in these splits.
     """
     if sample is not None and not 0.0 < sample <= 1.0:
@@ -108,7 +111,7 @@ def calibrate(
     if not rows:
         raise DataError(f"{reader.path}: there are no rows to calibrate on")
     return Calibration(
-        {table: counter.vocabulary(table, sampled_rows == rows) for table, counter in counters.items()},
+        {t: counter.vocabulary(t, sampled_rows == rows, previous) for t, counter in counters.items()},
         {moment.feature.name: moment.standard() for moment in moments},
         rows,
         sampled_rows,

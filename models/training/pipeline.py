@@ -29,20 +29,19 @@ from polyrec.models.embeddings.decoder import fold_norms
 from polyrec.models.errors import DataError
 from polyrec.models.evaluation.metrics import Quality, evaluate
 from polyrec.models.files import Strict, one_line, read_shipped
-from polyrec.models.schema.batch import I64
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.popularity import Calibration, calibrate
 from polyrec.models.schema.schema import Schema
 from polyrec.models.schema.vocabulary import Vocabulary
 from polyrec.models.training.baselines import Baselines
 from polyrec.models.training.checkpoint import Checkpoints, CheckpointSettings, Identity
-from polyrec.models.training.id_dropout import IdDropout, drop_from_large_tables, make_id_dropout
 from polyrec.models.training.objective import LogitScale, fit_scale, unsampling
 from polyrec.models.training.recipe import Recipe
 from polyrec.models.training.source import Rows, RowSource
 from polyrec.models.training.stream import StreamedRows
-from polyrec.models.training.trainer import Check, History, Progress, fine_tune, fit, predict_heads, refit
-from polyrec.models.training.unseen import count_lookups, hide_unseen, unseen_shares
+from polyrec.models.training.trainer import Check, History, Progress, fit, predict_heads, refit
+from polyrec.models.training.unseen import id_dropout, lookups_to_hide, unseen_shares
+from polyrec.models.training.warm.start import WarmStart
 from polyrec.models.training.workers.workers import Workers
 from polyrec.models.version import code_version
 
@@ -131,24 +130,6 @@ def default_training(schema: Schema) -> Training:
     return load_training(file) if file.exists() else Training()
 
 
-def lookups_to_hide(recipe: Recipe, encoder: Encoder, source: RowSource) -> dict[str, I64]:
-    """Returns the look-ups of rows by feature and rank; empty unless the recipe measures what to hide."""
-    return count_lookups(encoder, source) if recipe.hide == "unseen" else {}
-
-
-def id_dropout(
-    recipe: Recipe, encoder: Encoder, lookups: Mapping[str, I64], unseen: Mapping[str, float]
-) -> IdDropout | None:
-    """Returns the recipe's id dropout.
-
-    lookups: `lookups_to_hide` of the training rows. unseen: shares to hide by feature, if the recipe measures
-    them.
-    """
-    if recipe.hide == "unseen":
-        return make_id_dropout(encoder, hide_unseen(encoder, lookups, unseen))
-    return make_id_dropout(encoder, drop_from_large_tables(encoder, recipe.hide, recipe.hide_from_rows))
-
-
 @dataclass(frozen=True, slots=True)
 class Fitted:
     """The result of a training. unseen: see models/training/unseen.py. scales: of each head's logits."""
@@ -174,6 +155,8 @@ class Learner:
     window_rows: rows of a window in which training rows are read and shuffled, see models/training/stream.py;
     None: all rows are encoded first. A stream has no baselines.
     workers: those that train together; worker 0 calls `learn`, the others `assist`.
+    start: a bundle to continue, whose schema, architecture and representation are then these; None: from
+    nothing.
     """
 
     reader: DataReader
@@ -190,6 +173,12 @@ class Learner:
     window_rows: int | None = None
     record: Mapping[str, Any] = field(default_factory=dict)
     workers: Workers | None = None
+    start: WarmStart | None = None
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe that steps are taken by: the training's, with smaller steps for a warm start."""
+        return self.start.gentler(self.training.recipe) if self.start else self.training.recipe
 
     def learn(self, out: str | Path, replace: bool = False) -> Bundle:
         """Trains, measures on the test rows and writes the bundle."""
@@ -219,6 +208,7 @@ class Learner:
             "calibration": self.calibration and self.calibration.fingerprint(),
             "sample": self.sample,
             "window_rows": self.window_rows,
+            "from": self.start and self.start.identity(),
             "polyrec": code_version(),
         }
 
@@ -243,7 +233,7 @@ class Learner:
         return write_bundle(
             out,
             model,
-            self.training.representation(self.kind, encoder.vocabularies),
+            self.representation(encoder),
             encoder,
             metrics={
                 **named_by_width("test", quality),
@@ -257,6 +247,7 @@ class Learner:
                 "unseen": fitted.unseen,
                 "logit_scales": [asdict(scale) for scale in fitted.scales],
                 "data": {"fingerprint": fingerprint, "path": self.reader.path.name},
+                **({"from": self.start.record(encoder)} if self.start else {}),
                 **self.record,
             },
             replace=replace,
@@ -284,14 +275,18 @@ class Learner:
         self, encoder: Encoder, training: RowSource, validation: Rows, checkpoints: Checkpoints | None = None
     ) -> Fitted:
         """Trains a model on the rows `training` and chooses its weights on the rows `validation`."""
-        model, recipe = self.initial_model(encoder), self.training.recipe
+        model, recipe = self.initial_model(encoder), self.recipe
         known = lookups_to_hide(recipe, encoder, training)
-        unseen = unseen_shares(encoder, known, lookups_to_hide(recipe, encoder, validation))
+        trained = self.start.with_known(encoder, known) if self.start else known
+        unseen = unseen_shares(encoder, trained, lookups_to_hide(recipe, encoder, validation))
         hide = id_dropout(recipe, encoder, known, unseen)
         table = model.stage
         if self.workers:
             model = self.workers.sharded(model, encoder.vocabularies)
-        history = fit(model, training, validation, recipe, hide, self.progress, checkpoints, self.workers)
+        goes_on = self.start is not None
+        history = fit(
+            model, training, validation, recipe, hide, self.progress, checkpoints, self.workers, goes_on
+        )
         if self.workers:
             model = self.workers.whole(model, table)
         scales: tuple[LogitScale, ...] = ()
@@ -317,12 +312,13 @@ class Learner:
     def _refitted(
         self, fitted: Fitted, encoder: Encoder, source: RowSource, checkpoints: Checkpoints | None
     ) -> DLRM:
-        model, recipe = self.initial_model(encoder), self.training.recipe
+        model, recipe = self.initial_model(encoder), self.recipe
         hide = id_dropout(recipe, encoder, lookups_to_hide(recipe, encoder, source), fitted.unseen)
         table = model.stage
         if self.workers:
             model = self.workers.sharded(model, encoder.vocabularies)
-        refit(model, source, recipe, fitted.history, hide, self.progress, checkpoints, self.workers)
+        history, goes_on = fitted.history, self.start is not None
+        refit(model, source, recipe, history, hide, self.progress, checkpoints, self.workers, goes_on)
         return self.workers.whole(model, table) if self.workers else model
 
     def _streamed(self, encoder: Encoder, splitter: Splitter, which: Sequence[int]) -> StreamedRows:
@@ -340,7 +336,10 @@ class Learner:
             sample=self.sample,
             seed=self.training.recipe.seed,
             progress=self.phase("calibrate", self.reader.rows_hint),
+            previous=self.start.previous() if self.start else None,
         )
+        if self.start:
+            return self.start.encoder(found)
         return Encoder(self.schema, found.vocabularies, found.standards)
 
     def encoded(self, encoder: Encoder, splitter: Splitter, which: Sequence[int]) -> EncodedRows:
@@ -350,11 +349,13 @@ class Learner:
         return encode(self.reader, encoder, splitter, which, memory_bytes, progress)
 
     def initial_model(self, encoder: Encoder) -> DLRM:
-        """Creates an untrained model."""
+        """Creates a model to train: an untrained one, or that of the bundle to continue."""
         shape, recipe = self.training.architecture, self.training.recipe
         torch.manual_seed(recipe.seed)
+        if self.start:
+            return self.start.model(encoder, recipe)
         stage = initial_stage(
-            self.training.representation(self.kind, encoder.vocabularies),
+            self.representation(encoder),
             self.schema,
             encoder.vocabularies,
             shape.width,
@@ -362,6 +363,12 @@ class Learner:
             recipe.row_spread,
         )
         return DLRM(stage, initial_net(shape, dense_slots(self.schema), stage.slots, recipe.dropout))
+
+    def representation(self, encoder: Encoder) -> Representation:
+        """Returns the representation of the bundle that is trained."""
+        if self.start:
+            return self.start.representation(encoder)
+        return self.training.representation(self.kind, encoder.vocabularies)
 
 
 def best_check(history: History) -> Check:
@@ -391,31 +398,3 @@ def quality_on_test(
     progress = phase("encode", reader.rows_hint)
     with encode(reader, encoder, splitter, (TEST,), progress=progress) as data:
         return measure_widths(model, data, encoder.schema)
-
-
-def fine_tune_bundle(
-    model: DLRM,
-    bundle: Bundle,
-    reader: DataReader,
-    recipe: Recipe,
-    phase: Phase,
-    progress: Progress | None = None,
-) -> None:
-    """Fine-tunes a model derived from `bundle`, on the rows that the bundle was trained on.
-
-    These are the training rows, and the validation rows too if it was refitted. The schedule is fixed,
-    without model selection, because a refitted model has seen the validation rows.
-    """
-    refitted = bundle.manifest.training.get("recipe", {}).get("refit", False)
-    which = (TRAIN, VALIDATION) if refitted else (TRAIN,)
-    encoder = bundle.encoder
-    splitter = fit_splitter(reader, encoder.schema, phase("split", reader.rows_hint))
-    with encode(reader, encoder, splitter, which, progress=phase("encode", reader.rows_hint)) as data:
-        rows, unseen = Rows(data, data.select(*which)), bundle.manifest.training.get("unseen", {})
-        hide = id_dropout(recipe, encoder, lookups_to_hide(recipe, encoder, rows), unseen)
-        kept = encoder.schema.label.negatives_kept
-        for head in model.net.heads:
-            unsampling(1 / kept).apply(head)
-        fine_tune(model, rows, recipe, hide, progress)
-        for head in model.net.heads:
-            unsampling(kept).apply(head)

@@ -9,6 +9,7 @@ validation rows together for the number of steps that was best.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
@@ -31,6 +32,7 @@ from polyrec.models.training.workers.workers import Workers
 class Check:
     """One measurement on the validation rows.
 
+    training_loss: mean since the check before; NaN before the first step.
     log_loss: what selects the weights; the mean over the heads of nested widths. auc: of the widest head.
     """
 
@@ -94,7 +96,7 @@ class _Selection:
         else:
             heads = predict_heads(self._model, found.data, found.rows)
         loss = float(np.mean([log_loss(p, y) for p in heads]))
-        trained = float(np.mean(self.losses))
+        trained = float(np.mean(self.losses)) if self.losses else math.nan
         self.checks.append(Check(step, step / self._steps_per_epoch, trained, loss, auc(heads[-1], y)))
         self.losses = []
         if self._workers:
@@ -128,13 +130,16 @@ def fit(
     progress: Progress | None = None,
     checkpoints: Checkpoints | None = None,
     workers: Workers | None = None,
+    trained_before: bool = False,
 ) -> History:
     """Trains `model` in place and leaves it at its best weights by validation log-loss.
 
     Stops early after `patience` checks without improvement. checkpoints: written while training; where they
     have one of this training, it goes on from there. workers: see Stepper; without checkpoints.
+    trained_before: the model goes on as it is, and the weights that it comes with may be the best ones.
     """
-    start_at_base_rate(model, training.base_rate)
+    if not trained_before:
+        start_at_base_rate(model, training.base_rate)
     steps_per_epoch = recipe.steps_per_epoch(training.size)
     total = steps_per_epoch * recipe.epochs
     every = max(1, steps_per_epoch // recipe.checks_per_epoch)
@@ -143,6 +148,8 @@ def fit(
     if checkpoints and (found := checkpoints.load(FIT)):
         stepper.restore(found)
         selection.restore(found)
+    elif trained_before:
+        selection.check(0)
     for taken in () if selection.ended else stepper:
         step = taken.number
         selection.losses.append(taken.loss)
@@ -170,12 +177,14 @@ def refit(
     progress: Progress | None = None,
     checkpoints: Checkpoints | None = None,
     workers: Workers | None = None,
+    trained_before: bool = False,
 ) -> None:
     """Trains a fresh `model` on all `rows` for as many epochs as were best in `history`.
 
-    Uses the validated schedule, stopped at the same share of its length.
+    Uses the validated schedule, stopped at the same share of its length. trained_before: see `fit`.
     """
-    start_at_base_rate(model, rows.base_rate)
+    if not trained_before:
+        start_at_base_rate(model, rows.base_rate)
     stop = round(history.best_step / history.steps_per_epoch * recipe.steps_per_epoch(rows.size))
     _train(model, rows, recipe, stop, hide, progress, checkpoints, workers)
 

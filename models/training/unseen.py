@@ -16,6 +16,8 @@ import numpy as np
 from polyrec.models.schema.batch import F32, I64, Batch, take_bags
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.schema import Categorical
+from polyrec.models.training.id_dropout import IdDropout, drop_from_large_tables, make_id_dropout
+from polyrec.models.training.recipe import Recipe
 from polyrec.models.training.source import RowSource
 
 SLICE_ROWS = 65536
@@ -115,3 +117,21 @@ def _scale(count: I64, share: float) -> float:
         dropped = (np.minimum(MOST_PROBABILITY, middle / n) * lookups).sum()
         low, high = (middle, high) if dropped < share * lookups.sum() else (low, middle)
     return high
+
+
+def lookups_to_hide(recipe: Recipe, encoder: Encoder, source: RowSource) -> dict[str, I64]:
+    """Returns the look-ups of rows by feature and rank; empty unless the recipe measures what to hide."""
+    return count_lookups(encoder, source) if recipe.hide == "unseen" else {}
+
+
+def id_dropout(
+    recipe: Recipe, encoder: Encoder, lookups: Mapping[str, I64], unseen: Mapping[str, float]
+) -> IdDropout | None:
+    """Returns the recipe's id dropout.
+
+    lookups: `lookups_to_hide` of the training rows. unseen: shares to hide by feature, if the recipe measures
+    them.
+    """
+    if recipe.hide == "unseen":
+        return make_id_dropout(encoder, hide_unseen(encoder, lookups, unseen))
+    return make_id_dropout(encoder, drop_from_large_tables(encoder, recipe.hide, recipe.hide_from_rows))

@@ -47,12 +47,12 @@ def run(args: argparse.Namespace) -> int:
     from polyrec.models.training.distill import Regression, distill
     from polyrec.models.training.pipeline import (
         default_training,
-        fine_tune_bundle,
         load_training,
         named_by_width,
         quality_on_test,
     )
     from polyrec.models.training.trainer import StepReport
+    from polyrec.models.training.warm.fine_tune import fine_tune_bundle
 
     torch.set_num_threads(1)
     require_target(args.out, args.replace)

@@ -10,6 +10,7 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from polyrec.cli.train_start import add_start_arguments, refuse_with_start, start_of, training_of
 from polyrec.cli.train_workers import add_worker_arguments, refuse_with_workers, workers_of
 from polyrec.loadtest.arguments import duration, non_negative_int, positive_int
 
@@ -52,7 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model = parser.add_argument_group("model")
     model.add_argument(
         "--representation",
-        default="table",
         choices=["table", "dhe", "select", "hybrid"],
         help="representation of ids (default table)",
     )
@@ -69,6 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     model.add_argument("--seed", type=non_negative_int, help="seed of initial weights, order and hidden ids")
     model.add_argument("--threads", type=positive_int, default=1, help="torch threads (default 1)")
+    add_start_arguments(parser.add_argument_group("warm start"))
     kept = parser.add_argument_group("checkpoints")
     kept.add_argument(
         "--checkpoint",
@@ -107,16 +108,16 @@ def run(args: argparse.Namespace) -> int:
     from polyrec.models.data.reader import open_data
     from polyrec.models.errors import PolyrecError
     from polyrec.models.schema.popularity import load_calibration
-    from polyrec.models.schema.schema import load_schema
     from polyrec.models.training.baselines import CONSTANT, LOGISTIC, shortfalls
     from polyrec.models.training.checkpoint import CheckpointSettings
-    from polyrec.models.training.pipeline import Learner, default_training, load_training
+    from polyrec.models.training.pipeline import Learner
 
-    if args.schema is None:
+    if args.schema is None and args.start is None:
         _offer_schema(args)
     if args.every is not None and args.checkpoint is None:
         raise PolyrecError("--every says how often to write checkpoints; say where with --checkpoint DIR")
     refuse_with_workers(args)
+    refuse_with_start(args)
     if args.search and args.window:
         raise PolyrecError("--search draws rows in any order: it does not go with --window")
     if args.search and args.checkpoint:
@@ -125,8 +126,8 @@ def run(args: argparse.Namespace) -> int:
             "OUT.recipe.yaml --checkpoint DIR"
         )
     torch.set_num_threads(args.threads)
-    schema = load_schema(args.schema)
-    training = load_training(args.recipe) if args.recipe else default_training(schema)
+    start, schema = start_of(args)
+    training = training_of(args, schema, start)
     given = {name: getattr(args, name) for name in ("epochs", "batch_rows", "by_request", "seed")}
     training = training.with_recipe({k: v for k, v in given.items() if v is not None})
     reader = open_data(args.data, schema, args.on_malformed, args.since, args.until)
@@ -138,7 +139,7 @@ def run(args: argparse.Namespace) -> int:
             reader,
             schema,
             training,
-            args.representation,
+            start.bundle.manifest.representation.kind if start else args.representation or "table",
             sample=args.sample,
             calibration=load_calibration(args.calibration, schema) if args.calibration else None,
             phase=bars.phase,
@@ -148,6 +149,7 @@ def run(args: argparse.Namespace) -> int:
             record={"period": {"since": args.since, "until": args.until}} if args.since or args.until else {},
             notice=lambda line: print(line, file=sys.stderr),
             workers=workers,
+            start=start,
         )
         if workers and workers.rank:
             learner.assist()

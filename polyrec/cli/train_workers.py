@@ -54,7 +54,7 @@ def refuse_with_workers(args: argparse.Namespace) -> None:
     for flag, given in (
         ("--checkpoint", args.checkpoint),
         ("--search", args.search),
-        ("--representation", args.representation != "table"),
+        ("--representation", args.representation not in (None, "table")),
     ):
         if given:
             raise PolyrecError(f"several workers train tables without {flag}: leave it out")

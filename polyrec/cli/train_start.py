@@ -1,0 +1,93 @@
+"""The part of `polyrec train` that says what training starts from: a recipe, or a bundle to continue."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from polyrec.loadtest.arguments import non_negative_int, positive_float
+
+if TYPE_CHECKING:
+    from polyrec.models.schema.schema import Schema
+    from polyrec.models.training.pipeline import Training
+    from polyrec.models.training.warm.start import WarmStart
+
+
+def add_start_arguments(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--from",
+        dest="start",
+        metavar="BUNDLE",
+        help="go on from this bundle with new data: its schema, recipe, weights and rows of known ids; new "
+        "ids get new rows",
+    )
+    group.add_argument(
+        "--forget-unseen",
+        type=non_negative_int,
+        metavar="N",
+        help="ids that the new data do not look up, and that have at most N look-ups counted before, give "
+        "their rows to new ids (counts halve with every warm start)",
+    )
+    group.add_argument(
+        "--step-size",
+        type=positive_float,
+        metavar="FACTOR",
+        help="of the recipe's step sizes (default 0.5)",
+    )
+    group.add_argument(
+        "--new-standards",
+        action="store_true",
+        help="means and deviations of the new data (default: those of the bundle)",
+    )
+
+
+def refuse_with_start(args: argparse.Namespace) -> None:
+    """Raises PolyrecError for options that do not go with a warm start, or only with one."""
+    from polyrec.models.errors import PolyrecError
+
+    if args.start is None:
+        for flag, given in (
+            ("--forget-unseen", args.forget_unseen is not None),
+            ("--step-size", args.step_size),
+            ("--new-standards", args.new_standards),
+        ):
+            if given:
+                raise PolyrecError(f"{flag} is of a warm start; say which bundle with --from BUNDLE")
+        return
+    for flag, given, why in (
+        ("--calibration", args.calibration, "the bundle's vocabularies are continued"),
+        ("--representation", args.representation, "it stays that of the bundle"),
+        ("--search", args.search, "search for a recipe first, then give it with --recipe"),
+    ):
+        if given:
+            raise PolyrecError(f"{flag} does not go with --from: {why}")
+
+
+def start_of(args: argparse.Namespace) -> tuple[WarmStart | None, Schema]:
+    """Returns the bundle to continue, if any, and the schema of the data."""
+    from polyrec.models.bundle.bundle import load_bundle
+    from polyrec.models.schema.schema import load_schema
+    from polyrec.models.training.warm.start import STEP_SIZE, WarmStart
+
+    schema = load_schema(args.schema) if args.schema else None
+    if args.start is None:
+        assert schema is not None
+        return None, schema
+    factor = args.step_size or STEP_SIZE
+    start = WarmStart(load_bundle(args.start), args.forget_unseen, args.new_standards, factor)
+    if schema is None:
+        return start, start.bundle.manifest.schema_
+    start.require_schema(schema)
+    return start, schema
+
+
+def training_of(args: argparse.Namespace, schema: Schema, start: WarmStart | None) -> Training:
+    """Returns the recipe file's training; of a warm start its hyperparameters, or the bundle's."""
+    from polyrec.models.training.pipeline import default_training, load_training
+
+    training = load_training(args.recipe) if args.recipe else default_training(schema)
+    if start is None:
+        return training
+    recipe = training.recipe if args.recipe else start.recipe() or training.recipe
+    shape = start.bundle.manifest.architecture
+    return training.model_copy(update={"architecture": shape, "recipe": recipe})
