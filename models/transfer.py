@@ -1,4 +1,4 @@
-"""Copies host arrays to the device of a model without waiting for it."""
+"""Copies host arrays to the device of a model without waiting for it; names of devices."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from polyrec.models.errors import DataError
 
 
 def on_device(array: NDArray[Any], device: torch.device) -> Tensor:
@@ -21,3 +23,15 @@ def on_device(array: NDArray[Any], device: torch.device) -> Tensor:
     if device.type != "cuda":
         return here.to(device)
     return here.pin_memory().to(device, non_blocking=True)
+
+
+def require_device(name: str) -> torch.device:
+    """Returns the device of a name: `cpu`, `cuda`, `cuda:1`. Raises DataError if torch has none of it."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise DataError(f"'{name}' is no device; take cpu, cuda or cuda:N") from None
+    found = torch.cuda.device_count()
+    if device.type == "cpu" or (device.type == "cuda" and (device.index or 0) < found):
+        return device
+    raise DataError(f"this machine has no device '{name}': torch finds {found} of cuda, and cpu")

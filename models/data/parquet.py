@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from glob import glob
 from pathlib import Path
+from typing import overload
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,6 +17,7 @@ import pyarrow.parquet as pq
 from polyrec.models.data.columns import check_columns, check_type, column_kind, normalize_column
 from polyrec.models.data.malformed import RowValidator
 from polyrec.models.data.reader import OnMalformed, fingerprint, is_glob
+from polyrec.models.data.remote.path import DataPath, RemotePath
 from polyrec.models.errors import DataError
 from polyrec.models.schema.schema import Schema
 
@@ -25,8 +27,8 @@ BUFFER_BYTES = 1 << 20
 class ParquetReader:
     """Rows of Parquet files (see polyrec.models.data.reader.DataReader)."""
 
-    def __init__(self, path: Path, schema: Schema, on_malformed: OnMalformed = "fatal") -> None:
-        self.path = path
+    def __init__(self, path: DataPath, schema: Schema, on_malformed: OnMalformed = "fatal") -> None:
+        self.path: DataPath = path
         self._schema = schema
         self._validator = RowValidator(schema, on_malformed)
         self._files = parquet_files(path)
@@ -67,7 +69,7 @@ class ParquetReader:
                     raise DataError(f"cannot read '{file}': {str(e).splitlines()[0]}") from None
 
     def _clean(
-        self, file: Path, first: int, batch: pa.RecordBatch, columns: Sequence[str]
+        self, file: DataPath, first: int, batch: pa.RecordBatch, columns: Sequence[str]
     ) -> Iterator[pa.RecordBatch]:
         names = batch.schema.names
         data = pa.RecordBatch.from_arrays(
@@ -85,10 +87,19 @@ class ParquetReader:
             yield out
 
 
-def parquet_files(path: Path) -> list[Path]:
+@overload
+def parquet_files(path: Path) -> list[Path]: ...
+@overload
+def parquet_files(path: RemotePath) -> list[RemotePath]: ...
+def parquet_files(path: DataPath) -> list[Path] | list[RemotePath]:
     """Returns a file itself, all `*.parquet` files of a folder, or those that match a glob, in the order of
     their names. Raises DataError if there are none.
     """
+    if isinstance(path, RemotePath):
+        found = path.parquet_files()
+        if not found:
+            raise DataError(f"no *.parquet file at '{path}'")
+        return found
     if is_glob(path):
         files = sorted(Path(name) for name in glob(str(path), recursive=True) if Path(name).is_file())
         if not files:
@@ -100,9 +111,14 @@ def parquet_files(path: Path) -> list[Path]:
     return files
 
 
-def open_parquet(file: Path) -> pq.ParquetFile:
-    """Opens a file with a small read buffer. Raises DataError if it is not Parquet."""
+def open_parquet(file: DataPath) -> pq.ParquetFile:
+    """Opens a file with a small read buffer; of a remote one, the columns of a row group are read at once.
+
+    Raises DataError if it is not Parquet.
+    """
     try:
+        if isinstance(file, RemotePath):
+            return pq.ParquetFile(file.path, filesystem=file.arrow_system(), pre_buffer=True)
         return pq.ParquetFile(file, buffer_size=BUFFER_BYTES, pre_buffer=False)
     except (OSError, pa.ArrowException) as e:
         raise DataError(f"cannot read '{file}' as Parquet: {str(e).splitlines()[0]}") from None

@@ -126,7 +126,7 @@ class PredictionLogReader(PackedReader):
         on_malformed: OnMalformed = "fatal",
         now_s: float | None = None,
     ) -> None:
-        self.path = path
+        self.path = self._log = path
         self.rules = load_rules(path)
         if self.rules.for_schema != schema.name:
             raise DataError(f"'{path}' is a log of schema '{self.rules.for_schema}', not of '{schema.name}'")
@@ -214,7 +214,7 @@ class PredictionLogReader(PackedReader):
     def _feedback_of(self, first: datetime, last: datetime) -> pa.Table:
         """Returns the labels that may concern requests answered in the hours from first to last."""
         if self._feedback[0] != first or first != last:
-            files = label_files_of(self.path, first, last + timedelta(hours=1) + self._window)
+            files = label_files_of(self._log, first, last + timedelta(hours=1) + self._window)
             tables = [table for f in files for table in read_labels(f)]
             self._feedback = first, pa.concat_tables([LABEL_COLUMNS.empty_table(), *tables]).combine_chunks()
         return self._feedback[1]

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from polyrec.models.data.remote.path import DataPath, RemotePath, data_path
 from polyrec.models.errors import DataError
 from polyrec.models.schema.schema import Schema
 
@@ -28,7 +29,7 @@ class DataReader(Protocol):
     """Rows of one data set, readable in any number of passes."""
 
     @property
-    def path(self) -> Path:
+    def path(self) -> DataPath:
         """The file or folder."""
         ...
 
@@ -56,7 +57,7 @@ class DataReader(Protocol):
         ...
 
     def fingerprint(self) -> str:
-        """sha256 of the bytes of the data, as hex digits."""
+        """sha256 of the bytes of the data, or of what a remote store tells versions apart by; hex digits."""
         ...
 
 
@@ -76,7 +77,7 @@ class PeriodReader:
                 f"a period needs a time, and schema '{schema.name}' has none: its split is by "
                 f"{schema.split.rule}"
             )
-        if reader.path.is_dir() and is_prediction_log(reader.path):
+        if isinstance(reader.path, Path) and reader.path.is_dir() and is_prediction_log(reader.path):
             raise DataError(f"'{reader.path}' is a prediction log, of which no period can be chosen")
         self.path, self.columns = reader.path, reader.columns
         self._reader = reader
@@ -110,7 +111,7 @@ class PeriodReader:
                 yield found
 
 
-def _stored_type(path: Path, column: str) -> pa.DataType | None:
+def _stored_type(path: DataPath, column: str) -> pa.DataType | None:
     """The type of a column in Parquet files, of one value where they are packed; None if there is none."""
     from polyrec.models.data.parquet import open_parquet, parquet_files
 
@@ -152,11 +153,12 @@ def open_data(
 ) -> DataReader:
     """Opens Parquet (file, folder or glob), plain or packed, a prediction log, or a Criteo TSV (or gzip).
 
+    path: Parquet may also be a URL, see models/data/remote/path.py.
     since, until: only rows of this period, see PeriodReader. Features of the request are computed, of these
     rows, and read like columns. Raises DataError: no such file, an unknown format, a column of the schema
     that is missing or of another type, a period without a time.
     """
-    reader = _open(Path(path), schema, on_malformed)
+    reader = _open(data_path(path), schema, on_malformed)
     if since is not None or until is not None:
         reader = PeriodReader(reader, schema, since, until)
     if not schema.request:
@@ -166,10 +168,14 @@ def open_data(
     return RequestReader(reader, schema)
 
 
-def _open(path: Path, schema: Schema, on_malformed: OnMalformed) -> DataReader:
+def _open(path: DataPath, schema: Schema, on_malformed: OnMalformed) -> DataReader:
     from polyrec.models.data.criteo import CriteoReader
 
     if is_glob(path):
+        return _open_parquet(path, schema, on_malformed)
+    if isinstance(path, RemotePath):
+        if not path.exists():
+            raise DataError(f"no data at '{path}'")
         return _open_parquet(path, schema, on_malformed)
     if not path.exists():
         raise DataError(f"no data file '{path}'")
@@ -193,7 +199,7 @@ def _open(path: Path, schema: Schema, on_malformed: OnMalformed) -> DataReader:
     raise DataError(f"'{path}' is neither Parquet nor a Criteo file (.tsv, .txt or .gz)")
 
 
-def _open_parquet(path: Path, schema: Schema, on_malformed: OnMalformed) -> DataReader:
+def _open_parquet(path: DataPath, schema: Schema, on_malformed: OnMalformed) -> DataReader:
     from polyrec.models.data.packed.reader import PackedReader, is_packed
     from polyrec.models.data.parquet import ParquetReader, parquet_files
 
@@ -201,17 +207,26 @@ def _open_parquet(path: Path, schema: Schema, on_malformed: OnMalformed) -> Data
     return (PackedReader if is_packed(first) else ParquetReader)(path, schema, on_malformed)
 
 
-def is_glob(path: Path) -> bool:
+def is_glob(path: DataPath) -> bool:
     """Whether a path stands for the files that match it, like `clicks/2026-11-*.parquet`."""
+    if isinstance(path, RemotePath):
+        return path.is_glob
     return not path.exists() and any(character in str(path) for character in "*?[")
 
 
-def fingerprint(files: Sequence[Path], root: Path) -> str:
-    """sha256 over names (below root) and contents of files, streamed. root: a file, a folder or a glob."""
+def fingerprint(files: Sequence[DataPath], root: DataPath) -> str:
+    """sha256 over names (below root) and contents of files, streamed. root: a file, a folder or a glob.
+
+    Of remote files, what the store tells versions apart by stands for the contents.
+    """
     digest = hashlib.sha256()
-    while is_glob(root):
+    while isinstance(root, Path) and is_glob(root):
         root = root.parent
     for file in files:
+        if isinstance(file, RemotePath):
+            digest.update(f"{file.name} {file.identity()}\0".encode())
+            continue
+        assert isinstance(root, Path)
         if file != root:
             digest.update(file.relative_to(root).as_posix().encode() + b"\0")
         try:

@@ -21,6 +21,7 @@ import pyarrow.types as pt
 import yaml
 
 from polyrec.models.data.parquet import open_parquet, parquet_files
+from polyrec.models.data.remote.path import DataPath, data_path
 from polyrec.models.errors import DataError, SchemaError
 from polyrec.models.files import validate_as
 from polyrec.models.schema.schema import RESERVED, Schema
@@ -82,14 +83,14 @@ def guess_schema(
     label, group: columns that are known. name: the schema's, by default the file's.
     Raises DataError: no such file or column; SchemaError: no column looks like a label, or like an id.
     """
-    path = Path(path)
-    data = _sample(path)
+    place = data_path(path)
+    data = _sample(place)
     for column in (label, group):
         if column is not None and column not in data.column_names:
-            raise DataError(f"{path}: no column '{column}'; the columns are {', '.join(data.column_names)}")
+            raise DataError(f"{place}: no column '{column}'; the columns are {', '.join(data.column_names)}")
     reasons: dict[str, str] = {}
     left_out: dict[str, str] = {}
-    label_of, reasons["label"] = _label(data, label, path)
+    label_of, reasons["label"] = _label(data, label, place)
     rest = [c for c in data.column_names if c != label_of["column"]]
     time = next((c for c in rest if _is_time(c, data[c].type)), None)
     group, why_group = _group(data, [c for c in rest if c != time], group)
@@ -114,15 +115,15 @@ def guess_schema(
         reasons[column] = f"{why}; {why_role}"
     _share_tables(data, features["categorical"], reasons)
     split, reasons["split"] = _split(time, group, features["categorical"])
-    document = {"name": name or _name(path), **features, "label": label_of, "split": split}
+    document = {"name": name or _name(place), **features, "label": label_of, "split": split}
     if group is not None:
         document["group"] = group
     if not features["categorical"]:
-        raise SchemaError(f"no column of '{path}' looks like an id: a schema needs one; write it by hand")
-    return Guess(validate_as(Schema, document, f"schema of '{path}'", SchemaError), reasons, left_out)
+        raise SchemaError(f"no column of '{place}' looks like an id: a schema needs one; write it by hand")
+    return Guess(validate_as(Schema, document, f"schema of '{place}'", SchemaError), reasons, left_out)
 
 
-def _sample(path: Path) -> pa.Table:
+def _sample(path: DataPath) -> pa.Table:
     """The first rows. Raises DataError."""
     batches: list[pa.RecordBatch] = []
     left = SAMPLE_ROWS
@@ -138,7 +139,7 @@ def _sample(path: Path) -> pa.Table:
     return table.unify_dictionaries()
 
 
-def _label(data: pa.Table, given: str | None, path: Path) -> tuple[dict[str, Any], str]:
+def _label(data: pa.Table, given: str | None, path: DataPath) -> tuple[dict[str, Any], str]:
     """Returns the label, and why. Raises SchemaError if no column looks like one."""
     numbers = [c for c in data.column_names if _is_number(data[c].type)]
     named = [c for c in LABELS if c in numbers]
@@ -341,7 +342,7 @@ def _share(column: pa.ChunkedArray, above: float) -> float:
     return float(pc.mean(pc.greater(column.cast(pa.float64()), above)).as_py() or 0.0)
 
 
-def _name(path: Path) -> str:
+def _name(path: DataPath) -> str:
     """A name for the schema from that of the file."""
     found = re.sub(r"\W+", "_", path.stem, flags=re.ASCII).strip("_")[:64]
     return found if re.match(r"[A-Za-z_]", found) else f"data_{found}"

@@ -224,6 +224,8 @@ class BatchNorm(nn.Module):
     def forward(self, x: Tensor, counts: Tensor, first: int, last: int) -> Tensor:
         """Normalizes x [last - first, longest, size], of which table t has counts[t] rows, then padding."""
         own = slice(first, last)
+        # statistics are summed in the precision that they are kept in, whatever the products' is
+        x = x.to(self.gain.dtype)
         if not self.training:
             scale, shift = self.scale_and_shift()
             return x * scale[own] + shift[own]

@@ -155,6 +155,7 @@ class Learner:
     window_rows: rows of a window in which training rows are read and shuffled, see models/training/stream.py;
     None: all rows are encoded first. A stream has no baselines.
     workers: those that train together; worker 0 calls `learn`, the others `assist`.
+    device: where steps are taken and predictions made: `cpu`, `cuda` or `cuda:1`.
     start: a bundle to continue, whose schema, architecture and representation are then these; None: from
     nothing.
     """
@@ -174,6 +175,7 @@ class Learner:
     record: Mapping[str, Any] = field(default_factory=dict)
     workers: Workers | None = None
     start: WarmStart | None = None
+    device: str = "cpu"
 
     @property
     def recipe(self) -> Recipe:
@@ -208,6 +210,7 @@ class Learner:
             "calibration": self.calibration and self.calibration.fingerprint(),
             "sample": self.sample,
             "window_rows": self.window_rows,
+            "device": self.device,
             "from": self.start and self.start.identity(),
             "polyrec": code_version(),
         }
@@ -275,7 +278,7 @@ class Learner:
         self, encoder: Encoder, training: RowSource, validation: Rows, checkpoints: Checkpoints | None = None
     ) -> Fitted:
         """Trains a model on the rows `training` and chooses its weights on the rows `validation`."""
-        model, recipe = self.initial_model(encoder), self.recipe
+        model, recipe = self.initial_model(encoder).to(self.device), self.recipe
         known = lookups_to_hide(recipe, encoder, training)
         trained = self.start.with_known(encoder, known) if self.start else known
         unseen = unseen_shares(encoder, trained, lookups_to_hide(recipe, encoder, validation))
@@ -312,7 +315,7 @@ class Learner:
     def _refitted(
         self, fitted: Fitted, encoder: Encoder, source: RowSource, checkpoints: Checkpoints | None
     ) -> DLRM:
-        model, recipe = self.initial_model(encoder), self.recipe
+        model, recipe = self.initial_model(encoder).to(self.device), self.recipe
         hide = id_dropout(recipe, encoder, lookups_to_hide(recipe, encoder, source), fitted.unseen)
         table = model.stage
         if self.workers:

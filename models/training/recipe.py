@@ -28,6 +28,8 @@ class Recipe(Strict):
     listwise: weight of the listwise softmax loss against log-loss (needs by_request); calibrate: scale and
     level of the logits are fitted on the validation rows; see models/training/objective.py.
     block_lr: with nested widths, factor of `sparse_lr` for the columns that each width adds; empty: 1.
+    precision: of the products of net and decoders in a step; bf16 by autocast, while weights, optimizer
+    state, loss and validation stay fp32.
     distill: with nested widths, the narrow heads' share of the target that is the widest head's probability.
     """
 
@@ -50,6 +52,7 @@ class Recipe(Strict):
     hide_from_rows: Annotated[int, Field(ge=1)] = 1000
     average: Annotated[float, Field(ge=0, lt=1)] = 0.99
     checks_per_epoch: Annotated[int, Field(ge=1)] = 8
+    precision: Literal["fp32", "bf16"] = "fp32"
     patience: Annotated[int, Field(ge=1)] = 8
     refit: bool = False
     seed: int = 0

@@ -85,11 +85,12 @@ def loss_of_heads(logits: Tensor, label: Tensor, distill: float) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step that was taken. number: from 1. rows: of its batch."""
+    """A step that was taken. number: from 1. rows: of its batch. learning_rate: of the net."""
 
     number: int
     loss: float
     rows: int
+    learning_rate: float
 
 
 class Stepper:
@@ -112,6 +113,7 @@ class Stepper:
         self.step, self.total = 0, total
         self.average = WeightAverage(model, recipe.average)
         self._model, self._source, self._recipe, self._hide = model, source, recipe, hide
+        self._device = next(model.net.parameters()).device
         self._batch_rows = recipe.rows_of_step(source.size)
         self._dense = torch.optim.AdamW(
             dense_parameters(model), lr=recipe.dense_lr, weight_decay=recipe.dense_decay
@@ -136,7 +138,7 @@ class Stepper:
             for window in self._source.windows(self._window):
                 for chosen in self._order(window):
                     loss = self._take(window, chosen)
-                    yield Step(self.step, loss, chosen.size)
+                    yield Step(self.step, loss, chosen.size, self._dense.param_groups[0]["lr"])
                     if self.step >= self.total:
                         return
                 self._window, self._drawn = self._window + 1, 0
@@ -203,7 +205,9 @@ class Stepper:
     def _loss(self, window: Rows, batch: Batch, chosen: I64) -> Tensor:
         """Returns the mean loss of a batch, whose rows are `chosen`."""
         recipe, group = self._recipe, self._group(window)
-        logits = self._model.logits(batch)
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=recipe.precision == "bf16"):
+            logits = self._model.logits(batch)
+        logits = logits.float() if recipe.precision == "bf16" else logits
         label = torch.from_numpy(window.data.label[chosen]).to(logits.device)
         loss = loss_of_heads(logits, label, recipe.distill)
         if group is not None and recipe.listwise:
@@ -219,6 +223,8 @@ class Stepper:
         tensors |= {f"sparse.{i}": t for i, t in enumerate(self._sparse.accumulators())}
         tensors |= {f"average.{i}": t for i, t in enumerate(self.average.mean)}
         tensors["torch_random"] = torch.get_rng_state()
+        if self._device.type == "cuda":
+            tensors["device_random"] = torch.cuda.get_rng_state(self._device)
         values = {"step": self.step, "window": self._window, "drawn": self._drawn}
         randoms = {"window_random": self._began, "random": self._random.bit_generator.state}
         return State(tensors, {**values, **randoms})
@@ -238,6 +244,8 @@ class Stepper:
             for i, tensor in enumerate(own):
                 tensor.copy_(saved[str(i)])
         torch.set_rng_state(state.tensors["torch_random"])
+        if self._device.type == "cuda":
+            torch.cuda.set_rng_state(state.tensors["device_random"], self._device)
         values = state.values
         self.step, self._window, self._drawn = values["step"], values["window"], values["drawn"]
         self._began, self._resume_at = values["window_random"], values["random"]

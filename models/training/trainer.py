@@ -27,6 +27,9 @@ from polyrec.models.training.source import Rows, RowSource, TrainingRows
 from polyrec.models.training.stepper import Stepper
 from polyrec.models.training.workers.workers import Workers
 
+FIT, REFIT = "fit", "refit"
+"""Names of the trainings that checkpoints and records tell apart."""
+
 
 @dataclass(frozen=True, slots=True)
 class Check:
@@ -54,20 +57,22 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """A step of a training that was taken, of `total`. rows: of its batch. check: the last one, if any."""
+    """A step of a training that was taken, of `total`.
+
+    rows: of its batch. check: the last one, if any. learning_rate: of the net. training: FIT or REFIT.
+    """
 
     step: int
     total: int
     rows: int
     loss: float
     check: Check | None = None
+    learning_rate: float = 0.0
+    training: str = FIT
 
 
 Progress = Callable[[StepReport], None]
 """Called after each step."""
-
-FIT, REFIT = "fit", "refit"
-"""Names of the trainings that checkpoints tell apart."""
 
 
 class _Selection:
@@ -160,7 +165,7 @@ def fit(
             selection.ended = step == total or step - selection.best_step >= recipe.patience * every
         if progress:
             last = selection.checks[-1] if selection.checks else None
-            progress(StepReport(step, total, taken.rows, taken.loss, last))
+            progress(StepReport(step, total, taken.rows, taken.loss, last, taken.learning_rate))
         if checkpoints and (selection.ended or checkpoints.due()):
             checkpoints.save(FIT, stepper.state() | selection.state())
         if selection.ended:
@@ -221,7 +226,8 @@ def _train(
         stepper.restore(found)
     for taken in stepper if stepper.step < stop else ():
         if progress:
-            progress(StepReport(taken.number, stop, taken.rows, taken.loss))
+            rate = taken.learning_rate
+            progress(StepReport(taken.number, stop, taken.rows, taken.loss, None, rate, REFIT))
         if checkpoints and checkpoints.due():
             checkpoints.save(REFIT, stepper.state())
         if taken.number >= stop:

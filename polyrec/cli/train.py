@@ -25,7 +25,7 @@ CHECKPOINT_EVERY_S = 300.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     source = parser.add_argument_group("data")
     source.add_argument(
-        "--data", required=True, help="Parquet file, folder or quoted glob, or Criteo TSV[.gz]"
+        "--data", required=True, help="Parquet file, folder or quoted glob, or its URL; or Criteo TSV[.gz]"
     )
     source.add_argument("--schema", help="schema file, or the name of a shipped one")
     for flag, meaning in (("--since", "from this time on"), ("--until", "before this time")):
@@ -68,9 +68,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="batches of whole requests, with each context computed once",
     )
     model.add_argument("--seed", type=non_negative_int, help="seed of initial weights, order and hidden ids")
+    model.add_argument("--precision", choices=["fp32", "bf16"], help="of the net's products in a step")
+    model.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default cpu)")
     model.add_argument("--threads", type=positive_int, default=1, help="torch threads (default 1)")
     add_start_arguments(parser.add_argument_group("warm start"))
-    kept = parser.add_argument_group("checkpoints")
+    kept = parser.add_argument_group("checkpoints and records")
     kept.add_argument(
         "--checkpoint",
         type=Path,
@@ -80,6 +82,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kept.add_argument(
         "--every", type=duration, metavar="TIME", help="time between checkpoints: 90s, 5m (default 5m)"
     )
+    kept.add_argument(
+        "--tensorboard", type=Path, metavar="DIR", help="write loss, rows/s and quality for TensorBoard"
+    )
+    kept.add_argument("--mlflow", metavar="URI", help="write them as a run to this MLflow tracking server")
     add_worker_arguments(parser.add_argument_group("several workers"))
     search = parser.add_argument_group("search for a recipe")
     search.add_argument(
@@ -105,12 +111,14 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from polyrec.cli.progress import Bars
+    from polyrec.cli.tracking import both, record_of
     from polyrec.models.data.reader import open_data
     from polyrec.models.errors import PolyrecError
     from polyrec.models.schema.popularity import load_calibration
     from polyrec.models.training.baselines import CONSTANT, LOGISTIC, shortfalls
     from polyrec.models.training.checkpoint import CheckpointSettings
     from polyrec.models.training.pipeline import Learner
+    from polyrec.models.transfer import require_device
 
     if args.schema is None and args.start is None:
         _offer_schema(args)
@@ -118,6 +126,7 @@ def run(args: argparse.Namespace) -> int:
         raise PolyrecError("--every says how often to write checkpoints; say where with --checkpoint DIR")
     refuse_with_workers(args)
     refuse_with_start(args)
+    require_device(args.device)
     if args.search and args.window:
         raise PolyrecError("--search draws rows in any order: it does not go with --window")
     if args.search and args.checkpoint:
@@ -128,7 +137,9 @@ def run(args: argparse.Namespace) -> int:
     torch.set_num_threads(args.threads)
     start, schema = start_of(args)
     training = training_of(args, schema, start)
-    given = {name: getattr(args, name) for name in ("epochs", "batch_rows", "by_request", "seed")}
+    given = {
+        name: getattr(args, name) for name in ("epochs", "batch_rows", "by_request", "seed", "precision")
+    }
     training = training.with_recipe({k: v for k, v in given.items() if v is not None})
     reader = open_data(args.data, schema, args.on_malformed, args.since, args.until)
     checkpoint = None
@@ -150,13 +161,17 @@ def run(args: argparse.Namespace) -> int:
             notice=lambda line: print(line, file=sys.stderr),
             workers=workers,
             start=start,
+            device=args.device,
         )
         if workers and workers.rank:
             learner.assist()
             return 0
         if args.search:
             learner = _searched(learner, args)
-        bundle = learner.learn(args.out, replace=args.replace)
+        with record_of(args.tensorboard, args.mlflow, Path(args.out).name) as record:
+            record.parameters(learner.training.recipe.model_dump() | {"data": reader.path.name})
+            bundle = replace(learner, progress=both(bars.training, record)).learn(args.out, args.replace)
+            record.result(bundle.test_metrics, bundle.manifest.training["best_step"])
     manifest = bundle.manifest
     warnings = shortfalls(manifest.metrics)
     for warning in warnings:

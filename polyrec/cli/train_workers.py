@@ -54,6 +54,7 @@ def refuse_with_workers(args: argparse.Namespace) -> None:
     for flag, given in (
         ("--checkpoint", args.checkpoint),
         ("--search", args.search),
+        ("--device", args.device != "cpu"),
         ("--representation", args.representation not in (None, "table")),
     ):
         if given:

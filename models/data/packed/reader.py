@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -21,6 +20,7 @@ from polyrec.models.data.columns import check_columns, check_type, column_kind, 
 from polyrec.models.data.malformed import RowValidator
 from polyrec.models.data.parquet import open_parquet, parquet_files
 from polyrec.models.data.reader import OnMalformed, fingerprint
+from polyrec.models.data.remote.path import DataPath
 from polyrec.models.data.requests import Requests, rebatch
 from polyrec.models.errors import DataError
 from polyrec.models.files import Strict
@@ -45,12 +45,12 @@ class Packing(Strict):
     shared: tuple[str, ...]
 
 
-def is_packed(file: Path) -> bool:
+def is_packed(file: DataPath) -> bool:
     """Whether a Parquet file is packed, by any version of Polyrec. Raises DataError if it is no Parquet."""
     return _written(file) is not None
 
 
-def packing_of(file: Path) -> Packing | None:
+def packing_of(file: DataPath) -> Packing | None:
     """Returns the metadata of a packed file; None if it is plain. Raises DataError if it cannot be read."""
     written = _written(file)
     if written is None:
@@ -63,7 +63,7 @@ def packing_of(file: Path) -> Packing | None:
         ) from None
 
 
-def _written(file: Path) -> bytes | None:
+def _written(file: DataPath) -> bytes | None:
     with open_parquet(file) as parquet:
         return (parquet.schema_arrow.metadata or {}).get(KEY)
 
@@ -71,8 +71,8 @@ def _written(file: Path) -> bytes | None:
 class PackedReader:
     """Rows of packed Parquet files (see polyrec.models.data.reader.DataReader), and their requests."""
 
-    def __init__(self, path: Path, schema: Schema, on_malformed: OnMalformed = "fatal") -> None:
-        self.path = path
+    def __init__(self, path: DataPath, schema: Schema, on_malformed: OnMalformed = "fatal") -> None:
+        self.path: DataPath = path
         self._schema = schema
         self._validator = RowValidator(schema, on_malformed)
         self._files = parquet_files(path)
@@ -88,7 +88,7 @@ class PackedReader:
             self._rows += self._check(file)
         self.columns = self.packing.columns
 
-    def _check(self, file: Path) -> int:
+    def _check(self, file: DataPath) -> int:
         """Checks columns and types; returns the number of rows."""
         with open_parquet(file) as parquet:
             there = parquet.schema_arrow

@@ -1,0 +1,118 @@
+"""Measures training in bf16 beside fp32: quality on trivago, time of a step of a small and a large net.
+
+    python -m benchmarks.training.precision --data ../shared/data/trivago/impressions.parquet \\
+        --json docs/results/training-precision.json
+
+Quality: the shipped recipe, every seed, metrics on the test rows. Time: steps of 4,096 rows on generated
+clicks, fp32 and bf16 in turns, medians; one thread. Prints the tables of docs/results/training-precision.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from polyrec.loadtest.machine import processor
+from polyrec.models.data.encoded import encode
+from polyrec.models.data.reader import open_data
+from polyrec.models.data.split import TRAIN, fit_splitter
+from polyrec.models.data.synthetic.generator import generate
+from polyrec.models.dlrm.dlrm import Architecture
+from polyrec.models.schema.schema import load_schema
+from polyrec.models.training.pipeline import Learner, Training, default_training
+from polyrec.models.training.source import Rows
+from polyrec.models.training.stepper import Stepper
+
+METRICS = ("auc", "log_loss", "information")
+PRECISIONS = ("fp32", "bf16")
+NETS = {"shipped, top 256": (256,), "top 1024-1024-512": (1024, 1024, 512)}
+BATCH_ROWS, ROUNDS, STEPS = 4096, 5, 6
+
+
+def quality(data: Path, folder: Path, seeds: Sequence[int], device: str) -> dict[str, list[dict[str, Any]]]:
+    """Returns the test metrics of each precision and seed, and the seconds of training."""
+    schema = load_schema("trivago")
+    found: dict[str, list[dict[str, Any]]] = {p: [] for p in PRECISIONS}
+    for seed in seeds:
+        for precision in PRECISIONS:
+            training = default_training(schema).with_recipe({"seed": seed, "precision": precision})
+            reader = open_data(data, schema)
+            learner = Learner(reader, schema, training, baselines=False, device=device)
+            begin = time.perf_counter()
+            bundle = learner.learn(folder / f"{precision} {seed}")
+            seconds = time.perf_counter() - begin
+            found[precision].append({m: bundle.test_metrics[m] for m in METRICS} | {"seconds": seconds})
+            print(precision, seed, found[precision][-1], flush=True)
+    return found
+
+
+def rates(folder: Path, device: str) -> dict[str, dict[str, float]]:
+    """Returns rows/s of steps, by net and precision."""
+    schema = load_schema("trivago")
+    reader = open_data(generate(folder / "clicks.parquet", 60_000, seed=1).path, schema)
+    splitter = fit_splitter(reader, schema)
+    found: dict[str, dict[str, float]] = {}
+    for net, top in NETS.items():
+        shape = Architecture(width=32, bottom=(128,), top=top, interaction="cat")
+        learner = Learner(reader, schema, Training(architecture=shape), device=device)
+        encoder = learner.encoder_of(splitter, (TRAIN,))
+        with encode(reader, encoder, splitter, (TRAIN,)) as data:
+            steppers = {}
+            for precision in PRECISIONS:
+                recipe = learner.recipe.model_copy(update={"precision": precision, "batch_rows": BATCH_ROWS})
+                model = learner.initial_model(encoder).to(device)
+                steppers[precision] = iter(Stepper(model, Rows(data, data.select(TRAIN)), recipe, 10**6))
+            times: dict[str, list[float]] = {p: [] for p in PRECISIONS}
+            for round_ in range(ROUNDS + 1):
+                for precision, stepper in steppers.items():
+                    begin = time.process_time() if device == "cpu" else time.perf_counter()
+                    rows = sum(next(stepper).rows for _ in range(STEPS))
+                    end = time.process_time() if device == "cpu" else time.perf_counter()
+                    if round_:
+                        times[precision].append(rows / (end - begin))
+        found[net] = {p: float(np.median(t)) for p, t in times.items()}
+        print(net, found[net], flush=True)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        speed = rates(Path(folder), args.device)
+        found = quality(args.data, Path(folder), args.seeds, args.device)
+    print("\n| precision | AUC | log-loss | information gain | seconds |\n|---|---|---|---|---|")
+    for precision, runs in found.items():
+        cells = []
+        for key, digits in (("auc", 4), ("log_loss", 5), ("information", 4), ("seconds", 1)):
+            values = [run[key] for run in runs]
+            cells.append(
+                f"{np.mean(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+            )
+        print(f"| {precision} | " + " | ".join(cells) + " |")
+    print("\n| net | fp32 rows/s | bf16 rows/s | times |\n|---|---|---|---|")
+    for net, rate in speed.items():
+        print(f"| {net} | {rate['fp32']:,.0f} | {rate['bf16']:,.0f} | {rate['bf16'] / rate['fp32']:.2f} |")
+    if args.json:
+        result = {"machine": processor(), "date": datetime.now(UTC).date().isoformat(), "device": args.device}
+        args.json.write_text(json.dumps({**result, "quality": found, "rates": speed}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
