@@ -61,6 +61,9 @@ class RouterState:
     `merge_rows` of a usable lane on its fastest path. min_latency_s: the shortest time to an answer that was
     ever observed.
 
+    others_budget_s: the shortest usual budget of other models that use the same lanes' time, infinity without
+    any; a batch delays their queries, too.
+
     best_value: of all paths. best_paths: those that have it, by usable lane. allowed_paths: indexes of paths
     that the policy uses at all. reserve_s: backlog in seconds that random arrivals alone may add before it
     shrinks again, by the heavy-traffic tail of a queue, log(1 / P) x variance per second / (2 x spare
@@ -70,7 +73,8 @@ class RouterState:
     __slots__ = (
         "allowed_paths", "best_paths", "best_value", "broken", "devices", "front", "front_factor", "lanes",
         "last_completion_s", "limits", "loss_backoff", "max_merge_rows", "max_queued_rows", "min_latency_s",
-        "observed", "paths", "prices", "queue", "reserve_s", "routing", "service_times", "sole_inline_lane",
+        "observed", "others_budget_s", "paths", "prices", "queue", "reserve_s", "routing",
+        "service_times", "sole_inline_lane",
         "specs", "start_s", "total_rate", "usable",
     )  # fmt: skip
 
@@ -114,6 +118,7 @@ class RouterState:
         self.front = FrontCost(routing)
         self.loss_backoff = LossBackoff()
         self.observed = ObservedTraffic(now_s)
+        self.others_budget_s = INF
         self.total_rate = 0.0
         self.prices: Prices | None = None
         self.min_latency_s = 0.0
@@ -139,7 +144,8 @@ class RouterState:
 
     def refresh(self) -> None:
         """Recomputes what depends on corrections, breakers and the usual budget. Off the request path."""
-        batch_s = BATCH_SHARE * self.observed.budget_s
+        batch_s = BATCH_SHARE * min(self.observed.budget_s, self.others_budget_s)
+        is_shared = self.others_budget_s < INF
         inline_s = min(max(MIN_INLINE_BATCH_S, batch_s), MAX_INLINE_BATCH_S)
         batch_rows = self.limits.max_batch_rows
         for lane in self.lanes:
@@ -147,7 +153,7 @@ class RouterState:
             for p in lane.paths:
                 latency = self.paths[p].latency
                 max_rows = min(batch_rows, latency.rows)
-                if lane.inline:
+                if lane.inline or is_shared:
                     max_rows = min(max_rows, max(1, latency.max_rows_at_median(inline_s / factors[p])))
                 lane.max_rows[p] = max_rows
                 efficient = min(latency.efficient_rows, latency.max_rows_at_tail(batch_s / factors[p]))
@@ -163,7 +169,14 @@ class RouterState:
         self.update_lanes()
 
     def _row_s(self, lane: LaneState, path: int, max_rows: int | None = None) -> float:
-        """Seconds per row in batches of `merge_rows` rows, or of `max_rows` if that is less."""
+        """Seconds per row in batches of `merge_rows` rows, or of `max_rows` if that is less.
+
+        Of the server's time: longer where other models have a part of the lane's.
+        """
+        return self.unshared_row_s(lane, path, max_rows) / lane.share
+
+    def unshared_row_s(self, lane: LaneState, path: int, max_rows: int | None = None) -> float:
+        """Seconds of lane time per row, as `_row_s` without other models."""
         rows = lane.merge_rows[path]
         if max_rows is not None and max_rows < rows:
             rows = max_rows

@@ -13,13 +13,13 @@ medians), and keeps what limits every policy:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linprog
-from scipy.sparse import coo_array
+from scipy.sparse import coo_array, vstack
 
 from polyrec.models.schema.batch import F64, I64
 from polyrec.planner.plan import Limits
@@ -28,6 +28,7 @@ from polyrec.planner.routing.lanes.path import PathSpec
 from polyrec.planner.routing.latency.latency_table import LatencyTable
 
 BINS_A_BUDGET = 4
+CLOSE = 1e-9
 SIZES = 32
 """Number of batch sizes tried for a row's minimum cost; between them the next larger one is allowed."""
 
@@ -49,6 +50,25 @@ class ClairvoyantBound:
         return float(self.by_bin[round(since_s / self.bin_s) : round(until_s / self.bin_s)].sum())
 
 
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """The queries of one model, and its paths. arrival_s, rows: [queries], ascending; budget_s: of each, or
+    of all. weight: of the model's information.
+    """
+
+    paths: Sequence[PathSpec]
+    limits: Limits
+    arrival_s: F64
+    rows: I64
+    budget_s: float | F64
+    weight: float = 1.0
+
+    @property
+    def budgets(self) -> F64:
+        """Budget of each query in seconds: [queries]."""
+        return np.broadcast_to(np.asarray(self.budget_s, np.float64), self.arrival_s.shape)
+
+
 def bound(
     paths: Sequence[PathSpec],
     lanes: Sequence[LaneSpec],
@@ -59,22 +79,103 @@ def bound(
     bin_s: float | None = None,
 ) -> ClairvoyantBound:
     """Computes the bound of a trace. arrival_s, rows: [queries], ascending; budget_s: of each, or of all."""
-    budgets = np.broadcast_to(np.asarray(budget_s, np.float64), arrival_s.shape)
-    if not arrival_s.size:
+    count: dict[str, int] = {}
+    for lane in lanes:
+        count[lane.device] = count.get(lane.device, 0) + 1
+    return joint_bound([Trace(paths, limits, arrival_s, rows, budget_s)], count, bin_s)
+
+
+def joint_bound(
+    traces: Sequence[Trace],
+    lanes: Mapping[str, float],
+    bin_s: float | None = None,
+    guaranteed: Sequence[float] = (),
+) -> ClairvoyantBound:
+    """Computes the bound of several models on one machine: of the sum of their weighted information.
+
+    lanes: by device, how many batches may execute at a time, whichever model they are of. guaranteed: share
+    of all lanes for each model, which has at least the information of its own bound there, on its most
+    efficient path; empty: nothing is guaranteed.
+    """
+    if not all(trace.arrival_s.size for trace in traces):
         return ClairvoyantBound(0.0, 0.0, 1.0, np.zeros(0))
-    width = float(budgets.min()) / BINS_A_BUDGET if bin_s is None else bin_s
-    longest_s = float(budgets.max())
-    devices = list(dict.fromkeys(lane.device for lane in lanes))
-    count = [sum(lane.device == d for lane in lanes) for d in devices]
+    width = min(float(t.budgets.min()) for t in traces) / BINS_A_BUDGET if bin_s is None else bin_s
+    bins = max(int(((t.arrival_s + t.budgets) / width).max()) for t in traces) + 1
+    devices = list(lanes)
+    parts = [_assignments(trace, devices, bins, width) for trace in traces]
+    sizes = np.cumsum([0, *(part.group_rows.size for part in parts)])
+    group = np.concatenate([part.group + at for part, at in zip(parts, sizes, strict=False)])
+    first = np.concatenate([part.first for part in parts])
+    place, cost, value = (
+        np.concatenate([getattr(part, name) for part in parts]) for name in ("place", "cost", "value")
+    )
+    if not group.size:
+        return ClairvoyantBound(0.0, 0.0, width, np.zeros(bins))
+    columns = np.arange(group.size)
+    matrix = coo_array(
+        (
+            np.concatenate([cost, np.ones(group.size)]),
+            (np.concatenate([place, len(devices) * bins + group]), np.concatenate([columns, columns])),
+        ),
+        shape=(len(devices) * bins + sizes[-1], group.size),
+    ).tocsr()
+    group_rows = np.concatenate([part.group_rows for part in parts])
+    count = [lanes[device] for device in devices]
+    limit = np.concatenate([np.repeat(np.asarray(count, np.float64) * width, bins), group_rows])
+    for share, trace, at, end in zip(guaranteed, traces, sizes, sizes[1:], strict=False):
+        alone = joint_bound([_efficient(trace)], {device: share * n for device, n in lanes.items()}, width)
+        own = np.where((group >= at) & (group < end), -value, 0.0)
+        matrix = vstack([matrix, own])
+        limit = np.append(limit, -alone.information * (1 - CLOSE))
+    solved = linprog(-value, A_ub=matrix, b_ub=limit, bounds=(0, None), method="highs")
+    if solved.status != 0:
+        raise RuntimeError(f"the bound's linear program was not solved: {solved.message}")
+    by_bin: F64 = np.bincount(first[group], weights=value * solved.x, minlength=bins).astype(np.float64)
+    return ClairvoyantBound(float(-solved.fun), float(solved.x.sum()), width, by_bin)
+
+
+def _efficient(trace: Trace) -> Trace:
+    """The trace with only the path that has the most information per second of each device."""
+    best: dict[str, PathSpec] = {}
+    rows = trace.limits.max_batch_rows
+
+    def rate(path: PathSpec) -> float:
+        return path.quality / path.latency.median(rows)
+
+    for path in trace.paths:
+        if path.device not in best or rate(path) > rate(best[path.device]):
+            best[path.device] = path
+    return replace(trace, paths=tuple(best.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Assignments:
+    """Variables of one trace: rows of a group on a path in a bin, in order.
+
+    group: index; place: device times bins plus bin; cost: seconds of a row; value: of a row, weighted.
+    first: arrival bin of each group; group_rows: its rows.
+    """
+
+    group: I64
+    place: I64
+    cost: F64
+    value: F64
+    first: I64
+    group_rows: F64
+
+
+def _assignments(trace: Trace, devices: Sequence[str], bins: int, width: float) -> _Assignments:
+    arrival_s, rows, budgets, limits = trace.arrival_s, trace.rows, trace.budgets, trace.limits
     first = (arrival_s / width).astype(np.int64)
     last = ((arrival_s + budgets) / width).astype(np.int64)
-    bins = int(last.max()) + 1
     # Queries of one arrival bin and one deadline bin are one group: their rows cost the same.
     groups, group_of = np.unique(np.stack([first, last]), axis=1, return_inverse=True)
-    group_rows = np.bincount(group_of.ravel(), weights=rows)
+    group_rows = np.bincount(group_of.ravel(), weights=rows).astype(np.float64)
     biggest = min(int(rows.sum()), max(limits.max_batch_rows, limits.max_request_rows, int(rows.max())))
-    variables: list[tuple[I64, I64, F64, float]] = []
-    for path in paths:
+    longest_s = float(budgets.max())
+    none = np.zeros(0, np.int64)
+    found: list[tuple[I64, I64, F64, F64]] = [(none, none, np.zeros(0), np.zeros(0))]
+    for path in trace.paths:
         device = devices.index(path.device)
         cost = _row_costs(LatencyTable(path.latency, biggest), arrival_s, rows, longest_s, groups[0], width)
         # Rows that exceed the longest budget even alone cannot use this path.
@@ -82,28 +183,10 @@ def bound(
         for offset in range(int((groups[1] - groups[0]).max()) + 1):
             at = groups[0] + offset
             chosen = np.flatnonzero(usable & (at <= groups[1]))
-            if chosen.size:
-                variables.append((chosen, device * bins + at[chosen], cost[chosen], path.quality))
-    if not variables:
-        return ClairvoyantBound(0.0, 0.0, width, np.zeros(bins))
-    group = np.concatenate([v[0] for v in variables])
-    place = np.concatenate([v[1] for v in variables])
-    cost = np.concatenate([v[2] for v in variables])
-    value = np.concatenate([np.full(v[0].size, v[3]) for v in variables])
-    columns = np.arange(group.size)
-    matrix = coo_array(
-        (
-            np.concatenate([cost, np.ones(group.size)]),
-            (np.concatenate([place, len(devices) * bins + group]), np.concatenate([columns, columns])),
-        ),
-        shape=(len(devices) * bins + group_rows.size, group.size),
-    ).tocsr()
-    limit = np.concatenate([np.repeat(np.asarray(count, np.float64) * width, bins), group_rows])
-    solved = linprog(-value, A_ub=matrix, b_ub=limit, bounds=(0, None), method="highs")
-    if solved.status != 0:
-        raise RuntimeError(f"the bound's linear program was not solved: {solved.message}")
-    by_bin: F64 = np.bincount(groups[0][group], weights=value * solved.x, minlength=bins).astype(np.float64)
-    return ClairvoyantBound(float(-solved.fun), float(solved.x.sum()), width, by_bin)
+            value = np.full(chosen.size, path.quality * trace.weight)
+            found.append((chosen, device * bins + at[chosen], cost[chosen], value))
+    group, place, cost, value = (np.concatenate([f[k] for f in found]) for k in range(4))
+    return _Assignments(group, place, cost, value, groups[0], group_rows)
 
 
 def _row_costs(

@@ -20,6 +20,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="plan file, instead of a bundle; NAME=FILE, repeated: several models, the first is the default",
     )
     model.add_argument("--models", metavar="DIR", help="serve every plan (NAME.json) or bundle of a folder")
+    model.add_argument(
+        "--model-share",
+        action="append",
+        metavar="NAME=SHARE",
+        help="of several models: guaranteed share of the lanes' time (default: equal ones)",
+    )
+    model.add_argument(
+        "--model-weight",
+        action="append",
+        metavar="NAME=WEIGHT",
+        help="of several models: weight of its information for time that nobody is guaranteed (default 1)",
+    )
     model.add_argument("--model-name", metavar="NAME", help="name for clients (default: the bundle's)")
     listening = parser.add_argument_group("listening")
     listening.add_argument("--host", help="address to listen on (default 127.0.0.1)")

@@ -174,6 +174,11 @@ class Engine:
         return self._serving.model.name
 
     @property
+    def has_loaded(self) -> bool:
+        """Whether a generation is in service."""
+        return self._serving is not None
+
+    @property
     def serving(self) -> Serving:
         """The generation in service. Raises NotReady before the first one."""
         if self._serving is None:

@@ -45,7 +45,7 @@ from polyrec.server.dispatch.dispatcher import clock
 from polyrec.server.grpc.opening import GrpcPort, require_packages
 from polyrec.server.http.access import Access
 from polyrec.server.http.admin import Admin
-from polyrec.server.http.app import create_app
+from polyrec.server.http.app import Application, create_app
 from polyrec.server.http.connection.access_log import AccessLog
 from polyrec.server.http.connection.connection import Connection
 from polyrec.server.http.connection.frontend import HttpFrontend, ServerState
@@ -53,6 +53,7 @@ from polyrec.server.http.shared_port import SharedPort
 from polyrec.server.metrics.gc_pauses import GcTimer
 from polyrec.server.record_pipe import close_pipes
 from polyrec.server.repository.application import ModelsApplication
+from polyrec.server.repository.loader import ModelLoader
 from polyrec.server.repository.repository import ModelRepository
 from polyrec.server.tracing.tracer import open_tracer
 
@@ -185,6 +186,7 @@ async def _serve(
 ) -> int:
     files = settings.model_files()
     names = list(files)
+    settings.check_shares(names)
     engine = Engine(names[0] if names else None)
     if not names:
         engine.model_name = settings.model_name
@@ -193,11 +195,17 @@ async def _serve(
     )
     engine.tracer = open_tracer(os.environ)
     models = ModelRepository([engine, *(Engine(name, engine) for name in names[1:])])
-    apps = []
-    for each in models.engines:
-        admin = Admin(each, partial(_plan_of, settings, files.get(each.name)))
-        apps.append(create_app(each, admin, settings.docs, models))
-    app = ModelsApplication(models, apps)
+    loader = None
+    if names:
+        models.share_time(frozenset(os.sched_getaffinity(0)), settings.share_of)
+        open_model = partial(_open_model, settings)
+        loader = ModelLoader(models, settings.model_files, open_model, settings.drain_timeout_s)
+
+    def application(of: Engine) -> Application:
+        load = partial(_plan_of, settings, of.model_name if names else None)
+        return create_app(of, Admin(of, load), settings.docs, models, loader)
+
+    app = ModelsApplication(models, application)
     served: ASGIApp = app if shared is None else SharedPort(app, shared.getsockname()[1])
     access_log = AccessLog.of(settings.access_log)
     frontend = HttpFrontend(served, app.hot, engine, settings.connection_limits, access_log)
@@ -228,9 +236,9 @@ async def _serve(
     return 0
 
 
-def _plan_of(settings: Settings, own: Path | None, file: Path | None) -> tuple[Plan, Mapping[Path, Bundle]]:
-    """Loads a plan for a model. own: its file, None for a single model. file: in place of it, if given."""
-    return resolve_plan(settings, file or own)
+def _plan_of(settings: Settings, name: str | None, file: Path | None) -> tuple[Plan, Mapping[Path, Bundle]]:
+    """Loads a plan for a model. name: of one of several. file: in place of its own, if given."""
+    return resolve_plan(settings, file or settings.model_files().get(name or ""))
 
 
 def _reload_on_sighup(
@@ -314,11 +322,7 @@ def _load(models: ModelRepository, settings: Settings, files: Mapping[str, Path]
     try:
         for engine in models.engines:
             try:
-                serving = engine.open(*resolve_plan(settings, files.get(engine.name)))
-                opened.append(serving)
-                if settings.prediction_log is not None:
-                    folder = settings.prediction_log / engine.name if files else settings.prediction_log
-                    _open_log(engine, settings, folder, serving)
+                opened.append(_open_model(settings, engine, files.get(engine.name)))
             except PolyrecError as e:
                 if not files:
                     raise
@@ -329,6 +333,22 @@ def _load(models: ModelRepository, settings: Settings, files: Mapping[str, Path]
         raise
     for engine, serving in zip(models.engines, opened, strict=True):
         engine.adopt(serving)
+
+
+def _open_model(settings: Settings, engine: Engine, file: Path | None) -> Serving:
+    """Opens a model, at first with its prediction log; blocks. file: of one of several.
+
+    Raises PolyrecError.
+    """
+    serving = engine.open(*resolve_plan(settings, file))
+    if settings.prediction_log is not None and engine.prediction_log is None:
+        folder = settings.prediction_log if file is None else settings.prediction_log / engine.name
+        try:
+            _open_log(engine, settings, folder, serving)
+        except BaseException:
+            serving.close()
+            raise
+    return serving
 
 
 def _open_log(engine: Engine, settings: Settings, folder: Path, serving: Serving) -> None:

@@ -8,8 +8,9 @@ one would otherwise be ignored silently; those that Kubernetes sets for a Servic
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,10 +22,12 @@ from polyrec.models.files import Strict, one_line
 from polyrec.models.runtimes.registry import registered
 from polyrec.models.text import printable
 from polyrec.planner.plan import BudgetMs, Plan, Policy, Rows, TabledRows
+from polyrec.planner.routing.sharing.machine_time import ModelShare
 from polyrec.server.app.kubernetes import is_service_variable
 from polyrec.server.app.logs import LogFormat
 from polyrec.server.app.served_model import RESERVED
 from polyrec.server.app.tokens import OpenRight
+from polyrec.server.errors import shortened
 from polyrec.server.http.connection.limits import ConnectionLimits, descriptor_limit
 from polyrec.server.live_quality.settings import (
     MOST_BOUND,
@@ -93,12 +96,37 @@ def _named_files(files: tuple[str, ...]) -> tuple[str, ...]:
     return files
 
 
+def _numbers(given: tuple[str, ...]) -> dict[str, float]:
+    """The numbers of NAME=NUMBER."""
+    return {name: float(number) for name, _, number in (one.partition("=") for one in given)}
+
+
+def _named_numbers(given: tuple[str, ...]) -> tuple[str, ...]:
+    for one in given:
+        name, _, number = one.partition("=")
+        try:
+            value = float(number)
+        except ValueError:
+            value = -1.0
+        if not 0 <= value < inf:
+            raise ValueError(f"'{one}' is not NAME=NUMBER, a number of at least 0")
+        if sum(other.partition("=")[0] == name for other in given) > 1:
+            raise ValueError(f"model '{name}' is given twice")
+    return given
+
+
+NamedNumbers = Annotated[tuple[str, ...], BeforeValidator(_listed), AfterValidator(_named_numbers)]
+"""NAME=NUMBER for some of several models."""
+
+
 class Settings(Strict):
     """Settings of one server.
 
     bundle, plan, plans, models: what to serve; exactly one of them. plans: several models, each NAME=FILE, a
         plan or the folder of a bundle; the first is the default. models: a folder of such files, NAME.json or
         NAME, in the order of their names (docs/several-models.md).
+    model_share, model_weight: of several models, each NAME=NUMBER: the guaranteed share of the lanes' time,
+        and the weight of the model's information for the rest of it (docs/several-models.md).
     model_name: the name for clients of a single model; None: the bundle's.
     runtime, device, precision, width, lanes, lane: only with a bundle (a plan names them for each path);
         `auto` is the best on this machine. width: one of nested widths; None: the widest. lanes, lane: number
@@ -133,6 +161,8 @@ class Settings(Strict):
     plan: Path | None = None
     plans: Annotated[tuple[str, ...], BeforeValidator(_listed), AfterValidator(_named_files)] = ()
     models: Path | None = None
+    model_share: NamedNumbers = ()
+    model_weight: NamedNumbers = ()
     model_name: Annotated[str, AfterValidator(_model_name)] | None = None
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
@@ -205,6 +235,10 @@ class Settings(Strict):
             for name in ("model_name", "tier_directory"):
                 if getattr(self, name) is not None:
                     raise ValueError(f"{name} is for a single model; there are several")
+        elif self.model_share or self.model_weight:
+            raise ValueError("model_share and model_weight are for several models; there is one")
+        if sum(_numbers(self.model_share).values()) > 1 + 1e-9:
+            raise ValueError("model_share: the shares of all models are more than 1 together")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("give both --tls-cert FILE and --tls-key FILE, or neither")
         if self.live_quality != "off" and self.prediction_log is None:
@@ -229,6 +263,19 @@ class Settings(Strict):
         except ValueError as e:
             raise SettingsError(f"--models {self.models}: {e}") from None
         return {name: Path(path) for name, _, path in (file.partition("=") for file in files)}
+
+    def check_shares(self, names: Collection[str]) -> None:
+        """Raises SettingsError if a share or weight is of a model that is not served."""
+        for name in (*_numbers(self.model_share), *_numbers(self.model_weight)):
+            if name not in names:
+                known = ", ".join(f"'{each}'" for each in names)
+                raise SettingsError(
+                    f"no model '{shortened(name)}' for its share or weight; there are {known}"
+                )
+
+    def share_of(self, name: str) -> ModelShare:
+        """Returns what one of several models may have of the lanes' time."""
+        return ModelShare(_numbers(self.model_weight).get(name), _numbers(self.model_share).get(name))
 
     def apply_to(self, plan: Plan) -> Plan:
         """Returns the plan with these settings in place of its own. Raises SettingsError."""

@@ -13,8 +13,10 @@ from collections.abc import Sequence
 
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.tiers.stack import TierStack
-from polyrec.planner.routing.query import Query, Rejection, RejectReason
+from polyrec.planner.routing.query import Dispatch, Query, Rejection, RejectReason
 from polyrec.planner.routing.router import Router
+from polyrec.planner.routing.sharing.machine_time import ModelShare
+from polyrec.planner.routing.sharing.pools import LanePlace
 from polyrec.server.codecs.rows import Rows
 from polyrec.server.dispatch.answer import Outbox, Pending, QueryPayload, fail
 from polyrec.server.dispatch.control_loop import ControlLoop
@@ -22,6 +24,7 @@ from polyrec.server.dispatch.control_loop import clock as clock
 from polyrec.server.dispatch.executor import Executor
 from polyrec.server.dispatch.observer import Observer
 from polyrec.server.dispatch.prefetcher import Prefetcher
+from polyrec.server.dispatch.shared_time import LaneTurns, SharedTime
 from polyrec.server.dispatch.supervisor import LaneSupervisor
 from polyrec.server.errors import DeadlinePassed, NotReady, Overloaded, RequestError
 from polyrec.server.lanes.lane import Lane
@@ -55,12 +58,14 @@ class Dispatcher:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = math.inf
         self._closed = False
+        self.turns: LaneTurns | None = None
+        """Turns on lanes whose time is shared with other models; None: they are all its own."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._outbox: Outbox | None = None
         self._control = ControlLoop(router, observer, self._on_tick, self._answering)
         self._executor = Executor(
             *(router, lanes, paths, encoders, stacks, observer),
-            *(self._control, self._schedule_dispatch, self._deliver),
+            *(self._control, self._freed, self._deliver),
         )
         self._supervisor = LaneSupervisor(self._lanes, self._lane_restarted)
         self._shutdown_error: RequestError | None = None
@@ -75,6 +80,16 @@ class Dispatcher:
     def share_loop(self, other: Dispatcher) -> None:
         """Accounts for the event loop's time together with another dispatcher on it."""
         self._control.share(other._control)
+
+    def share_time(self, shared: SharedTime, places: Sequence[LanePlace], asked: ModelShare) -> None:
+        """Shares the time of lanes with the other models of the machine. places: of its lanes."""
+        self.turns = shared.join(self.router, places, asked, self._schedule_dispatch)
+
+    def leave_turns(self) -> None:
+        """Ends the sharing of time; what waits is executed beside the other models."""
+        if self.turns is not None:
+            self.turns.leave()
+            self.turns = None
 
     def attach(self) -> None:
         """Watches for lane deaths on the running loop; otherwise that begins with the first query."""
@@ -141,6 +156,7 @@ class Dispatcher:
     def close(self) -> None:
         """Ends every lane. Queries still waiting are cancelled."""
         self._closed = True
+        self.leave_turns()
         self._executor.close()
         self._supervisor.close()
         self._control.close()
@@ -177,6 +193,8 @@ class Dispatcher:
         loop = self._loop
         if loop is not None and self._scheduled is None:
             self._scheduled = loop.call_soon(self._dispatch_soon, loop)
+            if self.turns is not None:
+                self.turns.model.scheduled = True
 
     def _dispatch_soon(self, loop: asyncio.AbstractEventLoop) -> None:
         """Dispatches after another loop iteration, or now if the earliest deadline requires it.
@@ -196,13 +214,16 @@ class Dispatcher:
         if self._closed or outbox is None:
             return
         outbox.held = True
+        turns = self.turns
         try:
             now_s = clock()
             expired = self.router.expire(now_s)
             for i in tuple(self.router.lane_order):
-                if self._executor.free(i):
+                if self._executor.free(i) and (turns is None or turns.may_start(i, now_s)):
                     dispatch = self.router.next(i, now_s)
                     if dispatch is not None:
+                        if turns is not None:
+                            turns.started(dispatch)
                         self._last_path = dispatch.path
                         self._last_was_alone = len(dispatch.parts) == 1
                         self._executor.execute(i, dispatch)
@@ -213,7 +234,16 @@ class Dispatcher:
             outbox.held = False
             # Now, not after the next iteration's reading, which takes as long as a batch when overloaded.
             outbox.deliver()
+        if turns is not None:
+            if turns.yielded and self._scheduled is None:
+                self._scheduled = loop.call_soon(self._dispatch_all, loop)
+            turns.passed(self._scheduled is not None)
         self._set_timer(loop)
+
+    def _freed(self, dispatch: Dispatch) -> None:
+        if self.turns is not None:
+            self.turns.ended(dispatch, clock() - dispatch.started_s)
+        self._schedule_dispatch()
 
     def _deliver(self) -> None:
         if self._outbox is not None:
@@ -239,6 +269,8 @@ class Dispatcher:
 
     def _on_tick(self) -> bool:
         """Dispatches what waits; returns whether anything does."""
+        if self.turns is not None:
+            self.turns.tick(clock())
         if not self.waiting:
             return False
         self._schedule_dispatch()

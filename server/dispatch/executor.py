@@ -55,9 +55,9 @@ class ActiveDispatch:
 class Executor:
     """The executions of one dispatcher, one at a time on each lane.
 
-    paths, encoders, stacks: as of the dispatcher. freed: called when a lane is free or its queries are queued
-    again. deliver: called when queries have answers. control: told the processor seconds spent. active: by
-    lane, None where it is free.
+    paths, encoders, stacks: as of the dispatcher. freed: called with a dispatch that has ended, its lane
+    free or its queries queued again. deliver: called when queries have answers. control: told the processor
+    seconds spent. active: by lane, None where it is free.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Executor:
         stacks: Sequence[TierStack | None],
         observer: Observer,
         control: ControlLoop,
-        freed: Callable[[], None],
+        freed: Callable[[Dispatch], None],
         deliver: Callable[[], None],
     ) -> None:
         self.observer = observer
@@ -185,7 +185,7 @@ class Executor:
             self._defects[lane] = 0
             untypical = active.broken or not active.executed
             self._router.done(dispatch, now_s, dispatch.median_s if untypical else now_s - dispatch.started_s)
-        self._freed()
+        self._freed(dispatch)
 
     def _scatter(
         self,
@@ -242,7 +242,7 @@ class Executor:
                 fail(
                     query, NotReady("the lane that executed the query died, and no other can answer in time")
                 )
-        self._freed()
+        self._freed(active.dispatch)
 
 
 def _leave(batch_view: BatchView | None) -> None:

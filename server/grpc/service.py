@@ -27,8 +27,9 @@ from polyrec.server.grpc.messages import SERVICE, message_class, message_of
 from polyrec.server.grpc.reading import MessageReader
 from polyrec.server.grpc.streams import OpenStreams
 from polyrec.server.http.call import Call
-from polyrec.server.http.oip import EXTENSIONS, SERVER, configuration, metadata, model_states, statistics
+from polyrec.server.http.oip import EXTENSIONS, SERVER, configuration, metadata, statistics
 from polyrec.server.repository.repository import ModelRepository
+from polyrec.server.repository.routes import model_states
 
 log = logging.getLogger("polyrec.grpc")
 

@@ -29,7 +29,9 @@ from polyrec.server.http.plan import plan_routes
 from polyrec.server.http.predictions import PredictCodec, RankCodec, predict_endpoint, rank_endpoint
 from polyrec.server.http.status_page import status_routes
 from polyrec.server.prediction_log.feedback import feedback_endpoint
+from polyrec.server.repository.loader import ModelLoader
 from polyrec.server.repository.repository import ModelRepository
+from polyrec.server.repository.routes import repository_routes
 from polyrec.server.rollout.control import RolloutControl
 from polyrec.server.rollout.routes import rollout_routes
 
@@ -47,12 +49,16 @@ class Application(FastAPI):
 
 
 def create_app(
-    engine: Engine, admin: Admin | None = None, docs: bool = True, models: ModelRepository | None = None
+    engine: Engine,
+    admin: Admin | None = None,
+    docs: bool = True,
+    models: ModelRepository | None = None,
+    loader: ModelLoader | None = None,
 ) -> Application:
     """Makes the application of an engine, which may still be loading.
 
     admin: None: no plan loader. docs: whether it has /docs and /openapi.json. models: of the server, for the
-    pages that show all; None: only the engine's.
+    pages that show all; None: only the engine's. loader: loads and unloads them; None: there is a single one.
     """
     admin = admin or Admin(engine)
     models = models or ModelRepository((engine,))
@@ -86,6 +92,7 @@ def create_app(
             *health_routes(models),
             *status_routes(engine, docs),
             *oip_routes(models, infer),
+            *repository_routes(models, admin, loader),
             *(docs_routes(app.document) if docs else ()),
         ]
     )

@@ -17,7 +17,7 @@ from polyrec.server.app.engine import Engine
 from polyrec.server.app.serving import OpenPath, Serving
 from polyrec.server.codecs.oip_codec import OUTPUT, encode
 from polyrec.server.dispatch.answer import Answer
-from polyrec.server.errors import Forbidden, Malformed, NotFound, NotReady
+from polyrec.server.errors import Malformed, NotFound, NotReady
 from polyrec.server.http.call import Parsed
 from polyrec.server.http.connection.body import header
 from polyrec.server.http.connection.hot_endpoint import HotEndpoint
@@ -31,7 +31,6 @@ from polyrec.server.http.oip_documents import (
     ModelConfiguration,
     ModelMetadata,
     ModelReady,
-    ModelState,
     ServerLive,
     ServerMetadata,
     StatisticsResponse,
@@ -95,7 +94,7 @@ def infer_target(model: str) -> bytes:
 
 
 def oip_routes(models: ModelRepository, infer: HotEndpoint) -> list[Endpoint]:
-    """Every endpoint of the protocol. infer: of one model; all others answer for any."""
+    """Every endpoint but those of the repository. infer: of one model; all others answer for any."""
     return [*_server_routes(models), *_model_routes(models, infer)]
 
 
@@ -109,36 +108,10 @@ def _server_routes(models: ModelRepository) -> list[Endpoint]:
     async def ready(request: Request) -> Reply:
         return readiness(models)
 
-    async def index(request: Request) -> Reply:
-        return json_reply(model_states(models))
-
-    async def repository(request: Request) -> Reply:
-        return error_reply(Forbidden("loading and unloading models over this interface is not allowed"))
-
     return [
         _endpoint("/v2", server, "The server's name, version and extensions", ServerMetadata),
         _endpoint("/v2/health/live", live, "Liveness", ServerLive),
         _endpoint("/v2/health/ready", ready, "Readiness", ReadyResponse, responses={503: NotReadyResponse}),
-        _endpoint(
-            "/v2/repository/index",
-            index,
-            "The models and their states",
-            list[ModelState],
-            method="POST",
-            errors=(421,),
-        ),
-        *(
-            _endpoint(
-                f"/v2/repository/models/{{model}}/{action}",
-                repository,
-                f"Not allowed: {action} a model",
-                None,
-                method="POST",
-                description="403: plans are changed by /v1/admin.",
-                errors=(403, 421),
-            )
-            for action in ("load", "unload")
-        ),
     ]
 
 
@@ -257,21 +230,6 @@ def statistics(engines: Sequence[Engine]) -> dict[str, Any]:
         model = engine.serving.model
         documents.append(engine.serving.statistics.document(model.name, model.number))
     return {"model_stats": documents}
-
-
-def model_states(models: ModelRepository) -> list[dict[str, Any]]:
-    """Returns the repository index: the models and their states."""
-    return [_model_state(engine) for engine in models.engines]
-
-
-def _model_state(engine: Engine) -> dict[str, Any]:
-    reason = engine.unready() or ""
-    state = "UNAVAILABLE" if reason else "READY"
-    try:
-        version = engine.serving.model.number
-    except NotReady:
-        version = ""
-    return {"name": engine.name, "version": version, "state": state, "reason": reason}
 
 
 def configuration(engine: Engine) -> dict[str, Any]:

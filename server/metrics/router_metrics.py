@@ -68,6 +68,15 @@ class RouterMetrics:
             "lane",
         )
         self._used = gauge("polyrec_lane_utilisation", "Recent share of time that a lane was busy.", "lane")
+        self._allotted = gauge(
+            "polyrec_allotted_lanes",
+            "Seconds of shared lanes' time per second that are allotted to the model by value; 0 where no"
+            " other model shares them.",
+        )
+        self._guaranteed = gauge(
+            "polyrec_guaranteed_share",
+            "Share of the lanes' time that is the model's whenever it needs it; 1 for a single model.",
+        )
         self._dispatcher: Dispatcher | None = None
         self._default_budget_s = 0.0
 
@@ -107,6 +116,9 @@ class RouterMetrics:
         self._rows.only.set(snapshot.rows_s)
         self._capacity.only.set(snapshot.total_rate)
         self._budget.only.set(self.now()[1])
+        turns = self._dispatcher.turns
+        self._allotted.only.set(0.0 if turns is None else turns.model.allotted)
+        self._guaranteed.only.set(1.0 if turns is None else turns.model.guaranteed)
         self._policy.clear()
         self._policy.labels(snapshot.policy).set(1)
         for path in snapshot.paths:

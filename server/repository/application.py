@@ -9,11 +9,12 @@ Each model has an application over its own engine, so that no request can reach 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from urllib.parse import quote
 
 from starlette.types import Receive, Scope, Send
 
+from polyrec.server.app.engine import Engine
 from polyrec.server.app.served_model import ALIAS, RESERVED
 from polyrec.server.app.serving import Serving
 from polyrec.server.errors import NotFound, NotReady
@@ -30,18 +31,18 @@ NAMED_V1 = ("predict", "rank")
 class ModelsApplication:
     """The ASGI application of all models.
 
-    applications: one for each engine of `models`, in their order. hot: endpoints that may be answered without
-    ASGI, by raw path, of all models; it follows reloads.
+    make: makes the application of one model. hot: endpoints that may be answered without ASGI, by raw path,
+    of all models; it follows reloads, and models that come and go.
     """
 
-    def __init__(self, models: ModelRepository, applications: Sequence[Application]) -> None:
+    def __init__(self, models: ModelRepository, make: Callable[[Engine], Application]) -> None:
         self.engine = models.default
         self._models = models
-        self._applications = dict(zip(models.engines, applications, strict=True))
+        self._make = make
+        self._applications: dict[Engine, Application] = {}
         self._hot: dict[bytes, HotEndpoint] = {}
-        self._index()
-        for engine in models.engines:
-            engine.on_adopt.append(self._index)
+        self._follow()
+        models.on_change.append(self._follow)
 
     @property
     def hot(self) -> Mapping[bytes, HotEndpoint]:
@@ -62,6 +63,18 @@ class ModelsApplication:
                 await error_reply(e)(scope, receive, send)
                 return
         await application(scope, receive, send)
+
+    def _follow(self) -> None:
+        """Makes the applications of models that have come, and forgets those of models that have gone."""
+        before = self._applications
+        self._applications = {}
+        for engine in self._models.engines:
+            application = before.get(engine)
+            if application is None:
+                application = self._make(engine)
+                engine.on_adopt.append(self._index)
+            self._applications[engine] = application
+        self._index()
 
     def _index(self, adopted: Serving | None = None) -> None:
         """Finds the hot endpoints again, as a model's name may have changed."""

@@ -6,12 +6,18 @@ Each model is an `Engine` of its own: its plans, lanes, queue, metrics and stati
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
+from polyrec.planner.routing.sharing.machine_time import ModelShare
 from polyrec.server.app.engine import Engine, LifecycleState
 from polyrec.server.app.served_model import ALIAS
+from polyrec.server.app.serving import Serving
+from polyrec.server.dispatch.dispatcher import Dispatcher
+from polyrec.server.dispatch.shared_time import SharedTime
 from polyrec.server.errors import NotFound, shortened
 from polyrec.server.live_quality.live import LiveQuality
+from polyrec.server.repository.time_sharer import TimeSharer
 
 
 class ModelRepository:
@@ -19,6 +25,47 @@ class ModelRepository:
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         self.engines = tuple(engines)
+        self.on_change: list[Callable[[], None]] = []
+        """Called after a model was added or removed."""
+        self._share: Callable[[Engine], None] = lambda engine: None
+
+    def share_time(self, cores: frozenset[int], share_of: Callable[[str], ModelShare]) -> None:
+        """Lets the models share the time of their lanes, from their next generations on.
+
+        cores: that lanes may use. share_of: returns what a model may have, by name.
+        """
+        shared = SharedTime(cores)
+
+        def share(engine: Engine) -> None:
+            sharer = TimeSharer(shared, share_of(engine.name), partial(self._beside, engine))
+            engine.on_adopt.append(sharer)
+
+        self._share = share
+        for engine in self.engines:
+            share(engine)
+
+    def add(self, engine: Engine, serving: Serving) -> None:
+        """Serves another model, beside the default (`Engine(beside=...)`)."""
+        self._share(engine)
+        self.engines = (*self.engines, engine)
+        engine.adopt(serving)
+        self._changed()
+
+    def remove(self, engine: Engine) -> None:
+        """Stops to find a model; its caller closes it."""
+        self.engines = tuple(each for each in self.engines if each is not engine)
+        self._changed()
+
+    def _changed(self) -> None:
+        for changed in self.on_change:
+            changed()
+
+    def _beside(self, engine: Engine) -> Dispatcher | None:
+        """Returns a dispatcher of another model on the same loop."""
+        for other in self.engines:
+            if other is not engine and other.has_loaded:
+                return other.serving.dispatcher
+        return None
 
     @property
     def default(self) -> Engine:

@@ -44,12 +44,14 @@ class LaneState:
     lane counts as stalled. stranded: parts of a stalled batch that no other lane can execute in time.
     recheck_s: when to consider the lane again if nothing happens. last_done_s: its last completion.
     mean_batch_rows: recent mean. busy_s: since the last tick. utilization: recent share of time at work.
+    share: of the lane's time that other models leave (sharing/machine_time.py); 1 if there are none.
     """
 
     __slots__ = (
         "alive", "breaker", "busy_s", "correction", "device", "due_s", "faster", "fastest", "free_s",
         "in_flight", "index", "inline", "last_done_s", "max_rows", "mean_batch_rows", "merge_rows", "name",
-        "options", "order", "others", "overdue_s", "paths", "rate", "recheck_s", "stranded", "utilization",
+        "options", "order", "others", "overdue_s", "paths", "rate", "recheck_s", "share", "stranded",
+        "utilization",
     )  # fmt: skip
 
     def __init__(
@@ -70,6 +72,7 @@ class LaneState:
         self.correction = Correction(latencies)
         self.breaker = Breaker()
         self.alive = True
+        self.share = 1.0
         self.in_flight: Dispatch | None = None
         self.free_s = 0.0
         self.due_s = self.overdue_s = self.recheck_s = INF

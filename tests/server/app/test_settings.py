@@ -7,6 +7,7 @@ import pytest
 from polyrec.models.tiers.tier_settings import RemoteStore, TierCuts
 from polyrec.planner.placement import PlacedPath, Placement
 from polyrec.planner.plan import load_plan, save_plan, single_path_plan
+from polyrec.planner.routing.sharing.machine_time import ModelShare
 from polyrec.server.app.settings import Settings, SettingsError, load_settings
 from polyrec.server.prediction_log.settings import PredictionLogSettings
 
@@ -82,6 +83,14 @@ def test_a_bundle_on_the_command_line_replaces_a_plan_in_the_environment() -> No
         ({"plans": ("stats=p",)}, {}, "and is not 'stats'"),
         ({"models": "m", "plan": "p"}, {}, "give either --bundle DIR or --plan FILE"),
         ({"models": "m", "model_name": "a"}, {}, "model_name is for a single model; there are several"),
+        (
+            {"models": "m", "model_share": ("a=.5", "b=.6")},
+            {},
+            "shares of all models are more than 1 together",
+        ),
+        ({"models": "m", "model_weight": ("a=2x",)}, {}, "--model-weight: 'a=2x' is not NAME=NUMBER"),
+        ({"models": "m"}, {"POLYREC_MODEL_SHARE": "a=.1,a=.2"}, "model 'a' is given twice"),
+        ({"bundle": "b", "model_share": ("a=.5",)}, {}, "are for several models; there is one"),
         ({"bundle": "b", "live_quality": "measure"}, {}, "--live-quality needs --prediction-log FOLDER"),
         ({"plan": "p", "device": "cpu"}, {}, "the plan names paths and lanes; leave out device"),
     ],
@@ -182,3 +191,14 @@ def test_several_models_come_from_flags_a_variable_or_a_folder(tmp_path: Path) -
     with pytest.raises(SettingsError, match="model 'table' is given twice"):
         folder.model_files()
     assert load_settings({"bundle": "b"}, {}).model_files() == {}
+
+
+def test_shares_and_weights_are_by_model_and_of_models_that_are_served() -> None:
+    settings = load_settings({"models": "m", "model_share": ("a=.3",)}, {"POLYREC_MODEL_WEIGHT": "a=2,b=3"})
+    assert settings.share_of("a") == ModelShare(2.0, 0.3)
+    assert settings.share_of("b") == ModelShare(3.0, None)
+    assert settings.share_of("c") == ModelShare()
+    assert load_settings({}, settings.variables()) == settings
+    settings.check_shares(("a", "b"))
+    with pytest.raises(SettingsError, match="no model 'b' for its share or weight; there are 'a'"):
+        settings.check_shares(("a",))

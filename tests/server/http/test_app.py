@@ -20,8 +20,8 @@ import pytest
         ("POST", "/v2/models/other/infer", 404, "unknown model 'other'"),
         ("GET", "/v2/models/dlrm/versions/9", 404, "model 'trivago' has no version '9'"),
         ("POST", "/v2/models/dlrm/versions/9/infer", 404, "model 'trivago' has no version '9'"),
-        ("POST", "/v2/repository/models/dlrm/load", 403, "not allowed"),
-        ("POST", "/v2/repository/models/dlrm/unload", 403, "not allowed"),
+        ("POST", "/v2/repository/models/dlrm/load", 403, "no admin token"),
+        ("POST", "/v2/repository/models/dlrm/unload", 403, "no admin token"),
     ],
 )
 def test_unknown_paths_and_methods_are_json_errors(

@@ -1,0 +1,80 @@
+"""Pools: lanes of several models that compete for the same cores, event loop or accelerator.
+
+Lanes of every model come in, pools with their capacity go out: how many batches may execute at a time. Lanes
+pinned to overlapping sets of cores are one pool of all these cores, and one that is not pinned overlaps with
+all. Lanes that compete with no other model are in no pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from polyrec.planner.plan import LaneKind, PlannedLane
+
+LaneId = tuple[int, int]
+"""Index of the model, index of its lane."""
+
+
+@dataclass(frozen=True, slots=True)
+class LanePlace:
+    """Where a lane executes. cores: those that it is pinned to; empty: any."""
+
+    device: str
+    kind: LaneKind
+    cores: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """capacity: batches at a time. lanes: of at least two models."""
+
+    capacity: int
+    lanes: tuple[LaneId, ...]
+
+
+def place_of(lane: PlannedLane) -> LanePlace:
+    """The place of a plan's lane."""
+    return LanePlace(lane.device, lane.kind, frozenset(lane.cores))
+
+
+def pools_of(models: Sequence[Sequence[LanePlace]], cores: frozenset[int]) -> tuple[Pool, ...]:
+    """Returns the pools, accelerators first, the event loop last. cores: all that the server may use."""
+    loop: list[LaneId] = []
+    accelerators: dict[str, list[LaneId]] = {}
+    pinned: list[tuple[frozenset[int], list[LaneId]]] = []
+    for m, lanes in enumerate(models):
+        for i, lane in enumerate(lanes):
+            if lane.kind == "inline":
+                loop.append((m, i))
+            elif lane.device != "cpu":
+                accelerators.setdefault(lane.device, []).append((m, i))
+            else:
+                pinned = _joined(pinned, lane.cores or cores, (m, i))
+    found = [(_most_of_one(ids), ids) for ids in accelerators.values()]
+    found += [(len(of), ids) for of, ids in pinned]
+    found.append((1, loop))
+    return tuple(
+        Pool(capacity, tuple(ids))
+        for capacity, ids in found
+        if len(ids) > capacity and len({m for m, _ in ids}) > 1
+    )
+
+
+def _joined(
+    pinned: list[tuple[frozenset[int], list[LaneId]]], cores: frozenset[int], lane: LaneId
+) -> list[tuple[frozenset[int], list[LaneId]]]:
+    """Adds a lane to the sets of cores, and joins all that it overlaps with."""
+    apart, ids = [], [lane]
+    for other_cores, other_ids in pinned:
+        if other_cores & cores:
+            cores, ids = cores | other_cores, other_ids + ids
+        else:
+            apart.append((other_cores, other_ids))
+    return [*apart, (cores, ids)]
+
+
+def _most_of_one(lanes: Sequence[LaneId]) -> int:
+    """The most lanes of one model, since its plan was made for that many at a time."""
+    models = [m for m, _ in lanes]
+    return max(models.count(m) for m in models)

@@ -1,0 +1,77 @@
+"""Whose batch is next in a pool: the most urgent one, unless another model is too far behind its share.
+
+Each model has a tag, the lane time that it used over its share. Earliest deadline first makes the most of
+the deadlines, but lets one model delay another without limit, as start-time fair queuing does not. So the
+most urgent model goes first while no other is behind it by more than a tolerated time; then the one that is
+furthest behind. A model that had nothing to execute starts level with the others: unused time is not saved.
+(Goyal, Vin and Cheng, Start-time fair queuing, SIGCOMM'96.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+LEAST_SHARE = 1e-3
+M = TypeVar("M", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class Contender(Generic[M]):
+    """A model with waiting work.
+
+    start_s: when that should begin, to be in time. tolerated_s: lane time by which others may be ahead of it.
+    """
+
+    model: M
+    start_s: float
+    tolerated_s: float
+
+
+class Turns(Generic[M]):
+    """The accounts of one pool. shares: of its time by model."""
+
+    def __init__(self) -> None:
+        self.shares: dict[M, float] = {}
+        self._tags: dict[M, float] = {}
+        self._active: set[M] = set()
+        self._now = 0.0
+
+    def choose(self, contenders: Sequence[Contender[M]]) -> M:
+        """Returns the model whose batch is next."""
+        for contender in contenders:
+            self._activate(contender.model)
+        tags = self._tags
+        urgent = min(contenders, key=lambda c: c.start_s)
+        behind = min(contenders, key=lambda c: tags[c.model])
+        owed_s = (tags[urgent.model] - tags[behind.model]) * self._share(behind.model)
+        return behind.model if owed_s > behind.tolerated_s else urgent.model
+
+    def charge(self, model: M, seconds: float, waiting: Iterable[M]) -> None:
+        """Records that a model starts a batch of `seconds`. waiting: all that have work left."""
+        active = {model, *waiting}
+        for each in active:
+            self._activate(each)
+        self._active = active
+        self._now = max(self._now, min(self._tags[each] for each in active))
+        self.correct(model, seconds)
+
+    def correct(self, model: M, seconds: float) -> None:
+        """Adds seconds, or a negative number of them, to what a model has used."""
+        if model in self._tags:
+            self._tags[model] += seconds / self._share(model)
+
+    def leave(self, model: M) -> None:
+        """Forgets a model."""
+        self.shares.pop(model, None)
+        self._tags.pop(model, None)
+        self._active.discard(model)
+
+    def _activate(self, model: M) -> None:
+        if model not in self._active:
+            self._active.add(model)
+            self._tags[model] = max(self._tags.get(model, 0.0), self._now)
+
+    def _share(self, model: M) -> float:
+        return max(LEAST_SHARE, self.shares.get(model, LEAST_SHARE))

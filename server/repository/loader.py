@@ -1,0 +1,145 @@
+"""Loads and unloads models while the server runs, as in the repository extension of the inference protocol.
+
+    load    NAME of the operator's files, also one that has come into the folder of models since: opened
+            beside the others and served; a model that is served already is reloaded from its file
+    unload  requests get 404 at once; those that wait are answered, then lanes and memory are given back
+
+One at a time. The default model answers requests that name none, so it cannot be unloaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from polyrec.models.errors import PolyrecError
+from polyrec.models.text import public
+from polyrec.server.app.background import run_in_thread
+from polyrec.server.app.engine import Engine, LifecycleState
+from polyrec.server.app.serving import Serving
+from polyrec.server.errors import Conflict, Invalid, NotFound, NotReady, shortened
+from polyrec.server.record_pipe import close_pipes
+from polyrec.server.repository.repository import ModelRepository
+
+log = logging.getLogger("polyrec.repository")
+
+Open = Callable[[Engine, Path], Serving]
+"""Opens the generation of a file for an engine, and its logs; blocks. Raises PolyrecError."""
+
+
+class ModelLoader:
+    """Loads and unloads the models of a repository, but the default.
+
+    files: finds the operator's files by name. drain_s: limit of the wait for answers of a model that is
+    unloaded.
+    """
+
+    def __init__(
+        self,
+        models: ModelRepository,
+        files: Callable[[], Mapping[str, Path]],
+        open_model: Open,
+        drain_s: float,
+    ) -> None:
+        self._models = models
+        self._files = files
+        self._open = open_model
+        self._drain_s = drain_s
+        self._lock = asyncio.Lock()
+        self._watching: dict[Engine, asyncio.Task[None]] = {}
+
+    def unloaded(self) -> tuple[str, ...]:
+        """Names that could be loaded."""
+        try:
+            names = self._files()
+        except PolyrecError:
+            return ()
+        return tuple(name for name in names if name not in self._models.names)
+
+    async def load(self, name: str) -> Engine:
+        """Serves a model. Raises NotFound, Invalid, Conflict or NotReady; what is served then stays."""
+        async with self._changing():
+            engine = self._served(name)
+            file = self._file(name)
+            if engine is not None:
+                engine.check_no_rollout()
+                engine.adopt(await self._opened(engine, file))
+                engine.attach()
+                return engine
+            engine = Engine(name, self._models.default)
+            serving = await self._opened(engine, file)
+            self._models.add(engine, serving)
+            engine.attach()
+            if engine.live_quality is not None:
+                self._watching[engine] = asyncio.create_task(engine.live_quality.watch())
+            log.warning("model '%s' is loaded, bundle version %s", name, serving.version)
+            return engine
+
+    async def unload(self, name: str) -> None:
+        """Ends a model. Raises NotFound, Conflict or NotReady."""
+        async with self._changing():
+            engine = self._served(name)
+            if engine is None:
+                raise NotFound(f"model '{shortened(name)}' is not loaded")
+            if engine is self._models.default:
+                raise Conflict("the default model answers requests that name none: it cannot be unloaded")
+            engine.check_no_rollout()
+            self._models.remove(engine)
+            await self._closed(engine)
+            del engine
+            # a generation is cyclic, and what was loaded at the start is frozen
+            gc.unfreeze()
+            gc.collect()
+            gc.freeze()
+            log.warning("model '%s' is unloaded", name)
+
+    def _served(self, name: str) -> Engine | None:
+        return next((engine for engine in self._models.engines if engine.name == name), None)
+
+    def _file(self, name: str) -> Path:
+        try:
+            files = self._files()
+        except PolyrecError as e:
+            raise Invalid(public(str(e))) from None
+        if name not in files:
+            known = ", ".join(f"'{each}'" for each in files)
+            raise NotFound(f"there is no model '{shortened(name)}' to load; there are {known}")
+        return files[name]
+
+    @asynccontextmanager
+    async def _changing(self) -> AsyncIterator[None]:
+        if self._lock.locked():
+            raise NotReady("another model is being loaded or unloaded; try again when it is done")
+        if self._models.state is not LifecycleState.READY:
+            raise NotReady(f"the server is {self._models.state.value}")
+        async with self._lock:
+            yield
+
+    async def _opened(self, engine: Engine, file: Path) -> Serving:
+        try:
+            return await run_in_thread(lambda: self._open(engine, file))
+        except PolyrecError as e:
+            raise Invalid(f"the model is not loaded: {public(str(e))}") from None
+
+    async def _closed(self, engine: Engine) -> None:
+        dispatcher, tiers = engine.serving.dispatcher, engine.serving.tiers
+        try:
+            await asyncio.wait_for(dispatcher.drained(), self._drain_s)
+        except TimeoutError:
+            engine.fail_all()
+        dispatcher.close()
+        if tiers.stacks:
+            await run_in_thread(tiers.close)
+        watching = self._watching.pop(engine, None)
+        if watching is not None:
+            watching.cancel()
+        if engine.live_quality is not None:
+            engine.live_quality.close()
+        if engine.prediction_log is not None:
+            pipe = engine.prediction_log.pipe
+            await run_in_thread(lambda: close_pipes([pipe]))
+        engine.close()

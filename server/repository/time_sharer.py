@@ -1,0 +1,33 @@
+"""Lets each generation of a model share the lanes' time with the other models, in place of the one before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from polyrec.planner.routing.sharing.machine_time import ModelShare
+from polyrec.planner.routing.sharing.pools import place_of
+from polyrec.server.app.serving import Serving
+from polyrec.server.dispatch.dispatcher import Dispatcher
+from polyrec.server.dispatch.shared_time import SharedTime
+
+
+class TimeSharer:
+    """Called with each generation that goes into service; the one before no longer takes turns.
+
+    other: finds the dispatcher of another model, which accounts for the same event loop.
+    """
+
+    def __init__(self, shared: SharedTime, share: ModelShare, other: Callable[[], Dispatcher | None]) -> None:
+        self._shared, self._share, self._other = shared, share, other
+        self._current: Dispatcher | None = None
+
+    def __call__(self, serving: Serving) -> None:
+        if self._current is not None:
+            self._current.leave_turns()
+        self._current = dispatcher = serving.dispatcher
+        dispatcher.share_time(
+            self._shared, [place_of(lane) for lane in serving.plan.all_lanes()], self._share
+        )
+        beside = self._other()
+        if beside is not None:
+            dispatcher.share_loop(beside)

@@ -1,0 +1,147 @@
+"""Time of one machine for several models: what routers are told, and whose turn it is."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+
+from polyrec.planner.plan import Limits, Routing
+from polyrec.planner.routing.query import Query
+from polyrec.planner.routing.router import Router
+from polyrec.planner.routing.router_state import RouterState
+from polyrec.planner.routing.sharing.machine_time import (
+    DEMAND_MARGIN,
+    MachineTime,
+    ModelShare,
+    SharingModel,
+)
+from polyrec.planner.routing.sharing.pools import LanePlace
+from tests.planner.routing.servers import TABLE, cpu_lanes
+
+CORES = frozenset({0})
+SECONDS = count()
+PLACE = LanePlace("cpu", "process", CORES)
+
+
+def joined(machine: MachineTime, share: ModelShare | None = None) -> SharingModel:
+    state = RouterState((TABLE,), cpu_lanes(1), Routing(), Limits(), 0.0)
+    model = machine.join(Router(state), [PLACE], share or ModelShare())
+    model.scheduled = True
+    return model
+
+
+def arrive(model: SharingModel, rows_s: float, budget_s: float = 0.02) -> None:
+    """Twenty seconds of traffic."""
+    observed = model.router.state.observed
+    begin_s = 20 * next(SECONDS)
+    for second in range(1, 21):
+        for _ in range(100):
+            observed.record_arrival(round(rows_s / 100), budget_s)
+        observed.tick(begin_s + second)
+
+
+def offer(model: SharingModel, budget_s: float, now_s: float = 0.0) -> Query:
+    query = Query(10, now_s, now_s + budget_s)
+    assert model.router.offer(query, now_s) is None
+    return query
+
+
+def start(machine: MachineTime, model: SharingModel, now_s: float = 0.0):
+    dispatch = model.router.next(0, now_s)
+    assert dispatch is not None
+    machine.started(model, dispatch)
+    return dispatch
+
+
+def end(machine: MachineTime, model: SharingModel, dispatch, now_s: float) -> tuple[SharingModel, ...]:
+    model.router.done(dispatch, now_s, now_s - dispatch.started_s)
+    return machine.ended(model, dispatch, now_s - dispatch.started_s)
+
+
+def test_equal_shares_by_default_and_half_of_them_if_weights_are_given():
+    machine = MachineTime(CORES)
+    models = [joined(machine), joined(machine)]
+    assert [m.guaranteed for m in models] == [0.5, 0.5]
+    weighted = joined(machine, ModelShare(weight=2.0))
+    assert [m.guaranteed for m in (*models, weighted)] == pytest.approx([1 / 6] * 3)
+    named = joined(machine, ModelShare(guaranteed=0.4))
+    assert [m.guaranteed for m in (*models, weighted, named)] == pytest.approx([0.1, 0.1, 0.1, 0.4])
+
+
+def test_a_router_sees_the_time_that_the_others_leave():
+    machine = MachineTime(CORES)
+    busy, other = joined(machine), joined(machine)
+    lane = other.router.state.lanes[0]
+    alone = other.router.state.total_rate
+    cost_s = busy.router.state.unshared_row_s(busy.router.state.lanes[0], 0)
+    arrive(busy, 0.3 / cost_s)
+    machine.tick(1.0)
+    assert lane.share == pytest.approx(1 - 0.3 * DEMAND_MARGIN, rel=0.02)
+    assert busy.router.state.lanes[0].share == 1.0
+    other.router.tick(1.0)
+    assert other.router.state.total_rate == pytest.approx(alone * lane.share, rel=0.02)
+    # past capacity, what is guaranteed
+    arrive(busy, 5 / cost_s)
+    arrive(other, 5 / cost_s)
+    machine.tick(1.0)
+    assert lane.share == pytest.approx(0.5)
+    # a batch delays the queries of all: those with the shortest budget bound it
+    arrive(busy, 5 / cost_s, budget_s=0.004)
+    machine.tick(1.0)
+    assert other.router.state.others_budget_s == pytest.approx(0.004)
+
+
+def test_the_time_of_a_model_that_left_is_the_others():
+    machine = MachineTime(CORES)
+    busy, other = joined(machine), joined(machine)
+    arrive(busy, 1e6)
+    arrive(other, 1e6)
+    machine.tick(1.0)
+    assert other.router.state.lanes[0].share == pytest.approx(0.5)
+    machine.leave(busy)
+    assert (other.router.state.lanes[0].share, other.guaranteed) == (1.0, 1.0)
+    assert not machine.pools
+    assert machine.may_start(other, 0, 1.0)
+
+
+def test_one_batch_at_a_time_and_the_next_one_is_the_most_urgent():
+    machine = MachineTime(CORES)
+    calm, hurried = joined(machine), joined(machine)
+    offer(calm, 0.5)
+    assert machine.may_start(calm, 0, 0.0)
+    dispatch = start(machine, calm)
+    offer(calm, 0.5)
+    offer(hurried, 0.05)
+    assert not machine.may_start(hurried, 0, 0.0)
+    assert not hurried.yielded
+    assert end(machine, calm, dispatch, 1e-4) == (hurried,)
+    assert not machine.may_start(calm, 0, 1e-4)
+    assert calm.yielded
+    assert machine.may_start(hurried, 0, 1e-4)
+
+
+def test_a_turn_that_the_other_does_not_use_is_not_lost():
+    machine = MachineTime(CORES)
+    calm, hurried = joined(machine), joined(machine)
+    offer(calm, 0.5)
+    offer(hurried, 0.05)
+    assert not machine.may_start(calm, 0, 0.0)
+    assert not machine.may_start(calm, 0, 0.0)  # the other has not been asked yet
+    hurried.passes += 1
+    assert machine.may_start(calm, 0, 0.0)
+    # one that is not about to ask is not waited for
+    hurried.scheduled = False
+    assert machine.may_start(calm, 0, 0.0)
+
+
+def test_a_stalled_batch_does_not_hold_the_others_up():
+    machine = MachineTime(CORES)
+    stalled, other = joined(machine), joined(machine)
+    offer(stalled, 0.5)
+    dispatch = start(machine, stalled)
+    offer(other, 0.5)
+    assert not machine.may_start(other, 0, 0.0)
+    stalled.router.expire(60.0)
+    assert dispatch.lost
+    assert machine.may_start(other, 0, 60.0)

@@ -1,0 +1,152 @@
+"""Models that come and go while the server answers."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import tritonclient.http as tritonhttp
+
+from polyrec.loadtest.drivers.server_pages import MetricSamples
+from polyrec.server.child import ServerProcess, start
+from tests.server.placing import TOKEN
+from tests.server.repository.test_application import ADMIN, FRUIT
+
+MODELS = "/v2/repository/models"
+
+
+@pytest.fixture(scope="module")
+def folder(bundle_dir: Path, shop_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models `a` and `b`."""
+    made = tmp_path_factory.mktemp("models")
+    shutil.copytree(bundle_dir, made / "a")
+    shutil.copytree(shop_dir, made / "b")
+    return made
+
+
+@pytest.fixture(scope="module")
+def loading(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    settings = {
+        **{"models": folder, "admin_token": TOKEN, "drain_grace_s": 0, "default_budget_ms": 60_000},
+        "prediction_log": tmp_path_factory.mktemp("log"),
+    }
+    with start(settings) as child:
+        yield child
+
+
+@pytest.fixture
+def http(loading: ServerProcess) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=loading.url, timeout=60, headers=ADMIN) as client:
+        yield client
+
+
+def index(http: httpx.Client) -> dict[str, str]:
+    return {m["name"]: m["state"] for m in http.post("/v2/repository/index").json()}
+
+
+def rank(http: httpx.Client, name: str) -> httpx.Response:
+    return http.post(f"/v1/models/{name}/rank", json=FRUIT)
+
+
+def shares(http: httpx.Client) -> dict[str, float]:
+    """Guaranteed shares by model."""
+    samples = MetricSamples(http.get("/metrics").text)
+    return {
+        name: samples.total("polyrec_guaranteed_share", model=name)
+        for name in ("a", "b", "c")
+        if samples.total("polyrec_guaranteed_share", model=name)
+    }
+
+
+def test_an_unloaded_model_is_gone_and_a_loaded_one_answers_as_before(
+    http: httpx.Client, loading: ServerProcess, folder: Path
+) -> None:
+    before = rank(http, "b").json()
+    assert shares(http) == {"a": 0.5, "b": 0.5}
+    gone = http.post(f"{MODELS}/b/unload")
+    assert (gone.status_code, gone.json()["state"]) == (200, "UNAVAILABLE")
+    assert index(http) == {"a": "READY", "b": "UNAVAILABLE"}
+    assert rank(http, "b").status_code == 404
+    maps = Path(f"/proc/{loading.process.pid}/maps").read_text()
+    assert str(folder / "a") in maps
+    assert str(folder / "b") not in maps
+    assert http.get("/v2/models/b/ready").status_code == 404
+    assert http.post(f"{MODELS}/b/unload").status_code == 404
+    assert shares(http) == {"a": 1.0}
+    assert http.get("/readyz").status_code == 200
+    loaded = http.post(f"{MODELS}/b/load")
+    assert (loaded.status_code, loaded.json()["state"]) == (200, "READY")
+    assert rank(http, "b").json()["scores"] == before["scores"]
+    assert shares(http) == {"a": 0.5, "b": 0.5}
+
+
+def test_a_model_that_has_come_into_the_folder_is_loaded_and_a_broken_one_is_not(
+    http: httpx.Client, folder: Path
+) -> None:
+    assert http.post(f"{MODELS}/c/load").status_code == 404
+    shutil.copytree(folder / "b", folder / "c")
+    assert index(http)["c"] == "UNAVAILABLE"
+    assert http.post(f"{MODELS}/c/load").status_code == 200
+    assert rank(http, "c").json()["scores"] == rank(http, "b").json()["scores"]
+    # loading it again reads its file again; what cannot be opened leaves what is served
+    assert http.post(f"{MODELS}/c/load", json={"parameters": {}}).status_code == 200
+    manifest = folder / "c" / "manifest.json"
+    manifest.write_text("{}")
+    refused = http.post(f"{MODELS}/c/load")
+    assert (refused.status_code, "the model is not loaded" in refused.text) == (422, True)
+    assert rank(http, "c").status_code == 200
+    assert http.post(f"{MODELS}/c/unload").status_code == 200
+    assert http.post(f"{MODELS}/c/load").status_code == 422
+    shutil.rmtree(folder / "c")
+    assert index(http) == {"a": "READY", "b": "READY"}
+
+
+def test_what_is_not_allowed_says_why(http: httpx.Client, loading: ServerProcess) -> None:
+    default = http.post(f"{MODELS}/a/unload")
+    assert (default.status_code, "cannot be unloaded" in default.text) == (409, True)
+    with httpx.Client(base_url=loading.url) as anonymous:
+        assert anonymous.post(f"{MODELS}/b/unload").status_code == 401
+    for body in ('{"parameters": {"config": "{}"}}', '{"x": 1}'):
+        assert http.post(f"{MODELS}/b/load", content=body).status_code == 422
+    assert http.post(f"{MODELS}/b/load", content="{").status_code == 400
+    assert index(http) == {"a": "READY", "b": "READY"}
+
+
+def test_a_triton_client_loads_and_unloads(loading: ServerProcess, http: httpx.Client) -> None:
+    triton = tritonhttp.InferenceServerClient(loading.url.removeprefix("http://"))
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    try:
+        triton.unload_model("b", headers=headers)
+        assert not triton.is_model_ready("b")
+        triton.load_model("b", headers=headers)
+        assert triton.is_model_ready("b")
+    finally:
+        triton.close()
+
+
+def test_requests_during_changes_are_answered_or_not_found(loading: ServerProcess) -> None:
+    async def run() -> set[int]:
+        statuses: set[int] = set()
+        done = asyncio.Event()
+        async with httpx.AsyncClient(base_url=loading.url, timeout=60, headers=ADMIN) as client:
+
+            async def ask(name: str) -> None:
+                while not done.is_set():
+                    body = FRUIT if name == "b" else {"context": {}, "candidates": {"item": [1, 2]}}
+                    answer = await client.post(f"/v1/models/{name}/rank", json=body)
+                    statuses.add(answer.status_code)
+
+            asking = [asyncio.create_task(ask("b")) for _ in range(8)]
+            for _ in range(3):
+                for action in ("unload", "load"):
+                    answer = await client.post(f"{MODELS}/b/{action}")
+                    assert answer.status_code == 200, answer.text
+            done.set()
+            await asyncio.gather(*asking)
+        return statuses
+
+    assert asyncio.run(run()) <= {200, 404, 503}
