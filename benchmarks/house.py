@@ -20,7 +20,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("models", "planner", "server", "loadtest", "measure", "report", "polyrec", "benchmarks", "tests")
+ROOMS = (
+    "models",
+    "planner",
+    "server",
+    "cluster",
+    "loadtest",
+    "measure",
+    "report",
+    "polyrec",
+    "benchmarks",
+    "tests",
+)
 MAX_SUBJECT = 72
 
 

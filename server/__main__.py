@@ -2,7 +2,7 @@
 
 For containers and child processes; use `polyrec serve` on a command line. Three descriptors as arguments make
 it one of several processes behind a port (server/app/processes.py): the listening socket that they share, its
-own, and a pipe whose other end closes with the process that started it.
+own, and a pipe whose other end closes with the process that started it. One descriptor is such a pipe alone.
 """
 
 from __future__ import annotations
@@ -30,11 +30,14 @@ def main(inherited: Sequence[int] = ()) -> int:
         try:
             settings = load_settings({}, os.environ)
             if inherited:
-                from polyrec.server.app.run import serve
                 from polyrec.server.lanes.worker import die_with
 
-                shared, own, lifeline = inherited
+                *sockets, lifeline = inherited
                 die_with(lifeline)
+            if len(inherited) > 1:
+                from polyrec.server.app.run import serve
+
+                shared, own = sockets
                 return serve(settings, announce, socket.socket(fileno=shared), socket.socket(fileno=own))
             if settings.processes > 1:
                 from polyrec.server.app.processes import supervise

@@ -23,12 +23,16 @@ class StartFailed(PolyrecError):
 
 @dataclass(frozen=True, slots=True)
 class ServerProcess:
-    """A server in a child process, ready to answer at `url`. processes, grpc: see `Ready`."""
+    """A server in a child process, ready to answer at `url`. processes, grpc: see `Ready`.
+
+    lifeline: of a pipe that kills the server when this process ends in whatever way; None: there is none.
+    """
 
     url: str
     process: subprocess.Popen[str]
     processes: tuple[str, ...] = ()
     grpc: str | None = None
+    lifeline: int | None = None
 
     def __enter__(self) -> ServerProcess:
         return self
@@ -48,15 +52,23 @@ class ServerProcess:
         finally:
             if self.process.stdout is not None:
                 self.process.stdout.close()
+            if self.lifeline is not None:
+                os.close(self.lifeline)
 
 
 def start(
-    settings: Mapping[str, object], stderr: int | TextIO | None = None, core: int | None = None
+    settings: Mapping[str, object],
+    stderr: int | TextIO | None = None,
+    core: int | None = None,
+    lifeline: bool = False,
 ) -> ServerProcess:
     """Starts a server process with these settings (port 0 unless given) and waits until it is ready.
 
-    core: the only processor core it may use. Raises StartFailed if it ends before it is ready.
+    core: the only processor core it may use. lifeline: whether the server is killed when this process ends,
+    in whatever way. Raises StartFailed if it ends before it is ready.
     """
+    theirs, ours = os.pipe() if lifeline else (None, None)
+    inherited = () if theirs is None else (theirs,)
     environ = {k: v for k, v in os.environ.items() if not k.startswith("POLYREC_")}
     environ |= {f"POLYREC_{k.upper()}": str(v) for k, v in ({"port": 0} | dict(settings)).items()}
     cores = os.sched_getaffinity(0)
@@ -64,19 +76,24 @@ def start(
         os.sched_setaffinity(0, {core})  # of this thread, which a child inherits
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", "polyrec.server"],
+            [sys.executable, "-m", "polyrec.server", *map(str, inherited)],
             env=environ,
+            pass_fds=inherited,
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
         )
     finally:
         os.sched_setaffinity(0, cores)
+        if theirs is not None:
+            os.close(theirs)
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
         process.stdout.close()
+        if ours is not None:
+            os.close(ours)
         raise StartFailed(f"the server ended with status {process.wait()} before it was ready")
     # benchmarks start servers of older revisions, which say less
     ready = orjson.loads(line)
-    return ServerProcess(ready["url"], process, tuple(ready.get("processes", ())), ready.get("grpc"))
+    return ServerProcess(ready["url"], process, tuple(ready.get("processes", ())), ready.get("grpc"), ours)

@@ -110,7 +110,7 @@ def test_every_test_that_the_findings_name_exists() -> None:
 
 @pytest.mark.parametrize("page", ["docs/architecture.md", "docs/glossary.md"])
 def test_every_place_that_the_map_names_exists(page: str) -> None:
-    rooms = "models|planner|server|loadtest|measure|report|polyrec|deploy|benchmarks"
+    rooms = "models|planner|server|cluster|loadtest|measure|report|polyrec|deploy|benchmarks"
     named = re.findall(rf"(?<![\w/])((?:{rooms})/[\w/{{}},.*]*)", (ROOT / page).read_text())
     assert len(named) > 15
     for place in named:

@@ -6,11 +6,12 @@ from importlib.util import find_spec
 
 from polyrec.models.errors import PolyrecError
 
-MODULES = {"plan": ("scipy", "tqdm"), "train": ("tqdm",)}
+MODULES = {"cluster": ("aiohttp", "ray"), "plan": ("scipy", "tqdm"), "train": ("tqdm",)}
 """Extra of pyproject.toml -> the modules that it brings."""
 NEEDS = {
     **dict.fromkeys(("calibrate", "distill", "evaluate", "import", "pack", "train"), ("train",)),
     **dict.fromkeys(("bench", "plan", "profile", "simulate"), ("plan",)),
+    "cluster": ("cluster",),
     "demo": ("plan", "train"),
 }
 """Verb -> the extras without which it cannot run. Reports need `report`, which their options check."""

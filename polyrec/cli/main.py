@@ -38,6 +38,7 @@ GROUPS = {
     },
     "serve and measure": {
         "serve": "serve a bundle or a plan over HTTP",
+        "cluster": "hold replicas of a server on the nodes of a Ray cluster, behind one port",
         "rollout": "try another version on a part of a server's requests; promote it or roll it back",
         "load": "send requests at scheduled times, whatever the server does, and report latency and outcomes",
         "bench": "measure the load that each routing policy of a plan serves within an SLO, on a live server",

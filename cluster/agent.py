@@ -1,0 +1,72 @@
+"""A replica's agent port: tells HAProxy the share of its weight that it deserves now."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import aiohttp
+
+from polyrec.cluster.live_state import LiveState, read_state
+
+EVERY_S = 0.5
+"""Interval of reading the server's metrics; HAProxy asks as often."""
+
+
+class Agent:
+    """Reads a server's metrics from time to time, and answers on a port of its own.
+
+    url: of the server. on_read: is called after each reading.
+    """
+
+    def __init__(self, url: str, on_read: Callable[[], None] = lambda: None) -> None:
+        self._url = url
+        self._on_read = on_read
+        self._tasks: list[asyncio.Task[None]] = []
+        self._server: asyncio.Server | None = None
+        self.state = LiveState()
+        self.read_s = 0.0
+        self.nominal_rows_s = 0.0
+        self.draining = False
+
+    async def start(self, host: str) -> int:
+        """Reads once, listens, and returns the port."""
+        await self._read()
+        self.nominal_rows_s = self.state.capacity_rows_s
+        self._server = await asyncio.start_server(self._answer, host, 0)
+        self._tasks.append(asyncio.get_running_loop().create_task(self._read_on()))
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    def stop(self) -> None:
+        """Closes the port."""
+        for task in self._tasks:
+            task.cancel()
+        if self._server is not None:
+            self._server.close()
+
+    def says(self) -> str:
+        """Returns the line for HAProxy."""
+        return "drain\n" if self.draining else f"ready up {self.state.percent()}%\n"
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(self.says().encode())
+        writer.close()
+
+    async def _read_on(self) -> None:
+        while True:
+            await asyncio.sleep(EVERY_S)
+            try:
+                await self._read()
+            except (aiohttp.ClientError, TimeoutError, OSError):
+                continue  # the last state gets older, which readers can see
+            self._on_read()
+
+    async def _read(self) -> None:
+        timeout = aiohttp.ClientTimeout(total=2)
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as client,
+            client.get(f"{self._url}/metrics") as got,
+        ):
+            self.state, self.read_s = read_state(await got.text()), time.time()

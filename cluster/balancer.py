@@ -1,0 +1,117 @@
+"""The actor that knows the replicas' addresses, and configures HAProxy with them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from polyrec.cluster.haproxy_config import Endpoint
+from polyrec.cluster.haproxy_process import HAProxy, private_folder
+from polyrec.cluster.spec import ClusterError, ClusterSpec
+
+log = logging.getLogger("polyrec.cluster")
+
+BALANCER = "polyrec-balancer"
+NAMESPACE = "polyrec"
+SILENT_S = 20.0
+"""A replica that said nothing for so long is forgotten. HAProxy's checks took it out long before."""
+LOOK_S = 1.0
+
+
+class Balancer:
+    """A detached Ray actor; restarted, it finds HAProxy running and its spec in a file.
+
+    folder: for its files. spec: JSON of a ClusterSpec.
+    """
+
+    def __init__(self, folder: str, spec: str) -> None:
+        self._folder = private_folder(Path(folder))
+        self._file = self._folder / "cluster.json"
+        if not self._file.exists():
+            self._file.write_text(spec)
+        self._spec = ClusterSpec.model_validate_json(self._file.read_text())
+        self._haproxy: HAProxy | None = None
+        if self._spec.way == "balancer":
+            self._haproxy = HAProxy(self._folder, self._spec.host, self._spec.port)
+        self._endpoints: dict[str, Endpoint] = {}
+        self._told: dict[str, dict[str, Any]] = {}
+        self._heard_s: dict[str, float] = {}
+        self._left: set[str] = set()
+        self._lock = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Starts HAProxy without replicas, unless it runs. Raises ClusterError, as if the port is taken."""
+        if self._haproxy is not None and not self._haproxy.alive():
+            await self._haproxy.configure([])
+        self._start_looking()
+
+    async def spec(self) -> str:
+        """Returns the spec in force, as JSON."""
+        return self._spec.model_dump_json()
+
+    async def set_spec(self, spec: str) -> None:
+        """Replaces the spec; the way in and its port stay."""
+        self._spec = ClusterSpec.model_validate_json(spec)
+        self._file.write_text(spec)
+
+    async def add(self, endpoint: Endpoint, told: Mapping[str, Any]) -> None:
+        """Adds a replica, or notes that it is still there. told: its state, for `status`."""
+        if endpoint.name in self._left:
+            return
+        self._start_looking()
+        self._heard_s[endpoint.name] = time.monotonic()
+        self._told[endpoint.name] = dict(told)
+        if self._endpoints.get(endpoint.name) != endpoint:
+            self._endpoints[endpoint.name] = endpoint
+            await self._apply()
+
+    async def remove(self, name: str) -> None:
+        """Takes a replica out, for good; returns once no new request goes there."""
+        self._left.add(name)
+        if self._endpoints.pop(name, None) is not None:
+            await self._apply()
+
+    async def replicas(self) -> list[dict[str, Any]]:
+        """Returns each replica's name, address, state in the balancer and what it told."""
+        states = {} if self._haproxy is None else await self._haproxy.servers()
+        return [
+            {"name": name, "url": one.url, "state": states.get(name, "-"), **self._told.get(name, {})}
+            for name, one in sorted(self._endpoints.items())
+        ]
+
+    async def close(self) -> None:
+        """Ends HAProxy and forgets the spec."""
+        if self._task is not None:
+            self._task.cancel()
+        if self._haproxy is not None:
+            await self._haproxy.stop()
+        self._file.unlink(missing_ok=True)
+
+    async def _apply(self) -> None:
+        async with self._lock:
+            if self._haproxy is not None:
+                await self._haproxy.configure(self._endpoints.values())
+
+    def _start_looking(self) -> None:
+        """Starts `_look`, also after Ray started this actor again, which calls no `open`."""
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._look())
+
+    async def _look(self) -> None:
+        """Restarts HAProxy if it has ended; forgets replicas that fell silent."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            now_s = time.monotonic()
+            silent = [n for n in self._endpoints if now_s - self._heard_s[n] > SILENT_S]
+            for name in silent:
+                del self._endpoints[name]
+            if silent or (self._haproxy is not None and not self._haproxy.alive()):
+                try:
+                    await self._apply()
+                except ClusterError as e:
+                    log.error("%s", e)  # tried again at the next look

@@ -1,0 +1,249 @@
+"""Starts, changes, shows and ends a cluster: what `polyrec cluster` calls. Ray must be connected."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import serve
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from polyrec.cluster.balancer import BALANCER, NAMESPACE, Balancer
+from polyrec.cluster.replica import Replica
+from polyrec.cluster.request_router import PredictedCompletion
+from polyrec.cluster.scaling import BacklogPolicy
+from polyrec.cluster.spec import ClusterError, ClusterSpec, GroupSpec
+from polyrec.models.version import code_version
+
+MOST_ONGOING = 1000
+"""Requests of Serve's own proxies in one replica; its server decides what is too much."""
+SHUTDOWN_S = 60.0
+POLL_S = 0.1
+REPORT_S = 0.2
+"""Interval of the replicas' reports to Serve's request router."""
+
+
+def up(spec: ClusterSpec) -> None:
+    """Starts the way in and all groups, and waits until every replica answers. Raises ClusterError."""
+    if _balancer() is not None:
+        raise ClusterError("a cluster is up; `polyrec cluster down` ends it")
+    http = {"host": spec.host, "port": spec.port}
+    with _quiet():
+        if spec.way == "balancer":
+            serve.start(proxy_location="Disabled")
+        else:
+            serve.start(proxy_location="HeadOnly", http_options=http)
+    _start_balancer(spec)
+    try:
+        for group in spec.groups:
+            _deploy(spec, group)
+        _until_known(spec)
+    except ClusterError:
+        down()
+        raise
+
+
+def roll(spec: ClusterSpec, name: str | None, plan: Path) -> ClusterSpec:
+    """Rolls a plan over a group's replicas, some at a time; returns the new spec.
+
+    Raises ClusterError if a replica did not open it; all then serve the old plan.
+    """
+    group = spec.group(name)
+    changed = group.model_copy(update={"plan": plan, "revision": group.revision + 1})
+    try:
+        return _change(spec, changed)
+    except ClusterError:
+        _change(spec, group)  # the first replica that did not open the plan has ended; the others never left
+        raise
+
+
+def scale(spec: ClusterSpec, name: str | None, replicas: int) -> ClusterSpec:
+    """Changes a group's number of replicas; those that end drain. Raises ClusterError."""
+    group = spec.group(name)
+    if group.autoscale is not None:
+        raise ClusterError(f"group '{group.name}' scales by itself")
+    changed = _change(spec, group.model_copy(update={"replicas": replicas}))
+    _until_known(changed)
+    return changed
+
+
+def down() -> None:
+    """Ends all replicas, which drain, and the way in."""
+    balancer = _balancer()
+    if balancer is None:
+        raise ClusterError("no cluster is up; `polyrec cluster up` starts one")
+    spec = current()
+    with _quiet():
+        for group in spec.groups:
+            serve.delete(group.application)
+    ray.get(balancer.close.remote())
+    ray.kill(balancer)
+
+
+def current() -> ClusterSpec:
+    """Returns the spec of the cluster that is up. Raises ClusterError."""
+    balancer = _balancer()
+    if balancer is None:
+        raise ClusterError("no cluster is up; `polyrec cluster up` starts one")
+    return ClusterSpec.model_validate_json(ray.get(balancer.spec.remote()))
+
+
+def status() -> dict[str, Any]:
+    """Returns the spec, each group's state at Serve, and the replicas. Raises ClusterError."""
+    spec = current()
+    applications = serve.status().applications
+    groups = []
+    for group in spec.groups:
+        found = applications.get(group.application)
+        deployment = None if found is None else found.deployments.get("Replica")
+        groups.append(
+            {
+                "name": group.name,
+                "plan": str(group.plan),
+                "revision": group.revision,
+                "wanted": group.replicas if group.autoscale is None else group.autoscale.model_dump(),
+                "state": "none" if found is None else str(found.status.value),
+                "message": "" if deployment is None else _brief(deployment.message),
+                "replicas": {} if deployment is None else dict(deployment.replica_states),
+            }
+        )
+    return {
+        "way": spec.way,
+        "url": f"http://{spec.host}:{spec.port}",
+        "groups": groups,
+        "replicas": replicas(),
+    }
+
+
+def replicas() -> list[dict[str, Any]]:
+    """Returns the replicas that the balancer knows."""
+    balancer = _balancer()
+    return [] if balancer is None else list(ray.get(balancer.replicas.remote()))
+
+
+def _change(spec: ClusterSpec, group: GroupSpec) -> ClusterSpec:
+    changed = spec.with_group(group)
+    ray.get(_balancer().set_spec.remote(changed.model_dump_json()))
+    _deploy(changed, group)
+    return changed
+
+
+def _deploy(spec: ClusterSpec, group: GroupSpec) -> None:
+    """Deploys a group at Serve, or changes it there, and waits until it is as wanted. Raises ClusterError."""
+    asked = dict(group.resources)
+    actor = {"num_cpus": asked.pop("CPU", 1.0), "num_gpus": asked.pop("GPU", 0.0), "resources": asked}
+    count: dict[str, Any] = {"num_replicas": group.replicas}
+    if group.autoscale is not None:
+        bounds = group.autoscale.model_dump()
+        count = {
+            "autoscaling_config": {
+                "min_replicas": group.autoscale.least,
+                "max_replicas": group.autoscale.most,
+                "initial_replicas": min(max(group.replicas, group.autoscale.least), group.autoscale.most),
+                "metrics_interval_s": 1.0,
+                # the policy itself waits before it takes a replica away
+                "upscale_delay_s": 0.0,
+                "downscale_delay_s": 0.0,
+                "look_back_period_s": 10.0,
+                "policy": {"policy_function": BacklogPolicy, "policy_kwargs": bounds},
+            }
+        }
+    deployment = serve.deployment(
+        name="Replica",
+        ray_actor_options=actor,
+        user_config=group.served(),
+        max_ongoing_requests=MOST_ONGOING,
+        health_check_period_s=1.0,
+        health_check_timeout_s=10.0,
+        graceful_shutdown_timeout_s=SHUTDOWN_S,
+        request_router_config={
+            "request_router_class": PredictedCompletion,
+            "request_routing_stats_period_s": REPORT_S,
+        },
+        **count,
+    )(Replica)
+    # replicas are replaced only by other code, not by another plan, which they open themselves; with versions
+    # that Serve makes, every change would replace them
+    versioned = deployment.options(version=code_version(), _internal=True)
+    prefix = None if spec.way == "balancer" else "/"
+    try:
+        with _quiet():
+            serve.run(versioned.bind(group.name, group.settings), name=group.application, route_prefix=prefix)
+    except RuntimeError as e:
+        found = serve.status().applications.get(group.application)
+        reasons = [] if found is None else [_brief(d.message) for d in found.deployments.values()]
+        raise ClusterError(f"group '{group.name}': {' '.join(reasons) or e}") from None
+
+
+def _start_balancer(spec: ClusterSpec) -> None:
+    """Starts the balancer's actor on this machine's node, where clients expect the port."""
+    folder = Path(tempfile.gettempdir()) / f"polyrec-cluster-{os.getuid()}-{spec.port}"
+    (folder / "cluster.json").unlink(missing_ok=True)
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    balancer: Any = (
+        ray.remote(Balancer)
+        .options(
+            name=BALANCER,
+            namespace=NAMESPACE,
+            lifetime="detached",
+            max_restarts=-1,
+            max_task_retries=3,
+            num_cpus=0,
+            scheduling_strategy=here,
+        )
+        .remote(str(folder), spec.model_dump_json())
+    )
+    try:
+        ray.get(balancer.open.remote())
+    except ray.exceptions.RayError as e:
+        ray.kill(balancer)
+        raise ClusterError(f"the balancer did not start: {_reason(e)}") from None
+
+
+def _until_known(spec: ClusterSpec) -> None:
+    """Waits until the balancer knows the replicas that Serve has, and no others."""
+    wanted = sum(group.replicas for group in spec.groups if group.autoscale is None)
+    exact = all(group.autoscale is None for group in spec.groups)
+    while True:
+        found = replicas()
+        if len(found) == wanted if exact else len(found) >= wanted:
+            return
+        time.sleep(POLL_S)
+
+
+def _balancer() -> Any:
+    try:
+        return ray.get_actor(BALANCER, NAMESPACE)
+    except ValueError:
+        return None
+
+
+def _brief(message: str) -> str:
+    """Returns the first sentence of Serve's message and the last line, which is the exception."""
+    lines = [line for line in message.splitlines() if line.strip()]
+    if len(lines) < 2:
+        return message
+    return f"{lines[0].partition('. ')[0]}: {lines[-1].strip()}"
+
+
+def _reason(error: Exception) -> str:
+    return [line for line in str(error).splitlines() if line.strip()][-1]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps Serve's progress off the terminal."""
+    log = logging.getLogger("ray.serve")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)

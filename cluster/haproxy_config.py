@@ -1,0 +1,97 @@
+"""Writes the configuration of the HAProxy in front of the replicas.
+
+Two random servers by weight, the one with fewer requests in progress over its weight (`balance random(2)`);
+the weight is a replica's capacity, scaled by what its agent port says (planner/fleet/weights.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from polyrec.planner.fleet.weights import capacity_weights
+
+BACKEND = "replicas"
+RETRIES = 3
+BUFFER_BYTES = 131072
+"""A larger request that has been sent cannot be sent again, since HAProxy no longer holds all of it."""
+HARD_STOP_S = 60
+"""Longest life of the process of an earlier configuration."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Address of a replica. rows_s: capacity when it was opened, 0 if unknown."""
+
+    name: str
+    host: str
+    port: int
+    agent_port: int
+    rows_s: float = 0.0
+
+    @property
+    def url(self) -> str:
+        """Its server's address."""
+        return f"http://{bracketed(self.host)}:{self.port}"
+
+
+def bracketed(host: str) -> str:
+    """Returns a host as it stands before a port."""
+    return f"[{host}]" if ":" in host else host
+
+
+def configuration(host: str, port: int, socket: Path, endpoints: Iterable[Endpoint]) -> str:
+    """Returns haproxy.cfg. host, port: that clients ask. socket: of HAProxy's runtime commands."""
+    known = sorted(endpoints, key=lambda endpoint: endpoint.name)
+    weights = capacity_weights([endpoint.rows_s for endpoint in known])
+    servers = [
+        f"    server {e.name} {bracketed(e.host)}:{e.port} weight {w}"
+        f" agent-addr {e.host} agent-port {e.agent_port}"
+        for e, w in zip(known, weights, strict=True)
+    ]
+    return "\n".join([_HEAD.format(socket=socket, host=bracketed(host), port=port), *servers, ""])
+
+
+# - An answer that did not come is asked for again elsewhere: a prediction changes nothing. Administration is
+#   not for a replica that happens to be chosen.
+# - idle-close-on-response: a client's idle connection survives a reload by one request, whose answer closes
+#   it; closed while idle, it could meet a request on its way.
+# - observe: the first failed connection takes a server out until its next check.
+_HEAD = f"""\
+# written by `polyrec cluster`; changes are lost
+global
+    stats socket {{socket}} mode 600 level admin
+    hard-stop-after {HARD_STOP_S}s
+    tune.bufsize {BUFFER_BYTES}
+
+defaults
+    mode http
+    timeout connect 250ms
+    timeout client 75s
+    timeout http-request 30s
+    timeout server 10s
+    timeout queue 250ms
+    timeout check 2s
+    option idle-close-on-response
+    option redispatch 1
+    retries {RETRIES}
+    retry-on conn-failure empty-response junk-response 503
+
+frontend clients
+    bind {{host}}:{{port}}
+    acl administration path_sub /admin
+    http-request deny deny_status 403 if administration
+    default_backend {BACKEND}
+
+backend {BACKEND}
+    balance random(2)
+    http-reuse always
+    acl budgeted req.hdr(x-latency-budget-ms) -m found
+    http-request set-timeout server req.hdr(x-latency-budget-ms),add(250) if budgeted
+    option httpchk
+    http-check send meth GET uri /readyz
+    http-check expect status 200
+    default-server check inter 500ms fastinter 100ms downinter 250ms fall 3 rise 1
+    default-server agent-check agent-inter 500ms
+    default-server observe layer4 error-limit 1 on-error mark-down"""

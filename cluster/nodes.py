@@ -1,0 +1,68 @@
+"""Reaches a Ray cluster, or starts one on this machine."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import ray
+
+from polyrec.cluster.balancer import NAMESPACE
+from polyrec.cluster.spec import ClusterError, Way
+
+HAPROXY_MODE = "RAY_SERVE_ENABLE_HA_PROXY"
+
+
+def connect(address: str | None) -> None:
+    """Joins a running Ray as a client. address: host:port of its head; None: that of this machine.
+
+    Nothing is done if this process has joined. Raises ClusterError.
+    """
+    if ray.is_initialized():
+        return
+    try:
+        ray.init(
+            address=address or "auto",
+            namespace=NAMESPACE,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+    except (ConnectionError, RuntimeError, ValueError) as e:
+        where = address or "this machine"
+        raise ClusterError(f"no Ray is running at {where}: {str(e).splitlines()[0]}") from None
+
+
+def start_head(way: Way, ip: str = "127.0.0.1", port: int = 6379, arguments: Sequence[str] = ()) -> None:
+    """Starts Ray's head on this machine, reachable only from it unless another address is given.
+
+    arguments: further ones of `ray start`. Raises ClusterError.
+    """
+    _start(["--head", f"--port={port}", "--include-dashboard=false", *arguments], ip, way)
+
+
+def start_worker(head: str, ip: str, way: Way, arguments: Sequence[str] = ()) -> None:
+    """Starts another node of a cluster on this machine. head: host:port. Raises ClusterError."""
+    _start([f"--address={head}", *arguments], ip, way)
+
+
+def ray_environment(way: Way) -> Mapping[str, str]:
+    """Returns the environment that Ray's processes need for a way in."""
+    return {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # a replica's processes end with it, also where it was killed
+        "RAY_process_group_cleanup_enabled": "1",
+        HAPROXY_MODE: "1" if way == "ray-haproxy" else "0",
+    }
+
+
+def _start(arguments: Sequence[str], ip: str, way: Way) -> None:
+    program = Path(sys.executable).with_name("ray")
+    environ = {**os.environ, **ray_environment(way)}
+    command = [str(program), "start", f"--node-ip-address={ip}", "--disable-usage-stats", *arguments]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True)
+    if done.returncode:
+        raise ClusterError(f"`{' '.join(command[1:])}` failed: {(done.stderr or done.stdout).strip()[-500:]}")

@@ -1,0 +1,162 @@
+"""One replica: a Ray Serve replica that starts an ordinary server in a child process and looks after it.
+
+Ray Serve places, restarts, counts and ends replicas. A roll is a change of `user_config`: Serve hands it to
+one replica after the other, which reloads its server, so no capacity is lost. A server that ends by itself
+takes its replica with it, and Serve starts another. Requests come straight to the server's port; `__call__`,
+Serve's own way in, hands them on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
+
+import aiohttp
+import ray
+from ray import serve
+from starlette.requests import Request
+from starlette.responses import Response
+
+from polyrec.cluster.agent import Agent
+from polyrec.cluster.balancer import BALANCER, NAMESPACE
+from polyrec.cluster.haproxy_config import Endpoint
+from polyrec.cluster.spec import ClusterError
+from polyrec.server.child import ServerProcess, start
+
+ANNOUNCE_S = 1.0
+WATCH_S = 0.05
+RELOAD_S = 600.0
+NO_BALANCER = (ray.exceptions.RayError, ValueError)
+"""Raised while the balancer is started anew, and after `cluster down`."""
+HOP_BY_HOP = {"connection", "content-length", "host", "keep-alive", "transfer-encoding"}
+
+
+class Replica:
+    """A server and its agent. settings: of the server, beside the plan."""
+
+    def __init__(self, group: str, settings: Mapping[str, str]) -> None:
+        self._name = f"{group}-{serve.get_replica_context().replica_id.unique_id}"
+        self._settings: dict[str, object] = {"admin_token": secrets.token_hex(16), **settings}
+        self._served: Mapping[str, Any] = {}
+        self._server: ServerProcess | None = None
+        self._agent: Agent | None = None
+        self._endpoint: Endpoint | None = None
+        self._client: aiohttp.ClientSession | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stopping = False
+
+    async def reconfigure(self, served: Mapping[str, Any]) -> None:
+        """Opens the plan: starts the server the first time, reloads it later. Raises ClusterError."""
+        if served == self._served:
+            return
+        if self._server is None:
+            await self._open(str(served["plan"]))
+        else:
+            await self._reload(str(served["plan"]))
+        self._served = dict(served)
+
+    async def check_health(self) -> None:
+        """Raises ClusterError once the server has ended."""
+        if self._server is not None and self._server.process.poll() is not None:
+            raise ClusterError(f"the server of {self._name} has ended")
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Returns what cluster/scaling.py reads."""
+        return {} if self._agent is None else asdict(self._agent.state.load())
+
+    def record_routing_stats(self) -> dict[str, float]:
+        """Returns what cluster/request_router.py reads."""
+        if self._agent is None:
+            return {}
+        state = self._agent.state
+        return {
+            "reported_s": self._agent.read_s,
+            "wait_s": state.backlog_s,
+            "service_s": state.work_s * state.lanes,
+            "work_s": state.work_s,
+            "weight": max(state.capacity_rows_s, 1.0),
+        }
+
+    async def __call__(self, request: Request) -> Response:
+        """Hands a request of Serve's proxies on to the server."""
+        assert self._client is not None
+        assert self._endpoint is not None
+        headers = [(k, v) for k, v in request.headers.items() if k not in HOP_BY_HOP]
+        url = self._endpoint.url + request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        body = await request.body()
+        async with self._client.request(request.method, url, data=body, headers=headers) as got:
+            kept = {k: v for k, v in got.headers.items() if k.lower() not in HOP_BY_HOP}
+            return Response(await got.read(), got.status, kept)
+
+    async def __del__(self) -> None:
+        """Ends the replica: out of the balancer first, then the server drains."""
+        if self._stopping:
+            return
+        self._stopping = True
+        for task in self._tasks:
+            task.cancel()
+        if self._agent is not None:
+            self._agent.draining = True
+        await self._leave()
+        if self._server is not None:
+            await asyncio.to_thread(self._server.stop)
+        if self._agent is not None:
+            self._agent.stop()
+        if self._client is not None:
+            await self._client.close()
+
+    async def _open(self, plan: str) -> None:
+        host = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+        settings = {"host": host, "port": 0, "plan": plan, **self._settings}
+        server = await asyncio.to_thread(start, settings, lifeline=True)
+        self._server = server
+        self._agent = Agent(server.url)
+        agent_port = await self._agent.start(host)
+        port = int(server.url.rpartition(":")[2])
+        self._endpoint = Endpoint(self._name, host, port, agent_port, self._agent.nominal_rows_s)
+        self._client = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0), auto_decompress=False, skip_auto_headers={"Content-Type"}
+        )
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._watch()), loop.create_task(self._announce())]
+
+    async def _reload(self, plan: str) -> None:
+        assert self._client is not None
+        assert self._endpoint is not None
+        url = f"{self._endpoint.url}/v1/admin/reload"
+        headers = {"Authorization": f"Bearer {self._settings['admin_token']}"}
+        timeout = aiohttp.ClientTimeout(total=RELOAD_S)
+        async with self._client.post(url, json={"plan": plan}, headers=headers, timeout=timeout) as got:
+            if got.status != 200:
+                raise ClusterError(f"{self._name} did not open '{plan}': {await got.text()}")
+
+    async def _watch(self) -> None:
+        """Ends this process as soon as the server has ended, for Serve to start another replica."""
+        assert self._server is not None
+        while self._server.process.poll() is None:
+            await asyncio.sleep(WATCH_S)
+        await self._leave()
+        os._exit(1)
+
+    async def _announce(self) -> None:
+        """Tells the balancer again and again: it may have been started anew."""
+        assert self._endpoint is not None
+        assert self._agent is not None
+        assert self._server is not None
+        processes = {"pid": os.getpid(), "server_pid": self._server.process.pid}
+        while True:
+            state = self._agent.state
+            known = {"demand": state.demand, "backlog_s": state.backlog_s, "percent": state.percent()}
+            with suppress(*NO_BALANCER):
+                balancer = ray.get_actor(BALANCER, NAMESPACE)
+                await balancer.add.remote(self._endpoint, {**known, **self._served, **processes})
+            await asyncio.sleep(ANNOUNCE_S)
+
+    async def _leave(self) -> None:
+        with suppress(*NO_BALANCER):
+            await ray.get_actor(BALANCER, NAMESPACE).remove.remote(self._name)

@@ -1,0 +1,118 @@
+"""Describes a cluster: its way in and its groups of equal replicas."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from polyrec.models.errors import PolyrecError
+from polyrec.models.files import Strict
+from polyrec.planner.fleet.autoscaling import TARGET_DEMAND
+from polyrec.planner.plan import Plan
+
+GroupName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", max_length=40)]
+Way = Literal["balancer", "ray", "ray-haproxy"]
+DEFAULT_GROUP = "default"
+
+
+class ClusterError(PolyrecError):
+    """A cluster cannot be started, reached or changed."""
+
+
+class Autoscale(Strict):
+    """Bounds of the number of replicas; targets as in planner/fleet/autoscaling.py."""
+
+    least: Annotated[int, Field(ge=1)]
+    most: Annotated[int, Field(ge=1)]
+    target_demand: Annotated[float, Field(gt=0, le=1)] = TARGET_DEMAND
+    worth: Annotated[float, Field(gt=0)] | None = None
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Autoscale:
+        if self.least > self.most:
+            raise ValueError(f"at least {self.least} replicas are more than at most {self.most}")
+        return self
+
+
+class GroupSpec(Strict):
+    """Equal replicas. plan: file that every node has at the same path. revision: grows with each roll.
+
+    resources: of one replica, `CPU`, `GPU` and any that nodes were started with. settings: of the servers.
+    """
+
+    name: GroupName = DEFAULT_GROUP
+    plan: Path
+    revision: int = 0
+    replicas: Annotated[int, Field(ge=1)] = 1
+    autoscale: Autoscale | None = None
+    resources: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
+    settings: dict[str, str] = Field(default_factory=dict)
+
+    @property
+    def application(self) -> str:
+        """Name of its Serve application."""
+        return f"polyrec-{self.name}"
+
+    def served(self) -> dict[str, object]:
+        """Returns what a running replica is told: a change reloads its server."""
+        return {"plan": str(self.plan), "revision": self.revision}
+
+
+class ClusterSpec(Strict):
+    """A cluster. way: `balancer`, an HAProxy of ours straight to the replicas' ports; `ray`, `ray-haproxy`:
+    Ray Serve's proxy, or its HAProxy mode.
+    """
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=1, le=65535)] = 8000
+    way: Way = "balancer"
+    groups: Annotated[tuple[GroupSpec, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _one_group_behind_ray(self) -> ClusterSpec:
+        names = [group.name for group in self.groups]
+        if len(set(names)) < len(names):
+            raise ValueError("two groups have the same name")
+        if self.way != "balancer" and len(names) > 1:
+            raise ValueError(f"way '{self.way}' knows one group of replicas; there are {len(names)}")
+        return self
+
+    def group(self, name: str | None) -> GroupSpec:
+        """Returns a group; None: the only one. Raises ClusterError."""
+        found = [group for group in self.groups if name in (None, group.name)]
+        if len(found) != 1:
+            known = ", ".join(f"'{group.name}'" for group in self.groups)
+            raise ClusterError(f"name one group of {known}")
+        return found[0]
+
+    def with_group(self, changed: GroupSpec) -> ClusterSpec:
+        """Returns the spec with one group replaced by that of the same name."""
+        groups = tuple(changed if group.name == changed.name else group for group in self.groups)
+        return self.model_copy(update={"groups": groups})
+
+
+def plan_resources(plan: Plan) -> dict[str, float]:
+    """Returns what one server of a plan occupies: a CPU for each lane on it, at least one, and its GPUs."""
+    lanes = plan.all_lanes()
+    gpus = len({lane.device for lane in lanes if lane.device.startswith("cuda")})
+    found = {"CPU": float(max(sum(lane.device == "cpu" for lane in lanes), 1))}
+    return found | ({"GPU": float(gpus)} if gpus else {})
+
+
+def fleet_replicas(file: Path, hour: int | None) -> Mapping[str, int]:
+    """Returns the nodes of each type in a fleet plan, at an hour or the most of any. Raises ClusterError."""
+    try:
+        by_type: Mapping[str, list[int]] = json.loads(file.read_text())["nodes_by_type"]
+        hours = {len(counts) for counts in by_type.values()}
+        if hour is not None and not all(0 <= hour < n for n in hours):
+            raise ClusterError(f"fleet plan '{file}' has {max(hours, default=0)} hours, the first is 0")
+        found = {k: max(v) if hour is None else v[hour] for k, v in by_type.items()}
+    except OSError as e:
+        raise ClusterError(f"fleet plan '{file}': {e.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ClusterError(f"'{file}' is no fleet plan; `polyrec plan --fleet` writes one") from None
+    return {name: n for name, n in found.items() if n}

@@ -1,0 +1,96 @@
+"""Decides how many replicas a fleet should have, from their backlog in seconds and the price of their time.
+
+The number of requests or the use of a processor says little about servers that trade quality for time. Work
+that arrives and work that waits are both in seconds of the replicas' own time on their fastest paths. Pure:
+callers pass loads and the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+
+TARGET_DEMAND = 0.6
+"""Share of the capacity on the fastest paths at which another replica is preferred to lower quality; as in
+the Helm chart (docs/kubernetes.md)."""
+CLEAR_S = 10.0
+"""Time in which a backlog should be gone."""
+CALM_S = 120.0
+"""How long fewer replicas must be enough before one is taken away."""
+LEAST_FALL = 0.5
+"""Share of a replica's worth below which its price must fall before it is taken away."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLoad:
+    """Load of one replica. demand: rows/s that arrive over those that its lanes can execute on their fastest
+    paths. backlog_s: seconds that its waiting rows take on all lanes. price: information that a second of all
+    its devices is worth; 0 without prices.
+    """
+
+    demand: float
+    backlog_s: float
+    price: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingBounds:
+    """Bounds and targets. worth: price from which one more replica is worth its cost; None: not by price."""
+
+    least: int
+    most: int
+    target_demand: float = TARGET_DEMAND
+    clear_s: float = CLEAR_S
+    calm_s: float = CALM_S
+    worth: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.least <= self.most:
+            raise ValueError(f"least {self.least} and most {self.most}: 1 <= least <= most")
+        if not (0 < self.target_demand <= 1 and self.clear_s > 0 and self.calm_s >= 0):
+            raise ValueError("target_demand is above 0, at most 1; clear_s is positive, calm_s not negative")
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """Decision. replicas: wanted now. enough_since_s: since when fewer would do; None: they would not."""
+
+    replicas: int
+    enough_since_s: float | None = None
+
+
+def replicas_needed(loads: Sequence[ReplicaLoad], bounds: ScalingBounds) -> int:
+    """Returns the replicas that the load of those that run needs, bounds aside."""
+    work = sum(load.demand + load.backlog_s / bounds.clear_s for load in loads)
+    # a sum of floats just above a whole number needs no further replica
+    needed = ceil(work / bounds.target_demand - 1e-9)
+    price = sum(load.price for load in loads) / len(loads) if loads else 0.0
+    if bounds.worth is not None:
+        if price >= bounds.worth:
+            needed = max(needed, len(loads) + 1)
+        elif price > LEAST_FALL * bounds.worth:
+            needed = max(needed, len(loads))
+    return needed
+
+
+def decide(
+    loads: Sequence[ReplicaLoad], current: int, last: Scaling | None, now_s: float, bounds: ScalingBounds
+) -> Scaling:
+    """Returns the replicas wanted. loads: of replicas that report. current: target so far. last: decision.
+
+    Up at once; down one at a time, each after fewer were enough for `calm_s`. While some of the replicas do
+    not report (they start, or stop) none is taken away.
+    """
+    needed = min(max(replicas_needed(loads, bounds), bounds.least), bounds.most)
+    current = min(max(current, bounds.least), bounds.most)
+    if needed > current:
+        return Scaling(needed)
+    if needed == current or len(loads) < current:
+        return Scaling(current)
+    since_s = last.enough_since_s if last is not None else None
+    if since_s is None:
+        return Scaling(current, now_s)
+    if now_s - since_s < bounds.calm_s:
+        return Scaling(current, since_s)
+    return Scaling(current - 1, now_s)

@@ -1,0 +1,31 @@
+"""Weights of replicas for a balancer that compares two random ones by requests in progress over weight.
+
+Requests in progress over capacity is the completion that a balancer can predict by itself: its count is
+never old. Capacity, and what other balancers have sent, only the replica knows; it reports them as a weight,
+and only that can be old.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+MOST_WEIGHT = 100
+"""Weight of the largest replica; HAProxy allows 256."""
+
+
+def capacity_weights(rows_s: Sequence[float]) -> list[int]:
+    """Returns weights from 1 to MOST_WEIGHT in proportion to capacities; equal ones if none is known (0)."""
+    most = max(rows_s, default=0.0)
+    return [max(round(MOST_WEIGHT * one / most), 1) if most > 0 else MOST_WEIGHT for one in rows_s]
+
+
+def weight_percent(lane_share: float, backlog_s: float, budget_s: float) -> int:
+    """Returns the percentage of its weight, 1 to 100, that a replica deserves now.
+
+    lane_share: of the speed that its lanes were planned with; some may be lost or slower. A backlog as long
+    as the budget halves the weight.
+    """
+    share = min(lane_share, 1.0)
+    if budget_s > 0:
+        share /= 1.0 + backlog_s / budget_s
+    return min(max(round(100 * share), 1), 100)

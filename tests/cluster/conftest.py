@@ -1,0 +1,7 @@
+"""Leaves these tests out where the extra `cluster` is not installed."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+collect_ignore_glob = [] if find_spec("ray") and find_spec("aiohttp") else ["test_*.py"]
