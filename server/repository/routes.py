@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from pydantic import StrictBool
 from starlette.requests import Request
 
 from polyrec.models.files import Strict
@@ -37,7 +38,7 @@ class LoadRequest(Strict):
 class UnloadParameters(Strict):
     """unload_dependents: of Triton's clients; no model has dependents."""
 
-    unload_dependents: bool = False
+    unload_dependents: StrictBool = False
 
 
 class UnloadRequest(Strict):
@@ -66,11 +67,17 @@ def repository_routes(models: ModelRepository, admin: Admin, loader: ModelLoader
 
         return answer
 
+    def present(name: str) -> ModelLoader:
+        if loader is None:
+            models.find(name)  # an unknown name is 404 on any server
+            raise Conflict("this server has a single model; start it with --models DIR or --plan NAME=FILE")
+        return loader
+
     async def load(name: str) -> dict[str, Any]:
-        return _model_state(await _present(loader).load(name))
+        return _model_state(await present(name).load(name))
 
     async def unload(name: str) -> dict[str, Any]:
-        await _present(loader).unload(name)
+        await present(name).unload(name)
         return {"name": name, "version": "", "state": "UNAVAILABLE", "reason": UNLOADED}
 
     return [
@@ -100,12 +107,6 @@ def repository_routes(models: ModelRepository, admin: Admin, loader: ModelLoader
             for action, request, change in (("load", LoadRequest, load), ("unload", UnloadRequest, unload))
         ),
     ]
-
-
-def _present(loader: ModelLoader | None) -> ModelLoader:
-    if loader is None:
-        raise Conflict("this server has a single model; start it with --models DIR or --plan NAME=FILE")
-    return loader
 
 
 def model_states(models: ModelRepository, unloaded: Sequence[str] = ()) -> list[dict[str, Any]]:

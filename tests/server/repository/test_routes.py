@@ -26,5 +26,6 @@ def single(bundle_dir: Path) -> Iterator[httpx.Client]:
 def test_the_only_model_is_neither_loaded_nor_unloaded(single: httpx.Client, action: str) -> None:
     answer = single.post(f"/v2/repository/models/dlrm/{action}")
     assert (answer.status_code, "has a single model" in answer.text) == (409, True)
+    assert single.post(f"/v2/repository/models/other/{action}").status_code == 404
     (entry,) = single.post("/v2/repository/index").json()
     assert entry["state"] == "READY"
