@@ -153,6 +153,8 @@ class OipCodec:
                 raise Malformed(f"input '{header.name}': shared memory is not supported")
             size = parameters.binary_data_size
             raw = bytes(header.data)
+            if raw == b"null":  # KServe's client sends it for a binary tensor of no bytes
+                raw = b""
             if (size is None) == (not raw):
                 raise Malformed(f"input '{header.name}' needs either data or parameter binary_data_size")
             dtype = DTYPES[header.datatype]

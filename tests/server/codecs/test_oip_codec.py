@@ -111,6 +111,16 @@ def test_both_inputs_of_a_list_feature_may_be_left_out() -> None:
     assert rows.bags["tags"][1].tolist() == [0, 0]
 
 
+def test_null_data_beside_a_binary_size_of_zero_are_an_empty_tensor() -> None:
+    values = {**as_binary("tags.values", VALUES[:0]), "data": None}
+    lengths = as_json("tags.lengths", np.zeros(2, np.int64))
+    rows = decoded([as_json("dense", DENSE), as_json("sparse", SPARSE), values, lengths]).rows
+    reference = decoded([as_json("dense", DENSE), as_json("sparse", SPARSE)]).rows
+    np.testing.assert_array_equal(rows.sparse, reference.sparse)
+    with pytest.raises(Malformed, match="needs either data or parameter"):
+        decoded([{**as_json("dense", DENSE), "data": None}, as_json("sparse", SPARSE)])
+
+
 def test_inputs_of_zero_width_are_not_declared_and_may_be_left_out_or_given() -> None:
     schema = Schema.model_validate({"name": "s", "categorical": [{"name": "item"}], **SPLIT})
     codec = OipCodec(schema, Limits())
