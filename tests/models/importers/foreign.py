@@ -228,7 +228,7 @@ def _mlp(weights: dict[str, F64], name: str, x: F64, step: int = 1, last_relu: b
 
 
 def _sigmoid(x: F64) -> F64:
-    return 1 / (1 + np.exp(-x))
+    return np.exp(-np.logaddexp(0, -x))
 
 
 def normal(random: np.random.Generator, *size: int) -> Tensor:
