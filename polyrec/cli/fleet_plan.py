@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from polyrec.models.errors import PolyrecError
 
 ALONE = ("profile", "slo_ms", "traffic", "memory", "machine", "cores", "lane")
 
@@ -19,10 +23,7 @@ def run_fleet(args: argparse.Namespace) -> int:
     from polyrec.planner.fleet.provisioning.explain import page
     from polyrec.planner.fleet.provisioning.fleet_plan import plan_fleet
 
-    given = [flag for flag in ALONE if getattr(args, flag) is not None]
-    if given or args.sweep or args.quality:
-        named = "--" + (given[0].replace("_", "-") if given else "sweep" if args.sweep else "quality")
-        raise FleetError(f"{named} belongs to a plan of one machine; write it into '{args.fleet}'")
+    refuse_other_flags(args, args.fleet, FleetError)
     if args.pictures:
         from polyrec.report.page import require_matplotlib
 
@@ -43,3 +44,11 @@ def run_fleet(args: argparse.Namespace) -> int:
             raise FleetError(f"cannot write fleet plan '{args.out}': {e.strerror}") from None
     print(text if args.json else "\n".join(page(plan)))
     return 0
+
+
+def refuse_other_flags(args: argparse.Namespace, file: str, error: type[PolyrecError]) -> None:
+    """Raises an error for options of a plan of one machine, which `file` says instead."""
+    given = [flag for flag in ALONE if getattr(args, flag) is not None]
+    if given or args.sweep or args.quality:
+        named = "--" + (given[0].replace("_", "-") if given else "sweep" if args.sweep else "quality")
+        raise error(f"{named} belongs to a plan of one machine; write it into '{file}'")

@@ -51,6 +51,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="plan many nodes instead of one: a YAML file of node types with prices, and models with "
         "profiles, SLO and traffic by hour (docs/fleet.md); with --out, --pictures and --json only",
     )
+    training = parser.add_argument_group("training")
+    training.add_argument(
+        "--train",
+        metavar="FILE",
+        help="plan a training instead of serving: a YAML file of tables (or a calibration), the batch and "
+        "the nodes that may train it (docs/training-plan.md); with --out and --json only",
+    )
     machine = parser.add_argument_group("machine")
     machine.add_argument(
         "--memory",
@@ -91,6 +98,10 @@ def run(args: argparse.Namespace) -> int:
         from polyrec.cli.fleet_plan import run_fleet
 
         return run_fleet(args)
+    if args.train:
+        from polyrec.cli.train_plan import run_training
+
+        return run_training(args)
     _check_flags(args)
     if args.pictures:
         from polyrec.report.page import require_matplotlib

@@ -1,0 +1,123 @@
+"""Bytes that the workers of a training exchange in a step, as models/training/workers/ sends them.
+
+Ids take four bytes, values and gradients of a row four bytes a column. What is expected of each form is
+compared with what two processes send in tests/planner/training/test_exchange.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from polyrec.models.schema.batch import F64, I64
+from polyrec.planner.training.popularity import Popularity
+
+Form = Literal["every look-up", "distinct", "fae", "hotline"]
+FORMS: tuple[Form, ...] = ("every look-up", "distinct", "fae", "hotline")
+REPLICATING: tuple[Form, ...] = ("fae", "hotline")
+COUNT_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Bytes that one worker sends in a step, on average.
+
+    fetched: ids and rows before the forward pass. pushed: gradients of rows. summed: gradients of the net.
+    messages: collective calls. popular: share of the training rows whose look-ups are all replicated.
+    """
+
+    fetched: float
+    pushed: float
+    summed: float
+    messages: float
+    popular: float = 0.0
+
+    @property
+    def sent(self) -> float:
+        return self.fetched + self.pushed + self.summed
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The part of a step that decides what is exchanged.
+
+    workers: their number. rows: of the whole batch. whole: rows of a request that are hot together, or 1.
+    """
+
+    workers: int
+    rows: int
+    width: int
+    net_bytes: int
+    whole: float = 1.0
+
+
+def expected_exchange(form: Form, popularity: Popularity, step: Step, hot: int) -> Exchange:
+    """Returns what a form exchanges. hot: rows that are replicated, of fae and hotline."""
+    others = step.workers - 1
+    if not others:
+        return Exchange(0, 0, 0, 0, 1.0)
+    summed = 2 * others / step.workers * (step.net_bytes + 4)
+    own = step.rows / step.workers
+    all_rows = popularity.rows
+    if form == "every look-up":
+        return _by_owner(own * float(popularity.expanded.sum()), step, summed)
+    if form == "distinct":
+        return _by_owner(popularity.distinct(own, all_rows), step, summed)
+    replicated = popularity.between(0, hot)
+    shares = _shares(popularity, replicated)
+    popular = _popular_share(popularity, shares, step.whole)
+    if form == "hotline":
+        cold = popularity.distinct(own, all_rows - replicated)
+        gathered = _gathered(popularity.distinct(own, replicated), step)
+        by_owner = _by_owner(cold, step, summed)
+        return Exchange(by_owner.fetched, by_owner.pushed + gathered, summed, by_owner.messages + 2, popular)
+    return _fae(popularity, step, summed, replicated, shares, popular)
+
+
+def _fae(
+    popularity: Popularity, step: Step, summed: float, replicated: I64, shares: F64, popular: float
+) -> Exchange:
+    """Hot batches send gradients of replicated rows only, the others every row to and from its owner."""
+    own = step.rows / step.workers
+    of_run = np.maximum(shares[popularity.table], 1e-300)
+    gathered = _gathered(popularity.distinct(own, replicated, 1 / of_run), step) if popular else 0.0
+    if popular >= 1:
+        return Exchange(0, gathered, summed, 3, 1.0)
+    # rows of cold batches look up replicated rows too, less often than an average one
+    rest = popularity.distinct(own, replicated, (1 - popular / of_run) / (1 - popular))
+    rest += popularity.distinct(own, popularity.rows - replicated, 1 / (1 - popular))
+    cold = _by_owner(rest, step, summed)
+    share = 1 - popular
+    return Exchange(
+        share * cold.fetched, share * cold.pushed + popular * gathered, summed,
+        share * cold.messages + popular * 3, popular,
+    )  # fmt: skip
+
+
+def _by_owner(rows: float, step: Step, summed: float) -> Exchange:
+    """Rows of a worker's share that travel from their owners and back as gradients."""
+    others = step.workers - 1
+    away = rows * others / step.workers
+    return Exchange(away * (4 + 4 * step.width) + COUNT_BYTES * others, away * 4 * step.width, summed, 5)
+
+
+def _gathered(rows: float, step: Step) -> float:
+    """Bytes of the gradients of replicated rows, with their ids, to every other worker."""
+    return (step.workers - 1) * (rows * (4 + 4 * step.width) + COUNT_BYTES)
+
+
+def _shares(popularity: Popularity, replicated: I64) -> F64:
+    """Share of each table's look-ups that are of replicated rows, float64 [tables]."""
+    total = popularity.lookups(popularity.rows)
+    found: F64 = popularity.lookups(replicated) / np.where(total > 0, total, 1)
+    return np.minimum(np.where(total > 0, found, 1.0), 1.0)
+
+
+def _popular_share(popularity: Popularity, shares: F64, whole: float) -> float:
+    """Share of the training rows (of requests, if whole) with replicated look-ups only, if independent."""
+    once = popularity.lookups(popularity.rows)
+    # look-ups of a row; of a request, those of its context once and those of its candidates `whole` times
+    exponent = popularity.expanded if whole == 1 else once * whole
+    return float(np.prod(shares**exponent))

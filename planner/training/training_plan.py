@@ -1,0 +1,193 @@
+"""Chooses how to train: form of exchange, replicated rows, memories, and how many nodes of which type.
+
+For each number of nodes every form and some budgets of replicated rows are computed; the fastest is kept. The
+node type and number that reach the wanted speed for the least money are proposed. All figures are computed
+from the description; nothing is measured here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from polyrec.planner.training.description import TrainingDescription, TrainingNode, TrainingPlanError
+from polyrec.planner.training.exchange import FORMS, REPLICATING, Form, Step, expected_exchange
+from polyrec.planner.training.node_placement import NodePlacement, place, slow_seconds
+from polyrec.planner.training.popularity import Popularity
+
+Limit = Literal["compute", "network", "slow memory", "disk"]
+LEAST_SHARE = 2**-12
+DENSE_COUNTS = 16
+GROWTH = 1.1
+"""All numbers of nodes up to DENSE_COUNTS are computed, then each about GROWTH times the one before."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingOption:
+    """One way to train.
+
+    binds: what a step waits for. rows_per_s: of all nodes. sent_per_row: bytes that leave a worker for each
+    training row. seconds: of a step, by limit; they overlap as `binds` says. popular: see Exchange. tables:
+    rows by table of `replicated`, `memory`, `slow memory` and `disk`, of all nodes together.
+    """
+
+    node: str
+    nodes: int
+    form: Form
+    rows_per_s: float
+    binds: Limit
+    sent_per_row: float
+    popular: float
+    replicated_bytes: int
+    seconds: dict[str, float]
+    tables: dict[str, dict[str, int]]
+    price_per_hour: float
+
+    @property
+    def price_per_billion_rows(self) -> float:
+        """Dollars for 1e9 training rows."""
+        return self.price_per_hour / 3600 * 1e9 / self.rows_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPlan:
+    """chosen: the proposal. baseline: every look-up exchanged, on the same nodes; None: does not fit.
+
+    fastest: by number of nodes, for each node type. least_nodes: of each type that reach the wanted speed.
+    """
+
+    chosen: TrainingOption
+    baseline: TrainingOption | None
+    wanted_rows_per_s: float | None
+    fastest: dict[str, list[TrainingOption]]
+    least_nodes: dict[str, int | None]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The plan as plain data."""
+        return {"computed": "from a description; nothing was measured"} | asdict(self)
+
+
+def plan_training(description: TrainingDescription, popularity: Popularity) -> TrainingPlan:
+    """Plans a training. Raises TrainingPlanError: no described node can hold it."""
+    fastest: dict[str, list[TrainingOption]] = {}
+    for node in description.nodes:
+        found = [_fastest(description, popularity, node, n) for n in node_counts(node.most)]
+        fastest[node.name] = [option for option in found if option is not None]
+    options = [option for of_node in fastest.values() for option in of_node]
+    if not options:
+        need = popularity.total_rows * description.record_bytes + description.fixed_bytes
+        raise TrainingPlanError(f"no described node can hold {need:,} bytes, not even as many as allowed")
+    wanted = description.rows_per_s
+    enough = [option for option in options if wanted is None or option.rows_per_s >= wanted]
+    if wanted is None:
+        # the least nodes that hold it: what an operator without a wish starts with
+        chosen = min(enough, key=lambda o: (o.nodes, o.price_per_hour, -o.rows_per_s))
+    elif enough:
+        chosen = min(enough, key=lambda o: (o.price_per_hour, o.nodes, -o.rows_per_s))
+    else:
+        chosen = max(options, key=lambda o: o.rows_per_s)
+    node = next(n for n in description.nodes if n.name == chosen.node)
+    baseline = option_of(description, popularity, node, chosen.nodes, "every look-up", 0)
+    least = {
+        name: next((o.nodes for o in of_node if wanted is None or o.rows_per_s >= wanted), None)
+        for name, of_node in fastest.items()
+    }
+    return TrainingPlan(chosen, baseline, wanted, fastest, least)
+
+
+def node_counts(most: int) -> list[int]:
+    """Returns the numbers of nodes that are computed, up to `most`."""
+    counts = list(range(1, min(most, DENSE_COUNTS) + 1))
+    while counts[-1] < most:
+        counts.append(min(most, int(counts[-1] * GROWTH) + 1))
+    return counts
+
+
+def option_of(
+    description: TrainingDescription,
+    popularity: Popularity,
+    node: TrainingNode,
+    nodes: int,
+    form: Form,
+    hot: int,
+) -> TrainingOption | None:
+    """Computes one way to train; None if it does not fit. hot: rows that are replicated."""
+    placed = place(description, node, nodes, popularity, hot)
+    if placed is None:
+        return None
+    whole = description.rows_per_request if description.whole_requests else 1.0
+    step = Step(nodes, description.batch_rows, description.width, description.net_bytes, whole)
+    exchange = expected_exchange(form, popularity, step, hot)
+    compute_s = description.batch_rows / nodes / node.rows_per_s
+    fetch_s = exchange.fetched / node.bytes_per_s
+    network_s = exchange.sent / node.bytes_per_s + exchange.messages * node.latency_us * 1e-6
+    if form == "hotline":
+        network_s -= min(fetch_s, exchange.popular * compute_s)
+    # in fae the owners' rows are read in cold batches, which hold replicated rows too
+    skipped = hot if form == "hotline" else 0
+    slow_s, disk_s = slow_seconds(description, node, nodes, popularity, placed, skipped)
+    seconds = {"compute": compute_s, "network": network_s, "slow memory": slow_s, "disk": disk_s}
+    step_s = max(compute_s + network_s, slow_s, disk_s)
+    binds: Limit = "disk" if step_s == disk_s else "slow memory"
+    if step_s == compute_s + network_s:
+        binds = "compute" if compute_s >= network_s else "network"
+    return TrainingOption(
+        node=node.name,
+        nodes=nodes,
+        form=form,
+        rows_per_s=description.batch_rows / step_s,
+        binds=binds,
+        sent_per_row=exchange.sent * nodes / description.batch_rows,
+        popular=exchange.popular,
+        replicated_bytes=hot * description.record_bytes,
+        seconds=seconds,
+        tables=_tables(popularity, placed),
+        price_per_hour=nodes * node.price_per_hour,
+    )
+
+
+def _fastest(
+    description: TrainingDescription, popularity: Popularity, node: TrainingNode, nodes: int
+) -> TrainingOption | None:
+    """The fastest way with so many nodes; of equally fast ones, that which sends least."""
+    options = [
+        option
+        for form in (FORMS if nodes > 1 else FORMS[1:2])
+        for hot in _budgets(description, node, popularity, form)
+        if (option := option_of(description, popularity, node, nodes, form, hot)) is not None
+    ]
+    return max(options, key=lambda o: (o.rows_per_s, -o.sent_per_row), default=None)
+
+
+def _budgets(
+    description: TrainingDescription, node: TrainingNode, popularity: Popularity, form: Form
+) -> Iterator[int]:
+    """Numbers of replicated rows to try: shares of the memory, halved, and all rows."""
+    if form not in REPLICATING:
+        yield 0
+        return
+    room = max(node.memory - description.fixed_bytes, 0) // description.record_bytes
+    share = 1.0
+    while share >= LEAST_SHARE:
+        rows = int(room * share)
+        if 0 < rows <= popularity.total_rows:
+            yield rows
+        share /= 2
+    if popularity.total_rows < room:
+        yield popularity.total_rows
+
+
+def _tables(popularity: Popularity, placed: NodePlacement) -> dict[str, dict[str, int]]:
+    """Rows by table and place; places without rows are left out."""
+    places = {
+        "replicated": (0, placed.replicated),
+        "memory": (0, placed.memory),
+        "slow memory": (placed.memory, placed.slow),
+        "disk": (placed.slow, placed.disk),
+    }
+    found: dict[str, dict[str, int]] = {name: {} for name in popularity.names}
+    for where, (first, last) in places.items():
+        for name, rows in popularity.by_table(popularity.between(first, last)).items():
+            found[name][where] = rows
+    return found

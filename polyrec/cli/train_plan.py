@@ -1,0 +1,42 @@
+"""`polyrec plan --train`: which rows of a training go where, on how many nodes, and what binds."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def run_training(args: argparse.Namespace) -> int:
+    """Plans the training of `args.train`. Raises PolyrecError."""
+    import json
+    from pathlib import Path
+
+    from polyrec.cli.fleet_plan import refuse_other_flags
+    from polyrec.models.files import write_text
+    from polyrec.planner.training.description import TrainingPlanError, load_description
+    from polyrec.planner.training.explain import page
+    from polyrec.planner.training.popularity import calibrated_popularity, described_popularity
+    from polyrec.planner.training.training_plan import plan_training
+
+    refuse_other_flags(args, args.train, TrainingPlanError)
+    if args.pictures:
+        raise TrainingPlanError("--pictures draws no training: omit it")
+    description = load_description(args.train)
+    if description.calibration is None:
+        popularity = described_popularity(description.tables, description.rows_per_request)
+    else:
+        from polyrec.models.schema.popularity import load_calibration
+        from polyrec.models.schema.schema import load_schema
+
+        assert description.schema_ is not None
+        schema = load_schema(description.schema_)
+        calibration = load_calibration(description.calibration, schema)
+        popularity = calibrated_popularity(calibration, schema, description.rows_per_request)
+    plan = plan_training(description, popularity)
+    text = json.dumps(plan.as_dict(), indent=None if args.json else 1)
+    if args.out:
+        try:
+            write_text(Path(args.out), text + "\n")
+        except OSError as e:
+            raise TrainingPlanError(f"cannot write training plan '{args.out}': {e.strerror}") from None
+    print(text if args.json else "\n".join(page(plan)))
+    return 0
