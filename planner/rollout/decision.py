@@ -42,7 +42,7 @@ class RolloutBounds(Strict):
     max_slowdown: Annotated[float, Field(strict=True, ge=1, le=1e3, allow_inf_nan=False)] = 2.0
     slack_ms: Annotated[float, Field(strict=True, ge=0, le=1e6, allow_inf_nan=False)] = 5.0
     max_psi: Above0 = 0.1
-    max_loss: Above0 = 0.03
+    max_loss: Above0 = 0.02
     min_requests: Annotated[int, Field(strict=True, ge=1, le=10**9)] = 200
     promote_after_s: Annotated[float, Field(strict=True, ge=0, le=1e8, allow_inf_nan=False)] | None = None
 

@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     start.add_argument(
         "--max-loss",
         type=positive_float,
-        help="largest expected loss of information, by requests answered by both (default .03)",
+        help="largest expected loss of information, by requests answered by both (default .02)",
     )
     start.add_argument(
         "--max-failed", type=positive_float, help="largest share of failures above the stable's (default .01)"

@@ -87,6 +87,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     tiers = parser.add_argument_group("memory tiers of a plan")
     tiers.add_argument("--tier-directory", help="with --plan: folder for files of rows on disk (a real disk)")
     tiers.add_argument(
+        "--update-log",
+        metavar="FOLDER",
+        help="log updates of rows, on the disk before they are acknowledged, and serve them after a restart",
+    )
+    tiers.add_argument(
         "--drift-s", type=float, help="with --plan: interval of reordering rows by popularity, seconds"
     )
     tiers.add_argument(

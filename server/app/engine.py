@@ -242,7 +242,7 @@ class Engine:
         if self._serving is not None:
             self._serving.close()
         self._serving = None
-        self.update_store.keep_only([])
+        self.update_store.close()
 
     def retire(self, old: Serving) -> None:
         """Closes a generation that gets no more queries, after its last answer."""

@@ -340,6 +340,8 @@ def _open_model(settings: Settings, engine: Engine, file: Path | None) -> Servin
 
     Raises PolyrecError.
     """
+    if (folder := settings.update_log) is not None:
+        engine.update_store.log_folder = folder if file is None else folder / engine.name
     serving = engine.open(*resolve_plan(settings, file))
     if settings.prediction_log is not None and engine.prediction_log is None:
         folder = settings.prediction_log if file is None else settings.prediction_log / engine.name

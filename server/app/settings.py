@@ -145,6 +145,8 @@ class Settings(Strict):
     tier_directory, drift_s, drift_every, drift_memory: only with a plan that has a placement, in place of its
         own: folder of the disk tiers' files; seconds between reorderings of rows by observed accesses; of how
         many batches one is observed; weight of earlier accesses, in look-ups.
+    update_log: folder of the logs of row updates, which then survive the process; a subfolder for each of
+        several models. For a single server process.
     store_password, store_password_file: of the remote store, in place of the plan's. The password itself can
         be given by a variable only.
     max_connections, max_buffered_bytes, keep_alive_s, head_timeout_s, body_timeout_s, write_timeout_s: limits
@@ -190,6 +192,7 @@ class Settings(Strict):
     drift_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     drift_every: Annotated[int, Field(ge=1)] | None = None
     drift_memory: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    update_log: Path | None = None
     store_password: SecretStr | None = None
     store_password_file: Path | None = None
     prediction_log: Path | None = None
@@ -241,6 +244,8 @@ class Settings(Strict):
             raise ValueError("model_share: the shares of all models are more than 1 together")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("give both --tls-cert FILE and --tls-key FILE, or neither")
+        if self.update_log is not None and self.processes > 1:
+            raise ValueError("--update-log is for one server process: an update reaches only one of several")
         if self.live_quality != "off" and self.prediction_log is None:
             raise ValueError("--live-quality needs --prediction-log FOLDER")
         return self

@@ -6,17 +6,18 @@
 
 `path` may be left out where only one bundle has its rows in tiers; paths that share tiers share updates. Rows
 are named by stable id, or by the values that clients send (null is the missing row). An update is atomic: no
-batch sees half of it. The response has the number of rows; they are written into the tiers afterwards.
+batch sees half of it. With `"key": NAME` it is applied once, however often it is sent. The response has the
+number of rows; they are written into the tiers afterwards. With an update log they are on the disk before it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from pydantic import model_validator
+from pydantic import Field, model_validator
 from starlette.requests import Request
 
 from polyrec.models.files import MOST_SERVED_BYTES, Strict
@@ -24,9 +25,15 @@ from polyrec.models.schema.batch import I64
 from polyrec.models.schema.vocabulary import Vocabulary
 from polyrec.models.text import public
 from polyrec.models.tiers.stack import TierStack
-from polyrec.models.tiers.updates.update import TableUpdate, UpdateError, apply_update, load_update
+from polyrec.models.tiers.updates.update import (
+    TableUpdate,
+    UpdateError,
+    UpdateNotKept,
+    apply_update,
+    load_update,
+)
 from polyrec.server.app.background import run_in_thread
-from polyrec.server.errors import Invalid
+from polyrec.server.errors import Invalid, NotReady
 from polyrec.server.http.admin import Admin, admin_endpoint, parse_arguments
 from polyrec.server.http.connection.reply import Reply
 from polyrec.server.http.documents import UpdateResponse
@@ -56,9 +63,13 @@ class RowUpdate(Strict):
 
 
 class UpdateRequest(Strict):
-    """New rows in a `file` of updates on the server, or in `tables` by name."""
+    """New rows in a `file` of updates on the server, or in `tables` by name.
+
+    key: the caller's name for the update; one that was applied under this name is not applied again.
+    """
 
     path: str | None = None
+    key: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$")] | None = None
     file: Path | None = None
     tables: dict[str, RowUpdate] | None = None
 
@@ -76,17 +87,20 @@ class Embeddings:
         self._stacks = stacks
 
     def update(self, request: UpdateRequest) -> dict[str, Any]:
-        """Applies one update; blocks while a file is read. Raises Invalid."""
+        """Applies one update; blocks while a file is read or a log written. Raises Invalid or NotReady."""
         path, stack = self._stack(request.path)
         try:
             if request.file is not None:
-                rows = apply_update(stack, load_update(request.file, _max_file_bytes(stack)))
+                update = load_update(request.file, _max_file_bytes(stack))
             else:
-                tables = request.tables or {}
-                rows = apply_update(stack, {name: _table(stack, name, t) for name, t in tables.items()})
+                update = {name: _table(stack, name, t) for name, t in (request.tables or {}).items()}
+            applied = apply_update(stack, update, request.key or "")
+        except UpdateNotKept as e:
+            raise NotReady(public(str(e))) from None
         except UpdateError as e:
             raise Invalid(public(str(e))) from None
-        return {"path": path, "rows": rows}
+        answer = {"path": path, "rows": applied.rows}
+        return answer if request.key is None else answer | {"repeated": applied.repeated}
 
     def _stack(self, path: str | None) -> tuple[str, TierStack]:
         stacks = self._stacks()

@@ -372,7 +372,11 @@ class RoutingResponse(Document):
 
 
 class UpdateResponse(Document):
-    """The number of updated rows, and the path whose tiers hold them."""
+    """The number of updated rows, and the path whose tiers hold them.
+
+    repeated: of a request with a key, whether it had been applied before.
+    """
 
     path: str
     rows: int
+    repeated: bool | None = None

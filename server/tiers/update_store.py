@@ -2,7 +2,8 @@
 
 Updates are kept for each bundle version and device (models/tiers/updates/changes.py). A reload or a rollback
 that opens the same version again opens its rows with the updates; another version has rows of its own, and
-the reply reports which updates stay behind. Those are kept while a rollback can bring them back.
+the reply reports which updates stay behind. Those are kept while a rollback can bring them back. With a
+folder for logs they survive the process as well: each version and device has a file there.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from urllib.parse import quote
 
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.tiers.updates.changes import Changes
+from polyrec.models.tiers.updates.journal import UpdateJournal
 
 log = logging.getLogger("polyrec.serving")
 
@@ -25,11 +28,27 @@ class UpdateStore:
 
     def __init__(self) -> None:
         self._changes: dict[Key, Changes] = {}
+        self.log_folder: Path | None = None
+        """Where updates are logged; None: they end with the process."""
 
     def changes_of(self, bundle: Bundle, device: str, directory: Path) -> Changes:
-        """Returns the updates of a bundle's rows on a device. directory: where new ones are kept."""
+        """Returns the updates of a bundle's rows on a device, at first those of its log.
+
+        directory: where new ones are kept. Raises JournalError.
+        """
         key = (bundle.manifest.version, device)
-        return self._changes.setdefault(key, Changes(directory))
+        if key not in self._changes:
+            self._changes[key] = self._opened(key, directory)
+        return self._changes[key]
+
+    def _opened(self, key: Key, directory: Path) -> Changes:
+        if self.log_folder is None:
+            return Changes(directory)
+        journal = UpdateJournal(self.log_folder / f"{quote('-'.join(key), safe='')}.updates")
+        changes = Changes(directory, journal)
+        if changes.rows:
+            log.warning("'%s': %d updated rows are served again", journal.path, changes.rows)
+        return changes
 
     def keep_only(self, changes: Iterable[Changes]) -> None:
         """Closes and removes all other updates."""
@@ -38,6 +57,12 @@ class UpdateStore:
             if not any(kept is one for one in wanted):
                 del self._changes[key]
                 kept.close()
+
+    def close(self) -> None:
+        """Ends all updates; logs stay."""
+        for kept in self._changes.values():
+            kept.close(remove=False)
+        self._changes = {}
 
 
 def left_behind(old: Mapping[str, Changes], new: Mapping[str, Changes]) -> dict[str, int]:

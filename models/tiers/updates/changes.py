@@ -3,16 +3,17 @@
 A bundle is immutable and tiers close with their generation, so reopening a bundle's tiers would restore its
 original rows. The latest values are kept by stable id in an unlinked file; tiers that are opened later are
 filled with them, and updates reach all open tiers of the bundle. Updates that arrive while tiers are being
-filled are overlaid before they serve.
+filled are overlaid before they serve. With a journal they outlive the process too.
 """
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +24,16 @@ from polyrec.models.schema.batch import I64
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.tiers.slab import Bytes, RowSource
 from polyrec.models.tiers.stack import TierStack
-from polyrec.models.tiers.updates.update import Stored, UpdateError, overlay
+from polyrec.models.tiers.updates.journal import JournalError, Record, UpdateJournal, record_of
+from polyrec.models.tiers.updates.update import Stored, UpdateNotKept, overlay
+
+log = logging.getLogger("polyrec.serving")
 
 LEAST_ROWS = 1024
+MOST_KEYS = 100_000
+"""Names of updates that are remembered; the oldest are forgotten."""
+ROWS_A_RECORD = 65_536
+"""Rows of a record of a log that is written again."""
 NONE = np.empty(0, np.int64)
 
 
@@ -42,10 +50,16 @@ UNCHANGED = KeptValues(NONE, NONE, NONE)
 
 
 class Changes:
-    """Updates of the rows of one bundle on one device. Thread-safe. directory: of the file."""
+    """Updates of the rows of one bundle on one device. Thread-safe.
 
-    def __init__(self, directory: Path) -> None:
+    directory: of the file. journal: log of the updates, which are read from it first; closed with this.
+    Raises JournalError: the log cannot be read.
+    """
+
+    def __init__(self, directory: Path, journal: UpdateJournal | None = None) -> None:
         self._directory = directory
+        self._journal = journal
+        self._keys: dict[str, None] = {}
         self._lock = threading.RLock()
         self._tables: dict[str, KeptValues] = {}
         self._file: int | None = None
@@ -54,6 +68,12 @@ class Changes:
         self._latest = 0
         self._stacks: list[TierStack] = []
         self._in_order: tuple[int, I64, I64] = (0, NONE, NONE)
+        if journal is not None:
+            try:
+                self._replay(journal)
+            except BaseException:
+                journal.close()
+                raise
 
     @property
     def rows(self) -> int:
@@ -70,20 +90,84 @@ class Changes:
         """Lock that blocks updates while held."""
         return self._lock
 
-    def apply(self, update: Mapping[str, Stored]) -> None:
-        """Stores an update and overlays it on all open tiers.
+    def apply(self, update: Mapping[str, Stored], key: str = "") -> bool:
+        """Stores an update and overlays it on all open tiers; returns once its log is on the disk.
 
-        Raises UpdateError if it cannot be stored, and then changes nothing.
+        Returns False for a key that was applied before, and changes nothing. Raises UpdateNotKept if it
+        cannot be stored; if only the disk failed to sync, its rows are served, but may not survive a crash.
         """
         with self._lock:
+            fresh = not key or key not in self._keys
+            if fresh:
+                self._store(update, key)
+                for stack in self._stacks:
+                    overlay(stack, update)
+            position = 0 if self._journal is None else self._journal.position
+        if self._journal is not None:
+            # without the lock: callers that wait together share one sync
             try:
-                self._keep(update)
+                self._journal.sync(position)
             except OSError as e:
-                raise UpdateError(
-                    f"update: the values cannot be kept in '{self._directory}': {e.strerror or e}"
+                raise UpdateNotKept(
+                    f"update: '{self._journal.path}' cannot be written: {e.strerror or e}"
                 ) from None
-            for stack in self._stacks:
-                overlay(stack, update)
+        return fresh
+
+    def _store(self, update: Mapping[str, Stored], key: str) -> None:
+        where = self._directory
+        try:
+            # allocate first: a rejected update must leave no trace
+            self._make_room(update)
+            if self._journal is not None:
+                where = self._journal.path
+                self._journal.append(record_of(key, update))
+        except OSError as e:
+            raise UpdateNotKept(
+                f"update: the values cannot be kept in '{where}': {e.strerror or e}"
+            ) from None
+        self._keep(update)
+        self._remember(key)
+        self._compact()
+
+    def _remember(self, key: str) -> None:
+        if not key:
+            return
+        self._keys[key] = None
+        if len(self._keys) > MOST_KEYS:
+            del self._keys[next(iter(self._keys))]
+
+    def _replay(self, journal: UpdateJournal) -> None:
+        """Reads the log. Raises JournalError."""
+        try:
+            for record in journal.replay():
+                update = record.updates()
+                if update:
+                    self._keep(update)
+                self._remember(record.key)
+        except ValueError as e:
+            raise JournalError(f"'{journal.path}' has rows of another form: {e}") from None
+        except OSError as e:
+            raise JournalError(f"'{journal.path}' cannot be read: {e.strerror or e}") from None
+        self._compact()
+
+    def _compact(self) -> None:
+        """Writes the log again if most of it is superseded; on failure the old one stays."""
+        live = self._rows * (8 + self._values.shape[1]) + sum(len(key) + 16 for key in self._keys)
+        if self._journal is None or not self._journal.is_mostly_superseded(live):
+            return
+        try:
+            self._journal.rewrite(self.last_values())
+        except OSError as e:
+            log.warning("'%s' cannot be written again: %s", self._journal.path, e.strerror or e)
+
+    def last_values(self) -> Iterator[Record]:
+        """Records of the keys and of the last value of every row."""
+        for key in self._keys:
+            yield Record(key, {})
+        for table, kept in self._tables.items():
+            for first in range(0, kept.ids.size, ROWS_A_RECORD):
+                part = slice(first, first + ROWS_A_RECORD)
+                yield record_of("", {table: Stored(kept.ids[part], self._values[kept.slots[part]])})
 
     def over(self, source: RowSource, sizes: Mapping[str, int], encoder: Encoder) -> RowSource:
         """Returns the source with updates applied. encoder: of the bundle's row order."""
@@ -118,9 +202,12 @@ class Changes:
             if stack in self._stacks:
                 self._stacks.remove(stack)
 
-    def close(self) -> None:
-        """Discards all updates; for when the bundle will not be opened again."""
+    def close(self, remove: bool = True) -> None:
+        """Discards all updates. remove: and their log, as the bundle will not be opened again."""
         with self._lock:
+            if self._journal is not None:
+                self._journal.close(remove)
+                self._journal = None
             self._tables, self._rows = {}, 0
             self._values = np.empty((0, 0), np.uint8)
             if self._file is not None:
@@ -128,7 +215,6 @@ class Changes:
                 self._file = None
 
     def _keep(self, update: Mapping[str, Stored]) -> None:
-        # allocate first: a rejected update must leave no trace
         self._make_room(update)
         self._latest += 1
         for table, given in update.items():
@@ -139,6 +225,11 @@ class Changes:
             known = np.zeros(last.size, bool)
             inside = place < kept.ids.size
             known[inside] = kept.ids[place[inside]] == last[inside]
+            if known.all():
+                # in place, as everything is read under the lock: what is inserted below is copied whole
+                self._values[kept.slots[place]] = values
+                kept.at[place] = self._latest
+                continue
             new = ~known
             slots = np.empty(last.size, np.int64)
             slots[known] = kept.slots[place[known]]

@@ -30,6 +30,10 @@ class UpdateError(PolyrecError):
     """An update with unknown tables or ids, or invalid values."""
 
 
+class UpdateNotKept(UpdateError):
+    """An update that cannot be stored: the disk is full or failed."""
+
+
 @dataclass(frozen=True, slots=True)
 class TableUpdate:
     """An update of one table.
@@ -53,20 +57,29 @@ class Stored:
     values: Bytes
 
 
-def apply_update(stack: TierStack, update: Update) -> int:
-    """Overlays an update on the tiers, and stores it if the stack has `changes`; returns the number of rows.
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """The number of rows of an update, and whether it had been applied before."""
 
-    The tiers are written in the background. Raises UpdateError, and then changes nothing.
+    rows: int
+    repeated: bool = False
+
+
+def apply_update(stack: TierStack, update: Update, key: str = "") -> Applied:
+    """Overlays an update on the tiers, and stores it if the stack has `changes`.
+
+    key: the caller's name for it; one that was applied under this name before is not applied again. The tiers
+    are written in the background. Raises UpdateError, and then changes nothing; of UpdateNotKept see
+    `Changes.apply`.
     """
     packed = {table: _packed(stack, table, given) for table, given in update.items()}
     rows = sum(given.ids.size for given in packed.values())
     if not rows:
-        return 0
+        return Applied(0)
     if stack.changes is None:
         overlay(stack, packed)
-    else:
-        stack.changes.apply(packed)
-    return rows
+        return Applied(rows)
+    return Applied(rows, not stack.changes.apply(packed, key))
 
 
 def overlay(stack: TierStack, update: Mapping[str, Stored]) -> None:

@@ -334,5 +334,5 @@ def test_an_update_moves_into_a_stack_while_it_gathers(
 ) -> None:
     stack = opened(placed_plan(paged, tmp_path, an_eighth)).stacks()["table@cpu"]
     one = TableUpdate(np.array([0]), np.ones((1, 64), np.float32))
-    assert apply_update(stack, {"item": one}) == 1
+    assert apply_update(stack, {"item": one}).rows == 1
     assert stack.settle(10)

@@ -16,8 +16,10 @@ from polyrec.models.bundle.bundle import Bundle, write_bundle
 from polyrec.models.bundle.derive import quantize_bundle
 from polyrec.models.tiers.disk.page_file import write_pages
 from polyrec.planner.plan import Plan, save_plan
+from polyrec.server.app.settings import SettingsError, load_settings
+from polyrec.server.child import StartFailed, start
 from tests.server.conftest import Client, Request
-from tests.server.placing import ALLOWED, placed_plan
+from tests.server.placing import ALLOWED, TOKEN, placed_plan
 
 
 def updated(client: Client, value: float, rows: int) -> None:
@@ -130,3 +132,41 @@ def test_an_update_that_comes_during_a_reload_is_served_before_and_after_it(
     assert carried == {"carried": {"table@cpu": rows}, "left_behind": {}}
     assert during["predictions"] != before["predictions"]
     assert after["predictions"] == pytest.approx(during["predictions"], abs=1e-6)
+
+
+def test_logged_updates_are_served_after_kill_9(paged: Bundle, request_: Request, tmp_path: Path) -> None:
+    save_plan(placed_plan(paged, tmp_path), tmp_path / "plan.json")
+    settings = {"plan": tmp_path / "plan.json", "admin_token": TOKEN, "update_log": tmp_path / "log"}
+    body = {"context": request_.context, "candidates": request_.candidates}
+    rows = paged.encoder.vocabularies["item"].rows
+
+    def update(http: httpx.Client, url: str, value: float, key: str) -> Any:
+        tables = {"item": {"ids": list(range(rows)), "rows": [[value] * 64] * rows}}
+        content = orjson.dumps({"tables": tables, "key": key})
+        return http.post(f"{url}/v1/admin/embeddings", content=content, headers=ALLOWED).json()
+
+    with httpx.Client(timeout=60) as http:
+        with start(settings, lifeline=True) as server:
+            as_written = http.post(f"{server.url}/v1/rank", json=body).json()["scores"]
+            assert update(http, server.url, 0.25, "a") == {
+                "path": "table@cpu",
+                "rows": rows,
+                "repeated": False,
+            }
+            assert update(http, server.url, -0.5, "b")["repeated"] is False
+            updated_scores = http.post(f"{server.url}/v1/rank", json=body).json()["scores"]
+            with pytest.raises(StartFailed), start(settings):  # one server at a time has the log
+                pass
+            server.process.kill()
+            server.process.wait()
+        assert updated_scores != as_written
+        with start(settings) as server:
+            assert http.post(f"{server.url}/v1/rank", json=body).json()["scores"] == updated_scores
+            # sent again, the older one does not undo the newer one
+            assert update(http, server.url, 0.25, "a")["repeated"] is True
+            assert http.post(f"{server.url}/v1/rank", json=body).json()["scores"] == updated_scores
+
+
+def test_an_update_log_needs_a_single_process() -> None:
+    with pytest.raises(SettingsError, match="--update-log is for one server process"):
+        load_settings({"plan": "p.json", "update_log": "log", "processes": 2}, {})

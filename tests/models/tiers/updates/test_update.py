@@ -27,11 +27,11 @@ def test_new_values_reach_every_tier_by_id(tmp_path: Path) -> None:
     ids = {t: random.permutation(n)[: n // 3] for t, n in SIZES.items()}
     update = {t: TableUpdate(ids[t], row_of(i, ids[t], 7)) for i, t in enumerate(SIZES)}
     save_update(update, tmp_path / "update.safetensors")
-    assert apply_update(stack, load_update(tmp_path / "update.safetensors")) == 1000 + 13
+    assert apply_update(stack, load_update(tmp_path / "update.safetensors")).rows == 1000 + 13
     nothing = {"a": TableUpdate(np.empty(0, np.int64), np.empty((0, WIDTH), np.float32))}
-    assert apply_update(stack, nothing) == 0
+    assert apply_update(stack, nothing).rows == 0
     one = {"b": TableUpdate(ids["b"][:1], row_of(1, ids["b"][:1], 7))}
-    assert apply_update(stack, nothing | one) == 1
+    assert apply_update(stack, nothing | one).rows == 1
     for _ in range(2):  # laid over the tiers, then written into them
         base = 0
         for i, (table, v) in enumerate(encoder.vocabularies.items()):

@@ -1,0 +1,249 @@
+"""The durable log of a bundle's row updates: what was acknowledged survives a crash or a loss of power.
+
+    file:  MAGIC, then records of  uint32 length | uint32 CRC-32 of the rest | msgpack of Record
+
+A record is whole or, at the end of the file, torn by a crash: then it was not acknowledged, and is cut off.
+Callers that wait for the disk at the same time share one fsync (group commit). The log is written again
+with the last value of each row when most of it is superseded.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import struct
+import threading
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from polyrec.models.errors import PolyrecError
+from polyrec.models.tiers.updates.update import Stored
+
+log = logging.getLogger("polyrec.serving")
+
+MAGIC = b"polyrec-updates-1\n"
+_FRAME = struct.Struct("<II")
+MOST_RECORD_BYTES = 2**31
+SUPERSEDED = 4
+"""The log is written again when it is so many times as large as its rows' last values would be."""
+LEAST_REWRITTEN_BYTES = 2**26
+
+
+class JournalError(PolyrecError):
+    """A log of updates that cannot be opened or read, or is in use by another server."""
+
+
+class StoredRows(msgspec.Struct, array_like=True, frozen=True):
+    """Rows of one table. ids: int64, little-endian; values: bytes of all rows."""
+
+    ids: bytes
+    values: bytes
+
+
+class Record(msgspec.Struct, array_like=True, frozen=True):
+    """One update, whole. key: the caller's name for it, so that a repetition is recognized; empty: none."""
+
+    key: str
+    tables: dict[str, StoredRows]
+
+    def updates(self) -> dict[str, Stored]:
+        """Returns the rows by table. Raises ValueError."""
+        found = {}
+        for table, rows in self.tables.items():
+            ids = np.frombuffer(rows.ids, "<i8")
+            values = np.frombuffer(rows.values, np.uint8).reshape(ids.size, -1)
+            found[table] = Stored(ids, values)
+        return found
+
+
+def record_of(key: str, update: Mapping[str, Stored]) -> Record:
+    """Makes the record of an update."""
+    return Record(
+        key,
+        {
+            table: StoredRows(given.ids.astype("<i8", copy=False).tobytes(), given.values.tobytes())
+            for table, given in update.items()
+            if given.ids.size
+        },
+    )
+
+
+class UpdateJournal:
+    """The log in a file, made if there is none; its folder too. Raises JournalError.
+
+    One process at a time has it open. `append` and `rewrite` exclude each other and themselves by the
+    caller's lock; `sync` is called without it.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.path = file
+        self._encoder = msgspec.msgpack.Encoder()
+        self._syncing = threading.Lock()
+        self._broken: str | None = None
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(file.with_name(file.name + ".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as e:
+            raise JournalError(f"the log of updates '{file}' cannot be opened: {e.strerror or e}") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._fd = self._open()
+        except BlockingIOError:
+            os.close(self._lock)
+            raise JournalError(f"the log of updates '{file}' is in use by another server") from None
+        except OSError as e:
+            os.close(self._lock)
+            raise JournalError(f"the log of updates '{file}' cannot be opened: {e.strerror or e}") from None
+        self.bytes = os.fstat(self._fd).st_size
+        # bytes ever appended, which a rewrite does not lower
+        self._appended = self._synced = 0
+
+    def _open(self) -> int:
+        new = not self.path.exists()
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if os.fstat(fd).st_size < len(MAGIC) and MAGIC.startswith(os.pread(fd, len(MAGIC), 0)):
+            # new, or a crash came before its first record
+            os.ftruncate(fd, 0)
+            _write_at(fd, MAGIC, 0)
+            os.fsync(fd)
+            new = True
+        if new:
+            _sync_folder(self.path.parent)
+        return fd
+
+    def replay(self) -> Iterator[Record]:
+        """Yields the records in their order, and cuts off a torn one at the end. Raises JournalError."""
+        size = os.fstat(self._fd).st_size
+        if os.pread(self._fd, len(MAGIC), 0) != MAGIC:
+            raise JournalError(f"'{self.path}' is not a log of updates")
+        decoder = msgspec.msgpack.Decoder(Record)
+        at = len(MAGIC)
+        while at < size:
+            payload = self._payload(at, size)
+            if payload is None:
+                break
+            try:
+                record = decoder.decode(payload)
+            except msgspec.DecodeError as e:
+                raise JournalError(f"'{self.path}': the record at byte {at} cannot be read: {e}") from None
+            yield record
+            at += _FRAME.size + len(payload)
+        if at < size:
+            log.warning(
+                "'%s': %d bytes after the last whole record are cut off; they were not acknowledged",
+                self.path,
+                size - at,
+            )
+            os.ftruncate(self._fd, at)
+            os.fsync(self._fd)
+        self.bytes = at
+
+    def _payload(self, at: int, size: int) -> bytes | None:
+        """The record at a byte; None if it is torn."""
+        head = os.pread(self._fd, _FRAME.size, at)
+        if len(head) < _FRAME.size:
+            return None
+        length, checksum = _FRAME.unpack(head)
+        if length > min(MOST_RECORD_BYTES, size - at - _FRAME.size):
+            return None
+        payload = _read_at(self._fd, length, at + _FRAME.size)
+        return payload if zlib.crc32(payload) == checksum else None
+
+    def append(self, record: Record) -> int:
+        """Writes a record; returns the position to `sync`. Raises OSError, and then nothing is written."""
+        if self._broken is not None:
+            raise OSError(0, self._broken)
+        payload = self._encoder.encode(record)
+        frame = _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
+        try:
+            _write_at(self._fd, frame, self.bytes)
+        except OSError:
+            os.ftruncate(self._fd, self.bytes)
+            raise
+        self.bytes += len(frame)
+        self._appended += len(frame)
+        return self._appended
+
+    @property
+    def position(self) -> int:
+        """Position behind the last record, for `sync`."""
+        return self._appended
+
+    def sync(self, position: int) -> None:
+        """Returns once everything before a position is on the disk. Raises OSError."""
+        with self._syncing:
+            if self._broken is not None:
+                raise OSError(0, self._broken)
+            if self._synced >= position:
+                return
+            written = self._appended
+            try:
+                os.fdatasync(self._fd)
+            except OSError as e:
+                # the kernel may have dropped what it could not write: no later fsync would tell
+                self._broken = f"the disk failed ({e.strerror or e}); restart the server"
+                raise
+            self._synced = written
+
+    def is_mostly_superseded(self, live_bytes: int) -> bool:
+        """Whether it should be written again. live_bytes: of the last values of all rows."""
+        return self.bytes > max(SUPERSEDED * live_bytes, LEAST_REWRITTEN_BYTES)
+
+    def rewrite(self, records: Iterator[Record]) -> None:
+        """Replaces all records at once; a crash leaves the old ones or the new ones. Raises OSError."""
+        partial = self.path.with_name(self.path.name + ".partial")
+        fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            at = _write_at(fd, MAGIC, 0)
+            for record in records:
+                payload = self._encoder.encode(record)
+                at += _write_at(fd, _FRAME.pack(len(payload), zlib.crc32(payload)) + payload, at)
+            os.fsync(fd)
+            with self._syncing:
+                os.replace(partial, self.path)
+                _sync_folder(self.path.parent)
+                os.close(self._fd)
+                self._fd, self.bytes, self._synced = fd, at, self._appended
+        except BaseException:
+            if fd != self._fd:
+                os.close(fd)
+            partial.unlink(missing_ok=True)
+            raise
+
+    def close(self, remove: bool = False) -> None:
+        """Closes the file. remove: and deletes it, as its bundle will not be served again."""
+        os.close(self._fd)
+        if remove:
+            self.path.unlink(missing_ok=True)
+            self.path.with_name(self.path.name + ".lock").unlink(missing_ok=True)
+        os.close(self._lock)
+
+
+def _write_at(fd: int, content: bytes, at: int) -> int:
+    """Writes all of the content; returns its length."""
+    view, done = memoryview(content), 0
+    while done < len(view):
+        done += os.pwrite(fd, view[done:], at + done)
+    return done
+
+
+def _read_at(fd: int, length: int, at: int) -> bytes:
+    parts, done = [], 0
+    while done < length and (part := os.pread(fd, length - done, at + done)):
+        parts.append(part)
+        done += len(part)
+    return b"".join(parts)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Makes the folder's entries durable."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,228 @@
+"""The log of updates: what was synced is read again whatever happens to the rest of the file."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from polyrec.models.tiers.updates import journal as journal_module
+from polyrec.models.tiers.updates.changes import Changes
+from polyrec.models.tiers.updates.journal import MAGIC, JournalError, UpdateJournal, record_of
+from polyrec.models.tiers.updates.update import Stored, UpdateNotKept
+
+ROOT = Path(__file__).parents[4]
+WIDTH = 12
+Rows = dict[int, bytes]
+
+
+def stored(ids: list[int], value: int) -> dict[str, Stored]:
+    return {"t": Stored(np.array(ids, np.int64), np.full((len(ids), WIDTH), value, np.uint8))}
+
+
+def rows_of(changes: Changes) -> Rows:
+    """Last values by id."""
+    found: Rows = {}
+    for record in changes.last_values():
+        for rows in record.updates().values():
+            found |= {int(i): v.tobytes() for i, v in zip(rows.ids, rows.values, strict=True)}
+    return found
+
+
+def reopened(file: Path) -> Rows:
+    changes = Changes(file.parent / "values", UpdateJournal(file))
+    found = rows_of(changes)
+    changes.close(remove=False)
+    return found
+
+
+UPDATES = st.lists(
+    st.tuples(st.lists(st.integers(0, 50), min_size=1, max_size=10), st.integers(0, 255)), max_size=12
+)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(updates=UPDATES, data=st.data())
+def test_a_file_cut_or_torn_anywhere_keeps_every_whole_record(
+    updates: list[tuple[list[int], int]], data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    file = tmp_path_factory.mktemp("log") / "u"
+    changes = Changes(file.parent / "values", UpdateJournal(file))
+    states, ends = [dict[int, bytes]()], [file.stat().st_size]
+    for ids, value in updates:
+        changes.apply(stored(ids, value))
+        states.append(states[-1] | {i: bytes([value]) * WIDTH for i in ids})
+        ends.append(file.stat().st_size)
+    assert rows_of(changes) == states[-1]
+    changes.close(remove=False)
+    size = data.draw(st.integers(len(MAGIC), ends[-1]))
+    os.truncate(file, size)
+    garbage = data.draw(st.binary(max_size=40))
+    with file.open("ab") as f:
+        f.write(garbage)
+    whole = max(i for i, end in enumerate(ends) if end <= size)
+    found = reopened(file)
+    if found != states[whole]:
+        # the garbage happened to be what was cut off
+        content = file.read_bytes()
+        assert found in states
+        assert len(content) in ends
+    assert reopened(file) == found
+
+
+def test_a_repeated_key_is_applied_once_also_after_a_restart(tmp_path: Path) -> None:
+    changes = Changes(tmp_path, UpdateJournal(tmp_path / "u"))
+    assert changes.apply(stored([1], 1), "first")
+    assert changes.apply(stored([1], 2), "second")
+    assert not changes.apply(stored([1], 1), "first")
+    changes.close(remove=False)
+    again = Changes(tmp_path, UpdateJournal(tmp_path / "u"))
+    assert not again.apply(stored([1], 1), "first")
+    assert rows_of(again) == {1: bytes([2]) * WIDTH}
+    again.close(remove=True)
+    assert [p.name for p in tmp_path.iterdir()] == []
+
+
+def test_superseded_records_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "LEAST_REWRITTEN_BYTES", 4096)
+    file = tmp_path / "u"
+    changes = Changes(tmp_path, UpdateJournal(file))
+    largest = 0
+    for i in range(1000):
+        changes.apply(stored([i % 20, 100], i % 256), f"key{i % 3}-{i}" if i % 50 == 0 else "")
+        largest = max(largest, file.stat().st_size)
+    assert largest < 8192
+    expected = {i: bytes([(980 + i) % 256]) * WIDTH for i in range(20)} | {100: bytes([999 % 256]) * WIDTH}
+    assert rows_of(changes) == expected
+    changes.close(remove=False)
+    assert reopened(file) == expected
+    again = Changes(tmp_path, UpdateJournal(file))
+    assert not again.apply(stored([0], 0), "key0-0")
+    again.close()
+
+
+def test_waiting_callers_share_syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = Changes(tmp_path, UpdateJournal(tmp_path / "u"))
+    syncs, begun = [], threading.Event()
+    actual = os.fdatasync
+
+    def counted(fd: int) -> None:
+        syncs.append(fd)
+        begun.wait(20)
+        actual(fd)
+
+    monkeypatch.setattr(os, "fdatasync", counted)
+    threads = [threading.Thread(target=changes.apply, args=(stored([i], i),)) for i in range(16)]
+    for thread in threads:
+        thread.start()
+    while changes.rows < 16:
+        pass
+    begun.set()
+    for thread in threads:
+        thread.join()
+    assert len(syncs) <= 3  # the first, those that came meanwhile, and perhaps one that was late
+    changes.close()
+
+
+def test_a_disk_that_failed_takes_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = Changes(tmp_path, UpdateJournal(tmp_path / "u"))
+
+    def failing(fd: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fdatasync", failing)
+        with pytest.raises(UpdateNotKept, match="Input/output error"):
+            changes.apply(stored([1], 1))
+    with pytest.raises(UpdateNotKept, match="the disk failed"):
+        changes.apply(stored([2], 2))
+    assert 2 not in rows_of(changes)
+    changes.close()
+
+
+def test_a_full_disk_leaves_the_log_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "u"
+    changes = Changes(tmp_path, UpdateJournal(file))
+    changes.apply(stored([1], 1))
+    actual = os.pwrite
+
+    def half(fd: int, content: bytes, at: int) -> int:
+        if len(content) < 30:
+            raise OSError(28, "No space left on device")
+        return actual(fd, content[: len(content) - 20], at)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", half)
+        with pytest.raises(UpdateNotKept, match="No space left"):
+            changes.apply(stored([2], 2))
+    assert rows_of(changes) == {1: bytes([1]) * WIDTH}
+    changes.apply(stored([3], 3))
+    changes.close(remove=False)
+    assert reopened(file) == {1: bytes([1]) * WIDTH, 3: bytes([3]) * WIDTH}
+
+
+def test_what_is_no_log_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "u"
+    file.write_bytes(b"something else altogether\n")
+    with pytest.raises(JournalError, match="is not a log of updates"):
+        reopened(file)
+    file.write_bytes(MAGIC[:5])  # a crash while it was made
+    assert reopened(file) == {}
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(JournalError, match="cannot be opened: Is a directory"):
+        UpdateJournal(tmp_path / "folder")
+    first = UpdateJournal(file)
+    with pytest.raises(JournalError, match="in use by another server"):
+        UpdateJournal(file)
+    first.append(record_of("", stored([1], 1)))
+    first.append(record_of("", {"t": Stored(np.array([1]), np.ones((1, 3), np.uint8))}))
+    first.close()
+    with pytest.raises(JournalError, match="rows of another form"):
+        reopened(file)
+    file.write_bytes(MAGIC + b"\xff\xff\xff\x7f garbage")
+    with caplog.at_level(logging.WARNING):
+        assert reopened(file) == {}
+    assert "bytes after the last whole record are cut off" in caplog.text
+
+
+WRITER = """
+import sys
+from pathlib import Path
+import numpy as np
+from polyrec.models.tiers.updates.changes import Changes
+from polyrec.models.tiers.updates.journal import UpdateJournal
+from polyrec.models.tiers.updates.update import Stored
+folder = Path(sys.argv[1])
+changes = Changes(folder, UpdateJournal(folder / "u"))
+i = 0
+while True:
+    changes.apply({"t": Stored(np.array([i]), np.full((1, 12), i % 256, np.uint8))}, str(i))
+    print(i, flush=True)
+    i += 1
+"""
+
+
+def test_what_was_acknowledged_survives_kill_9(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    assert writer.stdout is not None
+    acknowledged = [int(writer.stdout.readline()) for _ in range(200)]
+    writer.send_signal(signal.SIGKILL)
+    acknowledged += [int(line) for line in writer.stdout.read().split()]
+    writer.wait(20)
+    writer.stdout.close()
+    found = reopened(tmp_path / "u")
+    assert acknowledged == list(range(len(acknowledged)))
+    assert all(found[i] == bytes([i % 256]) * WIDTH for i in acknowledged)
+    assert len(found) <= len(acknowledged) + 1
