@@ -3,6 +3,7 @@
     {"path": PATH, "file": FILE}                     a file of updates, as the server sees it
     {"path": PATH, "tables": {TABLE: {"ids": [...], "rows": [[...], ...]}}}
     {"path": PATH, "tables": {TABLE: {"values": ["u1", null, ...], "rows": [[...], ...]}}}
+    a file of updates itself, with Content-Type: application/octet-stream, PATH and NAME as ?path= and ?key=
 
 `path` may be left out where only one bundle has its rows in tiers; paths that share tiers share updates. Rows
 are named by stable id, or by the values that clients send (null is the missing row). An update is atomic: no
@@ -17,20 +18,22 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 from starlette.requests import Request
 
-from polyrec.models.files import MOST_SERVED_BYTES, Strict
+from polyrec.models.files import MOST_SERVED_BYTES, Strict, one_line
 from polyrec.models.schema.batch import I64
 from polyrec.models.schema.vocabulary import Vocabulary
 from polyrec.models.text import public
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.updates.update import (
     TableUpdate,
+    Update,
     UpdateError,
     UpdateNotKept,
     apply_update,
     load_update,
+    parse_update,
 )
 from polyrec.server.app.background import run_in_thread
 from polyrec.server.errors import Invalid, NotReady
@@ -43,6 +46,10 @@ MAX_BODY_BYTES = 64 << 20
 
 Stacks = Callable[[], Mapping[str, TierStack]]
 """Returns the tiers of the present generation, by path; called for every update."""
+
+
+Key = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$")]
+BINARY = "application/octet-stream"
 
 
 class RowUpdate(Strict):
@@ -69,7 +76,7 @@ class UpdateRequest(Strict):
     """
 
     path: str | None = None
-    key: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$")] | None = None
+    key: Key | None = None
     file: Path | None = None
     tables: dict[str, RowUpdate] | None = None
 
@@ -80,6 +87,13 @@ class UpdateRequest(Strict):
         return self
 
 
+class BinaryUpdate(Strict):
+    """Path and key of a call with a binary body, in its query; see UpdateRequest."""
+
+    path: str | None = None
+    key: Key | None = None
+
+
 class Embeddings:
     """Applies updates to the tiers of the paths."""
 
@@ -88,19 +102,30 @@ class Embeddings:
 
     def update(self, request: UpdateRequest) -> dict[str, Any]:
         """Applies one update; blocks while a file is read or a log written. Raises Invalid or NotReady."""
-        path, stack = self._stack(request.path)
-        try:
+
+        def read(stack: TierStack) -> Update:
             if request.file is not None:
-                update = load_update(request.file, _max_file_bytes(stack))
-            else:
-                update = {name: _table(stack, name, t) for name, t in (request.tables or {}).items()}
-            applied = apply_update(stack, update, request.key or "")
+                return load_update(request.file, _max_file_bytes(stack))
+            return {name: _table(stack, name, t) for name, t in (request.tables or {}).items()}
+
+        return self._apply(request.path, request.key, read)
+
+    def update_binary(self, request: BinaryUpdate, body: bytes) -> dict[str, Any]:
+        """Applies a file of updates that was sent. Raises as `update`."""
+        return self._apply(request.path, request.key, lambda stack: parse_update(body))
+
+    def _apply(
+        self, path: str | None, key: str | None, read: Callable[[TierStack], Update]
+    ) -> dict[str, Any]:
+        path, stack = self._stack(path)
+        try:
+            applied = apply_update(stack, read(stack), key or "")
         except UpdateNotKept as e:
             raise NotReady(public(str(e))) from None
         except UpdateError as e:
             raise Invalid(public(str(e))) from None
         answer = {"path": path, "rows": applied.rows}
-        return answer if request.key is None else answer | {"repeated": applied.repeated}
+        return answer if key is None else answer | {"repeated": applied.repeated}
 
     def _stack(self, path: str | None) -> tuple[str, TierStack]:
         stacks = self._stacks()
@@ -120,12 +145,20 @@ def embeddings_route(admin: Admin, embeddings: Embeddings) -> Endpoint:
     """The call, for tokens with the right `admin`."""
 
     async def answer(request: Request) -> Reply:
+        binary = request.headers.get("content-type", "").partition(";")[0].strip().lower() == BINARY
+
+        def update(body: bytes) -> dict[str, Any]:
+            if not binary:
+                return embeddings.update(parse_arguments(UpdateRequest, body))
+            try:
+                query = BinaryUpdate.model_validate(dict(request.query_params))
+            except ValidationError as e:
+                raise Invalid(one_line(e)) from None
+            return embeddings.update_binary(query, body)
+
         # Parsing a large update would block the event loop.
         return await admin.perform(
-            request,
-            "embeddings",
-            MAX_BODY_BYTES,
-            lambda body: run_in_thread(lambda: embeddings.update(parse_arguments(UpdateRequest, body))),
+            request, "embeddings", MAX_BODY_BYTES, lambda body: run_in_thread(lambda: update(body))
         )
 
     return admin_endpoint(

@@ -10,11 +10,13 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import load, save_file
 
 from polyrec.models.embeddings.store import quantize
 from polyrec.models.errors import PolyrecError
@@ -152,14 +154,28 @@ def load_update(file: str | Path, most_bytes: int = sys.maxsize) -> dict[str, Ta
         raise UpdateError(f"no file of updates '{file}'") from None
     except (OSError, SafetensorError, ValueError, TypeError) as e:
         raise UpdateError(f"'{file}' is not a file of updates: {e}") from None
+    return _tables(arrays, f"'{file}'")
+
+
+def parse_update(content: bytes) -> dict[str, TableUpdate]:
+    """Reads the content of a file of updates. Raises UpdateError."""
+    try:
+        arrays = load(content)
+    except (SafetensorError, ValueError, TypeError, KeyError) as e:
+        raise UpdateError(f"update: the body is not safetensors: {e}") from None
+    return _tables(arrays, "update: the body")
+
+
+def _tables(arrays: Mapping[str, NDArray[Any]], what: str) -> dict[str, TableUpdate]:
+    """The tables of the arrays of a file. Raises UpdateError."""
     tables = {name.rpartition(".")[0] for name in arrays}
     if arrays.keys() != {f"{t}.{part}" for t in tables for part in ("ids", "rows")}:
-        raise UpdateError(f"'{file}' is not a file of updates: it wants TABLE.ids and TABLE.rows, no others")
+        raise UpdateError(f"{what} is not a file of updates: it wants TABLE.ids and TABLE.rows, no others")
     out = {}
     for table in sorted(tables):
         ids, values = arrays[f"{table}.ids"], arrays[f"{table}.rows"]
         if ids.dtype != np.int64 or ids.ndim != 1 or values.dtype != np.float32 or values.ndim != 2:
-            raise UpdateError(f"'{file}': table '{table}' wants int64 ids [n] and float32 rows [n, width]")
+            raise UpdateError(f"{what}: table '{table}' wants int64 ids [n] and float32 rows [n, width]")
         out[table] = TableUpdate(ids, values)
     return out
 

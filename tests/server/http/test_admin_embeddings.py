@@ -105,3 +105,33 @@ def test_updates_need_the_token(updates: Any) -> None:
     assert updates.post(page, b"{}", {}).status_code == 401
     assert updates.post(page, b"{}", {"authorization": "Bearer no"}).status_code == 401
     assert updates.post(page, b"{", TOKEN).status_code == 400
+
+
+def test_a_file_of_updates_may_be_the_body(
+    updates: Any, stack: TierStack, bundle: Bundle, tmp_path: Path
+) -> None:
+    file = tmp_path / "update.safetensors"
+    save_update({"item": TableUpdate(np.array([5, 6]), np.full((2, 8), 4, np.float32))}, file)
+    binary = TOKEN | {"content-type": "application/octet-stream"}
+
+    def post_binary(query: str, body: bytes) -> tuple[int, dict[str, Any]]:
+        answer = updates.post(f"/v1/admin/embeddings{query}", body, binary)
+        return answer.status_code, answer.json()
+
+    status, answer = post_binary("?path=table@cpu&key=a", file.read_bytes())
+    assert (status, answer) == (200, {"path": "table@cpu", "rows": 2, "repeated": False})
+    assert row(stack, bundle, 5) == row(stack, bundle, 6) == [4.0] * 8
+    assert post_binary("", file.read_bytes())[1] == {"path": "table@cpu", "rows": 2}
+    for query, body, says in (
+        ("", b"", "the body is not safetensors"),
+        ("", b"{}", "the body is not safetensors"),
+        ("", file.read_bytes()[:-1], "the body is not safetensors"),
+        ("?path=other", file.read_bytes(), "path 'other' has no tiers"),
+        ("?nothing=1", file.read_bytes(), "nothing"),
+        ("?key=", file.read_bytes(), "key"),
+    ):
+        status, answer = post_binary(query, body)
+        assert status == 422, query
+        assert says in answer["error"]
+    save_update({"item": TableUpdate(np.array([5]), np.full((1, 7), 4, np.float32))}, file)
+    assert "wants (1, 8) numbers" in post_binary("", file.read_bytes())[1]["error"]
