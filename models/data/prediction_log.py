@@ -147,7 +147,7 @@ class PredictionLogReader(PackedReader):
             if since is not None and self._since >= utc_time(until):
                 raise DataError(f"no time lies between {since} and {until}")
         first_hour = self._since.replace(minute=0, second=0, microsecond=0)
-        self._files = []
+        self._files: list[Path] = []
         self._feedback: tuple[datetime | None, pa.Table] = None, LABEL_COLUMNS.empty_table()
         types = stored_types(schema)
         keys = [name for name in (schema.group, *_time_columns(schema)) if name and name not in types]

@@ -156,8 +156,8 @@ def open_data(
 
     path: Parquet may also be a URL, see models/data/remote/path.py.
     since, until: only rows of this period, see PeriodReader; of a log, by the times of its answers. Features
-    of the request are computed, of these rows, and read like columns. Raises DataError: no such file, an unknown format, a column of the schema
-    that is missing or of another type, a period without a time.
+    of the request are computed, of these rows, and read like columns. Raises DataError: no such file, an
+    unknown format, a column of the schema that is missing or of another type, a period without a time.
     """
     from polyrec.models.data.prediction_log import PredictionLogReader, is_prediction_log
 
