@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -51,8 +52,7 @@ class RowWiseAdagrad:
         for parameter, accumulators in self._state:
             if parameter.grad is None:
                 continue
-            gradient = parameter.grad.coalesce()
-            rows, change = gradient.indices()[0], gradient.values()
+            rows, change = summed_by_row(parameter.grad)
             for (first, last, lr), squares in accumulators:
                 values = change[:, first:last]
                 squares.index_add_(0, rows, values.square().mean(dim=1))
@@ -61,6 +61,27 @@ class RowWiseAdagrad:
                 change -= parameter[rows] * (self.lr * scale * self.decay)
             parameter.index_add_(0, rows, change)
             parameter.grad = None
+
+
+def summed_by_row(gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the rows of a sparse gradient, ascending and distinct, and the sum of the gradients of each.
+
+    Gradients of a row are added in their order, whatever the number of the row, so that rows that were moved
+    get the same sums; `coalesce`, which takes four times as long, keeps no order among equal rows.
+    """
+    if gradient.device.type != "cpu":
+        summed = gradient.coalesce()
+        return summed.indices()[0], summed.values()
+    rows, values = gradient._indices()[0].numpy(), gradient._values()
+    bits = rows.size.bit_length()
+    # sorting distinct numbers is faster than a stable sort
+    keys = (rows << bits) | np.arange(rows.size)
+    keys.sort()
+    rows = keys >> bits
+    begins = np.flatnonzero(np.diff(rows, prepend=-1))
+    order, begin = torch.from_numpy(keys & ((1 << bits) - 1)), torch.from_numpy(begins)
+    sums = torch.embedding_bag(values, order, begin, False, 0)[0]
+    return torch.from_numpy(rows[begins]), sums
 
 
 def _accumulators(

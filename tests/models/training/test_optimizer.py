@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from polyrec.models.training.optimizer import ColumnBlock, RowWiseAdagrad
+from polyrec.models.training.optimizer import ColumnBlock, RowWiseAdagrad, summed_by_row
 
 
 def test_updates_equal_row_wise_adagrad_written_out() -> None:
@@ -51,4 +51,21 @@ def test_a_column_block_is_a_table_of_its_own() -> None:
             own.step(scale=0.5)
     np.testing.assert_allclose(
         whole.detach().numpy(), torch.cat([p.detach() for p in apart], 1).numpy(), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_sums_of_a_row_do_not_depend_on_its_number() -> None:
+    random = np.random.default_rng(0)
+    rows = torch.from_numpy((random.random(3000) ** 3 * 500).astype(np.int64))
+    values = torch.from_numpy(random.standard_normal((3000, 4)).astype(np.float32))
+    moved = torch.from_numpy(random.permutation(500))
+    found = {}
+    for name, index in (("here", rows), ("moved", moved[rows])):
+        distinct, sums = summed_by_row(torch.sparse_coo_tensor(index[None], values, (500, 4)))
+        assert (distinct.diff() > 0).all()
+        found[name] = torch.zeros(500, 4)
+        found[name][distinct] = sums
+    assert torch.equal(found["here"], found["moved"][moved])
+    np.testing.assert_allclose(
+        found["here"].numpy(), torch.zeros(500, 4).index_add_(0, rows, values).numpy(), rtol=1e-4, atol=1e-5
     )
