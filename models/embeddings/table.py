@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -57,10 +57,11 @@ class TableStage(nn.Module):
     ) -> TableStage:
         """Draws rows uniformly in +-spread, by default +-1/sqrt(rows) of each table, as in DLRM."""
         rows = FusedRows(schema, table_rows)
-        generator = torch.Generator().manual_seed(seed)
-        weight = torch.rand((rows.total, width), generator=generator).mul_(2).sub_(1)
-        for table, size in zip(rows.tables, rows.sizes, strict=True):
-            weight[rows.slice_of(table)] *= size**-0.5 if spread is None else spread
+        weight = torch.empty((rows.total, width))
+        start = 0
+        for part in initial_rows(rows, width, seed, spread):
+            weight[start : start + len(part)] = part
+            start += len(part)
         return TableStage(schema, table_rows, weight)
 
     @property
@@ -79,3 +80,14 @@ class TableStage(nn.Module):
 
     def forward(self, batch: Batch) -> Vectors:
         return assemble(self.rows.lookups(batch), self.store, self.width, self.store.device)
+
+
+def initial_rows(
+    rows: FusedRows, width: int, seed: int, spread: float | None = None, at_once: int = 2**18
+) -> Iterator[Tensor]:
+    """Yields the rows of `TableStage.initial` in order, up to `at_once` at a time."""
+    generator = torch.Generator().manual_seed(seed)
+    for size in rows.sizes:
+        for start in range(0, size, at_once):
+            part = torch.rand((min(at_once, size - start), width), generator=generator)
+            yield part.mul_(2).sub_(1).mul_(size**-0.5 if spread is None else spread)

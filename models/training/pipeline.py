@@ -26,6 +26,7 @@ from polyrec.models.dlrm.representation import Kind, Representation, initial_sta
 from polyrec.models.embeddings.computed import Encoding
 from polyrec.models.embeddings.cuts import stored_but_largest, stored_within
 from polyrec.models.embeddings.decoder import fold_norms
+from polyrec.models.embeddings.stage import Stage
 from polyrec.models.errors import DataError
 from polyrec.models.evaluation.metrics import Quality, evaluate
 from polyrec.models.files import Strict, one_line, read_shipped
@@ -39,7 +40,17 @@ from polyrec.models.training.objective import LogitScale, fit_scale, unsampling
 from polyrec.models.training.recipe import Recipe
 from polyrec.models.training.source import Rows, RowSource
 from polyrec.models.training.stream import StreamedRows
-from polyrec.models.training.trainer import Check, History, Progress, fit, predict_heads, refit
+from polyrec.models.training.tiers.row_tiers import RowTiers
+from polyrec.models.training.trainer import (
+    FIT,
+    REFIT,
+    Check,
+    History,
+    Progress,
+    fit,
+    predict_heads,
+    refit,
+)
 from polyrec.models.training.unseen import id_dropout, lookups_to_hide, unseen_shares
 from polyrec.models.training.warm.start import WarmStart
 from polyrec.models.training.workers.workers import Workers
@@ -158,6 +169,7 @@ class Learner:
     device: where steps are taken and predictions made: `cpu`, `cuda` or `cuda:1`.
     start: a bundle to continue, whose schema, architecture and representation are then these; None: from
     nothing.
+    tiers: where rows lie that do not all fit memory, of the representation `table`; None: all are in memory.
     """
 
     reader: DataReader
@@ -176,6 +188,7 @@ class Learner:
     workers: Workers | None = None
     start: WarmStart | None = None
     device: str = "cpu"
+    tiers: RowTiers | None = None
 
     @property
     def recipe(self) -> Recipe:
@@ -187,10 +200,13 @@ class Learner:
         require_target(out, replace)
         fingerprint = self.reader.fingerprint()
         if self.checkpoint is None:
-            return self._learn(out, replace, fingerprint)
-        with Checkpoints(self.checkpoint, self._identity(fingerprint), self.notice) as checkpoints:
-            bundle = self._learn(out, replace, fingerprint, checkpoints)
-            checkpoints.remove()
+            bundle = self._learn(out, replace, fingerprint)
+        else:
+            with Checkpoints(self.checkpoint, self._identity(fingerprint), self.notice) as checkpoints:
+                bundle = self._learn(out, replace, fingerprint, checkpoints)
+                checkpoints.remove()
+        if self.tiers:
+            self.tiers.remove()
         return bundle
 
     def assist(self) -> None:
@@ -211,6 +227,7 @@ class Learner:
             "sample": self.sample,
             "window_rows": self.window_rows,
             "device": self.device,
+            "rows": self.tiers and str(self.tiers.folder),
             "from": self.start and self.start.identity(),
             "polyrec": code_version(),
         }
@@ -290,8 +307,7 @@ class Learner:
         history = fit(
             model, training, validation, recipe, hide, self.progress, checkpoints, self.workers, goes_on
         )
-        if self.workers:
-            model = self.workers.whole(model, table)
+        model = self._whole(model, table)
         scales: tuple[LogitScale, ...] = ()
         if recipe.calibrate:
             heads = predict_heads(model, validation.data, validation.rows)
@@ -315,13 +331,19 @@ class Learner:
     def _refitted(
         self, fitted: Fitted, encoder: Encoder, source: RowSource, checkpoints: Checkpoints | None
     ) -> DLRM:
-        model, recipe = self.initial_model(encoder).to(self.device), self.recipe
+        model, recipe = self.initial_model(encoder, REFIT).to(self.device), self.recipe
         hide = id_dropout(recipe, encoder, lookups_to_hide(recipe, encoder, source), fitted.unseen)
         table = model.stage
         if self.workers:
             model = self.workers.sharded(model, encoder.vocabularies)
         history, goes_on = fitted.history, self.start is not None
         refit(model, source, recipe, history, hide, self.progress, checkpoints, self.workers, goes_on)
+        return self._whole(model, table)
+
+    def _whole(self, model: DLRM, table: Stage) -> DLRM:
+        """Returns the model that was trained with all of its rows."""
+        if self.tiers:
+            return self.tiers.whole(model, self.schema)
         return self.workers.whole(model, table) if self.workers else model
 
     def _streamed(self, encoder: Encoder, splitter: Splitter, which: Sequence[int]) -> StreamedRows:
@@ -351,20 +373,19 @@ class Learner:
         memory_bytes = 0 if self.window_rows else MEMORY_BYTES
         return encode(self.reader, encoder, splitter, which, memory_bytes, progress)
 
-    def initial_model(self, encoder: Encoder) -> DLRM:
+    def initial_model(self, encoder: Encoder, training: str = FIT) -> DLRM:
         """Creates a model to train: an untrained one, or that of the bundle to continue."""
         shape, recipe = self.training.architecture, self.training.recipe
         torch.manual_seed(recipe.seed)
         if self.start:
             return self.start.model(encoder, recipe)
-        stage = initial_stage(
-            self.representation(encoder),
-            self.schema,
-            encoder.vocabularies,
-            shape.width,
-            recipe.seed,
-            recipe.row_spread,
-        )
+        stage: Stage
+        rows = encoder.vocabularies, shape.width
+        spread = recipe.seed, recipe.row_spread
+        if self.tiers:
+            stage = self.tiers.stage(training, self.schema, *rows, len(shape.blocks), *spread)
+        else:
+            stage = initial_stage(self.representation(encoder), self.schema, *rows, *spread)
         return DLRM(stage, initial_net(shape, dense_slots(self.schema), stage.slots, recipe.dropout))
 
     def representation(self, encoder: Encoder) -> Representation:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,12 @@ from polyrec.models.training.optimizer import ColumnBlock, RowWiseAdagrad
 from polyrec.models.training.recipe import Recipe
 from polyrec.models.training.row_order import epoch
 from polyrec.models.training.source import Rows, RowSource
+from polyrec.models.training.stream import ahead
+from polyrec.models.training.tiers.stage import PreparedBatch, ResidentStage
 from polyrec.models.training.workers.workers import Workers
+
+PREPARED = 3
+"""Batches whose rows are brought into memory ahead of the step that is taken."""
 
 
 def dense_parameters(model: DLRM) -> list[Parameter]:
@@ -93,6 +98,34 @@ class Step:
     learning_rate: float
 
 
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The place of a step in the data.
+
+    window: its number. drawn: batches that were drawn of it. began: the random state when the window began,
+    from which its order can be drawn again. random: after the step's batch was drawn; empty before the first.
+    """
+
+    window: int
+    drawn: int
+    began: Mapping[str, Any]
+    random: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """The rows of a step. batch: of these rows, with ids hidden; None: workers draw their own.
+
+    prepared: the batch with its rows in memory, of a model whose rows are not all there.
+    """
+
+    window: Rows
+    rows: I64
+    batch: Batch | None
+    at: Position
+    prepared: PreparedBatch | None = None
+
+
 class Stepper:
     """Iterates over up to `total` optimizer steps on the windows of `source`, epoch after epoch.
 
@@ -126,43 +159,63 @@ class Stepper:
         self._workers = workers
         if workers:
             workers.begin(model, self._sparse)
-        # The position: the window, the batches drawn of it, and the random state when it began, from which
-        # its order can be drawn again.
-        self._window = self._drawn = 0
-        self._began: Mapping[str, Any] = self._random.bit_generator.state
-        self._resume_at: Mapping[str, Any] | None = None
+        self._at = Position(0, 0, self._random.bit_generator.state, {})
+        self._resident = model.stage if isinstance(model.stage, ResidentStage) else None
+        self._snapshot = 0
+        if self._resident:
+            self._resident.resident.begin(self._sparse.accumulators())
 
     def __iter__(self) -> Iterator[Step]:
-        while self.step < self.total:
-            before = self.step
-            for window in self._source.windows(self._window):
-                for chosen in self._order(window):
-                    loss = self._take(window, chosen)
-                    yield Step(self.step, loss, chosen.size, self._dense.param_groups[0]["lr"])
-                    if self.step >= self.total:
+        draws = self._draws()
+        if self._resident:
+            draws = ahead(self._prepared(draws, self._resident), PREPARED)
+        try:
+            for drawn in draws:
+                loss = self._take(drawn)
+                yield Step(self.step, loss, drawn.rows.size, self._dense.param_groups[0]["lr"])
+        finally:
+            if self._resident:
+                self._resident.resident.release()
+            draws.close()
+
+    def _draws(self) -> Generator[Drawn]:
+        """Yields the batches of the steps that are left."""
+        left, number, drawn = self.total - self.step, self._at.window, self._at.drawn
+        resume_at = self._at if self._at.random else None
+        while left > 0:
+            before = left
+            for window in self._source.windows(number):
+                if resume_at is not None:
+                    self._random.bit_generator.state = resume_at.began
+                began = self._random.bit_generator.state
+                order = self._order(window)
+                for _ in range(drawn):
+                    next(order)
+                if resume_at is not None:
+                    self._random.bit_generator.state, resume_at = resume_at.random, None
+                for chosen in order:
+                    drawn, left = drawn + 1, left - 1
+                    batch = None if self._workers else self._draw(window, chosen)
+                    at = Position(number, drawn, began, self._random.bit_generator.state)
+                    yield Drawn(window, chosen, batch, at)
+                    if not left:
                         return
-                self._window, self._drawn = self._window + 1, 0
-            if self.step == before and not self._window:
+                number, drawn = number + 1, 0
+            if left == before and not number:
                 raise DataError("there are no rows to train on")
-            self._window = 0
+            number = 0
+
+    def _prepared(self, draws: Iterator[Drawn], stage: ResidentStage) -> Generator[Drawn]:
+        """Yields the same batches, after their rows have been brought into memory."""
+        for drawn in draws:
+            assert drawn.batch is not None
+            yield replace(drawn, prepared=stage.prepare(drawn.batch))
 
     def _order(self, window: Rows) -> Iterator[I64]:
-        """Yields the batches of a window that were not drawn yet."""
-        if self._resume_at is None:
-            self._began = self._random.bit_generator.state
-        else:
-            self._random.bit_generator.state = self._began
+        """Yields the batches of a window."""
         if self._workers:
-            order = self._workers.epoch(window, self._group(window), self._batch_rows, self._random)
-        else:
-            order = epoch(window.rows, self._group(window), self._batch_rows, self._random)
-        for _ in range(self._drawn):
-            next(order)
-        if self._resume_at is not None:
-            self._random.bit_generator.state, self._resume_at = self._resume_at, None
-        for chosen in order:
-            self._drawn += 1
-            yield chosen
+            return self._workers.epoch(window, self._group(window), self._batch_rows, self._random)
+        return epoch(window.rows, self._group(window), self._batch_rows, self._random)
 
     def _group(self, window: Rows) -> I64 | None:
         """The request of each row, if batches are of whole requests. Raises DataError."""
@@ -177,15 +230,18 @@ class Stepper:
             )
         return group
 
-    def _take(self, window: Rows, chosen: I64) -> float:
-        recipe = self._recipe
+    def _take(self, drawn: Drawn) -> float:
+        recipe, window, chosen = self._recipe, drawn.window, drawn.rows
         self._model.train()
         self._dense.zero_grad(set_to_none=True)
         if self._workers:
             draw, loss_of = partial(self._draw, window), partial(self._loss, window)
             loss = self._workers.backward(chosen, self._group(window), draw, loss_of)
         else:
-            whole = self._loss(window, self._draw(window, chosen), chosen)
+            assert drawn.batch is not None
+            if self._resident:
+                self._resident.ahead = drawn.prepared
+            whole = self._loss(window, drawn.batch, chosen)
             whole.backward()  # type: ignore[no-untyped-call]
             loss = whole.item()
         fall = recipe.final_lr + (1 - recipe.final_lr) * (1 - self.step / self.total)
@@ -193,7 +249,9 @@ class Stepper:
         self._dense.param_groups[0]["lr"] = recipe.dense_lr * scale
         self._dense.step()
         self._sparse.step(scale)
-        self.step += 1
+        if self._resident and drawn.prepared:
+            self._resident.resident.done(drawn.prepared.rows)
+        self.step, self._at = self.step + 1, drawn.at
         self.average.update(self.step)
         return loss
 
@@ -215,19 +273,33 @@ class Stepper:
             loss = (1 - recipe.listwise) * loss + recipe.listwise * whole
         return loss
 
+    def take_snapshot(self) -> int:
+        """Takes a snapshot of the rows in a file, which `state` names; returns its number, or 0."""
+        self._snapshot = self._resident.resident.snapshot() if self._resident else 0
+        return self._snapshot
+
+    def drop_before(self, snapshot: int) -> None:
+        """Removes what only snapshots before this one need."""
+        if self._resident:
+            self._resident.resident.log.drop_before(snapshot)
+
     def state(self) -> State:
-        """Everything that the next steps depend on, without copies: to be written before the next one."""
+        """Everything that the next steps depend on, without copies: to be written before the next one.
+
+        Of rows in a file it names the last snapshot.
+        """
         tensors = {f"model.{name}": t for name, t in self._model.state_dict().items()}
         for index, entries in self._dense.state_dict()["state"].items():
             tensors |= {f"dense.{index}.{key}": value for key, value in entries.items()}
-        tensors |= {f"sparse.{i}": t for i, t in enumerate(self._sparse.accumulators())}
+        if not self._resident:
+            tensors |= {f"sparse.{i}": t for i, t in enumerate(self._sparse.accumulators())}
         tensors |= {f"average.{i}": t for i, t in enumerate(self.average.mean)}
         tensors["torch_random"] = torch.get_rng_state()
         if self._device.type == "cuda":
             tensors["device_random"] = torch.cuda.get_rng_state(self._device)
-        values = {"step": self.step, "window": self._window, "drawn": self._drawn}
-        randoms = {"window_random": self._began, "random": self._random.bit_generator.state}
-        return State(tensors, {**values, **randoms})
+        values = {"step": self.step, "window": self._at.window, "drawn": self._at.drawn}
+        randoms = {"window_random": self._at.began, "random": self._at.random}
+        return State(tensors, {**values, **randoms, "rows": self._snapshot})
 
     @torch.no_grad()
     def restore(self, state: State) -> None:
@@ -239,7 +311,8 @@ class Stepper:
             index, key = name.split(".")
             dense["state"].setdefault(int(index), {})[key] = value
         self._dense.load_state_dict(dense)
-        for of, own in (("sparse", self._sparse.accumulators()), ("average", self.average.mean)):
+        accumulators = [] if self._resident else self._sparse.accumulators()
+        for of, own in (("sparse", accumulators), ("average", self.average.mean)):
             saved = state.under(of)
             for i, tensor in enumerate(own):
                 tensor.copy_(saved[str(i)])
@@ -247,5 +320,7 @@ class Stepper:
         if self._device.type == "cuda":
             torch.cuda.set_rng_state(state.tensors["device_random"], self._device)
         values = state.values
-        self.step, self._window, self._drawn = values["step"], values["window"], values["drawn"]
-        self._began, self._resume_at = values["window_random"], values["random"]
+        self.step, self._snapshot = values["step"], values["rows"]
+        self._at = Position(values["window"], values["drawn"], values["window_random"], values["random"])
+        if self._resident:
+            self._resident.resident.restore(self._snapshot)

@@ -6,7 +6,8 @@ taken on this one. So rows are shuffled within windows of whole requests, and tw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -57,11 +58,14 @@ class StreamedRows:
             yield Rows(data, np.arange(data.rows))
 
 
-def ahead(items: Iterator[T]) -> Iterator[T]:
-    """Yields the same items; a thread computes the next one while one is used."""
+def ahead(items: Iterator[T], count: int = 1) -> Generator[T]:
+    """Yields the same items; a thread computes the next `count` ones while one is used."""
     nothing = object()
-    with ThreadPoolExecutor(1, "polyrec-read") as worker:
-        following = worker.submit(next, items, nothing)
-        while (item := following.result()) is not nothing:
-            following = worker.submit(next, items, nothing)
+    worker = ThreadPoolExecutor(1, "polyrec-read")
+    try:
+        following = deque(worker.submit(next, items, nothing) for _ in range(count))
+        while (item := following.popleft().result()) is not nothing:
+            following.append(worker.submit(next, items, nothing))
             yield item  # type: ignore[misc]
+    finally:
+        worker.shutdown(cancel_futures=True)

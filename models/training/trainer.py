@@ -25,6 +25,7 @@ from polyrec.models.training.id_dropout import IdDropout
 from polyrec.models.training.recipe import Recipe
 from polyrec.models.training.source import Rows, RowSource, TrainingRows
 from polyrec.models.training.stepper import Stepper
+from polyrec.models.training.tiers.stage import ResidentStage
 from polyrec.models.training.workers.workers import Workers
 
 FIT, REFIT = "fit", "refit"
@@ -87,6 +88,8 @@ class _Selection:
         self._model, self._validation, self._steps_per_epoch = model, validation, steps_per_epoch
         self._workers = workers
         self._best: dict[str, Tensor] = {}
+        self._resident = model.stage.resident if isinstance(model.stage, ResidentStage) else None
+        self.best_rows = 0
 
     @property
     def best_step(self) -> int:
@@ -108,22 +111,28 @@ class _Selection:
             self._workers.checked(loss)
         if self.best_step == step:
             self._best = copy.deepcopy(self._model.state_dict())
+            if self._resident:
+                self.best_rows = self._resident.snapshot()
 
     def history(self) -> History:
         """Leaves the model at its best weights."""
         self._model.load_state_dict(self._best)
+        if self._resident:
+            self._resident.roll_back(self.best_rows)
         return History(tuple(self.checks), self.best_step, self._steps_per_epoch)
 
     def state(self) -> State:
         """Returns the part that is saved with the stepper's state."""
         checks = [asdict(check) for check in self.checks]
         values = {"checks": checks, "losses": self.losses, "ended": self.ended}
+        values["best_rows"] = self.best_rows
         return State({f"best.{name}": t for name, t in self._best.items()}, values)
 
     def restore(self, state: State) -> None:
         self._best = state.under("best")
         self.checks = [Check(**check) for check in state.values["checks"]]
         self.losses, self.ended = state.values["losses"], state.values["ended"]
+        self.best_rows = state.values["best_rows"]
 
 
 def fit(
@@ -162,12 +171,16 @@ def fit(
             stepper.average.swap()
             selection.check(step)
             stepper.average.swap()
+            if not checkpoints:
+                stepper.drop_before(selection.best_rows)
             selection.ended = step == total or step - selection.best_step >= recipe.patience * every
         if progress:
             last = selection.checks[-1] if selection.checks else None
             progress(StepReport(step, total, taken.rows, taken.loss, last, taken.learning_rate))
         if checkpoints and (selection.ended or checkpoints.due()):
+            saved = stepper.take_snapshot()
             checkpoints.save(FIT, stepper.state() | selection.state())
+            stepper.drop_before(min(saved, selection.best_rows))
         if selection.ended:
             break
     return selection.history()
@@ -229,7 +242,9 @@ def _train(
             rate = taken.learning_rate
             progress(StepReport(taken.number, stop, taken.rows, taken.loss, None, rate, REFIT))
         if checkpoints and checkpoints.due():
+            saved = stepper.take_snapshot()
             checkpoints.save(REFIT, stepper.state())
+            stepper.drop_before(saved)
         if taken.number >= stop:
             break
     stepper.average.swap()

@@ -10,6 +10,7 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from polyrec.cli.train_memory import add_memory_arguments, refuse_with_memory, tiers_of
 from polyrec.cli.train_start import add_start_arguments, refuse_with_start, start_of, training_of
 from polyrec.cli.train_workers import add_worker_arguments, refuse_with_workers, workers_of
 from polyrec.loadtest.arguments import duration, non_negative_int, positive_int
@@ -32,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         source.add_argument(
             flag,
             metavar="TIME",
-            help=f"only rows {meaning}, by the column of the schema's split by time, of a prediction log by "
-            "the time of the answer: 2026-11-23, 2026-11-23T18:00 (UTC), or a number of a column of such",
+            help=f"only rows {meaning}, by the column of the schema's split by time: 2026-11-23, "
+            "2026-11-23T18:00 (UTC), or a number where the column holds numbers",
         )
     source.add_argument("--sample", type=float, help="share of rows counted for the popularity order")
     source.add_argument("--calibration", help="file of `polyrec calibrate`, instead of counting")
@@ -86,6 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tensorboard", type=Path, metavar="DIR", help="write loss, rows/s and quality for TensorBoard"
     )
     kept.add_argument("--mlflow", metavar="URI", help="write them as a run to this MLflow tracking server")
+    add_memory_arguments(parser.add_argument_group("tables beyond memory"))
     add_worker_arguments(parser.add_argument_group("several workers"))
     search = parser.add_argument_group("search for a recipe")
     search.add_argument(
@@ -126,6 +128,7 @@ def run(args: argparse.Namespace) -> int:
         raise PolyrecError("--every says how often to write checkpoints; say where with --checkpoint DIR")
     refuse_with_workers(args)
     refuse_with_start(args)
+    refuse_with_memory(args)
     require_device(args.device)
     if args.search and args.window:
         raise PolyrecError("--search draws rows in any order: it does not go with --window")
@@ -145,7 +148,11 @@ def run(args: argparse.Namespace) -> int:
     checkpoint = None
     if args.checkpoint:
         checkpoint = CheckpointSettings(args.checkpoint, args.every or CHECKPOINT_EVERY_S)
-    with workers_of(args) as workers, Bars(StringIO() if workers and workers.rank else None) as bars:
+    with (
+        workers_of(args) as workers,
+        tiers_of(args) as tiers,
+        Bars(StringIO() if workers and workers.rank else None) as bars,
+    ):
         learner = Learner(
             reader,
             schema,
@@ -162,6 +169,7 @@ def run(args: argparse.Namespace) -> int:
             workers=workers,
             start=start,
             device=args.device,
+            tiers=tiers,
         )
         if workers and workers.rank:
             learner.assist()

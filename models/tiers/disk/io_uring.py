@@ -1,4 +1,4 @@
-"""Batched file reads by io_uring: arrays of offsets in, bytes in memory out, no Python code per read.
+"""Batched file reads and writes by io_uring: arrays of offsets, no Python code per read.
 
 The kernel's submission queue is an array of 64-byte records in shared memory. Mapped as a numpy array, a
 batch of reads is written by a few whole-array assignments and started by one system call; the waiting thread
@@ -21,7 +21,7 @@ from polyrec.models.schema.batch import I64
 
 _SETUP, _ENTER = 425, 426
 _OFF_CQ, _OFF_SQES = 0x8000000, 0x10000000
-_SINGLE_MMAP, _GETEVENTS, _READ = 1, 1, 22
+_SINGLE_MMAP, _GETEVENTS, _READ, _WRITE = 1, 1, 22, 23
 _HEAD, _TAIL, _MASK, _ENTRIES, _ARRAY, _CQES = 0, 1, 2, 3, 6, 5
 _SQ_OFF, _CQ_OFF = 10, 20
 """Start of the two tables of offsets in the parameters, in 32-bit words."""
@@ -59,12 +59,13 @@ def _call(number: int, a: int, b: int, c: int = 0, d: int = 0) -> int:
 class Ring:
     """One io_uring over one file. Any thread may submit and wait.
 
-    memory: address of the buffer that reads go to; offsets into it are given with each read.
+    memory: address of the buffer that reads go to; offsets into it are given with each read. writes: it
+    writes from the buffer to the file instead.
     """
 
     kind = "io_uring"
 
-    def __init__(self, file: int, memory: int, entries: int = 1024) -> None:
+    def __init__(self, file: int, memory: int, entries: int = 1024, writes: bool = False) -> None:
         parameters = (ctypes.c_uint32 * 30)()
         self._fd = _call(_SETUP, entries, ctypes.addressof(parameters))
         self._file, self._memory = file, memory
@@ -86,7 +87,7 @@ class Ring:
         words[int(sq[_ARRAY]) // 4 :][: self.entries] = np.arange(self.entries)
         self._sqes = np.frombuffer(self._requests, _SQE, self.entries)
         self._cqes = np.frombuffer(self._rings, _CQE, self._capacity, int(cq[_CQES]))
-        self._sqes["opcode"] = _READ
+        self._sqes["opcode"] = _WRITE if writes else _READ
         self._sqes["fd"] = file
         self._state = threading.Lock()
         # Held while taking completions from the queue: a thread asleep in the kernel would miss those that
@@ -202,7 +203,7 @@ class Ring:
             failed = self._failed.get(ticket)
         if failed is not None:
             code = -failed if failed < 0 else errno.EIO
-            raise OSError(code, f"a page could not be read: {os.strerror(code)}")
+            raise OSError(code, f"a page could not be read or written: {os.strerror(code)}")
 
     def close(self) -> None:
         """Closes the ring after all reads in flight, which would otherwise write into freed memory."""

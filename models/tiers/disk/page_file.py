@@ -49,11 +49,14 @@ def write_pages(path: Path, slab: Slab, parts: Iterable[Bytes]) -> None:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def open_direct(path: Path, length: int) -> tuple[int, bool]:
-    """Opens a file for reads of `length` bytes; returns (descriptor, whether they bypass the page cache)."""
+def open_direct(path: Path, length: int, access: int = os.O_RDONLY) -> tuple[int, bool]:
+    """Opens a file for reads of `length` bytes; returns (descriptor, whether they bypass the page cache).
+
+    access: O_RDONLY, or O_RDWR for writes too.
+    """
     if _reads_directly(path, length):
-        return os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC), True
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return os.open(path, access | os.O_DIRECT | os.O_CLOEXEC), True
+    file = os.open(path, access | os.O_CLOEXEC)
     # accesses are random: read-ahead by the kernel would be wasted
     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
     return file, False

@@ -1,4 +1,5 @@
-"""Reads pages of a file into memory asynchronously: by io_uring where the kernel allows it, else by threads.
+"""Moves pages between a file and memory asynchronously: by io_uring where the kernel allows it, else by
+threads.
 
 Both take arrays of offsets and return a ticket to wait for.
 """
@@ -50,12 +51,13 @@ class PageReader(Protocol):
 
 
 class Threads:
-    """Reads by preadv in threads."""
+    """Reads by preadv in threads; with `writes` it writes from memory to the file instead."""
 
     kind = "threads"
 
-    def __init__(self, file: int, memory: Bytes, threads: int = THREADS) -> None:
+    def __init__(self, file: int, memory: Bytes, threads: int = THREADS, writes: bool = False) -> None:
         self._file = file
+        self._move = os.pwritev if writes else os.preadv
         self._memory = memory.data
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="polyrec-read")
         self._threads = threads
@@ -80,7 +82,7 @@ class Threads:
 
     def _read(self, offsets: list[int], targets: list[int], length: int) -> None:
         for offset, target in zip(offsets, targets, strict=True):
-            if os.preadv(self._file, [self._memory[target : target + length]], offset) != length:
+            if self._move(self._file, [self._memory[target : target + length]], offset) != length:
                 raise OSError(errno.EIO, f"the file ends within the page at {offset}")
 
     def under_way(self) -> set[int]:
@@ -108,10 +110,19 @@ def open_reader(file: int, memory: Bytes, kind: Kind | None = None) -> PageReade
 
     Raises OSError if `kind` is io_uring and it is not available.
     """
+    return _open(file, memory, kind, writes=False)
+
+
+def open_writer(file: int, memory: Bytes, kind: Kind | None = None) -> PageReader:
+    """Opens what writes pages from memory to a file, and else is like a reader; see `open_reader`."""
+    return _open(file, memory, kind, writes=True)
+
+
+def _open(file: int, memory: Bytes, kind: Kind | None, writes: bool) -> PageReader:
     if kind != "threads":
         try:
-            return Ring(file, int(memory.ctypes.data))
+            return Ring(file, int(memory.ctypes.data), writes=writes)
         except OSError:
             if kind == "io_uring":
                 raise
-    return Threads(file, memory)
+    return Threads(file, memory, writes=writes)

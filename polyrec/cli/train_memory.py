@@ -1,0 +1,67 @@
+"""The part of `polyrec train` that keeps rows in a file where they do not all fit memory."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from polyrec.cli.train_workers import several
+
+if TYPE_CHECKING:
+    from polyrec.models.training.tiers.row_tiers import RowTiers
+
+
+def add_memory_arguments(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--memory",
+        metavar="BYTES",
+        help="memory for rows and their optimizer state: 512MB, 24GB; the others lie in a file "
+        "(default: all rows are in memory)",
+    )
+    group.add_argument(
+        "--tier-directory",
+        type=Path,
+        metavar="DIR",
+        help="with --memory: folder for the file of rows, on a real disk (default: the folder of "
+        "--checkpoint, else one for temporary files)",
+    )
+
+
+def refuse_with_memory(args: argparse.Namespace) -> None:
+    """Raises PolyrecError for options that rows in a file do not support."""
+    from polyrec.models.errors import PolyrecError
+
+    if args.memory is None:
+        if args.tier_directory is not None:
+            raise PolyrecError("--tier-directory is where rows beyond --memory BYTES lie: say how many")
+        return
+    for flag, given in (
+        ("--workers", several(args)),
+        ("--search", args.search),
+        ("--from", args.start),
+        ("--device", args.device != "cpu"),
+        ("--representation", args.representation not in (None, "table")),
+    ):
+        if given:
+            raise PolyrecError(f"--memory trains tables without {flag}: leave it out")
+
+
+@contextmanager
+def tiers_of(args: argparse.Namespace) -> Iterator[RowTiers | None]:
+    """Yields where rows lie, None if all are in memory; without checkpoints their files are removed."""
+    if args.memory is None:
+        yield None
+        return
+    from polyrec.models.training.tiers.row_tiers import RowTiers
+    from polyrec.planner.devices import parse_bytes
+
+    memory, folder = parse_bytes(args.memory), args.tier_directory
+    if args.checkpoint:
+        yield RowTiers(memory, folder or args.checkpoint)
+        return
+    with TemporaryDirectory(prefix="polyrec-rows-", dir=folder) as own:
+        yield RowTiers(memory, Path(own))
