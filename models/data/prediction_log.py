@@ -10,6 +10,7 @@ read, so that a label counts whenever it came. Files of labels from elsewhere ma
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
@@ -27,7 +28,7 @@ from polyrec.models.data.columns import TARGET, check_columns, column_kind
 from polyrec.models.data.malformed import RowValidator
 from polyrec.models.data.packed.reader import PackedReader, Packing
 from polyrec.models.data.parquet import open_parquet, parquet_files
-from polyrec.models.data.reader import OnMalformed
+from polyrec.models.data.reader import OnMalformed, utc_time
 from polyrec.models.errors import DataError
 from polyrec.models.files import Strict, read_json, validate_as
 from polyrec.models.schema.batch import I64
@@ -41,7 +42,10 @@ TIME, REQUEST_ID, SCORES = "log.time", "log.request_id", "log.scores"
 KEY, ROW = "log.key", "log.row"
 PATH, VERSION, REASON = "log.path", "log.version", "log.reason"
 """Columns beside the features; no feature's name has a dot."""
+KEY_BITS = 12
+"""Bits of a request's key below its time in microseconds."""
 MOST_WINDOW_S = 1e8
+EVER = datetime(1970, 1, 1, tzinfo=UTC)
 TIME_TYPE = pa.timestamp("us", tz="UTC")
 LOG_COLUMNS = pa.schema(
     [
@@ -115,8 +119,8 @@ class PredictionLogReader(PackedReader):
     """Rows of the requests of a log (see polyrec.models.data.reader.DataReader), joined with their labels.
 
     The group's column and one that the split needs hold `log.key` where they are no features. now_s: requests
-    answered less than the log's window before it are left out; seconds since 1970, default now. Raises
-    DataError.
+    answered less than the log's window before it are left out; seconds since 1970, default now. since, until:
+    only requests answered at since <= time < until, as `utc_time` takes them. Raises DataError.
     """
 
     def __init__(
@@ -125,6 +129,8 @@ class PredictionLogReader(PackedReader):
         schema: Schema,
         on_malformed: OnMalformed = "fatal",
         now_s: float | None = None,
+        since: str | None = None,
+        until: str | None = None,
     ) -> None:
         self.path = self._log = path
         self.rules = load_rules(path)
@@ -134,12 +140,14 @@ class PredictionLogReader(PackedReader):
         self._validator = RowValidator(schema, on_malformed)
         self._until = _time((time.time() if now_s is None else now_s) - self.rules.window_s)
         self._window = timedelta(seconds=self.rules.window_s)
-        self._files = [f for f in parquet_files(path / REQUESTS) if _hour(f) <= self._until]
-        if not self._files:
-            raise DataError(
-                f"'{path}' has no request that is older than the {self.rules.window_s:g} s in which labels "
-                "may come"
-            )
+        self._period = since, until
+        self._since = EVER if since is None else utc_time(since)
+        if until is not None:
+            self._until = min(self._until, utc_time(until) - timedelta(microseconds=1))
+            if since is not None and self._since >= utc_time(until):
+                raise DataError(f"no time lies between {since} and {until}")
+        first_hour = self._since.replace(minute=0, second=0, microsecond=0)
+        self._files: list[Path] = []
         self._feedback: tuple[datetime | None, pa.Table] = None, LABEL_COLUMNS.empty_table()
         types = stored_types(schema)
         keys = [name for name in (schema.group, *_time_columns(schema)) if name and name not in types]
@@ -152,17 +160,47 @@ class PredictionLogReader(PackedReader):
             shared=(*schema.context.names, *self._keys),
         )
         self._rows = 0
-        for file in self._files:
+        for file in parquet_files(path / REQUESTS):
+            if not first_hour <= _hour(file) <= self._until:
+                continue
             with open_parquet(file) as parquet:
                 check_columns(str(file), [*LOG_COLUMNS.names, *types], parquet.schema_arrow.names)
-                self._rows += _scores(parquet.metadata)
+                # files that come into the last hour of a period are not of it: its fingerprint stays
+                if _earliest(parquet.metadata) <= self._until:
+                    self._files.append(file)
+                    self._rows += _scores(parquet.metadata)
+        if not self._files:
+            raise DataError(
+                f"'{path}' has no request"
+                + (f" since {since}" if since is not None else "")
+                + (f" before {until}" if until is not None else "")
+                + f" that is older than the {self.rules.window_s:g} s in which labels may come"
+            )
         self.columns = self.packing.columns
+
+    def fingerprint(self) -> str:
+        whole = super().fingerprint()
+        return (
+            whole
+            if self._period == (None, None)
+            else hashlib.sha256(f"{whole} {self._period}".encode()).hexdigest()
+        )
+
+    def time_of(self, value: float) -> datetime | None:
+        """Returns the time of a value of the column of the split by time; None if that is a feature."""
+        if self._schema.split.columns[0] not in self._keys:
+            return None
+        return _time((int(value) >> KEY_BITS) / 1e6)
 
     def _row_group(self, parquet: pq.ParquetFile, group: int, columns: Sequence[str]) -> pa.Table:
         label = self._schema.label.column
         names = [name for name in columns if name not in (label, TIME, *self._keys)]
         stored = parquet.read_row_group(group, [*LOG_COLUMNS.names, *names], use_threads=False)
-        stored = stored.filter(pc.less_equal(stored.column(TIME), pa.scalar(self._until, TIME_TYPE)))
+        at, since, until = stored.column(TIME), self._since, self._until
+        inside = pc.and_(
+            pc.greater_equal(at, pa.scalar(since, TIME_TYPE)), pc.less_equal(at, pa.scalar(until, TIME_TYPE))
+        )
+        stored = stored.filter(inside)
         labels, known = self._labels(stored)
         for name in self._keys:
             stored = stored.append_column(name, stored.column(KEY))
@@ -280,6 +318,17 @@ def _time_columns(schema: Schema) -> Iterator[str]:
     if schema.split.rule == "column":
         raise DataError(f"schema '{schema.name}' splits by a column of the data, which a log does not have")
     yield from schema.split.columns
+
+
+def _earliest(metadata: pq.FileMetaData) -> datetime:
+    """Returns the earliest time of a file, from its footer; EVER if that does not say."""
+    found = []
+    for group in range(metadata.num_row_groups):
+        statistics = metadata.row_group(group).column(metadata.schema.names.index(TIME)).statistics
+        if statistics is None or not statistics.has_min_max:
+            return EVER
+        found.append(statistics.min)
+    return min(found, default=EVER)
 
 
 def _scores(metadata: pq.FileMetaData) -> int:

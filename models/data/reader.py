@@ -66,19 +66,15 @@ class PeriodReader:
 
     since, until: None for no bound; a number where the column holds numbers, else an ISO date or time, of UTC
     unless it says otherwise. Raises DataError: the schema has no split by time, a bound that does not fit the
-    column, a period without a time, a prediction log (its times are those of the log, not of a column).
+    column, a period without a time.
     """
 
     def __init__(self, reader: DataReader, schema: Schema, since: str | None, until: str | None) -> None:
-        from polyrec.models.data.prediction_log import is_prediction_log
-
         if schema.split.rule != "time":
             raise DataError(
                 f"a period needs a time, and schema '{schema.name}' has none: its split is by "
                 f"{schema.split.rule}"
             )
-        if isinstance(reader.path, Path) and reader.path.is_dir() and is_prediction_log(reader.path):
-            raise DataError(f"'{reader.path}' is a prediction log, of which no period can be chosen")
         self.path, self.columns = reader.path, reader.columns
         self._reader = reader
         self._column = schema.split.columns[0]
@@ -128,11 +124,7 @@ def _bound(text: str | None, column: str, type_: pa.DataType | None) -> int | fl
     if text is None:
         return None
     if type_ is not None and pt.is_temporal(type_):
-        try:
-            time = datetime.fromisoformat(text)
-        except ValueError:
-            raise DataError(f"'{text}' is not a time like 2026-11-23 or 2026-11-23T18:00") from None
-        utc = time.replace(tzinfo=time.tzinfo or UTC).astimezone(UTC).replace(tzinfo=None)
+        utc = utc_time(text).replace(tzinfo=None)
         if pt.is_date32(type_):
             return (utc.date() - date(1970, 1, 1)).days
         unit = type_.unit if pt.is_timestamp(type_) else "ms"
@@ -142,6 +134,15 @@ def _bound(text: str | None, column: str, type_: pa.DataType | None) -> int | fl
         return int(text) if text.lstrip("+-").isdigit() else float(text)
     except ValueError:
         raise DataError(f"column '{column}' holds numbers: '{text}' is not one") from None
+
+
+def utc_time(text: str) -> datetime:
+    """Parses an ISO date or time, of UTC unless it says otherwise. Raises DataError."""
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise DataError(f"'{text}' is not a time like 2026-11-23 or 2026-11-23T18:00") from None
+    return time.replace(tzinfo=time.tzinfo or UTC).astimezone(UTC)
 
 
 def open_data(
@@ -154,13 +155,20 @@ def open_data(
     """Opens Parquet (file, folder or glob), plain or packed, a prediction log, or a Criteo TSV (or gzip).
 
     path: Parquet may also be a URL, see models/data/remote/path.py.
-    since, until: only rows of this period, see PeriodReader. Features of the request are computed, of these
-    rows, and read like columns. Raises DataError: no such file, an unknown format, a column of the schema
-    that is missing or of another type, a period without a time.
+    since, until: only rows of this period, see PeriodReader; of a log, by the times of its answers. Features
+    of the request are computed, of these rows, and read like columns. Raises DataError: no such file, an
+    unknown format, a column of the schema that is missing or of another type, a period without a time.
     """
-    reader = _open(data_path(path), schema, on_malformed)
-    if since is not None or until is not None:
-        reader = PeriodReader(reader, schema, since, until)
+    from polyrec.models.data.prediction_log import PredictionLogReader, is_prediction_log
+
+    found = data_path(path)
+    reader: DataReader
+    if isinstance(found, Path) and is_prediction_log(found):
+        reader = PredictionLogReader(found, schema, on_malformed, since=since, until=until)
+    else:
+        reader = _open(found, schema, on_malformed)
+        if since is not None or until is not None:
+            reader = PeriodReader(reader, schema, since, until)
     if not schema.request:
         return reader
     from polyrec.models.data.request_columns import RequestReader
@@ -180,10 +188,6 @@ def _open(path: DataPath, schema: Schema, on_malformed: OnMalformed) -> DataRead
     if not path.exists():
         raise DataError(f"no data file '{path}'")
     if path.is_dir():
-        from polyrec.models.data.prediction_log import PredictionLogReader, is_prediction_log
-
-        if is_prediction_log(path):
-            return PredictionLogReader(path, schema, on_malformed)
         return _open_parquet(path, schema, on_malformed)
     try:
         with path.open("rb") as f:

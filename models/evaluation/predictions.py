@@ -46,11 +46,14 @@ def predict_all(
     precision: DensePrecision = "fp32",
     on_malformed: OnMalformed = "fatal",
     phase: Phase = lambda _name, _rows: lambda _done: None,
+    since: str | None = None,
+    until: str | None = None,
 ) -> Predictions:
     """Returns each bundle's probabilities of the rows of the splits, by its name in `bundles`.
 
     path: the data, as polyrec.models.data.reader.open_data takes it. runtime, device, precision: as
-    polyrec.models.runtimes.open_runtime takes them. Raises DataError if the bundles differ in split, label or
+    polyrec.models.runtimes.open_runtime takes them. since, until: only rows of this period, split as if there
+    were no others. Raises DataError if the bundles differ in split, label or
     group.
     """
     names = list(bundles)
@@ -69,7 +72,7 @@ def predict_all(
     found: dict[str, F32] = {}
     for family in _families(bundles):
         encoder = bundles[family[0]].encoder
-        reader = open_data(path, encoder.schema, on_malformed)
+        reader = open_data(path, encoder.schema, on_malformed, since, until)
         hint = reader.rows_hint
         splitter = splitter or fit_splitter(reader, first, phase("split", hint))
         with encode(reader, encoder, splitter, splits, progress=phase("encode", hint)) as data:

@@ -35,6 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--baseline",
         help="bundle that the others (nested widths: its widest) are compared with (default: first)",
     )
+    for flag, meaning in (("--since", "from this time on"), ("--until", "before this time")):
+        compared.add_argument(
+            flag, metavar="TIME", help=f"only rows {meaning}, as `polyrec train` takes it; split among these"
+        )
     add_on_malformed(compared)
     execution = parser.add_argument_group("execution")
     execution.add_argument("--runtime", default="torch", help="torch, onnx or openvino (default torch)")
@@ -105,6 +109,8 @@ def run(args: argparse.Namespace) -> int:
             args.precision,
             args.on_malformed,
             bars.phase,
+            args.since,
+            args.until,
         )
     if args.predictions:
         _save(args.predictions, predictions)

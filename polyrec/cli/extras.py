@@ -9,7 +9,7 @@ from polyrec.models.errors import PolyrecError
 MODULES = {"cluster": ("aiohttp", "ray"), "plan": ("scipy", "tqdm"), "train": ("tqdm",)}
 """Extra of pyproject.toml -> the modules that it brings."""
 NEEDS = {
-    **dict.fromkeys(("calibrate", "distill", "evaluate", "import", "pack", "train"), ("train",)),
+    **dict.fromkeys(("calibrate", "distill", "evaluate", "import", "loop", "pack", "train"), ("train",)),
     **dict.fromkeys(("bench", "plan", "profile", "simulate"), ("plan",)),
     "cluster": ("cluster",),
     "demo": ("plan", "train"),

@@ -40,6 +40,7 @@ GROUPS = {
         "serve": "serve a bundle or a plan over HTTP",
         "cluster": "hold replicas of a server on the nodes of a Ray cluster, behind one port",
         "rollout": "try another version on a part of a server's requests; promote it or roll it back",
+        "loop": "train on what a server logs, again and again; evaluate, publish and try each new version",
         "load": "send requests at scheduled times, whatever the server does, and report latency and outcomes",
         "bench": "measure the load that each routing policy of a plan serves within an SLO, on a live server",
         "top": "show a server's rate, latency, paths and lanes, live in the terminal",

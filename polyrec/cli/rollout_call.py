@@ -4,86 +4,55 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import httpx
-
-from polyrec.cli.rollout import TOKEN
-from polyrec.models.errors import PolyrecError
-from polyrec.models.text import printable
+from polyrec.client.admin import AdminCalls
 from polyrec.models.text_table import aligned
 
 ROLLED_BACK = 3
 """Exit status of `start --wait` if the version was rolled back."""
 POLL_S = 1.0
-TIMEOUT_S = 600.0
-"""A start answers when the version is open, which takes minutes for large ones."""
 BOUNDS = ("max_psi", "max_loss", "max_failed", "max_late", "max_slowdown", "slack_ms", "min_requests")
 
 
-class RolloutFailed(PolyrecError):
-    """The server did not do what was asked."""
-
-
 def run_call(args: argparse.Namespace) -> int:
-    """Makes the call; returns the exit status. Raises RolloutFailed."""
-    token = os.environ.get(TOKEN)
-    if not token:
-        raise RolloutFailed(f"the variable {TOKEN} is not set; it is the token that the server was given")
-    root = f"{args.url.rstrip('/')}/v1/" + (f"models/{args.model}/" if args.model else "")
-    headers = {"Authorization": f"Bearer {token}"}
-    with httpx.Client(headers=headers, timeout=TIMEOUT_S, trust_env=False) as client:
-        status = _call(client, root, args)
+    """Makes the call; returns the exit status. Raises AdminFailed."""
+    with AdminCalls(args.url, args.model) as calls:
+        status = _call(calls, args)
         _print(status, args.json)
         if args.call != "start" or not args.wait:
             return 0
         while status["rollout"] is not None:
             time.sleep(POLL_S)
-            status = _asked(client, "GET", f"{root}admin/rollout", None)
+            status = calls.get("rollout")
         _print(status, args.json)
         return 0 if status["ended"][0]["outcome"] == "promoted" else ROLLED_BACK
 
 
-def _call(client: httpx.Client, root: str, args: argparse.Namespace) -> dict[str, Any]:
-    page = f"{root}admin/rollout"
+def _call(calls: AdminCalls, args: argparse.Namespace) -> dict[str, Any]:
     if args.call == "status":
-        return _asked(client, "GET", page, None)
+        return calls.get("rollout")
     body: dict[str, Any] = {}
     if args.call == "start":
         plan = Path(args.plan)
-        bounds = {name: getattr(args, name) for name in BOUNDS if getattr(args, name) is not None}
-        if args.promote_after is not None:
-            bounds["promote_after_s"] = args.promote_after
-        body = {
-            # relative to this shell, where the server runs on the same machine
-            "plan": str(plan.resolve() if plan.exists() else plan),
-            "share": args.share,
-            "shadow": args.shadow,
-            "by": args.by,
-            "bounds": bounds,
-        }
+        # relative to this shell, where the server runs on the same machine
+        body = {"plan": str(plan.resolve() if plan.exists() else plan), **start_arguments(args)}
     elif args.call == "share":
         body = {"share": args.share}
     elif args.reason is not None:
         body = {"reason": args.reason}
-    return _asked(client, "POST", f"{page}/{args.call}", body)
+    return calls.post(f"rollout/{args.call}", body)
 
 
-def _asked(client: httpx.Client, method: str, url: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
-    try:
-        answer = client.request(method, url, json=body)
-        found = answer.json()
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as e:
-        raise RolloutFailed(f"no answer from '{printable(url)}': {printable(str(e))}") from None
-    if not isinstance(found, dict):
-        raise RolloutFailed(f"'{printable(url)}' is no Polyrec server")
-    if answer.status_code != 200:
-        raise RolloutFailed(f"{answer.status_code}: {printable(str(found.get('error', found)))}")
-    return found
+def start_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """Returns what a start asks for beside the plan, as the server takes it."""
+    bounds = {name: getattr(args, name) for name in BOUNDS if getattr(args, name) is not None}
+    if args.promote_after is not None:
+        bounds["promote_after_s"] = args.promote_after
+    return {"share": args.share, "shadow": args.shadow, "by": args.by, "bounds": bounds}
 
 
 def _print(status: Mapping[str, Any], as_json: bool) -> None:

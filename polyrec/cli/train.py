@@ -33,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         source.add_argument(
             flag,
             metavar="TIME",
-            help=f"only rows {meaning}, by the column of the schema's split by time: 2026-11-23, "
-            "2026-11-23T18:00 (UTC), or a number where the column holds numbers",
+            help=f"only rows {meaning}, by the column of the schema's split by time, of a prediction log by "
+            "the time of the answer: 2026-11-23, 2026-11-23T18:00 (UTC), or a number of a column of such",
         )
     source.add_argument("--sample", type=float, help="share of rows counted for the popularity order")
     source.add_argument("--calibration", help="file of `polyrec calibrate`, instead of counting")

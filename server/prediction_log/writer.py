@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from polyrec.models.data.prediction_log import (
     KEY,
+    KEY_BITS,
     LOG_COLUMNS,
     PATH,
     REASON,
@@ -57,8 +58,6 @@ MOST_BYTES = 2**26
 """Estimated bytes of buffered rows after which files are written before their time."""
 VALUE_BYTES = 64
 """Bytes of a buffered value beside its text."""
-KEY_BITS = 12
-"""Bits of a request's key below its time in microseconds."""
 LIMITS = Limits(max_request_rows=2**20, max_queued_rows=2**20, max_body_bytes=2**30)
 """Limits of a request that is read again: the server has enforced its own."""
 

@@ -207,11 +207,49 @@ def test_a_log_is_read_as_data_and_shares_contexts(folder: Path) -> None:
     assert requests.shared.column("user").to_pylist() == ["u"]
 
 
-def test_no_period_of_a_log_can_be_chosen(folder: Path) -> None:
-    write(folder, "requests", "2020-01-01T00", [answered("r", 0, "ab") | {"log.time": 1577836800_000000}])
-    schema = SCHEMA.model_copy(update={"split": Split(rule="time", columns=("time",))})
-    with pytest.raises(DataError, match="is a prediction log, of which no period can be chosen"):
-        open_data(folder, schema, since="2026-11-23")
+def test_a_period_of_a_log_is_of_the_times_of_its_answers(folder: Path) -> None:
+    for hour in range(4):
+        rows = [answered(f"{hour}.{m}", hour * HOUR_S + 60 * m, [f"{hour}.{m}"]) for m in (0, 20, 40)]
+        write(folder, "requests", f"2026-11-23T{12 + hour}", rows)
+    write(folder, "feedback", "2026-11-23T13", [label("1.20", 0, 1, HOUR_S + 1230)])
+    now_s = NOON_S + 10 * HOUR_S
+    schema = SCHEMA.model_copy(update={"split": Split(rule="hash", columns=("item",))})
+    for of, at in ((SCHEMA, "at"), (schema, "item")):
+        reader = PredictionLogReader(
+            folder, of, now_s=now_s, since="2026-11-23T13:20", until="2026-11-23T15:20+00:00"
+        )
+        rows = [row for batch in reader.batches(["item", "clicked", at]) for row in batch.to_pylist()]
+        assert [row["item"] for row in rows] == ["1.20", "1.40", "2.0", "2.20", "2.40", "3.0"]
+        assert [row["clicked"] for row in rows] == [1, 0, 0, 0, 0, 0]
+    reader = PredictionLogReader(folder, SCHEMA, now_s=now_s)
+    (first, *_) = [row["at"] for batch in reader.batches(["at"]) for row in batch.to_pylist()]
+    assert reader.time_of(first) == datetime.fromtimestamp(NOON_S, UTC)
+    assert PredictionLogReader(folder, schema, now_s=now_s).time_of(first) is None
+
+
+def test_a_period_keeps_its_fingerprint_when_later_files_come(folder: Path) -> None:
+    write(folder, "requests", "2026-11-23T12", [answered("r", 60, "ab")])
+    now_s = NOON_S + 10 * HOUR_S
+
+    def fingerprint(until: str | None) -> str:
+        return PredictionLogReader(folder, SCHEMA, now_s=now_s, until=until).fingerprint()
+
+    until = "2026-11-23T12:10"
+    period, whole = fingerprint(until), fingerprint(None)
+    assert period != whole
+    write(folder, "requests", "2026-11-23T12", [answered("s", 700, "ab")], name="part-1")
+    assert fingerprint(until) == period
+    assert fingerprint(None) != whole
+
+
+def test_a_period_without_a_request_is_named(folder: Path) -> None:
+    write(folder, "requests", "2026-11-23T12", [answered("r", 60, "ab")])
+    with pytest.raises(DataError, match="has no request since 2026-11-23T13:00 before 2026-11-24 that"):
+        open_data(folder, SCHEMA, since="2026-11-23T13:00", until="2026-11-24")
+    with pytest.raises(DataError, match="no time lies between"):
+        open_data(folder, SCHEMA, since="2026-11-24", until="2026-11-23")
+    with pytest.raises(DataError, match="'7' is not a time like"):
+        open_data(folder, SCHEMA, since="7")
 
 
 def test_a_log_of_another_schema_is_refused(folder: Path) -> None:

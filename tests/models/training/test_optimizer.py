@@ -61,7 +61,9 @@ def test_sums_of_a_row_do_not_depend_on_its_number() -> None:
     moved = torch.from_numpy(random.permutation(500))
     found = {}
     for name, index in (("here", rows), ("moved", moved[rows])):
-        distinct, sums = summed_by_row(torch.sparse_coo_tensor(index[None], values, (500, 4)))
+        distinct, sums = summed_by_row(
+            torch.sparse_coo_tensor(index[None], values, (500, 4), check_invariants=True)
+        )
         assert (distinct.diff() > 0).all()
         found[name] = torch.zeros(500, 4)
         found[name][distinct] = sums

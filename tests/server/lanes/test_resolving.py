@@ -124,10 +124,11 @@ def test_a_lane_that_is_killed_comes_back_with_the_rows_as_updated(
 def test_closing_a_lane_in_the_middle_of_a_batch_frees_its_rows_and_memory(
     paths: Paths, bundle: Bundle, make_batch: MakeBatch
 ) -> None:
+    gc.collect()  # an earlier test's memory, if freed in between, would be counted as this one's
     memory, names = _memfds(), set(os.listdir("/dev/shm"))
     asyncio.run(_close_in_the_middle(paths, open_tiers(bundle, TierSettings(shared=True)), make_batch(8, 3)))
     gc.collect()
-    assert _memfds() == memory
+    assert _memfds() <= memory
     assert set(os.listdir("/dev/shm")) <= names
 
 

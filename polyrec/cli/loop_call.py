@@ -1,0 +1,120 @@
+"""Runs `polyrec loop`: the iterations in this process, or a person's word to those of another one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import signal
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NoReturn
+
+from polyrec.cli.rollout_call import start_arguments
+from polyrec.client.admin import AdminCalls
+from polyrec.loop.canary import Canary
+from polyrec.loop.folder import LoopFolder
+from polyrec.loop.iteration import LEARNED, LoopError, forced
+from polyrec.loop.loop import Loop
+from polyrec.loop.shown import as_json, lines
+from polyrec.loop.steps import LoopSettings
+
+HELD = 3
+"""Exit status of `--once` if the iteration was held, by whomever, rolled back or dropped."""
+POLL_S = 1.0
+
+
+def run_call(args: argparse.Namespace) -> int:
+    """Runs one call; returns the exit status. Raises PolyrecError."""
+    folder = LoopFolder(Path(args.state))
+    if args.call == "run":
+        return _run(folder, args)
+    folder.require()
+    if args.call == "status":
+        print(json.dumps(as_json(folder)) if args.json else "\n".join(lines(folder)))
+    elif args.call == "hold":
+        folder.hold(args.step, args.reason)
+        print(f"the loop stops before {args.step}; to go on: polyrec loop release {args.step}")
+    elif args.call == "release":
+        folder.release(args.step)
+        print(f"{args.step} is executed again")
+    else:
+        _ask(folder, args.call)
+    return 0
+
+
+def _ask(folder: LoopFolder, wish: str) -> None:
+    """Leaves a wish for the loop. Raises LoopError if it cannot be granted."""
+    iteration = folder.last()
+    if iteration is None:
+        raise LoopError("there is no iteration yet")
+    if wish == "force":
+        following = forced(iteration, 0.0).step
+        folder.ask("force", iteration.number)
+        print(f"iteration {iteration.number} goes on with {following}, as soon as the loop runs")
+        return
+    if iteration.state != "running":
+        raise LoopError(f"iteration {iteration.number} has ended: {iteration.state.replace('_', ' ')}")
+    folder.ask("drop", iteration.number)
+    print(f"iteration {iteration.number} ends, as soon as the loop runs")
+
+
+def _run(folder: LoopFolder, args: argparse.Namespace) -> int:
+    import torch
+
+    torch.set_num_threads(1)
+    settings = LoopSettings(
+        log=Path(args.log).resolve(),
+        least_clicks=args.least_clicks,
+        drift=args.drift,
+        max_drop=args.max_drop,
+        max_calibration=args.max_calibration,
+        margin=args.margin,
+        train_options=tuple(shlex.split(args.train_options)),
+        keep=args.keep,
+    )
+    # the training, a process of its own, ends with this one
+    signal.signal(signal.SIGTERM, _interrupted)
+    folder.create()
+    with ExitStack() as stack:
+        stack.enter_context(folder.locked())
+        canary = None
+        if args.url is not None:
+            calls = stack.enter_context(AdminCalls(args.url, args.model))
+            canary = Canary(calls, start_arguments(args), args.canary_for)
+        loop = Loop(
+            folder,
+            settings,
+            args.every,
+            args.settle,
+            args.since,
+            canary,
+            lambda line: print(line, flush=True),
+        )
+        loop.begin(Path(args.plan))
+        return _once(loop) if args.once else _forever(loop)
+
+
+def _interrupted(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _once(loop: Loop) -> int:
+    """Executes an iteration until it ended, or cannot go on. Raises LoopError if a step failed."""
+    pause_s = loop.advance(at_once=True)
+    while (iteration := loop.folder.last()) is not None and iteration.state == "running" and not pause_s:
+        pause_s = loop.advance()
+    assert iteration is not None
+    if iteration.error is not None and iteration.state == "running":
+        raise LoopError(f"{iteration.step}: {iteration.error}")
+    return 0 if iteration.state in (*LEARNED, "waiting") else HELD
+
+
+def _forever(loop: Loop) -> int:
+    while True:
+        until = time.monotonic() + loop.advance()
+        controls = loop.folder.controls()
+        # a person's word is heard at once
+        while (left_s := until - time.monotonic()) > 0 and loop.folder.controls() == controls:
+            time.sleep(min(left_s, POLL_S))

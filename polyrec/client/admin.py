@@ -1,0 +1,66 @@
+"""Calls of a server's administration: JSON in, a JSON object out, every failure one line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+from polyrec.models.errors import PolyrecError
+from polyrec.models.text import printable
+
+TOKEN = "POLYREC_ADMIN_TOKEN"
+TIMEOUT_S = 600.0
+"""A rollout's start answers when the version is open, which takes minutes for large ones."""
+
+
+class AdminFailed(PolyrecError):
+    """The server did not do what was asked."""
+
+
+class AdminCalls:
+    """A connection for admin calls. Use it with `with`.
+
+    url: of the server. model: one of several models; None: the first. The token is that of the environment.
+    Raises AdminFailed without one.
+    """
+
+    def __init__(self, url: str, model: str | None = None) -> None:
+        token = os.environ.get(TOKEN)
+        if not token:
+            raise AdminFailed(f"the variable {TOKEN} is not set; it is the token that the server was given")
+        self._root = f"{url.rstrip('/')}/v1/" + (f"models/{model}/" if model else "") + "admin/"
+        headers = {"Authorization": f"Bearer {token}"}
+        self._client = httpx.Client(headers=headers, timeout=TIMEOUT_S, trust_env=False)
+
+    def __enter__(self) -> AdminCalls:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._client.close()
+
+    def get(self, page: str) -> dict[str, Any]:
+        """Returns a page below /v1/admin/. Raises AdminFailed."""
+        return self._asked("GET", page, None)
+
+    def post(self, page: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the answer of a call below /v1/admin/. Raises AdminFailed."""
+        return self._asked("POST", page, body)
+
+    def _asked(self, method: str, page: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
+        url = self._root + page
+        try:
+            answer = self._client.request(method, url, json=body)
+            found = answer.json()
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as e:
+            raise AdminFailed(f"no answer from '{printable(url)}': {printable(str(e))}") from None
+        if not isinstance(found, dict):
+            raise AdminFailed(f"'{printable(url)}' is no Polyrec server")
+        if answer.status_code != 200:
+            raise AdminFailed(f"{answer.status_code}: {printable(str(found.get('error', found)))}")
+        return found

@@ -1,0 +1,1 @@
+"""The loop from a server's log back to the server: check, train, evaluate, publish, canary, each recorded."""

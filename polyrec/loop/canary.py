@@ -1,0 +1,97 @@
+"""The canary step: the new plan on a part of a server's requests, until the server or a person ends it.
+
+The server compares both versions and rolls back or promotes (server/rollout/); this starts it, follows it,
+and after a loop that was killed finds it again by the version of its bundle.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from polyrec.client.admin import AdminCalls
+from polyrec.loop.folder import PLAN, LoopFolder
+from polyrec.loop.iteration import Iteration, LoopError, StepResult
+from polyrec.loop.steps import Dropped
+
+POLL_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Canary:
+    """How new plans are tried.
+
+    start: what a start asks for beside the plan, as server/rollout/documents.py has it. most_s: longest time
+    until the bounds are shown to hold; then it is rolled back.
+    """
+
+    calls: AdminCalls
+    start: Mapping[str, Any]
+    most_s: float
+
+    def execute(
+        self,
+        iteration: Iteration,
+        folder: LoopFolder,
+        ended: Callable[[], bool],
+        clock: Callable[[], float] = time.time,
+    ) -> StepResult:
+        """Tries an iteration's plan. ended: whether to roll back and stop. Raises AdminFailed, Dropped."""
+        version = str(iteration.figures("train")["version"])
+        status = self.calls.get("rollout")
+        if status["rollout"] is None:
+            earlier = _ended(status, version)
+            if earlier is not None and earlier["began"] >= iteration.step_began:
+                return _result(earlier)
+            plan = folder.folder_of(iteration.number) / PLAN
+            status = self.calls.post("rollout/start", {"plan": str(plan.resolve()), **self.start})
+        rollout = status["rollout"]
+        if rollout["canary_version"] != version:
+            raise LoopError(f"another rollout is in progress, of version {rollout['canary_version']}")
+        stable = rollout["stable_version"]
+        if stable != iteration.serving:
+            self.calls.post("rollout/rollback", {"reason": "the loop knows another serving version"})
+            if stable == version:
+                return StepResult(verdict="go", reason="the server serves it already")
+            reason = f"the server serves version {stable}, the loop's plan is of {iteration.serving}"
+            return StepResult(verdict="hold", reason=reason, rows="kept")
+        return self._followed(iteration, version, ended, clock)
+
+    def _followed(
+        self, iteration: Iteration, version: str, ended: Callable[[], bool], clock: Callable[[], float]
+    ) -> StepResult:
+        """Waits for the end of the rollout in progress."""
+        if "canary" in iteration.forced:
+            self.calls.post("rollout/promote", {"reason": "forced by a person"})
+        while (status := self.calls.get("rollout"))["rollout"] is not None:
+            if ended():
+                self.calls.post("rollout/rollback", {"reason": "the loop's iteration was dropped"})
+                raise Dropped("ended by a person; the canary was rolled back")
+            if clock() - iteration.step_began > self.most_s:
+                decision = status["rollout"]["decision"]
+                missing = decision["reason"] if decision else "no decision"
+                reason = f"not promoted within {self.most_s:g} s: {missing}"
+                self.calls.post("rollout/rollback", {"reason": reason[:200]})
+                continue
+            time.sleep(POLL_S)
+        found = _ended(status, version)
+        if found is None:
+            raise LoopError(f"the server no longer knows of the rollout of version {version}")
+        return _result(found)
+
+
+def _ended(status: Mapping[str, Any], version: str) -> dict[str, Any] | None:
+    """The last rollout of a version that has ended."""
+    return next((e for e in status["ended"] if e["canary_version"] == version), None)
+
+
+def _result(ended: Mapping[str, Any]) -> StepResult:
+    decision, lasted_s = ended["decision"] or {}, ended["ended"] - ended["began"]
+    outcome = ended["outcome"].replace("_", " ")
+    return StepResult(
+        verdict="go" if ended["outcome"] == "promoted" else "roll_back",
+        reason=f"{outcome} after {lasted_s:.0f} s: {ended['reason']}",
+        figures=dict(decision.get("figures", {})),
+    )

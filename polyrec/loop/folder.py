@@ -1,0 +1,129 @@
+"""The folder in which a loop keeps all that it knows.
+
+    STATE/plan.json                  the plan that serves, always: start servers with it
+    STATE/iterations/0007/record.json, plan.json, bundle/, train.log, checkpoint/
+    STATE/control/hold-publish       the loop stops before this step while the file exists; its text says why
+    STATE/control/force-7, drop-7    what a person asks of iteration 7; the loop removes the file
+
+Every file is written whole or not at all. The loop alone writes records; people (`polyrec loop hold` and the
+others) only write below `control/`, so neither overwrites what the other wrote.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+from polyrec.loop.iteration import STEPS, Iteration, LoopError, Step
+from polyrec.models.files import read_json, validate_as, write_text
+
+RECORD, PLAN, BUNDLE, TRAIN_LOG, CHECKPOINT = "record.json", "plan.json", "bundle", "train.log", "checkpoint"
+Wish = Literal["force", "drop"]
+
+
+class LoopFolder:
+    """A loop's folder. Raises OSError if it cannot be written."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.plan = path / PLAN
+        self._iterations, self._control = path / "iterations", path / "control"
+
+    def create(self) -> None:
+        """Creates the folder, if it does not exist."""
+        for folder in (self._iterations, self._control):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def require(self) -> None:
+        """Raises LoopError unless a loop was started here."""
+        if not self._control.is_dir():
+            raise LoopError(f"'{self.path}' is no folder of a loop; `polyrec loop run --state` makes one")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps other loops out of the folder. Raises LoopError if one is in it."""
+        with (self.path / "lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise LoopError(f"another loop runs in '{self.path}'") from None
+            yield
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a loop runs in the folder."""
+        try:
+            with self.locked():
+                return False
+        except LoopError:
+            return True
+
+    def folder_of(self, number: int) -> Path:
+        """The folder of an iteration."""
+        return self._iterations / f"{number:04}"
+
+    def iterations(self, most: int | None = None) -> list[Iteration]:
+        """Reads the records of iterations, oldest first. most: only the newest. Raises LoopError."""
+        files = sorted(self._iterations.glob(f"*/{RECORD}"), key=lambda file: int(file.parent.name))
+        found = []
+        for file in files if most is None else files[-most:]:
+            what = f"record '{file}'"
+            found.append(validate_as(Iteration, read_json(file, what, LoopError), what, LoopError))
+        return found
+
+    def last(self) -> Iteration | None:
+        """Reads the newest record. Raises LoopError."""
+        return next(iter(self.iterations(1)), None)
+
+    def save(self, iteration: Iteration) -> None:
+        """Writes a record."""
+        folder = self.folder_of(iteration.number)
+        folder.mkdir(exist_ok=True)
+        write_text(folder / RECORD, iteration.model_dump_json(indent=1) + "\n")
+
+    def remove_bundles(self, keep: set[int]) -> None:
+        """Removes the bundles and checkpoints of iterations but those of these numbers; records stay."""
+        for folder in self._iterations.iterdir():
+            if folder.name.isdigit() and int(folder.name) not in keep:
+                for name in (BUNDLE, CHECKPOINT):
+                    shutil.rmtree(folder / name, ignore_errors=True)
+
+    def hold(self, step: Step, reason: str) -> None:
+        """Asks the loop to stop before a step."""
+        write_text(self._control / f"hold-{step}", reason + "\n")
+
+    def release(self, step: Step) -> None:
+        """Lets the loop execute a step again. Raises LoopError if it was not held."""
+        try:
+            (self._control / f"hold-{step}").unlink()
+        except FileNotFoundError:
+            raise LoopError(f"step '{step}' is not held") from None
+
+    def holds(self) -> dict[Step, str]:
+        """The steps that people hold, with their reasons."""
+        found: dict[Step, str] = {}
+        for step in STEPS:
+            file = self._control / f"hold-{step}"
+            if file.is_file():
+                found[step] = file.read_text(encoding="utf-8").strip()
+        return found
+
+    def controls(self) -> set[str]:
+        """All that people hold or ask, by the names of files."""
+        return {file.name for file in self._control.iterdir()}
+
+    def ask(self, wish: Wish, number: int) -> None:
+        """Asks something of an iteration."""
+        write_text(self._control / f"{wish}-{number}", "")
+
+    def asked(self, wish: Wish, number: int) -> bool:
+        """Whether something is asked of an iteration."""
+        return (self._control / f"{wish}-{number}").exists()
+
+    def answered(self, wish: Wish, number: int) -> None:
+        """Removes what was asked."""
+        (self._control / f"{wish}-{number}").unlink(missing_ok=True)

@@ -1,0 +1,152 @@
+"""One iteration of the loop: a pure state machine over a record that is kept as JSON.
+
+    check -> train -> evaluate -> publish -> canary -> promoted       (without a server: publish -> published)
+      |                  |                     |
+    waiting, held      held               rolled back                 drop: dropped, at any step
+
+A step's result says whether the iteration goes on. The record names the step that is next, so a loop that was
+killed goes on there. Nothing here reads a clock or a file.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from polyrec.models.errors import PolyrecError
+from polyrec.models.files import Strict
+
+Step = Literal["check", "train", "evaluate", "publish", "canary"]
+STEPS: tuple[Step, ...] = ("check", "train", "evaluate", "publish", "canary")
+Verdict = Literal["go", "wait", "hold", "roll_back"]
+State = Literal["running", "waiting", "held", "rolled_back", "dropped", "published", "promoted"]
+LEARNED: tuple[State, ...] = ("published", "promoted")
+"""States of iterations whose bundle serves, or is to."""
+FORCED: tuple[State, ...] = ("waiting", "held", "rolled_back")
+"""States in which a person can let an iteration go on."""
+STATES: dict[Verdict, State] = {"wait": "waiting", "hold": "held", "roll_back": "rolled_back"}
+
+
+class LoopError(PolyrecError):
+    """The loop cannot go on, or cannot do what a person asks for."""
+
+
+class StepResult(Strict):
+    """The result of a step.
+
+    reason: in words, with its numbers. rows: unless it goes on, whether the next iteration learns these rows,
+    or leaves them out. figures: JSON.
+    """
+
+    verdict: Verdict
+    reason: str
+    rows: Literal["left out", "kept"] = "left out"
+    figures: dict[str, Any] = Field(default_factory=dict)
+
+
+class DoneStep(Strict):
+    """A step that was executed. began, ended: Unix time."""
+
+    step: Step
+    began: float
+    ended: float
+    result: StepResult
+
+
+class Iteration(Strict):
+    """The record of an iteration.
+
+    began, step_began: Unix time. since, until: times of the answers whose rows it is of; since null: from
+    the beginning of the log. serving: version of the bundle that serves meanwhile. step: the next one, or
+    that at which it ended. forced: steps at which a person let it go on. error: of the last attempt at the
+    step, which is tried again; attempts: that failed.
+    """
+
+    format: Literal["polyrec-loop-1"] = "polyrec-loop-1"
+    number: int
+    began: float
+    since: str | None
+    until: str
+    serving: str
+    state: State = "running"
+    step: Step = "check"
+    step_began: float
+    done: tuple[DoneStep, ...] = ()
+    forced: tuple[Step, ...] = ()
+    error: str | None = None
+    attempts: int = 0
+
+    def figures(self, step: Step) -> dict[str, Any]:
+        """The figures of the last execution of a step; empty if there was none."""
+        found = [done.result.figures for done in self.done if done.step == step]
+        return found[-1] if found else {}
+
+    @property
+    def reason(self) -> str:
+        """The last step's reason, or its error."""
+        return self.error or (self.done[-1].result.reason if self.done else "")
+
+    @property
+    def next_since(self) -> str | None:
+        """The time from which the next iteration takes rows.
+
+        Of an iteration that learned: from its newest rows on, which it measured and did not learn.
+        """
+        if self.state in LEARNED:
+            return self.figures("check").get("learned_until") or self.until
+        kept = self.state == "waiting" or (self.done and self.done[-1].result.rows == "kept")
+        return self.since if kept and self.state != "dropped" else self.until
+
+    @property
+    def next_number(self) -> int:
+        """The number of the next iteration; one that only waited leaves its number to it."""
+        return self.number if self.state == "waiting" else self.number + 1
+
+
+def after(iteration: Iteration, result: StepResult, now: float, last: Step) -> Iteration:
+    """Returns the iteration after its step gave a result. last: the step after which it is complete."""
+    step = iteration.step
+    done = DoneStep(step=step, began=iteration.step_began, ended=now, result=result)
+    changes: dict[str, Any] = {"done": (*iteration.done, done), "error": None, "attempts": 0}
+    if result.verdict != "go" and step not in iteration.forced:
+        changes["state"] = STATES[result.verdict]
+    elif step == last:
+        changes["state"] = "promoted" if step == "canary" else "published"
+    else:
+        changes |= {"step": STEPS[STEPS.index(step) + 1], "step_began": now}
+    return iteration.model_copy(update=changes)
+
+
+def failed(iteration: Iteration, error: str) -> Iteration:
+    """Returns the iteration after an attempt at its step failed; it is tried again."""
+    return iteration.model_copy(update={"error": error, "attempts": iteration.attempts + 1})
+
+
+def forced(iteration: Iteration, now: float) -> Iteration:
+    """Returns an iteration that ended at a step, after a person let it go on.
+
+    After a check or an evaluation the next step follows; a canary is started again and promoted at once.
+    Raises LoopError.
+    """
+    if iteration.state not in FORCED:
+        raise LoopError(
+            f"iteration {iteration.number} is {iteration.state.replace('_', ' ')}: only one that waits, is "
+            "held or was rolled back can be forced"
+        )
+    step = iteration.step
+    following = step if step == "canary" else STEPS[STEPS.index(step) + 1]
+    changes = {
+        "state": "running",
+        "step": following,
+        "step_began": now,
+        "forced": (*iteration.forced, step),
+        "error": None,
+        "attempts": 0,
+    }
+    return iteration.model_copy(update=changes)
+
+
+def dropped(iteration: Iteration) -> Iteration:
+    """Returns an iteration in progress after a person ended it."""
+    return iteration.model_copy(update={"state": "dropped", "error": "ended by a person"})

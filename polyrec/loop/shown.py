@@ -1,0 +1,80 @@
+"""Shows a loop's folder as lines: what is happening, what people hold, and the last iterations."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from polyrec.loop.folder import LoopFolder
+from polyrec.loop.iteration import FORCED, Iteration
+from polyrec.models.text_table import aligned
+
+
+def lines(folder: LoopFolder, most: int = 10) -> list[str]:
+    """Returns the status for a terminal. most: iterations. Raises LoopError."""
+    found = folder.iterations(most)
+    shown = ["a loop runs here" if folder.is_running else "no loop runs here; what is recorded:"]
+    shown += [f"held before {step}: {reason}" for step, reason in folder.holds().items()]
+    if not found:
+        return [*shown, "no iteration yet"]
+    rows = [["iteration", "began", "rows until", "state", "serving", "new", "difference"]]
+    rows += [_row(iteration) for iteration in found]
+    return [*shown, "", *aligned(rows, left=4), "", *_explained(found[-1])]
+
+
+def as_json(folder: LoopFolder, most: int = 10) -> dict[str, Any]:
+    """Returns the status as JSON. Raises LoopError."""
+    return {
+        "running": folder.is_running,
+        "holds": folder.holds(),
+        "plan": str(folder.plan),
+        "iterations": [i.model_dump(mode="json") for i in folder.iterations(most)],
+    }
+
+
+def _row(iteration: Iteration) -> list[str]:
+    state = iteration.state.replace("_", " ")
+    if iteration.state in ("running", "held"):
+        state += f": {iteration.step}"
+    evaluated = iteration.figures("evaluate")
+    serving = evaluated.get("serving") or iteration.figures("check").get("information")
+    differences = list(evaluated.get("differences", {}).values())
+    worst = min((d[0] for d in differences if d[0] is not None), default=None)
+    return [
+        str(iteration.number),
+        _time(iteration.began),
+        iteration.until.removesuffix("+00:00"),
+        state,
+        _figure(serving),
+        _figure(evaluated.get("information")),
+        "-" if worst is None else f"{worst:+.4f}",
+    ]
+
+
+def _explained(iteration: Iteration) -> list[str]:
+    """The steps of an iteration with their reasons, and what a person can do."""
+    shown = [f"iteration {iteration.number}, of rows since {iteration.since or 'the beginning of the log'}:"]
+    for done in iteration.done:
+        result, seconds = done.result, done.ended - done.began
+        rows = "" if result.verdict == "go" else f" (the next iteration: these rows are {result.rows})"
+        shown.append(
+            f"  {done.step} {result.verdict.replace('_', ' ')}, {seconds:.0f} s: {result.reason}{rows}"
+        )
+    if iteration.error is not None:
+        shown.append(f"  {iteration.step}: {iteration.error} (attempt {iteration.attempts})")
+    elif iteration.state == "running":
+        shown.append(f"  {iteration.step}: in progress or next since {_time(iteration.step_began)}")
+    if iteration.state in FORCED:
+        shown.append("to let it go on all the same, until the next one begins: polyrec loop force")
+    if iteration.state == "running":
+        shown.append("to end it: polyrec loop drop; to stop before a step: polyrec loop hold STEP")
+    return shown
+
+
+def _time(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def _figure(ends: Sequence[float | None] | None) -> str:
+    return "-" if not ends or ends[0] is None else f"{ends[0]:.4f}"

@@ -1,0 +1,133 @@
+"""`polyrec loop` as a person calls it, without a server."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from benchmarks.operations.written_log import request_starts, write_log
+from polyrec.cli.main import main
+from polyrec.models.bundle.bundle import load_bundle
+from polyrec.models.schema.schema import load_schema
+from polyrec.planner.plan import load_plan, save_plan, single_path_plan
+from tests.polyrec.loop.conftest import DAY_S, FIRST_S, days  # noqa: F401
+
+
+@pytest.fixture
+def run(tmp_path: Path, bundle_dir: Path, days: Sequence[pa.Table]) -> list[str]:  # noqa: F811
+    """The words of `polyrec loop run` over a log of one day."""
+    schema = load_schema("trivago")
+    requests = request_starts(days[0], schema).size
+    write_log(tmp_path / "log", days[0], schema, FIRST_S + DAY_S * (np.arange(requests) + 0.5) / requests)
+    save_plan(single_path_plan(bundle_dir, "table", "onnx"), tmp_path / "plan.json")
+    files = {"--plan": "plan.json", "--log": "log", "--state": "state"}
+    words = [word for flag, name in files.items() for word in (flag, str(tmp_path / name))]
+    return ["loop", "run", *words, "--least-clicks", "40", "--margin", ".1", "--settle", "1s"]
+
+
+def status(state: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    assert main(["loop", "status", "--state", str(state), "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_one_iteration_is_held_by_a_person_released_and_shown(
+    run: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = ["--state", str(tmp_path / "state")]
+    assert main(["loop", "status", *state]) == 2
+    assert "is no folder of a loop" in capsys.readouterr().err
+    (tmp_path / "state" / "control").mkdir(parents=True)
+    assert main(["loop", "force", *state]) == 2
+    assert main(["loop", "hold", "train", "--reason", "busy", *state]) == 0
+    capsys.readouterr()
+    assert main([*run, "--once"]) == 3
+    assert "iteration 1: held before train by a person: busy" in capsys.readouterr().out
+    assert main(["loop", "status", *state]) == 0
+    shown = capsys.readouterr().out
+    assert "held before train: busy" in shown
+    assert "running: train" in shown
+    assert main(["loop", "force", *state]) == 2
+    assert "iteration 1 is running" in capsys.readouterr().err
+    assert main(["loop", "release", "train", *state]) == 0
+    assert main([*run, "--once", "--train-options", "--epochs 1 --step-size .2"]) == 0
+    assert "iteration 1: published" in capsys.readouterr().out
+    assert main(["loop", "status", *state]) == 0
+    shown = capsys.readouterr().out
+    assert "no loop runs here" in shown
+    assert "evaluate go" in shown
+    (iteration,) = status(tmp_path / "state", capsys)["iterations"]
+    bundle = load_bundle(load_plan(tmp_path / "state" / "plan.json").paths[0].bundle)
+    assert iteration["done"][1]["result"]["figures"]["version"] == bundle.manifest.version
+    assert bundle.manifest.training["from"]["step_size"] == 0.2
+    assert main(["loop", "drop", *state]) == 2
+    assert "has ended: published" in capsys.readouterr().err
+
+
+def test_a_failure_is_one_line_and_the_next_run_goes_on(
+    run: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*run, "--once", "--train-options", "--epochs -1"]) == 2
+    assert "train: training ended with status 2" in capsys.readouterr().err
+    assert status(tmp_path / "state", capsys)["iterations"][0]["attempts"] == 1
+    assert main([*run, "--once"]) == 0
+
+
+def test_a_killed_loop_goes_on_at_its_step(
+    run: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [sys.executable, "-m", "polyrec", *run, "--train-options", "--epochs 1"]
+    record = tmp_path / "state" / "iterations" / "0001" / "record.json"
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline().startswith("iteration 1: check: information gain")
+        assert status(tmp_path / "state", capsys)["running"]
+        assert main([*run, "--once"]) == 2
+        assert "another loop runs in" in capsys.readouterr().err
+        child.kill()
+    assert json.loads(record.read_text())["step"] == "train"
+    # its training may live on, and is then waited for
+    until = time.monotonic() + 300
+    while (code := main([*run, "--once", "--train-options", "--epochs 1"])) == 2:
+        assert "another training uses this folder" in capsys.readouterr().err
+        assert time.monotonic() < until
+        time.sleep(0.5)
+    assert code == 0
+    found = json.loads(record.read_text())
+    assert [done["step"] for done in found["done"]] == ["check", "train", "evaluate", "publish"]
+    assert found["state"] == "published"
+
+
+def test_a_running_loop_ends_at_a_signal_with_its_training(run: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "polyrec", *run, "--train-options", "--epochs 50"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        log = tmp_path / "state" / "iterations" / "0001" / "train.log"
+        while not log.exists():
+            time.sleep(0.02)
+        child.terminate()
+        assert child.wait(timeout=120) == 130
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (("--log", "nowhere"), "nowhere"),
+        (("--plan", "nowhere.json"), "no plan file"),
+    ],
+)
+def test_mistakes_are_one_line(
+    run: list[str], change: tuple[str, str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*run, *change, "--once"]) == 2
+    assert reason in capsys.readouterr().err

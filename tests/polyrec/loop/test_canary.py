@@ -1,0 +1,217 @@
+"""The whole loop against a real server: what it logs is learned, tried on its requests, and promoted."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from benchmarks.operations.written_log import request_starts
+from polyrec.cli.main import main
+from polyrec.client.admin import AdminCalls
+from polyrec.models.bundle.bundle import Bundle, load_bundle
+from polyrec.models.schema.schema import Schema
+from polyrec.planner.plan import load_plan, save_plan, single_path_plan
+from polyrec.server.child import ServerProcess, start
+from tests.polyrec.loop.test_loop import damaged
+
+TOKEN, CLIENT = "a token of sixteen and more", "a token of a shop, for rankings"
+# nothing is judged by time: the machine may be busy
+LAX = (
+    *("--max-failed", "1", "--max-late", "1", "--max-slowdown", "1000", "--slack-ms", "1e5"),
+    *("--min-requests", "50", "--promote-after", "1s", "--share", ".5", "--shadow", ".2"),
+)
+
+
+@pytest.fixture(autouse=True)
+def _token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYREC_ADMIN_TOKEN", TOKEN)
+
+
+class Shop:
+    """A client of the server: asks for rankings and tells what was clicked."""
+
+    def __init__(self, url: str, rows: pa.Table, schema: Schema) -> None:
+        self._http = httpx.Client(base_url=url, timeout=60, headers={"Authorization": f"Bearer {CLIENT}"})
+        starts = [*request_starts(rows, schema).tolist(), rows.num_rows]
+        self._requests = []
+        for a, b in pairwise(starts):
+            part = rows.slice(a, b - a)
+            body = {
+                "context": part.slice(0, 1).select(schema.context.names).to_pylist()[0],
+                "candidates": part.select(schema.candidate.names).to_pydict(),
+            }
+            clicked = [i for i, y in enumerate(part.column("clicked").to_pylist()) if y]
+            self._requests.append((json.dumps(body).encode(), clicked))
+
+    def close(self) -> None:
+        self._http.close()
+
+    def visit(self, tag: str) -> None:
+        """Asks once for every ranking, and reports the clicks."""
+        feedback = []
+        for i, (body, clicked) in enumerate(self._requests):
+            headers = {"content-type": "application/json", "x-request-id": f"{tag}-{i}"}
+            self._http.post("/v1/rank", content=body, headers=headers).raise_for_status()
+            if clicked:
+                feedback.append({"request_id": f"{tag}-{i}", "positives": clicked})
+        self._http.post("/v1/feedback", json={"feedback": feedback}).raise_for_status()
+
+    @contextmanager
+    def visiting(self) -> Iterator[None]:
+        """Visits again and again in a thread."""
+        stop = threading.Event()
+
+        def visit() -> None:
+            turn = 0
+            while not stop.is_set():
+                turn += 1
+                self.visit(f"again-{turn}")
+
+        thread = threading.Thread(target=visit)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+
+
+@pytest.fixture
+def server(tmp_path: Path, bundle: Bundle) -> Iterator[ServerProcess]:
+    save_plan(single_path_plan(bundle.path, "table", "onnx"), tmp_path / "plan.json")
+    clients = [{"name": "shop", "token": CLIENT, "rights": ["feedback"], "requests_per_second": 10_000}]
+    (tmp_path / "tokens.json").write_text(json.dumps({"clients": clients}))
+    settings = {
+        "tokens": tmp_path / "tokens.json",
+        "plan": tmp_path / "plan.json",
+        "admin_token": TOKEN,
+        "drain_grace_s": 0,
+        "prediction_log": tmp_path / "log",
+        "prediction_log_flush_s": 0.2,
+        "prediction_log_window_s": 1,
+        "default_budget_ms": 10_000,
+    }
+    with start(settings) as child:
+        yield child
+
+
+@pytest.fixture
+def shop(server: ServerProcess, tmp_path: Path, bundle: Bundle, days: Sequence[pa.Table]) -> Iterator[Shop]:
+    """A shop that has visited, its answers and clicks in the log."""
+    rows = days[0].slice(0, int(request_starts(days[0], bundle.manifest.schema_)[250]))
+    found = Shop(server.url, rows, bundle.manifest.schema_)
+    found.visit("first")
+    patience = time.monotonic() + 60
+    while logged(tmp_path / "log" / "requests") < 250 or not logged(tmp_path / "log" / "feedback"):
+        assert time.monotonic() < patience
+        time.sleep(0.1)
+    yield found
+    found.close()
+
+
+def logged(folder: Path) -> int:
+    return sum(pq.ParquetFile(file).metadata.num_rows for file in folder.rglob("part-*.parquet"))
+
+
+@pytest.fixture
+def run(server: ServerProcess, tmp_path: Path) -> Callable[..., int]:
+    def call(*more: str) -> int:
+        files = {"--plan": "plan.json", "--log": "log", "--state": "state"}
+        words = [word for flag, name in files.items() for word in (flag, str(tmp_path / name))]
+        limits = ("--least-clicks", "20", "--margin", "1", "--settle", "1s", "--url", server.url)
+        training = ("--train-options", "--epochs 1 --step-size .05")
+        while True:
+            code = main(["loop", "run", *words, *limits, *training, *LAX, "--once", *more])
+            # until the log's window has passed
+            if code or record(tmp_path)["state"] != "waiting":
+                return code
+            time.sleep(0.2)
+
+    return call
+
+
+def record(tmp_path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((tmp_path / "state/iterations/0001/record.json").read_text())
+    return found
+
+
+@pytest.mark.long
+def test_what_a_server_logs_is_learned_tried_and_served(
+    shop: Shop, server: ServerProcess, run: Callable[..., int], tmp_path: Path, bundle: Bundle
+) -> None:
+    with shop.visiting():
+        assert run("--max-psi", "1", "--max-loss", "1") == 0
+    found = record(tmp_path)
+    assert (found["state"], found["serving"]) == ("promoted", bundle.manifest.version)
+    assert [d["step"] for d in found["done"]] == ["check", "train", "evaluate", "publish", "canary"]
+    new = load_bundle(load_plan(tmp_path / "state" / "plan.json").paths[0].bundle)
+    assert found["done"][1]["result"]["figures"]["version"] == new.manifest.version
+    with AdminCalls(server.url) as calls:
+        ended = calls.get("rollout")["ended"][0]
+    assert (ended["outcome"], ended["canary_version"]) == ("promoted", new.manifest.version)
+
+
+def test_a_bad_bundle_is_rolled_back_by_the_canary_and_forced_by_a_person(
+    shop: Shop, server: ServerProcess, run: Callable[..., int], tmp_path: Path, bundle: Bundle
+) -> None:
+    state = ["--state", str(tmp_path / "state")]
+    (tmp_path / "state" / "control").mkdir(parents=True)
+    main(["loop", "hold", "canary", *state])
+    assert run() == 3
+    assert record(tmp_path)["step"] == "canary"
+    # as if the evaluation had not seen it
+    damaged(load_bundle(tmp_path / "state/iterations/0001/bundle"))
+    version = load_bundle(tmp_path / "state/iterations/0001/bundle").manifest.version
+    text = (tmp_path / "state/iterations/0001/record.json").read_text()
+    trained = record(tmp_path)["done"][1]["result"]["figures"]["version"]
+    (tmp_path / "state/iterations/0001/record.json").write_text(text.replace(trained, version))
+    main(["loop", "release", "canary", *state])
+    with shop.visiting():
+        assert run() == 3
+    found = record(tmp_path)
+    assert (found["state"], found["step"]) == ("rolled_back", "canary")
+    assert found["done"][-1]["result"]["reason"].startswith("rolled back after")
+    assert main(["loop", "force", *state]) == 0
+    assert run() == 0
+    assert record(tmp_path)["state"] == "promoted"
+    with AdminCalls(server.url) as calls:
+        outcomes = [(e["outcome"], e["reason"]) for e in calls.get("rollout")["ended"]]
+    assert outcomes[0] == ("promoted", "forced by a person")
+    assert outcomes[1][0] == "rolled_back"
+
+
+def test_a_canary_without_requests_is_rolled_back_after_its_time(
+    shop: Shop, run: Callable[..., int], tmp_path: Path
+) -> None:
+    assert run("--canary-for", "1s") == 3
+    found = record(tmp_path)
+    assert found["state"] == "rolled_back"
+    assert "not promoted within 1 s" in found["done"][-1]["result"]["reason"]
+
+
+def test_a_server_of_another_version_holds_the_iteration(
+    shop: Shop, server: ServerProcess, run: Callable[..., int], tmp_path: Path, nested: Bundle
+) -> None:
+    state = ["--state", str(tmp_path / "state")]
+    (tmp_path / "state" / "control").mkdir(parents=True)
+    main(["loop", "hold", "canary", *state])
+    assert run() == 3
+    save_plan(single_path_plan(nested.path, "table", "onnx", width=8), tmp_path / "other.json")
+    with AdminCalls(server.url) as calls:
+        calls.post("reload", {"plan": str(tmp_path / "other.json")})
+    main(["loop", "release", "canary", *state])
+    assert run() == 3
+    found = record(tmp_path)
+    assert found["state"] == "held"
+    assert f"the server serves version {nested.manifest.version}" in found["done"][-1]["result"]["reason"]

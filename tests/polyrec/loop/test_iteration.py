@@ -1,0 +1,114 @@
+"""The record of an iteration goes from step to step, and says where the next one begins."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polyrec.loop.iteration import (
+    STEPS,
+    Iteration,
+    LoopError,
+    State,
+    StepResult,
+    Verdict,
+    after,
+    dropped,
+    failed,
+    forced,
+)
+
+BEGUN = Iteration(number=3, began=100.0, since="s", until="u", serving="v1", step_began=100.0)
+GO = StepResult(verdict="go", reason="well")
+
+
+def gone(steps: int, last: Any = "canary", **figures: Any) -> Iteration:
+    iteration = BEGUN
+    for n in range(steps):
+        iteration = after(iteration, GO.model_copy(update={"figures": figures}), 101.0 + n, last)
+    return iteration
+
+
+def test_steps_follow_one_another_to_the_last_one() -> None:
+    assert [gone(n).step for n in range(5)] == list(STEPS)
+    assert gone(5).state == "promoted"
+    assert gone(4, "publish").state == "published"
+    assert [(d.step, d.began, d.ended) for d in gone(2).done] == [
+        ("check", 100.0, 101.0),
+        ("train", 101.0, 102.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "state"), [("wait", "waiting"), ("hold", "held"), ("roll_back", "rolled_back")]
+)
+def test_another_verdict_ends_it_with_the_reason(verdict: Verdict, state: State) -> None:
+    ended = after(gone(2), StepResult(verdict=verdict, reason="why"), 9.0, "canary")
+    assert (ended.state, ended.step, ended.reason) == (state, "evaluate", "why")
+
+
+def test_the_next_one_takes_the_rows_that_were_measured_and_not_learned() -> None:
+    assert gone(5, learned_until="cut").next_since == "cut"
+    assert gone(5).next_since == "u"
+
+
+@pytest.mark.parametrize(("rows", "since"), [("kept", "s"), ("left out", "u")])
+def test_rows_of_a_held_one_are_kept_or_left_out(rows: Any, since: str) -> None:
+    ended = after(gone(2), StepResult(verdict="hold", reason="why", rows=rows), 9.0, "canary")
+    assert (ended.next_since, ended.next_number) == (since, 4)
+    assert dropped(gone(2)).next_since == "u"
+
+
+def test_one_that_waited_leaves_its_number_and_its_rows() -> None:
+    ended = after(BEGUN, StepResult(verdict="wait", reason="few", rows="kept"), 9.0, "canary")
+    assert (ended.next_number, ended.next_since) == (3, "s")
+
+
+def test_a_forced_one_goes_on_after_the_step_that_held_it() -> None:
+    held = after(gone(2), StepResult(verdict="hold", reason="why"), 9.0, "canary")
+    again = forced(held, 10.0)
+    assert (again.state, again.step, again.step_began, again.forced) == (
+        "running",
+        "publish",
+        10.0,
+        ("evaluate",),
+    )
+
+
+def test_a_forced_canary_is_tried_again_and_its_verdict_does_not_count() -> None:
+    back = StepResult(verdict="roll_back", reason="slow")
+    again = forced(after(gone(4), back, 9.0, "canary"), 10.0)
+    assert (again.state, again.step) == ("running", "canary")
+    assert after(again, back, 11.0, "canary").state == "promoted"
+
+
+@pytest.mark.parametrize("state", ["running", "promoted", "published", "dropped"])
+def test_only_what_was_stopped_can_be_forced(state: State) -> None:
+    with pytest.raises(LoopError, match=f"iteration 3 is {state}"):
+        forced(BEGUN.model_copy(update={"state": state}), 1.0)
+
+
+def test_a_failure_stays_until_the_step_succeeds() -> None:
+    twice = failed(failed(BEGUN, "disk full"), "disk full")
+    assert (twice.state, twice.attempts, twice.reason) == ("running", 2, "disk full")
+    then = after(twice, GO, 5.0, "canary")
+    assert (then.attempts, then.error, then.reason) == (0, None, "well")
+
+
+VERDICTS = st.sampled_from(get_args(Verdict))
+
+
+@given(st.lists(st.tuples(VERDICTS, st.booleans()), min_size=1, max_size=12))
+def test_whatever_happens_steps_are_executed_in_order_and_the_record_is_read_back(events: Any) -> None:
+    iteration = BEGUN
+    for verdict, force in events:
+        if iteration.state == "running":
+            iteration = after(iteration, StepResult(verdict=verdict, reason="r"), 1.0, "canary")
+        elif force and iteration.state in ("waiting", "held", "rolled_back") and iteration.step in STEPS[:-1]:
+            iteration = forced(iteration, 2.0)
+        assert Iteration.model_validate_json(iteration.model_dump_json()) == iteration
+    order = [STEPS.index(done.step) for done in iteration.done]
+    assert order == sorted(order)

@@ -1,0 +1,244 @@
+"""Iterations over a real log with real trainings: published, held back, resumed, forced, dropped."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import torch
+
+from polyrec.loop.folder import LoopFolder
+from polyrec.loop.iteration import StepResult, after
+from polyrec.models.bundle.bundle import Bundle, load_bundle, write_bundle
+from polyrec.planner.plan import load_plan
+from tests.polyrec.loop.conftest import Looped, shuffled, with_state
+
+Copied = Callable[[], Looped]
+
+
+def test_a_day_is_learned_measured_and_published(first_day: Path, bundle: Bundle) -> None:
+    looped = with_state(first_day, bundle.path)
+    (iteration,) = looped.folder.iterations()
+    assert [done.step for done in iteration.done] == ["check", "train", "evaluate", "publish"]
+    assert (iteration.serving, iteration.since) == (bundle.manifest.version, None)
+    assert iteration.until == "2026-01-06T00:00:00+00:00"
+    plan = load_plan(looped.folder.plan)
+    (path,) = plan.paths
+    new = load_bundle(path.bundle)
+    assert new.path.resolve() == (looped.folder.folder_of(1) / "bundle").resolve()
+    assert new.manifest.training["from"]["version"] == bundle.manifest.version
+    assert iteration.figures("train")["version"] == new.manifest.version
+    evaluated = iteration.figures("evaluate")
+    assert path.quality == pytest.approx(evaluated["information"][0], abs=1e-6)
+    # the newest fifth of the rows was measured, and is learned next
+    assert "2026-01-05T18:50" < str(iteration.next_since) < "2026-01-05T19:30"
+    served = json.loads(looped.folder.plan.read_text())
+    assert served["paths"][0]["bundle"] == "iterations/0001/bundle"
+
+
+def test_the_next_day_goes_on_from_the_published_bundle(copied: Copied, days: Sequence[pa.Table]) -> None:
+    looped = copied()
+    first = looped.last
+    assert looped.loop.advance() == pytest.approx(first.began + 3600 - looped.now_s)
+    looped.log_day(1, days[1])
+    # a new process at every step
+    for _ in range(4):
+        again = copied()
+        again.now_s = looped.now_s
+        again.loop.advance()
+    second = again.last
+    assert (second.number, second.state, second.since) == (2, "published", first.next_since)
+    assert second.serving == first.figures("train")["version"]
+    assert second.figures("check")["reference"] == first.figures("evaluate")["information"][0]
+    assert load_bundle(load_plan(again.folder.plan).paths[0].bundle).manifest.training["from"]["version"] == (
+        second.serving
+    )
+
+
+def test_a_day_with_shuffled_labels_is_held_back_before_training(
+    copied: Copied, days: Sequence[pa.Table]
+) -> None:
+    looped = copied()
+    serving = looped.folder.plan.read_text()
+    looped.log_day(1, shuffled(days[1]))
+    held = looped.until("held")
+    assert held.step == "check"
+    assert "labels are wrong, or the world changed at once" in held.reason
+    assert held.figures("check")["information"][0] < 0
+    assert looped.folder.plan.read_text() == serving
+    # the next day is learned without it
+    looped.log_day(2, days[2])
+    looped.loop.advance()
+    assert (looped.last.number, looped.last.since, looped.last.step) == (3, held.until, "train")
+
+
+def test_a_day_without_labels_is_held_back(copied: Copied, days: Sequence[pa.Table]) -> None:
+    looped = copied()
+    rows = days[1]
+    at = rows.column_names.index("clicked")
+    looped.log_day(1, rows.set_column(at, "clicked", pa.array([0] * rows.num_rows)))
+    held = looped.until("held")
+    assert held.reason.startswith("0 clicks in the newest rows where the serving model expects")
+
+
+def test_a_person_forces_what_was_held_and_drops_it_later(copied: Copied, days: Sequence[pa.Table]) -> None:
+    looped = copied()
+    looped.log_day(1, shuffled(days[1]))
+    held = looped.until("held")
+    looped.folder.hold("train", "look first")
+    looped.folder.ask("force", held.number)
+    assert looped.loop.advance() == looped.loop.every_s
+    assert (looped.last.state, looped.last.step, looped.last.forced) == ("running", "train", ("check",))
+    assert "held before train by a person: look first" in looped.said[-1]
+    looped.folder.ask("drop", held.number)
+    looped.folder.release("train")
+    looped.loop.advance()
+    assert looped.last.state == "dropped"
+    assert looped.folder.controls() == set()
+    assert looped.last.next_since == held.until
+
+
+def test_a_dropped_training_is_ended(copied: Copied, days: Sequence[pa.Table]) -> None:
+    looped = copied()
+    looped.log_day(1, days[1])
+    looped.until("train")
+    own, number = looped.folder.folder_of(looped.last.number), looped.last.number
+
+    def drop() -> None:
+        while not (own / "train.log").exists():
+            time.sleep(0.01)
+        looped.folder.ask("drop", number)
+
+    asking = threading.Thread(target=drop)
+    asking.start()
+    looped.loop.advance()
+    asking.join()
+    assert looped.last.state == "dropped"
+    assert not (own / "bundle").exists()
+
+
+def damaged(bundle: Bundle) -> None:
+    """Replaces a bundle by one with half of the weights, of the same history."""
+    model = deepcopy(bundle.model())
+    with torch.no_grad():
+        for parameter in model.net.parameters():
+            parameter.mul_(0.5)
+    parts = (bundle.manifest.representation, bundle.encoder, {}, bundle.manifest.training)
+    write_bundle(bundle.path, model, *parts, replace=True)
+
+
+def test_a_worse_bundle_is_held_back_by_its_evaluation(
+    copied: Copied, days: Sequence[pa.Table], bundle: Bundle
+) -> None:
+    looped = copied()
+    looped.log_day(1, days[1])
+    looped.until("train")
+    own = looped.folder.folder_of(2)
+    # as if the training had given this
+    served = load_bundle(load_plan(looped.folder.plan).paths[0].bundle)
+    record = {"from": {"version": looped.last.serving, "tables": {}}}
+    parts = (served.manifest.representation, served.encoder, {}, record)
+    damaged(write_bundle(own / "bundle", served.model(), *parts))
+    held = looped.until("held")
+    assert held.step == "evaluate"
+    assert held.reason.startswith("worse: information gain")
+    assert held.next_since == held.until
+    assert not (own / "plan.json").exists()
+
+
+def test_a_bundle_that_is_not_shown_to_be_as_good_waits_for_more_rows(
+    copied: Copied, days: Sequence[pa.Table]
+) -> None:
+    looped = copied()
+    looped.log_day(1, days[1])
+    looped.until("train")
+    own = looped.folder.folder_of(2)
+    served = load_bundle(load_plan(looped.folder.plan).paths[0].bundle)
+    record = {"from": {"version": looped.last.serving, "tables": {}}}
+    model = deepcopy(served.model())
+    with torch.no_grad():
+        for parameter in model.net.parameters():
+            parameter.mul_(0.97)
+    write_bundle(own / "bundle", model, served.manifest.representation, served.encoder, {}, record)
+    looped.set(margin=1e-6)
+    held = looped.until("held")
+    low, high = held.figures("evaluate")["differences"]["table@cpu"][1:]
+    assert low < 0 < high, held.reason
+    assert held.reason.startswith("not shown to be at most 1e-06 worse: information gain")
+    assert held.next_since == held.since
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"least_clicks": 10**6, "max_calibration": 1e9}, "of 1,000,000 clicks in the newest rows so far"),
+        ({"drift": 0.9}, "it lost less than 0.9"),
+    ],
+)
+def test_it_waits_for_clicks_and_for_drift(
+    copied: Copied, days: Sequence[pa.Table], settings: dict[str, float], reason: str
+) -> None:
+    looped = copied()
+    looped.set(**settings)
+    first = looped.last
+    looped.log_day(1, days[1])
+    waiting = looped.until("waiting")
+    assert reason in waiting.reason
+    looped.now_s += 3600
+    looped.loop.advance()
+    assert (looped.last.number, looped.last.since) == (waiting.number, first.next_since)
+    assert looped.last.began == looped.now_s
+
+
+def test_it_waits_where_there_are_no_rows(copied: Copied, tmp_path: Path) -> None:
+    looped = copied()
+    plan, looped.loop.folder = looped.folder.plan, LoopFolder(tmp_path / "new")
+    looped.loop.since = "2026-01-07"
+    looped.now_s += 7 * 86_400
+    looped.loop.begin(plan)
+    assert "has no request since 2026-01-07 before 2026-01-13" in looped.until("waiting").reason
+
+
+def test_a_failed_training_is_tried_again_later_and_later(copied: Copied, days: Sequence[pa.Table]) -> None:
+    looped = copied()
+    looped.log_day(1, days[1])
+    looped.set(train_options=("--epochs", "-3"))
+    looped.until("train")
+    assert [looped.loop.advance() for _ in range(2)] == [30.0, 60.0]
+    assert (looped.last.state, looped.last.attempts) == ("running", 2)
+    assert "training ended with status 2: polyrec: error:" in looped.last.reason
+    looped.set(train_options=())
+    assert looped.until("published").attempts == 0
+
+
+def test_older_bundles_are_removed_and_records_stay(copied: Copied, days: Sequence[pa.Table]) -> None:
+    looped = copied()
+    looped.set(keep=0)
+    looped.log_day(1, days[1])
+    looped.until("published")
+    assert not (looped.folder.folder_of(1) / "bundle").exists()
+    assert (looped.folder.folder_of(1) / "record.json").exists()
+    load_bundle(load_plan(looped.folder.plan).paths[0].bundle)
+
+
+def test_a_loop_killed_after_its_record_still_serves_the_new_plan(
+    copied: Copied, days: Sequence[pa.Table]
+) -> None:
+    looped = copied()
+    before = looped.folder.plan.read_text()
+    looped.log_day(1, days[1])
+    looped.until("publish")
+    result = StepResult(verdict="go", reason="written")
+    assert looped.loop._executed(looped.last).verdict == "go"
+    looped.folder.save(after(looped.last, result, looped.now_s, "publish"))
+    assert looped.folder.plan.read_text() == before
+    looped.now_s += 3600
+    looped.loop.advance()
+    assert '"iterations/0002/bundle"' in looped.folder.plan.read_text()
+    assert looped.last.serving == looped.folder.iterations()[1].figures("train")["version"]
