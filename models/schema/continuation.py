@@ -1,10 +1,10 @@
 """Continues vocabularies with new data: known values keep their ids, new ones enter, old ones may leave.
 
-Ids of values are stable: a value keeps its id as long as it is known, and new values get the ids that
-forgotten ones leave, then those after the last one (the rows for missing and unknown values stay the last
-two). Ranks follow the accesses: half of those counted before, plus those of the new data, so that a value
-that is no longer looked up sinks. Which rows a new table takes from the old one, and which begin anew,
-follows from the two vocabularies alone (`old_ranks`).
+Ids of values are stable: a value keeps its id as long as it is known, and new values get the ids that are
+reserved or that forgotten ones leave, then those after the last one (the rows for missing and unknown values
+stay the last two). Ranks follow the accesses: half of those counted before, plus those of the new data, so
+that a value that is no longer looked up sinks. Which rows a new table takes from the old one, and which begin
+anew, follows from the two vocabularies alone (`old_ranks`).
 """
 
 from __future__ import annotations
@@ -106,7 +106,10 @@ def old_ranks(old: Vocabulary, new: Vocabulary) -> I64:
     """
     kept = np.arange(old.size)
     if old.values is not None and new.values is not None:
-        same = pc.equal(old.values, new.values.slice(0, old.size)).to_numpy(zero_copy_only=False)
+        # a reserved id that no value has taken keeps its row
+        same = pc.equal(old.values, new.values.slice(0, old.size))
+        same = pc.if_else(pc.is_null(old.values), new.values.slice(0, old.size).is_null(), same)
+        same = pc.fill_null(same, False).to_numpy(zero_copy_only=False)
         kept = np.flatnonzero(same)
     found = np.full(new.rows, NEW)
     found[new.rank_of_id[kept]] = old.rank_of_id[kept]
@@ -124,9 +127,14 @@ def _known_ids(old: Vocabulary, values: pa.Array) -> I64:
 
 
 def _free(old: Vocabulary, before: I64, seen: np.ndarray, forget: int | None) -> I64:
-    """Returns the ids that may leave, least counted first, of equal ones the one that ranks last."""
+    """Returns the ids that new values may take: the reserved ones, then those whose values may leave.
+
+    These are ordered by count, least first, of equal ones the one that ranks last.
+    """
+    reserved = old.reserved()
     if forget is None or old.values is None:
-        return np.zeros(0, np.int64)
-    free = np.flatnonzero(~seen[: old.size] & (before[: old.size] <= forget))
-    found: I64 = free[np.lexsort((-old.rank_of_id[free], before[free]))]
-    return found
+        return reserved
+    leaving = ~seen[: old.size] & (before[: old.size] <= forget)
+    leaving[reserved] = False
+    free = np.flatnonzero(leaving)
+    return np.concatenate((reserved, free[np.lexsort((-old.rank_of_id[free], before[free]))]))

@@ -8,6 +8,7 @@ it was trained on.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from itertools import accumulate
 from typing import Any
 
@@ -20,7 +21,7 @@ from polyrec.models.schema.batch import F32, F64, I64, Batch, Block, take_bags
 from polyrec.models.schema.dense_transform import DenseTransform, Standard
 from polyrec.models.schema.id_columns import IdColumns, RangeColumns, RankTable, column_order
 from polyrec.models.schema.schema import ROLES, Categorical, Role, RoleLayout, Schema
-from polyrec.models.schema.vocabulary import Vocabulary
+from polyrec.models.schema.vocabulary import NO_VALUES, Value, Vocabulary
 
 
 class Encoder:
@@ -55,6 +56,15 @@ class Encoder:
         """Builds the look-up dictionaries now, which the first request would otherwise wait for."""
         for vocabulary in self.vocabularies.values():
             vocabulary.rank_by_value()
+
+    def with_added(self, added: Mapping[str, Mapping[Value, int]]) -> Encoder:
+        """Returns an encoder of the same rows in which tables have these values for reserved ids.
+
+        added: table -> value -> id; tables that are left out have none.
+        """
+        other = copy(self)
+        other.vocabularies = {t: v.with_added(added.get(t, NO_VALUES)) for t, v in self.vocabularies.items()}
+        return other
 
     def vocabulary(self, feature: Categorical) -> Vocabulary:
         return self.vocabularies[feature.table_name]

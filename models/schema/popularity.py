@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pydantic import Field
 from safetensors import SafetensorError, safe_open
@@ -189,7 +190,7 @@ def vocabulary_tensors(
 
     For table t: `t.rank_of_id` int32 or int64 [rows], `t.counts` int64 [rows]; integer values as
     `t.values` int64 [size]; strings as `t.values` uint8 (UTF-8, one after the other) and `t.offsets`
-    int64 [size + 1].
+    int64 [size + 1]; reserved ids, if any, as `t.reserved` int64 [n].
     """
     arrays: Arrays = {}
     descriptors: dict[str, VocabularyDescriptor] = {}
@@ -199,14 +200,16 @@ def vocabulary_tensors(
         kind: Literal["range", "integers", "strings"] = "range"
         if v.values is not None and v.type == "integer":
             kind = "integers"
-            arrays[f"{table}.values"] = v.values.to_numpy(zero_copy_only=False).astype(np.int64)
+            arrays[f"{table}.values"] = v.values.fill_null(0).to_numpy().astype(np.int64)
         elif v.values is not None:
             kind = "strings"
-            binary = v.values.cast(pa.large_string())
+            binary = v.values.fill_null("").cast(pa.large_string())
             _, offsets, data = binary.buffers()
             ends = np.frombuffer(offsets, np.int64, v.size + 1, binary.offset * 8)
             arrays[f"{table}.offsets"] = ends - ends[0]
             arrays[f"{table}.values"] = np.frombuffer(data or b"", np.uint8)[ends[0] : ends[-1]]
+        if (reserved := v.reserved()).size:
+            arrays[f"{table}.reserved"] = reserved
         descriptors[table] = VocabularyDescriptor(
             type=v.type, size=v.size, values=kind, specials=v.specials, oov=v.oov
         )
@@ -240,6 +243,19 @@ def vocabularies_from_tensors(
 def _values(table: str, d: VocabularyDescriptor, arrays: Mapping[str, NDArray[Any]]) -> pa.Array | None:
     if d.values == "range":
         return None
+    given = _given_values(table, d, arrays)
+    reserved = arrays.get(f"{table}.reserved")
+    if reserved is None:
+        return given
+    is_reserved = np.zeros(d.size, bool)
+    try:
+        is_reserved[reserved] = True
+    except IndexError as e:
+        raise ValueError(f"its reserved ids are not its ids: {e}") from None
+    return pc.if_else(pa.array(is_reserved), pa.scalar(None, given.type), given)
+
+
+def _given_values(table: str, d: VocabularyDescriptor, arrays: Mapping[str, NDArray[Any]]) -> pa.Array:
     values = arrays[f"{table}.values"]
     if d.values == "integers":
         return pa.array(values, pa.int64())

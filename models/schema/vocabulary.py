@@ -7,13 +7,18 @@ value never seen); they take part in the popularity order like any other row.
 
     ids     0 ... size-1   the values      size: missing      size+1: out of vocabulary
     ranks   rank_of_id[id], a permutation of 0 ... rows-1
+
+Some ids may be reserved: they have rows, but no value yet. A server gives them to values that it learns of
+while it serves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import repeat
+from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -25,6 +30,8 @@ from polyrec.models.errors import FeatureError
 from polyrec.models.schema.batch import I64
 
 SignedInt = TypeVar("SignedInt", bound="np.signedinteger[Any]")
+Value = str | int
+NO_VALUES: Mapping[Value, int] = MappingProxyType({})
 REJECTED = -1
 QUOTED_CHARACTERS = 64
 """Maximum characters of an unknown value in a message."""
@@ -36,11 +43,13 @@ DICT_LIMIT = 2**16
 class Vocabulary:
     """Values, ids and ranks of one table.
 
-    values: [size] raw values in id order; None: the values are the integers 0 ... size-1.
+    values: [size] raw values in id order, null where an id is reserved; None: the values are the integers
+    0 ... size-1.
     rank_of_id: int64 [rows], a permutation.
     counts: int64 [rows], sampled accesses in rank order, never increasing.
     specials: whether the table has a missing and an out-of-vocabulary row (imported ones have not).
     oov: an unknown value gets the out-of-vocabulary row, or is refused.
+    added: value -> reserved id, of values that came while serving.
     """
 
     table: str
@@ -51,8 +60,10 @@ class Vocabulary:
     values: pa.Array | None = None
     specials: bool = True
     oov: Literal["row", "refuse"] = "row"
+    added: Mapping[Value, int] = field(default_factory=lambda: NO_VALUES)
     _ranks: dict[str | int | None, int] = field(init=False, repr=False, compare=False, default_factory=dict)
     _oov_rank: int = field(init=False, repr=False, compare=False, default=REJECTED)
+    _id_of_rank: list[I64] = field(init=False, repr=False, compare=False, default_factory=list)
 
     def __post_init__(self) -> None:
         if self.rank_of_id.shape != (self.rows,) or self.counts.shape != (self.rows,):
@@ -89,6 +100,38 @@ class Vocabulary:
             other._ranks.update(ranks)
         return other
 
+    def with_added(self, added: Mapping[Value, int]) -> Vocabulary:
+        """Returns the same vocabulary with other values for reserved ids; copies nothing else."""
+        other = copy(self)
+        object.__setattr__(other, "added", added)
+        return other
+
+    def reserved(self) -> I64:
+        """Returns the ids without a value in `values`, ascending; values may have been added for them."""
+        if self.values is None or not self.values.null_count:
+            return np.empty(0, np.int64)
+        return np.flatnonzero(self.values.is_null().to_numpy(zero_copy_only=False))
+
+    def ids_of_values(self, values: Sequence[Value | None]) -> I64:
+        """Returns the id of each raw value, int64 [len(values)]; REJECTED for an unknown one."""
+        if self.values is None and self.size > DICT_LIMIT:
+            inside = (
+                self.missing_id if v is None and self.specials else v if _is_id(v, self.size) else REJECTED
+                for v in values
+            )
+            return np.fromiter(inside, np.int64, count=len(values))
+        get = self.rank_by_value().get
+        ranks = np.fromiter(map(get, values, repeat(REJECTED)), np.int64, count=len(values))
+        if not self._id_of_rank:
+            # kept, since it takes as long as the table is large and a feed asks many times a second
+            self._id_of_rank.append(ids_of_ranks(self.rank_of_id))
+        ids = np.where(ranks < 0, REJECTED, self._id_of_rank[0][ranks])
+        if self.added:
+            for place in np.flatnonzero(ids < 0).tolist():
+                value = values[place]
+                ids[place] = REJECTED if value is None else self.added.get(value, REJECTED)
+        return ids
+
     @property
     def rows(self) -> int:
         return self.size + (2 if self.specials else 0)
@@ -118,6 +161,9 @@ class Vocabulary:
         else:
             get = self.rank_by_value().get
             ranks = np.fromiter(map(get, values, repeat(self._oov_rank)), np.int64, count=len(values))
+        if self.added:
+            unknown = np.flatnonzero(ranks == self._oov_rank)
+            self._find_added(ranks, unknown, [values[i] for i in unknown.tolist()])
         if self._oov_rank == REJECTED and ranks.size and ranks.min() < 0:
             row = int(np.argmax(ranks < 0))
             what = (
@@ -127,6 +173,12 @@ class Vocabulary:
             )
             raise FeatureError(feature, f"{what} (position {row})")
         return ranks
+
+    def _find_added(self, ranks: I64, places: I64, values: Sequence[Value | None]) -> None:
+        """Writes the ranks of those `values` at `places` that were added."""
+        for place, value in zip(places.tolist(), values, strict=True):
+            if value is not None and (id := self.added.get(value)) is not None:
+                ranks[place] = self.rank_of_id[id]
 
     def _encode_range(self, values: Sequence[Any]) -> I64:
         try:
@@ -153,7 +205,11 @@ class Vocabulary:
             ids = pc.fill_null(found, -1).to_numpy(zero_copy_only=False).astype(np.int64)
             known = ids >= 0
         ranks = np.where(known, self.rank_of_id[np.where(known, ids, 0)], self.oov_rank)
-        return np.where(missing, self.missing_rank, ranks)
+        ranks = np.where(missing, self.missing_rank, ranks)
+        if self.added:
+            unknown = np.flatnonzero(ranks == self._oov_rank)
+            self._find_added(ranks, unknown, values.take(pa.array(unknown)).to_pylist())
+        return ranks
 
     def ranks_of_ids(self, feature: str, ids: I64) -> I64:
         """Converts ids of the inference protocol to ranks, same shape.
@@ -167,6 +223,10 @@ class Vocabulary:
                 feature, f"id {int(ids.flat[bad])} is outside [0, {self.rows}) (position {bad})"
             )
         return self.rank_of_id[ids]
+
+
+def _is_id(value: Value | None, size: int) -> bool:
+    return isinstance(value, int) and 0 <= value < size
 
 
 def ids_of_ranks(rank_of_id: NDArray[SignedInt]) -> NDArray[SignedInt]:

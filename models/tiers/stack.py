@@ -12,7 +12,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from polyrec.models.schema.batch import I64
 from polyrec.models.schema.encoder import Encoder
+from polyrec.models.schema.vocabulary import Value
 from polyrec.models.tiers.disk.disk import DiskTier
 from polyrec.models.tiers.figures import Counters, Figures
 from polyrec.models.tiers.layout import DEVICE, DISK, HOST, REMOTE, RowLocations
@@ -322,9 +324,16 @@ class TierStack:
         self._counters.prefetched += pages
         return pages
 
-    def update(self, rows: I64, values: Bytes) -> None:
+    def update(self, rows: I64, values: Bytes, encoder: Encoder | None = None) -> None:
         """Updates rows, see Writer."""
-        self._writer.update(rows, values)
+        self._writer.update(rows, values, encoder)
+
+    def rename(self, added: Mapping[str, Mapping[Value, int]]) -> None:
+        """Has later batches encoded with these values for reserved ids."""
+        with self.writing:
+            view = self.views.newest
+            if view.encoder is not None:
+                self.views.install(replace(view, encoder=view.encoder.with_added(added), readers=0))
 
     def reorder(self, encoder: Encoder, rows: I64, values: Bytes, remote_ids: I64) -> None:
         """Installs a new row order, see Writer."""

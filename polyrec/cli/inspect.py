@@ -70,7 +70,7 @@ def _vocabulary(bundle: Bundle, table: str) -> int:
         raise BundleError(f"no table '{table}'; there are {', '.join(bundle.encoder.vocabularies)}")
     values = range(v.size) if v.values is None else v.values.to_pylist()
     for i, value in enumerate(values):
-        print(f"{i}\t{value}")
+        print(f"{i}\t{'(reserved)' if value is None else value}")
     if v.specials:
         print(f"{v.missing_id}\t(missing)\n{v.oov_id}\t(out of vocabulary)")
     return 0

@@ -29,6 +29,7 @@ GROUPS = {
         "import": "turn a checkpoint of facebookresearch/dlrm or TorchRec into a bundle",
         "distill": "derive another representation from a trained table bundle, with or without data",
         "materialize": "store the vectors that a dhe, select or hybrid bundle computes",
+        "reserve": "add rows to tables, for values that come while the model serves",
         "inspect": "describe a bundle, a profile, a plan or a machine file",
     },
     "plan": {
@@ -41,6 +42,7 @@ GROUPS = {
         "cluster": "hold replicas of a server on the nodes of a Ray cluster, behind one port",
         "rollout": "try another version on a part of a server's requests; promote it or roll it back",
         "loop": "train on what a server logs, again and again; evaluate, publish and try each new version",
+        "feed": "send a stream of row updates to a server",
         "load": "send requests at scheduled times, whatever the server does, and report latency and outcomes",
         "bench": "measure the load that each routing policy of a plan serves within an SLO, on a live server",
         "top": "show a server's rate, latency, paths and lanes, live in the terminal",

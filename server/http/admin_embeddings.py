@@ -1,40 +1,42 @@
-"""POST /v1/admin/embeddings: replaces rows of embedding tables while the server answers.
+"""POST /v1/admin/embeddings: replaces, adds and retracts rows of embedding tables while the server answers.
 
     {"path": PATH, "file": FILE}                     a file of updates, as the server sees it
     {"path": PATH, "tables": {TABLE: {"ids": [...], "rows": [[...], ...]}}}
     {"path": PATH, "tables": {TABLE: {"values": ["u1", null, ...], "rows": [[...], ...]}}}
-    a file of updates itself, with Content-Type: application/octet-stream, PATH and NAME as ?path= and ?key=
+    {"path": PATH, "tables": {TABLE: {"retract": ["u1", ...]}}}
+    a file of updates itself, with Content-Type: application/octet-stream; all others as ?path= and so on
 
 `path` may be left out where only one bundle has its rows in tiers; paths that share tiers share updates. Rows
 are named by stable id, or by the values that clients send (null is the missing row). An update is atomic: no
-batch sees half of it. With `"key": NAME` it is applied once, however often it is sent. The response has the
-number of rows; they are written into the tiers afterwards. With an update log they are on the disk before it.
+batch sees half of it. With `"key": NAME` it is applied once, however often it is sent. With `"add": true`
+values that the table does not know take reserved rows; `"expires_s"` says for how long. `"time"` is when the
+vectors were made. The response has the number of rows; they are written into the tiers afterwards. With an
+update log they are on the disk before it.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import numpy as np
 from pydantic import Field, ValidationError, model_validator
 from starlette.requests import Request
 
 from polyrec.models.files import MOST_SERVED_BYTES, Strict, one_line
-from polyrec.models.schema.batch import I64
-from polyrec.models.schema.vocabulary import Vocabulary
 from polyrec.models.text import public
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.updates.update import (
+    Adding,
     TableUpdate,
     Update,
     UpdateError,
     UpdateNotKept,
     apply_update,
-    load_update,
-    parse_update,
 )
+from polyrec.models.tiers.updates.update_file import load_update, parse_update
 from polyrec.server.app.background import run_in_thread
 from polyrec.server.errors import Invalid, NotReady
 from polyrec.server.http.admin import Admin, admin_endpoint, parse_arguments
@@ -53,14 +55,17 @@ BINARY = "application/octet-stream"
 
 
 class RowUpdate(Strict):
-    """Rows of one table, by `ids` or by `values`."""
+    """Rows of one table, by `ids` or by `values`. retract: values that are served as unknown from now on."""
 
-    rows: tuple[tuple[float, ...], ...]
+    rows: tuple[tuple[float, ...], ...] = ()
     ids: tuple[int, ...] | None = None
     values: tuple[str | int | None, ...] | None = None
+    retract: tuple[str | int, ...] = ()
 
     @model_validator(mode="after")
     def _named_once(self) -> RowUpdate:
+        if self.retract and self.ids is None and self.values is None and not self.rows:
+            return self
         if (self.ids is None) == (self.values is None):
             raise ValueError("name the rows either by `ids` or by `values`")
         named = self.ids if self.ids is not None else self.values or ()
@@ -69,14 +74,36 @@ class RowUpdate(Strict):
         return self
 
 
-class UpdateRequest(Strict):
-    """New rows in a `file` of updates on the server, or in `tables` by name.
+class UpdateOptions(Strict):
+    """Options of every form of the call.
 
     key: the caller's name for the update; one that was applied under this name is not applied again.
+    add: values that the table does not know take reserved rows. expires_s: seconds after which values with
+    reserved rows leave again; None: they stay. time: Unix time at which the vectors were made.
     """
 
     path: str | None = None
     key: Key | None = None
+    add: bool = False
+    expires_s: Annotated[float, Field(gt=0, le=10 * 365 * 86400)] | None = None
+    time: Annotated[float, Field(ge=0, le=1e11)] | None = None
+
+    @model_validator(mode="after")
+    def _expires_if_added(self) -> Self:
+        if self.expires_s is not None and not self.add:
+            raise ValueError("`expires_s` is of values that are added: give `add` too")
+        return self
+
+    def adding(self) -> Adding | None:
+        """Returns what becomes of values that the table does not know."""
+        if not self.add:
+            return None
+        return Adding(0.0 if self.expires_s is None else time.time() + self.expires_s)
+
+
+class UpdateRequest(UpdateOptions):
+    """New rows in a `file` of updates on the server, or in `tables` by name."""
+
     file: Path | None = None
     tables: dict[str, RowUpdate] | None = None
 
@@ -85,13 +112,6 @@ class UpdateRequest(Strict):
         if (self.file is None) == (self.tables is None):
             raise ValueError("give either a `file` or `tables`")
         return self
-
-
-class BinaryUpdate(Strict):
-    """Path and key of a call with a binary body, in its query; see UpdateRequest."""
-
-    path: str | None = None
-    key: Key | None = None
 
 
 class Embeddings:
@@ -106,26 +126,29 @@ class Embeddings:
         def read(stack: TierStack) -> Update:
             if request.file is not None:
                 return load_update(request.file, _max_file_bytes(stack))
-            return {name: _table(stack, name, t) for name, t in (request.tables or {}).items()}
+            return {name: table_update(name, t) for name, t in (request.tables or {}).items()}
 
-        return self._apply(request.path, request.key, read)
+        return self._apply(request, read)
 
-    def update_binary(self, request: BinaryUpdate, body: bytes) -> dict[str, Any]:
+    def update_binary(self, options: UpdateOptions, body: bytes) -> dict[str, Any]:
         """Applies a file of updates that was sent. Raises as `update`."""
-        return self._apply(request.path, request.key, lambda stack: parse_update(body))
+        return self._apply(options, lambda stack: parse_update(body))
 
-    def _apply(
-        self, path: str | None, key: str | None, read: Callable[[TierStack], Update]
-    ) -> dict[str, Any]:
-        path, stack = self._stack(path)
+    def _apply(self, options: UpdateOptions, read: Callable[[TierStack], Update]) -> dict[str, Any]:
+        path, stack = self._stack(options.path)
         try:
-            applied = apply_update(stack, read(stack), key or "")
+            update = read(stack)
+            applied = apply_update(stack, update, options.key or "", options.adding(), options.time)
         except UpdateNotKept as e:
             raise NotReady(public(str(e))) from None
         except UpdateError as e:
             raise Invalid(public(str(e))) from None
-        answer = {"path": path, "rows": applied.rows}
-        return answer if key is None else answer | {"repeated": applied.repeated}
+        answer: dict[str, Any] = {"path": path, "rows": applied.rows}
+        if options.add:
+            answer["added"] = applied.added
+        if any(one.retracted for one in update.values()):
+            answer["retracted"] = applied.retracted
+        return answer if options.key is None else answer | {"repeated": applied.repeated}
 
     def _stack(self, path: str | None) -> tuple[str, TierStack]:
         stacks = self._stacks()
@@ -151,7 +174,7 @@ def embeddings_route(admin: Admin, embeddings: Embeddings) -> Endpoint:
             if not binary:
                 return embeddings.update(parse_arguments(UpdateRequest, body))
             try:
-                query = BinaryUpdate.model_validate(dict(request.query_params))
+                query = UpdateOptions.model_validate_strings(dict(request.query_params))
             except ValidationError as e:
                 raise Invalid(one_line(e)) from None
             return embeddings.update_binary(query, body)
@@ -172,33 +195,16 @@ def _max_file_bytes(stack: TierStack) -> int:
     return tiers.layout.total * (8 + 4 * tiers.row_format.width) + MOST_SERVED_BYTES
 
 
-def _table(stack: TierStack, table: str, update: RowUpdate) -> TableUpdate:
-    encoder = stack.views.newest.encoder
-    vocabulary = encoder.vocabularies.get(table) if encoder is not None else None
-    if vocabulary is None:
-        raise UpdateError(f"update: there is no table '{table}'")
+def table_update(table: str, update: RowUpdate) -> TableUpdate:
+    """Returns the update of a table that a document describes. Raises UpdateError."""
+    if update.ids is None and update.values is None:
+        return TableUpdate.retraction(update.retract)
     try:
         rows = np.array(update.rows, np.float32).reshape(len(update.rows), -1)
     except ValueError:
         raise UpdateError(f"update: rows of table '{table}' have different lengths") from None
-    if update.ids is not None:
-        try:
-            return TableUpdate(np.array(update.ids, np.int64), rows)
-        except OverflowError:
-            raise UpdateError(f"update: an id of table '{table}' is too large") from None
-    return TableUpdate(_ids(table, vocabulary, update.values or ()), rows)
-
-
-def _ids(table: str, vocabulary: Vocabulary, values: tuple[str | int | None, ...]) -> I64:
-    rank_by_value = vocabulary.rank_by_value()
-    ids = np.empty(len(values), np.int64)
-    id_of_rank = np.empty(vocabulary.rows, np.int64)
-    id_of_rank[vocabulary.rank_of_id] = np.arange(vocabulary.rows)
-    for i, value in enumerate(values):
-        rank = rank_by_value.get(value)
-        if rank is None and isinstance(value, int) and vocabulary.values is None:
-            rank = int(vocabulary.rank_of_id[value]) if 0 <= value < vocabulary.size else None
-        if rank is None or rank < 0:
-            raise UpdateError(f"update: table '{table}' has no value {value!r}")
-        ids[i] = id_of_rank[rank]
-    return ids
+    try:
+        ids = np.array(update.ids or (), np.int64)
+    except OverflowError:
+        raise UpdateError(f"update: an id of table '{table}' is too large") from None
+    return TableUpdate(ids, rows, None if update.ids is not None else update.values, update.retract)

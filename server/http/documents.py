@@ -374,9 +374,13 @@ class RoutingResponse(Document):
 class UpdateResponse(Document):
     """The number of updated rows, and the path whose tiers hold them.
 
-    repeated: of a request with a key, whether it had been applied before.
+    added: of a request that adds, the number of values that took reserved rows. retracted: of one that
+    retracts, the number of values that were known. repeated: of a request with a key, whether it had been
+    applied before.
     """
 
     path: str
     rows: int
+    added: int | None = None
+    retracted: int | None = None
     repeated: bool | None = None

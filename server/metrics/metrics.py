@@ -18,6 +18,7 @@ from prometheus_client.exposition import generate_latest
 
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.tiers.figures import Figures
+from polyrec.models.tiers.updates.changes import Changes
 from polyrec.models.tiers.updates.drift import DriftReport
 from polyrec.planner.routing.query import DEGRADED
 from polyrec.server.dispatch.dispatcher import Dispatcher, clock
@@ -30,7 +31,7 @@ from polyrec.server.metrics.live_metrics import LiveMetrics
 from polyrec.server.metrics.rollout_metrics import RolloutMetrics
 from polyrec.server.metrics.router_metrics import RouterMetrics
 from polyrec.server.metrics.statistics import Statistics
-from polyrec.server.metrics.tier_metrics import TierMetrics
+from polyrec.server.metrics.tier_metrics import TierMetrics, UpdateMetrics
 from polyrec.server.metrics.unknown_ids import UnknownIdCounter
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -135,6 +136,7 @@ class Metrics:
             "polyrec_lane_busy_seconds", "Time that a lane spent on batches.", "lane"
         )
         self._tiers = TierMetrics(registry)
+        self._updates = UpdateMetrics(registry)
         self.lookups, self.hits = self._tiers.lookups, self._tiers.hits
         self._unknown = registry.counter(
             "polyrec_oov_lookups", "Look-ups of values that are not in the vocabulary.", "feature"
@@ -273,9 +275,10 @@ class Metrics:
         self._buffering.add(batches)
         return batches
 
-    def tiers(self, sources: Iterable[Callable[[], Figures]]) -> None:
-        """Sets the tiers whose figures are read at every scrape."""
+    def tiers(self, sources: Iterable[Callable[[], Figures]], changes: Mapping[str, Changes]) -> None:
+        """Sets the tiers, and the updates by path, whose figures are read at every scrape."""
         self._tiers.watch(sources)
+        self._updates.watch(changes)
 
     def moved(self, moves: DriftReport) -> None:
         """Records an attempt to reorder rows; called from a thread."""
@@ -344,6 +347,7 @@ class Metrics:
             self._logged[kind].labels(outcome).value = number
         self._ready.only.set(self._is_ready())
         self._tiers.refresh()
+        self._updates.refresh()
         self._routed.refresh()
 
     def flush(self) -> None:
@@ -359,6 +363,7 @@ class Metrics:
         """
         self.flush()
         self._tiers.refresh()
+        self._updates.refresh()
         outcomes = dict.fromkeys(OUTCOMES, 0.0)
         for (_, outcome), requests in self.requests.children.items():
             outcomes[outcome] += requests.value

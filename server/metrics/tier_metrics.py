@@ -1,4 +1,4 @@
-"""Metrics of embedding tiers, updated from the tiers' own figures at every scrape.
+"""Metrics of embedding tiers and of updates of their rows, from their own figures at every scrape.
 
 A path whose rows are all in one memory counts its look-ups itself, in the same counters
 (server/metrics/metrics.py).
@@ -6,10 +6,14 @@ A path whose rows are all in one memory counts its look-ups itself, in the same 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from polyrec.models.tiers.figures import Figures
+from polyrec.models.tiers.updates.changes import Changes
 from polyrec.models.tiers.updates.drift import DriftReport
+from polyrec.models.tiers.updates.update_figures import UpdateFigures
 from polyrec.server.metrics.instruments import Counter, Family, Registry
 
 
@@ -108,3 +112,66 @@ class StackMetrics:
         for counter, new, old in zip(counters, now, before, strict=True):
             counter.inc(new - old)
         self._last[key] = now
+
+
+class UpdateMetrics:
+    """The instruments of all updates, by path; of paths that share their rows, by the first."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._updates = registry.counter(
+            "polyrec_updates", "Updates of embedding rows, repeated ones not counted.", "path"
+        )
+        self._rows = registry.counter("polyrec_update_rows", "Embedding rows given by updates.", "path")
+        self._values = registry.counter(
+            "polyrec_update_values",
+            "Values that updates changed: added (took a reserved row), retracted, or of these expired.",
+            *("path", "change"),
+        )
+        self._age = registry.gauge(
+            "polyrec_update_age_seconds",
+            "Time since the last update of a path's rows; none before it.",
+            "path",
+        )
+        self._lag = registry.gauge(
+            "polyrec_update_lag_seconds",
+            "Age of the values of the last update that said when they were made, when it was served.",
+            "path",
+        )
+        self._kept = registry.gauge(
+            "polyrec_updated_rows", "Rows that updates have given since the bundle was written.", "path"
+        )
+        self._reserved = registry.gauge(
+            "polyrec_reserved_rows", "Reserved rows of a path, by state: taken or free.", *("path", "state")
+        )
+        self._watched: dict[str, Changes] = {}
+        self._last: dict[str, UpdateFigures] = {}
+
+    def watch(self, changes: Mapping[str, Changes]) -> None:
+        """Sets the updates whose figures are read; those of the previous ones are read once more."""
+        self.refresh()
+        first: dict[int, str] = {}
+        for path, one in changes.items():
+            first.setdefault(id(one), path)
+        self._watched = {path: changes[path] for path in first.values()}
+
+    def refresh(self) -> None:
+        """Reads the figures."""
+        for path, changes in self._watched.items():
+            with changes.held:
+                now, rows = replace(changes.figures), changes.rows
+                taken, reserved = changes.taken, changes.reserved
+            last = self._last.get(path, UpdateFigures())
+            if now.updates < last.updates:
+                last = UpdateFigures()  # of another version, with updates of its own
+            self._last[path] = now
+            self._updates.labels(path).inc(now.updates - last.updates)
+            self._rows.labels(path).inc(now.rows - last.rows)
+            for change in ("added", "retracted", "expired"):
+                self._values.labels(path, change).inc(getattr(now, change) - getattr(last, change))
+            if now.applied_at:
+                self._age.labels(path).set(max(time.time() - now.applied_at, 0.0))
+            if now.lag_s is not None:
+                self._lag.labels(path).set(now.lag_s)
+            self._kept.labels(path).set(rows)
+            self._reserved.labels(path, "taken").set(taken)
+            self._reserved.labels(path, "free").set(reserved - taken)

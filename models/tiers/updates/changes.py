@@ -13,6 +13,7 @@ import mmap
 import os
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -25,7 +26,16 @@ from polyrec.models.schema.encoder import Encoder
 from polyrec.models.tiers.slab import Bytes, RowSource
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.updates.journal import JournalError, Record, UpdateJournal, record_of
-from polyrec.models.tiers.updates.update import Stored, UpdateNotKept, overlay
+from polyrec.models.tiers.updates.names import Names
+from polyrec.models.tiers.updates.update import (
+    Stored,
+    StoredUpdate,
+    TableUpdate,
+    UpdateNotKept,
+    apply_update,
+    overlay,
+)
+from polyrec.models.tiers.updates.update_figures import UpdateFigures
 
 log = logging.getLogger("polyrec.serving")
 
@@ -34,6 +44,8 @@ MOST_KEYS = 100_000
 """Names of updates that are remembered; the oldest are forgotten."""
 ROWS_A_RECORD = 65_536
 """Rows of a record of a log that is written again."""
+EXPIRY_EVERY_S = 0.5
+"""Values that expire at about the same time leave together."""
 NONE = np.empty(0, np.int64)
 
 
@@ -52,6 +64,8 @@ UNCHANGED = KeptValues(NONE, NONE, NONE)
 class Changes:
     """Updates of the rows of one bundle on one device. Thread-safe.
 
+    names: values that have reserved ids; to be read with the lock `held`.
+
     directory: of the file. journal: log of the updates, which are read from it first; closed with this.
     Raises JournalError: the log cannot be read.
     """
@@ -68,6 +82,9 @@ class Changes:
         self._latest = 0
         self._stacks: list[TierStack] = []
         self._in_order: tuple[int, I64, I64] = (0, NONE, NONE)
+        self._clock: threading.Timer | None = None
+        self.names = Names()
+        self.figures = UpdateFigures()
         if journal is not None:
             try:
                 self._replay(journal)
@@ -81,6 +98,17 @@ class Changes:
         return self._rows
 
     @property
+    def taken(self) -> int:
+        """Number of reserved rows that values have."""
+        return sum(len(added) for added in self.names.added.values())
+
+    @property
+    def reserved(self) -> int:
+        """Number of reserved rows, taken or free; 0 while no tiers are open."""
+        encoder = self._stacks[-1].views.newest.encoder if self._stacks else None
+        return 0 if encoder is None else sum(v.reserved().size for v in encoder.vocabularies.values())
+
+    @property
     def latest(self) -> int:
         """Number of updates so far."""
         return self._latest
@@ -90,44 +118,99 @@ class Changes:
         """Lock that blocks updates while held."""
         return self._lock
 
-    def apply(self, update: Mapping[str, Stored], key: str = "") -> bool:
+    def has_applied(self, key: str) -> bool:
+        """Whether an update of this name, which is not empty, was applied."""
+        return bool(key) and key in self._keys
+
+    def apply(self, update: StoredUpdate, key: str = "") -> bool:
         """Stores an update and overlays it on all open tiers; returns once its log is on the disk.
 
         Returns False for a key that was applied before, and changes nothing. Raises UpdateNotKept if it
         cannot be stored; if only the disk failed to sync, its rows are served, but may not survive a crash.
         """
         with self._lock:
-            fresh = not key or key not in self._keys
-            if fresh:
-                self._store(update, key)
-                for stack in self._stacks:
-                    overlay(stack, update)
-            position = 0 if self._journal is None else self._journal.position
-        if self._journal is not None:
-            # without the lock: callers that wait together share one sync
-            try:
-                self._journal.sync(position)
-            except OSError as e:
-                raise UpdateNotKept(
-                    f"update: '{self._journal.path}' cannot be written: {e.strerror or e}"
-                ) from None
+            fresh = not self.has_applied(key)
+            position = self.install(update, key) if fresh else self._position()
+        self.sync(position)
         return fresh
 
-    def _store(self, update: Mapping[str, Stored], key: str) -> None:
+    def install(self, update: StoredUpdate, key: str = "", lag_s: float | None = None) -> int:
+        """Stores an update and overlays it; returns the position to `sync`. Raises UpdateNotKept.
+
+        lag_s: how old its values are. To be called with the lock `held`.
+        """
+        self._store(update, key)
+        for stack in self._stacks:
+            overlay(stack, update.rows, self.names.added if update.names else None)
+        self.figures.note(update, lag_s)
+        if update.names:
+            self._expire_in_time()
+        return self._position()
+
+    def _position(self) -> int:
+        return 0 if self._journal is None else self._journal.position
+
+    def sync(self, position: int) -> None:
+        """Waits until the log up to a position is on the disk. Raises UpdateNotKept.
+
+        To be called without the lock: callers that wait together share one sync.
+        """
+        if self._journal is None:
+            return
+        try:
+            self._journal.sync(position)
+        except OSError as e:
+            raise UpdateNotKept(
+                f"update: '{self._journal.path}' cannot be written: {e.strerror or e}"
+            ) from None
+
+    def _store(self, update: StoredUpdate, key: str) -> None:
         where = self._directory
         try:
             # allocate first: a rejected update must leave no trace
-            self._make_room(update)
+            self._make_room(update.rows)
             if self._journal is not None:
                 where = self._journal.path
-                self._journal.append(record_of(key, update))
+                self._journal.append(record_of(key, update.rows, update.names))
         except OSError as e:
             raise UpdateNotKept(
                 f"update: the values cannot be kept in '{where}': {e.strerror or e}"
             ) from None
-        self._keep(update)
+        self._keep(update.rows)
+        self.names.apply(update.names)
         self._remember(key)
         self._compact()
+
+    def expire(self) -> int:
+        """Retracts the values whose time is over; returns how many. Raises UpdateNotKept."""
+        with self._lock:
+            expired = self.names.expired(time.time())
+            if not expired or not self._stacks:
+                return 0
+            gone = {table: TableUpdate.retraction(values) for table, values in expired.items()}
+            retracted = apply_update(self._stacks[-1], gone).retracted
+            self.figures.expired += retracted
+        return retracted
+
+    def _expire_in_time(self) -> None:
+        """Sets the clock for the next value that expires."""
+        if self._clock is not None:
+            self._clock.cancel()
+            self._clock = None
+        due = self.names.next_expiry()
+        if due is None or not self._stacks:
+            return
+        self._clock = threading.Timer(max(due - time.time(), EXPIRY_EVERY_S), self._expire_now)
+        self._clock.daemon = True
+        self._clock.start()
+
+    def _expire_now(self) -> None:
+        try:
+            self.expire()
+        except Exception:
+            log.exception("values that expired are served still")
+        with self._lock:
+            self._expire_in_time()
 
     def _remember(self, key: str) -> None:
         if not key:
@@ -143,6 +226,7 @@ class Changes:
                 update = record.updates()
                 if update:
                     self._keep(update)
+                self.names.apply(record.name_changes())
                 self._remember(record.key)
         except ValueError as e:
             raise JournalError(f"'{journal.path}' has rows of another form: {e}") from None
@@ -161,9 +245,10 @@ class Changes:
             log.warning("'%s' cannot be written again: %s", self._journal.path, e.strerror or e)
 
     def last_values(self) -> Iterator[Record]:
-        """Records of the keys and of the last value of every row."""
+        """Records of the keys, the names and the last value of every row."""
         for key in self._keys:
             yield Record(key, {})
+        yield record_of("", {}, self.names.everything())
         for table, kept in self._tables.items():
             for first in range(0, kept.ids.size, ROWS_A_RECORD):
                 part = slice(first, first + ROWS_A_RECORD)
@@ -194,7 +279,10 @@ class Changes:
             }
             if missed:
                 overlay(stack, missed)
+            if self.names.added:
+                stack.rename(self.names.added)
             self._stacks.append(stack)
+            self._expire_in_time()
 
     def leave(self, stack: TierStack) -> None:
         """Removes a stack that is being closed."""
@@ -205,6 +293,9 @@ class Changes:
     def close(self, remove: bool = True) -> None:
         """Discards all updates. remove: and their log, as the bundle will not be opened again."""
         with self._lock:
+            if self._clock is not None:
+                self._clock.cancel()
+                self._clock = None
             if self._journal is not None:
                 self._journal.close(remove)
                 self._journal = None

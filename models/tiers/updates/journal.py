@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 
 from polyrec.models.errors import PolyrecError
+from polyrec.models.tiers.updates.names import NameChanges, NamedId
 from polyrec.models.tiers.updates.update import Stored
 
 log = logging.getLogger("polyrec.serving")
@@ -46,10 +47,14 @@ class StoredRows(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Record(msgspec.Struct, array_like=True, frozen=True):
-    """One update, whole. key: the caller's name for it, so that a repetition is recognized; empty: none."""
+    """One update, whole. key: the caller's name for it, so that a repetition is recognized; empty: none.
+
+    names: by table, (value, id or None, Unix time at which it expires) as in NamedId.
+    """
 
     key: str
     tables: dict[str, StoredRows]
+    names: dict[str, list[tuple[str | int, int | None, float]]] = {}
 
     def updates(self) -> dict[str, Stored]:
         """Returns the rows by table. Raises ValueError."""
@@ -60,8 +65,12 @@ class Record(msgspec.Struct, array_like=True, frozen=True):
             found[table] = Stored(ids, values)
         return found
 
+    def name_changes(self) -> NameChanges:
+        """Returns the changes of names by table."""
+        return {table: [NamedId(*name) for name in names] for table, names in self.names.items()}
 
-def record_of(key: str, update: Mapping[str, Stored]) -> Record:
+
+def record_of(key: str, update: Mapping[str, Stored], names: NameChanges | None = None) -> Record:
     """Makes the record of an update."""
     return Record(
         key,
@@ -70,6 +79,7 @@ def record_of(key: str, update: Mapping[str, Stored]) -> Record:
             for table, given in update.items()
             if given.ids.size
         },
+        {table: [(n.value, n.id, n.expires) for n in changed] for table, changed in (names or {}).items()},
     )
 
 

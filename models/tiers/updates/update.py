@@ -1,31 +1,31 @@
-"""Updates of rows by table and stable id: reads them from files, validates and applies them.
+"""Updates of rows by table and by stable id or raw value: validates and applies them.
 
-A file of updates is safetensors: for each table `TABLE.ids`, int64 [n], and `TABLE.rows`, float32
-[n, width]. An update becomes visible atomically: no batch sees a part of it.
+An update becomes visible atomically: no batch sees a part of it. Values that the table does not know can take
+reserved ids (names.py), and values can be retracted: from then on they are served as unknown.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import load, save_file
 
 from polyrec.models.embeddings.store import quantize
 from polyrec.models.errors import PolyrecError
-from polyrec.models.files import require_regular
 from polyrec.models.schema.batch import F32, I64
 from polyrec.models.schema.encoder import Encoder
+from polyrec.models.schema.vocabulary import REJECTED, Value, Vocabulary
 from polyrec.models.tiers.layout import REMOTE
 from polyrec.models.tiers.slab import Bytes
 from polyrec.models.tiers.stack import TierStack
+from polyrec.models.tiers.updates.names import NamedId, Names, NoReservedRow
+
+MOST_CHARACTERS = 1024
+"""Characters of a new value."""
 
 
 class UpdateError(PolyrecError):
@@ -41,11 +41,19 @@ class TableUpdate:
     """An update of one table.
 
     ids: int64 [n], stable ids (also of the missing and out-of-vocabulary rows). values: float32 [n, width].
-    The last of equal ids counts.
+    The last of equal ids counts. names: [n], in place of `ids`, the values that clients send; None is the
+    missing row. retracted: values that are served as unknown from now on; unknown ones are ignored.
     """
 
     ids: I64
     values: F32
+    names: Sequence[Value | None] | None = None
+    retracted: Sequence[Value] = ()
+
+    @staticmethod
+    def retraction(values: Sequence[Value]) -> TableUpdate:
+        """The update that only retracts."""
+        return TableUpdate(np.empty(0, np.int64), np.empty((0, 0), np.float32), retracted=values)
 
 
 Update = Mapping[str, TableUpdate]
@@ -60,37 +68,97 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
+class Adding:
+    """Lets values that a table does not know take reserved ids.
+
+    expires: Unix time at which they leave, in seconds, also those that have such an id already; 0: they stay.
+    """
+
+    expires: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Applied:
-    """The number of rows of an update, and whether it had been applied before."""
+    """Rows given by an update, of them those of new values, and retracted ones.
+
+    repeated: it had been applied before.
+    """
 
     rows: int
+    added: int = 0
+    retracted: int = 0
     repeated: bool = False
 
 
-def apply_update(stack: TierStack, update: Update, key: str = "") -> Applied:
+@dataclass(slots=True)
+class StoredUpdate:
+    """An update in the stored format, with the changes of names.
+
+    rows: by table, at least one in each. added, retracted: how many values.
+    """
+
+    rows: dict[str, Stored] = field(default_factory=dict)
+    names: dict[str, list[NamedId]] = field(default_factory=dict)
+    added: int = 0
+    retracted: int = 0
+
+
+def apply_update(
+    stack: TierStack,
+    update: Update,
+    key: str = "",
+    adding: Adding | None = None,
+    produced: float | None = None,
+) -> Applied:
     """Overlays an update on the tiers, and stores it if the stack has `changes`.
 
-    key: the caller's name for it; one that was applied under this name before is not applied again. The tiers
-    are written in the background. Raises UpdateError, and then changes nothing; of UpdateNotKept see
-    `Changes.apply`.
+    key: the caller's name for it; one that was applied under this name before is not applied again. adding:
+    None: a value that the table does not know is an error. produced: Unix time at which the values were
+    made, for the lag. The tiers are written in the background. Raises UpdateError, and then changes nothing;
+    of UpdateNotKept see `Changes.apply`.
     """
-    packed = {table: _packed(stack, table, given) for table, given in update.items()}
-    rows = sum(given.ids.size for given in packed.values())
-    if not rows:
-        return Applied(0)
-    if stack.changes is None:
-        overlay(stack, packed)
-        return Applied(rows)
-    return Applied(rows, not stack.changes.apply(packed, key))
+    changes = stack.changes
+    given = sum(len(t.ids if t.names is None else t.names) for t in update.values())
+    held: AbstractContextManager[object] = nullcontext() if changes is None else changes.held
+    # ids are given under the lock, or two updates could give the same
+    with held:
+        if changes is not None and changes.has_applied(key):
+            changes.apply(StoredUpdate(), key)
+            return Applied(given, repeated=True)
+        packed = StoredUpdate()
+        for table, one in update.items():
+            _pack(stack, packed, table, one, Names() if changes is None else changes.names, adding)
+        applied = Applied(given, packed.added, packed.retracted)
+        if changes is None and packed.names:
+            raise UpdateError("update: these tiers keep no updates, so no value can be added")
+        if changes is None:
+            if packed.rows:
+                overlay(stack, packed.rows)
+            return applied
+        if not packed.rows:
+            return applied
+        position = changes.install(packed, key, None if produced is None else time.time() - produced)
+    changes.sync(position)
+    return applied
 
 
-def overlay(stack: TierStack, update: Mapping[str, Stored]) -> None:
-    """Overlays validated values on the tiers atomically. update: at least one row."""
+def overlay(
+    stack: TierStack, update: Mapping[str, Stored], added: Mapping[str, Mapping[Value, int]] | None = None
+) -> None:
+    """Overlays validated values on the tiers atomically. update: at least one row.
+
+    added: the values with reserved ids from now on, of all tables; None: as before.
+    """
     layout, remote = stack.tiers.layout, stack.tiers.remote
     with stack.writing:
-        vocabularies = _encoder(stack).vocabularies
+        encoder = _encoder(stack)
+        vocabularies = encoder.vocabularies
         rows = [layout.base[t] + vocabularies[t].rank_of_id[given.ids] for t, given in update.items()]
-        stack.update(np.concatenate(rows), np.concatenate([given.values for given in update.values()]))
+        stack.update(
+            np.concatenate(rows),
+            np.concatenate([given.values for given in update.values()]),
+            None if added is None else encoder.with_added(added),
+        )
         if remote is None or not layout.rows[REMOTE]:
             return
         for table, given in update.items():
@@ -106,82 +174,130 @@ def _encoder(stack: TierStack) -> Encoder:
     return encoder
 
 
-def _packed(stack: TierStack, table: str, given: TableUpdate) -> Stored:
+def _pack(
+    stack: TierStack,
+    packed: StoredUpdate,
+    table: str,
+    given: TableUpdate,
+    names: Names,
+    adding: Adding | None,
+) -> None:
+    """Adds the update of a table to `packed`."""
     row_format, layout = stack.tiers.row_format, stack.tiers.layout
-    encoder = _encoder(stack)
     if table not in layout.base:
         raise UpdateError(f"update: there is no table '{table}'; known: {', '.join(layout.tables)}")
-    _check_ids(table, given, encoder.vocabularies[table].rank_of_id, layout.sizes[layout.tables.index(table)])
-    values = _values(table, given, row_format.width)
-    if not given.ids.size:
-        return Stored(given.ids, np.empty((0, row_format.bytes), np.uint8))
-    packed = quantize(torch.from_numpy(values), row_format.precision)
-    stored = packed.contiguous().view(torch.uint8).numpy().reshape(given.ids.size, row_format.bytes)
-    return Stored(given.ids, stored)
+    vocabulary = _encoder(stack).vocabularies[table]
+    ids, named = given.ids, list[NamedId]()
+    if given.names is not None:
+        ids, named = _ids_of_names(vocabulary, given.names, names, adding)
+    _check_ids(table, ids, vocabulary.rank_of_id, layout.sizes[layout.tables.index(table)])
+    stored = np.empty((0, row_format.bytes), np.uint8)
+    if ids.size:
+        values = _values(table, ids, given.values, row_format.width)
+        quantized = quantize(torch.from_numpy(values), row_format.precision)
+        stored = quantized.contiguous().view(torch.uint8).numpy().reshape(ids.size, row_format.bytes)
+    gone = _known(vocabulary, given.retracted)
+    if gone:
+        leaving = vocabulary.ids_of_values(gone)
+        ids = np.concatenate((ids, leaving))
+        stored = np.concatenate((stored, np.repeat(_unknown_row(stack, vocabulary), leaving.size, 0)))
+        named = [*named, *(NamedId(value, None) for value in gone if value in vocabulary.added)]
+    if ids.size:
+        packed.rows[table] = Stored(ids, stored)
+    if named:
+        packed.names[table] = named
+    packed.added += sum(name.id is not None and name.value not in vocabulary.added for name in named)
+    packed.retracted += len(gone)
 
 
-def _check_ids(table: str, given: TableUpdate, rank_of_id: I64, stored: int) -> None:
-    outside = (given.ids < 0) | (given.ids >= rank_of_id.size)
+def _ids_of_names(
+    vocabulary: Vocabulary, given: Sequence[Value | None], names: Names, adding: Adding | None
+) -> tuple[I64, list[NamedId]]:
+    """Finds the ids of values, and gives some to those without. Raises UpdateError."""
+    ids = vocabulary.ids_of_values(given)
+    unknown = np.flatnonzero(ids < 0).tolist()
+    if adding is None:
+        if unknown:
+            raise UpdateError(f"update: table '{vocabulary.table}' has no value {given[unknown[0]]!r}")
+        return ids, []
+    new: dict[Value, int] = {}
+    try:
+        named = names.named(
+            vocabulary, dict.fromkeys(_new_value(vocabulary, given[i]) for i in unknown), adding.expires
+        )
+    except NoReservedRow as e:
+        raise UpdateError(str(e)) from None
+    new = {name.value: name.id for name in named if name.id is not None}
+    for i in unknown:
+        value = given[i]
+        assert value is not None
+        ids[i] = new[value]
+    if vocabulary.added:
+        known = dict.fromkeys(value for value in given if value is not None)
+        named += names.expiring(vocabulary.table, known, adding.expires)
+    return ids, named
+
+
+def _new_value(vocabulary: Vocabulary, value: Value | None) -> Value:
+    """Returns the value if the table can have it. Raises UpdateError."""
+    fits = isinstance(value, str) if vocabulary.type == "string" else type(value) is int
+    if value is None or not fits or vocabulary.values is None:
+        raise UpdateError(f"update: table '{vocabulary.table}' has no value {value!r}, and cannot have it")
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise UpdateError(f"update: a new value of table '{vocabulary.table}' has more than 64 bits")
+    if isinstance(value, str) and len(value) > MOST_CHARACTERS:
+        raise UpdateError(
+            f"update: a new value of table '{vocabulary.table}' has {len(value)} characters, more than "
+            f"{MOST_CHARACTERS}"
+        )
+    return value
+
+
+def _known(vocabulary: Vocabulary, values: Sequence[Value]) -> list[Value]:
+    """Returns the distinct values of them that the table knows."""
+    distinct = list(dict.fromkeys(values))
+    if not distinct:
+        return []
+    if not vocabulary.specials:
+        raise UpdateError(
+            f"update: table '{vocabulary.table}' has no row for unknown values, so none can be retracted"
+        )
+    ids = vocabulary.ids_of_values(distinct)
+    return [value for value, id in zip(distinct, ids.tolist(), strict=True) if id != REJECTED]
+
+
+def _unknown_row(stack: TierStack, vocabulary: Vocabulary) -> Bytes:
+    """Reads the out-of-vocabulary row, uint8 [1, bytes of a row]. Raises UpdateNotKept."""
+    row_format = stack.tiers.row_format
+    row = np.array([stack.tiers.layout.base[vocabulary.table] + vocabulary.rank_of_id[vocabulary.oov_id]])
+    out = torch.empty((1, row_format.units), dtype=row_format.unit, device=stack.device)
+    view = stack.views.enter()
+    try:
+        lost = stack.gather(view, row, out, counted=False)
+    except OSError as e:
+        raise UpdateNotKept(f"update: the row of unknown values cannot be read: {e}") from None
+    finally:
+        stack.views.leave(view)
+    if lost:
+        raise UpdateNotKept("update: the remote store does not give the row of unknown values")
+    return out.cpu().view(torch.uint8).numpy().reshape(1, -1)
+
+
+def _check_ids(table: str, ids: I64, rank_of_id: I64, stored: int) -> None:
+    outside = (ids < 0) | (ids >= rank_of_id.size)
     if outside.any():
         raise UpdateError(
-            f"update: table '{table}' has ids 0 to {rank_of_id.size - 1}, not {given.ids[outside][0]}"
+            f"update: table '{table}' has ids 0 to {rank_of_id.size - 1}, not {ids[outside][0]}"
         )
-    ranks = rank_of_id[given.ids]
+    ranks = rank_of_id[ids]
     if ranks.size and ranks.max() >= stored:
-        computed = given.ids[ranks >= stored][0]
+        computed = ids[ranks >= stored][0]
         raise UpdateError(f"update: the vector of id {computed} of table '{table}' is computed, not stored")
 
 
-def _values(table: str, given: TableUpdate, width: int) -> F32:
-    if given.values.shape != (given.ids.size, width):
-        raise UpdateError(
-            f"update: table '{table}' wants ({given.ids.size}, {width}) numbers, not {given.values.shape}"
-        )
-    if not np.isfinite(given.values).all():
+def _values(table: str, ids: I64, values: F32, width: int) -> F32:
+    if values.shape != (ids.size, width):
+        raise UpdateError(f"update: table '{table}' wants ({ids.size}, {width}) numbers, not {values.shape}")
+    if not np.isfinite(values).all():
         raise UpdateError(f"update: a value of table '{table}' is not finite")
-    return given.values
-
-
-def load_update(file: str | Path, most_bytes: int = sys.maxsize) -> dict[str, TableUpdate]:
-    """Reads a file of updates. Raises UpdateError: no such file, invalid, or larger than `most_bytes`."""
-    try:
-        size = require_regular(Path(file)).st_size
-        if size > most_bytes:
-            raise UpdateError(f"'{file}' has {size} bytes; all rows that it could name take {most_bytes}")
-        with safe_open(file, "np") as tensors:
-            arrays = {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
-    except FileNotFoundError:
-        raise UpdateError(f"no file of updates '{file}'") from None
-    except (OSError, SafetensorError, ValueError, TypeError) as e:
-        raise UpdateError(f"'{file}' is not a file of updates: {e}") from None
-    return _tables(arrays, f"'{file}'")
-
-
-def parse_update(content: bytes) -> dict[str, TableUpdate]:
-    """Reads the content of a file of updates. Raises UpdateError."""
-    try:
-        arrays = load(content)
-    except (SafetensorError, ValueError, TypeError, KeyError) as e:
-        raise UpdateError(f"update: the body is not safetensors: {e}") from None
-    return _tables(arrays, "update: the body")
-
-
-def _tables(arrays: Mapping[str, NDArray[Any]], what: str) -> dict[str, TableUpdate]:
-    """The tables of the arrays of a file. Raises UpdateError."""
-    tables = {name.rpartition(".")[0] for name in arrays}
-    if arrays.keys() != {f"{t}.{part}" for t in tables for part in ("ids", "rows")}:
-        raise UpdateError(f"{what} is not a file of updates: it wants TABLE.ids and TABLE.rows, no others")
-    out = {}
-    for table in sorted(tables):
-        ids, values = arrays[f"{table}.ids"], arrays[f"{table}.rows"]
-        if ids.dtype != np.int64 or ids.ndim != 1 or values.dtype != np.float32 or values.ndim != 2:
-            raise UpdateError(f"{what}: table '{table}' wants int64 ids [n] and float32 rows [n, width]")
-        out[table] = TableUpdate(ids, values)
-    return out
-
-
-def save_update(update: Update, file: str | Path) -> None:
-    """Writes a file of updates that `load_update` reads."""
-    arrays = {f"{t}.ids": np.ascontiguousarray(u.ids, np.int64) for t, u in update.items()}
-    arrays |= {f"{t}.rows": np.ascontiguousarray(u.values, np.float32) for t, u in update.items()}
-    save_file(arrays, file)
+    return values

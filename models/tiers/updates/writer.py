@@ -42,15 +42,17 @@ class Writer:
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def update(self, rows: I64, values: Bytes) -> None:
+    def update(self, rows: I64, values: Bytes, encoder: Encoder | None = None) -> None:
         """Makes new values of rows visible atomically; writes them into the tiers in the background.
 
         rows: int64 [n], of the fused weight in the newest order. values: uint8 [n, bytes of a row].
+        encoder: of the same order, with which batches that see the values are encoded; None: as before.
         """
         with self.writing:
             newest = self._views.newest
             layer = UpdateLayer(self._tiers.row_format, rows, values)
-            self._views.install(replace(newest, layers=(*newest.layers, layer), readers=0))
+            layers = (*newest.layers, layer)
+            self._views.install(replace(newest, encoder=encoder or newest.encoder, layers=layers, readers=0))
         self._settle_soon()
 
     def reorder(self, encoder: Encoder, rows: I64, values: Bytes, remote_ids: I64) -> None:

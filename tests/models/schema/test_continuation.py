@@ -119,3 +119,19 @@ def test_nothing_new_keeps_the_order(forget: int | None) -> None:
     new = counted(["a", None], Previous({"f": OLD}, forget))
     assert new.values == OLD.values
     assert new.encode("f", ["a", "b", "c", "d"]).tolist() == OLD.encode("f", ["a", "b", "c", "d"]).tolist()
+
+
+def test_new_values_take_the_reserved_ids_first() -> None:
+    values = pa.array(["a", None, "b", None], pa.string())
+    ranks = np.array([0, 3, 1, 4, 2, 5])
+    old = Vocabulary("f", "string", 4, ranks, np.array([9, 8, 7, 0, 0, 0]), values)
+    new = counted(["x", "x", "b"], Previous({"f": old}))
+    assert new.values is not None
+    assert new.values.to_pylist() == ["a", "x", "b", None]
+    source = old_ranks(old, new)
+    assert source[new.encode("f", ["a", "b", "x"])].tolist() == [0, 1, NEW]
+    # what no value took keeps its row
+    assert source[new.rank_of_id[3]] == ranks[3]
+    more = counted(["x", "x", "y", "y", "z", "z"], Previous({"f": old}))
+    assert more.values is not None
+    assert sorted(more.values.to_pylist()) == ["a", "b", "x", "y", "z"]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyrec.models.errors import FeatureError
-from polyrec.models.schema.vocabulary import Vocabulary, ids_of_ranks
+from polyrec.models.schema.vocabulary import REJECTED, Vocabulary, ids_of_ranks
 
 Value = str | int | None
 Oov = Literal["row", "refuse"]
@@ -117,3 +117,30 @@ def test_ranks_that_are_no_permutation_are_rejected() -> None:
 def test_ids_of_ranks_inverts_the_permutation() -> None:
     rank_of_id = np.random.default_rng(0).permutation(50)
     np.testing.assert_array_equal(ids_of_ranks(rank_of_id)[rank_of_id], np.arange(50))
+
+
+@given(
+    st.lists(STRINGS, unique=True, min_size=1),
+    st.integers(0, 4),
+    st.lists(st.none() | STRINGS),
+    st.integers(0, 9),
+)
+def test_added_values_get_the_ranks_of_their_ids(
+    values: list[str], reserved: int, asked: list[Value], seed: int
+) -> None:
+    v = build("string", values[reserved:], seed)
+    size = v.size + reserved
+    stored = pa.array([*values[reserved:], *[None] * reserved], pa.string())
+    ranks = np.random.default_rng(seed).permutation(size + 2)
+    v = Vocabulary("t", "string", size, ranks, np.zeros(size + 2, np.int64), stored)
+    added = {value: int(id) for value, id in zip(values[:reserved], v.reserved(), strict=False)}
+    ids = {**{value: i for i, value in enumerate(values[reserved:])}, **added}
+    expected = [v.missing_id if a is None else ids.get(a, v.oov_id) for a in asked]
+    other = v.with_added(added)
+    assert other.encode("f", asked).tolist() == ranks[expected].tolist()
+    assert other.encode_arrow(pa.array(asked, pa.string())).tolist() == ranks[expected].tolist()
+    known = [REJECTED if id == v.oov_id else id for id in expected]
+    assert other.ids_of_values(asked).tolist() == known
+    assert v.ids_of_values(asked).tolist() == [REJECTED if id in added.values() else id for id in known]
+    turned = other.reordered(ranks[::-1].copy(), np.zeros(size + 2, np.int64))
+    assert turned.encode("f", asked).tolist() == ranks[::-1][expected].tolist()

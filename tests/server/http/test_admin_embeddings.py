@@ -17,7 +17,8 @@ from polyrec.models.tiers.rows import TieredRows
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.stage import open_tiers
 from polyrec.models.tiers.tier_settings import TierSettings
-from polyrec.models.tiers.updates.update import TableUpdate, save_update
+from polyrec.models.tiers.updates.update import TableUpdate
+from polyrec.models.tiers.updates.update_file import save_update
 from polyrec.server.app.engine import Engine
 from polyrec.server.http.access import Access
 from polyrec.server.http.admin import Admin
@@ -87,6 +88,11 @@ def test_rows_change_by_id_by_value_and_by_file(
         ({"tables": {"item": {"ids": [1], "rows": [[1.0]]}}}, r"wants \(1, 8\) numbers"),
         ({"tables": {"item": {"ids": [1, 2], "rows": [[1.0], [1.0, 2.0]]}}}, "different lengths"),
         ({"tables": {"item": {"ids": [2**63], "rows": [[1.0] * 8]}}}, "is too large"),
+        (
+            {"tables": {"item": {"values": ["no such"], "rows": [[1.0] * 8]}}, "add": True},
+            "0 of its 0 reserved",
+        ),
+        ({"tables": {"item": {"retract": ["a"]}}, "expires_s": 3}, "give `add` too"),
         ({"tables": {"item": {"values": ["no such"], "rows": [[1.0] * 8]}}}, "no value 'no such'"),
         ({"tables": {"cat": {"ids": [1], "rows": [[1.0] * 8]}}}, "no table 'cat'"),
         ({"path": "dhe@cpu", "file": "x"}, "path 'dhe@cpu' has no tiers; those that have: table@cpu"),

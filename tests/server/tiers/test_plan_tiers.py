@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from polyrec.cli.main import main
-from polyrec.models.bundle.bundle import Bundle
+from polyrec.models.bundle.bundle import Bundle, load_bundle, write_bundle
+from polyrec.models.bundle.reserve import reserve
 from polyrec.models.errors import RuntimeUnavailable
 from polyrec.models.schema.batch import F32
 from polyrec.models.tiers.updates.update import TableUpdate, apply_update
@@ -236,6 +237,39 @@ def test_an_update_is_seen_by_all_answers_that_come_after_it(
     assert flat.post("/v1/admin/embeddings", orjson.dumps(update), ALLOWED).status_code == 200
     assert flat.predict(request_)["predictions"] == pytest.approx(after, abs=1e-6)
     assert client.post("/v1/admin/embeddings", b"{}", {}).status_code == 401
+
+
+@pytest.mark.parametrize("lane", ["thread", "process"])
+def test_a_new_value_is_served_with_the_row_that_it_was_given(
+    lane: str, client_of: Callable[[Plan], Client], paged: Bundle, request_: Request, tmp_path: Path
+) -> None:
+    model, encoder = reserve(paged, {"item": 2})
+    out = write_bundle(tmp_path / "reserved", model, paged.manifest.representation, encoder, {}, {})
+    client = client_of(placed_plan(load_bundle(out.path), tmp_path, lane=lane))
+    values = encoder.vocabularies["item"].values
+    assert values is not None
+    known = values[0].as_py()
+    update = {"tables": {"item": {"values": [known, "new"], "rows": [[0.25] * 64] * 2}}, "add": True}
+
+    def score(item: str) -> float:
+        columns = {name: column[:1] for name, column in request_.columns.items()}
+        body = {"columns": {**columns, "item": [item]}}
+        return client.post("/v1/predict", orjson.dumps(body), {}).json()["predictions"][0]
+
+    def scores() -> list[float]:
+        """Scores of one candidate as a known item, as the new one and as one that nobody knows."""
+        return [score(item) for item in (known, "new", "unheard of")]
+
+    of_known, of_new, of_unknown = scores()
+    assert of_new == of_unknown != of_known
+    answer = client.post("/v1/admin/embeddings", orjson.dumps(update), ALLOWED)
+    assert answer.json() == {"path": "table@cpu", "rows": 2, "added": 1}
+    assert client.metric("polyrec_reserved_rows", path="table@cpu", state="taken") == 1
+    of_known, of_new, unchanged = scores()
+    assert of_new == of_known != of_unknown == unchanged
+    gone = {"tables": {"item": {"retract": ["new"]}}}
+    assert client.post("/v1/admin/embeddings", orjson.dumps(gone), ALLOWED).json()["retracted"] == 1
+    assert scores() == [of_known, of_unknown, of_unknown]
 
 
 @pytest.mark.parametrize("lane", ["thread", "process"])

@@ -18,15 +18,15 @@ from hypothesis import strategies as st
 from polyrec.models.tiers.updates import journal as journal_module
 from polyrec.models.tiers.updates.changes import Changes
 from polyrec.models.tiers.updates.journal import MAGIC, JournalError, UpdateJournal, record_of
-from polyrec.models.tiers.updates.update import Stored, UpdateNotKept
+from polyrec.models.tiers.updates.update import Stored, StoredUpdate, UpdateNotKept
 
 ROOT = Path(__file__).parents[4]
 WIDTH = 12
 Rows = dict[int, bytes]
 
 
-def stored(ids: list[int], value: int) -> dict[str, Stored]:
-    return {"t": Stored(np.array(ids, np.int64), np.full((len(ids), WIDTH), value, np.uint8))}
+def stored(ids: list[int], value: int) -> StoredUpdate:
+    return StoredUpdate({"t": Stored(np.array(ids, np.int64), np.full((len(ids), WIDTH), value, np.uint8))})
 
 
 def rows_of(changes: Changes) -> Rows:
@@ -183,7 +183,7 @@ def test_what_is_no_log_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixt
     first = UpdateJournal(file)
     with pytest.raises(JournalError, match="in use by another server"):
         UpdateJournal(file)
-    first.append(record_of("", stored([1], 1)))
+    first.append(record_of("", stored([1], 1).rows))
     first.append(record_of("", {"t": Stored(np.array([1]), np.ones((1, 3), np.uint8))}))
     first.close()
     with pytest.raises(JournalError, match="rows of another form"):
@@ -200,12 +200,12 @@ from pathlib import Path
 import numpy as np
 from polyrec.models.tiers.updates.changes import Changes
 from polyrec.models.tiers.updates.journal import UpdateJournal
-from polyrec.models.tiers.updates.update import Stored
+from polyrec.models.tiers.updates.update import StoredUpdate, Stored
 folder = Path(sys.argv[1])
 changes = Changes(folder, UpdateJournal(folder / "u"))
 i = 0
 while True:
-    changes.apply({"t": Stored(np.array([i]), np.full((1, 12), i % 256, np.uint8))}, str(i))
+    changes.apply(StoredUpdate({"t": Stored(np.array([i]), np.full((1, 12), i % 256, np.uint8))}), str(i))
     print(i, flush=True)
     i += 1
 """

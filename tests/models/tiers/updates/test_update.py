@@ -7,13 +7,8 @@ import pytest
 import torch
 
 from polyrec.models.tiers.rows import TieredRows
-from polyrec.models.tiers.updates.update import (
-    TableUpdate,
-    UpdateError,
-    apply_update,
-    load_update,
-    save_update,
-)
+from polyrec.models.tiers.updates.update import TableUpdate, UpdateError, apply_update
+from polyrec.models.tiers.updates.update_file import load_update, save_update
 from tests.models.tiers.worlds import WIDTH, encoder_of, flat_weight, row_of, world
 
 SIZES = {"a": 3000, "b": 40}
@@ -67,11 +62,3 @@ def test_an_invalid_update_changes_nothing_and_is_reported_in_one_line(
     everything = torch.arange(sum(SIZES.values()))
     assert torch.equal(TieredRows(stack).gather(everything), flat_weight(encoder))
     stack.close()
-
-
-def test_an_invalid_update_file_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(UpdateError, match="no file of updates"):
-        load_update(tmp_path / "nothing")
-    (tmp_path / "text").write_text("hello")
-    with pytest.raises(UpdateError, match="is not a file of updates"):
-        load_update(tmp_path / "text")

@@ -1,0 +1,323 @@
+"""Runs `polyrec feed`: reads a Redis stream as a consumer group, and posts its updates in their order.
+
+An entry is acknowledged in the stream once the server has acknowledged its update: at least once. Each call
+has a key, so that a server that did apply it does not apply it again. What the server refuses goes to the
+stream's `:rejected` twin with the reason, since it would stop all later updates. While the server cannot be
+reached, the feed waits and tries again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import numpy as np
+import redis
+from pydantic import ValidationError
+
+from polyrec.client.admin import TOKEN
+from polyrec.models.errors import PolyrecError
+from polyrec.models.files import one_line
+from polyrec.models.text import printable
+from polyrec.models.tiers.updates.update import TableUpdate, UpdateError
+from polyrec.models.tiers.updates.update_file import encode_update, parse_update
+from polyrec.server.http.admin_embeddings import BINARY, UpdateRequest, table_update
+
+log = logging.getLogger("polyrec.feed")
+
+STORE_PASSWORD = "POLYREC_STORE_PASSWORD"
+CONSUMER = "polyrec"
+READ = 500
+"""Entries read at once."""
+BLOCK_MS = 500
+MOST_REJECTED = 10_000
+"""Rejected entries that are kept."""
+LONGEST_WAIT_S = 5.0
+REPORT_S = 30.0
+OPTIONS = ("add", "expires_s", "path")
+
+
+class FeedFailed(PolyrecError):
+    """The feed cannot go on: a wrong URL, stream, token or path."""
+
+
+class Rejected(PolyrecError):
+    """The server refuses an update for good."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An entry of the stream. id: as Redis names it. options: of the call. update: by table."""
+
+    id: str
+    options: Mapping[str, str]
+    update: Mapping[str, TableUpdate]
+
+    @property
+    def rows(self) -> int:
+        return sum(len(t.values) + len(t.retracted) for t in self.update.values())
+
+    @property
+    def time(self) -> float:
+        """Unix time at which the entry was made, in seconds."""
+        return int(self.id.partition("-")[0]) / 1e3
+
+
+def parse_entry(id: str, fields: Mapping[bytes, bytes]) -> Entry:
+    """Parses an entry: `json` is the document of the HTTP call, or `safetensors` a file of updates.
+
+    With `safetensors` the options of the call are further fields. Raises UpdateError.
+    """
+    names = {name.decode(errors="replace") for name in fields}
+    if "safetensors" in names and not names - {"safetensors", *OPTIONS}:
+        given = {name: fields[name.encode()].decode(errors="replace") for name in names & set(OPTIONS)}
+        return Entry(id, given, parse_update(fields[b"safetensors"]))
+    if names != {"json"}:
+        raise UpdateError(f"an entry has one field `json` or `safetensors`, not {', '.join(sorted(names))}")
+    try:
+        request = UpdateRequest.model_validate_json(fields[b"json"])
+    except ValidationError as e:
+        raise UpdateError(one_line(e)) from None
+    if request.tables is None or request.key is not None or request.time is not None:
+        raise UpdateError("an entry has `tables`, and neither `file`, `key` nor `time`")
+    chosen = request.model_dump(include=set(OPTIONS), exclude_defaults=True)
+    update = {name: table_update(name, table) for name, table in request.tables.items()}
+    return Entry(id, {name: _text(value) for name, value in chosen.items()}, update)
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def merged(entries: Sequence[Entry], most_rows: int) -> Iterator[list[Entry]]:
+    """Yields runs of entries that one call can carry in their order.
+
+    Entries of one run have the same options, and each table is named in one way. What is retracted leaves
+    after all rows of a call are given, so a retraction ends a run.
+    """
+    run: list[Entry] = []
+    for entry in entries:
+        if run and not (_joins(run[0], entry) and sum(e.rows for e in run) + entry.rows <= most_rows):
+            yield run
+            run = []
+        run.append(entry)
+        if any(t.retracted for t in entry.update.values()):
+            yield run
+            run = []
+    if run:
+        yield run
+
+
+def _joins(first: Entry, entry: Entry) -> bool:
+    return first.options == entry.options and all(
+        (t.names is None) == (first.update[name].names is None)
+        and t.values.shape[1:] == first.update[name].values.shape[1:]
+        if name in first.update
+        else False
+        for name, t in entry.update.items()
+    )
+
+
+def joined(run: Sequence[Entry]) -> dict[str, TableUpdate]:
+    """Returns the updates of a run as one."""
+    update: dict[str, TableUpdate] = {}
+    for name in run[0].update:
+        parts = [entry.update[name] for entry in run if name in entry.update]
+        names = None if parts[0].names is None else [v for part in parts for v in part.names or ()]
+        update[name] = TableUpdate(
+            np.concatenate([part.ids for part in parts]),
+            np.concatenate([part.values for part in parts]),
+            names,
+            tuple(v for part in parts for v in part.retracted),
+        )
+    return update
+
+
+@dataclass(slots=True)
+class Feed:
+    """A stream and the server that gets its updates.
+
+    call_url: of the admin call. most_rows: of a call. sent, rejected: rows and entries so far. lag_s: age of
+    the last sent entry when the server had it.
+    """
+
+    store: redis.Redis
+    stream: str
+    group: str
+    client: httpx.Client
+    call_url: str
+    path: str | None = None
+    most_rows: int = 1000
+    ending: threading.Event = field(default_factory=threading.Event)
+    sent: int = 0
+    rejected: int = 0
+    lag_s: float = 0.0
+
+    def open(self) -> None:
+        """Creates the group, at the stream's beginning, if there is none. Raises FeedFailed."""
+        try:
+            self.store.xgroup_create(self.stream, self.group, "0", mkstream=True)
+        except redis.ResponseError as e:
+            if not str(e).startswith("BUSYGROUP"):
+                raise FeedFailed(f"stream '{printable(self.stream)}': {e}") from None
+
+    def run(self, once: bool) -> None:
+        """Sends updates until `ending`, or with `once` until there are no more. Raises FeedFailed."""
+        # what was read before a crash and not acknowledged comes first
+        position, reported = "0", time.monotonic()
+        while not self.ending.is_set():
+            entries = self._read(position, block=not once)
+            if position == "0":
+                position = "0" if entries else ">"
+            elif once and not entries:
+                return
+            self._send(entries)
+            if time.monotonic() - reported > REPORT_S:
+                reported = time.monotonic()
+                log.info(
+                    "%d rows sent, %d entries rejected, lag %.2f s", self.sent, self.rejected, self.lag_s
+                )
+
+    def _read(self, position: str, block: bool) -> list[tuple[str, dict[bytes, bytes]]]:
+        wait_s = 0.1
+        while not self.ending.is_set():
+            try:
+                reply = self.store.xreadgroup(
+                    self.group, CONSUMER, {self.stream: position}, READ, BLOCK_MS if block else None
+                )
+            except (redis.ConnectionError, redis.TimeoutError) as e:
+                log.warning("the store does not answer, trying again in %.1f s: %s", wait_s, e)
+                self.ending.wait(wait_s)
+                wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+            except redis.RedisError as e:
+                raise FeedFailed(f"stream '{printable(self.stream)}': {e}") from None
+            else:
+                found = reply.values() if isinstance(reply, dict) else (entries for _, entries in reply or ())
+                flat = [entry for entries in found for entry in _flat(entries)]
+                return [(id.decode(), fields) for id, fields in flat]
+        return []
+
+    def _send(self, read: Sequence[tuple[str, dict[bytes, bytes]]]) -> None:
+        good: list[Entry] = []
+        for id, fields in read:
+            if not fields:  # trimmed since it was read
+                self.store.xack(self.stream, self.group, id)
+                continue
+            try:
+                good.append(parse_entry(id, fields))
+            except UpdateError as e:
+                self._post_all(good)
+                good = []
+                self._reject(id, fields, str(e))
+        self._post_all(good)
+
+    def _post_all(self, entries: Sequence[Entry]) -> None:
+        for run in merged(entries, self.most_rows):
+            try:
+                self._post(run)
+            except Rejected as e:
+                if len(run) == 1:
+                    self._reject(run[0].id, None, str(e))
+                else:
+                    # to find the one that is wrong
+                    for entry in run:
+                        try:
+                            self._post([entry])
+                        except Rejected as of_one:
+                            self._reject(entry.id, None, str(of_one))
+            if self.ending.is_set():
+                return
+
+    def _post(self, run: Sequence[Entry]) -> None:
+        """Posts a run, and acknowledges it. Raises Rejected, FeedFailed."""
+        ids = [entry.id for entry in run]
+        query = {**run[0].options, "key": f"{quote(self.stream, safe='')[:60]}:{ids[0]}:{ids[-1]}"}
+        query |= {"time": str(run[-1].time)} | ({} if self.path is None else {"path": self.path})
+        body, wait_s = encode_update(joined(run)), 0.1
+        while True:
+            try:
+                answer = self.client.post(
+                    self.call_url, params=query, content=body, headers={"content-type": BINARY}
+                )
+                failed = f"{answer.status_code}: {_error_of(answer)}"
+            except httpx.TransportError as e:
+                failed, status = str(e), 0
+            except httpx.InvalidURL as e:
+                raise FeedFailed(f"'{self.call_url}': {e}") from None
+            else:
+                status = answer.status_code
+            if status == 200:
+                self.store.xack(self.stream, self.group, *ids)
+                self.sent += sum(entry.rows for entry in run)
+                self.lag_s = time.time() - run[-1].time
+                return
+            if status in (400, 422):
+                raise Rejected(failed)
+            if 400 <= status < 500 and status != 429:
+                raise FeedFailed(f"'{self.call_url}' answers {failed}")
+            log.warning("the server did not take an update, trying again in %.1f s: %s", wait_s, failed)
+            if self.ending.wait(wait_s):
+                return
+            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+
+    def _reject(self, id: str, fields: Mapping[bytes, bytes] | None, reason: str) -> None:
+        """Moves an entry to the stream of rejected ones."""
+        log.warning("entry %s is rejected: %s", id, reason)
+        self.rejected += 1
+        if fields is None:
+            found = self.store.xrange(self.stream, id, id)
+            fields = found[0][1] if found else {}
+        kept = {**fields, b"rejected_id": id.encode(), b"rejected_reason": reason.encode()}
+        self.store.xadd(f"{self.stream}:rejected", kept, maxlen=MOST_REJECTED, approximate=True)
+        self.store.xack(self.stream, self.group, id)
+
+
+def _flat(entries: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:
+    """The entries of a reply, which RESP3 nests once more than RESP2."""
+    return [e for part in entries for e in (part if isinstance(part, list) else [part])]
+
+
+def _error_of(answer: httpx.Response) -> str:
+    try:
+        return printable(str(json.loads(answer.content)["error"]))
+    except (ValueError, KeyError, TypeError):
+        return printable(answer.text[:200])
+
+
+def run_feed(args: Any) -> int:
+    """Feeds until a signal, or with --once until the stream's end; returns the exit status."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    token = os.environ.get(TOKEN)
+    if not token:
+        raise FeedFailed(f"the variable {TOKEN} is not set; it is the token that the server was given")
+    if args.most_rows < 1:
+        raise FeedFailed(f"--most-rows {args.most_rows}: a call has at least one row")
+    password = os.environ.get(STORE_PASSWORD)
+    try:
+        store = redis.Redis.from_url(args.store, **({} if password is None else {"password": password}))
+    except ValueError as e:
+        raise FeedFailed(f"'{printable(args.store)}': {e}") from None
+    call_url = f"{args.url.rstrip('/')}/v1/{f'models/{args.model}/' if args.model else ''}admin/embeddings"
+    headers = {"Authorization": f"Bearer {token}"}
+    with httpx.Client(headers=headers, timeout=60.0, trust_env=False) as client, store:
+        feed = Feed(store, args.stream, args.group, client, call_url, args.path, args.most_rows)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: feed.ending.set())
+        try:
+            feed.open()
+            feed.run(args.once)
+        except redis.RedisError as e:
+            raise FeedFailed(f"the store: {e}") from None
+    print(f"{feed.sent:,} rows sent, {feed.rejected:,} entries rejected")
+    return 0

@@ -1,0 +1,239 @@
+"""Values that come and go while serving, against a dictionary of what is served."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from polyrec.models.schema.encoder import Encoder
+from polyrec.models.schema.schema import Categorical, Label, Schema, Split
+from polyrec.models.schema.vocabulary import Vocabulary
+from polyrec.models.tiers.rows import TieredRows
+from polyrec.models.tiers.stack import TierStack
+from polyrec.models.tiers.updates.changes import Changes
+from polyrec.models.tiers.updates.drift import Drift
+from polyrec.models.tiers.updates.journal import UpdateJournal
+from polyrec.models.tiers.updates.update import Adding, TableUpdate, UpdateError, apply_update
+from tests.models.tiers.worlds import WIDTH, world
+
+KNOWN = [f"v{i}" for i in range(40)]
+RESERVED = 5
+NEW = [f"n{i}" for i in range(8)]
+
+
+def encoder() -> Encoder:
+    """A table of strings with reserved rows, in a shuffled order."""
+    schema = Schema(
+        name="names",
+        categorical=(Categorical(name="t"),),
+        label=Label(column="label"),
+        split=Split(rule="hash", columns=("t",)),
+    )
+    rows = len(KNOWN) + RESERVED + 2
+    values = pa.array([*KNOWN, *[None] * RESERVED], pa.string())
+    ranks = np.random.default_rng(3).permutation(rows)
+    table = Vocabulary("t", "string", len(values), ranks, np.zeros(rows, np.int64), values)
+    return Encoder(schema, {"t": table}, {})
+
+
+ENCODER = encoder()
+UNKNOWN = ENCODER.vocabularies["t"].oov_id
+
+
+def named(values: list[Any], version: float) -> dict[str, TableUpdate]:
+    return {
+        "t": TableUpdate(np.empty(0, np.int64), np.full((len(values), WIDTH), version, np.float32), values)
+    }
+
+
+def retraction(values: list[Any]) -> dict[str, TableUpdate]:
+    return {"t": TableUpdate.retraction(values)}
+
+
+def served(stack: TierStack, values: list[str]) -> list[list[float]]:
+    """Encodes and gathers values as a batch is."""
+    rows = TieredRows(stack)
+    with rows.generation() as view:
+        assert view.encoder is not None
+        ranks = view.encoder.vocabularies["t"].encode("t", values)
+        return rows.gather(torch.from_numpy(ranks)).tolist()
+
+
+def versions(stack: TierStack, values: list[str]) -> list[float]:
+    """The version of each value's row; -1 for that of unknown ones, 0 as opened."""
+    found = []
+    for row in served(stack, values):
+        opened = row[1] != row[2]  # worlds.row_of: table, id, version ...
+        found.append(-1.0 if opened and row[1] == UNKNOWN else 0.0 if opened else row[2])
+    return found
+
+
+@pytest.fixture
+def changes(tmp_path: Path) -> Iterator[Changes]:
+    changes = Changes(tmp_path, UpdateJournal(tmp_path / "log"))
+    yield changes
+    changes.close(remove=False)
+
+
+OPERATION = st.one_of(
+    st.tuples(st.just("add"), st.lists(st.sampled_from(NEW + KNOWN[:4]), min_size=1, max_size=4)),
+    st.tuples(st.just("retract"), st.lists(st.sampled_from(NEW + KNOWN[:4]), min_size=1, max_size=4)),
+    st.tuples(st.sampled_from(["settle", "open again", "restart", "reorder"]), st.just([])),
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(operations=st.lists(OPERATION, max_size=12))
+def test_what_is_served_is_what_a_dictionary_says(
+    operations: list[tuple[str, list[str]]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("names")
+    changes = Changes(folder, UpdateJournal(folder / "log"))
+    stack = world(ENCODER, folder, (0.0, 0.3, 0.7), changes=changes)
+    expected: dict[str, float] = {v: 0.0 for v in KNOWN}
+    taken: set[str] = set()
+    for version, (what, values) in enumerate(operations, 1):
+        if what == "add":
+            new = {v for v in values if v in NEW} - taken
+            if len(taken | new) > RESERVED:
+                with pytest.raises(UpdateError, match="reserved rows are free"):
+                    apply_update(stack, named(values, version), adding=Adding())
+            else:
+                applied = apply_update(stack, named(values, version), adding=Adding())
+                assert (applied.rows, applied.added) == (len(values), len(new))
+                taken |= new
+                expected |= dict.fromkeys(values, float(version))
+        elif what == "retract":
+            apply_update(stack, retraction(values))
+            taken -= set(values)
+            expected |= {v: -1.0 for v in values if v in KNOWN}
+            expected = {v: e for v, e in expected.items() if v in KNOWN or v in taken}
+        elif what == "settle":
+            assert stack.settle(20.0)
+        elif what == "reorder":
+            served(stack, KNOWN[5:9] * 50)
+            Drift(stack, every=1).reorder()
+        else:
+            stack.close()
+            if what == "restart":
+                changes.close(remove=False)
+                changes = Changes(folder, UpdateJournal(folder / "log"))
+            stack = world(ENCODER, folder, (0.0, 0.3, 0.7), changes=changes)
+        every = KNOWN + NEW
+        assert versions(stack, every) == [expected.get(v, -1.0) for v in every]
+    stack.close()
+    changes.close()
+
+
+def test_a_new_value_needs_leave_to_be_added(changes: Changes, tmp_path: Path) -> None:
+    stack = world(ENCODER, tmp_path, changes=changes)
+    with pytest.raises(UpdateError, match="has no value 'n0'"):
+        apply_update(stack, named(["v1", "n0"], 1))
+    assert versions(stack, ["v1", "n0"]) == [0.0, -1.0]
+    stack.close()
+
+
+@pytest.mark.parametrize(
+    ("value", "offense"), [(7, "cannot have it"), (None, "wants"), ("x" * 1025, "1025 characters")]
+)
+def test_a_value_that_a_table_cannot_have_is_reported(
+    value: Any, offense: str, changes: Changes, tmp_path: Path
+) -> None:
+    stack = world(ENCODER, tmp_path, changes=changes)
+    update = {"t": TableUpdate(np.empty(0, np.int64), np.zeros((1, 3), np.float32), [value])}
+    with pytest.raises(UpdateError, match=offense):
+        apply_update(stack, update, adding=Adding())
+    stack.close()
+
+
+def test_a_repeated_update_neither_adds_nor_retracts_again(changes: Changes, tmp_path: Path) -> None:
+    stack = world(ENCODER, tmp_path, changes=changes)
+    assert apply_update(stack, named(["n0"], 1), "first", Adding()).added == 1
+    apply_update(stack, retraction(["n0"]), "second")
+    again = apply_update(stack, named(["n0"], 1), "first", Adding())
+    assert (again.repeated, again.added) == (True, 0)
+    assert versions(stack, ["n0"]) == [-1.0]
+    stack.close()
+
+
+def test_tiers_that_keep_no_updates_add_nothing(tmp_path: Path) -> None:
+    stack = world(ENCODER, tmp_path)
+    with pytest.raises(UpdateError, match="keep no updates"):
+        apply_update(stack, named(["n0"], 1), adding=Adding())
+    stack.close()
+
+
+def test_values_expire_by_themselves_and_a_newer_update_keeps_them(changes: Changes, tmp_path: Path) -> None:
+    stack = world(ENCODER, tmp_path, changes=changes)
+    soon = time.time() + 1.5
+    apply_update(stack, named(["n0", "n1", "v1"], 1), adding=Adding(soon))
+    assert versions(stack, ["n0", "n1", "v1"]) == [1.0, 1.0, 1.0]
+    apply_update(stack, named(["n1"], 2), adding=Adding())
+    end = time.monotonic() + 30
+    while versions(stack, ["n0"]) != [-1.0]:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    # a value that was trained does not expire
+    assert versions(stack, ["n1", "v1"]) == [2.0, 1.0]
+    assert (changes.figures.added, changes.figures.expired) == (2, 1)
+    stack.close()
+
+
+def test_what_expired_while_no_server_ran_leaves_at_the_start(tmp_path: Path) -> None:
+    changes = Changes(tmp_path, UpdateJournal(tmp_path / "log"))
+    stack = world(ENCODER, tmp_path, changes=changes)
+    apply_update(stack, named(["n0"], 1), adding=Adding(time.time() - 1))
+    stack.close()
+    changes.close(remove=False)
+    changes = Changes(tmp_path, UpdateJournal(tmp_path / "log"))
+    stack = world(ENCODER, tmp_path, changes=changes)
+    changes.expire()
+    assert versions(stack, ["n0"]) == [-1.0]
+    stack.close()
+    changes.close()
+
+
+def test_a_batch_sees_a_value_and_its_row_or_neither(changes: Changes, tmp_path: Path) -> None:
+    """An id changes hands while a batch is between encoding and gathering."""
+    stack = world(ENCODER, tmp_path, changes=changes)
+    apply_update(stack, named(NEW[:RESERVED], 1), adding=Adding())
+    rows = TieredRows(stack)
+    with rows.generation() as view:
+        apply_update(stack, retraction(["n0"]))
+        apply_update(stack, named(["n7"], 2), adding=Adding())
+        assert view.encoder is not None
+        ranks = view.encoder.vocabularies["t"].encode("t", ["n0", "n7"])
+        got = rows.gather(torch.from_numpy(ranks))
+        assert got[0].tolist() == [1.0] * WIDTH
+        assert got[1, 1].item() == UNKNOWN
+    assert versions(stack, ["n0", "n7"]) == [-1.0, 2.0]
+    stack.close()
+
+
+def test_a_log_that_is_written_again_keeps_the_names(
+    changes: Changes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polyrec.models.tiers.updates.journal.LEAST_REWRITTEN_BYTES", 1024)
+    stack = world(ENCODER, tmp_path, changes=changes)
+    apply_update(stack, named(["n0", "n1"], 1), adding=Adding(time.time() + 1000))
+    apply_update(stack, retraction(["n1"]))
+    for version in range(2, 60):
+        apply_update(stack, named(KNOWN, version))
+    stack.close()
+    changes.close(remove=False)
+    assert (tmp_path / "log").stat().st_size < 20_000
+    again = Changes(tmp_path, UpdateJournal(tmp_path / "log"))
+    stack = world(ENCODER, tmp_path, changes=again)
+    assert versions(stack, ["n0", "n1", "v3"]) == [1.0, -1.0, 59.0]
+    assert again.names.next_expiry() is not None
+    stack.close()
+    again.close()

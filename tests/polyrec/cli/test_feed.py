@@ -1,0 +1,194 @@
+"""`polyrec feed` from a real Redis to a real server."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import redis
+
+from polyrec.cli.feed_run import Entry, joined, merged, parse_entry
+from polyrec.cli.main import main
+from polyrec.models.bundle.bundle import Bundle, load_bundle, write_bundle
+from polyrec.models.bundle.reserve import reserve
+from polyrec.models.tiers.updates.update import TableUpdate, UpdateError
+from polyrec.models.tiers.updates.update_file import encode_update
+from polyrec.planner.plan import save_plan
+from polyrec.server.child import ServerProcess, start
+from tests.models.tiers.redis_server import RedisServer
+from tests.server.placing import placed_plan
+
+TOKEN = "a token of sixteen and more"
+WIDTH = 8
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="module")
+def server(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    folder = tmp_path_factory.mktemp("served")
+    model, encoder = reserve(bundle, {"item": 3})
+    out = write_bundle(folder / "bundle", model, bundle.manifest.representation, encoder, {}, {})
+    save_plan(placed_plan(load_bundle(out.path), folder), folder / "plan.json")
+    with start({"plan": folder / "plan.json", "admin_token": TOKEN, "drain_grace_s": 0}) as child:
+        yield child
+
+
+@pytest.fixture(autouse=True)
+def _token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYREC_ADMIN_TOKEN", TOKEN)
+
+
+def document(value: str, number: float, **options: Any) -> bytes:
+    return json.dumps(
+        {"tables": {"item": {"values": [value], "rows": [[number] * WIDTH]}}, **options}
+    ).encode()
+
+
+def metrics(server: ServerProcess, name: str) -> dict[str, float]:
+    lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+    return {
+        line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if line.startswith(name)
+    }
+
+
+def test_updates_of_a_stream_are_served_and_acknowledged(
+    store: RedisServer, server: ServerProcess, bundle: Bundle, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = bundle.encoder.vocabularies["item"].values
+    assert values is not None
+    client = redis.Redis.from_url(store.url)
+    for i in range(40):
+        client.xadd("s", {"json": document(values[i].as_py(), i)})
+    wrong = client.xadd("s", {"json": document("not known", 1.0)})
+    client.xadd("s", {"json": b"{"})
+    client.xadd("s", {"json": document("new", 1.0, add=True, expires_s=3600)})
+    update = {"item": TableUpdate(np.array([3]), np.zeros((1, WIDTH), np.float32), retracted=("new",))}
+    client.xadd("s", {"safetensors": encode_update(update)})
+    arguments = ["feed", store.url, "--stream", "s", "--url", server.url, "--once", "--most-rows", "16"]
+    assert main(arguments) == 0
+    assert "43 rows sent, 2 entries rejected" in capsys.readouterr().out
+    rejected = client.xrange("s:rejected")
+    reasons = {fields[b"rejected_id"]: fields[b"rejected_reason"].decode() for _, fields in rejected}
+    assert "has no value 'not known'" in reasons[wrong]
+    assert len(reasons) == 2
+    pending = client.xpending("s", "polyrec")
+    assert pending["pending"] == 0
+    assert sum(metrics(server, "polyrec_update_rows_total").values()) == 43
+    # one was added and one retracted
+    assert sum(metrics(server, "polyrec_update_values_total").values()) == 2
+    assert sorted(metrics(server, "polyrec_reserved_rows").values()) == [0, 3]
+    assert 0 <= next(iter(metrics(server, "polyrec_update_lag_seconds").values())) < 3600
+    # nothing is sent twice
+    assert main(arguments) == 0
+    assert "0 rows sent, 0 entries rejected" in capsys.readouterr().out
+
+
+def test_what_was_read_and_not_acknowledged_is_sent_again(
+    store: RedisServer, server: ServerProcess, bundle: Bundle, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = redis.Redis.from_url(store.url)
+    values = bundle.encoder.vocabularies["item"].values
+    assert values is not None
+    client.xgroup_create("again", "polyrec", "0", mkstream=True)
+    client.xadd("again", {"json": document(values[0].as_py(), 1.0)})
+    assert client.xreadgroup("polyrec", "polyrec", {"again": ">"}, 10)
+    assert main(["feed", store.url, "--stream", "again", "--url", server.url, "--once"]) == 0
+    assert "1 rows sent" in capsys.readouterr().out
+
+
+def test_a_feed_waits_for_its_server(
+    store: RedisServer, server: ServerProcess, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first calls find nobody at the port; the feed goes on when there is somebody."""
+    client = redis.Redis.from_url(store.url)
+    values = bundle.encoder.vocabularies["item"].values
+    assert values is not None
+    client.xadd("waits", {"json": document(values[0].as_py(), 1.0)})
+    actual, asked = httpx.Client.post, threading.Event()
+
+    def post(self: httpx.Client, url: str, **given: Any) -> httpx.Response:
+        if not asked.is_set():
+            asked.set()
+            raise httpx.ConnectError("Connection refused")
+        return actual(self, url, **given)
+
+    monkeypatch.setattr(httpx.Client, "post", post)
+    begun = time.monotonic()
+    assert main(["feed", store.url, "--stream", "waits", "--url", server.url, "--once"]) == 0
+    assert time.monotonic() > begun
+    assert client.xpending("waits", "polyrec")["pending"] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "offense"),
+    [
+        (["http://nowhere", "--stream", "s"], "must specify one of the following schemes"),
+        (["STORE", "--stream", "text"], "WRONGTYPE"),
+        (["STORE", "--stream", "s2", "--model", "none"], "404"),
+        (["STORE", "--stream", "s2", "--most-rows", "0"], "at least one row"),
+    ],
+)
+def test_what_cannot_go_on_ends_with_a_line(
+    arguments: list[str],
+    offense: str,
+    store: RedisServer,
+    server: ServerProcess,
+    bundle: Bundle,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    client = redis.Redis.from_url(store.url)
+    client.set("text", "no stream")
+    client.xadd("s2", {"json": document("x", 1.0)})
+    given = [store.url if a == "STORE" else a for a in arguments]
+    assert main(["feed", *given, "--url", server.url, "--once"]) == 2
+    assert offense in capsys.readouterr().err
+
+
+def entry(id: int, names: list[str], number: float, **options: str) -> Entry:
+    rows = np.full((len(names), WIDTH), number, np.float32)
+    return Entry(f"{id}-0", options, {"item": TableUpdate(np.empty(0, np.int64), rows, names)})
+
+
+def test_merged_entries_keep_their_order_and_their_options() -> None:
+    entries = [entry(i, [f"v{i % 3}"], i) for i in range(7)]
+    entries += [entry(7, ["w"], 7, add="true"), entry(8, ["x"], 8, add="true"), entry(9, ["y"], 9)]
+    gone = Entry("10-0", {}, {"item": TableUpdate.retraction(("y",))})
+    runs = list(merged([*entries, gone, entry(11, ["y"], 11)], 5))
+    assert [[e.id for e in run] for run in runs] == [
+        ["0-0", "1-0", "2-0", "3-0", "4-0"],
+        ["5-0", "6-0"],
+        ["7-0", "8-0"],
+        ["9-0"],
+        ["10-0"],
+        ["11-0"],
+    ]
+    one = joined(runs[0])["item"]
+    assert one.names == ["v0", "v1", "v2", "v0", "v1"]
+    assert one.values[:, 0].tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("fields", "offense"),
+    [
+        ({b"text": b"x"}, "one field `json` or `safetensors`"),
+        ({b"json": b"{}", b"add": b"true"}, "one field `json` or `safetensors`"),
+        ({b"json": b'{"file": "/etc/passwd"}'}, "an entry has `tables`"),
+        ({b"json": b'{"tables": {}, "key": "k"}'}, "neither `file`, `key` nor `time`"),
+        ({b"safetensors": b"x"}, "is not safetensors"),
+    ],
+)
+def test_an_entry_that_is_no_update_is_reported(fields: dict[bytes, bytes], offense: str) -> None:
+    with pytest.raises(UpdateError, match=offense):
+        parse_entry("1-0", fields)
