@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # before any test module imports onnxruntime itself: switches its telemetry off
 import polyrec.models.runtimes  # noqa: F401
@@ -22,9 +22,15 @@ from polyrec.models.training.recipe import Recipe
 
 ROOT = Path(__file__).parent.parent
 
-# No deadline: machines are shared, and a slow run is no defect. In CI the examples are a function of the
-# test alone, so that a red run is red again on the same commit.
-settings.register_profile("polyrec", deadline=None, derandomize=bool(os.environ.get("CI")), print_blob=True)
+# No deadline and no check of speed: machines are shared, and a slow run is no defect. In CI the examples
+# are a function of the test alone, so that a red run is red again on the same commit.
+settings.register_profile(
+    "polyrec",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=bool(os.environ.get("CI")),
+    print_blob=True,
+)
 settings.load_profile("polyrec")
 
 
