@@ -24,12 +24,12 @@ class AdminFailed(PolyrecError):
 class AdminCalls:
     """A connection for admin calls. Use it with `with`.
 
-    url: of the server. model: one of several models; None: the first. The token is that of the environment.
+    url: of the server. model: one of several models; None: the first. token: None: that of the environment.
     Raises AdminFailed without one.
     """
 
-    def __init__(self, url: str, model: str | None = None) -> None:
-        token = os.environ.get(TOKEN)
+    def __init__(self, url: str, model: str | None = None, token: str | None = None) -> None:
+        token = token or os.environ.get(TOKEN)
         if not token:
             raise AdminFailed(f"the variable {TOKEN} is not set; it is the token that the server was given")
         self._root = f"{url.rstrip('/')}/v1/" + (f"models/{model}/" if model else "") + "admin/"

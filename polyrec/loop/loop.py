@@ -91,10 +91,11 @@ class Loop:
             self._tell(f"iteration {number}: {iteration.step} failed, and is tried again: {e}")
             return float(min(self.every_s, FIRST_RETRY_S * 2 ** (iteration.attempts - 1)))
         step, iteration = iteration.step, after(iteration, result, self.clock(), self._last_step)
+        if iteration.state in LEARNED:
+            # before the record: a loop that is killed between them repeats the step, and this
+            steps.adopt(iteration, self.folder, self.settings.keep)
         self.folder.save(iteration)
         self._tell(f"iteration {number}: {step}: {result.reason}")
-        if iteration.state in LEARNED:
-            steps.adopt(iteration, self.folder, self.settings.keep)
         if iteration.state != "running":
             self._tell(f"iteration {number}: {iteration.state.replace('_', ' ')}")
         return 0.0
@@ -129,9 +130,6 @@ class Loop:
         """Begins the next iteration, of the rows whose labels are final."""
         now = self.clock()
         until_s = now - load_rules(self.settings.log).window_s - self.settle_s
-        # the plan that serves may not have been written by a loop that was killed after its last record
-        if last is not None and last.state in LEARNED:
-            steps.adopt(last, self.folder, self.settings.keep)
         iteration = Iteration(
             number=1 if last is None else last.next_number,
             began=now,

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from polyrec.loop.folder import BUNDLE, CHECKPOINT, PLAN, TRAIN_LOG, LoopFolder
 from polyrec.loop.iteration import LEARNED, Iteration, LoopError, StepResult
 from polyrec.loop.quality import Measured, measure
@@ -83,7 +85,7 @@ def check(iteration: Iteration, folder: LoopFolder, settings: LoopSettings) -> S
         return StepResult(verdict="wait", reason=str(e), rows="kept")
     best = found.best(SERVING)
     now, expected = found.interval(best), found.expected[best]
-    reference = _reference(folder, plan)
+    reference = _reference(folder, plan, iteration.serving)
     learned = None if splitter.cuts is None else reader.time_of(splitter.cuts[1] + 1)
     figures = {
         "information": _ends(now),
@@ -119,10 +121,10 @@ def check(iteration: Iteration, folder: LoopFolder, settings: LoopSettings) -> S
     return result("go", f"{at}, {reference:.4f} before")
 
 
-def _reference(folder: LoopFolder, plan: Plan) -> float | None:
+def _reference(folder: LoopFolder, plan: Plan, serving: str) -> float | None:
     """Information gain of the serving plan's best path when it was measured first; None if unknown."""
-    learned = [i for i in folder.iterations() if i.state in LEARNED]
-    if learned:
+    learned = [i for i in folder.iterations() if i.figures("train").get("version") == serving]
+    if learned and learned[-1].figures("evaluate"):
         return float(learned[-1].figures("evaluate")["information"][0])
     bundle = load_bundle(only_bundle(plan))
     found = [bundle.at_width(path.width).test_metrics.get("information") for path in plan.paths]
@@ -200,15 +202,14 @@ def evaluate(iteration: Iteration, folder: LoopFolder, settings: LoopSettings) -
         "clicks": found.clicks,
         "plan": _measured_plan(new, found).model_dump(mode="json", exclude_none=True),
     }
-    name, worst = min(
-        by_path.items(), key=lambda item: item[1].low if math.isfinite(item[1].low) else -math.inf
-    )
+    name, worst = min(by_path.items(), key=lambda item: np.nan_to_num(item[1].low, nan=-np.inf))
     said = f"information gain {best.value:.4f}, the serving model's {before.value:.4f}; {name} "
     said += f"{worst.value:+.4f} [{worst.low:+.4f}, {worst.high:+.4f}]"
+    # even within the margin: small losses, iteration after iteration, would add up
+    if any(i.high < 0 for i in by_path.values()):
+        return StepResult(verdict="hold", reason=f"worse: {said}", figures=figures)
     if worst.low >= -settings.margin:
         return StepResult(verdict="go", reason=said, figures=figures)
-    if worst.high < 0:
-        return StepResult(verdict="hold", reason=f"worse: {said}", figures=figures)
     said = f"not shown to be at most {settings.margin:g} worse: {said}"
     return StepResult(verdict="hold", reason=said, rows="kept", figures=figures)
 

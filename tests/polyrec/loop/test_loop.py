@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from polyrec.loop.folder import LoopFolder
-from polyrec.loop.iteration import StepResult, after
+from polyrec.loop.steps import adopt, publish
 from polyrec.models.bundle.bundle import Bundle, load_bundle, write_bundle
-from polyrec.planner.plan import load_plan
+from polyrec.planner.plan import load_plan, save_plan, single_path_plan
 from tests.polyrec.loop.conftest import Looped, shuffled, with_state
 
 Copied = Callable[[], Looped]
@@ -133,8 +133,9 @@ def damaged(bundle: Bundle) -> None:
     write_bundle(bundle.path, model, *parts, replace=True)
 
 
-def test_a_worse_bundle_is_held_back_by_its_evaluation(
-    copied: Copied, days: Sequence[pa.Table], bundle: Bundle
+@pytest.mark.parametrize("margin", [0.001, 10.0])
+def test_a_worse_bundle_is_held_back_by_its_evaluation_whatever_the_margin(
+    copied: Copied, days: Sequence[pa.Table], bundle: Bundle, margin: float
 ) -> None:
     looped = copied()
     looped.log_day(1, days[1])
@@ -145,6 +146,7 @@ def test_a_worse_bundle_is_held_back_by_its_evaluation(
     record = {"from": {"version": looped.last.serving, "tables": {}}}
     parts = (served.manifest.representation, served.encoder, {}, record)
     damaged(write_bundle(own / "bundle", served.model(), *parts))
+    looped.set(margin=margin)
     held = looped.until("held")
     assert held.step == "evaluate"
     assert held.reason.startswith("worse: information gain")
@@ -227,18 +229,30 @@ def test_older_bundles_are_removed_and_records_stay(copied: Copied, days: Sequen
     load_bundle(load_plan(looped.folder.plan).paths[0].bundle)
 
 
-def test_a_loop_killed_after_its_record_still_serves_the_new_plan(
+def test_a_loop_killed_between_plan_and_record_ends_as_if_it_had_not_been(
     copied: Copied, days: Sequence[pa.Table]
 ) -> None:
     looped = copied()
-    before = looped.folder.plan.read_text()
     looped.log_day(1, days[1])
-    looped.until("publish")
-    result = StepResult(verdict="go", reason="written")
-    assert looped.loop._executed(looped.last).verdict == "go"
-    looped.folder.save(after(looped.last, result, looped.now_s, "publish"))
-    assert looped.folder.plan.read_text() == before
+    iteration = looped.until("publish")
+    publish(iteration, looped.folder)
+    adopt(iteration, looped.folder, keep=3)
+    adopted = looped.folder.plan.read_text()
+    assert '"iterations/0002/bundle"' in adopted
+    again = copied()
+    again.now_s = looped.now_s
+    assert again.last.step == "publish"
+    assert again.until("published").serving == iteration.serving
+    assert again.folder.plan.read_text() == adopted
+
+
+def test_another_plan_is_taken_where_the_serving_one_was_removed(copied: Copied, nested: Bundle) -> None:
+    looped = copied()
+    looped.folder.plan.unlink()
+    save_plan(single_path_plan(nested.path, "table", "onnx", width=8), looped.folder.path / "other.json")
+    looped.loop.begin(looped.folder.path / "other.json")
     looped.now_s += 3600
     looped.loop.advance()
-    assert '"iterations/0002/bundle"' in looped.folder.plan.read_text()
-    assert looped.last.serving == looped.folder.iterations()[1].figures("train")["version"]
+    assert looped.last.serving == nested.manifest.version
+    reference = looped.last.figures("check")["reference"]
+    assert reference == nested.at_width(8).test_metrics["information"]
