@@ -44,6 +44,7 @@ def generate(
     items: int = 5000,
     users: int = 2000,
     drift: float = 0.0,
+    tastes: float = 0.0,
     candidates: int = CANDIDATES,
     progress: Callable[[int], object] | None = None,
 ) -> GeneratedData:
@@ -51,6 +52,7 @@ def generate(
 
     The same arguments give the same rows. items: hotels, in cities of 50. drift: how many times the
     popularity within a city rotates through all its hotels between the first and the last row; 0: constant.
+    tastes: how far users' tastes and hotels' qualities turn into others meanwhile; at 1 nothing is left.
     candidates: of a full request; two of three requests are full. Above 25, positions are unknown to the
     schema. `progress` is called with the rows of each part written.
     Raises DataError: no rows, no users, fewer items than a city has, more candidates than a city has
@@ -65,7 +67,7 @@ def generate(
         )
     path = Path(path)
     requests = clicks = 0
-    parts = _parts(rows, seed, items, users, drift, candidates)
+    parts = _parts(rows, seed, items, users, drift, tastes, candidates)
     first = next(parts)
     try:
         with atomic_path(path) as partial, pq.ParquetWriter(partial, first.schema) as file:
@@ -80,12 +82,16 @@ def generate(
     return GeneratedData(path, rows, requests, clicks, items // CITY_ITEMS * CITY_ITEMS, users)
 
 
-def _parts(rows: int, seed: int, items: int, users: int, drift: float, candidates: int) -> Iterator[pa.Table]:
-    random = np.random.default_rng(seed)
+def _parts(
+    rows: int, seed: int, items: int, users: int, drift: float, tastes: float, candidates: int
+) -> Iterator[pa.Table]:
+    random, later = np.random.default_rng(seed), np.random.default_rng((seed, 1))
     world = World(random, items // CITY_ITEMS, users, candidates)
     request = row = 0
     while row < rows:
         lengths = _lengths(random, rows - row, candidates)
+        if tastes:
+            world.shift_tastes(later, tastes * row / rows)
         part = world.requests(random, request, lengths, drift * row / rows)
         yield part
         request += lengths.size

@@ -84,6 +84,22 @@ class World:
         self._item_names = pa.array([str(100_000 + i) for i in random.permutation(items)])
         self._platform_names = pa.array([f"P{i:02}" for i in range(PLATFORMS)])
         self._bias: float | None = None
+        self._first_tastes = self._user_vector, self._quality
+        self._last_tastes: tuple[F64, F64] | None = None
+
+    def shift_tastes(self, random: np.random.Generator, turn: float) -> None:
+        """Turns users' tastes and hotels' qualities from the first ones towards others, drawn once.
+
+        turn: of the way; at 1 nothing is left of the first ones. Their spread stays the same on the way.
+        """
+        users, quality = self._first_tastes
+        if self._last_tastes is None:
+            platform = random.normal(size=(PLATFORMS, LATENT))
+            vectors = platform[self._platform] + 0.4 * random.normal(size=users.shape)
+            self._last_tastes = vectors, QUALITY * random.normal(size=quality.size)
+        keep, come = np.cos(turn * np.pi / 2), np.sin(turn * np.pi / 2)
+        self._user_vector = keep * users + come * self._last_tastes[0]
+        self._quality = keep * quality + come * self._last_tastes[1]
 
     def requests(self, random: np.random.Generator, first: int, lengths: I64, drift: float) -> pa.Table:
         """Draws the next requests, as rows with clicks.

@@ -143,6 +143,21 @@ def test_drift_turns_popularity_over_time(tmp_path: Path) -> None:
     assert overlap[0.0] > overlap[0.5] + 5
 
 
+def test_tastes_turn_until_early_clicks_say_nothing_of_late_ones(tmp_path: Path) -> None:
+    like = {}
+    for tastes in (0.0, 1.0):
+        path = tmp_path / f"{tastes}.parquet"
+        generate(path, 400_000, 0, items=100, users=50, tastes=tastes)
+        table = pq.read_table(path)
+        rates = []
+        for part in (table.slice(0, 40_000), table.slice(360_000)):
+            by_item = part.group_by("item").aggregate([("planted", "mean")]).sort_by("item")
+            rates.append(by_item["planted_mean"].to_numpy())
+        like[tastes] = np.corrcoef(*rates)[0, 1]
+    assert like[0.0] > 0.95
+    assert abs(like[1.0]) < 0.5
+
+
 def test_rows_are_written_in_parts(file: Path) -> None:
     metadata = pq.ParquetFile(file).metadata
     largest = max(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
