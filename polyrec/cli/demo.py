@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = "polyrec demo --once"
 
+ROWS, LOOP_ROWS = 300_000, 120_000
 WIDTHS = (4, 16, 64)
 """One table, three sizes of model: the first 4, 16 or 64 columns of each row."""
 SHAPE = {"top": (1024, 256)}
@@ -38,11 +39,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", default="runs/demo", help="folder for data, bundles and plan (default runs/demo)"
     )
-    parser.add_argument("--rows", type=int, default=300_000, help="rows to generate (default 300,000)")
+    parser.add_argument(
+        "--rows", type=int, help="rows to generate (default 300,000; with --loop 120,000, in eight days)"
+    )
     parser.add_argument("--seed", type=non_negative_int, default=0, help="seed of the data (default 0)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
     parser.add_argument(
         "--port", type=int, default=8000, help="port to listen on, 0 for a free one (default 8000)"
+    )
+    parser.add_argument(
+        "--loop",
+        action="store_true",
+        help="show `polyrec loop` instead: tastes shift, a frozen model decays, the loop follows; then exit",
     )
     parser.add_argument("--once", action="store_true", help="exit after one answer")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -64,11 +72,18 @@ def run(args: argparse.Namespace) -> int:
             print(line, flush=True)
 
     torch.set_num_threads(1)
+    if args.loop:
+        from polyrec.cli.demo_loop import run_loop_demo
+
+        result = run_loop_demo(Path(args.out), args.rows or LOOP_ROWS, args.seed, say)
+        if args.json:
+            print(json.dumps(result))
+        return 0
     listen(args.host, args.port).close()  # reports a port in use before the training
     out = Path(args.out)
     make_folder(out)
     begin = time.perf_counter()
-    clicks, schema = _generate(out, args.rows, args.seed, say)
+    clicks, schema = _generate(out, args.rows or ROWS, args.seed, say)
     metrics, ceiling = _train(out, clicks, schema, say)
     _plan(out, clicks, say)
     rank_body, predict_body = _request_bodies(clicks, schema)
