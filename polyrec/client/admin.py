@@ -34,7 +34,7 @@ class AdminCalls:
             raise AdminFailed(f"the variable {TOKEN} is not set; it is the token that the server was given")
         self._root = f"{url.rstrip('/')}/v1/" + (f"models/{model}/" if model else "") + "admin/"
         headers = {"Authorization": f"Bearer {token}"}
-        self._client = httpx.Client(headers=headers, timeout=TIMEOUT_S, trust_env=False)
+        self._client = httpx.Client(headers=headers, trust_env=False)
 
     def __enter__(self) -> AdminCalls:
         return self
@@ -48,14 +48,16 @@ class AdminCalls:
         """Returns a page below /v1/admin/. Raises AdminFailed."""
         return self._asked("GET", page, None)
 
-    def post(self, page: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    def post(self, page: str, body: Mapping[str, Any], timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
         """Returns the answer of a call below /v1/admin/. Raises AdminFailed."""
-        return self._asked("POST", page, body)
+        return self._asked("POST", page, body, timeout_s)
 
-    def _asked(self, method: str, page: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
+    def _asked(
+        self, method: str, page: str, body: Mapping[str, Any] | None, timeout_s: float = TIMEOUT_S
+    ) -> dict[str, Any]:
         url = self._root + page
         try:
-            answer = self._client.request(method, url, json=body)
+            answer = self._client.request(method, url, json=body, timeout=timeout_s)
             found = answer.json()
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as e:
             raise AdminFailed(f"no answer from '{printable(url)}': {printable(str(e))}") from None

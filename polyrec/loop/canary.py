@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from polyrec.client.admin import AdminCalls
+from polyrec.client.admin import AdminCalls, AdminFailed
 from polyrec.loop.folder import PLAN, LoopFolder
 from polyrec.loop.iteration import Iteration, LoopError, StepResult
 from polyrec.loop.steps import Dropped
 
 POLL_S = 1.0
+NOTE_S, MOST_NOTE = 10.0, 500
+"""Longest wait for a note, and its most characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,11 @@ class Canary:
     calls: AdminCalls
     start: Mapping[str, Any]
     most_s: float
+
+    def note(self, line: str) -> None:
+        """Shows a line on the server's status page, if it answers."""
+        with suppress(AdminFailed):
+            self.calls.post("note", {"text": line[:MOST_NOTE]}, NOTE_S)
 
     def execute(
         self,

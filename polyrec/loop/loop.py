@@ -159,7 +159,10 @@ class Loop:
         return self.canary.execute(iteration, folder, ended)
 
     def _tell(self, line: str) -> None:
-        """Says a line unless it was the last one."""
-        if line != self._said:
-            self.say(line)
+        """Says a line unless it was the last one, on the server's status page too."""
+        if line == self._said:
+            return
         self._said = line
+        self.say(line)
+        if self.canary is not None:
+            self.canary.note(f"loop: {line}")

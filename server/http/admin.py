@@ -4,6 +4,7 @@
     rollback    {}                     serves the previous generation again (its files may be gone)
     drain       {}                     not ready any more, as after SIGTERM, but serves until stopped
     routing     {"policy": ..., "weights": {path: factor}, "default_budget_ms": ...}, each optional
+    note        {"text": ...}          a line for the status page and the log
     embeddings  new values of rows: server/http/admin_embeddings.py
     rollout/... another version for a part of the requests: server/rollout/routes.py
 
@@ -29,15 +30,16 @@ from starlette.requests import Request
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.errors import PolyrecError
 from polyrec.models.files import Strict, one_line
-from polyrec.models.text import public
+from polyrec.models.text import printable, public
 from polyrec.planner.plan import BudgetMs, PathName, Plan, Policy, load_plan
 from polyrec.server.app.background import run_in_thread
 from polyrec.server.app.engine import Engine, LifecycleState
 from polyrec.server.app.serving import Serving
+from polyrec.server.dispatch.dispatcher import clock
 from polyrec.server.errors import Invalid, Malformed, NotReady, RequestError
 from polyrec.server.http.connection.body import read_body
 from polyrec.server.http.connection.reply import Reply, error_reply, json_reply
-from polyrec.server.http.documents import DrainResponse, ReloadResponse, RoutingResponse
+from polyrec.server.http.documents import DrainResponse, NoteResponse, ReloadResponse, RoutingResponse
 from polyrec.server.http.openapi import ADMIN_ERRORS, Endpoint, Handler
 from polyrec.server.request_ids import SCOPE_KEY, log_extra
 
@@ -50,6 +52,12 @@ LoadedPlan = tuple[Plan, Mapping[Path, Bundle]]
 PlanLoader = Callable[[Path | None], LoadedPlan]
 """Reads a plan file, or for None the one that the server was started with; settings override either."""
 Arguments = TypeVar("Arguments", bound=Strict)
+
+
+class NoteRequest(Strict):
+    """A line for people; names of folders are left out."""
+
+    text: Annotated[str, Field(min_length=1, max_length=500)]
 
 
 class ReloadRequest(Strict):
@@ -129,6 +137,13 @@ class Admin:
         self._engine.enter(LifecycleState.DRAINING)
         log.warning("draining, as /v1/admin/drain was called")
         return {"state": self._engine.state.value}
+
+    async def note(self, arguments: NoteRequest) -> dict[str, Any]:
+        """Shows a line on the status page, such as what `polyrec loop` does."""
+        text = public(printable(arguments.text))
+        self._engine.metrics.events.add(clock(), "note", text)
+        log.warning("note: %s", text)
+        return {"text": text}
 
     async def routing(self, arguments: RoutingRequest) -> dict[str, Any]:
         """Changes policy, weights and default budget from the next decision on."""
@@ -215,6 +230,7 @@ def admin_routes(admin: Admin) -> list[Endpoint]:
             "rollback", "Serve the previous generation again", EmptyRequest, ReloadResponse, admin.rollback
         ),
         endpoint("drain", "Make the server not ready", EmptyRequest, DrainResponse, admin.drain),
+        endpoint("note", "Show a line on the status page", NoteRequest, NoteResponse, admin.note),
         endpoint(
             "routing", "Change policy, weights or budget", RoutingRequest, RoutingResponse, admin.routing
         ),

@@ -361,6 +361,12 @@ class DrainResponse(Document):
     state: StateName
 
 
+class NoteResponse(Document):
+    """The line as it is shown."""
+
+    text: str
+
+
 class RoutingResponse(Document):
     """The routing in force."""
 

@@ -14,7 +14,15 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 EventKind = Literal[
-    "reload", "routing", "draining", "lane_died", "lane_back", "overload_began", "overload_ended", "rollout"
+    "reload",
+    "routing",
+    "draining",
+    "lane_died",
+    "lane_back",
+    "overload_began",
+    "overload_ended",
+    "rollout",
+    "note",
 ]
 KEPT = 100
 OVERLOADED_SHARE = 0.05

@@ -159,6 +159,10 @@ def test_what_a_server_logs_is_learned_tried_and_served(
     assert found["done"][1]["result"]["figures"]["version"] == new.manifest.version
     with AdminCalls(server.url) as calls:
         ended = calls.get("rollout")["ended"][0]
+    page = httpx.get(f"{server.url}/v1/status", headers={"Authorization": f"Bearer {CLIENT}"}).text
+    assert "loop: iteration 1: evaluate: information gain" in page
+    assert "loop: iteration 1: promoted" in page
+    assert str(tmp_path) not in page
     assert (ended["outcome"], ended["canary_version"]) == ("promoted", new.manifest.version)
 
 

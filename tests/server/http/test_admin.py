@@ -59,7 +59,7 @@ def act(admin: Any, page: str, body: bytes = b"{}", headers: dict[str, str] = AL
         ({"authorization": f"Bearer {TOKEN}x"}, 401),
     ],
 )
-@pytest.mark.parametrize("page", ["reload", "rollback", "drain", "routing"])
+@pytest.mark.parametrize("page", ["reload", "rollback", "drain", "routing", "note"])
 def test_without_the_token_nothing_is_allowed(
     admin: Any, page: str, headers: dict[str, str], status: int
 ) -> None:
@@ -133,6 +133,8 @@ def test_the_default_budget_can_be_changed(admin: Any) -> None:
         ("reload", b"{}", 422, "name a plan"),
         ("rollback", b"{}", 422, "no earlier plan"),
         ("drain", b'{"now": true}', 422, "now"),
+        ("note", b"{}", 422, "text"),
+        ("note", b'{"text": "%s"}' % (b"x" * 501), 422, "text"),
     ],
 )
 def test_an_invalid_call_changes_nothing(
@@ -195,6 +197,17 @@ def test_draining_is_seen_by_readiness_and_still_answers(admin: Any) -> None:
     assert act(admin, "drain").json() == {"state": "draining"}
     assert admin.send("GET", "/readyz").status_code == 503
     assert admin.post("/v1/predict", BODY).status_code == 200
+
+
+def test_a_note_is_shown_without_folders_and_control_characters(admin: Any) -> None:
+    answer = act(admin, "note", b'{"text": "loop: written to \'/data/loop/plan.json\'\\u001b[2J"}')
+    assert answer.status_code == 200
+    text = answer.json()["text"]
+    assert "/data" not in text
+    assert "plan.json" in text
+    assert "\x1b" not in text
+    events = admin.send("GET", "/v1/status").json()["events"]
+    assert [(event["kind"], event["text"]) for event in events] == [("note", text)]
 
 
 def test_a_hypothetical_request_is_explained(admin: Any) -> None:

@@ -325,6 +325,8 @@ def test_administration_is_as_documented(
     act(422, "embeddings", {"tables": {"item": item, "nothing": item}})
     act(200, "routing", {"policy": "static:table@cpu", "default_budget_ms": 5000})
     act(422, "routing", {"policy": "best"})
+    act(200, "note", {"text": "sale today"})
+    act(422, "note", {"text": ""})
     act(200, "reload", {"plan": str(file)})
     act(422, "reload", {"plan": "/none"})
     act(200, "rollback", {})
