@@ -46,8 +46,9 @@ DAYS, BROKEN_DAY = 8, 4
 """Days, of which the first trains the first model, and the one whose clicks are reported for wrong rows."""
 ITEMS, USERS = 500, 500
 RECIPE = {"sparse_lr": 0.2, "refit": False}
-FEEDBACK_AT_ONCE = 500
-WINDOW_S = 1.0
+FEEDBACK_AT_ONCE = 20
+WINDOW_S, SETTLE_S = 5.0, 1.0
+"""Seconds in which labels come, and until files are complete; an iteration takes what is older than both."""
 CANARY = {
     "share": 0.5,
     "shadow": 0.5,
@@ -95,7 +96,7 @@ def run_loop_demo(out: Path, rows: int, seed: int, say: Say) -> dict[str, Any]:
             LoopFolder(folder / "state"),
             LoopSettings(folder / "log", least_clicks=50, margin=0.05),
             every_s=1.0,
-            settle_s=1.0,
+            settle_s=SETTLE_S,
             canary=Canary(calls, CANARY, CANARY_S),
         )
         with _shop(server.url, token) as shop:
@@ -107,6 +108,8 @@ def run_loop_demo(out: Path, rows: int, seed: int, say: Say) -> dict[str, Any]:
                 shop.visit(table, schema, day, wrong=day == BROKEN_DAY)
                 if day == 1:
                     loop.begin(folder / "plan.json")
+                # an iteration takes rows up to a whole second
+                time.sleep(WINDOW_S + SETTLE_S + 1)
                 with shop.repeating():
                     iteration = _iterated(loop)
                 state = iteration.done[-1].result.reason
@@ -184,12 +187,11 @@ class _Shop:
             candidates = part.select(schema.candidate.names).to_pydict()
             self._bodies.append(orjson.dumps({"context": context, "candidates": candidates}))
             labels.append(label[a:b].tolist())
-        ids = [f"day-{day}-{i}" for i in range(len(labels))]
-        for id_, body in zip(ids, self._bodies, strict=True):
-            self._rank(body, {"x-request-id": id_})
-        for at in range(0, len(ids), FEEDBACK_AT_ONCE):
-            some = slice(at, at + FEEDBACK_AT_ONCE)
-            given = [{"request_id": i, "labels": y} for i, y in zip(ids[some], labels[some], strict=True)]
+        for at in range(0, len(labels), FEEDBACK_AT_ONCE):
+            given = []
+            for i in range(at, min(at + FEEDBACK_AT_ONCE, len(labels))):
+                self._rank(self._bodies[i], {"x-request-id": f"day-{day}-{i}"})
+                given.append({"request_id": f"day-{day}-{i}", "labels": labels[i]})
             self._http.post("/v1/feedback", json={"feedback": given}).raise_for_status()
 
     @contextmanager
