@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -58,14 +60,13 @@ class Shop:
         self._http.close()
 
     def visit(self, tag: str) -> None:
-        """Asks once for every ranking, and reports the clicks."""
-        feedback = []
+        """Asks once for every ranking, and reports its clicks."""
         for i, (body, clicked) in enumerate(self._requests):
             headers = {"content-type": "application/json", "x-request-id": f"{tag}-{i}"}
             self._http.post("/v1/rank", content=body, headers=headers).raise_for_status()
             if clicked:
-                feedback.append({"request_id": f"{tag}-{i}", "positives": clicked})
-        self._http.post("/v1/feedback", json={"feedback": feedback}).raise_for_status()
+                given = {"request_id": f"{tag}-{i}", "positives": clicked}
+                self._http.post("/v1/feedback", json=given).raise_for_status()
 
     @contextmanager
     def visiting(self) -> Iterator[None]:
@@ -219,3 +220,31 @@ def test_a_server_of_another_version_holds_the_iteration(
     found = record(tmp_path)
     assert found["state"] == "held"
     assert f"the server serves version {nested.manifest.version}" in found["done"][-1]["result"]["reason"]
+
+
+@pytest.mark.parametrize("meanwhile", ["nothing", "promote"])
+def test_a_killed_loop_finds_its_canary_again(
+    shop: Shop, server: ServerProcess, run: Callable[..., int], tmp_path: Path, meanwhile: str
+) -> None:
+    state = ["--state", str(tmp_path / "state")]
+    (tmp_path / "state" / "control").mkdir(parents=True)
+    main(["loop", "hold", "canary", *state])
+    assert run() == 3
+    main(["loop", "release", "canary", *state])
+    files = {"--plan": "plan.json", "--log": "log", "--state": "state"}
+    words = [word for flag, name in files.items() for word in (flag, str(tmp_path / name))]
+    command = [sys.executable, "-m", "polyrec", "loop", "run", *words, "--url", server.url]
+    with AdminCalls(server.url) as calls:
+        with subprocess.Popen(command) as child:
+            while calls.get("rollout")["rollout"] is None:
+                assert child.poll() is None
+                time.sleep(0.1)
+            child.kill()
+        if meanwhile == "promote":
+            calls.post("rollout/promote", {})
+        assert run("--canary-for", "1s") == (0 if meanwhile == "promote" else 3)
+        (ended,) = calls.get("rollout")["ended"]
+    found = record(tmp_path)
+    assert found["state"] == ended["outcome"] == ("promoted" if meanwhile == "promote" else "rolled_back")
+    version = found["done"][1]["result"]["figures"]["version"]
+    assert ended["canary_version"] == version
