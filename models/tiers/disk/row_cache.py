@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyrec.models.schema.batch import I64
-from polyrec.models.tiers.disk.row_index import INDEX_BYTES, NOWHERE, RecentRows, RowIndex
+from polyrec.models.tiers.disk.row_index import INDEX_BYTES, NOWHERE, WAYS, RecentRows, RowIndex
 
 SMALL = 0.1
 """Share of the slots in the small queue."""
 MOST_USES = 3
 """Uses that are counted of a row."""
-SLOT_BYTES = INDEX_BYTES + 4 + 4 + 1 + 2
+SLOT_BYTES = INDEX_BYTES + (4 + 1 / WAYS) + 4 + 1 + 2
 """Bytes for each slot beside its row: index, one remembered row, place in a queue, uses, pins."""
 UNUSED_SLOT_BYTES = 4 + 1 + 2
 """Bytes for each slot before `first` that cannot join."""

@@ -33,13 +33,13 @@ def test_nearly_every_key_finds_room_in_a_full_index() -> None:
     random = np.random.default_rng(0)
     index = RowIndex(10**6, 20_000, 20_000)
     keys = random.permutation(10**6)[:20_000]
-    assert index.put(keys, np.arange(20_000)).mean() > 0.98
+    assert index.put(keys, np.arange(20_000)).mean() > 0.99
     for _ in range(20):
         gone = random.permutation(20_000)[:2000]
         index.remove(gone)
         new = random.permutation(10**6)[:4000]
         new = new[index.find(new) == NOWHERE][: gone.size]
-        assert index.put(new, gone[: new.size]).mean() > 0.95
+        assert index.put(new, gone[: new.size]).mean() > 0.995
 
 
 def test_the_index_has_the_documented_size() -> None:
