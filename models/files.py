@@ -46,6 +46,11 @@ def read_json(
     return _read(file, what, error, "JSON", "an object", json.loads, most_bytes)
 
 
+def parse_json(content: bytes, what: str, error: type[PolyrecError]) -> dict[str, Any]:
+    """Parses a JSON object that was read otherwise, like `read_json`. Raises `error`."""
+    return _parse(content, what, error, "JSON", "an object", json.loads)
+
+
 def read_yaml(file: Path, what: str, error: type[PolyrecError]) -> dict[str, Any]:
     """Reads a YAML or JSON mapping like `read_json`, within the limits of models/bounded_yaml.py."""
     return _read(file, what, error, "YAML", "a mapping", parse_yaml, YAML_BYTES)
@@ -118,10 +123,25 @@ def _read(
     most_bytes: int,
 ) -> dict[str, Any]:
     try:
-        raw = parse(read_regular(file, most_bytes).decode())
+        content = read_regular(file, most_bytes)
     except FileNotFoundError:
         raise
-    except (OSError, UnicodeDecodeError, UnboundedYaml) as e:
+    except OSError as e:
+        raise error(f"cannot read {what}: {e}") from None
+    return _parse(content, what, error, form, whole, parse)
+
+
+def _parse(
+    content: bytes,
+    what: str,
+    error: type[PolyrecError],
+    form: str,
+    whole: str,
+    parse: Callable[[str], Any],
+) -> dict[str, Any]:
+    try:
+        raw = parse(content.decode())
+    except (UnicodeDecodeError, UnboundedYaml) as e:
         raise error(f"cannot read {what}: {e}") from None
     except (ValueError, yaml.YAMLError, RecursionError) as e:
         raise error(f"{what} is not {form}: {' '.join(str(e).split())}") from None

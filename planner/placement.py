@@ -99,6 +99,14 @@ class Placement(Strict):
     drift_every: Annotated[int, Field(ge=1)] = 16
     drift_memory: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Names of the fields that name files or folders of a machine."""
+        named = {"directory": self.directory}
+        if (store := self.remote) is not None:
+            named |= {"password_file": store.password_file, "ca_file": store.ca_file}
+        return tuple(name for name, file in named.items() if file is not None)
+
     def beside(self, folder: Path) -> Placement:
         """Returns a copy with file paths relative to a folder."""
         changed: dict[str, object] = {}

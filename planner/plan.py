@@ -9,13 +9,13 @@ relative to the plan file, so that a plan and its bundles travel together.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from polyrec.models.dlrm.precision import DensePrecision
 from polyrec.models.errors import PolyrecError
-from polyrec.models.files import MOST_SERVED_BYTES, Strict, read_json, validate_as, write_text
+from polyrec.models.files import MOST_SERVED_BYTES, Strict, parse_json, read_json, validate_as, write_text
 from polyrec.models.runtimes.registry import RuntimeName
 from polyrec.planner.expected import Expected
 from polyrec.planner.latency_model import LatencyModel
@@ -230,15 +230,24 @@ def load_plan(file: str | Path) -> Plan:
         raw = read_json(Path(file), what, PlanError, MOST_SERVED_BYTES)
     except FileNotFoundError:
         raise PlanError(f"no plan file '{file}'") from None
-    if isinstance(raw, dict) and raw.get("version") in (1, 2):
-        raw.pop("expected", None)  # in correct predictions
-    plan = validate_as(Plan, raw, what, PlanError)
+    plan = _validated(raw, what)
     beside = Path(file).parent
     paths = tuple(p.model_copy(update={"bundle": beside / p.bundle}) for p in plan.paths)
     placement = plan.placement
     if placement is not None:
         placement = placement.beside(beside)
     return plan.model_copy(update={"paths": paths, "placement": placement})
+
+
+def parse_plan(content: bytes, what: str) -> Plan:
+    """Parses the content of a plan file; paths stay relative to it. Raises PlanError, which names `what`."""
+    return _validated(parse_json(content, what, PlanError), what)
+
+
+def _validated(raw: dict[str, Any], what: str) -> Plan:
+    if raw.get("version") in (1, 2):
+        raw.pop("expected", None)  # in correct predictions
+    return validate_as(Plan, raw, what, PlanError)
 
 
 def save_plan(plan: Plan, file: str | Path) -> None:

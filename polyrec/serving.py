@@ -10,6 +10,7 @@ from typing import Any
 from polyrec.client.async_client import AsyncClient
 from polyrec.client.client import Client
 from polyrec.models.errors import PolyrecError
+from polyrec.models.fetching.url import model_place
 from polyrec.server.child import ServerProcess, StartFailed, start
 
 LOG_TAIL = 2000
@@ -56,15 +57,19 @@ class RunningServer:
 
 
 def serve(model: str | Path, **settings: object) -> RunningServer:
-    """Starts a server of a bundle (a folder) or a plan (a file) and waits until it is ready.
+    """Starts a server of a bundle (a folder) or a plan (a file), also by URL, and waits until it is ready.
 
     settings: as POLYREC_ variables in lower case (docs/protocol.md), like port=8000 or policy="priced";
     without a port a free one is taken, on 127.0.0.1. Raises PolyrecError with the server's own reason.
     """
-    path = Path(model)
-    if not path.exists():
-        raise PolyrecError(f"no bundle or plan '{path}'")
-    given = {"drain_grace_s": 0} | settings | {"plan" if path.is_file() else "bundle": path}
+    try:
+        place = model_place(model)
+    except ValueError as e:
+        raise PolyrecError(f"'{model}': {e}") from None
+    if isinstance(place, Path) and not place.exists():
+        raise PolyrecError(f"no bundle or plan '{place}'")
+    is_plan = place.is_file() if isinstance(place, Path) else place.is_plan
+    given = {"drain_grace_s": 0} | settings | {"plan" if is_plan else "bundle": place}
     # a file, not a pipe: nobody reads a pipe while the server runs, and a full one would stop it
     with tempfile.TemporaryFile("w+") as log:
         try:

@@ -122,14 +122,14 @@ def to_json_with_checksum(manifest: Manifest) -> str:
     return json.dumps(raw | {"sha256": checksum(raw)}, indent=2) + "\n"
 
 
-def read_manifest(folder: Path, file: Path | None = None) -> Manifest:
+def read_manifest(folder: Path | str, file: Path | None = None) -> Manifest:
     """Reads and checks the manifest of the bundle at `folder`. Raises BundleError, which names `folder`.
 
     file: read instead of the folder's manifest.json, such as a descriptor that is held open.
     """
     what = f"bundle '{folder}': {MANIFEST}"
     try:
-        raw = json.loads(read_regular(file or folder / MANIFEST, MOST_SERVED_BYTES))
+        raw = json.loads(read_regular(file or Path(folder) / MANIFEST, MOST_SERVED_BYTES))
         offense = _unfit_string(raw)
     except (FileNotFoundError, NotADirectoryError):
         raise BundleError(f"no bundle at '{folder}': there is no {MANIFEST}") from None

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     start = calls.add_parser("start", parents=[server], help="open a version and send it its share")
     start.epilog = f"example: {EXAMPLE}; {about}"
-    start.add_argument("plan", help="plan file, or folder of a bundle, on the server's machine")
+    start.add_argument("plan", help="plan file, or folder of a bundle, on the server's machine or by URL")
     add_start_options(start)
     start.add_argument(
         "--wait", action="store_true", help="until it ends; the exit status is 3 if it was rolled back"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from polyrec.client.admin import AdminCalls
+from polyrec.models.fetching.url import model_place
 from polyrec.models.text_table import aligned
 
 ROLLED_BACK = 3
@@ -37,9 +38,10 @@ def _call(calls: AdminCalls, args: argparse.Namespace) -> dict[str, Any]:
         return calls.get("rollout")
     body: dict[str, Any] = {}
     if args.call == "start":
-        plan = Path(args.plan)
+        place = model_place(args.plan)
         # relative to this shell, where the server runs on the same machine
-        body = {"plan": str(plan.resolve() if plan.exists() else plan), **start_arguments(args)}
+        plan = place.resolve() if isinstance(place, Path) and place.exists() else place
+        body = {"plan": str(plan), **start_arguments(args)}
     elif args.call == "share":
         body = {"share": args.share}
     elif args.reason is not None:

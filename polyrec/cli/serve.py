@@ -12,12 +12,12 @@ EXAMPLE = "polyrec serve --bundle runs/demo/table --port 8000"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     model = parser.add_argument_group("what to serve")
-    model.add_argument("--bundle", help="folder of a bundle")
+    model.add_argument("--bundle", help="folder of a bundle, or its URL (docs/models-by-url.md)")
     model.add_argument(
         "--plan",
         action="append",
         metavar="[NAME=]FILE",
-        help="plan file, instead of a bundle; NAME=FILE, repeated: several models, the first is the default",
+        help="plan file or URL, instead of a bundle; NAME=FILE, repeated: several models, first the default",
     )
     model.add_argument("--models", metavar="DIR", help="serve every plan (NAME.json) or bundle of a folder")
     model.add_argument(
@@ -33,6 +33,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of several models: weight of its information for time that nobody is guaranteed (default 1)",
     )
     model.add_argument("--model-name", metavar="NAME", help="name for clients (default: the bundle's)")
+    fetching = parser.add_argument_group("models by URL (docs/models-by-url.md)")
+    fetching.add_argument("--model-cache", metavar="DIR", help="folder of fetched bundles")
+    fetching.add_argument("--model-cache-bytes", type=int, help="most bytes there (default 64 GiB)")
+    fetching.add_argument(
+        "--model-urls",
+        metavar="PREFIXES",
+        help="prefixes of URLs that admin calls may name, comma-separated (default: none)",
+    )
     listening = parser.add_argument_group("listening")
     listening.add_argument("--host", help="address to listen on (default 127.0.0.1)")
     listening.add_argument("--port", type=int, help="port to listen on, 0 for a free one (default 8000)")

@@ -28,10 +28,8 @@ import uvloop
 from starlette.types import ASGIApp
 
 from polyrec.models.allocator import retain_freed_memory
-from polyrec.models.bundle.bundle import Bundle, load_bundle
 from polyrec.models.errors import PolyrecError
-from polyrec.models.runtimes import best_runtime
-from polyrec.planner.plan import Plan, PlannedLane, load_plan, single_path_plan
+from polyrec.models.fetching.url import ModelUrl
 from polyrec.server.app.background import run_in_thread
 from polyrec.server.app.drain import Drain
 from polyrec.server.app.engine import Engine, LifecycleState
@@ -55,6 +53,7 @@ from polyrec.server.record_pipe import close_pipes
 from polyrec.server.repository.application import ModelsApplication
 from polyrec.server.repository.loader import ModelLoader
 from polyrec.server.repository.repository import ModelRepository
+from polyrec.server.source.model_source import ModelSource
 from polyrec.server.tracing.tracer import open_tracer
 
 log = logging.getLogger("polyrec.server")
@@ -63,34 +62,6 @@ HANDSHAKE_S = 5.0
 """Limit of a TLS handshake."""
 ACCEPTS_PER_ITERATION = 16
 """Maximum connections accepted per loop iteration; accepting one takes as long as rejecting a request."""
-
-
-def resolve_plan(settings: Settings, file: Path | None = None) -> tuple[Plan, Mapping[Path, Bundle]]:
-    """Loads the plan that the settings name, or makes one of their bundle; also returns bundles it opened.
-
-    file: a plan, or the folder of a bundle, in place of the settings' own, with their limits, policy and
-    tiers applied. Raises PlanError, BundleError or SettingsError.
-    """
-    file = file or settings.plan or settings.bundle
-    assert file is not None
-    if file != settings.bundle and not file.is_dir():
-        return settings.apply_to(load_plan(file)), {}
-    bundle = load_bundle(file)
-    # the path of a nested bundle says which width it is
-    width = settings.width or (bundle.widths[-1] if bundle.widths else None)
-    name = bundle.at_width(width).name
-    if settings.runtime == "auto":
-        runtime, device = best_runtime(bundle)
-        # an explicit device wins over the best one
-        device = settings.device or device
-    else:
-        runtime, device = settings.runtime, settings.device or "cpu"
-    plan = single_path_plan(file, name, runtime, device, settings.precision, width)
-    if settings.lanes > 1 or settings.lane != "auto":
-        kind = settings.lane if settings.lane != "auto" else "process"
-        lanes = [{"name": f"{device}.{i}", "device": device, "kind": kind} for i in range(settings.lanes)]
-        plan = plan.model_copy(update={"lanes": tuple(PlannedLane.model_validate(lane) for lane in lanes)})
-    return settings.apply_to(plan), {file: bundle}
 
 
 def duplicate_listener(listener: socket.socket) -> list[socket.socket]:
@@ -185,6 +156,7 @@ async def _serve(
     grpc: GrpcPort | None,
 ) -> int:
     files = settings.model_files()
+    source = ModelSource(settings)
     names = list(files)
     settings.check_shares(names)
     engine = Engine(names[0] if names else None)
@@ -198,11 +170,11 @@ async def _serve(
     loader = None
     if names:
         models.share_time(frozenset(os.sched_getaffinity(0)), settings.share_of)
-        open_model = partial(_open_model, settings)
+        open_model = partial(_open_model, settings, source)
         loader = ModelLoader(models, settings.model_files, open_model, settings.drain_timeout_s)
 
     def application(of: Engine) -> Application:
-        load = partial(_plan_of, settings, of.model_name if names else None)
+        load = partial(source.asked, of.model_name if names else None)
         return create_app(of, Admin(of, load), settings.docs, models, loader)
 
     app = ModelsApplication(models, application)
@@ -230,15 +202,10 @@ async def _serve(
     drain = Drain(models, drained, settings.drain_grace_s, settings.drain_timeout_s, stopping)
     server = Server(config, drain)
     with GcTimer(engine.metrics.collected):
-        load = partial(_load, models, settings, files)
+        load = partial(_load, models, settings, source, files)
         await _run_until_stopped(server, models, frontend, settings, load, listener, on_ready, shared, grpc)
     models.close()
     return 0
-
-
-def _plan_of(settings: Settings, name: str | None, file: Path | None) -> tuple[Plan, Mapping[Path, Bundle]]:
-    """Loads a plan for a model. name: of one of several. file: in place of its own, if given."""
-    return resolve_plan(settings, file or settings.model_files().get(name or ""))
 
 
 def _reload_on_sighup(
@@ -316,13 +283,15 @@ async def _run_until_stopped(
             os._exit(0)
 
 
-def _load(models: ModelRepository, settings: Settings, files: Mapping[str, Path]) -> None:
+def _load(
+    models: ModelRepository, settings: Settings, source: ModelSource, files: Mapping[str, Path | ModelUrl]
+) -> None:
     """Loads the plans and opens the prediction logs, then serves all at once; blocks. Raises PolyrecError."""
     opened: list[Serving] = []
     try:
         for engine in models.engines:
             try:
-                opened.append(_open_model(settings, engine, files.get(engine.name)))
+                opened.append(_open_model(settings, source, engine, files.get(engine.name)))
             except PolyrecError as e:
                 if not files:
                     raise
@@ -335,14 +304,16 @@ def _load(models: ModelRepository, settings: Settings, files: Mapping[str, Path]
         engine.adopt(serving)
 
 
-def _open_model(settings: Settings, engine: Engine, file: Path | None) -> Serving:
+def _open_model(
+    settings: Settings, source: ModelSource, engine: Engine, file: Path | ModelUrl | None
+) -> Serving:
     """Opens a model, at first with its prediction log; blocks. file: of one of several.
 
     Raises PolyrecError.
     """
     if (folder := settings.update_log) is not None:
         engine.update_store.log_folder = folder if file is None else folder / engine.name
-    serving = engine.open(*resolve_plan(settings, file))
+    serving = engine.open(*source.read(file))
     if settings.prediction_log is not None and engine.prediction_log is None:
         folder = settings.prediction_log if file is None else settings.prediction_log / engine.name
         try:

@@ -7,6 +7,7 @@ one would otherwise be ignored silently; those that Kubernetes sets for a Servic
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
@@ -18,6 +19,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, Validati
 
 from polyrec.models.dlrm.precision import DensePrecision
 from polyrec.models.errors import PolyrecError
+from polyrec.models.fetching.url import ModelUrl, OptionalModelPlace, model_place
 from polyrec.models.files import Strict, one_line
 from polyrec.models.runtimes.registry import registered
 from polyrec.models.text import printable
@@ -90,10 +92,24 @@ def _named_files(files: tuple[str, ...]) -> tuple[str, ...]:
         if not equals or not path:
             raise ValueError(f"'{file}' is not NAME=FILE")
         names.append(_model_name(name))
+        model_place(path)
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"model '{name}' is given twice")
     return files
+
+
+def _prefixes(given: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(str(ModelUrl(prefix)) for prefix in given)
+
+
+def _default_cache() -> Path:
+    """The model cache in the user's cache folder. Raises SettingsError without one."""
+    given = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(given) if given else Path.home() / ".cache") / "polyrec" / "models"
+    except RuntimeError:
+        raise SettingsError("there is no home folder for fetched models; give --model-cache DIR") from None
 
 
 def _numbers(given: tuple[str, ...]) -> dict[str, float]:
@@ -124,7 +140,10 @@ class Settings(Strict):
 
     bundle, plan, plans, models: what to serve; exactly one of them. plans: several models, each NAME=FILE, a
         plan or the folder of a bundle; the first is the default. models: a folder of such files, NAME.json or
-        NAME, in the order of their names (docs/several-models.md).
+        NAME, in the order of their names (docs/several-models.md). bundle and plans may be URLs
+        (docs/models-by-url.md).
+    model_urls, model_cache, model_cache_bytes: prefixes of the URLs that admin calls may name; folder of
+        fetched bundles, None for one in the user's cache folder; most bytes there.
     model_share, model_weight: of several models, each NAME=NUMBER: the guaranteed share of the lanes' time,
         and the weight of the model's information for the rest of it (docs/several-models.md).
     model_name: the name for clients of a single model; None: the bundle's.
@@ -159,10 +178,13 @@ class Settings(Strict):
     All others, if given, replace the plan's value of the same name.
     """
 
-    bundle: Path | None = None
-    plan: Path | None = None
+    bundle: OptionalModelPlace = None
+    plan: OptionalModelPlace = None
     plans: Annotated[tuple[str, ...], BeforeValidator(_listed), AfterValidator(_named_files)] = ()
     models: Path | None = None
+    model_urls: Annotated[tuple[str, ...], BeforeValidator(_listed), AfterValidator(_prefixes)] = ()
+    model_cache: Path | None = None
+    model_cache_bytes: Annotated[int, Field(ge=1)] = 64 * 2**30
     model_share: NamedNumbers = ()
     model_weight: NamedNumbers = ()
     model_name: Annotated[str, AfterValidator(_model_name)] | None = None
@@ -231,6 +253,10 @@ class Settings(Strict):
             raise ValueError(
                 "give either --bundle DIR or --plan FILE, or several models: --plan NAME=FILE, --models DIR"
             )
+        if isinstance(self.plan, ModelUrl) and not self.plan.is_plan:
+            raise ValueError("the URL of a plan ends with .json; give that of a bundle with --bundle")
+        if isinstance(self.bundle, ModelUrl) and self.bundle.is_plan:
+            raise ValueError("a URL with .json is a plan's; give it with --plan")
         bundle_only = {"runtime", "device", "precision", "width", "lanes", "lane"} & self.model_fields_set
         if self.bundle is None and bundle_only:
             raise ValueError(f"the plan names paths and lanes; leave out {', '.join(sorted(bundle_only))}")
@@ -250,13 +276,13 @@ class Settings(Strict):
             raise ValueError("--live-quality needs --prediction-log FOLDER")
         return self
 
-    def model_files(self) -> dict[str, Path]:
+    def model_files(self) -> dict[str, Path | ModelUrl]:
         """Returns the file of each of several models by name, the default first; empty for a single model.
 
         Raises SettingsError if the folder of models has none, or one that cannot be a name.
         """
         if self.models is None:
-            return {name: Path(path) for name, _, path in (file.partition("=") for file in self.plans)}
+            return {name: model_place(path) for name, _, path in (file.partition("=") for file in self.plans)}
         found = [p for p in self.models.glob("[!.]*") if p.suffix == ".json" or p.is_dir()]
         named = [f"{p.name.removesuffix('.json')}={p}" for p in sorted(found)]
         if not named:
@@ -268,6 +294,15 @@ class Settings(Strict):
         except ValueError as e:
             raise SettingsError(f"--models {self.models}: {e}") from None
         return {name: Path(path) for name, _, path in (file.partition("=") for file in files)}
+
+    def allows(self, url: ModelUrl) -> bool:
+        """Whether an admin call may name a URL."""
+        return any(url.is_below(ModelUrl(prefix)) for prefix in self.model_urls)
+
+    @property
+    def model_cache_folder(self) -> Path:
+        """Folder of fetched bundles. Raises SettingsError if none is given and there is no home."""
+        return self.model_cache or _default_cache()
 
     def check_shares(self, names: Collection[str]) -> None:
         """Raises SettingsError if a share or weight is of a model that is not served."""

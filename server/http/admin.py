@@ -1,6 +1,6 @@
 """POST /v1/admin/...: the operator's changes while the server answers.
 
-    reload      {} or {"plan": FILE}   reads the plan again, or another one; the old one serves until then
+    reload      {} or {"plan": PLAN}   reads the plan again, or another one; the old one serves until then
     rollback    {}                     serves the previous generation again (its files may be gone)
     drain       {}                     not ready any more, as after SIGTERM, but serves until stopped
     routing     {"policy": ..., "weights": {path: factor}, "default_budget_ms": ...}, each optional
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
@@ -27,8 +27,8 @@ import orjson
 from pydantic import BaseModel, Field, ValidationError
 from starlette.requests import Request
 
-from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.errors import PolyrecError
+from polyrec.models.fetching.url import ModelUrl, OptionalModelPlace
 from polyrec.models.files import Strict, one_line
 from polyrec.models.text import printable, public
 from polyrec.planner.plan import BudgetMs, PathName, Plan, Policy, load_plan
@@ -42,15 +42,14 @@ from polyrec.server.http.connection.reply import Reply, error_reply, json_reply
 from polyrec.server.http.documents import DrainResponse, NoteResponse, ReloadResponse, RoutingResponse
 from polyrec.server.http.openapi import ADMIN_ERRORS, Endpoint, Handler
 from polyrec.server.request_ids import SCOPE_KEY, log_extra
+from polyrec.server.source.model_source import LoadedPlan
 
 log = logging.getLogger("polyrec.admin")
 audit = logging.getLogger("polyrec.audit")
 
 MAX_BODY_BYTES = 65536
-LoadedPlan = tuple[Plan, Mapping[Path, Bundle]]
-"""A plan, and those of its bundles that are loaded already."""
-PlanLoader = Callable[[Path | None], LoadedPlan]
-"""Reads a plan file, or for None the one that the server was started with; settings override either."""
+PlanLoader = Callable[[Path | ModelUrl | None], LoadedPlan]
+"""Reads a plan, or for None the one that the server was started with; settings override either."""
 Arguments = TypeVar("Arguments", bound=Strict)
 
 
@@ -61,9 +60,9 @@ class NoteRequest(Strict):
 
 
 class ReloadRequest(Strict):
-    """plan: another plan file on the server; null reads again the one that the server was started with."""
+    """plan: another plan file on the server, or by URL; null reads the one it was started with again."""
 
-    plan: Path | None = None
+    plan: OptionalModelPlace = None
 
 
 class EmptyRequest(Strict):
@@ -115,13 +114,15 @@ class Admin:
         """Opens a plan beside the one that serves, then replaces it."""
         return await self._open(self.reader(arguments.plan))
 
-    def reader(self, file: Path | None) -> Callable[[], LoadedPlan]:
-        """Returns a function that reads a plan file. None: the server's own; raises Invalid without one."""
+    def reader(self, file: Path | ModelUrl | None) -> Callable[[], LoadedPlan]:
+        """Returns a function that reads a plan. None: the server's own; raises Invalid without one."""
         load = self._load
         if load is not None:
             return lambda: load(file)
         if file is None:
             raise Invalid("name a plan: this server was not started from one")
+        if isinstance(file, ModelUrl):
+            raise Invalid("this server has no settings for models by URL")
         return lambda: (load_plan(file), {})
 
     async def rollback(self, arguments: EmptyRequest) -> dict[str, Any]:

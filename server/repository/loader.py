@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from polyrec.models.errors import PolyrecError
+from polyrec.models.fetching.url import ModelUrl
 from polyrec.models.text import public
 from polyrec.server.app.background import run_in_thread
 from polyrec.server.app.engine import Engine, LifecycleState
@@ -27,7 +28,7 @@ from polyrec.server.repository.repository import ModelRepository
 
 log = logging.getLogger("polyrec.repository")
 
-Open = Callable[[Engine, Path], Serving]
+Open = Callable[[Engine, Path | ModelUrl], Serving]
 """Opens the generation of a file for an engine, and its logs; blocks. Raises PolyrecError."""
 
 
@@ -41,7 +42,7 @@ class ModelLoader:
     def __init__(
         self,
         models: ModelRepository,
-        files: Callable[[], Mapping[str, Path]],
+        files: Callable[[], Mapping[str, Path | ModelUrl]],
         open_model: Open,
         drain_s: float,
     ) -> None:
@@ -100,7 +101,7 @@ class ModelLoader:
     def _served(self, name: str) -> Engine | None:
         return next((engine for engine in self._models.engines if engine.name == name), None)
 
-    def _file(self, name: str) -> Path:
+    def _file(self, name: str) -> Path | ModelUrl:
         try:
             files = self._files()
         except PolyrecError as e:
@@ -119,7 +120,7 @@ class ModelLoader:
         async with self._lock:
             yield
 
-    async def _opened(self, engine: Engine, file: Path) -> Serving:
+    async def _opened(self, engine: Engine, file: Path | ModelUrl) -> Serving:
         try:
             return await run_in_thread(lambda: self._open(engine, file))
         except PolyrecError as e:

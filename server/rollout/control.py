@@ -35,7 +35,7 @@ from polyrec.server.app.engine import Engine
 from polyrec.server.app.serving import Serving, same_ids
 from polyrec.server.dispatch.dispatcher import clock
 from polyrec.server.errors import Conflict, Invalid, RequestError
-from polyrec.server.http.admin import Admin, LoadedPlan
+from polyrec.server.http.admin import Admin
 from polyrec.server.rollout.documents import (
     EndedRollout,
     EndRequest,
@@ -47,6 +47,7 @@ from polyrec.server.rollout.documents import (
 )
 from polyrec.server.rollout.shadow import Shadow
 from polyrec.server.rollout.traffic import Arm, RolloutTraffic, value_reader
+from polyrec.server.source.model_source import LoadedPlan
 
 log = logging.getLogger("polyrec.rollout")
 

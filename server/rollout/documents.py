@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from polyrec.models.fetching.url import ModelPlace
 from polyrec.models.files import Strict
 from polyrec.planner.rollout.decision import RolloutBounds, RolloutDecision
 from polyrec.server.http.documents import Document
@@ -19,13 +19,13 @@ RolloutOutcome = Literal["promoted", "rolled_back"]
 class StartRequest(Strict):
     """Another version for a part of the requests.
 
-    plan: a plan file, or the folder of a bundle, on the server. share: of the requests, or of the values of
-    `by`. by: a single-valued context feature, or `header:NAME`, of which each value gets one version; null:
-    requests are split one by one. shadow: share of the stable version's requests that the canary gets as
-    well, if there is time, to compare the answers.
+    plan: a plan file, or the folder of a bundle, on the server or by URL. share: of the requests, or of the
+    values of `by`. by: a single-valued context feature, or `header:NAME`, of which each value gets one
+    version; null: requests are split one by one. shadow: share of the stable version's requests that the
+    canary gets as well, if there is time, to compare the answers.
     """
 
-    plan: Path
+    plan: ModelPlace
     share: CanaryShare = 0.05
     shadow: Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)] = 0.1
     by: Annotated[str, Field(min_length=1, max_length=200)] | None = None

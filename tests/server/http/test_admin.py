@@ -16,12 +16,12 @@ import torch
 from polyrec.models.bundle.bundle import Bundle, write_bundle
 from polyrec.planner.plan import Plan, PlannedPath, load_plan, save_plan
 from polyrec.server.app.engine import Engine
-from polyrec.server.app.run import resolve_plan
 from polyrec.server.app.settings import Settings
 from polyrec.server.http.access import Access
 from polyrec.server.http.admin import Admin
 from polyrec.server.http.app import create_app
 from polyrec.server.http.rates import GUESS_BURST
+from polyrec.server.source.model_source import ModelSource
 
 TOKEN = "a token of sixteen and more"
 ALLOWED = {"authorization": f"Bearer {TOKEN}"}
@@ -265,11 +265,10 @@ def test_a_reload_by_name_keeps_the_operators_settings(
     save_plan(plan.model_copy(update={"paths": (path,)}), tmp_path / "plan.json")
     settings = Settings(plan=tmp_path / "plan.json", max_body_bytes=1000, default_budget_ms=30_000)
     engine = Engine()
-    engine.load(*resolve_plan(settings))
+    source = ModelSource(settings)
+    engine.load(*source.read())
     engine.access = Access(engine.metrics, admin_token=TOKEN)
-    admin = type(client)(
-        client.runner, create_app(engine, Admin(engine, lambda file: resolve_plan(settings, file)))
-    )
+    admin = type(client)(client.runner, create_app(engine, Admin(engine, source.read)))
     for body in (b"{}", json.dumps({"plan": str(tmp_path / "plan.json")}).encode()):
         assert act(admin, "reload", body).status_code == 200
         assert engine.plan.limits.max_body_bytes == 1000

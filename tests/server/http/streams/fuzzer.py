@@ -16,12 +16,12 @@ import uvloop
 
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.server.app.engine import Engine
-from polyrec.server.app.run import resolve_plan
 from polyrec.server.app.settings import Settings
 from polyrec.server.child import start
 from polyrec.server.http.access import Access
 from polyrec.server.http.admin import Admin
 from polyrec.server.http.app import create_app
+from polyrec.server.source.model_source import ModelSource
 from tests.server.http.streams.client import Barrier, play
 from tests.server.http.streams.corpus import Corpus, corpus_of
 from tests.server.http.streams.reference import Reference, differences
@@ -82,7 +82,7 @@ def served(bundle: Bundle, clicks: Path) -> Iterator[Fuzzer]:
         "log_level": "error",
     }
     engine = Engine()
-    engine.load(*resolve_plan(Settings.model_validate(given)))
+    engine.load(*ModelSource(Settings.model_validate(given)).read())
     log = Path(tempfile.mkdtemp(prefix="polyrec-streams-")) / "log"
     try:
         with (

@@ -1,0 +1,206 @@
+"""Bundles by URL, kept in a local folder: each version is fetched once, whole or not at all.
+
+    manifest.json of the URL      its checksum is the version's name
+    DIR/<name>/                   there already: loaded, not fetched
+    DIR/.<name>.partial/          file by file, no more bytes than the manifest says, checksums compared
+    DIR/<name>/                   renamed, when all is there
+
+Several processes share a folder. Locks (flock) of the folders say who works on them, and end with their
+process, so that what a killed one left is known as such and removed by the next fetch.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from polyrec.models.bundle.bundle import Bundle, load_bundle
+from polyrec.models.bundle.manifest import MANIFEST, NUMBERS, FileDigest, read_manifest
+from polyrec.models.errors import BundleError
+from polyrec.models.fetching.store import FetchError, NotThere, pieces, read
+from polyrec.models.fetching.url import ModelUrl
+from polyrec.models.files import MOST_SERVED_BYTES
+
+NAME = "[0-9a-f]{32}"
+INSIDE = "bundle"
+"""Folder of the bundle among the artifacts of an MLflow run or model."""
+ATTEMPTS = 3
+"""Times that a bundle may change while it is fetched."""
+
+
+class Mismatch(FetchError):
+    """A file that is not the manifest's: damaged, or of another version."""
+
+
+class ModelCache:
+    """Fetched bundles in a folder of at most `most_bytes`, the least recently loaded removed first."""
+
+    def __init__(self, folder: Path, most_bytes: int) -> None:
+        self._folder = folder
+        self._most_bytes = most_bytes
+
+    def load(self, url: ModelUrl) -> Bundle:
+        """Loads the bundle at a URL, fetched before unless it is here. Raises FetchError or BundleError."""
+        for left in reversed(range(ATTEMPTS)):
+            where, content = find_manifest(url)
+            folder = self._folder / _name(content)
+            bundle = self._load(where, folder)
+            if bundle is None:
+                try:
+                    self._fetch(where, content, folder)
+                except (Mismatch, NotThere) as e:
+                    if not left or find_manifest(url)[1] == content:
+                        raise FetchError(f"{e}; it is damaged, or was changed while it was read") from None
+                    continue
+                except OSError as e:
+                    raise FetchError(f"cannot write to the model cache '{self._folder}': {e}") from None
+                bundle = self._load(where, folder)
+            if bundle is not None:
+                return bundle
+        raise FetchError(f"bundle '{url}' was removed from the model cache again and again; is it too small?")
+
+    def _load(self, where: ModelUrl, folder: Path) -> Bundle | None:
+        """Loads a version; None if it is not here, also for one that was damaged here, which is removed."""
+        with _locked(folder, fcntl.LOCK_SH) as there:
+            if not there:
+                return None
+            try:
+                bundle = load_bundle(folder)
+            except BundleError as e:
+                if _intact(folder):
+                    raise BundleError(f"'{where}', fetched: {e}") from None
+            else:
+                with suppress(OSError):  # a folder that is not ours to write
+                    os.utime(folder)
+                return bundle
+        self._remove(folder, fcntl.LOCK_EX)
+        return None
+
+    def _fetch(self, where: ModelUrl, content: bytes, target: Path) -> None:
+        """Fetches a version, unless another process did so. Raises FetchError, BundleError or OSError."""
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        partial = target.with_name(f".{target.name}.partial")
+        partial.mkdir(exist_ok=True)
+        with _locked(partial, fcntl.LOCK_EX) as ours, ExitStack() as on_failure:
+            if not ours:
+                return
+            on_failure.callback(shutil.rmtree, partial, ignore_errors=True)
+            if target.exists():
+                return
+            for left in partial.iterdir():
+                left.unlink()
+            (partial / MANIFEST).write_bytes(content)
+            files = read_manifest(str(where), partial / MANIFEST).files
+            self._make_room(len(content) + sum(file.bytes for file in files.values()))
+            for name in NUMBERS:
+                _copy(where.child(name), partial / name, files[name])
+            partial.rename(target)
+            on_failure.pop_all()
+
+    def _make_room(self, needed: int) -> None:
+        """Removes what was left by killed processes, then old versions. Raises FetchError."""
+        versions: list[tuple[float, int, Path]] = []
+        for folder in self._folder.iterdir():
+            if re.fullmatch(rf"\.{NAME}\.\w+", folder.name):
+                self._remove(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            elif re.fullmatch(NAME, folder.name):
+                with suppress(FileNotFoundError):  # another process removes it
+                    size = sum(file.stat().st_size for file in folder.iterdir())
+                    versions.append((folder.stat().st_mtime, size, folder))
+        total = sum(size for _, size, _ in versions)
+        for _, size, folder in sorted(versions):
+            over = total + needed > self._most_bytes
+            if over and self._remove(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                total -= size
+        if total + needed > self._most_bytes:
+            allowed = f"--model-cache-bytes {self._most_bytes}"
+            raise FetchError(f"a bundle has {needed} bytes, for which the model cache has no room: {allowed}")
+        free = shutil.disk_usage(self._folder).free
+        if needed > free:
+            raise FetchError(f"a bundle has {needed} bytes; the disk of the model cache has {free} free")
+
+    def _remove(self, folder: Path, how: int) -> bool:
+        """Removes a folder that no process works on, and says whether that is so. how: of flock."""
+        try:
+            with _locked(folder, how) as there:
+                if there:
+                    gone = self._folder / f".{folder.name.strip('.')[:32]}.gone{secrets.token_hex(4)}"
+                    folder.rename(gone)
+                    shutil.rmtree(gone, ignore_errors=True)
+        except BlockingIOError:
+            return False
+        return True
+
+
+def find_manifest(url: ModelUrl) -> tuple[ModelUrl, bytes]:
+    """Reads the manifest of the bundle at a URL, or in the folder `bundle` there; also returns where it is.
+
+    Raises FetchError; NotThere if there is no bundle.
+    """
+    for folder in (url, url.child(INSIDE)):
+        try:
+            return folder, read(folder.child(MANIFEST), MOST_SERVED_BYTES)
+        except NotThere:
+            pass
+    raise NotThere(f"no bundle at '{url}': there is no {MANIFEST}")
+
+
+def _name(manifest: bytes) -> str:
+    return hashlib.sha256(manifest).hexdigest()[:32]
+
+
+def _copy(url: ModelUrl, target: Path, expected: FileDigest) -> None:
+    """Copies a file. Raises Mismatch, after no more bytes than are expected and a piece; FetchError."""
+    size, digest = 0, hashlib.sha256()
+    with target.open("wb") as file:
+        for piece in pieces(url):
+            size += len(piece)
+            if size > expected.bytes:
+                break
+            digest.update(piece)
+            file.write(piece)
+    if size != expected.bytes:
+        raise Mismatch(f"'{url}' has not the {expected.bytes} bytes of its manifest")
+    if digest.hexdigest() != expected.sha256:
+        raise Mismatch(f"'{url}' has not the sha256 of its manifest")
+
+
+def _intact(folder: Path) -> bool:
+    """Whether the files of a version are those that were fetched."""
+    try:
+        if _name((folder / MANIFEST).read_bytes()) != folder.name:
+            return False
+        for name, expected in read_manifest(folder).files.items():
+            with (folder / name).open("rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != expected.sha256:
+                    return False
+    except (OSError, BundleError):
+        return False
+    return True
+
+
+@contextmanager
+def _locked(folder: Path, how: int) -> Iterator[bool]:
+    """Locks a folder; yields whether it is there. Raises BlockingIOError with LOCK_NB."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        yield False
+        return
+    try:
+        fcntl.flock(descriptor, how)
+        # it may have been renamed or removed before the lock was had
+        try:
+            there = os.path.samestat(os.fstat(descriptor), folder.stat())
+        except FileNotFoundError:
+            there = False
+        yield there
+    finally:
+        os.close(descriptor)

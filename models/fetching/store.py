@@ -1,0 +1,83 @@
+"""Reads files by URL, in pieces: http and https through httpx, all other schemes through fsspec.
+
+Redirects are not followed: where a model comes from is what its URL says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+
+from polyrec.models.errors import PolyrecError
+from polyrec.models.fetching.url import SCHEME, ModelUrl
+
+PIECE_BYTES = 4 * 2**20
+SILENCE_S = 60.0
+"""Limit of the wait for a connection, and for the next bytes of a file."""
+WEB = ("http", "https")
+ABSENT = (404, 410)
+
+
+class FetchError(PolyrecError):
+    """A model that cannot be fetched: no such file, no connection, other content than its manifest says."""
+
+
+class NotThere(FetchError):
+    """There is no such file."""
+
+
+def read(url: ModelUrl, most_bytes: int) -> bytes:
+    """Reads a whole file. Raises FetchError, also if it has more than `most_bytes`; NotThere."""
+    content = bytearray()
+    for piece in pieces(url):
+        content += piece
+        if len(content) > most_bytes:
+            raise FetchError(f"'{url}' has more than {most_bytes} bytes")
+    return bytes(content)
+
+
+def pieces(url: ModelUrl) -> Iterator[bytes]:
+    """Reads a file from its beginning. Raises FetchError or NotThere."""
+    return _web(url) if url.text.partition(SCHEME)[0] in WEB else _fsspec(url)
+
+
+def _web(url: ModelUrl) -> Iterator[bytes]:
+    # without compression, which would make the bytes of an answer unknown
+    headers = {"Accept-Encoding": "identity"}
+    try:
+        with httpx.stream(
+            "GET", url.text, headers=headers, timeout=SILENCE_S, follow_redirects=False
+        ) as answer:
+            if answer.status_code in ABSENT:
+                raise NotThere(f"there is no '{url}'")
+            if answer.is_redirect:
+                raise FetchError(f"'{url}' redirects, which is not followed; give the URL that it leads to")
+            if answer.status_code != httpx.codes.OK:
+                raise FetchError(f"cannot read '{url}': status {answer.status_code}")
+            yield from answer.iter_bytes()
+    except (httpx.HTTPError, httpx.InvalidURL) as e:
+        raise FetchError(f"cannot read '{url}': {_one_line(e)}") from None
+
+
+def _fsspec(url: ModelUrl) -> Iterator[bytes]:
+    try:
+        from fsspec.core import url_to_fs
+    except ImportError:
+        raise FetchError(
+            f"cannot read '{url}': it needs fsspec, not installed here: pip install 'polyrec[remote]'"
+        ) from None
+    try:
+        system, path = url_to_fs(url.text)
+        system.invalidate_cache()  # listings of a store may be of an earlier version
+        with system.open(path, "rb", block_size=PIECE_BYTES) as file:
+            while piece := file.read(PIECE_BYTES):
+                yield piece
+    except FileNotFoundError:
+        raise NotThere(f"there is no '{url}'") from None
+    except Exception as e:  # stores raise errors of their own libraries
+        raise FetchError(f"cannot read '{url}': {_one_line(e)}") from None
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,112 @@
+"""Where the models of a server come from: its settings' plans and bundles, and those that admin calls name.
+
+    local path          read where it is
+    URL of a bundle     fetched into the model cache (models/fetching/cache.py), read from there
+    URL of a plan       read; its bundles, relative to it, are fetched
+
+Clients name no models. An admin call may name a URL below the operator's prefixes only, so that a token for a
+server is none for whatever else its machine can reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from polyrec.models.bundle.bundle import Bundle, load_bundle
+from polyrec.models.fetching.cache import ModelCache
+from polyrec.models.fetching.store import read
+from polyrec.models.fetching.url import ModelUrl
+from polyrec.models.files import MOST_SERVED_BYTES
+from polyrec.models.runtimes import best_runtime
+from polyrec.planner.plan import Plan, PlanError, PlannedLane, load_plan, parse_plan, single_path_plan
+from polyrec.server.app.settings import Settings, SettingsError
+
+LoadedPlan = tuple[Plan, Mapping[Path, Bundle]]
+"""A plan, and those of its bundles that are loaded already."""
+
+
+class ModelSource:
+    """Reads plans for the settings, with their limits, policy and tiers applied."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def asked(self, name: str | None, place: Path | ModelUrl | None) -> LoadedPlan:
+        """Reads what an admin call asks for; blocks.
+
+        name: of one of several models. place: None: the settings' own. Raises PolyrecError; SettingsError for
+        a URL that is neither the settings' own nor below their prefixes.
+        """
+        settings = self._settings
+        own = settings.model_files().get(name or "") or settings.plan or settings.bundle
+        if isinstance(place, ModelUrl) and place != own and not settings.allows(place):
+            raise SettingsError(f"'{place}' is not below a prefix of the server's --model-urls")
+        return self.read(place or own)
+
+    def read(self, place: Path | ModelUrl | None = None) -> LoadedPlan:
+        """Loads a plan, or makes one of a bundle; also returns the bundles that it opened. Blocks.
+
+        place: a plan, or the folder of a bundle; None: the settings' own. Raises PolyrecError.
+        """
+        settings = self._settings
+        place = place or settings.plan or settings.bundle
+        assert place is not None
+        if isinstance(place, ModelUrl):
+            if place.is_plan:
+                plan, bundles = self._plan_at(place)
+                return settings.apply_to(plan), bundles
+            bundle = self._cache().load(place)
+        elif place != settings.bundle and not place.is_dir():
+            return settings.apply_to(load_plan(place)), {}
+        else:
+            bundle = load_bundle(place)
+        return settings.apply_to(self._plan_of(bundle)), {bundle.path: bundle}
+
+    def _plan_of(self, bundle: Bundle) -> Plan:
+        """Makes the plan of a single bundle by the settings."""
+        settings = self._settings
+        # the path of a nested bundle says which width it is
+        width = settings.width or (bundle.widths[-1] if bundle.widths else None)
+        name = bundle.at_width(width).name
+        if settings.runtime == "auto":
+            runtime, device = best_runtime(bundle)
+            # an explicit device wins over the best one
+            device = settings.device or device
+        else:
+            runtime, device = settings.runtime, settings.device or "cpu"
+        plan = single_path_plan(bundle.path, name, runtime, device, settings.precision, width)
+        if settings.lanes > 1 or settings.lane != "auto":
+            kind = settings.lane if settings.lane != "auto" else "process"
+            lanes = [{"name": f"{device}.{i}", "device": device, "kind": kind} for i in range(settings.lanes)]
+            lanes_of = tuple(PlannedLane.model_validate(lane) for lane in lanes)
+            plan = plan.model_copy(update={"lanes": lanes_of})
+        return plan
+
+    def _plan_at(self, url: ModelUrl) -> tuple[Plan, Mapping[Path, Bundle]]:
+        """Reads a plan by URL and fetches its bundles. Raises FetchError, BundleError or PlanError."""
+        what = f"plan '{url}'"
+        plan = parse_plan(read(url, MOST_SERVED_BYTES), what)
+        if plan.placement is not None and plan.placement.files:
+            raise PlanError(
+                f"{what}: placement: {' and '.join(plan.placement.files)}: a plan by URL names no files of "
+                "this machine; leave them to the settings (--tier-directory, --store-password-file)"
+            )
+        places: dict[Path, ModelUrl] = {}
+        for path in plan.paths:
+            try:
+                place = places[path.bundle] = url.beside(path.bundle)
+            except ValueError as e:
+                raise PlanError(f"{what}: path '{path.name}': {e}") from None
+            if not place.is_below(url.folder) and not self._settings.allows(place):
+                raise PlanError(
+                    f"{what}: path '{path.name}': '{place}' is not in the plan's folder, nor below a prefix "
+                    "of the server's --model-urls"
+                )
+        cache = self._cache()
+        bundles = {named: cache.load(place) for named, place in places.items()}
+        paths = [p.model_copy(update={"bundle": bundles[p.bundle].path}) for p in plan.paths]
+        return plan.model_copy(update={"paths": tuple(paths)}), {b.path: b for b in bundles.values()}
+
+    def _cache(self) -> ModelCache:
+        return ModelCache(self._settings.model_cache_folder, self._settings.model_cache_bytes)

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from polyrec.models.fetching.store import FetchError, NotThere, read
+from polyrec.models.fetching.url import ModelUrl
+from tests.models.fetching.web import Files, serving
+
+CONTENT = bytes(range(256)) * 40_000
+"""More than a piece."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "x.bin").write_bytes(CONTENT)
+    return tmp_path
+
+
+@pytest.fixture(params=["http", "file", "memory"])
+def root(request: pytest.FixtureRequest, folder: Path) -> Iterator[str]:
+    if request.param == "http":
+        with serving(folder) as (url, _):
+            yield url
+    elif request.param == "file":
+        yield f"file://{folder}"
+    else:
+        system = fsspec.filesystem("memory")
+        system.put(str(folder / "x.bin"), "/stored/x.bin")
+        yield "memory://stored"
+        system.rm("/stored", recursive=True)
+
+
+def test_a_file_is_read_by_url(root: str) -> None:
+    url = ModelUrl(f"{root}/x.bin")
+    assert read(url, len(CONTENT)) == CONTENT
+    with pytest.raises(FetchError, match="more than 1000 bytes"):
+        read(url, 1000)
+
+
+def test_what_is_not_there_is_told_apart(root: str) -> None:
+    with pytest.raises(NotThere, match=r"there is no '.*/none'"):
+        read(ModelUrl(f"{root}/none"), 1000)
+
+
+def broken(files: Files) -> bool:
+    """Answers /STATUS with it, /short with half of what it announces, and /away with a redirect."""
+    name = files.path.removeprefix("/")
+    if name == "short":
+        files.send_response(200)
+        files.send_header("Content-Length", "1000")
+        files.end_headers()
+        files.wfile.write(bytes(500))
+        files.close_connection = True
+    else:
+        files.send_response(302 if name.startswith("away") else int(name))
+        files.send_header("Location", "file:///etc/passwd" if name == "away" else "/x.bin")
+        files.send_header("Content-Length", "0")
+        files.end_headers()
+    return True
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("403", "status 403"),
+        ("500", "status 500"),
+        ("204", "status 204"),
+        ("short", "peer closed connection"),
+        ("away", "redirects, which is not followed"),
+        ("away-here", "redirects, which is not followed"),
+    ],
+)
+def test_nothing_but_a_whole_answer_counts(folder: Path, name: str, reason: str) -> None:
+    with serving(folder, broken) as (root, asked), pytest.raises(FetchError, match=reason):
+        read(ModelUrl(f"{root}/{name}"), 10_000)
+    assert asked == [f"/{name}"]
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("nonsense://x/y", "cannot read 'nonsense://x/y': Protocol not known"),
+        ("http://127.0.0.1:1/x", "cannot read 'http://127.0.0.1:1/x': "),
+        ("http://127.0.0.1:x/x", "cannot read 'http://127.0.0.1:x/x': "),
+    ],
+)
+def test_what_cannot_be_read_is_one_line(url: str, reason: str) -> None:
+    with pytest.raises(FetchError) as error:
+        read(ModelUrl(url), 1000)
+    assert str(error.value).startswith(reason)
+    assert "\n" not in str(error.value)
+
+
+def test_another_version_of_a_file_is_read_anew(folder: Path) -> None:
+    system = fsspec.filesystem("memory")
+    for content in (b"first", b"second"):
+        system.pipe("/changing/x", content)
+        system.ls("/changing")
+        assert read(ModelUrl("memory://changing/x"), 100) == content
+    system.rm("/changing", recursive=True)
