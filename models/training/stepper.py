@@ -168,7 +168,8 @@ class Stepper:
     def __iter__(self) -> Iterator[Step]:
         draws = self._draws()
         if self._resident:
-            draws = ahead(self._prepared(draws, self._resident), PREPARED)
+            # one thread draws batches, another one brings their rows into memory
+            draws = ahead(self._prepared(ahead(draws), self._resident), PREPARED)
         try:
             for drawn in draws:
                 loss = self._take(drawn)

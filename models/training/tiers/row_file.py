@@ -11,6 +11,8 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -29,10 +31,25 @@ Before = Callable[[I64, F32], object]
 """Called with rows and their records in the file, which are overwritten next."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """Pages to read or write at once. rows: which of the given ones they hold.
+
+    offsets: in the file. targets: in the buffer. length: of each, a page or an extent. place: page of the
+    buffer that has each row.
+    """
+
+    rows: slice
+    offsets: I64
+    targets: I64
+    length: int
+    place: I64
+
+
 class RowFile:
     """Records of rows 0 ... rows - 1, float32 [columns] each: values, squares, mark (int32, as bits).
 
-    buffer_bytes: memory through which pages are moved, at least one extent. kind: of reads and writes, see
+    buffer_bytes: memory through which pages are moved, at least two extents. kind: of reads and writes, see
     `open_reader`. Not thread-safe. Raises OSError.
     """
 
@@ -50,7 +67,7 @@ class RowFile:
         self.page_bytes = -(-4 * self.columns // PAGE_BYTES) * PAGE_BYTES
         self.rows_a_page = self.page_bytes // (4 * self.columns)
         extent_bytes = EXTENT_PAGES * self.page_bytes
-        self._extents = max(buffer_bytes // extent_bytes, 1)
+        self._extents = max(buffer_bytes // extent_bytes, 2)
         self._memory = mmap.mmap(-1, self._extents * extent_bytes)
         self._bytes = np.frombuffer(self._memory, np.uint8)
         self._records = self._view(self._bytes)
@@ -120,45 +137,57 @@ class RowFile:
     def read(self, rows: I64) -> F32:
         """Returns records, float32 [n, columns]. rows: int64 [n], ascending, distinct."""
         out = np.empty((rows.size, self.columns), np.float32)
-        for part, units, length, place in self._units(rows):
-            self._reader.wait(self._reader.submit(units * length, self._targets(units, length), length))
-            out[part] = self._records[place, rows[part] % self.rows_a_page]
+        before: tuple[_Move, int] | None = None
+        for move in (*self._moves(rows), None):
+            # the next pages are read while the last ones are copied
+            started = None
+            if move is not None:
+                started = move, self._reader.submit(move.offsets, move.targets, move.length)
+            if before is not None:
+                done, ticket = before
+                self._reader.wait(ticket)
+                out[done.rows] = self._records[done.place, rows[done.rows] % self.rows_a_page]
+            before = started
         return out
 
     def write(self, rows: I64, records: F32, before: Before) -> None:
         """Replaces records; they are on disk after `sync`. rows: as for `read`. before: see Before."""
-        for part, units, length, place in self._units(rows):
-            targets = self._targets(units, length)
-            self._reader.wait(self._reader.submit(units * length, targets, length))
-            within = rows[part] % self.rows_a_page
-            before(rows[part], self._records[place, within])
-            self._records[place, within] = records[part]
-            self._writer.wait(self._writer.submit(units * length, targets, length))
+        under_way = [0, 0]
+        for half, move in zip(cycle((0, 1)), self._moves(rows), strict=False):
+            # pages are read into one half of the buffer while those of the other are written
+            self._writer.wait(under_way[half])
+            self._reader.wait(self._reader.submit(move.offsets, move.targets, move.length))
+            within = rows[move.rows] % self.rows_a_page
+            before(rows[move.rows], self._records[move.place, within])
+            self._records[move.place, within] = records[move.rows]
+            under_way[half] = self._writer.submit(move.offsets, move.targets, move.length)
+        for ticket in under_way:
+            self._writer.wait(ticket)
 
-    def _targets(self, units: I64, length: int) -> I64:
-        return np.arange(units.size) * length
-
-    def _units(self, rows: I64) -> Iterator[tuple[slice, I64, int, I64]]:
-        """Cuts rows into parts whose pages fit the buffer.
-
-        Yields (rows of the part, units to move, bytes of a unit, page of the buffer that has each row): units
-        are pages, or extents where rows lie close.
-        """
-        # a part has no more rows than the buffer has pages, unless they share pages
-        capacity = self._extents * EXTENT_PAGES
+    def _moves(self, rows: I64) -> Iterator[_Move]:
+        """Cuts rows into parts whose pages fit half of the buffer, in turns the first and the second half."""
+        capacity = self._extents // 2 * EXTENT_PAGES
         page = rows // self.rows_a_page
         pages = 1 + np.count_nonzero(np.diff(page)) if rows.size else 0
         extents = 1 + np.count_nonzero(np.diff(page // EXTENT_PAGES)) if rows.size else 0
         each = EXTENT_PAGES if pages >= DENSE * extents else 1
+        length = each * self.page_bytes
         unit = page // each
         begins = np.flatnonzero(np.diff(unit, prepend=-1))
         most = capacity // each
-        for start in range(0, begins.size, most):
+        for number, start in enumerate(range(0, begins.size, most)):
             chosen = begins[start : start + most]
             end = int(begins[start + most]) if start + most < begins.size else rows.size
             part = slice(int(chosen[0]), end)
             which = np.repeat(np.arange(chosen.size), np.diff(chosen, append=end))
-            yield part, unit[chosen], each * self.page_bytes, which * each + page[part] % each
+            first = number % 2 * capacity
+            yield _Move(
+                part,
+                unit[chosen] * length,
+                first * self.page_bytes + np.arange(chosen.size) * length,
+                length,
+                first + which * each + page[part] % each,
+            )
 
     def sync(self) -> None:
         """Waits until what was written is on disk."""

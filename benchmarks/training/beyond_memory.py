@@ -1,0 +1,268 @@
+"""Measures training of tables eight times as large as memory: rows in a file against rows in memory.
+
+    python -m benchmarks.training.beyond_memory --folder /nvme --json docs/results/training-tiers.json
+
+The Kaggle-size DLRM (13 numbers, 26 tables, 512-256-64-16, 512-256-1, dot), Zipf 1.05 look-ups, batches of
+4,096 rows, row-wise Adagrad, one torch thread. Four ways, in turns, each in a process of its own whose memory
+is limited by a cgroup (as root) to what it used before it made the tables, --memory, and 512 MiB for a step:
+
+    memory     TableStage, with tables that fit --memory: an eighth of the rows
+    tiers      the same model with eight times as many rows, the rows beyond --memory in a file
+    mapped     TableStage over a mapped file of as many rows, and mapped accumulators
+    advised    the same with madvise(MADV_RANDOM): the kernel reads no neighbors of a page
+
+The rate is that of the last steps; those before fill the cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import mmap
+import os
+import re
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from polyrec.loadtest.machine import processor
+from polyrec.models.allocator import retain_freed_memory
+from polyrec.models.dlrm.dlrm import DLRM, Architecture, dense_slots, initial_net
+from polyrec.models.embeddings.lookups import FusedRows
+from polyrec.models.embeddings.stage import PerBlock, Stage
+from polyrec.models.embeddings.table import TableStage, initial_rows
+from polyrec.models.schema.batch import F32, I64, Batch, Block
+from polyrec.models.schema.schema import load_schema
+from polyrec.models.training.recipe import Recipe
+from polyrec.models.training.source import Rows
+from polyrec.models.training.stepper import Stepper
+from polyrec.models.training.tiers.resident import ResidentRows
+from polyrec.models.training.tiers.row_file import RowFile
+from polyrec.models.training.tiers.row_tiers import room_in
+from polyrec.models.training.tiers.stage import ResidentStage
+from polyrec.models.training.tiers.undo_log import UndoLog
+
+TABLES, DENSE, WIDTH, BATCH_ROWS, TIMES, ZIPF = 26, 13, 16, 4096, 8, 1.05
+SHAPE = Architecture(width=WIDTH, bottom=(512, 256, 64), top=(512, 256), interaction="dot")
+LEAST_STEPS = 4
+WAYS = ("memory", "tiers", "mapped", "advised")
+ROOM_BYTES = 512 * 2**20
+"""Memory of a step, beside what the process had before and the rows."""
+CGROUP = Path("/sys/fs/cgroup/memory")
+RECORD_BYTES = 4 * (WIDTH + 1)
+
+
+@dataclass
+class Generated:
+    """Rows whose ranks lie in a mapped file. ranks: int32 [rows, tables]."""
+
+    ranks: NDArray[np.int32]
+    label: F32
+    dense: F32
+    group: I64 | None = None
+
+    @classmethod
+    def create(cls, file: Path, rows: int, table_rows: int) -> Generated:
+        if not file.exists():
+            random = np.random.default_rng(1)
+            share = np.cumsum(np.arange(1, table_rows + 1) ** -ZIPF)
+            ranks = np.lib.format.open_memmap(file, "w+", np.int32, (rows, TABLES))
+            for start in range(0, rows, BATCH_ROWS):
+                drawn = random.random((min(BATCH_ROWS, rows - start), TABLES)) * share[-1]
+                ranks[start : start + len(drawn)] = np.searchsorted(share, drawn)
+            ranks.flush()
+        random = np.random.default_rng(0)
+        label = (random.random(rows) < 0.25).astype(np.float32)
+        dense = random.normal(size=(BATCH_ROWS, DENSE)).astype(np.float32)
+        return cls(np.load(file, mmap_mode="r"), label, dense)
+
+    def batch(self, rows: I64) -> Batch:
+        none = np.zeros(1, np.int64)
+        context = Block(
+            np.zeros((rows.size, 0), np.float32), np.zeros((rows.size, 0), np.int64), none[:0], none
+        )
+        ranks = self.ranks[rows].astype(np.int64)
+        return Batch(context, Block(self.dense[: rows.size], ranks, none[:0], none))
+
+
+class InOrder:
+    """Windows of one batch each, in order."""
+
+    def __init__(self, data: Generated) -> None:
+        self.data, self.size, self.base_rate = data, len(data.label), 0.25
+
+    def windows(self, first: int = 0) -> Iterator[Rows]:
+        for start in range(first * BATCH_ROWS, self.size, BATCH_ROWS):
+            yield Rows(self.data, np.arange(start, min(start + BATCH_ROWS, self.size)))
+
+
+def anonymous_bytes() -> int:
+    found = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found
+    return int(found[1]) * 1024
+
+
+def limited(own: Path | None, memory: int) -> int:
+    """Limits the process's cgroup to what it uses now, `memory` and room for a step; returns the limit."""
+    limit = anonymous_bytes() + memory + ROOM_BYTES
+    if own is not None:
+        (own / "memory.limit_in_bytes").write_text(str(limit))
+    return limit
+
+
+def mapped(file: Path, count: int, advised: bool) -> torch.Tensor:
+    found = torch.from_file(str(file), shared=True, size=count, dtype=torch.float32)
+    if advised:
+        libc = ctypes.CDLL(None, use_errno=True)
+        address, length = ctypes.c_void_p(found.data_ptr()), ctypes.c_size_t(4 * count)
+        if libc.madvise(address, length, mmap.MADV_RANDOM):
+            raise OSError(ctypes.get_errno(), "madvise")
+    return found
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Trains in one way; returns figures."""
+    way, folder, memory, steps, own = args.way, args.folder, args.memory, args.steps, args.cgroup
+    torch.set_num_threads(1)
+    retain_freed_memory()
+    schema = load_schema("criteo")
+    total = memory // (RECORD_BYTES + 1) * (1 if way == "memory" else TIMES)
+    table_rows = total // TABLES
+    data = Generated.create(folder / f"ranks-{table_rows}-{steps}.npy", steps * BATCH_ROWS, table_rows)
+    sizes = dict.fromkeys(schema.tables, table_rows)
+    slots = PerBlock(0, TABLES)
+    torch.manual_seed(0)
+    net = initial_net(SHAPE, dense_slots(schema), slots)
+    fused = FusedRows(schema, sizes)
+    rows_file, squares_file = folder / "mapped.f32", folder / "squares.f32"
+    if way in ("mapped", "advised"):
+        with rows_file.open("wb") as f:
+            for part in initial_rows(fused, WIDTH, 0):
+                f.write(part.numpy().data)
+            f.flush()
+            os.fdatasync(f.fileno())
+            os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        with squares_file.open("wb") as f:
+            f.truncate(4 * fused.total)
+    limit = limited(own, memory)
+    stage: Stage
+    resident = None
+    if way == "memory":
+        stage = TableStage.initial(schema, sizes, WIDTH, 0)
+    elif way == "tiers":
+        room = room_in(memory, fused.total, RECORD_BYTES)
+        log = UndoLog(RowFile(folder / "tiers.rows", fused.total, WIDTH, 1, room.buffer_bytes))
+        # all tables have as many rows and look-ups
+        cuts = dict.fromkeys(schema.tables, room.prefix // TABLES)
+        resident = ResidentRows(
+            fused, cuts, room.slots, log, lambda: (p.numpy() for p in initial_rows(fused, WIDTH, 0))
+        )
+        stage = ResidentStage(fused, slots, resident)
+    else:
+        weight = mapped(rows_file, fused.total * WIDTH, way == "advised")
+        stage = TableStage(schema, sizes, weight.view(-1, WIDTH))
+    recipe = Recipe(batch_rows=BATCH_ROWS, by_request=False, hide=0.0, precision=args.precision)
+    stepper = Stepper(DLRM(stage, net), InOrder(data), recipe, steps)
+    if way in ("mapped", "advised"):
+        (squares,) = stepper._sparse.accumulators()
+        squares.set_(mapped(squares_file, fused.total, way == "advised"))  # type: ignore[call-overload]
+    begin = time.perf_counter()
+    ends, losses, cpu = [], [], []
+    for step in stepper:
+        ends.append(time.perf_counter() - begin)
+        cpu.append(time.process_time())
+        losses.append(step.loss)
+        if ends[-1] > args.most_s and len(ends) >= LEAST_STEPS:
+            break
+    half = len(ends) // 2
+    found: dict[str, Any] = {
+        "way": way,
+        "rows_per_s": BATCH_ROWS * (len(ends) - 1 - half) / (ends[-1] - ends[half]),
+        "precision": args.precision,
+        "cpu_per_s": (cpu[-1] - cpu[half]) / (ends[-1] - ends[half]),
+        "steps": len(ends),
+        "table_rows": fused.total,
+        "limit_bytes": limit if own else None,
+        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "loss": float(np.mean(losses[-20:])),
+    }
+    if resident is not None:
+        begin = time.perf_counter()
+        resident.snapshot()
+        found["snapshot_s"] = time.perf_counter() - begin
+        resident.log.remove()
+    for file in (rows_file, squares_file):
+        file.unlink(missing_ok=True)
+    return found
+
+
+def in_process(way: str, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Runs one way in a process in a cgroup of its own."""
+    own = CGROUP / f"polyrec-{os.getpid()}-{way}"
+    limits = os.access(CGROUP, os.W_OK) and not args.unlimited
+    if limits:
+        own.mkdir()
+    command = [sys.executable, "-m", "benchmarks.training.beyond_memory", "--folder", str(folder)]
+    command += ["--way", way, "--memory", str(args.memory), "--steps", str(args.steps)]
+    command += ["--precision", args.precision, "--most-s", str(args.most_s)]
+    command += [*(["--cgroup", str(own)] if limits else [])]
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+    finally:
+        if limits:
+            own.rmdir()
+    found: dict[str, Any] = json.loads(done.stdout)
+    print(json.dumps(found), flush=True)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--folder", type=Path, required=True, help="on a real disk")
+    parser.add_argument("--memory", type=int, default=512_000_000, help="bytes for rows")
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--most-s", type=float, default=100.0, help="of one run")
+    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
+    parser.add_argument("--unlimited", action="store_true", help="without a cgroup")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
+    parser.add_argument("--cgroup", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.way:
+        if args.cgroup:
+            (args.cgroup / "cgroup.procs").write_text(str(os.getpid()))
+        print(json.dumps(run(args)))
+        return
+    folder = args.folder / "polyrec-beyond-memory"
+    folder.mkdir(exist_ok=True)
+    try:
+        runs = [in_process(way, args, folder) for _ in range(args.rounds) for way in args.ways]
+    finally:
+        shutil.rmtree(folder)
+    rates = {w: statistics.median(r["rows_per_s"] for r in runs if r["way"] == w) for w in args.ways}
+    for way, rate in rates.items():
+        print(f"{way:8} {rate:10,.0f} rows/s")
+    if args.json:
+        result = {"machine": processor(), "date": datetime.now(UTC).date().isoformat(), "runs": runs}
+        args.json.write_text(json.dumps({**result, "rows_per_s": rates}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
