@@ -251,8 +251,8 @@ def adopt(iteration: Iteration, folder: LoopFolder, keep: int) -> None:
     own = folder.folder_of(iteration.number)
     plan = load_plan(own / PLAN)
     save_plan(with_bundle(plan, (own / BUNDLE).relative_to(folder.path)), folder.plan)
-    learned = [i.number for i in folder.iterations() if i.state in LEARNED]
-    folder.remove_bundles({*learned[-keep - 1 :], iteration.number})
+    earlier = [i.number for i in folder.iterations() if i.state in LEARNED and i.number != iteration.number]
+    folder.remove_bundles({*earlier[max(0, len(earlier) - keep) :], iteration.number})
 
 
 def _ends(interval: Interval) -> list[float | None]:

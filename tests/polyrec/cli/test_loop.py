@@ -87,6 +87,9 @@ def test_a_killed_loop_goes_on_at_its_step(
 ) -> None:
     command = [sys.executable, "-m", "polyrec", *run, "--train-options", "--epochs 1"]
     record = tmp_path / "state" / "iterations" / "0001" / "record.json"
+    # however late it is killed
+    (tmp_path / "state" / "control").mkdir(parents=True)
+    assert main(["loop", "hold", "evaluate", "--state", str(tmp_path / "state")]) == 0
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         assert child.stdout.readline().startswith("iteration 1: check: information gain")
@@ -94,7 +97,9 @@ def test_a_killed_loop_goes_on_at_its_step(
         assert main([*run, "--once"]) == 2
         assert "another loop runs in" in capsys.readouterr().err
         child.kill()
-    assert json.loads(record.read_text())["step"] == "train"
+    assert json.loads(record.read_text())["step"] in ("train", "evaluate")
+    assert main(["loop", "release", "evaluate", "--state", str(tmp_path / "state")]) == 0
+    capsys.readouterr()
     # its training may live on, and is then waited for
     until = time.monotonic() + 300
     while (code := main([*run, "--once", "--train-options", "--epochs 1"])) == 2:
