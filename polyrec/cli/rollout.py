@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from polyrec.cli.rollout_options import add_start_options, share_of
+from polyrec.loadtest.arguments import duration
 
 EXAMPLE = "polyrec rollout start runs/new/plan.json --share .05 --by user_id --promote-after 1h"
 
@@ -25,6 +26,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_start_options(start)
     start.add_argument(
         "--wait", action="store_true", help="until it ends; the exit status is 3 if it was rolled back"
+    )
+    start.add_argument(
+        "--timeout",
+        type=duration,
+        metavar="TIME",
+        help="wait that long at most, like 10m; the exit status is 4 if it still runs, and it goes on",
     )
 
     calls.add_parser(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,8 @@ from polyrec.models.text_table import aligned
 
 ROLLED_BACK = 3
 """Exit status of `start --wait` if the version was rolled back."""
+STILL_RUNNING = 4
+"""Exit status of `start --wait` if the rollout still runs at the end of `--timeout`."""
 POLL_S = 1.0
 BOUNDS = ("max_psi", "max_loss", "max_failed", "max_late", "max_slowdown", "slack_ms", "min_requests")
 
@@ -26,8 +29,13 @@ def run_call(args: argparse.Namespace) -> int:
         _print(status, args.json)
         if args.call != "start" or not args.wait:
             return 0
+        end = math.inf if args.timeout is None else time.monotonic() + args.timeout
         while status["rollout"] is not None:
-            time.sleep(POLL_S)
+            left = end - time.monotonic()
+            if left <= 0:
+                _print(status, args.json)
+                return STILL_RUNNING
+            time.sleep(min(POLL_S, left))
             status = calls.get("rollout")
         _print(status, args.json)
         return 0 if status["ended"][0]["outcome"] == "promoted" else ROLLED_BACK

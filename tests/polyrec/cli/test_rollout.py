@@ -52,6 +52,16 @@ def test_a_rollout_from_start_to_promotion(
     assert "there is no rollout" in capsys.readouterr().err
 
 
+def test_a_wait_ends_at_its_timeout_and_the_rollout_goes_on(
+    server: ServerProcess, bundle_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at = ["--url", server.url]
+    waiting = ["--wait", "--timeout", "0.1s", "--promote-after", "1h"]
+    assert main(["rollout", "start", str(bundle_dir), *waiting, *at]) == 4
+    assert capsys.readouterr().out.count("running: version") == 2
+    assert main(["rollout", "rollback", *at]) == 0
+
+
 def test_waiting_tells_by_the_exit_status(
     server: ServerProcess, bundle_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
