@@ -90,6 +90,7 @@ def test_a_killed_loop_goes_on_at_its_step(
     # however late it is killed
     (tmp_path / "state" / "control").mkdir(parents=True)
     assert main(["loop", "hold", "evaluate", "--state", str(tmp_path / "state")]) == 0
+    capsys.readouterr()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         assert child.stdout.readline().startswith("iteration 1: check: information gain")
