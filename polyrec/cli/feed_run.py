@@ -3,7 +3,8 @@
 An entry is acknowledged in the stream once the server has acknowledged its update: at least once. Each call
 has a key, so that a server that did apply it does not apply it again. What the server refuses goes to the
 stream's `:rejected` twin with the reason, since it would stop all later updates. While the server cannot be
-reached, the feed waits and tries again.
+reached, the feed waits and tries again. When the store cannot, it begins again with what it has not
+acknowledged: a reply that was lost may have handed entries to it.
 """
 
 from __future__ import annotations
@@ -24,14 +25,16 @@ import httpx
 import numpy as np
 import redis
 from pydantic import ValidationError
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from polyrec.client.admin import TOKEN
 from polyrec.models.errors import PolyrecError
 from polyrec.models.files import one_line
-from polyrec.models.text import printable
+from polyrec.models.text import printable, public
 from polyrec.models.tiers.updates.update import TableUpdate, UpdateError
 from polyrec.models.tiers.updates.update_file import encode_update, parse_update
-from polyrec.server.http.admin_embeddings import BINARY, UpdateRequest, table_update
+from polyrec.server.http.admin_embeddings import BINARY, MAX_BODY_BYTES, UpdateRequest, table_update
 
 log = logging.getLogger("polyrec.feed")
 
@@ -42,7 +45,14 @@ READ = 500
 BLOCK_MS = 500
 MOST_REJECTED = 10_000
 """Rejected entries that are kept."""
+FIRST_WAIT_S = 0.1
 LONGEST_WAIT_S = 5.0
+STORE_S = 5.0
+"""Longest time that the store may take for an answer."""
+KEY_CHARACTERS = 40
+"""Characters of a stream's name in a call's key, which has at most 128."""
+LATEST_TIME = 1e11
+"""Unix time that a call can have, in seconds."""
 REPORT_S = 30.0
 OPTIONS = ("add", "expires_s", "path")
 
@@ -53,6 +63,10 @@ class FeedFailed(PolyrecError):
 
 class Rejected(PolyrecError):
     """The server refuses an update for good."""
+
+
+class Ended(Exception):
+    """The feed was told to end before an update was sent: later ones must not be either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,14 +188,27 @@ class Feed:
     def run(self, once: bool) -> None:
         """Sends updates until `ending`, or with `once` until there are no more. Raises FeedFailed."""
         # what was read before a crash and not acknowledged comes first
-        position, reported = "0", time.monotonic()
+        position, reported, wait_s = "0", time.monotonic(), FIRST_WAIT_S
         while not self.ending.is_set():
-            entries = self._read(position, block=not once)
-            if position == "0":
-                position = "0" if entries else ">"
-            elif once and not entries:
+            try:
+                entries = self._read(position, block=not once)
+                if position == "0":
+                    position = "0" if entries else ">"
+                elif once and not entries:
+                    return
+                self._send(entries)
+            except Ended:
                 return
-            self._send(entries)
+            except redis.RedisError as e:
+                if not _passes(e):
+                    raise FeedFailed(f"stream '{printable(self.stream)}': {e}") from None
+                log.warning("the store does not answer, trying again in %.1f s: %s", wait_s, e)
+                # after a failover, connections lead to what is a replica now
+                self.store.connection_pool.disconnect()
+                self.ending.wait(wait_s)
+                position, wait_s = "0", min(2 * wait_s, LONGEST_WAIT_S)
+                continue
+            wait_s = FIRST_WAIT_S
             if time.monotonic() - reported > REPORT_S:
                 reported = time.monotonic()
                 log.info(
@@ -189,23 +216,11 @@ class Feed:
                 )
 
     def _read(self, position: str, block: bool) -> list[tuple[str, dict[bytes, bytes]]]:
-        wait_s = 0.1
-        while not self.ending.is_set():
-            try:
-                reply = self.store.xreadgroup(
-                    self.group, CONSUMER, {self.stream: position}, READ, BLOCK_MS if block else None
-                )
-            except (redis.ConnectionError, redis.TimeoutError) as e:
-                log.warning("the store does not answer, trying again in %.1f s: %s", wait_s, e)
-                self.ending.wait(wait_s)
-                wait_s = min(2 * wait_s, LONGEST_WAIT_S)
-            except redis.RedisError as e:
-                raise FeedFailed(f"stream '{printable(self.stream)}': {e}") from None
-            else:
-                found = reply.values() if isinstance(reply, dict) else (entries for _, entries in reply or ())
-                flat = [entry for entries in found for entry in _flat(entries)]
-                return [(id.decode(), fields) for id, fields in flat]
-        return []
+        wait = BLOCK_MS if block else None
+        reply = self.store.xreadgroup(self.group, CONSUMER, {self.stream: position}, READ, wait)
+        found = reply.values() if isinstance(reply, dict) else (entries for _, entries in reply or ())
+        flat = [entry for entries in found for entry in _flat(entries)]
+        return [(id.decode(), fields) for id, fields in flat]
 
     def _send(self, read: Sequence[tuple[str, dict[bytes, bytes]]]) -> None:
         good: list[Entry] = []
@@ -235,25 +250,29 @@ class Feed:
                             self._post([entry])
                         except Rejected as of_one:
                             self._reject(entry.id, None, str(of_one))
-            if self.ending.is_set():
-                return
 
     def _post(self, run: Sequence[Entry]) -> None:
-        """Posts a run, and acknowledges it. Raises Rejected, FeedFailed."""
+        """Posts a run, and acknowledges it. Raises Rejected, FeedFailed, Ended."""
         ids = [entry.id for entry in run]
-        query = {**run[0].options, "key": f"{quote(self.stream, safe='')[:60]}:{ids[0]}:{ids[-1]}"}
-        query |= {"time": str(run[-1].time)} | ({} if self.path is None else {"path": self.path})
-        body, wait_s = encode_update(joined(run)), 0.1
-        while True:
+        stream = quote(self.stream, safe="")[:KEY_CHARACTERS]
+        query = {**run[0].options, "key": f"{stream}:{ids[0]}:{ids[-1]}"}
+        if run[-1].time <= LATEST_TIME:  # or else its id is not a time
+            query["time"] = str(run[-1].time)
+        if self.path is not None:
+            query["path"] = self.path
+        body, wait_s = encode_update(joined(run)), FIRST_WAIT_S
+        if len(body) > MAX_BODY_BYTES:
+            raise Rejected(f"an update of {len(body)} bytes; a call has at most {MAX_BODY_BYTES}")
+        while not self.ending.is_set():
             try:
                 answer = self.client.post(
                     self.call_url, params=query, content=body, headers={"content-type": BINARY}
                 )
                 failed = f"{answer.status_code}: {_error_of(answer)}"
+            except (httpx.InvalidURL, httpx.UnsupportedProtocol) as e:
+                raise FeedFailed(f"'{self.call_url}': {e}") from None
             except httpx.TransportError as e:
                 failed, status = str(e), 0
-            except httpx.InvalidURL as e:
-                raise FeedFailed(f"'{self.call_url}': {e}") from None
             else:
                 status = answer.status_code
             if status == 200:
@@ -261,14 +280,14 @@ class Feed:
                 self.sent += sum(entry.rows for entry in run)
                 self.lag_s = time.time() - run[-1].time
                 return
-            if status in (400, 422):
+            if status in (400, 413, 422):
                 raise Rejected(failed)
-            if 400 <= status < 500 and status != 429:
+            if 300 <= status < 500 and status != 429:
                 raise FeedFailed(f"'{self.call_url}' answers {failed}")
             log.warning("the server did not take an update, trying again in %.1f s: %s", wait_s, failed)
-            if self.ending.wait(wait_s):
-                return
+            self.ending.wait(wait_s)
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+        raise Ended
 
     def _reject(self, id: str, fields: Mapping[bytes, bytes] | None, reason: str) -> None:
         """Moves an entry to the stream of rejected ones."""
@@ -280,6 +299,15 @@ class Feed:
         kept = {**fields, b"rejected_id": id.encode(), b"rejected_reason": reason.encode()}
         self.store.xadd(f"{self.stream}:rejected", kept, maxlen=MOST_REJECTED, approximate=True)
         self.store.xack(self.stream, self.group, id)
+
+
+def _passes(error: redis.RedisError) -> bool:
+    """Whether the store may answer later: it is away, or another takes over."""
+    if isinstance(error, redis.ResponseError):
+        away = isinstance(error, (redis.ReadOnlyError, redis.exceptions.ClusterDownError))
+        return away or str(error).startswith("UNBLOCKED")
+    lasting = redis.AuthenticationError, redis.exceptions.AuthorizationError
+    return isinstance(error, (redis.ConnectionError, redis.TimeoutError)) and not isinstance(error, lasting)
 
 
 def _flat(entries: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:
@@ -305,9 +333,17 @@ def run_feed(args: Any) -> int:
         raise FeedFailed(f"--most-rows {args.most_rows}: a call has at least one row")
     password = os.environ.get(STORE_PASSWORD)
     try:
-        store = redis.Redis.from_url(args.store, **({} if password is None else {"password": password}))
+        # redis-py would repeat a read whose reply was lost, and so skip the entries of the first one
+        store = redis.Redis.from_url(
+            args.store,
+            retry=Retry(NoBackoff(), 0),
+            socket_timeout=STORE_S,
+            socket_connect_timeout=STORE_S,
+            **({} if password is None else {"password": password}),
+        )
     except ValueError as e:
-        raise FeedFailed(f"'{printable(args.store)}': {e}") from None
+        # a port that is no number may be a part of the password
+        raise FeedFailed(f"'{public(args.store)}': {str(e).partition(' as ')[0]}") from None
     call_url = f"{args.url.rstrip('/')}/v1/{f'models/{args.model}/' if args.model else ''}admin/embeddings"
     headers = {"Authorization": f"Bearer {token}"}
     with httpx.Client(headers=headers, timeout=60.0, trust_env=False) as client, store:

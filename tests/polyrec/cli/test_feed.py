@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import redis
 
-from polyrec.cli.feed_run import Entry, joined, merged, parse_entry
+from polyrec.cli.feed_run import Entry, Feed, FeedFailed, joined, merged, parse_entry
 from polyrec.cli.main import main
 from polyrec.models.bundle.bundle import Bundle, load_bundle, write_bundle
 from polyrec.models.bundle.reserve import reserve
@@ -135,6 +136,9 @@ def test_a_feed_waits_for_its_server(
     ("arguments", "offense"),
     [
         (["http://nowhere", "--stream", "s"], "must specify one of the following schemes"),
+        (["redis://:secret@here:port", "--stream", "s"], "Port could not be cast"),
+        (["redis://:se/cret@here", "--stream", "s"], "Port could not be cast"),
+        (["STORE", "--stream", "s2", "--url", "localhost:8000"], "protocol"),
         (["STORE", "--stream", "text"], "WRONGTYPE"),
         (["STORE", "--stream", "s2", "--model", "none"], "404"),
         (["STORE", "--stream", "s2", "--most-rows", "0"], "at least one row"),
@@ -152,8 +156,12 @@ def test_what_cannot_go_on_ends_with_a_line(
     client.set("text", "no stream")
     client.xadd("s2", {"json": document("x", 1.0)})
     given = [store.url if a == "STORE" else a for a in arguments]
-    assert main(["feed", *given, "--url", server.url, "--once"]) == 2
-    assert offense in capsys.readouterr().err
+    url = [] if "--url" in given else ["--url", server.url]
+    assert main(["feed", *given, *url, "--once"]) == 2
+    reported = capsys.readouterr().err
+    assert offense in reported
+    assert "secret" not in reported
+    assert "se/" not in reported
 
 
 def entry(id: int, names: list[str], number: float, **options: str) -> Entry:
@@ -192,3 +200,105 @@ def test_merged_entries_keep_their_order_and_their_options() -> None:
 def test_an_entry_that_is_no_update_is_reported(fields: dict[bytes, bytes], offense: str) -> None:
     with pytest.raises(UpdateError, match=offense):
         parse_entry("1-0", fields)
+
+
+def losing(port: int, marker: bytes) -> int:
+    """Forwards connections to a port; the first reply with the marker is lost, and its connection too."""
+    listening, lost = socket.create_server(("127.0.0.1", 0)), threading.Event()
+
+    def pump(source: socket.socket, to: socket.socket) -> None:
+        try:
+            while data := source.recv(1 << 16):
+                if marker in data and source.getpeername()[1] == port and not lost.is_set():
+                    lost.set()
+                    break
+                to.sendall(data)
+        except OSError:
+            pass
+        for one in (source, to):
+            one.close()
+
+    def accept() -> None:
+        while True:
+            client = listening.accept()[0]
+            store = socket.create_connection(("127.0.0.1", port))
+            for pair in ((client, store), (store, client)):
+                threading.Thread(target=pump, args=pair, daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    return int(listening.getsockname()[1])
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_entries_whose_reply_was_lost_are_sent(
+    protocol: int,
+    store: RedisServer,
+    server: ServerProcess,
+    bundle: Bundle,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Redis has handed them to the feed, so that reading new ones alone would skip them."""
+    values = bundle.encoder.vocabularies["item"].values
+    assert values is not None
+    client, stream = redis.Redis.from_url(store.url), f"lost{protocol}"
+    client.xadd(stream, {"json": document(values[0].as_py(), 1.0)})
+    url = f"redis://127.0.0.1:{losing(store.port, b'tables')}?protocol={protocol}"
+    assert main(["feed", url, "--stream", stream, "--url", server.url, "--once"]) == 0
+    assert "1 rows sent" in capsys.readouterr().out
+    assert client.xpending(stream, "polyrec")["pending"] == 0
+
+
+def test_nothing_is_sent_after_what_the_end_kept_from_being_sent(store: RedisServer) -> None:
+    client = redis.Redis.from_url(store.url)
+    for content in (document("a", 1.0), b"{", document("b", 2.0)):
+        client.xadd("ends", {"json": content})
+    calls = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        calls.append(request)
+        feed.ending.set()
+        return httpx.Response(503 if len(calls) == 1 else 200, json={"error": "later"})
+
+    with httpx.Client(transport=httpx.MockTransport(answer)) as http:
+        feed = Feed(client, "ends", "polyrec", http, "http://server/")
+        feed.open()
+        feed.run(once=True)
+    assert len(calls) == 1
+    assert (feed.sent, client.xpending("ends", "polyrec")["pending"]) == (0, 3)
+
+
+@pytest.mark.parametrize(("status", "offense"), [(308, "308"), (401, "401")])
+def test_an_answer_that_stays_the_same_ends_the_feed(status: int, offense: str, store: RedisServer) -> None:
+    client, stream = redis.Redis.from_url(store.url), f"answer{status}"
+    client.xadd(stream, {"json": document("a", 1.0)})
+    transport = httpx.MockTransport(lambda request: httpx.Response(status))
+    with httpx.Client(transport=transport) as http:
+        feed = Feed(client, stream, "polyrec", http, "http://server/")
+        feed.open()
+        with pytest.raises(FeedFailed, match=offense):
+            feed.run(once=True)
+
+
+def test_an_entry_larger_than_a_call_is_rejected(
+    store: RedisServer,
+    server: ServerProcess,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("polyrec.cli.feed_run.MAX_BODY_BYTES", 300)
+    client = redis.Redis.from_url(store.url)
+    client.xadd("large", {"json": document("a" * 300, 1.0, add=True)})
+    assert main(["feed", store.url, "--stream", "large", "--url", server.url, "--once"]) == 0
+    assert "0 rows sent, 1 entries rejected" in capsys.readouterr().out
+
+
+def test_ids_that_are_no_milliseconds_are_sent(
+    store: RedisServer, server: ServerProcess, bundle: Bundle, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = bundle.encoder.vocabularies["item"].values
+    assert values is not None
+    client, stream = redis.Redis.from_url(store.url), "a stream with a long name, " * 4
+    for id in ("1764041000000000-0", f"{2**64 - 2}-{2**64 - 2}", f"{2**64 - 1}-{2**64 - 1}"):
+        client.xadd(stream, {"json": document(values[0].as_py(), 1.0)}, id=id)
+    assert main(["feed", store.url, "--stream", stream, "--url", server.url, "--once"]) == 0
+    assert "3 rows sent, 0 entries rejected" in capsys.readouterr().out
