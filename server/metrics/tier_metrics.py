@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from weakref import WeakKeyDictionary
 
 from polyrec.models.tiers.figures import Figures
 from polyrec.models.tiers.updates.changes import Changes
@@ -144,7 +145,7 @@ class UpdateMetrics:
             "polyrec_reserved_rows", "Reserved rows of a path, by state: taken or free.", *("path", "state")
         )
         self._watched: dict[str, Changes] = {}
-        self._last: dict[str, UpdateFigures] = {}
+        self._last: WeakKeyDictionary[Changes, UpdateFigures] = WeakKeyDictionary()
 
     def watch(self, changes: Mapping[str, Changes]) -> None:
         """Sets the updates whose figures are read; those of the previous ones are read once more."""
@@ -153,17 +154,17 @@ class UpdateMetrics:
         for path, one in changes.items():
             first.setdefault(id(one), path)
         self._watched = {path: changes[path] for path in first.values()}
+        for gauge in (self._age, self._lag, self._kept, self._reserved):
+            gauge.clear()  # of paths and versions that are not served any more
 
     def refresh(self) -> None:
         """Reads the figures."""
         for path, changes in self._watched.items():
-            with changes.held:
-                now, rows = replace(changes.figures), changes.rows
-                taken, reserved = changes.taken, changes.reserved
-            last = self._last.get(path, UpdateFigures())
-            if now.updates < last.updates:
-                last = UpdateFigures()  # of another version, with updates of its own
-            self._last[path] = now
+            # without their lock, which is held while a disk is written: a scrape would stop the event loop
+            now, rows = replace(changes.figures), changes.rows
+            taken, reserved = changes.taken, changes.reserved
+            last = self._last.get(changes, UpdateFigures())
+            self._last[changes] = now
             self._updates.labels(path).inc(now.updates - last.updates)
             self._rows.labels(path).inc(now.rows - last.rows)
             for change in ("added", "retracted", "expired"):
@@ -174,4 +175,4 @@ class UpdateMetrics:
                 self._lag.labels(path).set(now.lag_s)
             self._kept.labels(path).set(rows)
             self._reserved.labels(path, "taken").set(taken)
-            self._reserved.labels(path, "free").set(reserved - taken)
+            self._reserved.labels(path, "free").set(max(reserved - taken, 0))

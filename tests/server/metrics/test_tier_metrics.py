@@ -1,0 +1,69 @@
+"""Metrics of updates: read while updates hold their lock, and over changes of version."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from polyrec.models.tiers.updates.changes import Changes
+from polyrec.models.tiers.updates.update import Stored, StoredUpdate
+from polyrec.server.metrics.instruments import Registry
+from polyrec.server.metrics.tier_metrics import UpdateMetrics
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[list[Changes]]:
+    """Updates of two versions."""
+    versions = [Changes(tmp_path), Changes(tmp_path)]
+    yield versions
+    for changes in versions:
+        changes.close()
+
+
+def update(changes: Changes, times: int) -> None:
+    rows = Stored(np.arange(2), np.zeros((2, 8), np.uint8))
+    for _ in range(times):
+        changes.apply(StoredUpdate({"t": rows}))
+
+
+def test_a_scrape_does_not_wait_for_an_update(two: list[Changes]) -> None:
+    registry = Registry()
+    metrics = UpdateMetrics(registry)
+    metrics.watch({"p": two[0]})
+    update(two[0], 3)
+    with two[0].held:
+        scrape = threading.Thread(target=metrics.refresh, daemon=True)
+        scrape.start()
+        scrape.join(20.0)
+        assert not scrape.is_alive()
+    assert 'polyrec_updates_total{path="p"} 3' in registry.text()
+
+
+def test_each_update_is_counted_once_over_reloads_and_rollbacks(two: list[Changes]) -> None:
+    registry = Registry()
+    metrics = UpdateMetrics(registry)
+    first, second = two
+    metrics.watch({"p": first, "q": first})
+    update(first, 5)
+    metrics.watch({"p": second})
+    update(second, 7)
+    metrics.watch({"p": first})
+    update(first, 1)
+    metrics.refresh()
+    assert 'polyrec_updates_total{path="p"} 13' in registry.text()
+    assert 'polyrec_update_rows_total{path="p"} 26' in registry.text()
+
+
+def test_a_version_without_updates_has_no_age(two: list[Changes]) -> None:
+    registry = Registry()
+    metrics = UpdateMetrics(registry)
+    metrics.watch({"p": two[0]})
+    update(two[0], 1)
+    metrics.watch({"p": two[1]})
+    metrics.refresh()
+    assert "polyrec_update_age_seconds{" not in registry.text()
+    assert 'polyrec_updated_rows{path="p"} 0' in registry.text()
