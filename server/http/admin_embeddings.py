@@ -200,7 +200,7 @@ def table_update(table: str, update: RowUpdate) -> TableUpdate:
     if update.ids is None and update.values is None:
         return TableUpdate.retraction(update.retract)
     try:
-        rows = np.array(update.rows, np.float32).reshape(len(update.rows), -1)
+        rows = np.array(update.rows, np.float32).reshape(len(update.rows), -1 if update.rows else 0)
     except ValueError:
         raise UpdateError(f"update: rows of table '{table}' have different lengths") from None
     try:

@@ -32,7 +32,7 @@ from polyrec.models.tiers.updates.update import (
     StoredUpdate,
     TableUpdate,
     UpdateNotKept,
-    apply_update,
+    install_update,
     overlay,
 )
 from polyrec.models.tiers.updates.update_figures import UpdateFigures
@@ -42,6 +42,8 @@ log = logging.getLogger("polyrec.serving")
 LEAST_ROWS = 1024
 MOST_KEYS = 100_000
 """Names of updates that are remembered; the oldest are forgotten."""
+KEY_BYTES = 16
+"""Bytes of a key in a log, without its text."""
 ROWS_A_RECORD = 65_536
 """Rows of a record of a log that is written again."""
 EXPIRY_EVERY_S = 0.5
@@ -74,6 +76,7 @@ class Changes:
         self._directory = directory
         self._journal = journal
         self._keys: dict[str, None] = {}
+        self._key_bytes = 0
         self._lock = threading.RLock()
         self._tables: dict[str, KeptValues] = {}
         self._file: int | None = None
@@ -100,13 +103,15 @@ class Changes:
     @property
     def taken(self) -> int:
         """Number of reserved rows that values have."""
-        return sum(len(added) for added in self.names.added.values())
+        return sum(len(added) for added in tuple(self.names.added.values()))
 
     @property
     def reserved(self) -> int:
         """Number of reserved rows, taken or free; 0 while no tiers are open."""
-        encoder = self._stacks[-1].views.newest.encoder if self._stacks else None
-        return 0 if encoder is None else sum(v.reserved().size for v in encoder.vocabularies.values())
+        stacks = tuple(self._stacks)
+        encoder = stacks[-1].views.newest.encoder if stacks else None
+        values = [] if encoder is None else [v.values for v in encoder.vocabularies.values()]
+        return sum(v.null_count for v in values if v is not None)
 
     @property
     def latest(self) -> int:
@@ -130,7 +135,7 @@ class Changes:
         """
         with self._lock:
             fresh = not self.has_applied(key)
-            position = self.install(update, key) if fresh else self._position()
+            position = self.install(update, key) if fresh else self.position
         self.sync(position)
         return fresh
 
@@ -140,14 +145,25 @@ class Changes:
         lag_s: how old its values are. To be called with the lock `held`.
         """
         self._store(update, key)
-        for stack in self._stacks:
-            overlay(stack, update.rows, self.names.added if update.names else None)
+        if update.rows:
+            for stack in self._stacks:
+                overlay(stack, update.rows, self.names.added if update.names else None)
         self.figures.note(update, lag_s)
         if update.names:
             self._expire_in_time()
-        return self._position()
+        return self.position
 
-    def _position(self) -> int:
+    def open_one(self, stack: TierStack) -> TierStack:
+        """Returns the stack if it is open, or else one of the same rows that is. Raises UpdateNotKept."""
+        if stack in self._stacks:
+            return stack
+        if not self._stacks:
+            raise UpdateNotKept("update: these rows are not served any more")
+        return self._stacks[-1]
+
+    @property
+    def position(self) -> int:
+        """Position behind the last update in the log, for `sync`."""
         return 0 if self._journal is None else self._journal.position
 
     def sync(self, position: int) -> None:
@@ -155,14 +171,13 @@ class Changes:
 
         To be called without the lock: callers that wait together share one sync.
         """
-        if self._journal is None:
+        journal = self._journal
+        if journal is None:
             return
         try:
-            self._journal.sync(position)
+            journal.sync(position)
         except OSError as e:
-            raise UpdateNotKept(
-                f"update: '{self._journal.path}' cannot be written: {e.strerror or e}"
-            ) from None
+            raise UpdateNotKept(f"update: '{journal.path}' cannot be written: {e.strerror or e}") from None
 
     def _store(self, update: StoredUpdate, key: str) -> None:
         where = self._directory
@@ -188,9 +203,10 @@ class Changes:
             if not expired or not self._stacks:
                 return 0
             gone = {table: TableUpdate.retraction(values) for table, values in expired.items()}
-            retracted = apply_update(self._stacks[-1], gone).retracted
-            self.figures.expired += retracted
-        return retracted
+            # not synced, as others wait for the lock: after a crash the log still says when they leave
+            applied, _ = install_update(self._stacks[-1], gone)
+            self.figures.expired += applied.retracted
+        return applied.retracted
 
     def _expire_in_time(self) -> None:
         """Sets the clock for the next value that expires."""
@@ -213,11 +229,14 @@ class Changes:
             self._expire_in_time()
 
     def _remember(self, key: str) -> None:
-        if not key:
+        if not key or key in self._keys:
             return
         self._keys[key] = None
+        self._key_bytes += len(key) + KEY_BYTES
         if len(self._keys) > MOST_KEYS:
-            del self._keys[next(iter(self._keys))]
+            oldest = next(iter(self._keys))
+            del self._keys[oldest]
+            self._key_bytes -= len(oldest) + KEY_BYTES
 
     def _replay(self, journal: UpdateJournal) -> None:
         """Reads the log. Raises JournalError."""
@@ -236,7 +255,7 @@ class Changes:
 
     def _compact(self) -> None:
         """Writes the log again if most of it is superseded; on failure the old one stays."""
-        live = self._rows * (8 + self._values.shape[1]) + sum(len(key) + 16 for key in self._keys)
+        live = self._rows * (8 + self._values.shape[1]) + self._key_bytes + self.names.bytes
         if self._journal is None or not self._journal.is_mostly_superseded(live):
             return
         try:
@@ -293,6 +312,7 @@ class Changes:
     def close(self, remove: bool = True) -> None:
         """Discards all updates. remove: and their log, as the bundle will not be opened again."""
         with self._lock:
+            self._stacks = []
             if self._clock is not None:
                 self._clock.cancel()
                 self._clock = None

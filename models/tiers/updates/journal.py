@@ -9,6 +9,7 @@ with the last value of each row when most of it is superseded.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
@@ -168,8 +169,7 @@ class UpdateJournal:
         """Writes a record; returns the position to `sync`. Raises OSError, and then nothing is written."""
         if self._broken is not None:
             raise OSError(0, self._broken)
-        payload = self._encoder.encode(record)
-        frame = _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
+        frame = self._frame(record)
         try:
             _write_at(self._fd, frame, self.bytes)
         except OSError:
@@ -178,6 +178,13 @@ class UpdateJournal:
         self.bytes += len(frame)
         self._appended += len(frame)
         return self._appended
+
+    def _frame(self, record: Record) -> bytes:
+        """The bytes of a record. Raises OSError: it would be read as a torn one."""
+        payload = self._encoder.encode(record)
+        if len(payload) > MOST_RECORD_BYTES:
+            raise OSError(errno.EFBIG, f"an update of {len(payload)} bytes; at most {MOST_RECORD_BYTES}")
+        return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
 
     @property
     def position(self) -> int:
@@ -211,8 +218,7 @@ class UpdateJournal:
         try:
             at = _write_at(fd, MAGIC, 0)
             for record in records:
-                payload = self._encoder.encode(record)
-                at += _write_at(fd, _FRAME.pack(len(payload), zlib.crc32(payload)) + payload, at)
+                at += _write_at(fd, self._frame(record), at)
             os.fsync(fd)
             with self._syncing:
                 os.replace(partial, self.path)
@@ -226,8 +232,18 @@ class UpdateJournal:
             raise
 
     def close(self, remove: bool = False) -> None:
-        """Closes the file. remove: and deletes it, as its bundle will not be served again."""
-        os.close(self._fd)
+        """Closes the file. remove: and deletes it, as its bundle will not be served again.
+
+        Callers that wait in `sync` return first, or with an error if the disk fails.
+        """
+        with self._syncing:
+            if not remove and self._synced < self._appended and self._broken is None:
+                try:
+                    os.fdatasync(self._fd)
+                except OSError as e:
+                    self._broken = f"the disk failed ({e.strerror or e}); restart the server"
+            self._synced = self._appended
+            os.close(self._fd)
         if remove:
             self.path.unlink(missing_ok=True)
             self.path.with_name(self.path.name + ".lock").unlink(missing_ok=True)

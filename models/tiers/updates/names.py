@@ -19,6 +19,10 @@ class NoReservedRow(PolyrecError):
     """New values for a table that has no reserved row left."""
 
 
+NAME_BYTES = 24
+"""Bytes of a name in a log, without its text."""
+
+
 @dataclass(frozen=True, slots=True)
 class NamedId:
     """A change of names: the value has the id from now on.
@@ -47,6 +51,8 @@ class Names:
         self._free: dict[str, dict[int, None]] = {}
         """Ids that were freed, in that order; they are given again after those that were never given."""
         self._given: dict[str, set[int]] = {}
+        self.bytes = 0
+        """About what all names take in a log."""
 
     def apply(self, changes: NameChanges) -> None:
         """Makes the changes."""
@@ -57,8 +63,10 @@ class Names:
                 self._expires.pop((table, name.value), None)
                 if (before := added.pop(name.value, None)) is not None:
                     free[before] = None
+                    self.bytes -= _bytes(name.value)
                 if name.id is not None:
                     added[name.value] = name.id
+                    self.bytes += _bytes(name.value)
                     given.add(name.id)
                     free.pop(name.id, None)
                     if name.expires:
@@ -79,6 +87,8 @@ class Names:
         Raises NoReservedRow.
         """
         wanted = list(values)
+        if not wanted:
+            return []
         found = [NamedId(v, id, expires) for v, id in zip(wanted, self.free(vocabulary), strict=False)]
         if len(found) < len(wanted):
             reserved = vocabulary.reserved().size
@@ -116,3 +126,7 @@ class Names:
             for table, added in self.added.items()
             if added
         }
+
+
+def _bytes(value: Value) -> int:
+    return NAME_BYTES + (len(value.encode()) if isinstance(value, str) else 0)

@@ -6,6 +6,7 @@ reserved ids (names.py), and values can be retracted: from then on they are serv
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -26,6 +27,7 @@ from polyrec.models.tiers.updates.names import NamedId, Names, NoReservedRow
 
 MOST_CHARACTERS = 1024
 """Characters of a new value."""
+LONE_SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 class UpdateError(PolyrecError):
@@ -117,14 +119,30 @@ def apply_update(
     made, for the lag. The tiers are written in the background. Raises UpdateError, and then changes nothing;
     of UpdateNotKept see `Changes.apply`.
     """
+    applied, position = install_update(stack, update, key, adding, produced)
+    if stack.changes is not None:
+        stack.changes.sync(position)
+    return applied
+
+
+def install_update(
+    stack: TierStack,
+    update: Update,
+    key: str = "",
+    adding: Adding | None = None,
+    produced: float | None = None,
+) -> tuple[Applied, int]:
+    """Like `apply_update`, without waiting for the log; returns the position to `sync` too."""
     changes = stack.changes
     given = sum(len(t.ids if t.names is None else t.names) for t in update.values())
     held: AbstractContextManager[object] = nullcontext() if changes is None else changes.held
     # ids are given under the lock, or two updates could give the same
     with held:
-        if changes is not None and changes.has_applied(key):
-            changes.apply(StoredUpdate(), key)
-            return Applied(given, repeated=True)
+        if changes is not None:
+            if changes.has_applied(key):
+                return Applied(given, repeated=True), changes.position
+            # a reload may have closed the caller's meanwhile: then it knows no values that came since
+            stack = changes.open_one(stack)
         packed = StoredUpdate()
         for table, one in update.items():
             _pack(stack, packed, table, one, Names() if changes is None else changes.names, adding)
@@ -134,12 +152,11 @@ def apply_update(
         if changes is None:
             if packed.rows:
                 overlay(stack, packed.rows)
-            return applied
-        if not packed.rows:
-            return applied
+            return applied, 0
+        if not packed.rows and not key:
+            return applied, changes.position
         position = changes.install(packed, key, None if produced is None else time.time() - produced)
-    changes.sync(position)
-    return applied
+    return applied, position
 
 
 def overlay(
@@ -151,13 +168,13 @@ def overlay(
     """
     layout, remote = stack.tiers.layout, stack.tiers.remote
     with stack.writing:
-        encoder = _encoder(stack)
-        vocabularies = encoder.vocabularies
+        encoder = stack.views.newest.encoder
+        vocabularies = _vocabularies(encoder)
         rows = [layout.base[t] + vocabularies[t].rank_of_id[given.ids] for t, given in update.items()]
         stack.update(
             np.concatenate(rows),
             np.concatenate([given.values for given in update.values()]),
-            None if added is None else encoder.with_added(added),
+            None if added is None or encoder is None else encoder.with_added(added),
         )
         if remote is None or not layout.rows[REMOTE]:
             return
@@ -167,11 +184,10 @@ def overlay(
                     remote.fallback[layout.tables.index(table)] = given.values[place]
 
 
-def _encoder(stack: TierStack) -> Encoder:
-    encoder = stack.views.newest.encoder
+def _vocabularies(encoder: Encoder | None) -> Mapping[str, Vocabulary]:
     if encoder is None:
         raise UpdateError("these tiers were opened without vocabularies: rows cannot be named by id")
-    return encoder
+    return encoder.vocabularies
 
 
 def _pack(
@@ -186,7 +202,7 @@ def _pack(
     row_format, layout = stack.tiers.row_format, stack.tiers.layout
     if table not in layout.base:
         raise UpdateError(f"update: there is no table '{table}'; known: {', '.join(layout.tables)}")
-    vocabulary = _encoder(stack).vocabularies[table]
+    vocabulary = _vocabularies(stack.views.newest.encoder)[table]
     ids, named = given.ids, list[NamedId]()
     if given.names is not None:
         ids, named = _ids_of_names(vocabulary, given.names, names, adding)
@@ -196,17 +212,17 @@ def _pack(
         values = _values(table, ids, given.values, row_format.width)
         quantized = quantize(torch.from_numpy(values), row_format.precision)
         stored = quantized.contiguous().view(torch.uint8).numpy().reshape(ids.size, row_format.bytes)
-    gone = _known(vocabulary, given.retracted)
+    new = {n.value: n.id for n in named if n.id is not None and n.value not in vocabulary.added}
+    gone = _leaving(vocabulary, new, given.retracted)
     if gone:
-        leaving = vocabulary.ids_of_values(gone)
-        ids = np.concatenate((ids, leaving))
-        stored = np.concatenate((stored, np.repeat(_unknown_row(stack, vocabulary), leaving.size, 0)))
-        named = [*named, *(NamedId(value, None) for value in gone if value in vocabulary.added)]
+        ids = np.concatenate((ids, np.array(list(gone.values()), np.int64)))
+        stored = np.concatenate((stored, np.repeat(_unknown_row(stack, table), len(gone), 0)))
+        named += [NamedId(value, None) for value in gone if value in new or value in vocabulary.added]
     if ids.size:
         packed.rows[table] = Stored(ids, stored)
     if named:
         packed.names[table] = named
-    packed.added += sum(name.id is not None and name.value not in vocabulary.added for name in named)
+    packed.added += len(new)
     packed.retracted += len(gone)
 
 
@@ -245,6 +261,8 @@ def _new_value(vocabulary: Vocabulary, value: Value | None) -> Value:
         raise UpdateError(f"update: table '{vocabulary.table}' has no value {value!r}, and cannot have it")
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise UpdateError(f"update: a new value of table '{vocabulary.table}' has more than 64 bits")
+    if isinstance(value, str) and LONE_SURROGATE.search(value):
+        raise UpdateError(f"update: a new value of table '{vocabulary.table}' is not Unicode text")
     if isinstance(value, str) and len(value) > MOST_CHARACTERS:
         raise UpdateError(
             f"update: a new value of table '{vocabulary.table}' has {len(value)} characters, more than "
@@ -253,26 +271,29 @@ def _new_value(vocabulary: Vocabulary, value: Value | None) -> Value:
     return value
 
 
-def _known(vocabulary: Vocabulary, values: Sequence[Value]) -> list[Value]:
-    """Returns the distinct values of them that the table knows."""
+def _leaving(vocabulary: Vocabulary, new: Mapping[Value, int], values: Sequence[Value]) -> dict[Value, int]:
+    """Returns the ids of those values that the table knows. new: those that the update adds."""
     distinct = list(dict.fromkeys(values))
     if not distinct:
-        return []
+        return {}
     if not vocabulary.specials:
         raise UpdateError(
             f"update: table '{vocabulary.table}' has no row for unknown values, so none can be retracted"
         )
     ids = vocabulary.ids_of_values(distinct)
-    return [value for value, id in zip(distinct, ids.tolist(), strict=True) if id != REJECTED]
+    known = ((v, new.get(v, id)) for v, id in zip(distinct, ids.tolist(), strict=True))
+    return {value: id for value, id in known if id != REJECTED}
 
 
-def _unknown_row(stack: TierStack, vocabulary: Vocabulary) -> Bytes:
+def _unknown_row(stack: TierStack, table: str) -> Bytes:
     """Reads the out-of-vocabulary row, uint8 [1, bytes of a row]. Raises UpdateNotKept."""
     row_format = stack.tiers.row_format
-    row = np.array([stack.tiers.layout.base[vocabulary.table] + vocabulary.rank_of_id[vocabulary.oov_id]])
     out = torch.empty((1, row_format.units), dtype=row_format.unit, device=stack.device)
     view = stack.views.enter()
     try:
+        # where it is in this view: a new order may have come since
+        vocabulary = _vocabularies(view.encoder)[table]
+        row = np.array([stack.tiers.layout.base[table] + vocabulary.rank_of_id[vocabulary.oov_id]])
         lost = stack.gather(view, row, out, counted=False)
     except OSError as e:
         raise UpdateNotKept(f"update: the row of unknown values cannot be read: {e}") from None

@@ -36,7 +36,7 @@ def load_update(file: str | Path, most_bytes: int = sys.maxsize) -> dict[str, Ta
             arrays = {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
     except FileNotFoundError:
         raise UpdateError(f"no file of updates '{file}'") from None
-    except (OSError, SafetensorError, ValueError, TypeError) as e:
+    except (OSError, SafetensorError, ValueError, TypeError, AttributeError) as e:
         raise UpdateError(f"'{file}' is not a file of updates: {e}") from None
     return _tables(arrays, f"'{file}'")
 
@@ -45,7 +45,7 @@ def parse_update(content: bytes) -> dict[str, TableUpdate]:
     """Reads the content of a file of updates. Raises UpdateError."""
     try:
         arrays = load(content)
-    except (SafetensorError, ValueError, TypeError, KeyError) as e:
+    except (SafetensorError, ValueError, TypeError, KeyError, AttributeError) as e:
         raise UpdateError(f"update: the body is not safetensors: {e}") from None
     return _tables(arrays, "update: the body")
 

@@ -22,7 +22,7 @@ from polyrec.models.tiers.updates.update_file import save_update
 from polyrec.server.app.engine import Engine
 from polyrec.server.http.access import Access
 from polyrec.server.http.admin import Admin
-from polyrec.server.http.admin_embeddings import Embeddings, embeddings_route
+from polyrec.server.http.admin_embeddings import Embeddings, RowUpdate, embeddings_route, table_update
 
 TOKEN = {"authorization": "Bearer secret"}
 
@@ -141,3 +141,9 @@ def test_a_file_of_updates_may_be_the_body(
         assert says in answer["error"]
     save_update({"item": TableUpdate(np.array([5]), np.full((1, 7), 4, np.float32))}, file)
     assert "wants (1, 8) numbers" in post_binary("", file.read_bytes())[1]["error"]
+
+
+def test_an_update_may_give_no_rows_and_retract_some() -> None:
+    update = table_update("t", RowUpdate(values=(), rows=(), retract=("a",)))
+    assert update.values.shape == (0, 0)
+    assert update.retracted == ("a",)

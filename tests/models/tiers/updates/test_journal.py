@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from polyrec.models.tiers.updates import journal as journal_module
 from polyrec.models.tiers.updates.changes import Changes
-from polyrec.models.tiers.updates.journal import MAGIC, JournalError, UpdateJournal, record_of
+from polyrec.models.tiers.updates.journal import MAGIC, JournalError, Record, UpdateJournal, record_of
 from polyrec.models.tiers.updates.update import Stored, StoredUpdate, UpdateNotKept
 
 ROOT = Path(__file__).parents[4]
@@ -226,3 +226,25 @@ def test_what_was_acknowledged_survives_kill_9(tmp_path: Path) -> None:
     assert acknowledged == list(range(len(acknowledged)))
     assert all(found[i] == bytes([i % 256]) * WIDTH for i in acknowledged)
     assert len(found) <= len(acknowledged) + 1
+
+
+def test_a_record_that_would_be_read_as_torn_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polyrec.models.tiers.updates.journal.MOST_RECORD_BYTES", 1000)
+    journal = UpdateJournal(tmp_path / "log")
+    journal.append(Record("a" * 500, {}))
+    with pytest.raises(OSError, match="at most 1000"):
+        journal.append(Record("b" * 1001, {}))
+    journal.append(Record("c", {}))
+    journal.close()
+    again = UpdateJournal(tmp_path / "log")
+    assert [record.key[0] for record in again.replay()] == ["a", "c"]
+    again.close()
+
+
+def test_who_waits_for_the_disk_is_answered_by_closing(tmp_path: Path) -> None:
+    journal = UpdateJournal(tmp_path / "log")
+    position = journal.append(Record("a", {}))
+    journal.close()
+    journal.sync(position)

@@ -22,7 +22,8 @@ from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.updates.changes import Changes
 from polyrec.models.tiers.updates.drift import Drift
 from polyrec.models.tiers.updates.journal import UpdateJournal
-from polyrec.models.tiers.updates.update import Adding, TableUpdate, UpdateError, apply_update
+from polyrec.models.tiers.updates.update import Adding, TableUpdate, UpdateError, UpdateNotKept, apply_update
+from polyrec.models.tiers.view import View
 from tests.models.tiers.worlds import WIDTH, world
 
 KNOWN = [f"v{i}" for i in range(40)]
@@ -143,7 +144,13 @@ def test_a_new_value_needs_leave_to_be_added(changes: Changes, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("value", "offense"), [(7, "cannot have it"), (None, "wants"), ("x" * 1025, "1025 characters")]
+    ("value", "offense"),
+    [
+        (7, "cannot have it"),
+        (None, "wants"),
+        ("x" * 1025, "1025 characters"),
+        ("\ud800", "not Unicode text"),
+    ],
 )
 def test_a_value_that_a_table_cannot_have_is_reported(
     value: Any, offense: str, changes: Changes, tmp_path: Path
@@ -237,3 +244,77 @@ def test_a_log_that_is_written_again_keeps_the_names(
     assert again.names.next_expiry() is not None
     stack.close()
     again.close()
+
+
+def test_what_an_update_adds_and_retracts_is_unknown(changes: Changes, tmp_path: Path) -> None:
+    stack = world(ENCODER, tmp_path, changes=changes)
+    given = named(["n0", "n1"], 1)["t"]
+    update = {"t": TableUpdate(given.ids, given.values, given.names, retracted=("n0", "n0"))}
+    applied = apply_update(stack, update, adding=Adding())
+    assert (applied.added, applied.retracted, changes.taken) == (2, 1, 1)
+    assert versions(stack, ["n0", "n1"]) == [-1.0, 1.0]
+    stack.close()
+
+
+def test_a_retracted_value_gets_the_row_of_unknown_ones_while_rows_move(
+    changes: Changes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack = world(ENCODER, tmp_path, (0.0, 0.1, 0.9), changes=changes)
+    enter, drift = stack.views.enter, Drift(stack, every=1)
+
+    def reordered() -> View:
+        monkeypatch.setattr(stack.views, "enter", enter)
+        before = stack.views.newest.encoder
+        served(stack, ["never known"] * 500)
+        drift.reorder()
+        after = stack.views.newest.encoder
+        assert before is not None
+        assert after is not None
+        assert before.vocabularies["t"].oov_rank != after.vocabularies["t"].oov_rank
+        return enter()
+
+    monkeypatch.setattr(stack.views, "enter", reordered)
+    apply_update(stack, retraction(["v7"]))
+    assert versions(stack, ["v7"]) == [-1.0]
+    stack.close()
+
+
+def test_an_update_reaches_the_tiers_that_a_reload_opened_meanwhile(changes: Changes, tmp_path: Path) -> None:
+    old = world(ENCODER, tmp_path, changes=changes)
+    new = world(ENCODER, tmp_path, changes=changes)
+    old.close()
+    apply_update(new, named(["n0"], 1), adding=Adding())
+    apply_update(old, named(["n0"], 2))
+    assert (versions(new, ["n0"]), changes.taken) == ([2.0], 1)
+    assert apply_update(old, retraction(["n0", "v1"])).retracted == 2
+    assert versions(new, ["n0", "v1"]) == [-1.0, -1.0]
+    new.close()
+    with pytest.raises(UpdateNotKept, match="not served any more"):
+        apply_update(new, named(["v1"], 3))
+
+
+def test_a_retraction_that_found_nothing_is_not_applied_later(changes: Changes, tmp_path: Path) -> None:
+    stack = world(ENCODER, tmp_path, changes=changes)
+    apply_update(stack, retraction(["n0"]), "first")
+    apply_update(stack, named(["n0"], 1), adding=Adding())
+    assert apply_update(stack, retraction(["n0"]), "first").repeated
+    assert versions(stack, ["n0"]) == [1.0]
+    stack.close()
+
+
+def test_names_count_as_a_part_of_the_log(
+    changes: Changes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log that is mostly names is not written again at every update."""
+    monkeypatch.setattr("polyrec.models.tiers.updates.journal.LEAST_REWRITTEN_BYTES", 1024)
+    stack = world(ENCODER, tmp_path, changes=changes)
+    long = ["x" * 1000 + str(i) for i in range(RESERVED)]
+    for value in long:
+        apply_update(stack, named([value], 1), adding=Adding())
+    file = (tmp_path / "log").stat().st_ino
+    for version in range(5):
+        apply_update(stack, named(["v1"], version))
+    assert (tmp_path / "log").stat().st_ino == file
+    apply_update(stack, retraction(long))
+    assert changes.names.bytes == 0
+    stack.close()

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save
+from safetensors.torch import save as torch_save
 
 from polyrec.models.tiers.updates.update import TableUpdate, UpdateError
 from polyrec.models.tiers.updates.update_file import encode_update, load_update, parse_update, save_update
@@ -66,3 +68,13 @@ def test_an_invalid_update_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("hello")
     with pytest.raises(UpdateError, match="is not a file of updates"):
         load_update(tmp_path / "text")
+
+
+def test_numbers_that_numpy_does_not_have_are_reported(tmp_path: Path) -> None:
+    content = torch_save(
+        {"t.ids": torch.zeros(1, dtype=torch.int64), "t.rows": torch.zeros(1, 2).to(torch.float8_e4m3fn)}
+    )
+    (tmp_path / "file").write_bytes(content)
+    for read in (lambda: load_update(tmp_path / "file"), lambda: parse_update(content)):
+        with pytest.raises(UpdateError, match="is not"):
+            read()
