@@ -348,12 +348,14 @@ def run_feed(args: Any) -> int:
     headers = {"Authorization": f"Bearer {token}"}
     with httpx.Client(headers=headers, timeout=60.0, trust_env=False) as client, store:
         feed = Feed(store, args.stream, args.group, client, call_url, args.path, args.most_rows)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: feed.ending.set())
+        before = {n: signal.signal(n, lambda *_: feed.ending.set()) for n in (signal.SIGINT, signal.SIGTERM)}
         try:
             feed.open()
             feed.run(args.once)
         except redis.RedisError as e:
             raise FeedFailed(f"the store: {e}") from None
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
     print(f"{feed.sent:,} rows sent, {feed.rejected:,} entries rejected")
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import threading
 import time
@@ -92,8 +93,10 @@ def test_updates_of_a_stream_are_served_and_acknowledged(
     assert sorted(metrics(server, "polyrec_reserved_rows").values()) == [0, 3]
     assert 0 <= next(iter(metrics(server, "polyrec_update_lag_seconds").values())) < 3600
     # nothing is sent twice
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     assert main(arguments) == 0
     assert "0 rows sent, 0 entries rejected" in capsys.readouterr().out
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
 
 
 def test_what_was_read_and_not_acknowledged_is_sent_again(

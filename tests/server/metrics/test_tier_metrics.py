@@ -51,6 +51,8 @@ def test_each_update_is_counted_once_over_reloads_and_rollbacks(two: list[Change
     update(first, 5)
     metrics.watch({"p": second})
     update(second, 7)
+    metrics.refresh()
+    assert 'polyrec_updates_total{path="p"} 12' in registry.text()
     metrics.watch({"p": first})
     update(first, 1)
     metrics.refresh()
