@@ -1,0 +1,261 @@
+"""Latency of a server beside a feed of row updates, and the time until a new value is served.
+
+    python -m benchmarks.operations.update_feed --folder /var/tmp/feed --json docs/results/update-feed.json
+
+Trains a model on generated clicks (kept in the folder), reserves rows in its item table, and serves it
+with half of each table on disk and with an update log. The highest rate is measured in a closed loop; then
+turns of Poisson arrivals at a share of it, with and without a process that posts updates of 1,000 rows each
+(A B A B ...), so many rows a second. In turns with updates, another client adds a new item every so often and
+asks for its score until it differs from an unknown item's. Server and clients share the machine's cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import httpx
+import numpy as np
+import psutil
+
+from benchmarks.tiers.generated_model import zipf
+from polyrec.loadtest.drivers.closed_loop import closed_loop
+from polyrec.loadtest.drivers.connection import Target
+from polyrec.loadtest.drivers.load import load_of
+from polyrec.loadtest.drivers.open_loop import Limits, run
+from polyrec.loadtest.machine import machine
+from polyrec.loadtest.traffic.request_bodies import RANK
+from polyrec.loadtest.traffic.source import Source, open_source
+from polyrec.models.bundle.bundle import Bundle, load_bundle, write_bundle
+from polyrec.models.bundle.reserve import reserve
+from polyrec.models.data.reader import open_data
+from polyrec.models.data.synthetic.generator import generate
+from polyrec.models.dlrm.dlrm import Architecture
+from polyrec.models.schema.schema import load_schema
+from polyrec.models.tiers.updates.update import TableUpdate
+from polyrec.models.tiers.updates.update_file import encode_update
+from polyrec.models.training.pipeline import Learner, Training
+from polyrec.models.training.recipe import Recipe
+from polyrec.planner.arrivals import arrival_times
+from polyrec.planner.plan import Plan, save_plan
+from polyrec.planner.traffic import Arrivals
+from polyrec.server.child import start
+
+TOKEN = "update feed benchmark"
+HEADERS = {"authorization": f"Bearer {TOKEN}"}
+BINARY = {**HEADERS, "content-type": "application/octet-stream"}
+CALL = "/v1/admin/embeddings"
+CALL_ROWS = 1000
+CONNECTIONS = 16
+NEW_EVERY_S = 0.5
+EXPIRES_S = 30
+
+
+def bundle_in(folder: Path, rows: int, items: int, width: int) -> Bundle:
+    """Returns the bundle of the folder, trained first if there is none."""
+    if not (folder / "bundle").exists():
+        schema = load_schema("trivago")
+        data = generate(folder / "clicks.parquet", rows, seed=7, items=items, users=items).path
+        shape = Architecture(width=width, bottom=(256, 128), top=(512, 256))
+        training = Training(architecture=shape, recipe=Recipe(epochs=1, batch_rows=4096))
+        trained = Learner(open_data(data, schema), schema, training).learn(folder / "trained")
+        model, encoder = reserve(trained, {"item": 10_000})
+        write_bundle(folder / "bundle", model, trained.manifest.representation, encoder, {}, {})
+    return load_bundle(folder / "bundle")
+
+
+def plan_of(bundle: Bundle, folder: Path, lane: str) -> Path:
+    """Writes the plan: one path, half of each table on disk, a tenth of the rows' bytes for the cache."""
+    cuts = {
+        t: {"host": v.rows // 2, "disk": v.rows - v.rows // 2} for t, v in bundle.encoder.vocabularies.items()
+    }
+    placed = {"path": "table@cpu", "tables": cuts, "cache_bytes": bundle.rows_bytes // 10}
+    plan = Plan.model_validate(
+        {
+            "paths": [{"name": "table@cpu", "bundle": bundle.path, "runtime": "onnx"}],
+            "lanes": [{"name": "cpu.0", "device": "cpu", "kind": lane}],
+            "placement": {"paths": [placed], "directory": folder},
+            "default_budget_ms": 1000,
+        }
+    )
+    save_plan(plan, folder / "plan.json")
+    return folder / "plan.json"
+
+
+def feed(url: str, items: int, width: int, rows_s: float, seconds: float, go: Any, said: Any) -> None:
+    """Says that it is ready, waits for `go`, and posts updates at their times for so many seconds.
+
+    Says then the number of rows, and the longest wait for an answer in seconds.
+    """
+    random = np.random.default_rng(os.getpid())
+    calls, waited = 0, 0.0
+    with httpx.Client(base_url=url, headers=BINARY, timeout=60) as client:
+        said.put("ready")
+        go.wait()
+        begun = time.monotonic()
+        while (due := begun + calls * CALL_ROWS / rows_s) < begun + seconds:
+            ids = zipf(random, items, 1.05, CALL_ROWS)
+            values = random.normal(0, 0.1, (CALL_ROWS, width)).astype(np.float32)
+            body = encode_update({"item": TableUpdate(ids, values)})
+            time.sleep(max(due - time.monotonic(), 0))
+            asked = time.monotonic()
+            client.post(CALL, content=body, params={"time": time.time()}).raise_for_status()
+            waited = max(waited, time.monotonic() - asked)
+            calls += 1
+    said.put((calls * CALL_ROWS, waited))
+
+
+def new_values(url: str, request: dict[str, Any], width: int, ends: float, found: list[float]) -> None:
+    """Adds items, and measures the seconds from the call until the score is not that of an unknown one."""
+    number = 0
+
+    def score(client: httpx.Client, item: str) -> float:
+        body = {"context": request["context"], "candidates": {**request["candidates"], "item": [item]}}
+        while (answer := client.post(RANK, json=body)).status_code == 429:
+            time.sleep(0.01)
+        return float(answer.raise_for_status().json()["scores"][0])
+
+    with httpx.Client(base_url=url, headers=HEADERS, timeout=60) as client:
+        while time.monotonic() < ends:
+            name = f"new {time.time_ns()}"
+            number += 1
+            unknown = score(client, name)
+            row = [float(x) for x in np.random.default_rng(number).normal(0, 3, width)]
+            table = {"values": [name], "rows": [row]}
+            begun = time.monotonic()
+            body = {"tables": {"item": table}, "add": True, "expires_s": EXPIRES_S}
+            client.post(CALL, json=body).raise_for_status()
+            while score(client, name) == unknown and time.monotonic() - begun < 10:
+                pass
+            found.append(time.monotonic() - begun)
+            time.sleep(NEW_EVERY_S)
+
+
+def turn(
+    url: str,
+    source: Source,
+    rate: float,
+    seconds: float,
+    seed: int,
+    candidates: int,
+    beside: Sequence[Callable[[float], Any]],
+) -> dict[str, Any]:
+    """One turn of load; `beside` are started with it, and get the time at which they end."""
+    due_s = arrival_times(Arrivals(), rate, seconds, np.random.default_rng(seed))
+    rows, body = source.sampled(np.full(due_s.size, candidates), seed)
+    target = Target(url + RANK, {"Content-Type": "application/json"})
+    load = load_of(target, due_s, seconds, body, rows=rows, prepare=True)
+    running = [begin(time.monotonic() + seconds) for begin in beside]
+    outcome = run(target, load, Limits())
+    for one in running:
+        one.join()
+    ok = outcome.status == 200
+    latency_ms = 1e3 * outcome.latency_s[ok]
+    return {
+        "requests": int(ok.size),
+        "failed": int((~ok).sum()),
+        "p50_ms": round(float(np.quantile(latency_ms, 0.5)), 3),
+        "p99_ms": round(float(np.quantile(latency_ms, 0.99)), 3),
+        "driver_lag_p99_ms": round(1e3 * float(np.quantile(outcome.lag_s, 0.99)), 3),
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--folder", type=Path, required=True, help="of the model, the tiers and the log; a disk"
+    )
+    parser.add_argument("--rows", type=int, default=400_000, help="of generated clicks (400,000)")
+    parser.add_argument("--items", type=int, default=100_000)
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--candidates", type=int, default=23)
+    parser.add_argument("--lane", default="thread", choices=["inline", "thread", "process"])
+    parser.add_argument("--load", type=float, default=0.7, help="share of the highest rate (.7)")
+    parser.add_argument("--updates", type=float, default=10_000, help="rows a second (10,000)")
+    parser.add_argument("--seconds", type=float, default=15.0, help="of a turn (15)")
+    parser.add_argument("--turns", type=int, default=5, help="of each kind (5)")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    args = parser.parse_args(argv)
+    args.folder.mkdir(parents=True, exist_ok=True)
+    bundle = bundle_in(args.folder, args.rows, args.items, args.width)
+    items = bundle.encoder.vocabularies["item"].size - 10_000
+    settings = {
+        "plan": plan_of(bundle, args.folder, args.lane),
+        "admin_token": TOKEN,
+        "update_log": args.folder / "log",
+        "default_budget_ms": 1000,
+    }
+    source = open_source(None, bundle, 1)
+    many, body = source.sampled(np.full(2000, args.candidates), 0)
+    _, one = source.sampled(np.full(1, 1), 0)
+    found: list[dict[str, Any]] = []
+    with start(settings, lifeline=True) as server:
+        target = Target(server.url + RANK, {"Content-Type": "application/json"})
+        requests = [target.request(body(i), {}) for i in range(many.size)]
+        closed_loop(server.url, requests, CONNECTIONS, 3.0)
+        highest = median(closed_loop(server.url, requests, CONNECTIONS, 4.0) / 4.0 for _ in range(3))
+        memory = psutil.Process(server.process.pid).memory_info
+        print(f"highest rate {highest:,.0f} requests/s; the load is {args.load:g} of it", flush=True)
+        for number in range(args.turns):
+            for updated in (False, True):
+                spawn = multiprocessing.get_context("spawn")
+                go, said = spawn.Event(), spawn.Queue()
+                given = (server.url, items, args.width, args.updates, args.seconds, go, said)
+                feeder = spawn.Process(target=feed, args=given)
+                if updated:
+                    feeder.start()
+                    said.get()
+                new: list[float] = []
+
+                def feeding(ends: float, feeder: Any = feeder, go: Any = go) -> Any:
+                    go.set()
+                    return feeder
+
+                def adding(ends: float, new: list[float] = new) -> Any:
+                    given = (server.url, json.loads(one(0)), args.width, ends, new)
+                    thread = threading.Thread(target=new_values, args=given)
+                    thread.start()
+                    return thread
+
+                beside = (feeding, adding) if updated else ()
+                each = turn(
+                    server.url, source, args.load * highest, args.seconds, number, args.candidates, beside
+                )
+                each = {"updates": updated, **each, "rss_mb": round(memory().rss / 1e6)}
+                if updated:
+                    rows, waited = said.get()
+                    each |= {
+                        "rows_s": round(rows / args.seconds),
+                        "longest_update_ms": round(1e3 * waited, 1),
+                    }
+                    each |= {"new_values": len(new), "new_value_ms": round(1e3 * median(new), 1)}
+                    each |= {"longest_new_value_ms": round(1e3 * max(new), 1)}
+                found.append(each)
+                print(json.dumps(each), flush=True)
+        page = httpx.get(f"{server.url}/metrics").text
+        lines = [
+            line for line in page.splitlines() if line.startswith(("polyrec_update", "polyrec_reserved"))
+        ]
+    ratios = [b["p99_ms"] / a["p99_ms"] for a, b in zip(found[::2], found[1::2], strict=True)]
+    print(f"p99 with updates over without, of each pair: {', '.join(f'{r:.2f}' for r in ratios)}")
+    print(f"median {median(ratios):.3f}")
+    if args.json:
+        settings = {k: str(v) for k, v in vars(args).items() if k != "json"}
+        whole = {"machine": machine(), "cores": os.cpu_count(), "settings": settings, "highest": highest}
+        whole |= {"turns": found, "ratios": ratios, "metrics": lines}
+        args.json.write_text(json.dumps(whole, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
