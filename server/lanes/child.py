@@ -18,6 +18,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -113,13 +114,17 @@ class Child:
         """Sends SIGKILL; a worker has nothing to save."""
         self._process.kill()
 
-    def end(self) -> None:
-        """Kills the worker and closes all descriptors."""
+    def end(self, within_s: float = END_S) -> None:
+        """Kills the worker and closes all descriptors; blocks until it has ended, `within_s` at most."""
         self._process.kill()
         poller = select.poll()
         poller.register(self.ended, select.POLLIN)
-        if poller.poll(END_S * 1e3):
+        if poller.poll(within_s * 1e3):
             self._process.wait()
+        else:
+            # a killed worker of the idle class needs spare time even to end, which a busy machine may lack
+            name = f"polyrec-reap-{self.pid}"
+            threading.Thread(target=self._process.wait, name=name, daemon=True).start()
         self._opened.close()
 
 

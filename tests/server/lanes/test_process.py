@@ -21,6 +21,7 @@ from polyrec.models.errors import RuntimeUnavailable
 from polyrec.models.runtimes.runtime import Runtime
 from polyrec.models.schema.batch import Batch, Block
 from polyrec.planner.plan import PlannedLane
+from polyrec.server.lanes.child import Child
 from polyrec.server.lanes.lane import ExecutionFailed, Lane, LaneDied
 from polyrec.server.lanes.opening import Paths, open_lane, task_of
 from polyrec.server.lanes.process import ProcessLane
@@ -315,6 +316,15 @@ def test_a_worker_that_cannot_open_its_paths_says_why_in_one_line(paths: Paths) 
     with pytest.raises(RuntimeUnavailable, match="lane 'cpu-1': torch has no device 'teapot'") as caught:
         ProcessLane("cpu-1", task.model_copy(update={"paths": (elsewhere,)}), Deaths())
     assert "\n" not in str(caught.value)
+    assert _children() == []
+
+
+def test_a_worker_that_takes_long_to_end_is_reaped_later(paths: Paths) -> None:
+    child = Child("cpu-1", task_of(PROCESS, paths).model_dump_json())
+    child.end(within_s=0)
+    for thread in threading.enumerate():
+        if thread.name == f"polyrec-reap-{child.pid}":
+            thread.join(LIVENESS_S)
     assert _children() == []
 
 
