@@ -23,6 +23,7 @@ import torch
 from benchmarks.quality.nested_widths import quantized
 from polyrec.cli.progress import Bars
 from polyrec.loadtest.machine import processor
+from polyrec.measure.machine.cpu import vectors
 from polyrec.models.allocator import retain_freed_memory
 from polyrec.models.bundle.bundle import Bundle, load_bundle
 from polyrec.models.data.reader import open_data
@@ -42,14 +43,16 @@ DATA = {
     "bookcrossing": "bookcrossing/ratings.parquet",
     "ml1m": "ml1m/ratings.parquet",
 }
-FORMS: dict[str, tuple[Precision, DensePrecision]] = {
-    "fp32": ("fp32", "fp32"),
-    "int8 net": ("fp32", "int8"),
-    "int8 rows": ("int8", "fp32"),
-    "int8 rows and net": ("int8", "int8"),
-    "int4 rows": ("int4", "fp32"),
+FORMS: dict[str, tuple[Precision, DensePrecision, str]] = {
+    "fp32": ("fp32", "fp32", "onnx"),
+    "int8 net": ("fp32", "int8", "onnx"),
+    "int8 rows": ("int8", "fp32", "onnx"),
+    "int8 rows and net": ("int8", "int8", "onnx"),
+    "int4 rows": ("int4", "fp32", "onnx"),
+    "bf16 net, torch": ("fp32", "bf16", "torch"),
+    "bf16 net, openvino": ("fp32", "bf16", "openvino"),
 }
-"""Precision of the stored rows, and of the dense net (and decoders)."""
+"""Precision of the stored rows, that of the dense net (and decoders), and the runtime."""
 RESAMPLES = 400
 
 
@@ -83,10 +86,12 @@ def trained(name: str, kind: Kind, data: Path, folder: Path, bars: Bars) -> Bund
 def changes(bundle: Bundle, data: Path, folder: Path, bars: Bars) -> dict[str, dict[str, Change]]:
     """Width (`` for a model of one) -> form -> its change."""
     probabilities: dict[str, dict[str, F32]] = {}
-    for form, (rows, net) in FORMS.items():
+    for form, (rows, net, runtime) in FORMS.items():
+        if net == "bf16" and not {"amx_bf16", "avx512_bf16"}.intersection(vectors()):
+            continue
         stored = bundle if rows == "fp32" else quantized(folder / f"{bundle.path.name}-{rows}", bundle, rows)
         views = {str(view.width or ""): view for view in stored.by_width()}
-        made = predict_all(views, data, (TEST,), "onnx", "cpu", net, phase=bars.phase)
+        made = predict_all(views, data, (TEST,), runtime, "cpu", net, phase=bars.phase)
         for width, p in made.probabilities.items():
             probabilities.setdefault(width, {})[form] = p
     found: dict[str, dict[str, Change]] = {}
