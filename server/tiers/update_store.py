@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.tiers.updates.changes import Changes
-from polyrec.models.tiers.updates.journal import UpdateJournal
+from polyrec.models.tiers.updates.update_log import UpdateLog
 
 log = logging.getLogger("polyrec.serving")
 
@@ -34,7 +34,7 @@ class UpdateStore:
     def changes_of(self, bundle: Bundle, device: str, directory: Path) -> Changes:
         """Returns the updates of a bundle's rows on a device, at first those of its log.
 
-        directory: where new ones are kept. Raises JournalError.
+        directory: where new ones are kept. Raises UpdateLogError.
         """
         key = (bundle.manifest.version, device)
         if key not in self._changes:
@@ -44,10 +44,10 @@ class UpdateStore:
     def _opened(self, key: Key, directory: Path) -> Changes:
         if self.log_folder is None:
             return Changes(directory)
-        journal = UpdateJournal(self.log_folder / f"{quote('-'.join(key), safe='')}.updates")
-        changes = Changes(directory, journal)
+        update_log = UpdateLog(self.log_folder / f"{quote('-'.join(key), safe='')}.updates")
+        changes = Changes(directory, update_log)
         if changes.rows:
-            log.warning("'%s': %d updated rows are served again", journal.path, changes.rows)
+            log.warning("'%s': %d updated rows are served again", update_log.path, changes.rows)
         return changes
 
     def keep_only(self, changes: Iterable[Changes]) -> None:

@@ -3,7 +3,7 @@
 A bundle is immutable and tiers close with their generation, so reopening a bundle's tiers would restore its
 original rows. The latest values are kept by stable id in an unlinked file; tiers that are opened later are
 filled with them, and updates reach all open tiers of the bundle. Updates that arrive while tiers are being
-filled are overlaid before they serve. With a journal they outlive the process too.
+filled are overlaid before they serve. With an update log they outlive the process too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from polyrec.models.schema.batch import I64
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.tiers.slab import Bytes, RowSource
 from polyrec.models.tiers.stack import TierStack
-from polyrec.models.tiers.updates.journal import JournalError, Record, UpdateJournal, record_of
 from polyrec.models.tiers.updates.names import Names
 from polyrec.models.tiers.updates.update import (
     Stored,
@@ -36,6 +35,7 @@ from polyrec.models.tiers.updates.update import (
     overlay,
 )
 from polyrec.models.tiers.updates.update_figures import UpdateFigures
+from polyrec.models.tiers.updates.update_log import Record, UpdateLog, UpdateLogError, record_of
 
 log = logging.getLogger("polyrec.serving")
 
@@ -68,13 +68,13 @@ class Changes:
 
     names: values that have reserved ids; to be read with the lock `held`.
 
-    directory: of the file. journal: log of the updates, which are read from it first; closed with this.
-    Raises JournalError: the log cannot be read.
+    directory: of the file. update_log: read first, then appended to; closed with this.
+    Raises UpdateLogError: the log cannot be read.
     """
 
-    def __init__(self, directory: Path, journal: UpdateJournal | None = None) -> None:
+    def __init__(self, directory: Path, update_log: UpdateLog | None = None) -> None:
         self._directory = directory
-        self._journal = journal
+        self._update_log = update_log
         self._keys: dict[str, None] = {}
         self._key_bytes = 0
         self._lock = threading.RLock()
@@ -88,11 +88,11 @@ class Changes:
         self._clock: threading.Timer | None = None
         self.names = Names()
         self.figures = UpdateFigures()
-        if journal is not None:
+        if update_log is not None:
             try:
-                self._replay(journal)
+                self._replay(update_log)
             except BaseException:
-                journal.close()
+                update_log.close()
                 raise
 
     @property
@@ -164,29 +164,29 @@ class Changes:
     @property
     def position(self) -> int:
         """Position behind the last update in the log, for `sync`."""
-        return 0 if self._journal is None else self._journal.position
+        return 0 if self._update_log is None else self._update_log.position
 
     def sync(self, position: int) -> None:
         """Waits until the log up to a position is on the disk. Raises UpdateNotKept.
 
         To be called without the lock: callers that wait together share one sync.
         """
-        journal = self._journal
-        if journal is None:
+        update_log = self._update_log
+        if update_log is None:
             return
         try:
-            journal.sync(position)
+            update_log.sync(position)
         except OSError as e:
-            raise UpdateNotKept(f"update: '{journal.path}' cannot be written: {e.strerror or e}") from None
+            raise UpdateNotKept(f"update: '{update_log.path}' cannot be written: {e.strerror or e}") from None
 
     def _store(self, update: StoredUpdate, key: str) -> None:
         where = self._directory
         try:
             # allocate first: a rejected update must leave no trace
             self._make_room(update.rows)
-            if self._journal is not None:
-                where = self._journal.path
-                self._journal.append(record_of(key, update.rows, update.names))
+            if self._update_log is not None:
+                where = self._update_log.path
+                self._update_log.append(record_of(key, update.rows, update.names))
         except OSError as e:
             raise UpdateNotKept(
                 f"update: the values cannot be kept in '{where}': {e.strerror or e}"
@@ -238,30 +238,30 @@ class Changes:
             del self._keys[oldest]
             self._key_bytes -= len(oldest) + KEY_BYTES
 
-    def _replay(self, journal: UpdateJournal) -> None:
-        """Reads the log. Raises JournalError."""
+    def _replay(self, update_log: UpdateLog) -> None:
+        """Reads the log. Raises UpdateLogError."""
         try:
-            for record in journal.replay():
+            for record in update_log.replay():
                 update = record.updates()
                 if update:
                     self._keep(update)
                 self.names.apply(record.name_changes())
                 self._remember(record.key)
         except ValueError as e:
-            raise JournalError(f"'{journal.path}' has rows of another form: {e}") from None
+            raise UpdateLogError(f"'{update_log.path}' has rows of another form: {e}") from None
         except OSError as e:
-            raise JournalError(f"'{journal.path}' cannot be read: {e.strerror or e}") from None
+            raise UpdateLogError(f"'{update_log.path}' cannot be read: {e.strerror or e}") from None
         self._compact()
 
     def _compact(self) -> None:
         """Writes the log again if most of it is superseded; on failure the old one stays."""
         live = self._rows * (8 + self._values.shape[1]) + self._key_bytes + self.names.bytes
-        if self._journal is None or not self._journal.is_mostly_superseded(live):
+        if self._update_log is None or not self._update_log.is_mostly_superseded(live):
             return
         try:
-            self._journal.rewrite(self.last_values())
+            self._update_log.rewrite(self.last_values())
         except OSError as e:
-            log.warning("'%s' cannot be written again: %s", self._journal.path, e.strerror or e)
+            log.warning("'%s' cannot be written again: %s", self._update_log.path, e.strerror or e)
 
     def last_values(self) -> Iterator[Record]:
         """Records of the keys, the names and the last value of every row."""
@@ -316,9 +316,9 @@ class Changes:
             if self._clock is not None:
                 self._clock.cancel()
                 self._clock = None
-            if self._journal is not None:
-                self._journal.close(remove)
-                self._journal = None
+            if self._update_log is not None:
+                self._update_log.close(remove)
+                self._update_log = None
             self._tables, self._rows = {}, 0
             self._values = np.empty((0, 0), np.uint8)
             if self._file is not None:

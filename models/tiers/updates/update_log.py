@@ -36,7 +36,7 @@ SUPERSEDED = 4
 LEAST_REWRITTEN_BYTES = 2**26
 
 
-class JournalError(PolyrecError):
+class UpdateLogError(PolyrecError):
     """A log of updates that cannot be opened or read, or is in use by another server."""
 
 
@@ -84,8 +84,8 @@ def record_of(key: str, update: Mapping[str, Stored], names: NameChanges | None 
     )
 
 
-class UpdateJournal:
-    """The log in a file, made if there is none; its folder too. Raises JournalError.
+class UpdateLog:
+    """The log in a file, made if there is none; its folder too. Raises UpdateLogError.
 
     One process at a time has it open. `append` and `rewrite` exclude each other and themselves by the
     caller's lock; `sync` is called without it.
@@ -100,16 +100,16 @@ class UpdateJournal:
             file.parent.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(file.with_name(file.name + ".lock"), os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as e:
-            raise JournalError(f"the log of updates '{file}' cannot be opened: {e.strerror or e}") from None
+            raise UpdateLogError(f"the log of updates '{file}' cannot be opened: {e.strerror or e}") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._fd = self._open()
         except BlockingIOError:
             os.close(self._lock)
-            raise JournalError(f"the log of updates '{file}' is in use by another server") from None
+            raise UpdateLogError(f"the log of updates '{file}' is in use by another server") from None
         except OSError as e:
             os.close(self._lock)
-            raise JournalError(f"the log of updates '{file}' cannot be opened: {e.strerror or e}") from None
+            raise UpdateLogError(f"the log of updates '{file}' cannot be opened: {e.strerror or e}") from None
         self.bytes = os.fstat(self._fd).st_size
         # bytes ever appended, which a rewrite does not lower
         self._appended = self._synced = 0
@@ -128,10 +128,10 @@ class UpdateJournal:
         return fd
 
     def replay(self) -> Iterator[Record]:
-        """Yields the records in their order, and cuts off a torn one at the end. Raises JournalError."""
+        """Yields the records in their order, and cuts off a torn one at the end. Raises UpdateLogError."""
         size = os.fstat(self._fd).st_size
         if os.pread(self._fd, len(MAGIC), 0) != MAGIC:
-            raise JournalError(f"'{self.path}' is not a log of updates")
+            raise UpdateLogError(f"'{self.path}' is not a log of updates")
         decoder = msgspec.msgpack.Decoder(Record)
         at = len(MAGIC)
         while at < size:
@@ -141,7 +141,7 @@ class UpdateJournal:
             try:
                 record = decoder.decode(payload)
             except msgspec.DecodeError as e:
-                raise JournalError(f"'{self.path}': the record at byte {at} cannot be read: {e}") from None
+                raise UpdateLogError(f"'{self.path}': the record at byte {at} cannot be read: {e}") from None
             yield record
             at += _FRAME.size + len(payload)
         if at < size:
