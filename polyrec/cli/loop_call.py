@@ -17,7 +17,7 @@ from polyrec.loop.canary import Canary
 from polyrec.loop.folder import LoopFolder
 from polyrec.loop.iteration import LEARNED, LoopError, forced
 from polyrec.loop.loop import Loop
-from polyrec.loop.shown import as_json, lines
+from polyrec.loop.status import as_json, lines
 from polyrec.loop.steps import LoopSettings
 
 HELD = 3

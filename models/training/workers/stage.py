@@ -14,7 +14,7 @@ from polyrec.models.embeddings.store import ComputedRows
 from polyrec.models.embeddings.table import TableStage
 from polyrec.models.schema.batch import Batch
 from polyrec.models.training.workers.group import WorkerGroup
-from polyrec.models.training.workers.rows import Fetched, WorkerRows
+from polyrec.models.training.workers.row_exchange import Fetched, WorkerRows
 
 
 class ShardedStage(nn.Module):

@@ -13,10 +13,10 @@ from polyrec.planner.rollout.comparison import SPAN_S, Comparison
 from polyrec.planner.rollout.decision import (
     RolloutBounds,
     RolloutDecision,
+    binomial_tail,
     decide,
     exceeds,
     holds,
-    tail,
 )
 from polyrec.planner.rollout.expected_loss import PairRecords
 
@@ -127,7 +127,9 @@ def test_a_quantile_is_within_the_resolution() -> None:
 @given(of=st.integers(0, 400), share=st.floats(1e-4, 1), data=st.data())
 def test_the_tail_is_the_binomial_distributions(of: int, share: float, data: st.DataObject) -> None:
     found = data.draw(st.integers(0, of + 1))
-    assert tail(found, of, share) == pytest.approx(binom.sf(found - 1, of, share), rel=1e-6, abs=1e-12)
+    assert binomial_tail(found, of, share) == pytest.approx(
+        binom.sf(found - 1, of, share), rel=1e-6, abs=1e-12
+    )
 
 
 def test_nothing_is_known_without_requests() -> None:
