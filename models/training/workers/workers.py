@@ -2,9 +2,10 @@
 
 Every worker draws the same batches and takes its share of each, whole requests where batches are of whole
 requests. The gradients of the dense net are summed over the workers, those of rows by their owners
-(models/training/workers/row_exchange.py); the sum over the workers is the gradient of the whole batch, up to the
-order in which floats are added. In Hotline's scheme (Adnan et al., ISCA'24) a worker splits its share
-in rows whose look-ups are all replicated and the others, and a thread fetches for these while those compute.
+(models/training/workers/row_exchange.py); the sum over the workers is the gradient of the whole batch, up to
+the order in which floats are added. In Hotline's scheme (Adnan et al., ISCA'24) a worker splits its share
+into rows whose look-ups are all replicated and the others; a thread fetches for the others while the first
+compute.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from polyrec.models.bundle.bundle import Bundle, load_bundle, write_bundle
 from polyrec.models.bundle.manifest import EMBEDDINGS, MANIFEST, NET, VOCABULARY
 from polyrec.models.errors import BundleError
 from polyrec.models.fetching.cache import ATTEMPTS, ModelCache
-from polyrec.models.fetching.store import FetchError, NotThere
+from polyrec.models.fetching.store import FetchError, FileMissing
 from polyrec.models.fetching.url import ModelUrl
 from tests.models.fetching.web import Files, serving
 
@@ -106,7 +106,7 @@ def test_a_bundle_among_the_artifacts_of_mlflow_is_found(store: Path, folder: Pa
 
 
 def test_no_bundle_is_told(store: Path, folder: Path) -> None:
-    with serving(store) as (root, _), pytest.raises(NotThere, match=f"no bundle at '{root}/v2'"):
+    with serving(store) as (root, _), pytest.raises(FileMissing, match=f"no bundle at '{root}/v2'"):
         ModelCache(folder, PLENTY).load(ModelUrl(f"{root}/v2"))
     assert versions(folder) == []
 

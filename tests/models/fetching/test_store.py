@@ -6,7 +6,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from polyrec.models.fetching.store import FetchError, NotThere, read
+from polyrec.models.fetching.store import FetchError, FileMissing, read
 from polyrec.models.fetching.url import ModelUrl
 from tests.models.fetching.web import Files, serving
 
@@ -42,7 +42,7 @@ def test_a_file_is_read_by_url(root: str) -> None:
 
 
 def test_what_is_not_there_is_told_apart(root: str) -> None:
-    with pytest.raises(NotThere, match=r"there is no '.*/none'"):
+    with pytest.raises(FileMissing, match=r"there is no '.*/none'"):
         read(ModelUrl(f"{root}/none"), 1000)
 
 
