@@ -39,7 +39,7 @@ class Autoscale(Strict):
 
 
 class GroupSpec(Strict):
-    """A group of equal replicas. plan: file that every node has at the same path. revision: grows with each roll.
+    """Equal replicas. plan: file that every node has at the same path. revision: grows with each roll.
 
     resources: of one replica, `CPU`, `GPU` and any that nodes were started with. settings: of the servers.
     """

@@ -1,4 +1,4 @@
-"""`polyrec plan --fleet`: how many nodes of which type, which paths run where, and what it costs."""
+"""`polyrec plan --fleet`: plans the nodes of each type, the paths on them, and the cost."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from polyrec.models.errors import PolyrecError
 
-ALONE = ("profile", "slo_ms", "traffic", "memory", "machine", "cores", "lane")
+SINGLE_MACHINE = ("profile", "slo_ms", "traffic", "memory", "machine", "cores", "lane")
 
 
 def run_fleet(args: argparse.Namespace) -> int:
@@ -47,8 +47,8 @@ def run_fleet(args: argparse.Namespace) -> int:
 
 
 def refuse_other_flags(args: argparse.Namespace, file: str, error: type[PolyrecError]) -> None:
-    """Raises an error for options of a plan of one machine, which `file` says instead."""
-    given = [flag for flag in ALONE if getattr(args, flag) is not None]
+    """Raises an error for options that belong to a plan of one machine; `file` has them instead."""
+    given = [flag for flag in SINGLE_MACHINE if getattr(args, flag) is not None]
     if given or args.sweep or args.quality:
         named = "--" + (given[0].replace("_", "-") if given else "sweep" if args.sweep else "quality")
         raise error(f"{named} belongs to a plan of one machine; write it into '{file}'")

@@ -49,9 +49,9 @@ def test_steps_are_held_until_they_are_released(folder: LoopFolder) -> None:
 
 def test_a_wish_is_of_one_iteration(folder: LoopFolder) -> None:
     folder.ask("force", 7)
-    assert folder.asked("force", 7)
-    assert not folder.asked("force", 8)
-    assert not folder.asked("drop", 7)
+    assert folder.has("force", 7)
+    assert not folder.has("force", 8)
+    assert not folder.has("drop", 7)
     folder.answered("force", 7)
     assert folder.controls() == set()
 
