@@ -193,7 +193,7 @@ class Learner:
     @property
     def recipe(self) -> Recipe:
         """The recipe that steps are taken by: the training's, with smaller steps for a warm start."""
-        return self.start.gentler(self.training.recipe) if self.start else self.training.recipe
+        return self.start.with_smaller_steps(self.training.recipe) if self.start else self.training.recipe
 
     def learn(self, out: str | Path, replace: bool = False) -> Bundle:
         """Trains, measures on the test rows and writes the bundle."""

@@ -56,7 +56,7 @@ class SlowMemory(Strict):
 
 
 class TrainingDisk(Strict):
-    """A disk that holds rows. block_bytes: the least that it reads or writes."""
+    """A disk that holds rows. block_bytes: smallest unit that it reads or writes."""
 
     bytes: Size
     reads_per_s: Positive
@@ -68,8 +68,9 @@ class TrainingDisk(Strict):
 class TrainingNode(Strict):
     """One kind of node; each runs one worker.
 
-    rows_per_s: training rows a second of one node alone with all rows in its memory, as `polyrec train` shows
-    it. bytes_per_s: of its link to the others, in each direction; latency_us: of a message. most: nodes.
+    rows_per_s: training rows per second of one node alone with all rows in its memory, as `polyrec train`
+    shows it. bytes_per_s: of its link to the others, in each direction; latency_us: of a message. most:
+    maximum number of nodes.
     """
 
     name: Name
@@ -84,12 +85,12 @@ class TrainingNode(Strict):
 
 
 class TrainingDescription(Strict):
-    """A training and the nodes that may do it.
+    """A training and the nodes that may run it.
 
     calibration: file of `polyrec calibrate`, with `schema`, instead of `tables`. state: floats of optimizer
-    state beside each row (row-wise Adagrad: one). net_bytes: weights of the dense net. fixed_bytes: what a
-    worker needs beside rows. rows_per_request: training rows that share a context. whole_requests: batches
-    are of whole requests, so that a request is hot only if all of its rows are. rows_per_s: what is wanted.
+    state for each row (row-wise Adagrad: one). net_bytes: weights of the dense net. fixed_bytes: memory of a
+    worker for all but rows. rows_per_request: training rows that share a context. whole_requests: batches
+    are of whole requests, so that a request is hot only if all of its rows are. rows_per_s: wanted speed.
     """
 
     calibration: Path | None = None

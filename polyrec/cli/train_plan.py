@@ -1,4 +1,4 @@
-"""`polyrec plan --train`: which rows of a training go where, on how many nodes, and what binds."""
+"""`polyrec plan --train`: plans the placement of a training's rows, its nodes and its speed."""
 
 from __future__ import annotations
 

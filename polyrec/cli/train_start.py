@@ -1,4 +1,4 @@
-"""The part of `polyrec train` that says what training starts from: a recipe, or a bundle to continue."""
+"""Options of `polyrec train` for its start: a recipe, or a bundle to continue."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def start_of(args: argparse.Namespace) -> tuple[WarmStart | None, Schema]:
 
 
 def training_of(args: argparse.Namespace, schema: Schema, start: WarmStart | None) -> Training:
-    """Returns the recipe file's training; of a warm start its hyperparameters, or the bundle's."""
+    """Returns the recipe file's training; a warm start keeps the bundle's shape and, by default, recipe."""
     from polyrec.models.training.pipeline import default_training, load_training
 
     training = load_training(args.recipe) if args.recipe else default_training(schema)

@@ -53,7 +53,7 @@ log = logging.getLogger("polyrec.rollout")
 
 TICK_S = 1.0
 LOGGED_TICKS = 10
-"""Of decisions to continue every LOGGED_TICKS-th is logged; other decisions all are."""
+"""Only every LOGGED_TICKS-th decision to continue is logged."""
 ENDED_KEPT = 10
 """Ended rollouts that the status lists."""
 Opened = TypeVar("Opened")

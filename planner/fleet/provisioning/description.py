@@ -61,7 +61,7 @@ class FleetModel(Strict):
 
 
 class Fleet(Strict):
-    """Node types and models. spare: share of each hour's rate that is provided for on top of it."""
+    """Node types and models. spare: extra capacity, as a share of each hour's rate."""
 
     nodes: Annotated[tuple[NodeType, ...], Field(min_length=1)]
     models: Annotated[tuple[FleetModel, ...], Field(min_length=1)]

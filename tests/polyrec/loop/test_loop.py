@@ -183,7 +183,7 @@ def test_a_bundle_that_is_not_shown_to_be_as_good_waits_for_more_rows(
         ({"drift": 0.9}, "it lost less than 0.9"),
     ],
 )
-def test_it_waits_for_clicks_and_for_drift(
+def test_the_check_waits_for_clicks_and_for_drift(
     copied: Copied, days: Sequence[pa.Table], settings: dict[str, float], reason: str
 ) -> None:
     looped = copied()
@@ -198,7 +198,7 @@ def test_it_waits_for_clicks_and_for_drift(
     assert looped.last.began == looped.now_s
 
 
-def test_it_waits_where_there_are_no_rows(copied: Copied, tmp_path: Path) -> None:
+def test_the_check_waits_where_there_are_no_rows(copied: Copied, tmp_path: Path) -> None:
     looped = copied()
     plan, looped.loop.folder = looped.folder.plan, LoopFolder(tmp_path / "new")
     looped.loop.since = "2026-01-07"

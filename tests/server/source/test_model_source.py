@@ -136,7 +136,7 @@ def test_an_admin_call_names_urls_below_a_prefix_only(web: tuple[str, list[str]]
         ({"bundle": "b", "model_urls": "s3://b/../c"}, "no empty parts"),
     ],
 )
-def test_settings_refuse_what_is_no_url_of_a_model(given: dict[str, object], message: str) -> None:
+def test_settings_refuse_invalid_urls(given: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message) as error:
         Settings.model_validate(given)
     assert "function-plain" not in str(error.value.errors()[0]["loc"])  # type: ignore[attr-defined]

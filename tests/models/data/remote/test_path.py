@@ -137,7 +137,7 @@ def test_a_schema_is_guessed_from_a_url(memory: str) -> None:
         ("http://127.0.0.1:1/x/*.parquet", "cannot read 'http://127.0.0.1:1/"),
     ],
 )
-def test_what_cannot_be_read_is_one_line(url: str, reason: str, memory: str) -> None:
+def test_an_unreadable_url_is_reported_in_one_line(url: str, reason: str, memory: str) -> None:
     with pytest.raises(DataError, match=re.escape(reason)) as error:
         open_data(url, SCHEMA)
     assert "\n" not in str(error.value)

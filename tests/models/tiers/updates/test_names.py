@@ -94,7 +94,7 @@ OPERATION = st.one_of(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(operations=st.lists(OPERATION, max_size=12))
-def test_what_is_served_is_what_a_dictionary_says(
+def test_served_values_are_those_of_a_dictionary(
     operations: list[tuple[str, list[str]]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("names")
@@ -135,7 +135,7 @@ def test_what_is_served_is_what_a_dictionary_says(
     changes.close()
 
 
-def test_a_new_value_needs_leave_to_be_added(changes: Changes, tmp_path: Path) -> None:
+def test_a_new_value_is_refused_unless_it_may_be_added(changes: Changes, tmp_path: Path) -> None:
     stack = world(ENCODER, tmp_path, changes=changes)
     with pytest.raises(UpdateError, match="has no value 'n0'"):
         apply_update(stack, named(["v1", "n0"], 1))
@@ -195,7 +195,7 @@ def test_values_expire_by_themselves_and_a_newer_update_keeps_them(changes: Chan
     stack.close()
 
 
-def test_what_expired_while_no_server_ran_leaves_at_the_start(tmp_path: Path) -> None:
+def test_values_that_expired_while_no_server_ran_are_removed_at_the_start(tmp_path: Path) -> None:
     changes = Changes(tmp_path, UpdateLog(tmp_path / "log"))
     stack = world(ENCODER, tmp_path, changes=changes)
     apply_update(stack, named(["n0"], 1), adding=Adding(time.time() - 1))
@@ -246,7 +246,7 @@ def test_a_log_that_is_written_again_keeps_the_names(
     again.close()
 
 
-def test_what_an_update_adds_and_retracts_is_unknown(changes: Changes, tmp_path: Path) -> None:
+def test_a_value_added_and_retracted_by_one_update_is_unknown(changes: Changes, tmp_path: Path) -> None:
     stack = world(ENCODER, tmp_path, changes=changes)
     given = named(["n0", "n1"], 1)["t"]
     update = {"t": TableUpdate(given.ids, given.values, given.names, retracted=("n0", "n0"))}
