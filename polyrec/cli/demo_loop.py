@@ -37,7 +37,8 @@ from polyrec.models.evaluation.metrics import evaluate
 from polyrec.models.evaluation.predictions import predict_all
 from polyrec.models.files import write_text
 from polyrec.models.schema.schema import Schema, load_schema
-from polyrec.models.training.pipeline import Learner, default_training
+from polyrec.models.training.pipeline import Learner
+from polyrec.models.training.recipe import default_training
 from polyrec.planner.plan import load_plan, save_plan, single_path_plan
 from polyrec.report.page import make_folder
 from polyrec.server.child import start

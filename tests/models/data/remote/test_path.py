@@ -18,8 +18,8 @@ from polyrec.models.data.remote.path import RemotePath, data_path
 from polyrec.models.data.schema_guess import guess_schema
 from polyrec.models.errors import DataError
 from polyrec.models.schema.schema import load_schema
-from polyrec.models.training.pipeline import Learner, Training
-from polyrec.models.training.recipe import Recipe
+from polyrec.models.training.pipeline import Learner
+from polyrec.models.training.recipe import Recipe, Training
 
 SCHEMA = load_schema("trivago")
 
