@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from polyrec.models.errors import PolyrecError
-from polyrec.models.files import Strict, read_yaml, validate_as
+from polyrec.models.files import Strict, read_described
 from polyrec.planner.devices import MachineError, parse_bytes
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$", max_length=64)]
@@ -129,12 +129,7 @@ class TrainingDescription(Strict):
 
 def load_description(file: str | Path) -> TrainingDescription:
     """Reads a YAML or JSON file. Raises TrainingPlanError."""
-    what = f"training file '{file}'"
-    try:
-        raw: dict[str, Any] = read_yaml(Path(file), what, TrainingPlanError)
-    except FileNotFoundError:
-        raise TrainingPlanError(f"no {what}") from None
-    found = validate_as(TrainingDescription, raw, what, TrainingPlanError)
+    found = read_described(TrainingDescription, file, "training file", TrainingPlanError)
     changed: dict[str, object] = {}
     if found.calibration is not None:
         changed["calibration"] = Path(file).parent / found.calibration

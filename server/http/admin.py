@@ -210,32 +210,43 @@ class Admin:
 def admin_routes(admin: Admin) -> list[Endpoint]:
     """The calls except for embedding updates."""
 
-    def endpoint(
+    def call(
         name: str,
         summary: str,
         request: type[Arguments],
         response: type[BaseModel],
         act: Callable[[Arguments], Awaitable[dict[str, Any]]],
     ) -> Endpoint:
-        async def answer(received: Request) -> Reply:
-            return await admin.perform(received, name, MAX_BODY_BYTES, perform)
-
-        async def perform(body: bytes) -> dict[str, Any]:
-            return await act(parse_arguments(request, body.strip() or b"{}"))
-
-        return admin_endpoint(name, answer, summary, request, response, body_required=False)
+        return admin_call(admin, name, summary, request, response, act, body_required=False)
 
     return [
-        endpoint("reload", "Open a plan and serve it", ReloadRequest, ReloadResponse, admin.reload),
-        endpoint(
-            "rollback", "Serve the previous generation again", EmptyRequest, ReloadResponse, admin.rollback
-        ),
-        endpoint("drain", "Make the server not ready", EmptyRequest, DrainResponse, admin.drain),
-        endpoint("note", "Show a line on the status page", NoteRequest, NoteResponse, admin.note),
-        endpoint(
-            "routing", "Change policy, weights or budget", RoutingRequest, RoutingResponse, admin.routing
-        ),
+        call("reload", "Open a plan and serve it", ReloadRequest, ReloadResponse, admin.reload),
+        call("rollback", "Serve the previous generation again", EmptyRequest, ReloadResponse, admin.rollback),
+        call("drain", "Make the server not ready", EmptyRequest, DrainResponse, admin.drain),
+        call("note", "Show a line on the status page", NoteRequest, NoteResponse, admin.note),
+        call("routing", "Change policy, weights or budget", RoutingRequest, RoutingResponse, admin.routing),
     ]
+
+
+def admin_call(
+    admin: Admin,
+    name: str,
+    summary: str,
+    request: type[Arguments],
+    response: type[BaseModel],
+    act: Callable[[Arguments], Awaitable[Any]],
+    body_required: bool = True,
+) -> Endpoint:
+    """Declares one call with a JSON body. act: executes it; returns the response, as JSON or a document."""
+
+    async def answer(received: Request) -> Reply:
+        return await admin.perform(received, name, MAX_BODY_BYTES, perform)
+
+    async def perform(body: bytes) -> Any:
+        result = await act(parse_arguments(request, body.strip() or b"{}"))
+        return result.model_dump(mode="json") if isinstance(result, BaseModel) else result
+
+    return admin_endpoint(name, answer, summary, request, response, body_required)
 
 
 def admin_endpoint(

@@ -42,7 +42,7 @@ from polyrec.server.http.options import (
     parse_options,
 )
 from polyrec.server.metrics.counting import OK, EndpointMetrics
-from polyrec.server.metrics.metrics import SLO_MISSES
+from polyrec.server.metrics.error_budget import SLO_MISSES
 from polyrec.server.request_ids import SCOPE_KEY, log_extra
 from polyrec.server.rollout.traffic import Arm
 
