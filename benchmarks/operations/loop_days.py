@@ -181,7 +181,7 @@ def iterated(loop: Loop, forced: Sequence[str]) -> dict[str, Any]:
     loop.advance(at_once=True)
     while (iteration := loop.folder.last()) is not None and iteration.state in ("running", *forced):
         if iteration.state == "held":
-            loop.folder.ask("force", iteration.number)
+            loop.folder.give("force", iteration.number)
         if iteration.error is not None:
             raise SystemExit(iteration.error)
         loop.advance()

@@ -48,11 +48,11 @@ def test_steps_are_held_until_they_are_released(folder: LoopFolder) -> None:
 
 
 def test_a_command_is_for_one_iteration(folder: LoopFolder) -> None:
-    folder.ask("force", 7)
+    folder.give("force", 7)
     assert folder.has("force", 7)
     assert not folder.has("force", 8)
     assert not folder.has("drop", 7)
-    folder.answered("force", 7)
+    folder.remove("force", 7)
     assert folder.controls() == set()
 
 

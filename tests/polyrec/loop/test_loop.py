@@ -92,11 +92,11 @@ def test_a_person_forces_what_was_held_and_drops_it_later(copied: Copied, days: 
     looped.log_day(1, shuffled(days[1]))
     held = looped.until("held")
     looped.folder.hold("train", "look first")
-    looped.folder.ask("force", held.number)
+    looped.folder.give("force", held.number)
     assert looped.loop.advance() == looped.loop.every_s
     assert (looped.last.state, looped.last.step, looped.last.forced) == ("running", "train", ("check",))
     assert "held before train by a person: look first" in looped.said[-1]
-    looped.folder.ask("drop", held.number)
+    looped.folder.give("drop", held.number)
     looped.folder.release("train")
     looped.loop.advance()
     assert looped.last.state == "dropped"
@@ -113,7 +113,7 @@ def test_a_dropped_training_is_ended(copied: Copied, days: Sequence[pa.Table]) -
     def drop() -> None:
         while not (own / "train.log").exists():
             time.sleep(0.01)
-        looped.folder.ask("drop", number)
+        looped.folder.give("drop", number)
 
     asking = threading.Thread(target=drop)
     asking.start()
