@@ -47,11 +47,11 @@ from polyrec.server.prediction_log.settings import (
 )
 from polyrec.server.repository.settings import (
     files_of,
-    model_name,
     models_in,
     named_files,
     named_numbers,
     numbers_of,
+    valid_name,
 )
 
 PREFIX = "POLYREC_"
@@ -149,7 +149,7 @@ class Settings(Strict):
     model_cache_bytes: Annotated[int, Field(ge=1)] = 64 * 2**30
     model_share: Annotated[tuple[str, ...], BeforeValidator(_listed), AfterValidator(named_numbers)] = ()
     model_weight: Annotated[tuple[str, ...], BeforeValidator(_listed), AfterValidator(named_numbers)] = ()
-    model_name: Annotated[str, AfterValidator(model_name)] | None = None
+    model_name: Annotated[str, AfterValidator(valid_name)] | None = None
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     grpc_port: Annotated[int, Field(ge=0, le=65535)] | None = None

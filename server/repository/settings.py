@@ -14,7 +14,7 @@ from polyrec.models.fetching.url import ModelUrl, model_place
 from polyrec.server.app.served_model import RESERVED
 
 
-def model_name(name: str) -> str:
+def valid_name(name: str) -> str:
     """Validates the name of a model."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name) or name == RESERVED:
         raise ValueError(f"it has letters, digits, '.', '_' and '-', 100 at most, and is not '{RESERVED}'")
@@ -28,7 +28,7 @@ def named_files(files: tuple[str, ...]) -> tuple[str, ...]:
         name, equals, path = file.partition("=")
         if not equals or not path:
             raise ValueError(f"'{file}' is not NAME=FILE")
-        names.append(model_name(name))
+        names.append(valid_name(name))
         model_place(path)
     for name in names:
         if names.count(name) > 1:
