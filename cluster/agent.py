@@ -1,4 +1,4 @@
-"""A replica's agent port: tells HAProxy the share of its weight that it deserves now."""
+"""Answers HAProxy at a replica's agent port: the percentage of its weight that it should get now."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import aiohttp
 
 from polyrec.cluster.live_state import LiveState, read_state
 
-EVERY_S = 0.5
+READ_INTERVAL_S = 0.5
 """Interval of reading the server's metrics; HAProxy asks as often."""
 
 
 class Agent:
-    """Reads a server's metrics from time to time, and answers on a port of its own.
+    """Reads a server's metrics periodically, and answers HAProxy on a port of its own.
 
-    url: of the server. on_read: is called after each reading.
+    url: of the server. on_read: called after each reading.
     """
 
     def __init__(self, url: str, on_read: Callable[[], None] = lambda: None) -> None:
@@ -35,7 +35,7 @@ class Agent:
         await self._read()
         self.nominal_rows_s = self.state.capacity_rows_s
         self._server = await asyncio.start_server(self._answer, host, 0)
-        self._tasks.append(asyncio.get_running_loop().create_task(self._read_on()))
+        self._tasks.append(asyncio.get_running_loop().create_task(self._read_periodically()))
         port: int = self._server.sockets[0].getsockname()[1]
         return port
 
@@ -46,21 +46,21 @@ class Agent:
         if self._server is not None:
             self._server.close()
 
-    def says(self) -> str:
-        """Returns the line for HAProxy."""
+    def agent_line(self) -> str:
+        """Returns the answer to HAProxy, one line."""
         return "drain\n" if self.draining else f"ready up {self.state.percent()}%\n"
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(self.says().encode())
+        writer.write(self.agent_line().encode())
         writer.close()
 
-    async def _read_on(self) -> None:
+    async def _read_periodically(self) -> None:
         while True:
-            await asyncio.sleep(EVERY_S)
+            await asyncio.sleep(READ_INTERVAL_S)
             try:
                 await self._read()
             except (aiohttp.ClientError, TimeoutError, OSError):
-                continue  # the last state gets older, which readers can see
+                continue  # readers see by read_s that the state is old
             self._on_read()
 
     async def _read(self) -> None:

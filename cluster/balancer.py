@@ -1,4 +1,4 @@
-"""The actor that knows the replicas' addresses, and configures HAProxy with them."""
+"""The Ray actor that keeps the replicas' addresses and configures HAProxy with them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ log = logging.getLogger("polyrec.cluster")
 BALANCER = "polyrec-balancer"
 NAMESPACE = "polyrec"
 SILENT_S = 20.0
-"""A replica that said nothing for so long is forgotten. HAProxy's checks took it out long before."""
-LOOK_S = 1.0
+"""Time without an announcement after which a replica is dropped; HAProxy's checks take it out earlier."""
+CHECK_S = 1.0
 
 
 class Balancer:
-    """A detached Ray actor; restarted, it finds HAProxy running and its spec in a file.
+    """A detached Ray actor. After a restart it finds HAProxy running, and its spec in a file.
 
-    folder: for its files. spec: JSON of a ClusterSpec.
+    folder: of its files. spec: JSON of a ClusterSpec.
     """
 
     def __init__(self, folder: str, spec: str) -> None:
@@ -38,17 +38,17 @@ class Balancer:
         if self._spec.way == "balancer":
             self._haproxy = HAProxy(self._folder, self._spec.host, self._spec.port)
         self._endpoints: dict[str, Endpoint] = {}
-        self._told: dict[str, dict[str, Any]] = {}
-        self._heard_s: dict[str, float] = {}
+        self._states: dict[str, dict[str, Any]] = {}
+        self._announced_s: dict[str, float] = {}
         self._left: set[str] = set()
         self._lock = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Starts HAProxy without replicas, unless it runs. Raises ClusterError, as if the port is taken."""
+        """Starts HAProxy without replicas, unless it runs. Raises ClusterError, as for a taken port."""
         if self._haproxy is not None and not self._haproxy.alive():
             await self._haproxy.configure([])
-        self._start_looking()
+        self._start_checking()
 
     async def spec(self) -> str:
         """Returns the spec in force, as JSON."""
@@ -59,28 +59,28 @@ class Balancer:
         self._spec = ClusterSpec.model_validate_json(spec)
         self._file.write_text(spec)
 
-    async def add(self, endpoint: Endpoint, told: Mapping[str, Any]) -> None:
-        """Adds a replica, or notes that it is still there. told: its state, for `status`."""
+    async def add(self, endpoint: Endpoint, state: Mapping[str, Any]) -> None:
+        """Adds a replica, or renews its announcement. state: for `polyrec cluster status`."""
         if endpoint.name in self._left:
             return
-        self._start_looking()
-        self._heard_s[endpoint.name] = time.monotonic()
-        self._told[endpoint.name] = dict(told)
+        self._start_checking()
+        self._announced_s[endpoint.name] = time.monotonic()
+        self._states[endpoint.name] = dict(state)
         if self._endpoints.get(endpoint.name) != endpoint:
             self._endpoints[endpoint.name] = endpoint
             await self._apply()
 
     async def remove(self, name: str) -> None:
-        """Takes a replica out, for good; returns once no new request goes there."""
+        """Removes a replica for good; returns once it gets no new request."""
         self._left.add(name)
         if self._endpoints.pop(name, None) is not None:
             await self._apply()
 
     async def replicas(self) -> list[dict[str, Any]]:
-        """Returns each replica's name, address, state in the balancer and what it told."""
+        """Returns each replica's name, address, state in the balancer, and the state that it announced."""
         states = {} if self._haproxy is None else await self._haproxy.servers()
         return [
-            {"name": name, "url": one.url, "state": states.get(name, "-"), **self._told.get(name, {})}
+            {"name": name, "url": one.url, "state": states.get(name, "-"), **self._states.get(name, {})}
             for name, one in sorted(self._endpoints.items())
         ]
 
@@ -97,21 +97,21 @@ class Balancer:
             if self._haproxy is not None:
                 await self._haproxy.configure(self._endpoints.values())
 
-    def _start_looking(self) -> None:
-        """Starts `_look`, also after Ray started this actor again, which calls no `open`."""
+    def _start_checking(self) -> None:
+        """Starts `_check`; needed in `add` too, since Ray restarts this actor without calling `open`."""
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._look())
+            self._task = asyncio.get_running_loop().create_task(self._check())
 
-    async def _look(self) -> None:
-        """Restarts HAProxy if it has ended; forgets replicas that fell silent."""
+    async def _check(self) -> None:
+        """Restarts HAProxy if it has ended; drops replicas that no longer announce themselves."""
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_S)
             now_s = time.monotonic()
-            silent = [n for n in self._endpoints if now_s - self._heard_s[n] > SILENT_S]
+            silent = [n for n in self._endpoints if now_s - self._announced_s[n] > SILENT_S]
             for name in silent:
                 del self._endpoints[name]
             if silent or (self._haproxy is not None and not self._haproxy.alive()):
                 try:
                     await self._apply()
                 except ClusterError as e:
-                    log.error("%s", e)  # tried again at the next look
+                    log.error("%s", e)  # tried again at the next check

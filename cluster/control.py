@@ -1,4 +1,4 @@
-"""Starts, changes, shows and ends a cluster: what `polyrec cluster` calls. Ray must be connected."""
+"""Starts, changes, describes and ends a cluster, for `polyrec cluster`. Ray must be connected."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from polyrec.cluster.spec import ClusterError, ClusterSpec, GroupSpec
 from polyrec.models.version import code_version
 
 MOST_ONGOING = 1000
-"""Requests of Serve's own proxies in one replica; its server decides what is too much."""
+"""Limit of Serve's proxies for one replica, high enough that its server's admission control decides."""
 SHUTDOWN_S = 60.0
 POLL_S = 0.1
 REPORT_S = 0.2
@@ -44,7 +44,7 @@ def up(spec: ClusterSpec) -> None:
     try:
         for group in spec.groups:
             _deploy(spec, group)
-        _until_known(spec)
+        _wait_until_known(spec)
     except ClusterError:
         down()
         raise
@@ -53,14 +53,16 @@ def up(spec: ClusterSpec) -> None:
 def roll(spec: ClusterSpec, name: str | None, plan: Path) -> ClusterSpec:
     """Rolls a plan over a group's replicas, some at a time; returns the new spec.
 
-    Raises ClusterError if a replica did not open it; all then serve the old plan.
+    Raises ClusterError if a replica cannot open the plan; then all serve the old one.
     """
     group = spec.group(name)
     changed = group.model_copy(update={"plan": plan, "revision": group.revision + 1})
     try:
         return _change(spec, changed)
     except ClusterError:
-        _change(spec, group)  # the first replica that did not open the plan has ended; the others never left
+        _change(
+            spec, group
+        )  # the replica that could not open the plan has ended; the others still serve the old one
         raise
 
 
@@ -70,12 +72,12 @@ def scale(spec: ClusterSpec, name: str | None, replicas: int) -> ClusterSpec:
     if group.autoscale is not None:
         raise ClusterError(f"group '{group.name}' scales by itself")
     changed = _change(spec, group.model_copy(update={"replicas": replicas}))
-    _until_known(changed)
+    _wait_until_known(changed)
     return changed
 
 
 def down() -> None:
-    """Ends all replicas, which drain, and the way in."""
+    """Drains and ends all replicas, then the way in."""
     balancer = _balancer()
     if balancer is None:
         raise ClusterError("no cluster is up; `polyrec cluster up` starts one")
@@ -136,7 +138,7 @@ def _change(spec: ClusterSpec, group: GroupSpec) -> ClusterSpec:
 
 
 def _deploy(spec: ClusterSpec, group: GroupSpec) -> None:
-    """Deploys a group at Serve, or changes it there, and waits until it is as wanted. Raises ClusterError."""
+    """Deploys a group on Serve, or changes it, and waits until it is as wanted. Raises ClusterError."""
     asked = dict(group.resources)
     actor = {"num_cpus": asked.pop("CPU", 1.0), "num_gpus": asked.pop("GPU", 0.0), "resources": asked}
     count: dict[str, Any] = {"num_replicas": group.replicas}
@@ -169,8 +171,8 @@ def _deploy(spec: ClusterSpec, group: GroupSpec) -> None:
         },
         **count,
     )(Replica)
-    # replicas are replaced only by other code, not by another plan, which they open themselves; with versions
-    # that Serve makes, every change would replace them
+    # the code is the version, so that Serve replaces replicas only for other code: they open another plan
+    # themselves, and with versions that Serve makes every change would replace them
     versioned = deployment.options(version=code_version(), _internal=True)
     prefix = None if spec.way == "balancer" else "/"
     try:
@@ -183,7 +185,7 @@ def _deploy(spec: ClusterSpec, group: GroupSpec) -> None:
 
 
 def _start_balancer(spec: ClusterSpec) -> None:
-    """Starts the balancer's actor on this machine's node, where clients expect the port."""
+    """Starts the balancer's actor on the node of this machine, where clients expect the port."""
     folder = Path(tempfile.gettempdir()) / f"polyrec-cluster-{os.getuid()}-{spec.port}"
     (folder / "cluster.json").unlink(missing_ok=True)
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
@@ -207,8 +209,8 @@ def _start_balancer(spec: ClusterSpec) -> None:
         raise ClusterError(f"the balancer did not start: {_reason(e)}") from None
 
 
-def _until_known(spec: ClusterSpec) -> None:
-    """Waits until the balancer knows the replicas that Serve has, and no others."""
+def _wait_until_known(spec: ClusterSpec) -> None:
+    """Waits until the balancer knows exactly the replicas that Serve has."""
     wanted = sum(group.replicas for group in spec.groups if group.autoscale is None)
     exact = all(group.autoscale is None for group in spec.groups)
     while True:

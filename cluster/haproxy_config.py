@@ -15,9 +15,9 @@ from polyrec.planner.fleet.weights import capacity_weights
 BACKEND = "replicas"
 RETRIES = 3
 BUFFER_BYTES = 131072
-"""A larger request that has been sent cannot be sent again, since HAProxy no longer holds all of it."""
+"""Size of HAProxy's buffer; a larger request cannot be retried once it is sent."""
 HARD_STOP_S = 60
-"""Longest life of the process of an earlier configuration."""
+"""Longest time that a worker of an earlier configuration may finish its requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def bracketed(host: str) -> str:
 
 
 def configuration(host: str, port: int, socket: Path, endpoints: Iterable[Endpoint]) -> str:
-    """Returns haproxy.cfg. host, port: that clients ask. socket: of HAProxy's runtime commands."""
+    """Returns haproxy.cfg. host, port: where clients connect. socket: for HAProxy's runtime commands."""
     known = sorted(endpoints, key=lambda endpoint: endpoint.name)
     weights = capacity_weights([endpoint.rows_s for endpoint in known])
     servers = [
@@ -53,10 +53,10 @@ def configuration(host: str, port: int, socket: Path, endpoints: Iterable[Endpoi
     return "\n".join([_HEAD.format(socket=socket, host=bracketed(host), port=port), *servers, ""])
 
 
-# - An answer that did not come is asked for again elsewhere: a prediction changes nothing. Administration is
-#   not for a replica that happens to be chosen.
-# - idle-close-on-response: a client's idle connection survives a reload by one request, whose answer closes
-#   it; closed while idle, it could meet a request on its way.
+# - retry-on: predictions change nothing, so they can be retried on another replica. Administration is denied,
+#   because it would reach an arbitrary replica.
+# - idle-close-on-response: after a reload, a client's idle connection is closed with its next response;
+#   closing it while idle could lose a request that is on its way.
 # - observe: the first failed connection takes a server out until its next check.
 _HEAD = f"""\
 # written by `polyrec cluster`; changes are lost

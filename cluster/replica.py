@@ -1,9 +1,9 @@
-"""One replica: a Ray Serve replica that starts an ordinary server in a child process and looks after it.
+"""A Ray Serve replica that starts an ordinary server in a child process and supervises it.
 
 Ray Serve places, restarts, counts and ends replicas. A roll is a change of `user_config`: Serve hands it to
-one replica after the other, which reloads its server, so no capacity is lost. A server that ends by itself
-takes its replica with it, and Serve starts another. Requests come straight to the server's port; `__call__`,
-Serve's own way in, hands them on.
+one replica after the other, which reloads its server, so no capacity is lost. If the server ends by itself,
+the replica ends too, and Serve starts another. Requests go directly to the server's port; `__call__` forwards
+those that come through Serve's own proxies.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ ANNOUNCE_S = 1.0
 WATCH_S = 0.05
 RELOAD_S = 600.0
 NO_BALANCER = (ray.exceptions.RayError, ValueError)
-"""Raised while the balancer is started anew, and after `cluster down`."""
+"""Raised while the balancer restarts, and after `cluster down`."""
 HOP_BY_HOP = {"connection", "content-length", "host", "keep-alive", "transfer-encoding"}
 
 
 class Replica:
-    """A server and its agent. settings: of the server, beside the plan."""
+    """A server and its agent. settings: of the server, except the plan."""
 
     def __init__(self, group: str, settings: Mapping[str, str]) -> None:
         self._name = f"{group}-{serve.get_replica_context().replica_id.unique_id}"
@@ -83,7 +83,7 @@ class Replica:
         }
 
     async def __call__(self, request: Request) -> Response:
-        """Hands a request of Serve's proxies on to the server."""
+        """Forwards a request of Serve's proxies to the server."""
         assert self._client is not None
         assert self._endpoint is not None
         headers = [(k, v) for k, v in request.headers.items() if k not in HOP_BY_HOP]
@@ -94,7 +94,7 @@ class Replica:
             return Response(await got.read(), got.status, kept)
 
     async def __del__(self) -> None:
-        """Ends the replica: out of the balancer first, then the server drains."""
+        """Ends the replica: leaves the balancer first, then drains the server."""
         if self._stopping:
             return
         self._stopping = True
@@ -136,7 +136,7 @@ class Replica:
                 raise ClusterError(f"{self._name} did not open '{plan}': {await got.text()}")
 
     async def _watch(self) -> None:
-        """Ends this process as soon as the server has ended, for Serve to start another replica."""
+        """Ends this process when the server has ended, so that Serve starts another replica."""
         assert self._server is not None
         while self._server.process.poll() is None:
             await asyncio.sleep(WATCH_S)
@@ -144,7 +144,7 @@ class Replica:
         os._exit(1)
 
     async def _announce(self) -> None:
-        """Tells the balancer again and again: it may have been started anew."""
+        """Announces the replica to the balancer periodically, since the balancer may have restarted."""
         assert self._endpoint is not None
         assert self._agent is not None
         assert self._server is not None

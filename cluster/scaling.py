@@ -1,4 +1,4 @@
-"""Serve's autoscaling policy: planner/fleet/autoscaling.py, on what the replicas report."""
+"""Ray Serve's autoscaling policy: applies planner/fleet/autoscaling.py to the replicas' reports."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _LOAD = tuple(field.name for field in fields(ReplicaLoad))
 
 
 class BacklogPolicy:
-    """Called by Serve's controller. bounds: the fields of ScalingBounds."""
+    """The policy that Serve's controller calls. bounds: fields of ScalingBounds."""
 
     def __init__(self, **bounds: Any) -> None:
         self._bounds = ScalingBounds(**bounds)
 
     def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
-        """Returns the replicas wanted, and the state of the policy."""
+        """Returns the number of replicas wanted, and the state of the policy."""
         now_s = context.current_time or time.time()
         kept = context.policy_state.get("last")
         last = Scaling(**kept) if kept else None
@@ -32,8 +32,8 @@ class BacklogPolicy:
 
 
 def replica_loads(metrics: Mapping[str, Mapping[Any, float]] | None) -> list[ReplicaLoad]:
-    """Returns the loads of the replicas that report all of a load. metrics: name -> replica -> value."""
+    """Returns the loads of replicas with complete reports. metrics: name -> replica -> value."""
     found = metrics or {}
     first = found.get(_LOAD[0], {})
-    whole = [r for r in first if all(r in found.get(name, {}) for name in _LOAD)]
-    return [ReplicaLoad(**{name: found[name][r] for name in _LOAD}) for r in whole]
+    complete = [r for r in first if all(r in found.get(name, {}) for name in _LOAD)]
+    return [ReplicaLoad(**{name: found[name][r] for name in _LOAD}) for r in complete]

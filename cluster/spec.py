@@ -1,4 +1,4 @@
-"""Describes a cluster: its way in and its groups of equal replicas."""
+"""Describes a cluster: its way in (ingress) and its groups of equal replicas."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ class GroupSpec(Strict):
         return f"polyrec-{self.name}"
 
     def served(self) -> dict[str, object]:
-        """Returns what a running replica is told: a change reloads its server."""
+        """Returns the `user_config` of a replica; when it changes, the replica reloads its server."""
         return {"plan": str(self.plan), "revision": self.revision}
 
 
 class ClusterSpec(Strict):
-    """A cluster. way: `balancer`, an HAProxy of ours straight to the replicas' ports; `ray`, `ray-haproxy`:
-    Ray Serve's proxy, or its HAProxy mode.
+    """A cluster. way: its ingress. `balancer`: an HAProxy that forwards to the servers' ports; `ray`,
+    `ray-haproxy`: Ray Serve's proxy, or its HAProxy mode.
     """
 
     host: str = "127.0.0.1"
@@ -96,7 +96,7 @@ class ClusterSpec(Strict):
 
 
 def plan_resources(plan: Plan) -> dict[str, float]:
-    """Returns what one server of a plan occupies: a CPU for each lane on it, at least one, and its GPUs."""
+    """Returns the resources of one server of a plan: a CPU for each CPU lane, at least one, and its GPUs."""
     lanes = plan.all_lanes()
     gpus = len({lane.device for lane in lanes if lane.device.startswith("cuda")})
     found = {"CPU": float(max(sum(lane.device == "cpu" for lane in lanes), 1))}
@@ -104,7 +104,7 @@ def plan_resources(plan: Plan) -> dict[str, float]:
 
 
 def fleet_replicas(file: Path, hour: int | None) -> Mapping[str, int]:
-    """Returns the nodes of each type in a fleet plan, at an hour or the most of any. Raises ClusterError."""
+    """Returns the nodes of each type in a fleet plan, of one hour or the maximum. Raises ClusterError."""
     try:
         by_type: Mapping[str, list[int]] = json.loads(file.read_text())["nodes_by_type"]
         hours = {len(counts) for counts in by_type.values()}

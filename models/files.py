@@ -56,6 +56,19 @@ def read_yaml(file: Path, what: str, error: type[PolyrecError]) -> dict[str, Any
     return _read(file, what, error, "YAML", "a mapping", parse_yaml, YAML_BYTES)
 
 
+def read_described(kind: type[Model], file: str | Path, what: str, error: type[PolyrecError]) -> Model:
+    """Reads and validates a YAML or JSON file that a user wrote. Raises `error`, also if there is none.
+
+    what: names the kind of file in messages, like "fleet file".
+    """
+    named = f"{what} '{file}'"
+    try:
+        raw = read_yaml(Path(file), named, error)
+    except FileNotFoundError:
+        raise error(f"no {named}") from None
+    return validate_as(kind, raw, named, error)
+
+
 def read_shipped(
     kind: type[Model],
     name: str | Path,

@@ -25,7 +25,7 @@ class StartFailed(PolyrecError):
 class ServerProcess:
     """A server in a child process, ready to answer at `url`. processes, grpc: see `Ready`.
 
-    lifeline: of a pipe that kills the server when this process ends in whatever way; None: there is none.
+    lifeline: descriptor of a pipe that ends the server when this process ends, in whatever way; None: none.
     """
 
     url: str

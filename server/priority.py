@@ -6,8 +6,8 @@ import os
 from contextlib import suppress
 
 
-def open_politely() -> None:
-    """Leaves most of the time to others, and takes enough to be opened on a machine that is fully busy."""
+def lower_priority() -> None:
+    """Sets nice 10: most time goes to other processes, but enough is left to open on a fully busy machine."""
     os.nice(10)
 
 

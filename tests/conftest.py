@@ -17,8 +17,8 @@ from polyrec.models.data.synthetic.generator import generate
 from polyrec.models.dlrm.dlrm import DLRM, Architecture, DenseNet, dense_slots
 from polyrec.models.dlrm.representation import Representation, initial_stage
 from polyrec.models.schema.schema import load_schema
-from polyrec.models.training.pipeline import Learner, Training
-from polyrec.models.training.recipe import Recipe
+from polyrec.models.training.pipeline import Learner
+from polyrec.models.training.recipe import Recipe, Training
 
 ROOT = Path(__file__).parent.parent
 

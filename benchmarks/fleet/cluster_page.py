@@ -81,7 +81,7 @@ def page(found: dict[str, Any]) -> str:
         "",
         "`took`: until two replicas serve again, or the call returned. Starting a server (imports, loading, "
         "Ray's worker) takes seconds of the cores that all share, which makes the tails; on nodes of their "
-        "own replicas start beside nobody. At 200 requests/s with budgets of 100 ms that was too much for "
+        "own replicas start alone. At 200 requests/s with budgets of 100 ms that was too much for "
         "these cores: a quarter of the requests were rejected (429) or out of budget (504), which a "
         "balancer does not send elsewhere.",
     ]

@@ -106,7 +106,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
         "",
         "## What if",
         "",
-        "The same nodes with paths chosen anew, for rows in time first (the same share of every model), "
+        "The same nodes with paths chosen again, for rows in time first (the same share of every model), "
         "then for accuracy: share of rows in "
         "time over the day (in the worst hour), mean accuracy.",
         "",

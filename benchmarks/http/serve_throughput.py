@@ -192,7 +192,8 @@ def small_model(folder: Path) -> tuple[Path, Path]:
     from polyrec.models.data.reader import open_data
     from polyrec.models.data.synthetic.generator import generate
     from polyrec.models.schema.schema import load_schema
-    from polyrec.models.training.pipeline import Learner, default_training
+    from polyrec.models.training.pipeline import Learner
+    from polyrec.models.training.recipe import default_training
 
     data = folder / "clicks.parquet"
     generate(data, 100_000, seed=1)

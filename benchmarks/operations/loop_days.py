@@ -44,7 +44,8 @@ from polyrec.models.evaluation.metrics import evaluate
 from polyrec.models.evaluation.predictions import predict_all
 from polyrec.models.schema.batch import F64
 from polyrec.models.schema.schema import Schema, load_schema
-from polyrec.models.training.pipeline import Learner, default_training
+from polyrec.models.training.pipeline import Learner
+from polyrec.models.training.recipe import default_training
 from polyrec.planner.plan import load_plan, save_plan, single_path_plan
 
 SCHEMA = "trivago"
@@ -180,7 +181,7 @@ def iterated(loop: Loop, forced: Sequence[str]) -> dict[str, Any]:
     loop.advance(at_once=True)
     while (iteration := loop.folder.last()) is not None and iteration.state in ("running", *forced):
         if iteration.state == "held":
-            loop.folder.ask("force", iteration.number)
+            loop.folder.give("force", iteration.number)
         if iteration.error is not None:
             raise SystemExit(iteration.error)
         loop.advance()

@@ -42,8 +42,8 @@ from polyrec.models.dlrm.dlrm import Architecture
 from polyrec.models.schema.schema import load_schema
 from polyrec.models.tiers.updates.update import TableUpdate
 from polyrec.models.tiers.updates.update_file import encode_update
-from polyrec.models.training.pipeline import Learner, Training
-from polyrec.models.training.recipe import Recipe
+from polyrec.models.training.pipeline import Learner
+from polyrec.models.training.recipe import Recipe, Training
 from polyrec.planner.arrivals import arrival_times
 from polyrec.planner.plan import Plan, save_plan
 from polyrec.planner.traffic import Arrivals

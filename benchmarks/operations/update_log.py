@@ -19,8 +19,8 @@ import numpy as np
 
 from polyrec.loadtest.machine import processor
 from polyrec.models.tiers.updates.changes import Changes
-from polyrec.models.tiers.updates.journal import UpdateJournal
 from polyrec.models.tiers.updates.update import Stored, StoredUpdate
+from polyrec.models.tiers.updates.update_log import UpdateLog
 
 ROWS, ROW_BYTES = 1_000_000, 256
 
@@ -28,7 +28,7 @@ ROWS, ROW_BYTES = 1_000_000, 256
 def rate(folder: Path, logged: bool, threads: int, rows: int, seconds: float) -> tuple[float, float]:
     """Returns (rows a second, median milliseconds of an update)."""
     with tempfile.TemporaryDirectory(dir=folder) as own:
-        changes = Changes(Path(own), UpdateJournal(Path(own) / "u") if logged else None)
+        changes = Changes(Path(own), UpdateLog(Path(own) / "u") if logged else None)
         # the memory of all rows is taken before the clock runs
         every = np.arange(ROWS)
         changes.apply(StoredUpdate({"t": Stored(every, np.zeros((ROWS, ROW_BYTES), np.uint8))}))

@@ -36,7 +36,8 @@ from polyrec.models.dlrm.dlrm import DLRM
 from polyrec.models.dlrm.representation import Kind
 from polyrec.models.evaluation.metrics import log_loss
 from polyrec.models.schema.batch import F32
-from polyrec.models.training.pipeline import Learner, Training, best_check
+from polyrec.models.training.pipeline import Learner, best_check
+from polyrec.models.training.recipe import Training
 from polyrec.models.training.source import Rows
 
 PAGE = ROOT / "docs/results/dhe-sweep.md"

@@ -35,7 +35,8 @@ from polyrec.models.evaluation.metrics import log_loss
 from polyrec.models.evaluation.predictions import predict_all
 from polyrec.models.schema.batch import F32
 from polyrec.models.schema.schema import load_schema
-from polyrec.models.training.pipeline import Learner, Training, load_training
+from polyrec.models.training.pipeline import Learner
+from polyrec.models.training.recipe import Training, load_training
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/results/nested_widths.md"

@@ -42,7 +42,8 @@ from polyrec.models.errors import BundleError
 from polyrec.models.evaluation.metrics import log_loss, row_losses
 from polyrec.models.evaluation.predictions import predict_all
 from polyrec.models.runtimes import open_runtime
-from polyrec.models.training.pipeline import Learner, Training
+from polyrec.models.training.pipeline import Learner
+from polyrec.models.training.recipe import Training
 from polyrec.models.training.search import mean_and_error
 from polyrec.report.chart import LIGHT, Theme, add_legend, log_axis, new_figure, png, style_axes
 

@@ -34,7 +34,8 @@ from polyrec.models.data.reader import open_data
 from polyrec.models.data.synthetic.generator import generate
 from polyrec.models.schema.schema import Categorical, Schema, Split, load_schema
 from polyrec.models.training.baselines import CONSTANT, LOGISTIC
-from polyrec.models.training.pipeline import Learner, Training, load_training
+from polyrec.models.training.pipeline import Learner
+from polyrec.models.training.recipe import Training, load_training
 from polyrec.models.training.search import search_recipe
 
 OLD = Training.model_validate(

@@ -44,7 +44,8 @@ from polyrec.models.evaluation.comparison import METRICS, RESAMPLES, samples
 from polyrec.models.evaluation.metrics import evaluate
 from polyrec.models.evaluation.predictions import Predictions, predict_all
 from polyrec.models.schema.schema import load_schema
-from polyrec.models.training.pipeline import Learner, Training, default_training
+from polyrec.models.training.pipeline import Learner
+from polyrec.models.training.recipe import Training, default_training
 
 ROOT = Path(__file__).parents[2]
 DATA = {"trivago": "trivago/impressions.parquet", "bookcrossing": "bookcrossing/ratings.parquet"}

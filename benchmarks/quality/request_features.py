@@ -33,7 +33,8 @@ from polyrec.models.evaluation.predictions import predict_all
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.popularity import calibrate
 from polyrec.models.schema.schema import Schema, load_schema
-from polyrec.models.training.pipeline import Learner, default_training
+from polyrec.models.training.pipeline import Learner
+from polyrec.models.training.recipe import default_training
 from polyrec.planner.plan import Limits
 from polyrec.server.codecs.json_rows import Decoder
 from polyrec.server.codecs.oip_codec import OipCodec

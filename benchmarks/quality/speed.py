@@ -31,7 +31,8 @@ from polyrec.models.runtimes import open_runtime
 from polyrec.models.runtimes.registry import runtimes_for
 from polyrec.models.runtimes.runtime import Runtime
 from polyrec.models.schema.schema import load_schema
-from polyrec.models.training.pipeline import Learner, default_training
+from polyrec.models.training.pipeline import Learner
+from polyrec.models.training.recipe import default_training
 
 BATCHES = (1, 64, 512)
 HOT_ROWS = 5000

@@ -18,7 +18,7 @@ from polyrec.models.dlrm.dlrm import DLRM
 from polyrec.models.dlrm.precision import DensePrecision, Precision
 from polyrec.models.dlrm.representation import Kind, Representation
 from polyrec.models.training.distill import Regression, distill
-from polyrec.models.training.pipeline import Training
+from polyrec.models.training.recipe import Training
 from polyrec.models.training.warm.fine_tune import fine_tune_bundle
 
 Derive = Callable[[Bundle, Training, DataReader], tuple[DLRM, Representation]]

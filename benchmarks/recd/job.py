@@ -31,8 +31,8 @@ from polyrec.models.schema.batch import F32, I64, Batch
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.popularity import calibrate, load_calibration
 from polyrec.models.schema.schema import load_schema
-from polyrec.models.training.pipeline import default_training, measure_widths
-from polyrec.models.training.recipe import Recipe
+from polyrec.models.training.pipeline import measure_widths
+from polyrec.models.training.recipe import Recipe, default_training
 from polyrec.models.training.source import Rows
 from polyrec.models.training.stepper import Stepper
 from polyrec.models.training.trainer import fit, refit

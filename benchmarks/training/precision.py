@@ -28,7 +28,8 @@ from polyrec.models.data.split import TRAIN, fit_splitter
 from polyrec.models.data.synthetic.generator import generate
 from polyrec.models.dlrm.dlrm import Architecture
 from polyrec.models.schema.schema import load_schema
-from polyrec.models.training.pipeline import Learner, Training, default_training
+from polyrec.models.training.pipeline import Learner
+from polyrec.models.training.recipe import Training, default_training
 from polyrec.models.training.source import Rows
 from polyrec.models.training.stepper import Stepper
 

@@ -30,8 +30,8 @@ from polyrec.models.data.reader import open_data
 from polyrec.models.data.synthetic.generator import generate
 from polyrec.models.dlrm.dlrm import Architecture
 from polyrec.models.schema.schema import Schema, load_schema
-from polyrec.models.training.pipeline import Learner, Training
-from polyrec.models.training.recipe import Recipe
+from polyrec.models.training.pipeline import Learner
+from polyrec.models.training.recipe import Recipe, Training
 from polyrec.models.training.trainer import StepReport
 
 ITEMS = USERS = 1_000_000

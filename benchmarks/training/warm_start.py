@@ -34,7 +34,8 @@ from polyrec.models.data.split import TEST
 from polyrec.models.evaluation.comparison import compare
 from polyrec.models.evaluation.predictions import predict_all
 from polyrec.models.schema.schema import Schema, Split, load_schema
-from polyrec.models.training.pipeline import Learner, default_training
+from polyrec.models.training.pipeline import Learner
+from polyrec.models.training.recipe import default_training
 from polyrec.models.training.warm.start import WarmStart
 
 DAY_S, HOUR_S = 86_400, 3600

@@ -1,6 +1,6 @@
-"""Reserves rows for values that a model does not know yet: a server gives them to new values while it serves.
+"""Reserves rows in a bundle, which a server assigns to new values while it serves.
 
-A reserved row has the vector of the out-of-vocabulary row until then, so that the bundle predicts as before.
+Until then a reserved row has the vector of the out-of-vocabulary row, so that the bundle predicts as before.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads a prediction log: the requests that a server answered, with the labels that came later.
+"""Reads a prediction log: the requests that a server answered, joined with the labels that came later.
 
     FOLDER/log.json                                how labels are joined, see `LogRules`
     FOLDER/requests/2026-11-23T17/part-*.parquet   a row a request: its context once, candidates as lists
@@ -74,8 +74,8 @@ LABEL_COLUMNS = pa.schema(
         ("client", pa.string()),
     ]
 )
-"""Columns of a file of labels. row: of the request, from 0. Without `time` a label is in the window. client:
-who sent it; null in files that the operator put there."""
+"""Columns of a file of labels. row: of the request, from 0. time: null counts as within the window. client:
+sender; null in files that the operator put there."""
 
 
 class LogRules(Strict):
@@ -118,9 +118,9 @@ def stored_types(schema: Schema) -> dict[str, pa.DataType]:
 class PredictionLogReader(PackedReader):
     """Rows of the requests of a log (see polyrec.models.data.reader.DataReader), joined with their labels.
 
-    The group's column and one that the split needs hold `log.key` where they are no features. now_s: requests
-    answered less than the log's window before it are left out; seconds since 1970, default now. since, until:
-    only requests answered at since <= time < until, as `utc_time` takes them. Raises DataError.
+    The columns of the group and of the split hold `log.key` if they are not features. now_s: requests
+    answered less than the log's window before it are left out; Unix time, default now. since, until: only
+    requests answered at since <= time < until, in the format of `utc_time`. Raises DataError.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class PredictionLogReader(PackedReader):
                 continue
             with open_parquet(file) as parquet:
                 check_columns(str(file), [*LOG_COLUMNS.names, *types], parquet.schema_arrow.names)
-                # files that come into the last hour of a period are not of it: its fingerprint stays
+                # leaves out files that are later than the period, so that its fingerprint stays
                 if _earliest(parquet.metadata) <= self._until:
                     self._files.append(file)
                     self._rows += _scores(parquet.metadata)
@@ -187,7 +187,7 @@ class PredictionLogReader(PackedReader):
         )
 
     def time_of(self, value: float) -> datetime | None:
-        """Returns the time of a value of the column of the split by time; None if that is a feature."""
+        """Returns the time of a value of the split's column; None if that column is a feature."""
         if self._schema.split.columns[0] not in self._keys:
             return None
         return _time((int(value) >> KEY_BITS) / 1e6)

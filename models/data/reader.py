@@ -57,7 +57,7 @@ class DataReader(Protocol):
         ...
 
     def fingerprint(self) -> str:
-        """sha256 of the bytes of the data, or of what a remote store tells versions apart by; hex digits."""
+        """Returns the sha256 of the data, or of the remote store's version identifiers; hex digits."""
         ...
 
 
@@ -108,7 +108,7 @@ class PeriodReader:
 
 
 def _stored_type(path: DataPath, column: str) -> pa.DataType | None:
-    """The type of a column in Parquet files, of one value where they are packed; None if there is none."""
+    """Returns the type of a column in Parquet files, of one value if they are packed; None without one."""
     from polyrec.models.data.parquet import open_parquet, parquet_files
 
     try:
@@ -120,7 +120,7 @@ def _stored_type(path: DataPath, column: str) -> pa.DataType | None:
 
 
 def _bound(text: str | None, column: str, type_: pa.DataType | None) -> int | float | None:
-    """Returns a bound in the numbers that a reader gives for the column. Raises DataError."""
+    """Converts a bound to the numbers that a reader gives for the column. Raises DataError."""
     if text is None:
         return None
     if type_ is not None and pt.is_temporal(type_):
@@ -221,7 +221,7 @@ def is_glob(path: DataPath) -> bool:
 def fingerprint(files: Sequence[DataPath], root: DataPath) -> str:
     """sha256 over names (below root) and contents of files, streamed. root: a file, a folder or a glob.
 
-    Of remote files, what the store tells versions apart by stands for the contents.
+    For remote files, the store's version identifier replaces the contents.
     """
     digest = hashlib.sha256()
     while isinstance(root, Path) and is_glob(root):

@@ -5,9 +5,9 @@
 A resample draws requests with replacement (paired bootstrap, as in comparison.py). Information gain and
 calibration are ratios of sums over requests, so all resamples of them are a few matrix products.
 
-Labels come from clients, any of which may be wrong or hostile. A difference is therefore estimated again
-without the labels of each client, and `confirmed` is the hull of all these intervals: what it excludes, it
-excludes whichever client is left out.
+Labels come from clients, any of which may be wrong or hostile. So a difference is estimated again without the
+labels of each client, and `confirmed` is the hull of all these intervals: a value that it excludes is
+excluded whichever client is left out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RESAMPLES = 1000
 AUC_RESAMPLES = 200
 """An AUC takes a pass over all rows for each resample."""
 CONFIRMED_LEVEL = 0.99
-"""Level of `confirmed`: it is looked at again and again."""
+"""Level of `confirmed`, strict because it is evaluated repeatedly."""
 LEAST_REQUESTS = 30
 """Requests with a positive below which a bootstrap interval is too narrow."""
 LEAST_DEFINED = 0.9
@@ -37,7 +37,7 @@ UNDEFINED = Interval(float("nan"), float("nan"), float("nan"))
 class ScoredRequest:
     """A request with final labels.
 
-    at_s: when it was answered, Unix time in seconds. client: whose labels they are; None: nobody labeled it.
+    at_s: when it was answered, Unix time in seconds. client: sender of the labels; None: unlabeled.
     labels: float32 [rows], 0 or 1. scores: float32 [models, rows], click probabilities.
     """
 
@@ -62,7 +62,7 @@ class LiveModel:
 
 @dataclass(frozen=True, slots=True)
 class LiveEstimate:
-    """requests, rows, positives: what it is of. clients: requests labeled by each."""
+    """Estimates of all models, and the sample's size. clients: number of requests labeled by each."""
 
     requests: int
     rows: int
@@ -162,14 +162,14 @@ def _confirmed(
     reference: int,
     doubted: Collection[str],
 ) -> list[Interval]:
-    """The hull of the differences' intervals over all requests, labeled ones, and all but each client's."""
+    """Returns hulls of intervals over all requests, over labeled ones, and without each doubted client."""
     whole = np.ones(len(requests), bool)
     has_positive = sums.clicks > 0
     hulls: list[Interval] | None = None
-    of = np.array([request.client for request in requests], object)
-    # nobody answers for requests without labels: one client may have sent them all
-    labeled = np.array([client is not None for client in of], bool)
-    for kept in (whole, labeled, *(of != client for client in doubted)):
+    clients = np.array([request.client for request in requests], object)
+    # requests without labels have no known client: one client may have sent them all
+    labeled = np.array([client is not None for client in clients], bool)
+    for kept in (whole, labeled, *(clients != client for client in doubted)):
         if has_positive[kept].sum() < LEAST_REQUESTS:
             return [UNDEFINED] * information.shape[1]
         found = information if kept is whole else sums.information(weights * kept)
@@ -181,14 +181,14 @@ def _confirmed(
 
 
 def _hull(one: Interval, other: Interval) -> Interval:
-    """The value of `one` in the smallest interval that holds both; undefined if either is."""
+    """Returns the value of `one` in the smallest interval that holds both; undefined if either is."""
     if np.isnan([one.low, other.low]).any():
         return UNDEFINED
     return Interval(one.value, min(one.low, other.low), max(one.high, other.high))
 
 
 def _interval(drawn: F64, level: float = LEVEL) -> Interval:
-    """drawn: [1 + resamples], the first being the value itself."""
+    """Returns the interval of a metric. drawn: [1 + resamples], the first being the value itself."""
     defined = drawn[1:][np.isfinite(drawn[1:])]
     if not np.isfinite(drawn[0]) or not defined.size or defined.size < LEAST_DEFINED * (drawn.size - 1):
         return UNDEFINED

@@ -1,12 +1,12 @@
-"""Bundles by URL, kept in a local folder: each version is fetched once, whole or not at all.
+"""Fetches bundles by URL into a local folder: each version once, whole or not at all.
 
-    manifest.json of the URL      its checksum is the version's name
-    DIR/<name>/                   there already: loaded, not fetched
-    DIR/.<name>.partial/          file by file, no more bytes than the manifest says, checksums compared
-    DIR/<name>/                   renamed, when all is there
+    manifest.json of the URL      read first; its checksum names the version
+    DIR/<name>/                   exists: loaded, not fetched
+    DIR/.<name>.partial/          fetched file by file, at most the manifest's bytes, checksums compared
+    DIR/<name>/                   the partial folder, renamed when it is complete
 
-Several processes share a folder. Locks (flock) of the folders say who works on them, and end with their
-process, so that what a killed one left is known as such and removed by the next fetch.
+Several processes share a folder. A process holds a lock (flock) of the folder that it works on; the lock ends
+with the process, so that the next fetch recognizes and removes what a killed process left.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from polyrec.models.bundle.bundle import Bundle, load_bundle
 from polyrec.models.bundle.manifest import MANIFEST, NUMBERS, FileDigest, read_manifest
 from polyrec.models.errors import BundleError
-from polyrec.models.fetching.store import FetchError, NotThere, pieces, read
+from polyrec.models.fetching.store import FetchError, FileMissing, pieces, read
 from polyrec.models.fetching.url import ModelUrl
 from polyrec.models.files import MOST_SERVED_BYTES
 
@@ -32,22 +32,22 @@ NAME = "[0-9a-f]{32}"
 INSIDE = "bundle"
 """Folder of the bundle among the artifacts of an MLflow run or model."""
 ATTEMPTS = 3
-"""Times that a bundle may change while it is fetched."""
+"""Maximum fetches of a bundle that changes while it is fetched."""
 
 
 class Mismatch(FetchError):
-    """A file that is not the manifest's: damaged, or of another version."""
+    """A file is not the one in the manifest: damaged, or of another version."""
 
 
 class ModelCache:
-    """Fetched bundles in a folder of at most `most_bytes`, the least recently loaded removed first."""
+    """Keeps fetched bundles in a folder of at most `most_bytes`; removes the least recently loaded first."""
 
     def __init__(self, folder: Path, most_bytes: int) -> None:
         self._folder = folder
         self._most_bytes = most_bytes
 
     def load(self, url: ModelUrl) -> Bundle:
-        """Loads the bundle at a URL, fetched before unless it is here. Raises FetchError or BundleError."""
+        """Loads the bundle at a URL, fetched if it is not in the folder. Raises FetchError or BundleError."""
         for left in reversed(range(ATTEMPTS)):
             where, content = find_manifest(url)
             folder = self._folder / _name(content)
@@ -55,7 +55,7 @@ class ModelCache:
             if bundle is None:
                 try:
                     self._fetch(where, content, folder)
-                except (Mismatch, NotThere) as e:
+                except (Mismatch, FileMissing) as e:
                     if not left or find_manifest(url)[1] == content:
                         raise FetchError(f"{e}; it is damaged, or was changed while it was read") from None
                     continue
@@ -67,7 +67,7 @@ class ModelCache:
         raise FetchError(f"bundle '{url}' was removed from the model cache again and again; is it too small?")
 
     def _load(self, where: ModelUrl, folder: Path) -> Bundle | None:
-        """Loads a version; None if it is not here, also for one that was damaged here, which is removed."""
+        """Loads a version from the folder; None if it is absent, or damaged, in which case it is removed."""
         with _locked(folder, fcntl.LOCK_SH) as there:
             if not there:
                 return None
@@ -77,14 +77,14 @@ class ModelCache:
                 if _intact(folder):
                     raise BundleError(f"'{where}', fetched: {e}") from None
             else:
-                with suppress(OSError):  # a folder that is not ours to write
+                with suppress(OSError):  # a folder that this process may not write
                     os.utime(folder)
                 return bundle
         self._remove(folder, fcntl.LOCK_EX)
         return None
 
     def _fetch(self, where: ModelUrl, content: bytes, target: Path) -> None:
-        """Fetches a version, unless another process did so. Raises FetchError, BundleError or OSError."""
+        """Fetches a version, unless another process has. Raises FetchError, BundleError or OSError."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         partial = target.with_name(f".{target.name}.partial")
         partial.mkdir(exist_ok=True)
@@ -127,7 +127,7 @@ class ModelCache:
             raise FetchError(f"a bundle has {needed} bytes; the disk of the model cache has {free} free")
 
     def _remove(self, folder: Path, how: int) -> bool:
-        """Removes a folder that no process works on, and says whether that is so. how: of flock."""
+        """Removes a folder unless a process works on it; returns whether it is gone. how: flock operation."""
         try:
             with _locked(folder, how) as there:
                 if there:
@@ -140,16 +140,16 @@ class ModelCache:
 
 
 def find_manifest(url: ModelUrl) -> tuple[ModelUrl, bytes]:
-    """Reads the manifest of the bundle at a URL, or in the folder `bundle` there; also returns where it is.
+    """Reads the manifest of the bundle at a URL, or in its folder `bundle`; also returns the folder's URL.
 
-    Raises FetchError; NotThere if there is no bundle.
+    Raises FetchError; FileMissing if there is no bundle.
     """
     for folder in (url, url.child(INSIDE)):
         try:
             return folder, read(folder.child(MANIFEST), MOST_SERVED_BYTES)
-        except NotThere:
+        except FileMissing:
             pass
-    raise NotThere(f"no bundle at '{url}': there is no {MANIFEST}")
+    raise FileMissing(f"no bundle at '{url}': there is no {MANIFEST}")
 
 
 def _name(manifest: bytes) -> str:
@@ -157,7 +157,7 @@ def _name(manifest: bytes) -> str:
 
 
 def _copy(url: ModelUrl, target: Path, expected: FileDigest) -> None:
-    """Copies a file. Raises Mismatch, after no more bytes than are expected and a piece; FetchError."""
+    """Copies a file; stops reading once it exceeds the expected bytes. Raises Mismatch or FetchError."""
     size, digest = 0, hashlib.sha256()
     with target.open("wb") as file:
         for piece in pieces(url):
@@ -173,7 +173,7 @@ def _copy(url: ModelUrl, target: Path, expected: FileDigest) -> None:
 
 
 def _intact(folder: Path) -> bool:
-    """Whether the files of a version are those that were fetched."""
+    """Whether a version's files are still as they were fetched."""
     try:
         if _name((folder / MANIFEST).read_bytes()) != folder.name:
             return False
@@ -188,7 +188,7 @@ def _intact(folder: Path) -> bool:
 
 @contextmanager
 def _locked(folder: Path, how: int) -> Iterator[bool]:
-    """Locks a folder; yields whether it is there. Raises BlockingIOError with LOCK_NB."""
+    """Locks a folder; yields whether it exists. Raises BlockingIOError with LOCK_NB."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
@@ -196,7 +196,7 @@ def _locked(folder: Path, how: int) -> Iterator[bool]:
         return
     try:
         fcntl.flock(descriptor, how)
-        # it may have been renamed or removed before the lock was had
+        # it may have been renamed or removed before the lock was acquired
         try:
             there = os.path.samestat(os.fstat(descriptor), folder.stat())
         except FileNotFoundError:

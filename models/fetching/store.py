@@ -1,6 +1,6 @@
 """Reads files by URL, in pieces: http and https through httpx, all other schemes through fsspec.
 
-Redirects are not followed: where a model comes from is what its URL says.
+Redirects are not followed, so that a model comes from the place that its URL names.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from polyrec.models.errors import PolyrecError
 from polyrec.models.fetching.url import SCHEME, ModelUrl
 
 PIECE_BYTES = 4 * 2**20
-SILENCE_S = 60.0
-"""Limit of the wait for a connection, and for the next bytes of a file."""
+TIMEOUT_S = 60.0
+"""Longest wait for a connection, and for the next bytes of a file."""
 WEB = ("http", "https")
 ABSENT = (404, 410)
 
 
 class FetchError(PolyrecError):
-    """A model that cannot be fetched: no such file, no connection, other content than its manifest says."""
+    """A model cannot be fetched: no such file, no connection, or content that its manifest contradicts."""
 
 
-class NotThere(FetchError):
-    """There is no such file."""
+class FileMissing(FetchError):
+    """There is no file at the URL."""
 
 
 def read(url: ModelUrl, most_bytes: int) -> bytes:
-    """Reads a whole file. Raises FetchError, also if it has more than `most_bytes`; NotThere."""
+    """Reads a whole file. Raises FetchError, also if it has more than `most_bytes`; FileMissing."""
     content = bytearray()
     for piece in pieces(url):
         content += piece
@@ -38,19 +38,19 @@ def read(url: ModelUrl, most_bytes: int) -> bytes:
 
 
 def pieces(url: ModelUrl) -> Iterator[bytes]:
-    """Reads a file from its beginning. Raises FetchError or NotThere."""
+    """Reads a file from its beginning. Raises FetchError or FileMissing."""
     return _web(url) if url.text.partition(SCHEME)[0] in WEB else _fsspec(url)
 
 
 def _web(url: ModelUrl) -> Iterator[bytes]:
-    # without compression, which would make the bytes of an answer unknown
+    # uncompressed, so that the received bytes are those of the file
     headers = {"Accept-Encoding": "identity"}
     try:
         with httpx.stream(
-            "GET", url.text, headers=headers, timeout=SILENCE_S, follow_redirects=False
+            "GET", url.text, headers=headers, timeout=TIMEOUT_S, follow_redirects=False
         ) as answer:
             if answer.status_code in ABSENT:
-                raise NotThere(f"there is no '{url}'")
+                raise FileMissing(f"there is no '{url}'")
             if answer.is_redirect:
                 raise FetchError(f"'{url}' redirects, which is not followed; give the URL that it leads to")
             if answer.status_code != httpx.codes.OK:
@@ -69,13 +69,13 @@ def _fsspec(url: ModelUrl) -> Iterator[bytes]:
         ) from None
     try:
         system, path = url_to_fs(url.text)
-        system.invalidate_cache()  # listings of a store may be of an earlier version
+        system.invalidate_cache()  # cached listings may be of an earlier version
         with system.open(path, "rb", block_size=PIECE_BYTES) as file:
             while piece := file.read(PIECE_BYTES):
                 yield piece
     except FileNotFoundError:
-        raise NotThere(f"there is no '{url}'") from None
-    except Exception as e:  # stores raise errors of their own libraries
+        raise FileMissing(f"there is no '{url}'") from None
+    except Exception as e:  # each store raises the errors of its own library
         raise FetchError(f"cannot read '{url}': {_one_line(e)}") from None
 
 

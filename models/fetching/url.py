@@ -1,7 +1,7 @@
 """URLs of models: the folder of a bundle, or a plan (`*.json`), in an object store or on a web server.
 
-A URL has one form for one place, so that "below a prefix" is a comparison of text: no query, no escapes, no
-`..`, no chained file systems. It has no credentials either (stores find theirs in the environment), so it can
+Every place has exactly one URL, so that "below a prefix" is a comparison of text: no query, no escapes, no
+`..`, no chained file systems. URLs hold no credentials (stores find theirs in the environment), so they can
 be logged.
 """
 
@@ -18,14 +18,14 @@ from pydantic_core import core_schema
 
 SCHEME = "://"
 MOST_CHARACTERS = 1000
-_FIT = re.compile(r"[a-z][a-z0-9+.-]*://[^\s?#%*,;\[\]\\'\"\x00-\x1f\x7f-\x9f]+")
+_ALLOWED = re.compile(r"[a-z][a-z0-9+.-]*://[^\s?#%*,;\[\]\\'\"\x00-\x1f\x7f-\x9f]+")
 CONTAINER_FIRST = ("abfs://", "abfss://")
-"""Schemes of `CONTAINER@ACCOUNT`, where the part before the @ is no login."""
+"""Schemes with `CONTAINER@ACCOUNT`, where the part before the @ is not a login."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelUrl:
-    """A URL of a model, without a slash at its end. Raises ValueError."""
+    """The URL of a model, without a slash at its end. Raises ValueError."""
 
     text: str
 
@@ -33,7 +33,7 @@ class ModelUrl:
         text = self.text.rstrip("/")
         rest = text.partition(SCHEME)[2]
         first, *segments = rest.split("/")
-        if len(text) > MOST_CHARACTERS or not _FIT.fullmatch(text) or "::" in text:
+        if len(text) > MOST_CHARACTERS or not _ALLOWED.fullmatch(text) or "::" in text:
             raise ValueError("a URL of a model is SCHEME://PLACE/PATH, without query, escapes and chains")
         if {"", ".", ".."} & {*segments} or first in (".", ".."):
             raise ValueError("a URL of a model has no empty parts, '.' or '..'")

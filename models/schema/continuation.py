@@ -1,10 +1,10 @@
 """Continues vocabularies with new data: known values keep their ids, new ones enter, old ones may leave.
 
-Ids of values are stable: a value keeps its id as long as it is known, and new values get the ids that are
-reserved or that forgotten ones leave, then those after the last one (the rows for missing and unknown values
-stay the last two). Ranks follow the accesses: half of those counted before, plus those of the new data, so
-that a value that is no longer looked up sinks. Which rows a new table takes from the old one, and which begin
-anew, follows from the two vocabularies alone (`old_ranks`).
+Ids of values are stable: a value keeps its id as long as it is known. New values get reserved ids, then the
+ids of forgotten values, then those after the last one (the rows for missing and unknown values stay the last
+two). Ranks follow the accesses: half of those counted before, plus those of the new data, so that a value
+that is no longer looked up sinks. The two vocabularies alone determine which rows a new table takes from the
+old one, and which are initialized (`old_ranks`).
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from polyrec.models.schema.batch import I64
 from polyrec.models.schema.vocabulary import Vocabulary
 
 NEW = -1
-"""In place of an old rank: the row begins anew."""
+"""Instead of an old rank: the row is initialized."""
 
 
 @dataclass(frozen=True, slots=True)
 class Previous:
     """The vocabularies to continue.
 
-    forget: values without look-ups in the new data, and with at most so many counted before, may leave where
-    new ones need their rows; None: none leaves.
-    stored: by table, ranks below it stay below it; for tables that are stored in part.
+    forget: values without look-ups in the new data, and with at most this many counted before, may give their
+    rows to new values; None: no value is forgotten.
+    stored: by table, number of stored rows; ranks below it stay below it. For tables stored in part.
     """
 
     vocabularies: Mapping[str, Vocabulary]
@@ -55,7 +55,7 @@ class Counted:
 
 
 def continued(table: str, previous: Previous, found: Counted, most: int | None = None) -> Vocabulary:
-    """Returns the vocabulary of a table after new data. most: of values; those that are known stay."""
+    """Returns the vocabulary of a table after new data. most: maximum values; known ones stay in any case."""
     old = previous.vocabularies[table]
     ids = _known_ids(old, found.values)
     known = ids >= 0
@@ -93,7 +93,7 @@ def continued(table: str, previous: Previous, found: Counted, most: int | None =
     order = np.lexsort((rank, -last, -counts, first_rank >= stored))
     rank_of_id = np.empty_like(order)
     rank_of_id[order] = np.arange(rows)
-    # never increasing: rows that may not change places count as much as the one before
+    # counts must not increase: a row that must stay behind another counts at most as much
     return replace(
         old, size=size, values=values, rank_of_id=rank_of_id, counts=np.minimum.accumulate(counts[order])
     )

@@ -8,7 +8,7 @@ value never seen); they take part in the popularity order like any other row.
     ids     0 ... size-1   the values      size: missing      size+1: out of vocabulary
     ranks   rank_of_id[id], a permutation of 0 ... rows-1
 
-Some ids may be reserved: they have rows, but no value yet. A server gives them to values that it learns of
+Some ids may be reserved: they have rows, but no value yet. A server assigns them to values that updates add
 while it serves.
 """
 
@@ -49,7 +49,7 @@ class Vocabulary:
     counts: int64 [rows], sampled accesses in rank order, never increasing.
     specials: whether the table has a missing and an out-of-vocabulary row (imported ones have not).
     oov: an unknown value gets the out-of-vocabulary row, or is refused.
-    added: value -> reserved id, of values that came while serving.
+    added: value -> reserved id, of values added while serving.
     """
 
     table: str
@@ -123,7 +123,7 @@ class Vocabulary:
         get = self.rank_by_value().get
         ranks = np.fromiter(map(get, values, repeat(REJECTED)), np.int64, count=len(values))
         if not self._id_of_rank:
-            # kept, since it takes as long as the table is large and a feed asks many times a second
+            # cached, since building it takes time in proportion to the table, and a feed needs it often
             self._id_of_rank.append(ids_of_ranks(self.rank_of_id))
         ids = np.where(ranks < 0, REJECTED, self._id_of_rank[0][ranks])
         if self.added:

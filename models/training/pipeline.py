@@ -11,33 +11,28 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import Field, ValidationError, model_validator
 
 from polyrec.models.bundle.bundle import Bundle, require_target, write_bundle
 from polyrec.models.bundle.manifest import metrics_key
 from polyrec.models.data.encoded import MEMORY_BYTES, EncodedRows, encode
 from polyrec.models.data.reader import DataReader
 from polyrec.models.data.split import TEST, TRAIN, VALIDATION, Splitter, fit_splitter
-from polyrec.models.dlrm.dlrm import DLRM, Architecture, dense_slots, initial_net
+from polyrec.models.dlrm.dlrm import DLRM, dense_slots, initial_net
 from polyrec.models.dlrm.representation import Kind, Representation, initial_stage
-from polyrec.models.embeddings.computed import Encoding
-from polyrec.models.embeddings.cuts import stored_but_largest, stored_within
 from polyrec.models.embeddings.decoder import fold_norms
 from polyrec.models.embeddings.stage import Stage
 from polyrec.models.errors import DataError
 from polyrec.models.evaluation.metrics import Quality, evaluate
-from polyrec.models.files import Strict, one_line, read_shipped
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.popularity import Calibration, calibrate
 from polyrec.models.schema.schema import Schema
-from polyrec.models.schema.vocabulary import Vocabulary
 from polyrec.models.training.baselines import Baselines
 from polyrec.models.training.checkpoint import Checkpoints, CheckpointSettings, Identity
 from polyrec.models.training.objective import LogitScale, fit_scale, unsampling
-from polyrec.models.training.recipe import Recipe
+from polyrec.models.training.recipe import Recipe, Training
 from polyrec.models.training.source import Rows, RowSource
 from polyrec.models.training.stream import StreamedRows
 from polyrec.models.training.tiers.row_tiers import RowTiers
@@ -56,89 +51,8 @@ from polyrec.models.training.warm.start import WarmStart
 from polyrec.models.training.workers.workers import Workers
 from polyrec.models.version import code_version
 
-RECIPES = Path(__file__).parent / "recipes"
-
 Phase = Callable[[str, int | None], Callable[[int], object]]
 """Starts a progress phase of some rows (None: unknown); returns a function to call with rows done."""
-
-
-class Select(Strict):
-    """The rows that `select` stores: all tables but the `largest` ones (MP-Rec), or with `share` that share
-    of all rows, the most accessed ones of all tables."""
-
-    largest: Annotated[int, Field(ge=1)] = 5
-    share: Annotated[float, Field(gt=0, lt=1)] | None = None
-
-    def cuts(self, vocabularies: Mapping[str, Vocabulary]) -> dict[str, int]:
-        """Returns how many rows each table stores."""
-        if self.share is None:
-            return stored_but_largest(vocabularies, self.largest)
-        return stored_within(vocabularies, round(self.share * sum(v.rows for v in vocabularies.values())))
-
-
-class Training(Strict):
-    """A recipe file: architecture, hyperparameters, and parameters of computed representations."""
-
-    architecture: Architecture = Architecture()
-    recipe: Recipe = Recipe()
-    encoding: Encoding = Encoding()
-    select: Select = Select()
-
-    @model_validator(mode="after")
-    def _one_step_size_for_each_width(self) -> Training:
-        given, widths = self.recipe.block_lr, self.architecture.widths
-        if given and len(given) != len(widths):
-            raise ValueError(f"recipe.block_lr has {len(given)} step sizes for {len(widths)} nested widths")
-        return self
-
-    def representation(self, kind: Kind, vocabularies: Mapping[str, Vocabulary]) -> Representation:
-        """Returns the representation of a kind, for tables of these sizes and popularity."""
-        if kind == "table":
-            return Representation()
-        cuts = self.select.cuts(vocabularies) if kind == "select" else {}
-        return Representation(kind=kind, encoding=self.encoding, cuts=cuts)
-
-    def with_share(self, share: float) -> Training:
-        """Returns a copy with another share of rows that `select` stores.
-
-        Raises DataError if it is not in (0, 1).
-        """
-        try:
-            return self.model_copy(update={"select": Select(share=share)})
-        except ValidationError as e:
-            raise DataError(one_line(e)) from None
-
-    def with_widths(self, widths: tuple[int, ...]) -> Training:
-        """Returns a copy that trains these nested widths, the last of them the table's."""
-        shape = self.architecture.model_copy(update={"width": widths[-1], "widths": widths})
-        return self.model_copy(update={"architecture": shape})
-
-    def with_shape(self, changes: Mapping[str, Any]) -> Training:
-        """Returns a copy with some keys of the shape changed. Raises DataError on a value out of range."""
-        try:
-            shape = Architecture.model_validate(self.architecture.model_dump() | dict(changes))
-        except ValidationError as e:
-            raise DataError(one_line(e)) from None
-        return self.model_copy(update={"architecture": shape})
-
-    def with_recipe(self, changes: Mapping[str, Any]) -> Training:
-        """Returns a copy with some keys of the recipe changed. Raises DataError on a value out of range."""
-        try:
-            recipe = Recipe.model_validate(self.recipe.model_dump() | dict(changes))
-        except ValidationError as e:
-            raise DataError(one_line(e)) from None
-        return self.model_copy(update={"recipe": recipe})
-
-
-def load_training(name: str | Path) -> Training:
-    """Reads a recipe file; a bare name means one that ships with Polyrec. Raises DataError."""
-    return read_shipped(Training, name, "recipe", RECIPES, DataError)
-
-
-def default_training(schema: Schema) -> Training:
-    """Returns the shipped recipe of the schema's name, else the general one."""
-    file = RECIPES / f"{schema.name}.yaml"
-    return load_training(file) if file.exists() else Training()
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +107,7 @@ class Learner:
     @property
     def recipe(self) -> Recipe:
         """The recipe that steps are taken by: the training's, with smaller steps for a warm start."""
-        return self.start.gentler(self.training.recipe) if self.start else self.training.recipe
+        return self.start.with_smaller_steps(self.training.recipe) if self.start else self.training.recipe
 
     def learn(self, out: str | Path, replace: bool = False) -> Bundle:
         """Trains, measures on the test rows and writes the bundle."""

@@ -1,13 +1,23 @@
-"""The hyperparameters of training, one part of a recipe file (models/training/pipeline.py)."""
+"""Recipe files: architecture, hyperparameters of training, and parameters of computed representations."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError, model_validator
 
-from polyrec.models.files import Strict
+from polyrec.models.dlrm.dlrm import Architecture
+from polyrec.models.dlrm.representation import Kind, Representation
+from polyrec.models.embeddings.computed import Encoding
+from polyrec.models.embeddings.cuts import stored_but_largest, stored_within
+from polyrec.models.errors import DataError
+from polyrec.models.files import Strict, one_line, read_shipped
+from polyrec.models.schema.schema import Schema
+from polyrec.models.schema.vocabulary import Vocabulary
 
+RECIPES = Path(__file__).parent / "recipes"
 MOST_BATCH_ROWS, LEAST_BATCH_ROWS = 512, 64
 LEAST_STEPS = 100
 
@@ -66,3 +76,82 @@ class Recipe(Strict):
     def steps_per_epoch(self, rows: int) -> int:
         """The steps that take every one of a number of training rows once."""
         return -(-rows // self.rows_of_step(rows))
+
+
+class Select(Strict):
+    """The rows that `select` stores: all tables but the `largest` ones (MP-Rec), or with `share` that share
+    of all rows, the most accessed ones of all tables."""
+
+    largest: Annotated[int, Field(ge=1)] = 5
+    share: Annotated[float, Field(gt=0, lt=1)] | None = None
+
+    def cuts(self, vocabularies: Mapping[str, Vocabulary]) -> dict[str, int]:
+        """Returns how many rows each table stores."""
+        if self.share is None:
+            return stored_but_largest(vocabularies, self.largest)
+        return stored_within(vocabularies, round(self.share * sum(v.rows for v in vocabularies.values())))
+
+
+class Training(Strict):
+    """A recipe file: architecture, hyperparameters, and parameters of computed representations."""
+
+    architecture: Architecture = Architecture()
+    recipe: Recipe = Recipe()
+    encoding: Encoding = Encoding()
+    select: Select = Select()
+
+    @model_validator(mode="after")
+    def _one_step_size_for_each_width(self) -> Training:
+        given, widths = self.recipe.block_lr, self.architecture.widths
+        if given and len(given) != len(widths):
+            raise ValueError(f"recipe.block_lr has {len(given)} step sizes for {len(widths)} nested widths")
+        return self
+
+    def representation(self, kind: Kind, vocabularies: Mapping[str, Vocabulary]) -> Representation:
+        """Returns the representation of a kind, for tables of these sizes and popularity."""
+        if kind == "table":
+            return Representation()
+        cuts = self.select.cuts(vocabularies) if kind == "select" else {}
+        return Representation(kind=kind, encoding=self.encoding, cuts=cuts)
+
+    def with_share(self, share: float) -> Training:
+        """Returns a copy with another share of rows that `select` stores.
+
+        Raises DataError if it is not in (0, 1).
+        """
+        try:
+            return self.model_copy(update={"select": Select(share=share)})
+        except ValidationError as e:
+            raise DataError(one_line(e)) from None
+
+    def with_widths(self, widths: tuple[int, ...]) -> Training:
+        """Returns a copy that trains these nested widths, the last of them the table's."""
+        shape = self.architecture.model_copy(update={"width": widths[-1], "widths": widths})
+        return self.model_copy(update={"architecture": shape})
+
+    def with_shape(self, changes: Mapping[str, Any]) -> Training:
+        """Returns a copy with some keys of the shape changed. Raises DataError on a value out of range."""
+        try:
+            shape = Architecture.model_validate(self.architecture.model_dump() | dict(changes))
+        except ValidationError as e:
+            raise DataError(one_line(e)) from None
+        return self.model_copy(update={"architecture": shape})
+
+    def with_recipe(self, changes: Mapping[str, Any]) -> Training:
+        """Returns a copy with some keys of the recipe changed. Raises DataError on a value out of range."""
+        try:
+            recipe = Recipe.model_validate(self.recipe.model_dump() | dict(changes))
+        except ValidationError as e:
+            raise DataError(one_line(e)) from None
+        return self.model_copy(update={"recipe": recipe})
+
+
+def load_training(name: str | Path) -> Training:
+    """Reads a recipe file; a bare name means one that ships with Polyrec. Raises DataError."""
+    return read_shipped(Training, name, "recipe", RECIPES, DataError)
+
+
+def default_training(schema: Schema) -> Training:
+    """Returns the shipped recipe of the schema's name, else the general one."""
+    file = RECIPES / f"{schema.name}.yaml"
+    return load_training(file) if file.exists() else Training()

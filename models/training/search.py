@@ -30,7 +30,8 @@ from polyrec.models.files import write_text
 from polyrec.models.schema.batch import F64, I64, Batch
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.training.id_dropout import make_id_dropout
-from polyrec.models.training.pipeline import Learner, Training, best_check
+from polyrec.models.training.pipeline import Learner, best_check
+from polyrec.models.training.recipe import Training
 from polyrec.models.training.source import Rows, TrainingRows
 from polyrec.models.training.trainer import StepReport, predict
 from polyrec.models.training.unseen import count_lookups

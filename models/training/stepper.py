@@ -1,4 +1,4 @@
-"""Takes optimizer steps, and can be saved after any of them and go on as if it had not stopped."""
+"""Takes optimizer steps; its state can be saved after any step and resumed exactly."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PREPARED = 3
 
 
 def dense_parameters(model: DLRM) -> list[Parameter]:
-    """Returns all weights but the rows: those that every step updates."""
+    """Returns all weights except the rows: those that every step updates."""
     return [*model.net.parameters(), *model.stage.dense_parameters()]
 
 
@@ -102,8 +102,8 @@ class Step:
 class Position:
     """The place of a step in the data.
 
-    window: its number. drawn: batches that were drawn of it. began: the random state when the window began,
-    from which its order can be drawn again. random: after the step's batch was drawn; empty before the first.
+    window: its number. drawn: number of batches drawn from it. began: random state at the window's beginning,
+    from which its order can be drawn again. random: state after the step's batch; empty before the first.
     """
 
     window: int
@@ -116,7 +116,7 @@ class Position:
 class Drawn:
     """The rows of a step. batch: of these rows, with ids hidden; None: workers draw their own.
 
-    prepared: the batch with its rows in memory, of a model whose rows are not all there.
+    prepared: the batch with its rows in memory; None for a model with all rows in memory.
     """
 
     window: Rows
@@ -129,8 +129,8 @@ class Drawn:
 class Stepper:
     """Iterates over up to `total` optimizer steps on the windows of `source`, epoch after epoch.
 
-    average: of the dense weights, updated after every step. workers: those that share every step's rows; the
-    model's rows are then theirs (models/training/workers), and every one of them iterates.
+    average: of the dense weights, updated after every step. workers: share the rows of every step; the
+    model is then sharded (models/training/workers), and every worker iterates.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class Stepper:
             draws.close()
 
     def _draws(self) -> Generator[Drawn]:
-        """Yields the batches of the steps that are left."""
+        """Yields the batches of the remaining steps."""
         left, number, drawn = self.total - self.step, self._at.window, self._at.drawn
         resume_at = self._at if self._at.random else None
         while left > 0:
@@ -207,7 +207,7 @@ class Stepper:
             number = 0
 
     def _prepared(self, draws: Iterator[Drawn], stage: ResidentStage) -> Generator[Drawn]:
-        """Yields the same batches, after their rows have been brought into memory."""
+        """Yields the same batches, once their rows are in memory."""
         for drawn in draws:
             assert drawn.batch is not None
             yield replace(drawn, prepared=stage.prepare(drawn.batch))
@@ -275,19 +275,19 @@ class Stepper:
         return loss
 
     def take_snapshot(self) -> int:
-        """Takes a snapshot of the rows in a file, which `state` names; returns its number, or 0."""
+        """Takes a snapshot of rows in a file, for `state`; returns its number, 0 without a file."""
         self._snapshot = self._resident.resident.snapshot() if self._resident else 0
         return self._snapshot
 
     def drop_before(self, snapshot: int) -> None:
-        """Removes what only snapshots before this one need."""
+        """Removes the logs that only snapshots before this one need."""
         if self._resident:
             self._resident.resident.log.drop_before(snapshot)
 
     def state(self) -> State:
-        """Everything that the next steps depend on, without copies: to be written before the next one.
+        """Returns everything that later steps depend on, without copies: to be written before the next step.
 
-        Of rows in a file it names the last snapshot.
+        For rows in a file it has the number of the last snapshot.
         """
         tensors = {f"model.{name}": t for name, t in self._model.state_dict().items()}
         for index, entries in self._dense.state_dict()["state"].items():
@@ -313,9 +313,9 @@ class Stepper:
             dense["state"].setdefault(int(index), {})[key] = value
         self._dense.load_state_dict(dense)
         accumulators = [] if self._resident else self._sparse.accumulators()
-        for of, own in (("sparse", accumulators), ("average", self.average.mean)):
-            saved = state.under(of)
-            for i, tensor in enumerate(own):
+        for name, tensors in (("sparse", accumulators), ("average", self.average.mean)):
+            saved = state.under(name)
+            for i, tensor in enumerate(tensors):
                 tensor.copy_(saved[str(i)])
         torch.set_rng_state(state.tensors["torch_random"])
         if self._device.type == "cuda":

@@ -1,1 +1,1 @@
-"""Many nodes as one service: which replica answers a query, and how many nodes of which type to rent."""
+"""Plans and simulates a service of many nodes: choice of a replica, autoscaling, nodes to rent."""

@@ -1,8 +1,8 @@
 """Decides how many replicas a fleet should have, from their backlog in seconds and the price of their time.
 
-The number of requests or the use of a processor says little about servers that trade quality for time. Work
-that arrives and work that waits are both in seconds of the replicas' own time on their fastest paths. Pure:
-callers pass loads and the time.
+The number of requests or processor use says little about servers that trade quality for time. So arriving and
+waiting work are both measured in seconds of the replicas' time on their fastest paths. Pure: callers pass
+loads and the time.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ TARGET_DEMAND = 0.6
 """Share of the capacity on the fastest paths at which another replica is preferred to lower quality; as in
 the Helm chart (docs/kubernetes.md)."""
 CLEAR_S = 10.0
-"""Time in which a backlog should be gone."""
+"""Time in which a backlog should be cleared."""
 CALM_S = 120.0
-"""How long fewer replicas must be enough before one is taken away."""
+"""Time for which fewer replicas must be enough before one is removed."""
 LEAST_FALL = 0.5
-"""Share of a replica's worth below which its price must fall before it is taken away."""
+"""Share of `worth` to which the price must fall before a replica is removed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +54,14 @@ class ScalingBounds:
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """Decision. replicas: wanted now. enough_since_s: since when fewer would do; None: they would not."""
+    """A decision. replicas: wanted now. enough_since_s: since when fewer are enough; None: they are not."""
 
     replicas: int
     enough_since_s: float | None = None
 
 
 def replicas_needed(loads: Sequence[ReplicaLoad], bounds: ScalingBounds) -> int:
-    """Returns the replicas that the load of those that run needs, bounds aside."""
+    """Returns the number of replicas that the load needs, without regard to bounds."""
     work = sum(load.demand + load.backlog_s / bounds.clear_s for load in loads)
     # a sum of floats just above a whole number needs no further replica
     needed = ceil(work / bounds.target_demand - 1e-9)
@@ -77,10 +77,10 @@ def replicas_needed(loads: Sequence[ReplicaLoad], bounds: ScalingBounds) -> int:
 def decide(
     loads: Sequence[ReplicaLoad], current: int, last: Scaling | None, now_s: float, bounds: ScalingBounds
 ) -> Scaling:
-    """Returns the replicas wanted. loads: of replicas that report. current: target so far. last: decision.
+    """Returns the number of replicas wanted. loads: of replicas that report. current: target so far.
 
-    Up at once; down one at a time, each after fewer were enough for `calm_s`. While some of the replicas do
-    not report (they start, or stop) none is taken away.
+    last: previous decision. Scales up at once, and down one at a time, each after fewer were enough for
+    `calm_s`. While some replicas do not report (they start, or stop) none is removed.
     """
     needed = min(max(replicas_needed(loads, bounds), bounds.least), bounds.most)
     current = min(max(current, bounds.least), bounds.most)

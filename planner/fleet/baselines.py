@@ -1,6 +1,6 @@
-"""Other ways to choose a replica, for comparison with `ReplicaChoice`: same interface, replicas numbered.
+"""Baseline policies of choosing a replica, for comparison with `ReplicaChoice`: same interface.
 
-All but the round robin draw by weight (capacity) or count relative to it.
+Replicas are numbered; weights are capacities, which round robin ignores.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from random import Random
 
 
 class RoundRobin:
-    """Takes replicas in turn, whatever their size."""
+    """Picks replicas in turn, whatever their capacity."""
 
     def __init__(self, weights: Sequence[float], rng: Random) -> None:
         self._n = len(weights)
@@ -33,7 +33,7 @@ class RoundRobin:
 
 
 class WeightedRandom(RoundRobin):
-    """Draws a replica by its weight."""
+    """Picks a random replica in proportion to its weight."""
 
     def __init__(self, weights: Sequence[float], rng: Random) -> None:
         super().__init__(weights, rng)
@@ -45,7 +45,7 @@ class WeightedRandom(RoundRobin):
 
 
 class LeastOutstanding(WeightedRandom):
-    """Takes the replica with the fewest queries without an answer, of equals a random one.
+    """Picks the replica with the fewest unanswered queries, a random one of equals.
 
     Counts only what this dispatcher sent, so its state is never old.
     """
@@ -53,7 +53,7 @@ class LeastOutstanding(WeightedRandom):
     def __init__(self, weights: Sequence[float], rng: Random) -> None:
         super().__init__(weights, rng)
         self._count = [0] * len(weights)
-        # replicas by count, and each one's place there
+        # replicas by count, and each replica's index in its group
         self._groups: list[list[int]] = [list(range(len(weights)))]
         self._place = list(range(len(weights)))
         self._least = 0
@@ -88,7 +88,7 @@ class LeastOutstanding(WeightedRandom):
 
 
 class StaleTwoChoices(WeightedRandom):
-    """Compares two random replicas by what they last reported, as it was reported."""
+    """Picks the better of two random replicas by their last reports, without continuing them."""
 
     def __init__(self, weights: Sequence[float], rng: Random) -> None:
         super().__init__(weights, rng)

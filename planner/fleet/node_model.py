@@ -1,8 +1,8 @@
 """A simplified node for simulations of many: one queue, lanes, and the choice of paths by price.
 
-Queries wait in one queue. A lane that is free takes the first that its device can answer in time, on the path
-whose value minus the price of device time is highest, among those that by the predicted tail end before its
-deadline and leave room for the rest of the queue; waiting queries are merged as far as that allows. A query
+Queries wait in one queue. A free lane takes the first query that its device can answer in time. Among the
+paths whose predicted tail meets the deadline and that leave time for the rest of the queue, it uses the one
+with the highest value minus price of device time; waiting queries are merged as far as that allows. A query
 that cannot be in time behind the queue is rejected at arrival. Prices are those of the router
 (routing/prices.py), from the node's own arrivals.
 
@@ -25,13 +25,13 @@ INF = float("inf")
 RATE_WEIGHT = 0.3
 """EWMA weight of the newest interval's arrivals."""
 BATCH_SHARE = 0.5
-"""Share of the budget that a batch lasts for which a path's seconds per row are priced."""
+"""Share of the budget that a batch takes for which a path's seconds per row are priced."""
 
 
 @dataclass(frozen=True, slots=True)
 class KindPath:
-    """A path on a device. row_s: seconds a row in the batches that prices assume; most_s: up to
-    which queries are merged."""
+    """A path on a device. row_s: seconds per row in the batches that prices assume; most_s: tail up to which
+    queries are merged."""
 
     device: int
     value: float
@@ -150,7 +150,7 @@ class NodeModel:
         return end_s
 
     def _run(self, now_s: float) -> None:
-        """Lets lanes that are free until now take from the queue, in the order in which they are."""
+        """Lets lanes that are free by now take queries, in the order in which they became free."""
         free = self._free
         declined: set[int] = set()
         while self._queue:

@@ -1,10 +1,10 @@
 """Chooses the replica that answers a query, by predicted completion, from reports that may be old.
 
-Replicas report how long a query that arrives would wait and how long its execution takes. Between reports the
-chooser continues a replica's wait by itself: it falls by one second a second, and grows by the work that
-this dispatcher sent after the report. Of a few replicas drawn at random the one that would answer first
-wins: two choices keep the longest wait near the mean (Mitzenmacher 2001), and because the draw is random,
-dispatchers that read the same old report do not all send to the same replica.
+Replicas report how long an arriving query would wait and how long its execution takes. Between reports the
+chooser extrapolates a replica's wait: it falls by one second per second, and grows by the work that this
+dispatcher sent after the report. Of a few random replicas it picks the one that would answer first: two
+choices keep the longest wait near the mean (Mitzenmacher 2001), and because the draw is random, dispatchers
+that read the same old report do not all send to the same replica.
 
 Pure: callers pass the time and the random generator.
 """
@@ -24,9 +24,9 @@ Name = TypeVar("Name", str, int)
 CHOICES = 2
 SILENT_S = 5.0
 MOST_SENT = 4096
-"""Remembered queries of a replica since its last report; one that was sent more is out of date anyway."""
+"""Maximum remembered queries of a replica since its last report; with more, the report is obsolete."""
 DRAWS = 4
-"""Draws for each candidate before the replicas that answer are looked up one by one."""
+"""Draws per candidate before all replicas that report are listed."""
 
 
 class NoReplica(LookupError):
@@ -35,11 +35,11 @@ class NoReplica(LookupError):
 
 @dataclass(slots=True)
 class ReplicaState:
-    """The last report of a replica, continued to a later time.
+    """The last report of a replica, extrapolated to a later time.
 
-    weight: how often it is drawn, like its capacity. wait_s: seconds that a query would have waited at
-    `at_s`, service_s: of execution after that. reported_s: when the replica said so. sent: (time, seconds of
-    wait added) of queries sent to it after that.
+    weight: of the draw, like its capacity. wait_s: seconds that a query arriving at `at_s` would wait.
+    service_s: seconds of its execution. reported_s: time of the report. sent: (time, seconds of wait added)
+    of queries sent to it since.
     """
 
     weight: float
@@ -61,8 +61,9 @@ class ReplicaState:
 class ReplicaChoice(Generic[Name]):
     """Picks replicas by name. candidates: drawn for each query; more balance better if reports are fresh.
 
-    silent_s: a replica whose last report is older is picked only if all are. dispatchers: that send to the
-    same replicas like this one; each knows its own queries, so one stands for as many.
+    silent_s: age of a report from which a replica is picked only if all reports are as old. dispatchers:
+    number of those that send to the same replicas; since each knows only its own queries, it counts every
+    query that many times.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class ReplicaChoice(Generic[Name]):
         self.add_all({name: weight}, now_s)
 
     def add_all(self, weights: Mapping[Name, float], now_s: float) -> None:
-        """Adds idle replicas, as `add` does one."""
+        """Adds several replicas, like `add`."""
         for name, weight in weights.items():
             if not weight > 0:
                 raise ValueError(f"weight {weight} of replica '{name}' must be positive")
@@ -103,7 +104,7 @@ class ReplicaChoice(Generic[Name]):
             self._index()
 
     def report(self, name: Name, reported_s: float, wait_s: float, service_s: float) -> None:
-        """Records what a replica said at `reported_s`; older than the last report, or unknown: ignored.
+        """Records a report made at `reported_s`; ignores unknown replicas, and reports older than the last.
 
         wait_s, service_s: of a query that had arrived then, by the replica's own prediction.
         """
@@ -121,9 +122,9 @@ class ReplicaChoice(Generic[Name]):
     def sent(self, name: Name, now_s: float, work_s: float) -> None:
         """Records a query that this dispatcher sends.
 
-        work_s: by how much it lengthens the replica's wait, on its fastest paths. What it really takes
-        misleads: a replica with time to spare spends more on a better path, looks loaded and gets
-        less still.
+        work_s: by how much it lengthens the replica's wait, on its fastest paths. The actual time would
+        mislead: a replica with time to spare spends more on better paths, would look loaded and get even
+        fewer queries.
         """
         state = self._states.get(name)
         if state is not None:
@@ -137,7 +138,7 @@ class ReplicaChoice(Generic[Name]):
         return max(state.wait_s - max(now_s - state.at_s, 0.0), 0.0) + state.service_s
 
     def pick(self, now_s: float, excluded: Collection[Name] = ()) -> Name:
-        """Returns the replica to send a query to. excluded: those that it was tried on.
+        """Returns the replica to send a query to. excluded: replicas that it was tried on.
 
         Raises NoReplica.
         """

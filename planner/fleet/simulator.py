@@ -1,7 +1,7 @@
 """Simulates dispatch between many nodes: one stream of queries, a replica choice, simplified nodes.
 
-Every node reports its backlog every `report_s`, at a phase of its own, so a report is up to that old. The
-same arrivals for every policy make them comparable.
+Every node reports its backlog every `report_s`, at a phase of its own, so reports are up to that old.
+Policies are comparable because they get the same arrivals.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Chooser(Protocol):
         """Takes a report."""
 
     def sent(self, name: int, now_s: float, work_s: float) -> None:
-        """Notes a query that was sent."""
+        """Records a query that was sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def simulate_fleet(
         node = nodes[name]
         end_s = node.offer(now_s, own, now_s + budget_s)
         if end_s < INF:
-            # on the fastest paths: a node with time to spare spends more, which is no load
+            # time on the fastest paths: a node with time to spare spends more, which is not load
             chooser.sent(name, now_s, own / node.kind.capacity)
             if counts:
                 sequence += 1

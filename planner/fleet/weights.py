@@ -1,8 +1,8 @@
 """Weights of replicas for a balancer that compares two random ones by requests in progress over weight.
 
-Requests in progress over capacity is the completion that a balancer can predict by itself: its count is
-never old. Capacity, and what other balancers have sent, only the replica knows; it reports them as a weight,
-and only that can be old.
+Requests in progress over capacity is the completion that a balancer can predict by itself from its own count,
+which is never old. Capacity, and the requests of other balancers, are known to the replica, which reports
+them as its weight.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ def capacity_weights(rows_s: Sequence[float]) -> list[int]:
 
 
 def weight_percent(lane_share: float, backlog_s: float, budget_s: float) -> int:
-    """Returns the percentage of its weight, 1 to 100, that a replica deserves now.
+    """Returns the percentage of its weight, 1 to 100, that a replica should get now.
 
-    lane_share: of the speed that its lanes were planned with; some may be lost or slower. A backlog as long
-    as the budget halves the weight.
+    lane_share: speed of its lanes relative to the plan; some may be lost or slower. A backlog as long as the
+    budget halves the weight.
     """
     share = min(lane_share, 1.0)
     if budget_s > 0:

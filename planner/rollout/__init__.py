@@ -1,1 +1,1 @@
-"""Rollout of another version beside the one that serves: pure decisions."""
+"""Decides about a canary: which requests it answers, how it compares, whether it is rolled back."""

@@ -15,10 +15,10 @@ LATENCY_EDGES_S = 1e-4 * 1.05 ** np.arange(284)
 
 @dataclass(slots=True)
 class ArmRecords:
-    """Requests of one arm since the last look.
+    """Requests of one arm since the last comparison.
 
-    took_s: of each answered request, seconds. late: of them, those past their budget. failed: requests that
-    the arm did not answer. scores: of answered requests, float32 [rows] each; possibly not of all.
+    took_s: seconds of each answered request. late: number of answers past their budget. failed: number of
+    requests that the arm did not answer. scores: float32 [rows] of each answered request, or of some of them.
     """
 
     took_s: list[float] = field(default_factory=list)
@@ -42,7 +42,7 @@ class ArmSums:
         return self.answered + self.failed
 
     def add(self, records: ArmRecords, scores: Sequence[F32], edges: F64 | None) -> None:
-        """Adds records. scores: to compare, possibly of an earlier moment; they need edges."""
+        """Adds records. scores: those to count now, also of earlier records; counted only with edges."""
         self.answered += len(records.took_s)
         self.late += records.late
         self.failed += records.failed
@@ -68,5 +68,5 @@ class ArmSums:
         return float(LATENCY_EDGES_S[min(at, LATENCY_EDGES_S.size - 1)])
 
     def slower(self, limit_s: float) -> int:
-        """Number of answers that took longer, by the resolution of 5%."""
+        """Number of answers that took longer than limit_s, which is rounded up to a bin's edge."""
         return int(self.latency[int(np.searchsorted(LATENCY_EDGES_S, limit_s)) + 1 :].sum())

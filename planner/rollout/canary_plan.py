@@ -1,4 +1,4 @@
-"""Makes a canary's plan of the plan under trial: lanes that cannot disturb those of the stable version.
+"""Derives a canary's plan from a plan: its lanes must not disturb those of the stable version.
 
 An inline lane would execute in the stable version's event loop, and a thread holds the interpreter, so CPU
 lanes become processes, which the server runs in spare time. A crash then costs the canary alone.
@@ -16,10 +16,11 @@ MAX_NAME = 64
 
 
 def canary_plan(plan: Plan, known: Mapping[str, LatencyModel], other: LatencyModel) -> Plan:
-    """Returns the plan with CPU lanes as processes, lanes named `canary.`. Raises PlanError for tiers.
+    """Returns the plan with CPU lanes as processes, lanes named `canary.`. Raises PlanError for a placement.
 
-    known: latency of the stable version's paths, from which those of the same name start that have none, and
-    any other from `other`. To measure them, the server would open the canary's runtimes in its own process.
+    known: latency models of the stable version's paths, by name. A path without one of its own starts with
+    that of its name, or else with `other`: to measure it, the server would open the canary's runtimes in its
+    own process.
     """
     if plan.placement is not None:
         raise PlanError(

@@ -1,7 +1,7 @@
-"""Compares the two arms of a rollout: records of both in, figures out.
+"""Compares the two arms of a rollout over a sliding window: records of both in, sums and figures out.
 
-The bins of the scores are deciles of the stable version's first scores, and stay for the whole rollout;
-scores that come before wait for them.
+The bins of the scores are deciles of the stable version's first scores, fixed for the whole rollout; scores
+are kept until the bins are known.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from polyrec.planner.rollout.score_shift import F32, F64, ScoreShift, bin_edges,
 from polyrec.planner.rollout.window import SlidingWindow
 
 SPAN_S = 300.0
-"""Window in which the arms are compared: a version that becomes worse later is noticed as well."""
+"""Length of the window: short enough that a version that becomes worse later is noticed."""
 BIN_REQUESTS = 100
-"""Requests of the stable version from which the bins are made."""
+"""Requests of the stable version that determine the bins."""
 MAX_WAITING = 1000
-"""Requests of an arm whose scores wait for the bins."""
+"""Maximum requests of an arm whose scores are kept until the bins are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,9 @@ class ArmFigures:
 
 @dataclass(slots=True)
 class Compared:
-    """Both arms in the window, the shift of their scores, and the answers to the same requests.
+    """Sums of both arms in the window, the shift of their scores, and the answers to the same requests.
 
-    pairs: None if none are compared. shift, loss: None with too few requests.
+    pairs: None without a shadow. shift, loss: None with too few requests.
     """
 
     stable: ArmSums
@@ -61,7 +61,7 @@ class _Arm:
 
 
 class Comparison:
-    """Collects the records of both arms. paired: whether some requests are answered by both."""
+    """Collects the records of both arms. paired: whether a shadow lets both arms answer some requests."""
 
     def __init__(self, paired: bool = False) -> None:
         self._stable, self._canary = _Arm(), _Arm()
@@ -71,7 +71,7 @@ class Comparison:
     def add(
         self, now_s: float, stable: ArmRecords, canary: ArmRecords, pairs: PairRecords | None = None
     ) -> None:
-        """Adds what the arms did since the last call. now_s: on a clock that does not go back."""
+        """Adds the records since the last call. now_s: on a monotonic clock."""
         if self._pairs is not None and pairs is not None:
             self._pairs.current(now_s).add(pairs)
         arms = ((self._stable, stable), (self._canary, canary))
@@ -97,7 +97,7 @@ class Comparison:
 
 
 def finite_scores(records: ArmRecords) -> list[F32]:
-    """Returns the scores that are finite numbers; a request with another is counted as failed instead."""
+    """Returns the requests' finite scores; a request with a score that is not finite counts as failed."""
     kept = [scores for scores in records.scores if np.isfinite(scores).all()]
     records.failed += len(records.scores) - len(kept)
     return [scores for scores in kept if scores.size]

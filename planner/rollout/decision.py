@@ -1,8 +1,8 @@
 """Decides whether a rollout goes on: continue, roll back with the reason, or promote.
 
-A bound is called exceeded only if chance does not explain it: shares by the binomial test, the score shift by
-its own lower bound. As the question is asked every second, the tests are strict ones. The automatic promotion
-asks the opposite, that each bound is shown to hold.
+A bound is exceeded only if chance does not explain it: shares by the binomial test, the score shift by its
+own lower bound. The tests are strict, because they are repeated every second. Automatic promotion requires
+the opposite: that each bound is shown to hold.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from polyrec.planner.rollout.comparison import ArmFigures, Compared
 
 ROLLBACK_Z, PROMOTE_Z = 4.0, 2.0
 ROLLBACK_CHANCE, PROMOTE_CHANCE = 3e-5, 0.025
-"""One-sided probabilities of those deviations of a normal distribution."""
+"""One-sided tail probabilities of a normal distribution at ROLLBACK_Z and PROMOTE_Z."""
 SLOW_SHARE = 0.05
-"""Share of the canary's answers that may be slower than the limit made of the stable version's p95."""
+"""Allowed share of the canary's answers above the latency limit, which follows from the stable p95."""
 Verdict = Literal["continue", "rollback", "promote"]
 Share = Annotated[float, Field(strict=True, gt=0, le=1, allow_inf_nan=False)]
 Above0 = Annotated[float, Field(strict=True, gt=0, le=1e6, allow_inf_nan=False)]
@@ -29,12 +29,12 @@ Above0 = Annotated[float, Field(strict=True, gt=0, le=1e6, allow_inf_nan=False)]
 class RolloutBounds(Strict):
     """Bounds of a canary, against the stable version in the same window.
 
-    max_failed, max_late: share of requests not answered by the canary, or late, above the stable version's.
-    max_slowdown: of the p95, as a factor; slack_ms: in addition, since a canary's lane is a process of low
-    priority. max_psi: population stability index of the scores. max_loss: information gain that the canary
-    is expected to lose, by answers to the same requests (expected_loss.py). min_requests: of the canary,
-    from which latency and scores are judged. promote_after_s: promotes once all bounds are shown to hold,
-    not before this age; None: only by call.
+    max_failed, max_late: share of requests that the canary fails or answers late, above the stable
+    version's. max_slowdown: factor on the stable p95; slack_ms: milliseconds above it that are always
+    allowed, since a canary's lane is a process of low priority. max_psi: population stability index of the
+    scores. max_loss: information gain that the canary is expected to lose, from answers to the same requests
+    (expected_loss.py). min_requests: of each arm, before latency and scores are judged. promote_after_s:
+    least age at which the canary is promoted, once all bounds are shown to hold; None: only by call.
     """
 
     max_failed: Share = 0.01
@@ -52,9 +52,9 @@ class RolloutFigures:
     """The figures of a decision.
 
     age_s: of the rollout. slow: answers of the canary slower than slow_limit_ms. psi: None with too few
-    requests; psi_low: its lower bound, by which it is judged. lane_deaths: of the canary. pairs: requests
-    that both versions answered; pairs_failed: of which the canary failed. loss: information gain that the
-    canary is expected to lose.
+    requests; psi_low: its lower bound, which is compared with the bound. lane_deaths: of the canary. pairs:
+    requests that both versions answered; pairs_failed: shadowed requests that the canary failed. loss:
+    information gain that the canary is expected to lose.
     """
 
     age_s: float
@@ -75,7 +75,7 @@ class RolloutFigures:
 
 @dataclass(frozen=True, slots=True)
 class RolloutDecision:
-    """A verdict, the reason in words with its numbers, and the figures behind it."""
+    """A verdict, its reason as text with the numbers, and all figures."""
 
     verdict: Verdict
     reason: str
@@ -83,7 +83,7 @@ class RolloutDecision:
 
 
 def decide(compared: Compared, lane_deaths: int, age_s: float, bounds: RolloutBounds) -> RolloutDecision:
-    """Decides by both arms in the window. age_s: of the rollout, in seconds."""
+    """Decides from the sums of both arms in the window. age_s: of the rollout."""
     p95_s = compared.stable.quantile_s(0.95)
     limit_s = None if p95_s is None else max(bounds.max_slowdown * p95_s, p95_s + bounds.slack_ms / 1e3)
     slow = 0 if limit_s is None else compared.canary.slower(limit_s)
@@ -104,44 +104,44 @@ def decide(compared: Compared, lane_deaths: int, age_s: float, bounds: RolloutBo
         None if loss is None else round(loss.low(ROLLBACK_Z), 5),
         None if loss is None else round(loss.high(PROMOTE_Z), 5),
     )
-    broken = _broken(figures, bounds)
-    if broken is not None:
-        return RolloutDecision("rollback", broken, figures)
-    missing = _missing(figures, bounds)
+    exceeded = _exceeded_bound(figures, bounds)
+    if exceeded is not None:
+        return RolloutDecision("rollback", exceeded, figures)
+    missing = _missing_evidence(figures, bounds)
     if missing is not None:
         return RolloutDecision("continue", missing, figures)
     return RolloutDecision("promote", "all bounds are shown to hold", figures)
 
 
-def tail(found: int, of: int, share: float) -> float:
-    """Probability of at least `found` of `of` events, each of probability `share` (binomial)."""
-    if found <= 0:
+def binomial_tail(events: int, trials: int, share: float) -> float:
+    """Probability of at least `events` events in `trials`, each of probability `share`."""
+    if events <= 0:
         return 1.0
     if share >= 1:
-        return 1.0 if found <= of else 0.0
+        return 1.0 if events <= trials else 0.0
     total = 0.0
     logs = math.log(share), math.log1p(-share)
-    for k in range(found, of + 1):
-        ways = math.lgamma(of + 1) - math.lgamma(k + 1) - math.lgamma(of - k + 1)
-        term = math.exp(ways + k * logs[0] + (of - k) * logs[1])
+    for k in range(events, trials + 1):
+        log_ways = math.lgamma(trials + 1) - math.lgamma(k + 1) - math.lgamma(trials - k + 1)
+        term = math.exp(log_ways + k * logs[0] + (trials - k) * logs[1])
         total += term
-        if k > of * share and term < 1e-9 * total:
+        if k > trials * share and term < 1e-9 * total:
             break
     return min(1.0, total)
 
 
-def exceeds(found: int, of: int, allowed: float) -> bool:
-    """Whether events are more than the allowed share, beyond chance."""
-    return found > allowed * of and tail(found, of, allowed) < ROLLBACK_CHANCE
+def exceeds(events: int, trials: int, allowed: float) -> bool:
+    """Whether the share of events exceeds the allowed one beyond chance."""
+    return events > allowed * trials and binomial_tail(events, trials, allowed) < ROLLBACK_CHANCE
 
 
-def holds(found: int, of: int, allowed: float) -> bool:
-    """Whether events are shown to be at most the allowed share."""
-    return of > 0 and 1 - tail(found + 1, of, allowed) < PROMOTE_CHANCE
+def holds(events: int, trials: int, allowed: float) -> bool:
+    """Whether the share of events is shown to be at most the allowed one."""
+    return trials > 0 and 1 - binomial_tail(events + 1, trials, allowed) < PROMOTE_CHANCE
 
 
-def _broken(figures: RolloutFigures, bounds: RolloutBounds) -> str | None:
-    """The first bound that is exceeded beyond chance, in words; None if there is none."""
+def _exceeded_bound(figures: RolloutFigures, bounds: RolloutBounds) -> str | None:
+    """Describes the first bound that is exceeded beyond chance; None if all hold."""
     stable, canary = figures.stable, figures.canary
     answered = canary.requests - canary.failed
     if figures.lane_deaths:
@@ -152,9 +152,9 @@ def _broken(figures: RolloutFigures, bounds: RolloutBounds) -> str | None:
     allowed = _share(stable.late, stable.requests) + bounds.max_late
     if exceeds(canary.late, answered, allowed):
         return f"{canary.late} of the canary's {answered} answers were late; allowed is {allowed:.2%}"
-    of_pairs = _broken_by_pairs(figures, bounds)
-    if of_pairs is not None:
-        return of_pairs
+    by_pairs = _bound_exceeded_by_pairs(figures, bounds)
+    if by_pairs is not None:
+        return by_pairs
     if canary.requests < bounds.min_requests or stable.requests < bounds.min_requests:
         return None
     if exceeds(figures.slow, answered, SLOW_SHARE):
@@ -170,8 +170,8 @@ def _broken(figures: RolloutFigures, bounds: RolloutBounds) -> str | None:
     return None
 
 
-def _broken_by_pairs(figures: RolloutFigures, bounds: RolloutBounds) -> str | None:
-    """The same for requests that both versions answered."""
+def _bound_exceeded_by_pairs(figures: RolloutFigures, bounds: RolloutBounds) -> str | None:
+    """Describes a bound that requests answered by both versions show to be exceeded; None if all hold."""
     if figures.pairs is None or figures.pairs_failed is None:
         return None
     compared = figures.pairs + figures.pairs_failed
@@ -187,8 +187,8 @@ def _broken_by_pairs(figures: RolloutFigures, bounds: RolloutBounds) -> str | No
     return None
 
 
-def _missing(figures: RolloutFigures, bounds: RolloutBounds) -> str | None:
-    """The first reason not to promote the canary yet, in words; None if there is none."""
+def _missing_evidence(figures: RolloutFigures, bounds: RolloutBounds) -> str | None:
+    """Describes the first reason not to promote the canary yet; None if there is none."""
     stable, canary = figures.stable, figures.canary
     answered = canary.requests - canary.failed
     if bounds.promote_after_s is None:
@@ -215,5 +215,5 @@ def _missing(figures: RolloutFigures, bounds: RolloutBounds) -> str | None:
     return None
 
 
-def _share(found: int, of: int) -> float:
-    return found / of if of else 0.0
+def _share(events: int, trials: int) -> float:
+    return events / trials if trials else 0.0

@@ -1,13 +1,13 @@
-"""The loss of quality that answers of two versions to the same requests suggest, without labels.
+"""Estimates, without labels, the loss of quality from two versions' answers to the same requests.
 
 If the stable version's probabilities p are right, the canary's s have a log-loss that is higher by the
 Kullback-Leibler divergence KL(p || s) on average, so its information gain (1 - NE) is lower by
 
     mean over rows of KL(p || s)  /  H(mean p)            H: entropy of a binary event
 
-Equal versions give exactly 0, whatever the sample. A canary that is right where both differ gives a positive
-value, too: it measures disagreement in units of quality, as the stable version sees it. Rows of one request
-are alike, so the deviation is that of a ratio of sums over requests.
+Equal versions give exactly 0, whatever the sample. The estimate measures disagreement in units of quality,
+with the stable version taken as right, so a canary that is right where both differ gives a positive value,
+too. Rows of one request are alike, so the deviation is that of a ratio of sums over requests.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CLIP = 1e-7
 
 @dataclass(slots=True)
 class PairRecords:
-    """Requests that both versions answered since the last look.
+    """Requests that both versions answered since the last comparison.
 
     pairs: (the stable version's scores, the canary's), float32 [rows] each. failed: requests that the canary
     failed to answer.
@@ -51,19 +51,19 @@ class PairSums:
     squares: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     def add(self, records: PairRecords) -> None:
-        """Adds requests. One with a score of the canary that is no finite number is a failed one."""
+        """Adds requests. A request for which the canary gave a score that is not finite counts as failed."""
         self.failed += records.failed
         for stable, canary in records.pairs:
             if not np.isfinite(canary).all():
                 self.failed += 1
                 continue
             divergence, rows = float(divergences(stable, canary).sum()), float(stable.size)
-            one, both, other = self.squares
+            divergence2, cross, rows2 = self.squares
             self.requests += 1
             self.rows += rows
             self.divergence += divergence
             self.probability += float(stable.sum())
-            self.squares = one + divergence**2, both + divergence * rows, other + rows**2
+            self.squares = divergence2 + divergence**2, cross + divergence * rows, rows2 + rows**2
 
     def merge(self, other: PairSums) -> None:
         """Adds the sums of other requests."""
@@ -72,8 +72,8 @@ class PairSums:
         self.rows += other.rows
         self.divergence += other.divergence
         self.probability += other.probability
-        one, both, last = (a + b for a, b in zip(self.squares, other.squares, strict=True))
-        self.squares = one, both, last
+        divergence2, cross, rows2 = (a + b for a, b in zip(self.squares, other.squares, strict=True))
+        self.squares = divergence2, cross, rows2
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +99,8 @@ def expected_loss(sums: PairSums) -> ExpectedLoss | None:
     base = min(max(sums.probability / sums.rows, CLIP), 1 - CLIP)
     entropy = -base * math.log(base) - (1 - base) * math.log1p(-base)
     mean = sums.divergence / sums.rows
-    one, both, other = sums.squares
-    spread = max(0.0, one - 2 * mean * both + mean**2 * other)
+    divergence2, cross, rows2 = sums.squares
+    spread = max(0.0, divergence2 - 2 * mean * cross + mean**2 * rows2)
     deviation = math.sqrt(spread * sums.requests / (sums.requests - 1)) / sums.rows
     return ExpectedLoss(mean / entropy, deviation / entropy)
 

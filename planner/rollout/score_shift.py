@@ -49,7 +49,7 @@ class ScoreCounts:
         return cls(np.zeros(bins), np.zeros((bins, bins)))
 
     def add(self, scores: Sequence[F32], edges: F64) -> None:
-        """Counts requests. scores: of each request, float32 [its rows]."""
+        """Counts requests. scores: float32 [rows] of each request."""
         if not scores:
             return
         bins = self.counts.size
@@ -57,9 +57,9 @@ class ScoreCounts:
         request = np.repeat(np.arange(len(sizes)), sizes)
         found = np.searchsorted(edges, np.concatenate(scores), side="right")
         table = np.bincount(request * bins + found, minlength=len(sizes) * bins).reshape(-1, bins)
-        of_requests = table.astype(np.float64)
-        self.counts += of_requests.sum(0)
-        self.products += of_requests.T @ of_requests
+        by_request = table.astype(np.float64)
+        self.counts += by_request.sum(0)
+        self.products += by_request.T @ by_request
         self.requests += len(sizes)
 
     def merge(self, other: ScoreCounts) -> None:
@@ -86,14 +86,14 @@ class ScoreCounts:
 
 @dataclass(frozen=True, slots=True)
 class ScoreShift:
-    """The index of two samples. bias: its mean if the distributions are equal. deviation: standard."""
+    """The index of two samples. bias: its mean if the distributions are equal. deviation: standard one."""
 
     psi: float
     bias: float
     deviation: float
 
     def low(self, z: float) -> float:
-        """Lower bound of the distributions' own index, z deviations below the unbiased estimate."""
+        """Lower bound of the index of the distributions, z deviations below the unbiased estimate."""
         return max(0.0, self.psi - self.bias - z * self.deviation)
 
     def high(self, z: float) -> float:
@@ -108,11 +108,11 @@ def score_shift(stable: ScoreCounts, canary: ScoreCounts) -> ScoreShift | None:
     q, p = stable.shares, canary.shares
     log_ratio = np.log(p / q)
     psi = float(((p - q) * log_ratio).sum())
-    of_stable, of_canary = stable.covariance(), canary.covariance()
+    stable_covariance, canary_covariance = stable.covariance(), canary.covariance()
     scale = 1 / np.sqrt((p + q) / 2)
-    null = (of_stable + of_canary) * np.outer(scale, scale)
-    of_p, of_q = log_ratio + 1 - q / p, 1 - log_ratio - p / q
-    shifted = float(of_p @ of_canary @ of_p + of_q @ of_stable @ of_q)
+    null = (stable_covariance + canary_covariance) * np.outer(scale, scale)
+    slope_p, slope_q = log_ratio + 1 - q / p, 1 - log_ratio - p / q
+    shifted = float(slope_p @ canary_covariance @ slope_p + slope_q @ stable_covariance @ slope_q)
     return ScoreShift(
         psi, float(np.trace(null)), math.sqrt(2 * float((null * null).sum()) + max(0.0, shifted))
     )

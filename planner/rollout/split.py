@@ -10,23 +10,24 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 GOLDEN = 0.6180339887498949
-"""Fractional parts of its multiples are spread evenly, so any run of requests gets nearly the exact share."""
+"""Golden ratio: the fractional parts of its multiples are spread evenly, so any run of requests gets nearly
+the exact share."""
 
 
 @dataclass(slots=True)
 class Split:
-    """Decides which requests the canary answers. share: of the values or requests, 0 to 1."""
+    """Decides which requests the canary answers. share: its share of the values or requests, 0 to 1."""
 
     share: float
     salt: str
     _turn: float = 0.0
 
     def takes(self, value: bytes) -> bool:
-        """Whether the canary answers the requests of this value."""
+        """Whether the canary answers the requests with this value."""
         return position(value, self.salt) < self.share
 
     def takes_next(self) -> bool:
-        """Whether the canary answers the next request, where a share of all requests is split off."""
+        """Whether the canary answers the next request, where requests are split one by one."""
         self._turn = (self._turn + GOLDEN) % 1.0
         return self._turn < self.share
 

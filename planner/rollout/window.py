@@ -1,4 +1,4 @@
-"""A sliding window of sums, in slices."""
+"""A sliding window of sums, made of slices."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable
 from typing import Generic, Protocol, Self, TypeVar
 
 SLICES = 10
-"""Parts of a window; the oldest is dropped as a new one begins."""
+"""Number of slices; the oldest is dropped when a new one begins."""
 
 
 class Sums(Protocol):
-    """Sums of a part of the window."""
+    """Sums of one slice."""
 
     def merge(self, other: Self) -> None:
-        """Adds those of another part."""
+        """Adds the sums of another slice."""
         ...
 
 
@@ -22,7 +22,7 @@ S = TypeVar("S", bound=Sums)
 
 
 class SlidingWindow(Generic[S]):
-    """The sums of the last span_s seconds. make: makes empty ones."""
+    """Sums over the last span_s seconds. make: makes empty sums."""
 
     def __init__(self, span_s: float, make: Callable[[], S]) -> None:
         self._slice_s = span_s / SLICES
@@ -30,13 +30,13 @@ class SlidingWindow(Generic[S]):
         self._slices: deque[tuple[float, S]] = deque(maxlen=SLICES)
 
     def current(self, now_s: float) -> S:
-        """Returns the slice to add to. now_s: on a clock that does not go back."""
+        """Returns the slice to add to. now_s: on a monotonic clock."""
         if not self._slices or now_s >= self._slices[-1][0] + self._slice_s:
             self._slices.append((now_s, self._make()))
         return self._slices[-1][1]
 
     def total(self, now_s: float) -> S:
-        """Returns the sum of the window."""
+        """Returns the sum of all slices in the window."""
         total = self._make()
         for start_s, part in self._slices:
             if start_s >= now_s - SLICES * self._slice_s:

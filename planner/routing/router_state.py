@@ -171,7 +171,7 @@ class RouterState:
     def _row_s(self, lane: LaneState, path: int, max_rows: int | None = None) -> float:
         """Seconds per row in batches of `merge_rows` rows, or of `max_rows` if that is less.
 
-        Of the server's time: longer where other models have a part of the lane's.
+        Elapsed time: longer than lane time where other models share the lane.
         """
         return self.unshared_row_s(lane, path, max_rows) / lane.share
 

@@ -52,8 +52,10 @@ class ClairvoyantBound:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """The queries of one model, and its paths. arrival_s, rows: [queries], ascending; budget_s: of each, or
-    of all. weight: of the model's information.
+    """The queries and paths of one model.
+
+    arrival_s: [queries], ascending; rows: [queries]; budget_s: [queries], or one for all. weight: of the
+    model's information.
     """
 
     paths: Sequence[PathSpec]

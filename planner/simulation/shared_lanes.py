@@ -29,7 +29,7 @@ INF = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class SharedModel:
-    """One model: its queries and paths, its lanes, where they execute, and what it may have of their time."""
+    """One model. places: of its lanes. share: of their time."""
 
     trace: Trace
     lanes: tuple[LaneSpec, ...]
@@ -39,7 +39,7 @@ class SharedModel:
 
 
 class _Tenant:
-    """One model in a simulation. busy_s: lane time that it has had."""
+    """State of one model in a simulation. busy_s: lane time that it has used."""
 
     def __init__(self, model: SharedModel, machine: MachineTime, rng: np.random.Generator) -> None:
         trace = model.trace
@@ -93,7 +93,7 @@ class _Tenant:
 
 @dataclass(frozen=True, slots=True)
 class SharedOutcomes:
-    """By model: outcomes of its queries, and the seconds of lane time that it had."""
+    """Results by model. busy_s: lane time used, seconds."""
 
     outcomes: tuple[Outcomes, ...]
     busy_s: tuple[float, ...]
@@ -102,7 +102,7 @@ class SharedOutcomes:
 def simulate_shared(
     models: Sequence[SharedModel], cores: frozenset[int], rng: np.random.Generator
 ) -> SharedOutcomes:
-    """Simulates all queries to their end. cores: that lanes may use."""
+    """Simulates all queries to their end. cores: those that lanes may use."""
     machine = MachineTime(cores)
     tenants = [_Tenant(model, machine, rng) for model in models]
     arrivals = sorted(
@@ -139,7 +139,7 @@ def simulate_shared(
             heappush(ends, (now_s + service_s, number, m, dispatch))
         for tenant in tenants:
             wake_s = tenant.router.wake_s()
-            # At the same moment the router would decide the same, so virtual time must pass.
+            # at the same moment the router would decide the same, so virtual time must advance
             tenant.wake_s = INF if wake_s is None else max(wake_s, now_s + 1e-6)
     return SharedOutcomes(tuple(t.outcomes() for t in tenants), tuple(t.busy_s for t in tenants))
 

@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from polyrec.models.errors import PolyrecError
-from polyrec.models.files import Strict, read_yaml, validate_as
+from polyrec.models.files import Strict, read_described
 from polyrec.planner.devices import MachineError, parse_bytes
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$", max_length=64)]
@@ -56,7 +56,7 @@ class SlowMemory(Strict):
 
 
 class TrainingDisk(Strict):
-    """A disk that holds rows. block_bytes: the least that it reads or writes."""
+    """A disk that holds rows. block_bytes: smallest unit that it reads or writes."""
 
     bytes: Size
     reads_per_s: Positive
@@ -68,8 +68,9 @@ class TrainingDisk(Strict):
 class TrainingNode(Strict):
     """One kind of node; each runs one worker.
 
-    rows_per_s: training rows a second of one node alone with all rows in its memory, as `polyrec train` shows
-    it. bytes_per_s: of its link to the others, in each direction; latency_us: of a message. most: nodes.
+    rows_per_s: training rows per second of one node alone with all rows in its memory, as `polyrec train`
+    shows it. bytes_per_s: of its link to the others, in each direction; latency_us: of a message. most:
+    maximum number of nodes.
     """
 
     name: Name
@@ -84,12 +85,12 @@ class TrainingNode(Strict):
 
 
 class TrainingDescription(Strict):
-    """A training and the nodes that may do it.
+    """A training and the nodes that may run it.
 
     calibration: file of `polyrec calibrate`, with `schema`, instead of `tables`. state: floats of optimizer
-    state beside each row (row-wise Adagrad: one). net_bytes: weights of the dense net. fixed_bytes: what a
-    worker needs beside rows. rows_per_request: training rows that share a context. whole_requests: batches
-    are of whole requests, so that a request is hot only if all of its rows are. rows_per_s: what is wanted.
+    state for each row (row-wise Adagrad: one). net_bytes: weights of the dense net. fixed_bytes: memory of a
+    worker for all but rows. rows_per_request: training rows that share a context. whole_requests: batches
+    are of whole requests, so that a request is hot only if all of its rows are. rows_per_s: wanted speed.
     """
 
     calibration: Path | None = None
@@ -128,12 +129,7 @@ class TrainingDescription(Strict):
 
 def load_description(file: str | Path) -> TrainingDescription:
     """Reads a YAML or JSON file. Raises TrainingPlanError."""
-    what = f"training file '{file}'"
-    try:
-        raw: dict[str, Any] = read_yaml(Path(file), what, TrainingPlanError)
-    except FileNotFoundError:
-        raise TrainingPlanError(f"no {what}") from None
-    found = validate_as(TrainingDescription, raw, what, TrainingPlanError)
+    found = read_described(TrainingDescription, file, "training file", TrainingPlanError)
     changed: dict[str, object] = {}
     if found.calibration is not None:
         changed["calibration"] = Path(file).parent / found.calibration

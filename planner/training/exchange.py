@@ -1,7 +1,8 @@
-"""Bytes that the workers of a training exchange in a step, as models/training/workers/ sends them.
+"""Computes the bytes that training workers exchange in a step, as models/training/workers/ sends them.
 
-Ids take four bytes, values and gradients of a row four bytes a column. What is expected of each form is
-compared with what two processes send in tests/planner/training/test_exchange.py.
+Ids take four bytes, values and gradients of a row four bytes a column.
+tests/planner/training/test_exchange.py compares the expected bytes of each form with those that two processes
+send.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Step:
 
 
 def expected_exchange(form: Form, popularity: Popularity, step: Step, hot: int) -> Exchange:
-    """Returns what a form exchanges. hot: rows that are replicated, of fae and hotline."""
+    """Returns the expected exchange of a form. hot: number of replicated rows, for fae and hotline."""
     others = step.workers - 1
     if not others:
         return Exchange(0, 0, 0, 0, 1.0)
@@ -79,14 +80,14 @@ def expected_exchange(form: Form, popularity: Popularity, step: Step, hot: int) 
 def _fae(
     popularity: Popularity, step: Step, summed: float, replicated: I64, shares: F64, popular: float
 ) -> Exchange:
-    """Hot batches send gradients of replicated rows only, the others every row to and from its owner."""
+    """Returns the exchange of fae: hot batches only send gradients of replicas, cold ones all rows."""
     own = step.rows / step.workers
-    of_run = np.maximum(shares[popularity.table], 1e-300)
-    gathered = _gathered(popularity.distinct(own, replicated, 1 / of_run), step) if popular else 0.0
+    run_shares = np.maximum(shares[popularity.table], 1e-300)
+    gathered = _gathered(popularity.distinct(own, replicated, 1 / run_shares), step) if popular else 0.0
     if popular >= 1:
         return Exchange(0, gathered, summed, 3, 1.0)
     # rows of cold batches look up replicated rows too, less often than an average one
-    rest = popularity.distinct(own, replicated, (1 - popular / of_run) / (1 - popular))
+    rest = popularity.distinct(own, replicated, (1 - popular / run_shares) / (1 - popular))
     rest += popularity.distinct(own, popularity.rows - replicated, 1 / (1 - popular))
     cold = _by_owner(rest, step, summed)
     share = 1 - popular
@@ -97,14 +98,14 @@ def _fae(
 
 
 def _by_owner(rows: float, step: Step, summed: float) -> Exchange:
-    """Rows of a worker's share that travel from their owners and back as gradients."""
+    """Returns the exchange of rows that travel from their owners, and back as gradients."""
     others = step.workers - 1
     away = rows * others / step.workers
     return Exchange(away * (4 + 4 * step.width) + COUNT_BYTES * others, away * 4 * step.width, summed, 5)
 
 
 def _gathered(rows: float, step: Step) -> float:
-    """Bytes of the gradients of replicated rows, with their ids, to every other worker."""
+    """Returns the bytes of replicated rows' gradients, with ids, to every other worker."""
     return (step.workers - 1) * (rows * (4 + 4 * step.width) + COUNT_BYTES)
 
 

@@ -1,4 +1,4 @@
-"""The training plan as text: the proposal, where rows are, and the speed by number of nodes."""
+"""Formats a training plan as text: the proposal, placement of rows, and speed by number of nodes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _summary(chosen: TrainingOption, plan: TrainingPlan) -> str:
 
 
 def _by_nodes(plan: TrainingPlan) -> list[str]:
-    """Lines of the fastest way for some numbers of nodes of each type."""
+    """Returns a table of the fastest option for some numbers of nodes of each type."""
     head = ["node type", "nodes", "rows/s", "binds", "exchange", "bytes/row", "replicated", "$/1e9 rows"]
     cells = [head]
     for options in plan.fastest.values():

@@ -13,14 +13,15 @@ from polyrec.planner.training.description import TrainingDescription, TrainingDi
 from polyrec.planner.training.popularity import Popularity
 
 BATCHES_AHEAD = 2
-"""Batches whose rows are in memory while others are fetched: the one at work and the next."""
+"""Batches whose rows are buffered: the current one and the next."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodePlacement:
-    """Ranks (of all nodes' rows) up to which rows are in memory, in slow memory, on disk; the last is all.
+    """Ranks (over all nodes) up to which rows are in memory, in slow memory and on disk.
 
-    replicated: rows that every node has besides. buffer_bytes: for rows on their way to and from the disk.
+    replicated: number of rows that every node has in addition. buffer_bytes: for rows that move to and from
+    the disk.
     """
 
     memory: int
@@ -33,7 +34,7 @@ class NodePlacement:
 def place(
     description: TrainingDescription, node: TrainingNode, nodes: int, popularity: Popularity, hot: int
 ) -> NodePlacement | None:
-    """Places the rows on `nodes` nodes; None if they do not fit. hot: rows that are replicated."""
+    """Places the rows on `nodes` nodes; None if they do not fit. hot: number of replicated rows."""
     record = description.record_bytes
     total = popularity.total_rows
     free = node.memory - description.fixed_bytes - hot * record
@@ -57,10 +58,10 @@ def slow_seconds(
     description: TrainingDescription, node: TrainingNode, nodes: int, popularity: Popularity,
     placed: NodePlacement, looked_up_from: int,
 ) -> tuple[float, float]:  # fmt: skip
-    """Seconds a step that slow memory and the disk of one node are busy.
+    """Returns the seconds per step that slow memory and the disk of one node are busy.
 
-    looked_up_from: rank from which rows are looked up where they are owned; those before have replicas. Each
-    row is read and written once a step.
+    looked_up_from: rank from which look-ups go to owners; rows before it have replicas. Each row is read and
+    written once a step.
     """
     batch, record = description.batch_rows, description.record_bytes
     slow_s = disk_s = 0.0
@@ -74,7 +75,7 @@ def slow_seconds(
 
 
 def disk_seconds(disk: TrainingDisk, rows: float, record_bytes: int) -> float:
-    """Seconds in which a disk reads and writes back the blocks of some rows."""
+    """Returns the seconds in which a disk reads and writes back the blocks of some rows."""
     moved = ceil(record_bytes / disk.block_bytes) * disk.block_bytes
     reading = max(rows / disk.reads_per_s, rows * moved / disk.read_bytes_per_s)
     return reading + rows * moved / disk.write_bytes_per_s

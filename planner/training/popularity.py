@@ -1,4 +1,4 @@
-"""Popularity of the rows of all tables: expected look-ups of each row for one training row.
+"""Models the popularity of rows: expected look-ups of each row of all tables per training row.
 
 Rows of all tables are in one order, the most looked up first, in runs of equal ones: two billion rows of a
 Zipf distribution are some two thousand runs.
@@ -20,15 +20,15 @@ from polyrec.planner.training.description import DescribedTable
 
 EXACT_RANKS = 64
 RATIO = 1.01
-"""Ranks above EXACT_RANKS are in runs whose last rank is so many times the one before."""
+"""Ratio of the last ranks of successive runs, for ranks above EXACT_RANKS."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableAccesses:
     """Look-ups of one table's rows.
 
-    by_rank: for one training row, a context's once a request. expanded: look-ups of a training row with its
-    context's, as they are if each is exchanged.
+    by_rank: per training row, where look-ups of a context count once a request. expanded: look-ups of a
+    training row including its context's, as the baseline exchanges them.
     """
 
     name: str
@@ -81,13 +81,13 @@ class Popularity:
         return {name: round(n) for name, n in zip(self.names, found, strict=True) if n}
 
     def lookups(self, rows: I64) -> F64:
-        """Look-ups of a training row in some rows of the runs, float64 [tables]."""
+        """Returns the look-ups per training row of some rows of the runs, float64 [tables]."""
         found = np.zeros(len(self.names))
         np.add.at(found, self.table, rows * self.accesses)
         return found
 
     def distinct(self, training_rows: float, rows: I64, factor: F64 | float = 1.0) -> float:
-        """Expected different rows, of some rows of the runs, that so many training rows look up.
+        """Returns the expected distinct rows, among some rows of the runs, that training rows look up.
 
         factor: on the accesses of each run. Look-ups are taken as independent (Poisson).
         """
@@ -95,7 +95,7 @@ class Popularity:
 
 
 def zipf_accesses(rows: int, exponent: float, lookups: float) -> RankedAccesses:
-    """Look-ups by rank r proportional to r ** -exponent, `lookups` in all; runs share their mean."""
+    """Returns look-ups by rank r proportional to r ** -exponent, `lookups` in all, with means over runs."""
     exact = np.arange(1, min(rows, EXACT_RANKS) + 1)
     steps = int(np.log(max(rows / EXACT_RANKS, 1)) / np.log(RATIO)) + 2
     ends = np.unique(np.concatenate((exact, np.ceil(np.geomspace(exact[-1], rows, steps)).astype(np.int64))))
@@ -111,7 +111,7 @@ def zipf_accesses(rows: int, exponent: float, lookups: float) -> RankedAccesses:
 
 
 def described_popularity(tables: Sequence[DescribedTable], rows_per_request: float) -> Popularity:
-    """Popularity of described tables."""
+    """Returns the popularity of described tables."""
     found = []
     for table in tables:
         shared = rows_per_request if table.role == "context" else 1.0
@@ -121,7 +121,7 @@ def described_popularity(tables: Sequence[DescribedTable], rows_per_request: flo
 
 
 def calibrated_popularity(calibration: Calibration, schema: Schema, rows_per_request: float) -> Popularity:
-    """Popularity of counted tables. A table that any context feature uses counts as one of contexts."""
+    """Returns the popularity of counted tables. A table of any context feature counts as context."""
     contexts = {t for t, features in schema.tables.items() if any(f.role == "context" for f in features)}
     found = []
     for name, vocabulary in calibration.vocabularies.items():

@@ -1,8 +1,8 @@
-"""Chooses how to train: form of exchange, replicated rows, memories, and how many nodes of which type.
+"""Plans a training: form of exchange, replicated rows, memories, and type and number of nodes.
 
-For each number of nodes every form and some budgets of replicated rows are computed; the fastest is kept. The
-node type and number that reach the wanted speed for the least money are proposed. All figures are computed
-from the description; nothing is measured here.
+For each number of nodes every form and some budgets of replicated rows are computed, and the fastest is kept.
+The proposal is the node type and number that reach the wanted speed for the least money. All figures are
+computed from the description; nothing is measured.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ GROWTH = 1.1
 class TrainingOption:
     """One way to train.
 
-    binds: what a step waits for. rows_per_s: of all nodes. sent_per_row: bytes that leave a worker for each
-    training row. seconds: of a step, by limit; they overlap as `binds` says. popular: see Exchange. tables:
-    rows by table of `replicated`, `memory`, `slow memory` and `disk`, of all nodes together.
+    binds: the limit that determines a step's time. rows_per_s: of all nodes. sent_per_row: bytes that workers
+    send per training row. seconds: of a step, by limit; compute and network add up, the others overlap them.
+    popular: see Exchange. tables: rows by table of `replicated`, `memory`, `slow memory` and `disk`, of all
+    nodes together.
     """
 
     node: str
@@ -52,9 +53,9 @@ class TrainingOption:
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """chosen: the proposal. baseline: every look-up exchanged, on the same nodes; None: does not fit.
+    """A training plan. chosen: the proposal. baseline: exchanges every look-up; None if it does not fit.
 
-    fastest: by number of nodes, for each node type. least_nodes: of each type that reach the wanted speed.
+    fastest: options by number of nodes, for each node type. least_nodes: of each type for the wanted speed.
     """
 
     chosen: TrainingOption
@@ -64,7 +65,7 @@ class TrainingPlan:
     least_nodes: dict[str, int | None]
 
     def as_dict(self) -> dict[str, Any]:
-        """The plan as plain data."""
+        """Returns the plan as plain data."""
         return {"computed": "from a description; nothing was measured"} | asdict(self)
 
 
@@ -74,14 +75,14 @@ def plan_training(description: TrainingDescription, popularity: Popularity) -> T
     for node in description.nodes:
         found = [_fastest(description, popularity, node, n) for n in node_counts(node.most)]
         fastest[node.name] = [option for option in found if option is not None]
-    options = [option for of_node in fastest.values() for option in of_node]
+    options = [option for by_count in fastest.values() for option in by_count]
     if not options:
         need = popularity.total_rows * description.record_bytes + description.fixed_bytes
         raise TrainingPlanError(f"no described node can hold {need:,} bytes, not even as many as allowed")
     wanted = description.rows_per_s
     enough = [option for option in options if wanted is None or option.rows_per_s >= wanted]
     if wanted is None:
-        # the least nodes that hold it: what an operator without a wish starts with
+        # without a wanted speed, the fewest nodes that hold the rows
         chosen = min(enough, key=lambda o: (o.nodes, o.price_per_hour, -o.rows_per_s))
     elif enough:
         chosen = min(enough, key=lambda o: (o.price_per_hour, o.nodes, -o.rows_per_s))
@@ -90,8 +91,8 @@ def plan_training(description: TrainingDescription, popularity: Popularity) -> T
     node = next(n for n in description.nodes if n.name == chosen.node)
     baseline = option_of(description, popularity, node, chosen.nodes, "every look-up", 0)
     least = {
-        name: next((o.nodes for o in of_node if wanted is None or o.rows_per_s >= wanted), None)
-        for name, of_node in fastest.items()
+        name: next((o.nodes for o in by_count if wanted is None or o.rows_per_s >= wanted), None)
+        for name, by_count in fastest.items()
     }
     return TrainingPlan(chosen, baseline, wanted, fastest, least)
 
@@ -112,7 +113,7 @@ def option_of(
     form: Form,
     hot: int,
 ) -> TrainingOption | None:
-    """Computes one way to train; None if it does not fit. hot: rows that are replicated."""
+    """Computes one option; None if it does not fit. hot: number of replicated rows."""
     placed = place(description, node, nodes, popularity, hot)
     if placed is None:
         return None
@@ -150,7 +151,7 @@ def option_of(
 def _fastest(
     description: TrainingDescription, popularity: Popularity, node: TrainingNode, nodes: int
 ) -> TrainingOption | None:
-    """The fastest way with so many nodes; of equally fast ones, that which sends least."""
+    """Returns the fastest option with this number of nodes; of equally fast ones, that which sends least."""
     options = [
         option
         for form in (FORMS if nodes > 1 else FORMS[1:2])
@@ -163,7 +164,7 @@ def _fastest(
 def _budgets(
     description: TrainingDescription, node: TrainingNode, popularity: Popularity, form: Form
 ) -> Iterator[int]:
-    """Numbers of replicated rows to try: shares of the memory, halved, and all rows."""
+    """Yields the numbers of replicated rows to try: the memory, halved repeatedly, and all rows."""
     if form not in REPLICATING:
         yield 0
         return
@@ -179,7 +180,7 @@ def _budgets(
 
 
 def _tables(popularity: Popularity, placed: NodePlacement) -> dict[str, dict[str, int]]:
-    """Rows by table and place; places without rows are left out."""
+    """Returns rows by table and place, without empty places."""
     places = {
         "replicated": (0, placed.replicated),
         "memory": (0, placed.memory),

@@ -1,4 +1,4 @@
-"""Runs `polyrec cluster`: makes a spec of the arguments, calls cluster/control.py, prints the outcome."""
+"""Runs `polyrec cluster`: builds a spec from the arguments, calls cluster/control.py, prints the result."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def run_call(args: argparse.Namespace) -> int:
 
 
 def cluster_spec(args: argparse.Namespace) -> ClusterSpec:
-    """Returns the spec of the arguments of `up`. Raises PolyrecError."""
+    """Builds the spec from the arguments of `up`. Raises PolyrecError."""
     plans = dict(typed_file(text) for text in args.plan)
     if args.fleet_plan is None:
         if list(plans) != [None]:
@@ -74,7 +74,7 @@ def cluster_spec(args: argparse.Namespace) -> ClusterSpec:
     groups = []
     for name, replicas in counts.items():
         file = checked_plan(plans[name])
-        # a mistake is told here, not by each replica
+        # checked here, so that a mistake is reported once instead of by each replica
         load_settings({**settings, "plan": file, "port": 0}, {})
         given = dict(amount(text) for text in args.resource)
         of_type = {} if args.fleet_plan is None else {name: 1.0}

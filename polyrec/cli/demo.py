@@ -132,7 +132,8 @@ def _train(out: Path, clicks: Path, schema: Schema, say: Say) -> tuple[dict[str,
     from polyrec.models.data.reader import open_data
     from polyrec.models.data.split import fit_splitter
     from polyrec.models.data.synthetic.ceiling import best_possible_quality
-    from polyrec.models.training.pipeline import Learner, default_training
+    from polyrec.models.training.pipeline import Learner
+    from polyrec.models.training.recipe import default_training
 
     reader = open_data(clicks, schema)
     with Bars() as bars:

@@ -1,8 +1,8 @@
 """`polyrec demo --loop`: tastes shift from day to day; a frozen model decays, and the loop follows.
 
-A day is some seconds: its requests are sent to a real server, which logs them, and its clicks are reported.
-The steps of `polyrec loop` are then executed on the log; the canary gets the same requests again,
-without labels, and the log leaves those out. One day's clicks are reported for the wrong rows.
+A day takes seconds: its requests are sent to a real server, which logs them, and its clicks are reported.
+Then the steps of `polyrec loop` run on the log; the canary gets the same requests again, without labels,
+which the log leaves out. On one day clicks are reported for the wrong rows.
 """
 
 from __future__ import annotations
@@ -37,23 +37,24 @@ from polyrec.models.evaluation.metrics import evaluate
 from polyrec.models.evaluation.predictions import predict_all
 from polyrec.models.files import write_text
 from polyrec.models.schema.schema import Schema, load_schema
-from polyrec.models.training.pipeline import Learner, default_training
+from polyrec.models.training.pipeline import Learner
+from polyrec.models.training.recipe import default_training
 from polyrec.planner.plan import load_plan, save_plan, single_path_plan
 from polyrec.report.page import make_folder
 from polyrec.server.child import start
 
 DAYS, BROKEN_DAY = 8, 4
-"""Days, of which the first trains the first model, and the one whose clicks are reported for wrong rows."""
+"""Number of days, the first for the first model, and the day whose clicks are reported for wrong rows."""
 ITEMS, USERS = 500, 500
 RECIPE = {"sparse_lr": 0.2, "refit": False}
 FEEDBACK_AT_ONCE = 20
 WINDOW_S, SETTLE_S = 5.0, 1.0
-"""Seconds in which labels come, and until files are complete; an iteration takes what is older than both."""
+"""Seconds in which labels may come, and until files are complete; an iteration takes older rows."""
 CANARY = {
     "share": 0.5,
     "shadow": 0.5,
     "by": "user_id",
-    # the canary's lane gets the time that this machine leaves; a day here shifts tastes as months do
+    # wide bounds: the canary's lane only gets spare time, and a day here shifts tastes as months do
     "bounds": {
         **{"max_failed": 0.5, "max_late": 0.5, "max_slowdown": 1000.0, "slack_ms": 1e4},
         **{"max_psi": 1.0, "max_loss": 0.2, "min_requests": 100, "promote_after_s": 2.0},
@@ -64,7 +65,7 @@ Say = Callable[[str], None]
 
 
 def run_loop_demo(out: Path, rows: int, seed: int, say: Say) -> dict[str, Any]:
-    """Runs the demo in a folder, which it may find in use by an earlier one; returns its result as JSON."""
+    """Runs the demo in a new folder below `out`; returns its result as JSON."""
     schema = load_schema("trivago")
     folder = make_folder(out / f"loop-{time.strftime('%Y%m%d-%H%M%S')}")
     days = _days(folder / "clicks.parquet", rows, seed, schema)
@@ -111,7 +112,7 @@ def run_loop_demo(out: Path, rows: int, seed: int, say: Say) -> dict[str, Any]:
                 # an iteration takes rows up to a whole second
                 time.sleep(WINDOW_S + SETTLE_S + 1)
                 with shop.repeating():
-                    iteration = _iterated(loop)
+                    iteration = _run_iteration(loop)
                 state = iteration.done[-1].result.reason
                 if iteration.state == "held":
                     state = f"held: {state}"
@@ -138,13 +139,13 @@ def _days(file: Path, rows: int, seed: int, schema: Schema) -> list[pa.Table]:
 
 
 def _starts(table: pa.Table, schema: Schema) -> np.ndarray:
-    """The first row of each request, whose rows are neighbors; int64."""
+    """Returns the first row of each request, int64; rows of a request are adjacent."""
     group = table.column(schema.group).to_numpy()
     return np.concatenate(([0], np.flatnonzero(group[1:] != group[:-1]) + 1))
 
 
 def _information(file: Path, table: pa.Table, paths: Mapping[str, Path]) -> dict[str, float]:
-    """Information gain of bundles on a day that neither has learned."""
+    """Returns the information gain of bundles on a day that neither has learned."""
     pq.write_table(table, file)
     made = predict_all(
         {name: load_bundle(path) for name, path in paths.items()}, file, (TRAIN, VALIDATION, TEST)
@@ -152,7 +153,7 @@ def _information(file: Path, table: pa.Table, paths: Mapping[str, Path]) -> dict
     return {n: round(evaluate(p, made.label).information, 4) for n, p in made.probabilities.items()}
 
 
-def _iterated(loop: Loop) -> Iteration:
+def _run_iteration(loop: Loop) -> Iteration:
     """Executes an iteration, once the day's rows are final. Raises PolyrecError if a step fails."""
     until = time.monotonic() + CANARY_S
     while True:

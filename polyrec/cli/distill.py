@@ -45,12 +45,8 @@ def run(args: argparse.Namespace) -> int:
     from polyrec.models.data.reader import open_data
     from polyrec.models.dlrm.representation import Kind
     from polyrec.models.training.distill import Regression, distill
-    from polyrec.models.training.pipeline import (
-        default_training,
-        load_training,
-        named_by_width,
-        quality_on_test,
-    )
+    from polyrec.models.training.pipeline import named_by_width, quality_on_test
+    from polyrec.models.training.recipe import default_training, load_training
     from polyrec.models.training.trainer import StepReport
     from polyrec.models.training.warm.fine_tune import fine_tune_bundle
 

@@ -1,10 +1,10 @@
 """Runs `polyrec feed`: reads a Redis stream as a consumer group, and posts its updates in their order.
 
-An entry is acknowledged in the stream once the server has acknowledged its update: at least once. Each call
-has a key, so that a server that did apply it does not apply it again. What the server refuses goes to the
-stream's `:rejected` twin with the reason, since it would stop all later updates. While the server cannot be
-reached, the feed waits and tries again. When the store cannot, it begins again with what it has not
-acknowledged: a reply that was lost may have handed entries to it.
+An entry is acknowledged in the stream once the server has acknowledged its update, so delivery is at least
+once. Each call has a key, so that the server does not apply a repeated one again. Updates that the server
+refuses go to the stream `<name>:rejected` with the reason, since they would block all later ones. While the
+server cannot be reached, the feed retries. While the store cannot be reached, it retries from the first
+unacknowledged entry, since a lost reply may have delivered some.
 """
 
 from __future__ import annotations
@@ -40,33 +40,33 @@ log = logging.getLogger("polyrec.feed")
 
 STORE_PASSWORD = "POLYREC_STORE_PASSWORD"
 CONSUMER = "polyrec"
-READ = 500
-"""Entries read at once."""
+READ_ENTRIES = 500
+"""Maximum entries of a read."""
 BLOCK_MS = 500
 MOST_REJECTED = 10_000
-"""Rejected entries that are kept."""
+"""Maximum rejected entries that are kept."""
 FIRST_WAIT_S = 0.1
 LONGEST_WAIT_S = 5.0
 STORE_S = 5.0
-"""Longest time that the store may take for an answer."""
+"""Longest wait for an answer of the store."""
 KEY_CHARACTERS = 40
-"""Characters of a stream's name in a call's key, which has at most 128."""
+"""Characters of the stream's name in a call's key, which may have 128 in all."""
 LATEST_TIME = 1e11
-"""Unix time that a call can have, in seconds."""
+"""Latest Unix time that a call accepts, in seconds."""
 REPORT_S = 30.0
 OPTIONS = ("add", "expires_s", "path")
 
 
 class FeedFailed(PolyrecError):
-    """The feed cannot go on: a wrong URL, stream, token or path."""
+    """The feed cannot continue: a wrong URL, stream, token or path."""
 
 
 class Rejected(PolyrecError):
-    """The server refuses an update for good."""
+    """The server refuses an update, and would refuse it again."""
 
 
 class Ended(Exception):
-    """The feed was told to end before an update was sent: later ones must not be either."""
+    """A signal ended the feed before an update was sent; later ones must not be sent either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +116,12 @@ def _text(value: object) -> str:
 def merged(entries: Sequence[Entry], most_rows: int) -> Iterator[list[Entry]]:
     """Yields runs of entries that one call can carry in their order.
 
-    Entries of one run have the same options, and each table is named in one way. What is retracted leaves
-    after all rows of a call are given, so a retraction ends a run.
+    Entries of one run have the same options, and name the rows of a table in the same way. A call retracts
+    values after it applies all rows, so a retraction ends a run.
     """
     run: list[Entry] = []
     for entry in entries:
-        if run and not (_joins(run[0], entry) and sum(e.rows for e in run) + entry.rows <= most_rows):
+        if run and not (_can_join(run[0], entry) and sum(e.rows for e in run) + entry.rows <= most_rows):
             yield run
             run = []
         run.append(entry)
@@ -132,7 +132,7 @@ def merged(entries: Sequence[Entry], most_rows: int) -> Iterator[list[Entry]]:
         yield run
 
 
-def _joins(first: Entry, entry: Entry) -> bool:
+def _can_join(first: Entry, entry: Entry) -> bool:
     return first.options == entry.options and all(
         (t.names is None) == (first.update[name].names is None)
         and t.values.shape[1:] == first.update[name].values.shape[1:]
@@ -161,8 +161,8 @@ def joined(run: Sequence[Entry]) -> dict[str, TableUpdate]:
 class Feed:
     """A stream and the server that gets its updates.
 
-    call_url: of the admin call. most_rows: of a call. sent, rejected: rows and entries so far. lag_s: age of
-    the last sent entry when the server had it.
+    call_url: of the admin call. most_rows: of a call. sent: rows so far. rejected: entries so far. lag_s: age
+    of the last sent entry when the server acknowledged it.
     """
 
     store: redis.Redis
@@ -187,7 +187,7 @@ class Feed:
 
     def run(self, once: bool) -> None:
         """Sends updates until `ending`, or with `once` until there are no more. Raises FeedFailed."""
-        # what was read before a crash and not acknowledged comes first
+        # first the entries that were read before a crash and not acknowledged
         position, reported, wait_s = "0", time.monotonic(), FIRST_WAIT_S
         while not self.ending.is_set():
             try:
@@ -200,10 +200,10 @@ class Feed:
             except Ended:
                 return
             except redis.RedisError as e:
-                if not _passes(e):
+                if not _is_transient(e):
                     raise FeedFailed(f"stream '{printable(self.stream)}': {e}") from None
                 log.warning("the store does not answer, trying again in %.1f s: %s", wait_s, e)
-                # after a failover, connections lead to what is a replica now
+                # after a failover, open connections lead to a server that is now a replica
                 self.store.connection_pool.disconnect()
                 self.ending.wait(wait_s)
                 position, wait_s = "0", min(2 * wait_s, LONGEST_WAIT_S)
@@ -217,7 +217,7 @@ class Feed:
 
     def _read(self, position: str, block: bool) -> list[tuple[str, dict[bytes, bytes]]]:
         wait = BLOCK_MS if block else None
-        reply = self.store.xreadgroup(self.group, CONSUMER, {self.stream: position}, READ, wait)
+        reply = self.store.xreadgroup(self.group, CONSUMER, {self.stream: position}, READ_ENTRIES, wait)
         found = reply.values() if isinstance(reply, dict) else (entries for _, entries in reply or ())
         flat = [entry for entries in found for entry in _flat(entries)]
         return [(id.decode(), fields) for id, fields in flat]
@@ -244,7 +244,7 @@ class Feed:
                 if len(run) == 1:
                     self._reject(run[0].id, None, str(e))
                 else:
-                    # to find the one that is wrong
+                    # one by one, to find the wrong entry
                     for entry in run:
                         try:
                             self._post([entry])
@@ -256,7 +256,7 @@ class Feed:
         ids = [entry.id for entry in run]
         stream = quote(self.stream, safe="")[:KEY_CHARACTERS]
         query = {**run[0].options, "key": f"{stream}:{ids[0]}:{ids[-1]}"}
-        if run[-1].time <= LATEST_TIME:  # or else its id is not a time
+        if run[-1].time <= LATEST_TIME:  # else the entry's id is not a time
             query["time"] = str(run[-1].time)
         if self.path is not None:
             query["path"] = self.path
@@ -301,8 +301,8 @@ class Feed:
         self.store.xack(self.stream, self.group, id)
 
 
-def _passes(error: redis.RedisError) -> bool:
-    """Whether the store may answer later: it is away, or another takes over."""
+def _is_transient(error: redis.RedisError) -> bool:
+    """Whether the store may answer later: it is unreachable, or fails over."""
     if isinstance(error, redis.ResponseError):
         away = isinstance(error, (redis.ReadOnlyError, redis.exceptions.ClusterDownError))
         return away or str(error).startswith("UNBLOCKED")
@@ -342,7 +342,7 @@ def run_feed(args: Any) -> int:
             **({} if password is None else {"password": password}),
         )
     except ValueError as e:
-        # a port that is no number may be a part of the password
+        # an invalid port may be a part of the password
         raise FeedFailed(f"'{public(args.store)}': {str(e).partition(' as ')[0]}") from None
     call_url = f"{args.url.rstrip('/')}/v1/{f'models/{args.model}/' if args.model else ''}admin/embeddings"
     headers = {"Authorization": f"Bearer {token}"}

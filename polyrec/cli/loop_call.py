@@ -1,4 +1,4 @@
-"""Runs `polyrec loop`: the iterations in this process, or a person's word to those of another one."""
+"""Runs `polyrec loop`: executes iterations, or leaves a command for a loop in another process."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from polyrec.loop.canary import Canary
 from polyrec.loop.folder import LoopFolder
 from polyrec.loop.iteration import LEARNED, LoopError, forced
 from polyrec.loop.loop import Loop
-from polyrec.loop.shown import as_json, lines
+from polyrec.loop.status import as_json, lines
 from polyrec.loop.steps import LoopSettings
 
 HELD = 3
-"""Exit status of `--once` if the iteration was held, by whomever, rolled back or dropped."""
+"""Exit status of `--once` if the iteration was held, rolled back or dropped."""
 POLL_S = 1.0
 
 
@@ -40,23 +40,23 @@ def run_call(args: argparse.Namespace) -> int:
         folder.release(args.step)
         print(f"{args.step} is executed again")
     else:
-        _ask(folder, args.call)
+        _give(folder, args.call)
     return 0
 
 
-def _ask(folder: LoopFolder, wish: str) -> None:
-    """Leaves a wish for the loop. Raises LoopError if it cannot be granted."""
+def _give(folder: LoopFolder, command: str) -> None:
+    """Leaves a command for the loop. Raises LoopError if it does not apply."""
     iteration = folder.last()
     if iteration is None:
         raise LoopError("there is no iteration yet")
-    if wish == "force":
+    if command == "force":
         following = forced(iteration, 0.0).step
-        folder.ask("force", iteration.number)
+        folder.give("force", iteration.number)
         print(f"iteration {iteration.number} goes on with {following}, as soon as the loop runs")
         return
     if iteration.state != "running":
         raise LoopError(f"iteration {iteration.number} has ended: {iteration.state.replace('_', ' ')}")
-    folder.ask("drop", iteration.number)
+    folder.give("drop", iteration.number)
     print(f"iteration {iteration.number} ends, as soon as the loop runs")
 
 
@@ -74,7 +74,7 @@ def _run(folder: LoopFolder, args: argparse.Namespace) -> int:
         train_options=tuple(shlex.split(args.train_options)),
         keep=args.keep,
     )
-    # the training, a process of its own, ends with this one
+    # so that the training process ends with this one
     signal.signal(signal.SIGTERM, _interrupted)
     folder.create()
     with ExitStack() as stack:
@@ -101,7 +101,7 @@ def _interrupted(*_: object) -> NoReturn:
 
 
 def _once(loop: Loop) -> int:
-    """Executes an iteration until it ended, or cannot go on. Raises LoopError if a step failed."""
+    """Executes an iteration until it ends or stops. Raises LoopError if a step failed."""
     pause_s = loop.advance(at_once=True)
     while (iteration := loop.folder.last()) is not None and iteration.state == "running" and not pause_s:
         pause_s = loop.advance()
@@ -115,6 +115,6 @@ def _forever(loop: Loop) -> int:
     while True:
         until = time.monotonic() + loop.advance()
         controls = loop.folder.controls()
-        # a person's word is heard at once
+        # a command is executed at once
         while (left_s := until - time.monotonic()) > 0 and loop.folder.controls() == controls:
             time.sleep(min(left_s, POLL_S))

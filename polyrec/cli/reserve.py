@@ -1,4 +1,4 @@
-"""`polyrec reserve`: adds rows for values that come while the model serves."""
+"""`polyrec reserve`: adds empty rows to a bundle, for values that are added while it serves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`polyrec rollout`: another version beside the one that serves, for a part of the requests."""
+"""`polyrec rollout`: tries another version on a share of the requests, then promotes it or rolls back."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     start.add_argument("plan", help="plan file, or folder of a bundle, on the server's machine or by URL")
     add_start_options(start)
     start.add_argument(
-        "--wait", action="store_true", help="until it ends; the exit status is 3 if it was rolled back"
+        "--wait", action="store_true", help="wait until it ends; the exit status is 3 if it was rolled back"
     )
     start.add_argument(
         "--timeout",
         type=duration,
         metavar="TIME",
-        help="wait that long at most, like 10m; the exit status is 4 if it still runs, and it goes on",
+        help="longest wait, like 10m; then the exit status is 4 and the rollout goes on",
     )
 
     calls.add_parser(

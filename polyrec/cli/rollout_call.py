@@ -47,7 +47,7 @@ def _call(calls: AdminCalls, args: argparse.Namespace) -> dict[str, Any]:
     body: dict[str, Any] = {}
     if args.call == "start":
         place = model_place(args.plan)
-        # relative to this shell, where the server runs on the same machine
+        # a relative path is of this shell, not of the server's folder
         plan = place.resolve() if isinstance(place, Path) and place.exists() else place
         body = {"plan": str(plan), **start_arguments(args)}
     elif args.call == "share":
@@ -58,7 +58,7 @@ def _call(calls: AdminCalls, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def start_arguments(args: argparse.Namespace) -> dict[str, Any]:
-    """Returns what a start asks for beside the plan, as the server takes it."""
+    """Returns the body of a start, except for the plan."""
     bounds = {name: getattr(args, name) for name in BOUNDS if getattr(args, name) is not None}
     if args.promote_after is not None:
         bounds["promote_after_s"] = args.promote_after

@@ -1,4 +1,4 @@
-"""Options of a rollout's start: who gets the canary, and its bounds."""
+"""Options of a rollout's start: the requests that the canary gets, and its bounds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from polyrec.loadtest.arguments import duration, positive_float, positive_int
 
 
 def add_start_options(parser: argparse._ActionsContainer) -> None:
-    """Adds the options of a start beside its plan."""
+    """Adds all options of a start except for its plan."""
     parser.add_argument(
         "--share",
         type=share_of,

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model-weight",
         action="append",
         metavar="NAME=WEIGHT",
-        help="of several models: weight of its information for time that nobody is guaranteed (default 1)",
+        help="of several models: weight of its information for time that is not guaranteed (default 1)",
     )
     model.add_argument("--model-name", metavar="NAME", help="name for clients (default: the bundle's)")
     fetching = parser.add_argument_group("models by URL (docs/models-by-url.md)")

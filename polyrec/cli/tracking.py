@@ -1,6 +1,6 @@
-"""Records of a training in TensorBoard and MLflow: loss, rows/s, learning rate, validation, test metrics.
+"""Records a training in TensorBoard and MLflow: loss, rows/s, learning rate, validation, test metrics.
 
-Steps go in one by one; every `every` of them a mean goes out under the training's name, such as `fit/loss`.
+It gets every step, and writes means over `every` steps under the training's name, such as `fit/loss`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ EXPERIMENT = "polyrec"
 
 
 class Tracker(Protocol):
-    """A place that records are written to."""
+    """A destination of records."""
 
     def values(self, step: int, found: Mapping[str, float]) -> None:
         """Writes numbers of a step."""
         ...
 
     def parameters(self, found: Mapping[str, Any]) -> None:
-        """Writes what the training was told."""
+        """Writes the parameters of the training."""
         ...
 
     def close(self, failed: bool) -> None:
@@ -133,7 +133,7 @@ class TrainingRecord:
                 tracker.values(report.step, found)
 
     def parameters(self, found: Mapping[str, Any]) -> None:
-        """Writes what the training was told."""
+        """Writes the parameters of the training."""
         for tracker in self._trackers:
             tracker.parameters(found)
 
@@ -145,7 +145,7 @@ class TrainingRecord:
 
 
 def both(first: Progress, second: Progress) -> Progress:
-    """Returns what calls one after the other."""
+    """Returns a callback that calls both."""
 
     def call(report: StepReport) -> None:
         first(report)

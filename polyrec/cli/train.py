@@ -200,7 +200,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _offer_schema(args: argparse.Namespace) -> NoReturn:
-    """Tells what the schema of the data may be, instead of training. Raises PolyrecError."""
+    """Raises PolyrecError with the command that drafts a schema, and what it would draft."""
     from polyrec.models.data.schema_guess import guess_schema
     from polyrec.models.errors import PolyrecError
 

@@ -1,4 +1,4 @@
-"""The part of `polyrec train` that keeps rows in a file where they do not all fit memory."""
+"""Options of `polyrec train` for tables that do not fit memory."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def refuse_with_memory(args: argparse.Namespace) -> None:
 
 @contextmanager
 def tiers_of(args: argparse.Namespace) -> Iterator[RowTiers | None]:
-    """Yields where rows lie, None if all are in memory; without checkpoints their files are removed."""
+    """Yields the tiers, None if all rows are in memory; without checkpoints their files are removed."""
     if args.memory is None:
         yield None
         return

@@ -1,4 +1,4 @@
-"""`polyrec plan --train`: which rows of a training go where, on how many nodes, and what binds."""
+"""`polyrec plan --train`: plans the placement of a training's rows, its nodes and its speed."""
 
 from __future__ import annotations
 
@@ -7,11 +7,7 @@ import argparse
 
 def run_training(args: argparse.Namespace) -> int:
     """Plans the training of `args.train`. Raises PolyrecError."""
-    import json
-    from pathlib import Path
-
-    from polyrec.cli.fleet_plan import refuse_other_flags
-    from polyrec.models.files import write_text
+    from polyrec.cli.described_plan import refuse_other_flags, write_plan
     from polyrec.planner.training.description import TrainingPlanError, load_description
     from polyrec.planner.training.explain import page
     from polyrec.planner.training.popularity import calibrated_popularity, described_popularity
@@ -32,11 +28,5 @@ def run_training(args: argparse.Namespace) -> int:
         calibration = load_calibration(description.calibration, schema)
         popularity = calibrated_popularity(calibration, schema, description.rows_per_request)
     plan = plan_training(description, popularity)
-    text = json.dumps(plan.as_dict(), indent=None if args.json else 1)
-    if args.out:
-        try:
-            write_text(Path(args.out), text + "\n")
-        except OSError as e:
-            raise TrainingPlanError(f"cannot write training plan '{args.out}': {e.strerror}") from None
-    print(text if args.json else "\n".join(page(plan)))
+    write_plan(args, plan.as_dict(), page(plan), "training plan", TrainingPlanError)
     return 0

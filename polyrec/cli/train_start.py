@@ -1,4 +1,4 @@
-"""The part of `polyrec train` that says what training starts from: a recipe, or a bundle to continue."""
+"""Options of `polyrec train` for its start: a recipe, or a bundle to continue."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from polyrec.loadtest.arguments import non_negative_int, positive_float
 
 if TYPE_CHECKING:
     from polyrec.models.schema.schema import Schema
-    from polyrec.models.training.pipeline import Training
+    from polyrec.models.training.recipe import Training
     from polyrec.models.training.warm.start import WarmStart
 
 
@@ -82,8 +82,8 @@ def start_of(args: argparse.Namespace) -> tuple[WarmStart | None, Schema]:
 
 
 def training_of(args: argparse.Namespace, schema: Schema, start: WarmStart | None) -> Training:
-    """Returns the recipe file's training; of a warm start its hyperparameters, or the bundle's."""
-    from polyrec.models.training.pipeline import default_training, load_training
+    """Returns the recipe file's training; a warm start keeps the bundle's shape and, by default, recipe."""
+    from polyrec.models.training.recipe import default_training, load_training
 
     training = load_training(args.recipe) if args.recipe else default_training(schema)
     if start is None:

@@ -1,4 +1,4 @@
-"""The part of `polyrec train` that starts and joins several workers."""
+"""Options of `polyrec train` for several workers; starts and joins them."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ def refuse_with_workers(args: argparse.Namespace) -> None:
 
 
 def several(args: argparse.Namespace) -> bool:
-    """Whether the command is of several workers, by its options or by torchrun's environment."""
+    """Whether there are several workers, by the options or by torchrun's environment."""
     return (args.workers or 1) > 1 or int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 @contextmanager
 def workers_of(args: argparse.Namespace) -> Iterator[Workers | None]:
-    """Starts the other workers where torchrun did not, and joins them; None for one worker."""
+    """Starts the other workers unless torchrun did, and joins their group; yields None for one worker."""
     if not several(args):
         yield None
         return
@@ -100,7 +100,7 @@ def workers_of(args: argparse.Namespace) -> Iterator[Workers | None]:
 
 
 def local_environment(size: int) -> dict[str, str]:
-    """Returns the environment of a group of processes on this machine, but for RANK."""
+    """Returns the environment of a group of processes on this machine, except for RANK."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -109,7 +109,7 @@ def local_environment(size: int) -> dict[str, str]:
 
 
 def _assist(args: argparse.Namespace, environment: dict[str, str]) -> None:
-    """Runs the command as one of the workers; the first one reports errors."""
+    """Runs the command as another worker; worker 0 reports errors."""
     os.environ.update(environment)
     from polyrec.cli.train import run
 

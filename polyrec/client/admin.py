@@ -1,4 +1,4 @@
-"""Calls of a server's administration: JSON in, a JSON object out, every failure one line."""
+"""Calls a server's administration: JSON in, a JSON object out, every failure a message of one line."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from polyrec.models.text import printable
 
 TOKEN = "POLYREC_ADMIN_TOKEN"
 TIMEOUT_S = 600.0
-"""A rollout's start answers when the version is open, which takes minutes for large ones."""
+"""A rollout's start answers once the version is open, which takes minutes for a large one."""
 
 
 class AdminFailed(PolyrecError):
-    """The server did not do what was asked."""
+    """An admin call failed."""
 
 
 class AdminCalls:
     """A connection for admin calls. Use it with `with`.
 
-    url: of the server. model: one of several models; None: the first. token: None: that of the environment.
+    url: of the server. model: one of several; None: the first. token: None: from the environment.
     Raises AdminFailed without one.
     """
 
@@ -46,13 +46,13 @@ class AdminCalls:
 
     def get(self, page: str) -> dict[str, Any]:
         """Returns a page below /v1/admin/. Raises AdminFailed."""
-        return self._asked("GET", page, None)
+        return self._call("GET", page, None)
 
     def post(self, page: str, body: Mapping[str, Any], timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
         """Returns the answer of a call below /v1/admin/. Raises AdminFailed."""
-        return self._asked("POST", page, body, timeout_s)
+        return self._call("POST", page, body, timeout_s)
 
-    def _asked(
+    def _call(
         self, method: str, page: str, body: Mapping[str, Any] | None, timeout_s: float = TIMEOUT_S
     ) -> dict[str, Any]:
         url = self._root + page

@@ -1,1 +1,1 @@
-"""The loop from a server's log back to the server: check, train, evaluate, publish, canary, each recorded."""
+"""Trains on a server's log and serves the result, step by step: check, train, evaluate, publish, canary."""

@@ -1,7 +1,7 @@
-"""The canary step: the new plan on a part of a server's requests, until the server or a person ends it.
+"""The canary step: tries the new plan on a share of a server's requests until it is promoted or rolled back.
 
-The server compares both versions and rolls back or promotes (server/rollout/); this starts it, follows it,
-and after a loop that was killed finds it again by the version of its bundle.
+The server compares both versions and decides (server/rollout/). This step starts the rollout and follows it;
+after the loop was killed, it finds the rollout again by the version of its bundle.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from polyrec.loop.steps import Dropped
 
 POLL_S = 1.0
 NOTE_S, MOST_NOTE = 10.0, 500
-"""Longest wait for a note, and its most characters."""
+"""Longest wait for a note's call, and maximum characters of a note."""
 
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """How new plans are tried.
+    """Tries new plans on a server.
 
-    start: what a start asks for beside the plan, as server/rollout/documents.py has it. most_s: longest time
-    until the bounds are shown to hold; then it is rolled back.
+    start: body of a rollout's start, except for the plan (server/rollout/documents.py). most_s: longest time
+    until it is promoted; then it is rolled back.
     """
 
     calls: AdminCalls
@@ -35,7 +35,7 @@ class Canary:
     most_s: float
 
     def note(self, line: str) -> None:
-        """Shows a line on the server's status page, if it answers."""
+        """Adds a line to the server's status page; ignored if the server does not answer."""
         with suppress(AdminFailed):
             self.calls.post("note", {"text": line[:MOST_NOTE]}, NOTE_S)
 
@@ -46,7 +46,7 @@ class Canary:
         ended: Callable[[], bool],
         clock: Callable[[], float] = time.time,
     ) -> StepResult:
-        """Tries an iteration's plan. ended: whether to roll back and stop. Raises AdminFailed, Dropped."""
+        """Tries an iteration's plan. ended: whether to roll back and stop. Raises AdminFailed or Dropped."""
         version = str(iteration.figures("train")["version"])
         status = self.calls.get("rollout")
         if status["rollout"] is None:
@@ -65,12 +65,12 @@ class Canary:
                 return StepResult(verdict="go", reason="the server serves it already")
             reason = f"the server serves version {stable}, the loop's plan is of {iteration.serving}"
             return StepResult(verdict="hold", reason=reason, rows="kept")
-        return self._followed(iteration, version, ended, clock)
+        return self._follow(iteration, version, ended, clock)
 
-    def _followed(
+    def _follow(
         self, iteration: Iteration, version: str, ended: Callable[[], bool], clock: Callable[[], float]
     ) -> StepResult:
-        """Waits for the end of the rollout in progress."""
+        """Waits for the end of the rollout in progress, and returns its result."""
         if "canary" in iteration.forced:
             self.calls.post("rollout/promote", {"reason": "forced by a person"})
         while (status := self.calls.get("rollout"))["rollout"] is not None:
@@ -91,7 +91,7 @@ class Canary:
 
 
 def _ended(status: Mapping[str, Any], version: str) -> dict[str, Any] | None:
-    """The last rollout of a version that has ended."""
+    """Returns the last ended rollout of a version; None if there is none."""
     return next((e for e in status["ended"] if e["canary_version"] == version), None)
 
 

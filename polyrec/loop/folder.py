@@ -1,12 +1,12 @@
-"""The folder in which a loop keeps all that it knows.
+"""The folder of a loop: its plan, the records of iterations, and the commands of operators.
 
-    STATE/plan.json                  the plan that serves, always: start servers with it
+    STATE/plan.json                  always the serving plan: start servers with it
     STATE/iterations/0007/record.json, plan.json, bundle/, train.log, checkpoint/
     STATE/control/hold-publish       the loop stops before this step while the file exists; its text says why
-    STATE/control/force-7, drop-7    what a person asks of iteration 7; the loop removes the file
+    STATE/control/force-7, drop-7    a command for iteration 7; the loop removes the file
 
-Every file is written whole or not at all. The loop alone writes records; people (`polyrec loop hold` and the
-others) only write below `control/`, so neither overwrites what the other wrote.
+Every file is written whole or not at all. Only the loop writes records; `polyrec loop hold` and other
+commands only write below `control/`, so neither overwrites what the other wrote.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from polyrec.loop.iteration import STEPS, Iteration, LoopError, Step
 from polyrec.models.files import read_json, validate_as, write_text
 
 RECORD, PLAN, BUNDLE, TRAIN_LOG, CHECKPOINT = "record.json", "plan.json", "bundle", "train.log", "checkpoint"
-Wish = Literal["force", "drop"]
+Command = Literal["force", "drop"]
 
 
 class LoopFolder:
@@ -86,14 +86,14 @@ class LoopFolder:
         write_text(folder / RECORD, iteration.model_dump_json(indent=1) + "\n")
 
     def remove_bundles(self, keep: set[int]) -> None:
-        """Removes the bundles and checkpoints of iterations but those of these numbers; records stay."""
+        """Removes the bundles and checkpoints of all iterations except these; records stay."""
         for folder in self._iterations.iterdir():
             if folder.name.isdigit() and int(folder.name) not in keep:
                 for name in (BUNDLE, CHECKPOINT):
                     shutil.rmtree(folder / name, ignore_errors=True)
 
     def hold(self, step: Step, reason: str) -> None:
-        """Asks the loop to stop before a step."""
+        """Makes the loop stop before a step."""
         write_text(self._control / f"hold-{step}", reason + "\n")
 
     def release(self, step: Step) -> None:
@@ -104,7 +104,7 @@ class LoopFolder:
             raise LoopError(f"step '{step}' is not held") from None
 
     def holds(self) -> dict[Step, str]:
-        """The steps that people hold, with their reasons."""
+        """Returns the held steps with their reasons."""
         found: dict[Step, str] = {}
         for step in STEPS:
             file = self._control / f"hold-{step}"
@@ -113,17 +113,17 @@ class LoopFolder:
         return found
 
     def controls(self) -> set[str]:
-        """All that people hold or ask, by the names of files."""
+        """Returns the names of all files below `control/`."""
         return {file.name for file in self._control.iterdir()}
 
-    def ask(self, wish: Wish, number: int) -> None:
-        """Asks something of an iteration."""
-        write_text(self._control / f"{wish}-{number}", "")
+    def give(self, command: Command, number: int) -> None:
+        """Leaves a command for an iteration."""
+        write_text(self._control / f"{command}-{number}", "")
 
-    def asked(self, wish: Wish, number: int) -> bool:
-        """Whether something is asked of an iteration."""
-        return (self._control / f"{wish}-{number}").exists()
+    def has(self, command: Command, number: int) -> bool:
+        """Whether there is a command for an iteration."""
+        return (self._control / f"{command}-{number}").exists()
 
-    def answered(self, wish: Wish, number: int) -> None:
-        """Removes what was asked."""
-        (self._control / f"{wish}-{number}").unlink(missing_ok=True)
+    def remove(self, command: Command, number: int) -> None:
+        """Removes a command, once it is executed."""
+        (self._control / f"{command}-{number}").unlink(missing_ok=True)

@@ -4,8 +4,8 @@
       |                  |                     |
     waiting, held      held               rolled back                 drop: dropped, at any step
 
-A step's result says whether the iteration goes on. The record names the step that is next, so a loop that was
-killed goes on there. Nothing here reads a clock or a file.
+A step's result decides whether the iteration continues. The record names the next step, where a killed loop
+resumes. Nothing here reads a clock or a file.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ STEPS: tuple[Step, ...] = ("check", "train", "evaluate", "publish", "canary")
 Verdict = Literal["go", "wait", "hold", "roll_back"]
 State = Literal["running", "waiting", "held", "rolled_back", "dropped", "published", "promoted"]
 LEARNED: tuple[State, ...] = ("published", "promoted")
-"""States of iterations whose bundle serves, or is to."""
+"""States of iterations whose bundle serves, or will."""
 FORCED: tuple[State, ...] = ("waiting", "held", "rolled_back")
-"""States in which a person can let an iteration go on."""
+"""States from which an operator can force an iteration to continue."""
 STATES: dict[Verdict, State] = {"wait": "waiting", "hold": "held", "roll_back": "rolled_back"}
 
 
 class LoopError(PolyrecError):
-    """The loop cannot go on, or cannot do what a person asks for."""
+    """The loop cannot continue, or cannot execute a command."""
 
 
 class StepResult(Strict):
     """The result of a step.
 
-    reason: in words, with its numbers. rows: unless it goes on, whether the next iteration learns these rows,
-    or leaves them out. figures: JSON.
+    reason: text with its numbers. rows: unless the iteration continues, whether the next one learns these
+    rows or leaves them out. figures: JSON.
     """
 
     verdict: Verdict
@@ -57,10 +57,10 @@ class DoneStep(Strict):
 class Iteration(Strict):
     """The record of an iteration.
 
-    began, step_began: Unix time. since, until: times of the answers whose rows it is of; since null: from
-    the beginning of the log. serving: version of the bundle that serves meanwhile. step: the next one, or
-    that at which it ended. forced: steps at which a person let it go on. error: of the last attempt at the
-    step, which is tried again; attempts: that failed.
+    began, step_began: Unix time. since, until: period of the logged answers that it uses; since null: from
+    the beginning of the log. serving: version of the serving bundle. step: the next one, or the one at which
+    it ended. forced: steps after which an operator forced it to continue. error: of the last attempt at the
+    step, which is tried again; attempts: number of failed ones.
     """
 
     format: Literal["polyrec-loop-1"] = "polyrec-loop-1"
@@ -91,7 +91,7 @@ class Iteration(Strict):
     def next_since(self) -> str | None:
         """The time from which the next iteration takes rows.
 
-        Of an iteration that learned: from its newest rows on, which it measured and did not learn.
+        After an iteration that learned, the newest rows, which it only measured, come again.
         """
         if self.state in LEARNED:
             return self.figures("check").get("learned_until") or self.until
@@ -100,12 +100,12 @@ class Iteration(Strict):
 
     @property
     def next_number(self) -> int:
-        """The number of the next iteration; one that only waited leaves its number to it."""
+        """The number of the next iteration, which reuses that of one that only waited."""
         return self.number if self.state == "waiting" else self.number + 1
 
 
 def after(iteration: Iteration, result: StepResult, now: float, last: Step) -> Iteration:
-    """Returns the iteration after its step gave a result. last: the step after which it is complete."""
+    """Returns the iteration after a result of its step. last: the step that completes an iteration."""
     step = iteration.step
     done = DoneStep(step=step, began=iteration.step_began, ended=now, result=result)
     changes: dict[str, Any] = {"done": (*iteration.done, done), "error": None, "attempts": 0}
@@ -119,14 +119,15 @@ def after(iteration: Iteration, result: StepResult, now: float, last: Step) -> I
 
 
 def failed(iteration: Iteration, error: str) -> Iteration:
-    """Returns the iteration after an attempt at its step failed; it is tried again."""
+    """Returns the iteration after a failed attempt at its step, which is tried again."""
     return iteration.model_copy(update={"error": error, "attempts": iteration.attempts + 1})
 
 
 def forced(iteration: Iteration, now: float) -> Iteration:
-    """Returns an iteration that ended at a step, after a person let it go on.
+    """Returns a stopped iteration that an operator forces to continue.
 
-    After a check or an evaluation the next step follows; a canary is started again and promoted at once.
+    After a check or an evaluation it continues with the next step; a canary is started again and promoted at
+    once.
     Raises LoopError.
     """
     if iteration.state not in FORCED:
@@ -148,5 +149,5 @@ def forced(iteration: Iteration, now: float) -> Iteration:
 
 
 def dropped(iteration: Iteration) -> Iteration:
-    """Returns an iteration in progress after a person ended it."""
+    """Returns an iteration in progress that an operator drops."""
     return iteration.model_copy(update={"state": "dropped", "error": "ended by a person"})

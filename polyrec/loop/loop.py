@@ -1,7 +1,8 @@
 """Executes iterations: one step at a time, each recorded before the next begins.
 
-`advance` does what is due and says how long nothing will be; between two calls the process can be killed. A
-step is repeated if it was killed or failed: training goes on from its checkpoint, a canary is found again.
+`advance` executes the step that is due and returns the time until the next one. The process can be killed at
+any time; a step that was killed or failed is repeated: training resumes from its checkpoint, a canary is
+found again.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ FIRST_RETRY_S = 30.0
 
 @dataclass(slots=True)
 class Loop:
-    """Iterations in a folder. Lock it before.
+    """Executes the iterations of a folder, which the caller has locked.
 
-    every_s: from the beginning of an iteration to that of the next. settle_s: after the log's window, until
-    its files are complete. since: of the first iteration; None: from the beginning of the log. canary: None:
-    bundles are published for somebody else to serve. say: called with a line for people. clock: Unix time.
+    every_s: from the beginning of an iteration to that of the next. settle_s: wait after the log's window
+    until its files are complete. since: of the first iteration; None: the beginning of the log. canary: None
+    if plans are only published. report: called with each line for operators. clock: returns Unix time.
     """
 
     folder: LoopFolder
@@ -51,12 +52,12 @@ class Loop:
     settle_s: float = 60.0
     since: str | None = None
     canary: Canary | None = None
-    say: Callable[[str], object] = lambda _line: None
+    report: Callable[[str], object] = lambda _line: None
     clock: Callable[[], float] = time.time
-    _said: str = field(default="", init=False)
+    _last_line: str = field(default="", init=False)
 
     def begin(self, plan: Path) -> None:
-        """Takes a plan as the one that serves, unless an earlier loop here left one. Raises PolyrecError."""
+        """Makes a plan the serving one, unless the folder has one already. Raises PolyrecError."""
         self.folder.create()
         if not self.folder.plan.exists():
             given = load_plan(plan)
@@ -69,7 +70,7 @@ class Loop:
 
         at_once: a new iteration begins before its time. Raises LoopError for a folder that cannot be read.
         """
-        iteration = self._as_asked(self.folder.last())
+        iteration = self._after_commands(self.folder.last())
         if iteration is None or iteration.state != "running":
             pause_s = 0.0 if iteration is None or at_once else iteration.began + self.every_s - self.clock()
             if pause_s > 0:
@@ -77,57 +78,57 @@ class Loop:
             iteration = self._next(iteration)
         hold = self.folder.holds().get(iteration.step)
         if hold is not None:
-            self._tell(f"iteration {iteration.number}: held before {iteration.step} by a person: {hold}")
+            self._report(f"iteration {iteration.number}: held before {iteration.step} by a person: {hold}")
             return self.every_s
         number = iteration.number
         try:
-            result = self._executed(iteration)
+            result = self._execute(iteration)
         except Dropped:
-            self._as_asked(iteration)
+            self._after_commands(iteration)
             return 0.0
         except PolyrecError as e:
             iteration = failed(iteration, str(e))
             self.folder.save(iteration)
-            self._tell(f"iteration {number}: {iteration.step} failed, and is tried again: {e}")
+            self._report(f"iteration {number}: {iteration.step} failed, and is tried again: {e}")
             return float(min(self.every_s, FIRST_RETRY_S * 2 ** (iteration.attempts - 1)))
         step, iteration = iteration.step, after(iteration, result, self.clock(), self._last_step)
         if iteration.state in LEARNED:
             # before the record: a loop that is killed between them repeats the step, and this
             steps.adopt(iteration, self.folder, self.settings.keep)
         self.folder.save(iteration)
-        self._tell(f"iteration {number}: {step}: {result.reason}")
+        self._report(f"iteration {number}: {step}: {result.reason}")
         if iteration.state != "running":
-            self._tell(f"iteration {number}: {iteration.state.replace('_', ' ')}")
+            self._report(f"iteration {number}: {iteration.state.replace('_', ' ')}")
         return 0.0
 
     @property
     def _last_step(self) -> Step:
         return "publish" if self.canary is None else "canary"
 
-    def _as_asked(self, iteration: Iteration | None) -> Iteration | None:
-        """Returns the iteration after what a person asked of it."""
+    def _after_commands(self, iteration: Iteration | None) -> Iteration | None:
+        """Returns the iteration after the operator's commands for it."""
         if iteration is None:
             return None
-        number, was = iteration.number, iteration
-        if self.folder.asked("force", number):
-            self.folder.answered("force", number)
+        number, before = iteration.number, iteration
+        if self.folder.has("force", number):
+            self.folder.remove("force", number)
             try:
                 iteration = forced(iteration, self.clock())
             except LoopError as e:
-                self._tell(str(e))
+                self._report(str(e))
             else:
-                self._tell(f"iteration {number}: goes on with {iteration.step}, forced by a person")
-        if self.folder.asked("drop", number):
-            self.folder.answered("drop", number)
+                self._report(f"iteration {number}: goes on with {iteration.step}, forced by a person")
+        if self.folder.has("drop", number):
+            self.folder.remove("drop", number)
             if iteration.state == "running":
                 iteration = dropped(iteration)
-                self._tell(f"iteration {number}: dropped by a person")
-        if iteration is not was:
+                self._report(f"iteration {number}: dropped by a person")
+        if iteration is not before:
             self.folder.save(iteration)
         return iteration
 
     def _next(self, last: Iteration | None) -> Iteration:
-        """Begins the next iteration, of the rows whose labels are final."""
+        """Begins the next iteration, with the rows whose labels are final."""
         now = self.clock()
         until_s = now - load_rules(self.settings.log).window_s - self.settle_s
         iteration = Iteration(
@@ -141,9 +142,9 @@ class Loop:
         self.folder.save(iteration)
         return iteration
 
-    def _executed(self, iteration: Iteration) -> StepResult:
+    def _execute(self, iteration: Iteration) -> StepResult:
         def ended() -> bool:
-            return self.folder.asked("drop", iteration.number)
+            return self.folder.has("drop", iteration.number)
 
         folder, settings = self.folder, self.settings
         if iteration.step == "check":
@@ -158,11 +159,11 @@ class Loop:
             raise LoopError("the iteration is at its canary, and no server is given: say --url URL")
         return self.canary.execute(iteration, folder, ended)
 
-    def _tell(self, line: str) -> None:
-        """Says a line unless it was the last one, on the server's status page too."""
-        if line == self._said:
+    def _report(self, line: str) -> None:
+        """Reports a line unless it repeats the last one, also on the server's status page."""
+        if line == self._last_line:
             return
-        self._said = line
-        self.say(line)
+        self._last_line = line
+        self.report(line)
         if self.canary is not None:
             self.canary.note(f"loop: {line}")

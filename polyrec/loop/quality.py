@@ -1,6 +1,6 @@
-"""Measures the paths of plans on the newest rows of a period of a log, all on the same rows.
+"""Measures all paths of some plans on the same rows: the newest of a period of a log.
 
-Rows are the test rows of the period's split: of a split by time the newest, which no training of the period
+These are the test rows of the period's split, in a split by time the newest, which no training of the period
 learns. Every path is scored with its own runtime and dense precision, on the CPU.
 """
 
@@ -31,8 +31,8 @@ Key = tuple[str, str]
 class Measured:
     """Paths measured on the same rows.
 
-    drawn: float64 [1 + RESAMPLES, paths, metrics], of all rows, then of each resample. expected: clicks that
-    each path predicts.
+    drawn: float64 [1 + RESAMPLES, paths, metrics], first over all rows, then over each resample. expected:
+    clicks that each path predicts.
     """
 
     rows: int
@@ -43,7 +43,7 @@ class Measured:
     drawn: F64
 
     def interval(self, key: Key, metric: Metric = "information", less: Key | None = None) -> Interval:
-        """A path's metric, or that less another's, with its 95% interval; nan if it is undefined."""
+        """Returns a path's metric, or its difference to `less`, with the 95% interval; nan if undefined."""
         paths, at = list(self.expected), self.metrics.index(metric)
         values = self.drawn[:, paths.index(key), at]
         if less is not None:
@@ -54,12 +54,12 @@ class Measured:
         return Interval(float(values[0]), *percentiles(resampled, LEVEL))
 
     def best(self, plan: str) -> Key:
-        """The path of a plan with the most information gain."""
+        """Returns the path of a plan with the highest information gain."""
         own = [key for key in self.expected if key[0] == plan]
         return max(own, key=lambda key: float(np.nan_to_num(self.interval(key).value, nan=-np.inf)))
 
     def differences(self, plan: str, metric: QualityMetric) -> tuple[QualityDifference, ...]:
-        """The differences between the paths of a plan, as a plan file has them."""
+        """Returns the differences between the paths of a plan, as a plan file stores them."""
         own = [key for key in self.expected if key[0] == plan]
         found = []
         for a, b in combinations(own, 2):
@@ -82,7 +82,7 @@ def measure(
             views[name, path.name] = path, bundles[path.bundle].at_width(path.width)
     made: Predictions | None = None
     scores: dict[Key, F32] = {}
-    # torch executes what a GPU's runtime would
+    # a GPU path is executed by torch here
     ways = {key: (p.runtime if p.device == "cpu" else "torch", p.precision) for key, (p, _) in views.items()}
     for runtime, precision in dict.fromkeys(ways.values()):
         own = {" ".join(k): (k, views[k][1]) for k, way in ways.items() if way == (runtime, precision)}

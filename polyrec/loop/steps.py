@@ -1,9 +1,10 @@
-"""The steps of an iteration, but for the canary: each reads and writes files only, and can be repeated.
+"""The steps of an iteration, except the canary: each only reads and writes files, and can be repeated.
 
-check      the serving plan on the newest rows: enough clicks? labels as they should be? has it drifted?
-train      `polyrec train --from` the serving bundle, in a process of its own, with checkpoints
-evaluate   the new bundle against the serving one on the newest rows, which neither has learned
-publish    the serving plan with the new bundle: quality measured again, latencies as they were planned
+check      measures the serving plan on the newest rows: enough clicks, plausible labels, drift
+train      runs `polyrec train --from` the serving bundle in a process of its own, with checkpoints
+evaluate   compares the new bundle with the serving one on the newest rows, which neither has learned, and
+           decides whether it is published
+publish    writes the serving plan with the new bundle: quality measured again, latencies as planned
 """
 
 from __future__ import annotations
@@ -36,18 +37,18 @@ SERVING, NEW = "serving", "new"
 
 
 class Dropped(LoopError):
-    """A person ended the iteration while a step was executed."""
+    """An operator dropped the iteration while a step was executed."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoopSettings:
-    """Limits of the steps, in information gain where no other unit is named.
+    """Limits of the steps, in information gain unless another unit is named.
 
-    least_clicks: in the newest rows, below which an iteration waits. drift: loss of the serving model below
-    which it waits; None: it never does. max_drop: share of the serving model's last figure that it may lose
-    on the newest rows. max_calibration: factor by which predicted and actual clicks may differ. margin: that
-    a new bundle may be worse. train_options: further ones of `polyrec train`. keep: bundles that served
-    before, which stay on the disk.
+    least_clicks: clicks in the newest rows below which an iteration waits. drift: loss of the serving model
+    below which an iteration waits; None: does not wait for drift. max_drop: share of the serving model's last
+    figure that it may lose on the newest rows. max_calibration: factor by which predicted and actual clicks
+    may differ. margin: loss that a new bundle must be shown not to exceed. train_options: further options of
+    `polyrec train`. keep: number of earlier serving bundles to keep.
     """
 
     log: Path
@@ -61,7 +62,7 @@ class LoopSettings:
 
 
 def only_bundle(plan: Plan) -> Path:
-    """Returns the bundle of a plan's paths. Raises LoopError for a plan that a loop cannot continue."""
+    """Returns the one bundle of a plan's paths. Raises LoopError for a plan that a loop cannot continue."""
     bundles = {path.bundle for path in plan.paths}
     if len(bundles) > 1:
         raise LoopError(
@@ -73,7 +74,7 @@ def only_bundle(plan: Plan) -> Path:
 
 
 def check(iteration: Iteration, folder: LoopFolder, settings: LoopSettings) -> StepResult:
-    """Measures the serving plan on the newest rows."""
+    """Measures the serving plan on the newest rows. Raises PolyrecError."""
     plan = load_plan(folder.plan)
     since, until = iteration.since, iteration.until
     schema = load_bundle(only_bundle(plan)).manifest.schema_
@@ -122,7 +123,7 @@ def check(iteration: Iteration, folder: LoopFolder, settings: LoopSettings) -> S
 
 
 def _reference(folder: LoopFolder, plan: Plan, serving: str) -> float | None:
-    """Information gain of the serving plan's best path when it was measured first; None if unknown."""
+    """Returns the information gain of the serving plan's best path when first measured; None if unknown."""
     learned = [i for i in folder.iterations() if i.figures("train").get("version") == serving]
     if learned and learned[-1].figures("evaluate"):
         return float(learned[-1].figures("evaluate")["information"][0])
@@ -157,7 +158,7 @@ def train(
 
 
 def _trained(out: Path, iteration: Iteration) -> Bundle | None:
-    """The bundle that a killed loop's training has written."""
+    """Returns the bundle if training finished before the loop was killed; else None."""
     try:
         bundle = load_bundle(out)
     except BundleError:
@@ -166,7 +167,7 @@ def _trained(out: Path, iteration: Iteration) -> Bundle | None:
 
 
 def _execute(command: list[str], log: Path, ended: Callable[[], bool]) -> None:
-    """Executes a command at low priority, its output into a file. Raises LoopError, Dropped."""
+    """Executes a command at low priority and writes its output to a file. Raises LoopError or Dropped."""
     with log.open("a", encoding="utf-8") as output:
         print("$", " ".join(command), file=output, flush=True)
         with subprocess.Popen(command, stdout=output, stderr=output) as process:
@@ -185,7 +186,7 @@ def _execute(command: list[str], log: Path, ended: Callable[[], bool]) -> None:
 
 
 def evaluate(iteration: Iteration, folder: LoopFolder, settings: LoopSettings) -> StepResult:
-    """Compares every path of the new bundle with that of the serving one. Raises PolyrecError."""
+    """Compares every path of the new bundle with the same path of the serving one. Raises PolyrecError."""
     serving = load_plan(folder.plan)
     new = with_bundle(serving, folder.folder_of(iteration.number) / BUNDLE)
     found = measure(
@@ -203,15 +204,15 @@ def evaluate(iteration: Iteration, folder: LoopFolder, settings: LoopSettings) -
         "plan": _measured_plan(new, found).model_dump(mode="json", exclude_none=True),
     }
     name, worst = min(by_path.items(), key=lambda item: np.nan_to_num(item[1].low, nan=-np.inf))
-    said = f"information gain {best.value:.4f}, the serving model's {before.value:.4f}; {name} "
-    said += f"{worst.value:+.4f} [{worst.low:+.4f}, {worst.high:+.4f}]"
-    # even within the margin: small losses, iteration after iteration, would add up
+    summary = f"information gain {best.value:.4f}, the serving model's {before.value:.4f}; {name} "
+    summary += f"{worst.value:+.4f} [{worst.low:+.4f}, {worst.high:+.4f}]"
+    # even within the margin, since small losses of many iterations would add up
     if any(i.high < 0 for i in by_path.values()):
-        return StepResult(verdict="hold", reason=f"worse: {said}", figures=figures)
+        return StepResult(verdict="hold", reason=f"worse: {summary}", figures=figures)
     if worst.low >= -settings.margin:
-        return StepResult(verdict="go", reason=said, figures=figures)
-    said = f"not shown to be at most {settings.margin:g} worse: {said}"
-    return StepResult(verdict="hold", reason=said, rows="kept", figures=figures)
+        return StepResult(verdict="go", reason=summary, figures=figures)
+    summary = f"not shown to be at most {settings.margin:g} worse: {summary}"
+    return StepResult(verdict="hold", reason=summary, rows="kept", figures=figures)
 
 
 def with_bundle(plan: Plan, bundle: Path) -> Plan:
@@ -221,7 +222,7 @@ def with_bundle(plan: Plan, bundle: Path) -> Plan:
 
 
 def _measured_plan(plan: Plan, found: Measured) -> Plan:
-    """The plan with the qualities that were measured; its forecast was of others."""
+    """Returns the plan with the measured qualities, and without the forecast made from earlier ones."""
     paths = []
     for path in plan.paths:
         quality = found.interval((NEW, path.name), plan.metric).value
@@ -247,7 +248,7 @@ def publish(iteration: Iteration, folder: LoopFolder) -> StepResult:
 
 
 def adopt(iteration: Iteration, folder: LoopFolder, keep: int) -> None:
-    """Makes the plan of an iteration the one that serves; removes older bundles but the last `keep`."""
+    """Makes the plan of an iteration the serving one; removes earlier bundles except the last `keep`."""
     own = folder.folder_of(iteration.number)
     plan = load_plan(own / PLAN)
     save_plan(with_bundle(plan, (own / BUNDLE).relative_to(folder.path)), folder.plan)
@@ -256,6 +257,6 @@ def adopt(iteration: Iteration, folder: LoopFolder, keep: int) -> None:
 
 
 def _ends(interval: Interval) -> list[float | None]:
-    """A value and the ends of its interval, as JSON."""
+    """Returns a value and the ends of its interval, as JSON."""
     ends = (interval.value, interval.low, interval.high)
     return [round(end, 6) if math.isfinite(end) else None for end in ends]

@@ -73,7 +73,7 @@ class Engine:
         self.prediction_log: PredictionLog | None = None
         self.live_quality: LiveQuality | None = None
         self.rollout: RolloutTraffic | None = None
-        """Which requests another version answers; None: none."""
+        """The rollout in progress, which splits requests between two versions; None without one."""
         self.model_name = name
         """The operator's name for what is served; None: the bundle's."""
         self.on_adopt: list[Callable[[Serving], None]] = []

@@ -174,7 +174,7 @@ async def _serve(
         loader = ModelLoader(models, settings.model_files, open_model, settings.drain_timeout_s)
 
     def application(of: Engine) -> Application:
-        load = partial(source.asked, of.model_name if names else None)
+        load = partial(source.read_for_admin, of.model_name if names else None)
         return create_app(of, Admin(of, load), settings.docs, models, loader)
 
     app = ModelsApplication(models, application)

@@ -8,10 +8,8 @@ one would otherwise be ignored silently; those that Kubernetes sets for a Servic
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
-from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,7 +17,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, Validati
 
 from polyrec.models.dlrm.precision import DensePrecision
 from polyrec.models.errors import PolyrecError
-from polyrec.models.fetching.url import ModelUrl, OptionalModelPlace, model_place
+from polyrec.models.fetching.url import ModelUrl, OptionalModelPlace
 from polyrec.models.files import Strict, one_line
 from polyrec.models.runtimes.registry import registered
 from polyrec.models.text import printable
@@ -27,7 +25,6 @@ from polyrec.planner.plan import BudgetMs, Plan, Policy, Rows, TabledRows
 from polyrec.planner.routing.sharing.machine_time import ModelShare
 from polyrec.server.app.kubernetes import is_service_variable
 from polyrec.server.app.logs import LogFormat
-from polyrec.server.app.served_model import RESERVED
 from polyrec.server.app.tokens import OpenRight
 from polyrec.server.errors import shortened
 from polyrec.server.http.connection.limits import ConnectionLimits, descriptor_limit
@@ -47,6 +44,14 @@ from polyrec.server.prediction_log.settings import (
     PredictionLogSettings,
     Unlabeled,
     WindowSeconds,
+)
+from polyrec.server.repository.settings import (
+    files_of,
+    models_in,
+    named_files,
+    named_numbers,
+    numbers_of,
+    valid_name,
 )
 
 PREFIX = "POLYREC_"
@@ -75,28 +80,8 @@ def _written(value: object) -> str:
     return ",".join(value) if isinstance(value, tuple) else str(value)
 
 
-def _model_name(name: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name) or name == RESERVED:
-        raise ValueError(f"it has letters, digits, '.', '_' and '-', 100 at most, and is not '{RESERVED}'")
-    return name
-
-
 def _auto_or_registered(name: str) -> str:
     return name if name == "auto" else registered(name)
-
-
-def _named_files(files: tuple[str, ...]) -> tuple[str, ...]:
-    names = []
-    for file in files:
-        name, equals, path = file.partition("=")
-        if not equals or not path:
-            raise ValueError(f"'{file}' is not NAME=FILE")
-        names.append(_model_name(name))
-        model_place(path)
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"model '{name}' is given twice")
-    return files
 
 
 def _prefixes(given: tuple[str, ...]) -> tuple[str, ...]:
@@ -110,29 +95,6 @@ def _default_cache() -> Path:
         return (Path(given) if given else Path.home() / ".cache") / "polyrec" / "models"
     except RuntimeError:
         raise SettingsError("there is no home folder for fetched models; give --model-cache DIR") from None
-
-
-def _numbers(given: tuple[str, ...]) -> dict[str, float]:
-    """The numbers of NAME=NUMBER."""
-    return {name: float(number) for name, _, number in (one.partition("=") for one in given)}
-
-
-def _named_numbers(given: tuple[str, ...]) -> tuple[str, ...]:
-    for one in given:
-        name, _, number = one.partition("=")
-        try:
-            value = float(number)
-        except ValueError:
-            value = -1.0
-        if not 0 <= value < inf:
-            raise ValueError(f"'{one}' is not NAME=NUMBER, a number of at least 0")
-        if sum(other.partition("=")[0] == name for other in given) > 1:
-            raise ValueError(f"model '{name}' is given twice")
-    return given
-
-
-NamedNumbers = Annotated[tuple[str, ...], BeforeValidator(_listed), AfterValidator(_named_numbers)]
-"""NAME=NUMBER for some of several models."""
 
 
 class Settings(Strict):
@@ -180,14 +142,14 @@ class Settings(Strict):
 
     bundle: OptionalModelPlace = None
     plan: OptionalModelPlace = None
-    plans: Annotated[tuple[str, ...], BeforeValidator(_listed), AfterValidator(_named_files)] = ()
+    plans: Annotated[tuple[str, ...], BeforeValidator(_listed), AfterValidator(named_files)] = ()
     models: Path | None = None
     model_urls: Annotated[tuple[str, ...], BeforeValidator(_listed), AfterValidator(_prefixes)] = ()
     model_cache: Path | None = None
     model_cache_bytes: Annotated[int, Field(ge=1)] = 64 * 2**30
-    model_share: NamedNumbers = ()
-    model_weight: NamedNumbers = ()
-    model_name: Annotated[str, AfterValidator(_model_name)] | None = None
+    model_share: Annotated[tuple[str, ...], BeforeValidator(_listed), AfterValidator(named_numbers)] = ()
+    model_weight: Annotated[tuple[str, ...], BeforeValidator(_listed), AfterValidator(named_numbers)] = ()
+    model_name: Annotated[str, AfterValidator(valid_name)] | None = None
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     grpc_port: Annotated[int, Field(ge=0, le=65535)] | None = None
@@ -266,7 +228,7 @@ class Settings(Strict):
                     raise ValueError(f"{name} is for a single model; there are several")
         elif self.model_share or self.model_weight:
             raise ValueError("model_share and model_weight are for several models; there is one")
-        if sum(_numbers(self.model_share).values()) > 1 + 1e-9:
+        if sum(numbers_of(self.model_share).values()) > 1 + 1e-9:
             raise ValueError("model_share: the shares of all models are more than 1 together")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("give both --tls-cert FILE and --tls-key FILE, or neither")
@@ -282,18 +244,11 @@ class Settings(Strict):
         Raises SettingsError if the folder of models has none, or one that cannot be a name.
         """
         if self.models is None:
-            return {name: model_place(path) for name, _, path in (file.partition("=") for file in self.plans)}
-        found = [p for p in self.models.glob("[!.]*") if p.suffix == ".json" or p.is_dir()]
-        named = [f"{p.name.removesuffix('.json')}={p}" for p in sorted(found)]
-        if not named:
-            raise SettingsError(
-                f"--models {self.models}: no model is there, NAME.json or the folder of a bundle"
-            )
+            return files_of(self.plans)
         try:
-            files = _named_files(tuple(named))
+            return files_of(models_in(self.models))
         except ValueError as e:
             raise SettingsError(f"--models {self.models}: {e}") from None
-        return {name: Path(path) for name, _, path in (file.partition("=") for file in files)}
 
     def allows(self, url: ModelUrl) -> bool:
         """Whether an admin call may name a URL."""
@@ -305,8 +260,8 @@ class Settings(Strict):
         return self.model_cache or _default_cache()
 
     def check_shares(self, names: Collection[str]) -> None:
-        """Raises SettingsError if a share or weight is of a model that is not served."""
-        for name in (*_numbers(self.model_share), *_numbers(self.model_weight)):
+        """Raises SettingsError if a share or weight names a model that is not served."""
+        for name in (*numbers_of(self.model_share), *numbers_of(self.model_weight)):
             if name not in names:
                 known = ", ".join(f"'{each}'" for each in names)
                 raise SettingsError(
@@ -314,8 +269,8 @@ class Settings(Strict):
                 )
 
     def share_of(self, name: str) -> ModelShare:
-        """Returns what one of several models may have of the lanes' time."""
-        return ModelShare(_numbers(self.model_weight).get(name), _numbers(self.model_share).get(name))
+        """Returns the share and weight of one of several models in the lanes' time."""
+        return ModelShare(numbers_of(self.model_weight).get(name), numbers_of(self.model_share).get(name))
 
     def apply_to(self, plan: Plan) -> Plan:
         """Returns the plan with these settings in place of its own. Raises SettingsError."""

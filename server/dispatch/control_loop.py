@@ -22,10 +22,10 @@ IDLE_TICKS = 50
 
 
 class LoopUse:
-    """Processor seconds of one event loop that its dispatchers account for, all together since the start.
+    """Processor seconds and queries of all dispatchers on one event loop, since the start.
 
-    Each adds its own on every tick. Whoever divided the loop's whole time by its own queries would take the
-    work on another's queries for the cost of its own.
+    Each dispatcher adds its own on every tick. Otherwise it would attribute the loop's time for queries of
+    other dispatchers to its own.
     """
 
     __slots__ = ("queries", "spent_s")
@@ -35,7 +35,7 @@ class LoopUse:
         self.queries = 0
 
     def add(self, spent_s: float, queries: int) -> None:
-        """spent_s: executing and answering; queries: arrivals."""
+        """Adds a dispatcher's share. spent_s: executing and answering; queries: arrivals."""
         self.spent_s += spent_s
         self.queries += queries
 
@@ -101,7 +101,7 @@ class ControlLoop:
             self.running = False
 
     def _own_time(self, loop_s: float) -> LoopTime:
-        """The loop's time for this dispatcher's queries; of reading, by its share of the arrivals."""
+        """Returns the loop's time for this dispatcher's queries; reading is divided by arrivals."""
         answering_s, answers = self._answering()
         queries = self._router.state.observed.new_queries
         use = self._use

@@ -59,7 +59,7 @@ class Dispatcher:
         self._timer_s = math.inf
         self._closed = False
         self.turns: LaneTurns | None = None
-        """Turns on lanes whose time is shared with other models; None: they are all its own."""
+        """Turns on lanes whose time is shared with other models; None: no sharing."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._outbox: Outbox | None = None
         self._control = ControlLoop(router, observer, self._on_tick, self._answering)
@@ -70,7 +70,7 @@ class Dispatcher:
         self._supervisor = LaneSupervisor(self._lanes, self._lane_restarted)
         self._shutdown_error: RequestError | None = None
         self.deaths = 0
-        """Unexpected ends of lanes."""
+        """Number of unexpected ends of lanes."""
 
     @property
     def can_answer(self) -> bool:
@@ -86,7 +86,7 @@ class Dispatcher:
         self.turns = shared.join(self.router, places, asked, self._schedule_dispatch)
 
     def leave_turns(self) -> None:
-        """Ends the sharing of time; what waits is executed beside the other models."""
+        """Ends the sharing of time; waiting queries are executed without turns."""
         if self.turns is not None:
             self.turns.leave()
             self.turns = None

@@ -56,7 +56,7 @@ class Executor:
     """The executions of one dispatcher, one at a time on each lane.
 
     paths, encoders, stacks: as of the dispatcher. freed: called with a dispatch that has ended, its lane
-    free or its queries queued again. deliver: called when queries have answers. control: told the processor
+    free or its queries queued again. deliver: called when queries have answers. control: gets the processor
     seconds spent. active: by lane, None where it is free.
     """
 

@@ -1,7 +1,7 @@
-"""Lanes' time shared by the dispatchers of several models on one event loop.
+"""Shares lanes' time between the dispatchers of several models on one event loop.
 
-A dispatcher asks before each batch whether it is its model's turn, and hears when another's batch has ended.
-The decisions are pure (polyrec.planner.routing.sharing); here are the dispatchers to wake.
+Before each batch a dispatcher asks whether it is its model's turn; it is woken when a batch of another model
+ends. The decisions are pure (planner/routing/sharing/); this module wakes the dispatchers.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class LaneTurns:
         self._shared.machine.started(self.model, dispatch)
 
     def ended(self, dispatch: Dispatch, took_s: float) -> None:
-        """Records its end, and wakes those that wait for the lane."""
+        """Records the end of a batch, and wakes the dispatchers that wait for the lane."""
         self._shared.ended(self.model, dispatch, took_s)
 
     @property
     def yielded(self) -> bool:
-        """Whether the last pass left a turn to another model, so that it should be followed by the next."""
+        """Whether the last pass let another model go first, so that another pass must follow."""
         return bool(self.model.yielded)
 
     def passed(self, scheduled: bool) -> None:
@@ -46,16 +46,16 @@ class LaneTurns:
         self.model.scheduled = scheduled
 
     def tick(self, now_s: float) -> None:
-        """Allots the models' time anew if that is due."""
+        """Allots the models' time again if that is due."""
         self._shared.tick(now_s)
 
     def leave(self) -> None:
-        """Ends the sharing; the dispatcher may still execute what waits."""
+        """Ends the sharing; the dispatcher may still execute waiting queries."""
         self._shared.leave(self)
 
 
 class SharedTime:
-    """The dispatchers that share a machine. cores: that their lanes may use."""
+    """The dispatchers that share a machine. cores: those that their lanes may use."""
 
     def __init__(self, cores: frozenset[int]) -> None:
         self.machine = MachineTime(cores)
@@ -65,7 +65,7 @@ class SharedTime:
     def join(
         self, router: Router, places: Sequence[LanePlace], asked: ModelShare, wake: Callable[[], None]
     ) -> LaneTurns:
-        """Adds a dispatcher. places: of its lanes. wake: as of LaneTurns."""
+        """Adds a dispatcher. places: of its lanes. wake: see LaneTurns."""
         turns = LaneTurns(self, self.machine.join(router, places, asked), wake)
         self._turns[turns.model] = turns
         return turns
@@ -85,7 +85,7 @@ class SharedTime:
             self._turns[other].wake()
 
     def tick(self, now_s: float) -> None:
-        """Allots anew, once for all dispatchers' ticks of TICK_S."""
+        """Allots the time again, once per TICK_S for all dispatchers."""
         if now_s - self._ticked_s >= TICK_S / 2:
             self._ticked_s = now_s
             self.machine.tick(now_s)

@@ -1,12 +1,12 @@
-"""POST /v1/admin/...: the operator's changes while the server answers.
+"""POST /v1/admin/...: changes a running server.
 
     reload      {} or {"plan": PLAN}   reads the plan again, or another one; the old one serves until then
     rollback    {}                     serves the previous generation again (its files may be gone)
     drain       {}                     not ready any more, as after SIGTERM, but serves until stopped
     routing     {"policy": ..., "weights": {path: factor}, "default_budget_ms": ...}, each optional
-    note        {"text": ...}          a line for the status page and the log
+    note        {"text": ...}          adds a line to the status page and the log
     embeddings  new values of rows: server/http/admin_embeddings.py
-    rollout/... another version for a part of the requests: server/rollout/routes.py
+    rollout/... another version for a share of the requests: server/rollout/routes.py
 
 A call needs a token with the right `admin` (server/http/access.py). If there is no such token, every call is
 403. A plan that cannot be opened is a 422 with the reason, and the old one still serves. Every change is
@@ -54,13 +54,13 @@ Arguments = TypeVar("Arguments", bound=Strict)
 
 
 class NoteRequest(Strict):
-    """A line for people; names of folders are left out."""
+    """A line for the status page and the log, from which names of folders are removed."""
 
     text: Annotated[str, Field(min_length=1, max_length=500)]
 
 
 class ReloadRequest(Strict):
-    """plan: another plan file on the server, or by URL; null reads the one it was started with again."""
+    """Reads a plan again. plan: another plan file on the server, or a URL; null: the one of its start."""
 
     plan: OptionalModelPlace = None
 
@@ -78,7 +78,7 @@ class RoutingRequest(Strict):
 
 
 class Admin:
-    """The operator's actions on one engine, one at a time. load: None reads plans without any settings."""
+    """The operator's actions on one engine, one at a time. load: reads plans; None: without settings."""
 
     def __init__(self, engine: Engine, load: PlanLoader | None = None) -> None:
         self._engine = engine
@@ -171,7 +171,7 @@ class Admin:
 
     @asynccontextmanager
     async def opening(self) -> AsyncIterator[None]:
-        """Lets nothing else be opened meanwhile. Raises NotReady."""
+        """Excludes other openings meanwhile. Raises NotReady."""
         if self._lock.locked():
             raise NotReady("another plan is being opened; try again when it is done")
         if self._engine.state is LifecycleState.LOADING:
@@ -210,32 +210,43 @@ class Admin:
 def admin_routes(admin: Admin) -> list[Endpoint]:
     """The calls except for embedding updates."""
 
-    def endpoint(
+    def call(
         name: str,
         summary: str,
         request: type[Arguments],
         response: type[BaseModel],
         act: Callable[[Arguments], Awaitable[dict[str, Any]]],
     ) -> Endpoint:
-        async def answer(received: Request) -> Reply:
-            return await admin.perform(received, name, MAX_BODY_BYTES, perform)
-
-        async def perform(body: bytes) -> dict[str, Any]:
-            return await act(parse_arguments(request, body.strip() or b"{}"))
-
-        return admin_endpoint(name, answer, summary, request, response, body_required=False)
+        return admin_call(admin, name, summary, request, response, act, body_required=False)
 
     return [
-        endpoint("reload", "Open a plan and serve it", ReloadRequest, ReloadResponse, admin.reload),
-        endpoint(
-            "rollback", "Serve the previous generation again", EmptyRequest, ReloadResponse, admin.rollback
-        ),
-        endpoint("drain", "Make the server not ready", EmptyRequest, DrainResponse, admin.drain),
-        endpoint("note", "Show a line on the status page", NoteRequest, NoteResponse, admin.note),
-        endpoint(
-            "routing", "Change policy, weights or budget", RoutingRequest, RoutingResponse, admin.routing
-        ),
+        call("reload", "Open a plan and serve it", ReloadRequest, ReloadResponse, admin.reload),
+        call("rollback", "Serve the previous generation again", EmptyRequest, ReloadResponse, admin.rollback),
+        call("drain", "Make the server not ready", EmptyRequest, DrainResponse, admin.drain),
+        call("note", "Show a line on the status page", NoteRequest, NoteResponse, admin.note),
+        call("routing", "Change policy, weights or budget", RoutingRequest, RoutingResponse, admin.routing),
     ]
+
+
+def admin_call(
+    admin: Admin,
+    name: str,
+    summary: str,
+    request: type[Arguments],
+    response: type[BaseModel],
+    act: Callable[[Arguments], Awaitable[Any]],
+    body_required: bool = True,
+) -> Endpoint:
+    """Declares one call with a JSON body. act: executes it; returns the response, as JSON or a document."""
+
+    async def answer(received: Request) -> Reply:
+        return await admin.perform(received, name, MAX_BODY_BYTES, perform)
+
+    async def perform(body: bytes) -> Any:
+        result = await act(parse_arguments(request, body.strip() or b"{}"))
+        return result.model_dump(mode="json") if isinstance(result, BaseModel) else result
+
+    return admin_endpoint(name, answer, summary, request, response, body_required)
 
 
 def admin_endpoint(

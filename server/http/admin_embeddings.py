@@ -4,14 +4,14 @@
     {"path": PATH, "tables": {TABLE: {"ids": [...], "rows": [[...], ...]}}}
     {"path": PATH, "tables": {TABLE: {"values": ["u1", null, ...], "rows": [[...], ...]}}}
     {"path": PATH, "tables": {TABLE: {"retract": ["u1", ...]}}}
-    a file of updates itself, with Content-Type: application/octet-stream; all others as ?path= and so on
+    a file of updates itself, with Content-Type: application/octet-stream; options as ?path= and so on
 
 `path` may be left out where only one bundle has its rows in tiers; paths that share tiers share updates. Rows
 are named by stable id, or by the values that clients send (null is the missing row). An update is atomic: no
-batch sees half of it. With `"key": NAME` it is applied once, however often it is sent. With `"add": true`
-values that the table does not know take reserved rows; `"expires_s"` says for how long. `"time"` is when the
-vectors were made. The response has the number of rows; they are written into the tiers afterwards. With an
-update log they are on the disk before it.
+batch sees a part of it. With `"key": NAME` it is applied once, however often it is sent. With `"add": true`
+values that the table does not know take reserved rows, for `"expires_s"` seconds if given. `"time"` is when
+the vectors were made. The response has the number of rows; they are written into the tiers afterwards. With
+an update log they are on the disk before the response.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class UpdateOptions(Strict):
         return self
 
     def adding(self) -> Adding | None:
-        """Returns what becomes of values that the table does not know."""
+        """Returns whether and until when new values are added; None: they are errors."""
         if not self.add:
             return None
         return Adding(0.0 if self.expires_s is None else time.time() + self.expires_s)
@@ -131,7 +131,7 @@ class Embeddings:
         return self._apply(request, read)
 
     def update_binary(self, options: UpdateOptions, body: bytes) -> dict[str, Any]:
-        """Applies a file of updates that was sent. Raises as `update`."""
+        """Applies a file of updates in a request's body. Raises like `update`."""
         return self._apply(options, lambda stack: parse_update(body))
 
     def _apply(self, options: UpdateOptions, read: Callable[[TierStack], Update]) -> dict[str, Any]:
@@ -165,7 +165,7 @@ class Embeddings:
 
 
 def embeddings_route(admin: Admin, embeddings: Embeddings) -> Endpoint:
-    """The call, for tokens with the right `admin`."""
+    """Returns the endpoint, for tokens with the right `admin`."""
 
     async def answer(request: Request) -> Reply:
         binary = request.headers.get("content-type", "").partition(";")[0].strip().lower() == BINARY
@@ -190,13 +190,13 @@ def embeddings_route(admin: Admin, embeddings: Embeddings) -> Endpoint:
 
 
 def _max_file_bytes(stack: TierStack) -> int:
-    """Bytes of a file with every row once, and its header; a larger one is not read into memory."""
+    """Returns the bytes of a file with every row once and its header; a larger one is refused unread."""
     tiers = stack.tiers
     return tiers.layout.total * (8 + 4 * tiers.row_format.width) + MOST_SERVED_BYTES
 
 
 def table_update(table: str, update: RowUpdate) -> TableUpdate:
-    """Returns the update of a table that a document describes. Raises UpdateError."""
+    """Converts the update of one table. Raises UpdateError."""
     if update.ids is None and update.values is None:
         return TableUpdate.retraction(update.retract)
     try:

@@ -42,14 +42,14 @@ from polyrec.server.http.options import (
     parse_options,
 )
 from polyrec.server.metrics.counting import OK, EndpointMetrics
-from polyrec.server.metrics.metrics import SLO_MISSES
+from polyrec.server.metrics.error_budget import SLO_MISSES
 from polyrec.server.request_ids import SCOPE_KEY, log_extra
 from polyrec.server.rollout.traffic import Arm
 
 log = logging.getLogger("polyrec.http")
 
 RETRIED = (Overloaded, NotReady, Defect, Invalid, FeatureError)
-"""Errors of a canary after which the stable version is asked."""
+"""Errors of a canary after which the stable version answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +219,7 @@ class Call:
             return query
 
     def retry(self, error: Exception) -> Query | None:
-        """Queues the query at the stable version, if a canary failed it; None: the error is the answer.
+        """Queues the query at the stable version if a canary failed it; None: the error is the answer.
 
         Raises RequestError if the stable version rejects it.
         """
@@ -227,7 +227,7 @@ class Call:
         if arm is None or not arm.is_canary or not isinstance(error, RETRIED):
             return None
         if isinstance(error, Invalid | FeatureError):
-            self._suspect = arm  # it is the client's fault, unless the stable version answers
+            self._suspect = arm  # the client's mistake, unless the stable version answers
         else:
             arm.failed()
         self._arm = None
@@ -235,7 +235,7 @@ class Call:
         return self._queue()
 
     async def answer(self, query: Query) -> Answer:
-        """Waits for the answer of `submit`, or of a retry. Raises what it raises."""
+        """Waits for the answer of `submit`, or of a retry. Raises the error of either."""
         try:
             answer: Answer = await query.payload.answer
         except Exception as e:

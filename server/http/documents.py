@@ -362,7 +362,7 @@ class DrainResponse(Document):
 
 
 class NoteResponse(Document):
-    """The line as it is shown."""
+    """The line as the status page shows it."""
 
     text: str
 
@@ -380,9 +380,9 @@ class RoutingResponse(Document):
 class UpdateResponse(Document):
     """The number of updated rows, and the path whose tiers hold them.
 
-    added: of a request that adds, the number of values that took reserved rows. retracted: of one that
-    retracts, the number of values that were known. repeated: of a request with a key, whether it had been
-    applied before.
+    added: number of values that took reserved rows; only with `add`. retracted: number of retracted values
+    that were known; only with retractions. repeated: whether the update had been applied before; only with a
+    key.
     """
 
     path: str

@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from polyrec.server.priority import open_politely, take_spare_time
+from polyrec.server.priority import lower_priority, take_spare_time
 
 if TYPE_CHECKING:
     from polyrec.models.runtimes.runtime import Runtime
@@ -33,7 +33,7 @@ clock = time.perf_counter
 def main(name: str, mailbox_fd: int, wake: int, done: int, lifeline: int, spare: int) -> None:
     die_with(lifeline)
     if spare:
-        open_politely()
+        lower_priority()
     # on these signals the server drains, and ends its workers after that
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -1,9 +1,9 @@
 """Scores sampled requests of a prediction log on every path, and reports the paths' quality.
 
 Runs in a process of its own (server/live_quality/process.py), which gets settings as records on standard
-input: first at the start, again for another plan. It ends when the server closes the pipe or dies, and rests
-after each piece of work, so that it takes at most WORK_SHARE of a core. Of several servers with one log and
-one plan, the judge that holds a lock on a file works, and the others wait for it to end.
+input, first at the start and again for another plan. It ends when the server closes the pipe or dies. It
+sleeps after each piece of work, so that it takes at most WORK_SHARE of a core. If several servers have the
+same log and plan, one judge holds a file lock and works, and the others wait for it to end.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ log = logging.getLogger("polyrec.live_quality")
 
 READ_BYTES = 2**16
 WORK_SHARE = 0.1
-"""Most of a core's time that the judge takes, also of an idle one: cores share caches and memory."""
+"""Maximum share of a core's time, even of an idle core, since cores share caches and memory."""
 LONGEST_REST_S = 10.0
 DIFFERING = 1e-3
-"""Difference of probabilities beyond which a path no longer scores as it answered."""
+"""Difference of probabilities beyond which a path's score differs from its logged answer."""
 LATE_SHARE = 0.1
 Rest = Callable[[float], None]
-"""Called with the seconds that a piece of work took."""
+"""Sleeps after a piece of work; called with the seconds that it took."""
 
 
 class Judge:
@@ -80,7 +80,7 @@ class Judge:
         self._positives = self._late = 0
 
     def round(self, now_s: float) -> Report:
-        """Scores what is new, and estimates the window's quality. Raises PolyrecError."""
+        """Scores newly sampled requests, and estimates the window's quality. Raises PolyrecError."""
         begun_s = time.monotonic()
         sampled = self._sampler.sample(now_s)
         self._rest(time.monotonic() - begun_s)
@@ -103,7 +103,7 @@ class Judge:
         return report
 
     def _scored(self, request: LoggedRequest) -> ScoredRequest | None:
-        """Scores a request on every path, and as it was answered; None if it is left out."""
+        """Scores a request on every path, beside the logged scores; None if it is left out."""
         labels = request.labels
         if len(labels.clients) > 1:
             self._disputed += 1
@@ -129,7 +129,7 @@ class Judge:
         return ScoredRequest(labels.at_us / 1e6, client, labels.binary, every)
 
     def _compare(self, request: LoggedRequest, scores: list[F32]) -> None:
-        """Counts a request that the path which answered it scores otherwise now."""
+        """Counts the request if the path that answered it now scores it differently."""
         for path, found in zip(self._settings.paths, scores, strict=True):
             if (path.name, path.version) == (request.path, request.version):
                 self._differing += not np.allclose(found, request.served, atol=DIFFERING, equal_nan=True)
@@ -162,7 +162,7 @@ class Judge:
 
 
 def _open(path: JudgedPath, bundles: dict[Path, Bundle]) -> tuple[Encoder, Runtime]:
-    """Opens a path on the CPU. bundles: those that are open. Raises PolyrecError."""
+    """Opens a path on the CPU. bundles: cache of opened ones. Raises PolyrecError."""
     if path.bundle not in bundles:
         bundles[path.bundle] = load_bundle(path.bundle)
     if bundles[path.bundle].manifest.version != path.version:
@@ -187,7 +187,7 @@ class ServerGone(Exception):
 
 
 class Instructions:
-    """The pipe from the server."""
+    """Reads settings from the server's pipe."""
 
     def __init__(self, fd: int) -> None:
         os.set_blocking(fd, False)
@@ -196,7 +196,7 @@ class Instructions:
         self.settings: JudgeSettings | None = None
 
     def wait(self, seconds: float) -> bool:
-        """Waits; returns early, and true, if other settings came. Raises ServerGone."""
+        """Waits; returns True early if new settings arrive, else False. Raises ServerGone."""
         give_up_s = time.monotonic() + seconds
         while True:
             left_s = max(0.0, give_up_s - time.monotonic())
@@ -205,7 +205,7 @@ class Instructions:
                 if not more:
                     raise ServerGone
                 self._buffer += more
-                # an empty record only tells that the server lives
+                # an empty record only shows that the server is alive
                 for record in filter(None, unframe(self._buffer)):
                     self.settings = JudgeSettings.model_validate_json(record)
                     return True
@@ -214,7 +214,7 @@ class Instructions:
 
 
 class NewSettings(Exception):
-    """Other settings came while the judge worked."""
+    """New settings arrived while the judge worked."""
 
 
 def run(fd: int) -> None:
@@ -229,7 +229,7 @@ def run(fd: int) -> None:
 
 
 class Lock:
-    """Waits until no other judge works with the same settings."""
+    """Lock that excludes other judges with the same settings."""
 
     def __init__(self, instructions: Instructions) -> None:
         assert instructions.settings is not None
@@ -254,7 +254,7 @@ class Lock:
 
 
 def _judge(instructions: Instructions) -> None:
-    """Reports again and again. Raises NewSettings or ServerGone."""
+    """Scores and reports in rounds. Raises NewSettings or ServerGone."""
     settings = instructions.settings
     assert settings is not None
 
@@ -282,7 +282,7 @@ def _judge(instructions: Instructions) -> None:
 
 
 def latest(scored: Sequence[ScoredRequest], requests: int, rows: int) -> Sequence[ScoredRequest]:
-    """Returns the last of them, at most so many requests of so many rows in all."""
+    """Returns the last requests, at most `requests` of them with `rows` rows in all."""
     newest = scored[::-1][:requests]
     fitting = int(np.searchsorted(np.cumsum([r.labels.size for r in newest]), rows, "right"))
     return newest[:fitting][::-1]

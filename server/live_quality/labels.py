@@ -1,7 +1,8 @@
 """Joins the labels of a few requests of a prediction log, with the clients that sent them.
 
 The result is that of training (models/data/prediction_log.py): of two labels of a row the later one counts,
-and only labels of the log's window. Files are read in parts: a flood of labels takes time, but no memory.
+and only labels within the log's window count. Files are read in parts, so that many labels take time, but no
+memory.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ ALWAYS = np.iinfo(np.int64).max
 class RequestLabels:
     """Labels of one request. at_us: when it was answered, Unix time in microseconds.
 
-    values: float64 [rows], 0 where no label came. given_us: int64 [rows], when the label came; NEVER: none
-    did. clients: who sent any.
+    values: float64 [rows], 0 without a label. given_us: int64 [rows], time of the label; NEVER without one.
+    clients: senders of labels.
     """
 
     request_id: str
@@ -76,13 +77,13 @@ def join_labels(folder: Path, requests: Sequence[RequestLabels], window_s: float
     ids = pa.array([request.request_id for request in requests], pa.string())
     for file in label_files_of(folder, first, until):
         for table in read_labels(file, ids):
-            of = pc.index_in(table.column("request_id"), ids).to_numpy()
+            request = pc.index_in(table.column("request_id"), ids).to_numpy()
             rows = table.column("row").fill_null(-1).to_numpy().astype(np.int64)
             values = table.column("label").fill_null(np.nan).to_numpy()
             given_us = table.column("time").cast(pa.int64()).fill_null(ALWAYS).to_numpy()
             clients = np.array(table.column("client").fill_null(OPERATOR).to_pylist(), object)
-            for i in np.unique(of).tolist():
-                at = np.flatnonzero(of == i)
+            for i in np.unique(request).tolist():
+                at = np.flatnonzero(request == i)
                 requests[i].add(rows[at], values[at], given_us[at], clients[at].tolist(), window_us)
 
 

@@ -1,4 +1,4 @@
-"""The server's end of live quality: starts the judge, reads reports, lets the router's values follow."""
+"""The server's side of live quality: starts the judge, reads reports, adjusts the router's values."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from polyrec.server.record_pipe import RecordPipe, framed
 log = logging.getLogger("polyrec.live_quality")
 
 POLL_S = 2.0
-"""Time between looks at the report, and between signs of life to the judge."""
+"""Interval of reading the report, and of heartbeats to the judge."""
 RESTART_S = 60.0
-"""Time after the start of a judge until another one is started in its place, should it end."""
+"""Time after the start of a judge before it is replaced, should it end."""
 STALE_ROUNDS = 5
 STALE_S = 3600.0
-"""A report older than this and than STALE_ROUNDS rounds no longer counts: values are offline ones again. On
-busy cores a round takes long."""
+"""A report older than this and than STALE_ROUNDS rounds is ignored, and values are the offline ones again. A
+round takes long on busy cores."""
 
 
 class LiveQualityError(PolyrecError):
-    """A log or a plan with which live quality cannot be measured."""
+    """Live quality cannot be measured with this log or plan."""
 
 
 class LiveQuality:
-    """Live quality of one server. Used from one thread, but for `adopt`.
+    """Live quality of one model. Used from one thread, except for `adopt`.
 
     serving: the first generation. Raises LiveQualityError if it cannot be judged, or the log
     lacks features.
@@ -69,7 +69,7 @@ class LiveQuality:
         self._started_s = 0.0
 
     def adopt(self, serving: Serving) -> None:
-        """Judges another generation from now on; none if it cannot be judged, which is logged."""
+        """Judges another generation from now on; logs an error if it cannot be judged."""
         self._serving, self._judged, self.report = serving, None, None
         self._metrics.live.clear()
         self._values = {path.name: path.worth for path in serving.dispatcher.router.paths}
@@ -81,7 +81,7 @@ class LiveQuality:
         self._judged = self.judged_of(serving)
         self._file = report_file(self._folder, self._judged.digest)
         if self.pipe is not None and self.pipe.alive:
-            self._tell()
+            self._send_settings()
         else:
             self._start()
 
@@ -93,7 +93,7 @@ class LiveQuality:
         return self.report.model_dump() | {"value_changes": by}
 
     def judged_of(self, serving: Serving) -> JudgeSettings:
-        """Returns what the judge is told of a generation."""
+        """Returns the judge's settings for a generation."""
         values = {path.name: path.worth for path in serving.dispatcher.router.paths}
         return JudgeSettings(
             folder=self._folder,
@@ -137,12 +137,12 @@ class LiveQuality:
             self._follow()
 
     def close(self) -> None:
-        """Ends the judge, which has nothing to lose."""
+        """Kills the judge, which keeps no state that must be saved."""
         if self.pipe is not None:
             self.pipe.kill()
 
     def _follow(self) -> None:
-        """Moves the router's values if the report shows it, or back if there is none."""
+        """Moves the router's values to confirmed ranges, or back to the offline values without a report."""
         assert self._serving is not None
         ranges: dict[str, Range] = {}
         if self.report is not None:
@@ -154,14 +154,14 @@ class LiveQuality:
         if not moved:
             return
         self._serving.dispatcher.router.set_worths(values)
-        told = ", ".join(f"{name} {before[name]:.4f} -> {values[name]:.4f}" for name in moved)
-        log.warning("values follow live quality: %s", told)
-        self._metrics.events.add(clock(), "routing", f"values follow live quality: {told}")
+        changes = ", ".join(f"{name} {before[name]:.4f} -> {values[name]:.4f}" for name in moved)
+        log.warning("values follow live quality: %s", changes)
+        self._metrics.events.add(clock(), "routing", f"values follow live quality: {changes}")
         for name, value in values.items():
             self._metrics.live.moved(name, value - self._values[name])
 
     def _worths(self) -> dict[str, float]:
-        """Returns what an answered row of each path is worth to the router now."""
+        """Returns the router's current value of an answered row, by path."""
         assert self._serving is not None
         return {path.name: path.worth for path in self._serving.dispatcher.router.state.paths}
 
@@ -177,7 +177,7 @@ class LiveQuality:
                 f"values follow information gain, not the plan's {metric}: use --live-quality measure"
             )
 
-    def _tell(self) -> None:
+    def _send_settings(self) -> None:
         assert self.pipe is not None
         assert self._judged is not None
         self.pipe.send(framed(self._judged.model_dump_json().encode()))
@@ -199,7 +199,7 @@ class LiveQuality:
         except OSError as e:  # no process or descriptor is left; a later poll tries again
             log.error("the judge of live quality cannot be started: %s", e.strerror)
             return
-        self._tell()
+        self._send_settings()
 
 
 def _judged(path: OpenPath) -> JudgedPath:

@@ -1,7 +1,7 @@
 """The process of the judge, started by server/live_quality/live.py only.
 
 With the argument `idle` it runs in the kernel's idle class (sched(7), SCHED_IDLE) from its first import on,
-so that it gets only time that nothing else wants.
+so that it gets spare time only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The report of live quality: a file in the prediction log's folder, from the judge to its servers."""
+"""The report of live quality: a file in the prediction log's folder, from the judge to the servers."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Ends = tuple[float, float, float]
 class PathReport(Strict):
     """Live metrics of a path, or of the answers; None where they are undefined.
 
-    difference: of information gain to the reference path. confirmed: the same at a higher level, whichever
-    client's labels are left out.
+    difference: of information gain to the reference path. confirmed: the same, at a higher level and with any
+    one client's labels left out.
     """
 
     version: str
@@ -37,10 +37,10 @@ class PathReport(Strict):
 class Report(Strict):
     """The judge's findings. at_s, since_s, until_s: when, and of which answers, Unix time in seconds.
 
-    paths: by name. served: of the answers as they were, whichever path gave them. reference: the path of
-    `difference`. late_positives: share of the positives that came in the last tenth of the window.
-    disputed, invalid: requests left out, as several clients labeled them, or as they could not be read again.
-    differing: requests that the path which answered scores otherwise now. error: why there are no figures.
+    paths: by name. served: of the logged answers, by whichever path. reference: the path of `difference`.
+    late_positives: share of the positives that came in the last tenth of the window. disputed, invalid:
+    requests left out because several clients labeled them, or because they could not be parsed again.
+    differing: requests that the answering path now scores differently. error: why there are no figures.
     """
 
     at_s: float
@@ -61,7 +61,7 @@ class Report(Strict):
 
 
 class LiveQualityDocument(Report):
-    """The last report, for the status page. value_changes: what following it added to each path's value."""
+    """The last report, for the status page. value_changes: change of each path's value by following it."""
 
     value_changes: dict[str, float]
 
@@ -73,14 +73,14 @@ def ends(interval: Interval) -> Ends | None:
 
 
 def report_file(folder: Path, digest: str) -> Path:
-    """Returns the file of the report on the paths of that digest."""
+    """Returns the file of the report for settings with this digest."""
     return folder / f".live-quality-{digest}.json"
 
 
 def remove_old_reports(folder: Path, now_s: float) -> None:
-    """Removes reports of plans that nobody has judged for KEPT_S. now_s: Unix time, seconds.
+    """Removes reports that were not renewed for KEPT_S. now_s: Unix time, seconds.
 
-    Locks stay: another process may hold one, and would go on beside the holder of a new file.
+    Lock files stay: a process that holds a removed one would work beside the holder of a new file.
     """
     for file in folder.glob(".live-quality-*.json*"):
         with suppress(OSError):

@@ -1,8 +1,8 @@
 """Samples the requests of a prediction log whose labels are final, to be scored again.
 
-A request is taken once its labels' window has passed: before that, a row without a label may still become a
-positive. Of the log's files a bounded number is read in each round, at random, and of each file a bounded
-number of requests, so that the work does not grow with the traffic.
+A request is sampled once its labels' window has passed: before that, a row without a label may still become a
+positive. Each round reads a bounded number of random files, and a bounded number of requests of each, so that
+the work does not grow with the traffic.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from polyrec.models.schema.schema import Schema
 from polyrec.server.live_quality.labels import RequestLabels, join_labels
 
 FILES = 16
-"""Most files of requests that are read in a round."""
+"""Maximum files of requests read in a round."""
 MOST_ROWS = 50_000
-"""Most rows of the requests of a round."""
+"""Maximum rows of the requests of a round."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoggedRequest:
     """A request of the log with final labels.
 
-    ranking: whether `body` is one of /v1/rank, or of /v1/predict. served: float32 [rows], the scores of its
-    answer, by `path` of bundle `version`.
+    ranking: whether `body` is for /v1/rank, else for /v1/predict. served: float32 [rows], scores of its
+    answer, from `path` of bundle `version`.
     """
 
     path: str
@@ -58,10 +58,10 @@ class LoggedRequest:
 
 
 class LogSampler:
-    """Takes each request of a log at most once.
+    """Samples each request of a log at most once.
 
-    span_s: age of the oldest requests. settle_s: time after which what a server has written is in the log.
-    requests: most of a round. Its methods raise DataError for a log that cannot be read.
+    span_s: age of the oldest requests. settle_s: time until a server's answers are in the log's files.
+    requests: maximum of a round. Methods raise DataError for a log that cannot be read.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class LogSampler:
         return now_s - self.window_s - self._settle_s - self._span_s
 
     def sample(self, now_s: float) -> list[LoggedRequest]:
-        """Returns some requests that were not returned before; at most `requests`."""
+        """Returns at most `requests` random requests that were not returned before."""
         final_s = now_s - self.window_s - self._settle_s
         files = self._files(final_s)
         chosen = self._random.sample(files, min(FILES, len(files)))
@@ -92,7 +92,7 @@ class LogSampler:
         for file in chosen:
             found += self._read(file, max(1, self._requests // len(chosen)))
         self._random.shuffle(found)
-        # a client chooses the ids of its requests: of several with one id, one counts
+        # clients choose the ids of their requests: of several with one id, one counts
         found = list({request.labels.request_id: request for request in found}.values())
         rows = np.cumsum([request.served.size for request in found])
         found = found[: min(self._requests, int(np.searchsorted(rows, MOST_ROWS, "right")))]
@@ -100,7 +100,7 @@ class LogSampler:
         return [r for r in found if r.labels.clients or not self._leave_out]
 
     def _files(self, final_s: float) -> list[Path]:
-        """The files whose requests are all final and not too old, and that were not read."""
+        """Returns the unread files whose requests are all final and not too old."""
         found: list[Path] = []
         there: set[Path] = set()
         for hour in (self._folder / REQUESTS).glob("*"):
@@ -138,7 +138,7 @@ class LogSampler:
             return []
 
     def _request(self, stored: Sequence[dict[str, Any]], at_us: int) -> LoggedRequest:
-        """Makes a request of its stored rows: with one of them a ranking, else plain rows."""
+        """Makes a request from its stored rows: one stored row is a ranking, several are plain rows."""
         about = stored[0]
         context, candidate = self._schema.context.names, self._schema.candidate.names
         served = np.concatenate([np.asarray(row[SCORES], np.float32) for row in stored])

@@ -1,4 +1,4 @@
-"""Settings of live quality, and what its judge is told."""
+"""Settings of live quality, and of its judge."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class LiveQualitySettings(Strict):
 
     mode: measure only, or let the router's values follow. span_s: length of the sliding window. every_s:
     time between rounds. trusted: clients whose labels need not be confirmed by others. priority: of the
-    judge's process: only time that nothing else wants, or as other processes. bound: most that a
-    path's value moves, as a share of the best offline value.
+    judge's process: spare time only, or like other processes. bound: most that a path's value moves, as a
+    share of the best offline value.
     """
 
     mode: Mode = "off"
@@ -51,8 +51,8 @@ class JudgedPath(Strict):
 
 
 class JudgeSettings(Strict):
-    """Instructions for the judge, as JSON. folder: of the prediction log. reference: path of the differences.
-    settle_s: time after which what was written is in the log.
+    """Settings of the judge, sent as JSON. folder: of the prediction log. reference: path of the differences.
+    settle_s: time until answers are in the log's files.
     """
 
     folder: Path
@@ -65,5 +65,5 @@ class JudgeSettings(Strict):
 
     @property
     def digest(self) -> str:
-        """Names these settings: servers of one log and equal settings share a report."""
+        """Identifies the settings: servers with equal ones share a report."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]

@@ -9,6 +9,10 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
+SLO_SHARE = 0.99
+"""Service level objective: share of requests answered within their latency budget."""
+SLO_MISSES = ("late", "overloaded", "expired", "unavailable", "error")
+"""Outcomes that miss the SLO. `invalid` and `cancelled` are caused by the client and do not count."""
 EVERY_S = 15.0
 WINDOWS_S = {"5m": 300.0, "1h": 3600.0, "6h": 21600.0}
 """Windows of burn rates, as alerts use them; one longer than the server runs is cut to its start."""

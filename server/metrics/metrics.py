@@ -23,7 +23,7 @@ from polyrec.models.tiers.updates.drift import DriftReport
 from polyrec.planner.routing.query import DEGRADED
 from polyrec.server.dispatch.dispatcher import Dispatcher, clock
 from polyrec.server.metrics.counting import OK, BatchMetrics, EndpointMetrics, LaneMetrics, Outcomes
-from polyrec.server.metrics.error_budget import ErrorBudget
+from polyrec.server.metrics.error_budget import SLO_MISSES, SLO_SHARE, ErrorBudget
 from polyrec.server.metrics.events import Events, Overload
 from polyrec.server.metrics.history import History, Sample
 from polyrec.server.metrics.instruments import AnyFamily, Registry
@@ -36,10 +36,6 @@ from polyrec.server.metrics.unknown_ids import UnknownIdCounter
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-SLO_SHARE = 0.99
-"""Service level objective: share of requests answered within their latency budget."""
-SLO_MISSES = ("late", "overloaded", "expired", "unavailable", "error")
-"""Outcomes that miss the SLO. `invalid` and `cancelled` are caused by the client and do not count."""
 OUTCOMES = (OK, *SLO_MISSES, "invalid", "cancelled")
 ACCESS_REASONS = ("unauthorized", "guessing", "forbidden", "limited")
 """Reasons for rejection by authentication or rights; see the metric's help."""

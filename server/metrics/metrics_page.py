@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from polyrec.server.metrics.counting import OK
+from polyrec.server.metrics.error_budget import SLO_MISSES, SLO_SHARE
 from polyrec.server.metrics.instruments import AnyFamily
-from polyrec.server.metrics.metrics import OUTCOMES, SERVER_WIDE, SLO_MISSES, SLO_SHARE, Metrics
+from polyrec.server.metrics.metrics import OUTCOMES, SERVER_WIDE, Metrics
 
 CLIENT_OUTCOMES = tuple(outcome for outcome in OUTCOMES if outcome not in (OK, *SLO_MISSES))
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"

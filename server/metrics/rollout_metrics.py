@@ -10,7 +10,7 @@ from polyrec.server.metrics.instruments import Registry
 
 
 class RolloutMetrics:
-    """Requests of both arms, the latest comparison, and how rollouts ended. edges_s: of latency."""
+    """Requests of both arms, the latest comparison, and ended rollouts. edges_s: of the latency histogram."""
 
     def __init__(self, registry: Registry, edges_s: Sequence[float]) -> None:
         self._requests = registry.counter(
@@ -42,7 +42,7 @@ class RolloutMetrics:
             self._ended.labels(outcome)
 
     def add(self, arm: str, records: ArmRecords) -> None:
-        """Counts what an arm did."""
+        """Counts an arm's requests by outcome."""
         by_outcome = {
             "ok": len(records.took_s) - records.late,
             "late": records.late,

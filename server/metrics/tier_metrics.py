@@ -116,7 +116,7 @@ class StackMetrics:
 
 
 class UpdateMetrics:
-    """The instruments of all updates, by path; of paths that share their rows, by the first."""
+    """The instruments of updates, by path; paths that share rows count under the first of them."""
 
     def __init__(self, registry: Registry) -> None:
         self._updates = registry.counter(

@@ -1,4 +1,4 @@
-"""Addresses of models: a request that names one goes to the application of that model alone.
+"""Routes requests to models: a request that names a model goes to the application of that model alone.
 
     /v1/models/NAME/predict    /v1/predict of NAME; so for all below /v1: rank, plan, status, admin/reload
     /v2/models/NAME/...        the inference protocol of NAME
@@ -31,8 +31,8 @@ NAMED_V1 = ("predict", "rank")
 class ModelsApplication:
     """The ASGI application of all models.
 
-    make: makes the application of one model. hot: endpoints that may be answered without ASGI, by raw path,
-    of all models; it follows reloads, and models that come and go.
+    make: makes the application of one model. hot: endpoints of all models that may be answered without ASGI,
+    by raw path; it follows reloads, and models that are loaded and unloaded.
     """
 
     def __init__(self, models: ModelRepository, make: Callable[[Engine], Application]) -> None:
@@ -57,7 +57,7 @@ class ModelsApplication:
                 if name is not None:
                     application = self._applications[self._models.find(name)]
                 if rest is not None:
-                    # in place: the connection reads from it what the application finds out
+                    # in place: the connection reads from this scope what the application adds to it
                     scope["path"], scope["raw_path"] = rest, quote(rest).encode()
             except (NotFound, NotReady) as e:
                 await error_reply(e)(scope, receive, send)
@@ -65,7 +65,7 @@ class ModelsApplication:
         await application(scope, receive, send)
 
     def _follow(self) -> None:
-        """Makes the applications of models that have come, and forgets those of models that have gone."""
+        """Makes the applications of loaded models, and drops those of unloaded ones."""
         before = self._applications
         self._applications = {}
         for engine in self._models.engines:
@@ -77,7 +77,7 @@ class ModelsApplication:
         self._index()
 
     def _index(self, adopted: Serving | None = None) -> None:
-        """Finds the hot endpoints again, as a model's name may have changed."""
+        """Collects the hot endpoints again, since a reload may change a model's name."""
         hot = dict(self._applications[self.engine].hot)
         for engine, application in self._applications.items():
             infer = application.hot[infer_target(ALIAS)]
@@ -90,7 +90,7 @@ class ModelsApplication:
 
 
 def _named(path: str) -> tuple[str | None, str | None]:
-    """The model that a path names, and the path in its application if that is another; None: neither."""
+    """Returns the model that a path names (None: none), and the path in its application (None: the same)."""
     if path.startswith(V1):
         name, slash, rest = path.removeprefix(V1).partition("/")
         return (name, f"/v1/{rest}") if slash else (None, None)

@@ -33,10 +33,9 @@ Open = Callable[[Engine, Path | ModelUrl], Serving]
 
 
 class ModelLoader:
-    """Loads and unloads the models of a repository, but the default.
+    """Loads and unloads the models of a repository, except the default.
 
-    files: finds the operator's files by name. drain_s: limit of the wait for answers of a model that is
-    unloaded.
+    files: returns the operator's files by name. drain_s: longest wait for the answers of an unloaded model.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class ModelLoader:
         self._watching: dict[Engine, asyncio.Task[None]] = {}
 
     def unloaded(self) -> tuple[str, ...]:
-        """Names that could be loaded."""
+        """Names of models that could be loaded."""
         try:
             names = self._files()
         except PolyrecError:
@@ -62,17 +61,17 @@ class ModelLoader:
         return tuple(name for name in names if name not in self._models.names)
 
     async def load(self, name: str) -> Engine:
-        """Serves a model. Raises NotFound, Invalid, Conflict or NotReady; what is served then stays."""
+        """Serves a model. Raises NotFound, Invalid, Conflict or NotReady, and then changes nothing."""
         async with self._changing():
             engine = self._served(name)
             file = self._file(name)
             if engine is not None:
                 engine.check_no_rollout()
-                engine.adopt(await self._opened(engine, file))
+                engine.adopt(await self._open_in_thread(engine, file))
                 engine.attach()
                 return engine
             engine = Engine(name, self._models.default)
-            serving = await self._opened(engine, file)
+            serving = await self._open_in_thread(engine, file)
             self._models.add(engine, serving)
             engine.attach()
             if engine.live_quality is not None:
@@ -81,7 +80,7 @@ class ModelLoader:
             return engine
 
     async def unload(self, name: str) -> None:
-        """Ends a model. Raises NotFound, Conflict or NotReady."""
+        """Stops serving a model and closes it. Raises NotFound, Conflict or NotReady."""
         async with self._changing():
             engine = self._served(name)
             if engine is None:
@@ -90,9 +89,9 @@ class ModelLoader:
                 raise Conflict("the default model answers requests that name none: it cannot be unloaded")
             engine.check_no_rollout()
             self._models.remove(engine)
-            await self._closed(engine)
+            await self._close(engine)
             del engine
-            # a generation is cyclic, and what was loaded at the start is frozen
+            # a generation has reference cycles, and objects loaded at the start are frozen
             gc.unfreeze()
             gc.collect()
             gc.freeze()
@@ -120,13 +119,13 @@ class ModelLoader:
         async with self._lock:
             yield
 
-    async def _opened(self, engine: Engine, file: Path | ModelUrl) -> Serving:
+    async def _open_in_thread(self, engine: Engine, file: Path | ModelUrl) -> Serving:
         try:
             return await run_in_thread(lambda: self._open(engine, file))
         except PolyrecError as e:
             raise Invalid(f"the model is not loaded: {public(str(e))}") from None
 
-    async def _closed(self, engine: Engine) -> None:
+    async def _close(self, engine: Engine) -> None:
         dispatcher, tiers = engine.serving.dispatcher, engine.serving.tiers
         try:
             await asyncio.wait_for(dispatcher.drained(), self._drain_s)

@@ -30,9 +30,9 @@ class ModelRepository:
         self._share: Callable[[Engine], None] = lambda engine: None
 
     def share_time(self, cores: frozenset[int], share_of: Callable[[str], ModelShare]) -> None:
-        """Lets the models share the time of their lanes, from their next generations on.
+        """Makes the models share the time of their lanes, from their next generations on.
 
-        cores: that lanes may use. share_of: returns what a model may have, by name.
+        cores: that lanes may use. share_of: returns the share and weight of a model by name.
         """
         shared = SharedTime(cores)
 
@@ -52,7 +52,7 @@ class ModelRepository:
         self._changed()
 
     def remove(self, engine: Engine) -> None:
-        """Stops to find a model; its caller closes it."""
+        """Removes a model, so that it is no longer found; the caller closes it."""
         self.engines = tuple(each for each in self.engines if each is not engine)
         self._changed()
 
@@ -74,22 +74,22 @@ class ModelRepository:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The name of each model; while the server loads, those that the operator gave."""
+        """Names of the models; while the server loads, those that the operator gave."""
         return tuple(engine.name for engine in self.engines)
 
     @property
     def live_qualities(self) -> tuple[LiveQuality, ...]:
-        """Those of the models; empty while the server loads, or if it is not measured."""
+        """Live quality of each model that measures it; empty while the server loads."""
         return tuple(engine.live_quality for engine in self.engines if engine.live_quality is not None)
 
     def find(self, name: str, version: str | None = None) -> Engine:
-        """The engine of a model, which has loaded. Raises NotFound, with the list of names, or NotReady.
+        """Returns the engine of a loaded model. Raises NotFound, with the list of names, or NotReady.
 
-        name: may be the alias of the default. version: the bundle's or its number.
+        name: also the alias of the default. version: the bundle's version or its number.
         """
         found = self.default if name == ALIAS else None
         for engine in self.engines:
-            # no name is known for certain before it has loaded
+            # a model's name is certain only once it has loaded
             if engine.serving.model.name == name:
                 found = engine
         if found is None:
@@ -104,11 +104,11 @@ class ModelRepository:
         return self.default.state
 
     def enter(self, state: LifecycleState) -> None:
-        """Enters another state, with all models."""
+        """Enters another state, for all models."""
         self.default.enter(state)
 
     def unready(self) -> str | None:
-        """Reason for which the server is not ready, that of the first model which is not; None if it is."""
+        """Returns why the server is not ready, from the first model that is not; None if all are."""
         for engine in self.engines:
             reason = engine.unready()
             if reason is not None:
@@ -117,7 +117,7 @@ class ModelRepository:
         return None
 
     def attach(self) -> None:
-        """Watches for lane deaths on the running loop, also before the first request."""
+        """Starts watching for lane deaths on the running loop, before the first request."""
         for engine in self.engines:
             engine.attach()
 

@@ -26,7 +26,7 @@ UNLOADED = "unloaded"
 
 
 class NoParameters(Strict):
-    """Parameters of a load: none, as files and configuration are the operator's."""
+    """Parameters of a load: none, since files and configuration are the operator's."""
 
 
 class LoadRequest(Strict):
@@ -36,7 +36,7 @@ class LoadRequest(Strict):
 
 
 class UnloadParameters(Strict):
-    """unload_dependents: of Triton's clients; no model has dependents."""
+    """Parameters of an unload. unload_dependents: sent by Triton's clients; no model has dependents."""
 
     unload_dependents: StrictBool = False
 
@@ -48,8 +48,8 @@ class UnloadRequest(Strict):
 
 
 def repository_routes(models: ModelRepository, admin: Admin, loader: ModelLoader | None) -> list[Endpoint]:
-    """The endpoints of the extension. admin: checks tokens and writes audit lines. loader: None: a server of
-    a single model.
+    """Returns the endpoints of the extension. admin: checks tokens and writes audit lines. loader: None for a
+    server of a single model.
     """
 
     async def index(request: Request) -> Reply:
@@ -67,17 +67,17 @@ def repository_routes(models: ModelRepository, admin: Admin, loader: ModelLoader
 
         return answer
 
-    def present(name: str) -> ModelLoader:
+    def loader_for(name: str) -> ModelLoader:
         if loader is None:
             models.find(name)  # an unknown name is 404 on any server
             raise Conflict("this server has a single model; start it with --models DIR or --plan NAME=FILE")
         return loader
 
     async def load(name: str) -> dict[str, Any]:
-        return _model_state(await present(name).load(name))
+        return _model_state(await loader_for(name).load(name))
 
     async def unload(name: str) -> dict[str, Any]:
-        await present(name).unload(name)
+        await loader_for(name).unload(name)
         return {"name": name, "version": "", "state": "UNAVAILABLE", "reason": UNLOADED}
 
     return [

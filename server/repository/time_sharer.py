@@ -1,4 +1,4 @@
-"""Lets each generation of a model share the lanes' time with the other models, in place of the one before."""
+"""Makes each generation of a model share the lanes' time with other models, in place of the one before."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from polyrec.server.dispatch.shared_time import SharedTime
 
 
 class TimeSharer:
-    """Called with each generation that goes into service; the one before no longer takes turns.
+    """Called with each generation that enters service; the one before no longer takes turns.
 
-    other: finds the dispatcher of another model, which accounts for the same event loop.
+    other: returns the dispatcher of another model on the same event loop.
     """
 
     def __init__(self, shared: SharedTime, share: ModelShare, other: Callable[[], Dispatcher | None]) -> None:

@@ -1,1 +1,1 @@
-"""Rollout of another version beside the one that serves."""
+"""Runs a canary beside the stable version: opens it, splits the traffic, rolls back or promotes."""

@@ -2,11 +2,11 @@
 
     start     opens the version under trial beside the stable one; some requests then go to it
     watch     compares both arms every second, and rolls back or promotes by planner/rollout/decision.py
-    rollback  sends all requests to the stable version again, from the next one on
+    rollback  sends all requests to the stable version again, beginning with the next one
     promote   opens the version once more, with its planned lanes, and serves it as a reload does
 
-The stable version's lanes, queue and router are its own all the time. What the canary fails to answer is
-answered by the stable version (server/http/call.py), and a failure of the comparison itself rolls back.
+The stable version keeps its lanes, queue and router throughout, and answers what the canary fails to answer
+(server/http/call.py). A failure of the comparison itself rolls back.
 """
 
 from __future__ import annotations
@@ -53,15 +53,16 @@ log = logging.getLogger("polyrec.rollout")
 
 TICK_S = 1.0
 LOGGED_TICKS = 10
-"""Every so many decisions to continue are logged; every other decision is."""
-KEPT = 10
+"""Only every LOGGED_TICKS-th decision to continue is logged."""
+ENDED_KEPT = 10
+"""Ended rollouts that the status lists."""
 Opened = TypeVar("Opened")
-NONE = "there is no rollout; start one: polyrec rollout start PLAN"
+NO_ROLLOUT = "there is no rollout; start one: polyrec rollout start PLAN"
 
 
 @dataclass(slots=True, eq=False)
 class Rollout:
-    """A rollout in progress. plan: as it would be promoted. began_s: on `clock`; began: Unix time."""
+    """A rollout in progress. plan: what a promotion would serve. began_s: on `clock`; began: Unix time."""
 
     traffic: RolloutTraffic
     plan: Plan
@@ -81,17 +82,17 @@ class Rollout:
 
 
 class RolloutControl:
-    """The rollouts of one engine, one at a time. admin: excludes reloads while a version is opened."""
+    """Runs the rollouts of one engine, one at a time. admin: excludes reloads while a version is opened."""
 
     def __init__(self, engine: Engine, admin: Admin) -> None:
         self._engine = engine
         self._admin = admin
         self._rollout: Rollout | None = None
         self._watching: asyncio.Task[None] | None = None
-        self._ended: deque[EndedRollout] = deque(maxlen=KEPT)
+        self._ended: deque[EndedRollout] = deque(maxlen=ENDED_KEPT)
 
     async def start(self, arguments: StartRequest) -> RolloutStatus:
-        """Opens the version and sends it its share. Raises Conflict, Invalid or NotReady."""
+        """Opens the version and sends it its share of the requests. Raises Conflict, Invalid or NotReady."""
         engine = self._engine
         engine.check_no_rollout()
         stable = engine.serving
@@ -99,7 +100,7 @@ class RolloutControl:
         value_of = None if by is None else value_reader(by, stable.bundle.manifest.schema_)
         read = self._admin.reader(arguments.plan)
         async with self._admin.opening():
-            plan, canary = await _opened(lambda: self._open(read))
+            plan, canary = await _open_in_thread(lambda: self._open(read))
             shadow = Shadow(stable, canary, arguments.shadow) if arguments.shadow else None
             traffic = RolloutTraffic(
                 Arm(stable, is_canary=False, shadow=shadow),
@@ -116,12 +117,12 @@ class RolloutControl:
             )
             self._rollout, engine.rollout = rollout, traffic
         what = "requests" if by is None else f"the values of {by}"
-        self._say(f"rollout began: version {canary.version} gets {arguments.share:g} of {what}")
+        self._announce(f"rollout began: version {canary.version} gets {arguments.share:g} of {what}")
         self._watching = asyncio.create_task(self._watch(rollout))
         return self.status()
 
     def status(self) -> RolloutStatus:
-        """Describes the rollout in progress and the last ones."""
+        """Describes the rollout in progress and the ended ones."""
         rollout = self._rollout
         return RolloutStatus(
             rollout=None if rollout is None else _document(rollout), ended=list(reversed(self._ended))
@@ -131,11 +132,11 @@ class RolloutControl:
         """Changes the canary's share. Raises Conflict without a rollout."""
         rollout = self._current()
         rollout.traffic.split.share = arguments.share
-        self._say(f"rollout: version {rollout.traffic.canary.serving.version} gets {arguments.share:g}")
+        self._announce(f"rollout: version {rollout.traffic.canary.serving.version} gets {arguments.share:g}")
         return self.status()
 
     async def rollback(self, arguments: EndRequest) -> RolloutStatus:
-        """Ends the rollout: all requests are for the stable version again. Raises Conflict without one."""
+        """Ends the rollout: the stable version answers all requests again. Raises Conflict without one."""
         self._end(self._current(), "rolled_back", arguments.reason)
         return self.status()
 
@@ -166,7 +167,7 @@ class RolloutControl:
 
     def _current(self) -> Rollout:
         if self._rollout is None:
-            raise Conflict(NONE)
+            raise Conflict(NO_ROLLOUT)
         return self._rollout
 
     def _open(self, read: Callable[[], LoadedPlan]) -> tuple[Plan, Serving]:
@@ -189,7 +190,7 @@ class RolloutControl:
             while True:
                 await asyncio.sleep(TICK_S)
                 if self._rollout is not rollout or self._engine.rollout is not rollout.traffic:
-                    return  # it ended, or the engine is closed
+                    return  # the rollout ended, or the engine is closed
                 if rollout.state != "running":
                     continue
                 decision = self.judge()
@@ -209,7 +210,7 @@ class RolloutControl:
         async with self._admin.opening():
             rollout.state = "promoting"
             try:
-                serving = await _opened(lambda: self._engine.open(rollout.plan, rollout.bundles))
+                serving = await _open_in_thread(lambda: self._engine.open(rollout.plan, rollout.bundles))
             finally:
                 rollout.state = "running"
             if self._rollout is not rollout:
@@ -241,10 +242,10 @@ class RolloutControl:
         engine.metrics.rollout.ended(outcome)
         figures = "" if rollout.decision is None else _figures(rollout.decision)
         what = f"rollout of version {traffic.canary.serving.version}"
-        self._say(f"{what}: {outcome.replace('_', ' ')}: {reason}", figures)
+        self._announce(f"{what}: {outcome.replace('_', ' ')}: {reason}", figures)
 
-    def _say(self, what: str, figures: str = "") -> None:
-        """Logs a change with its figures, and shows it on the status page."""
+    def _announce(self, what: str, figures: str = "") -> None:
+        """Logs a change with its figures, and adds it to the status page's events."""
         log.warning("%s %s", what, figures)
         self._engine.metrics.events.add(clock(), "rollout", what)
 
@@ -271,8 +272,8 @@ def _figures(decision: RolloutDecision) -> str:
     return orjson.dumps(decision.figures).decode()
 
 
-async def _opened(work: Callable[[], Opened]) -> Opened:
-    """Opens a version in a thread. Raises Invalid with the reason."""
+async def _open_in_thread(work: Callable[[], Opened]) -> Opened:
+    """Opens a version in a thread and returns it. Raises Invalid with the reason."""
     try:
         return await run_in_thread(work)
     except PolyrecError as e:

@@ -12,17 +12,17 @@ from polyrec.planner.rollout.decision import RolloutBounds, RolloutDecision
 from polyrec.server.http.documents import Document
 
 CanaryShare = Annotated[float, Field(strict=True, ge=0, le=0.5, allow_inf_nan=False)]
-"""Share of a canary: the stable version keeps at least half, to compare with; 0: only as a shadow."""
+"""Share of a canary. At most half, so that the stable version has as many requests to compare; 0: shadow."""
 RolloutOutcome = Literal["promoted", "rolled_back"]
 
 
 class StartRequest(Strict):
-    """Another version for a part of the requests.
+    """Starts a rollout: another version answers a share of the requests.
 
     plan: a plan file, or the folder of a bundle, on the server or by URL. share: of the requests, or of the
-    values of `by`. by: a single-valued context feature, or `header:NAME`, of which each value gets one
+    values of `by`. by: a single-valued context feature, or `header:NAME`; each of its values gets one
     version; null: requests are split one by one. shadow: share of the stable version's requests that the
-    canary gets as well, if there is time, to compare the answers.
+    canary answers as well, in spare time, to compare the answers.
     """
 
     plan: ModelPlace
@@ -32,20 +32,20 @@ class StartRequest(Strict):
     bounds: RolloutBounds = RolloutBounds()
 
     @model_validator(mode="after")
-    def _gets_something(self) -> StartRequest:
+    def _gets_requests(self) -> StartRequest:
         if not (self.share or self.shadow):
             raise ValueError("share and shadow are 0: the version would get no request")
         return self
 
 
 class ShareRequest(Strict):
-    """Another share for the canary; of `by`, the values of a smaller share stay in it."""
+    """Changes the canary's share. With `by`, a larger share keeps the values of a smaller one."""
 
     share: CanaryShare
 
 
 class EndRequest(Strict):
-    """The operator's reason, for log and status."""
+    """Ends a rollout. reason: for log and status."""
 
     reason: Annotated[str, Field(max_length=200)] = "by the operator's call"
 
@@ -53,8 +53,8 @@ class EndRequest(Strict):
 class RolloutDocument(Document):
     """A rollout in progress.
 
-    stable_version, canary_version: of the bundles. began: Unix time. decision: the last one, null in the
-    first second. lanes_alive: of the canary.
+    stable_version, canary_version: of the bundles. began: Unix time. decision: the last one; null in the
+    first second. lanes_alive: lanes of the canary that are in service.
     """
 
     state: Literal["running", "promoting"]
@@ -71,7 +71,7 @@ class RolloutDocument(Document):
 
 
 class EndedRollout(Document):
-    """A rollout that ended, and the decision whose figures were the last."""
+    """A rollout that ended. decision: the last one before the end."""
 
     outcome: RolloutOutcome
     reason: str

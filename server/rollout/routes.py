@@ -16,7 +16,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from polyrec.server.http.admin import MAX_BODY_BYTES, Admin, Arguments, admin_endpoint, parse_arguments
+from polyrec.server.http.admin import MAX_BODY_BYTES, Admin, Arguments, admin_call
 from polyrec.server.http.connection.reply import Reply
 from polyrec.server.http.openapi import ADMIN_ERRORS, Endpoint
 from polyrec.server.rollout.control import RolloutControl
@@ -24,34 +24,28 @@ from polyrec.server.rollout.documents import EndRequest, RolloutStatus, ShareReq
 
 
 def rollout_routes(admin: Admin, control: RolloutControl) -> list[Endpoint]:
-    """All calls of one model's rollouts."""
+    """Returns the calls of one model's rollouts."""
 
-    def endpoint(
+    def call(
         name: str,
         summary: str,
         request: type[Arguments],
         act: Callable[[Arguments], Awaitable[RolloutStatus]],
         body_required: bool = True,
     ) -> Endpoint:
-        async def answer(received: Request) -> Reply:
-            return await admin.perform(received, f"rollout/{name}", MAX_BODY_BYTES, perform)
-
-        async def perform(body: bytes) -> dict[str, Any]:
-            return _json(await act(parse_arguments(request, body.strip() or b"{}")))
-
-        return admin_endpoint(f"rollout/{name}", answer, summary, request, RolloutStatus, body_required)
+        return admin_call(admin, f"rollout/{name}", summary, request, RolloutStatus, act, body_required)
 
     async def status(received: Request) -> Reply:
         return await admin.perform(received, "rollout", MAX_BODY_BYTES, describe)
 
     async def describe(body: bytes) -> dict[str, Any]:
-        return _json(control.status())
+        return control.status().model_dump(mode="json")
 
     return [
-        endpoint("start", "Try another version on a part of the requests", StartRequest, control.start),
-        endpoint("share", "Change the part", ShareRequest, control.share),
-        endpoint("promote", "Serve the version under trial to all", EndRequest, control.promote, False),
-        endpoint("rollback", "End the rollout", EndRequest, control.rollback, False),
+        call("start", "Try another version on a share of the requests", StartRequest, control.start),
+        call("share", "Change the share", ShareRequest, control.share),
+        call("promote", "Serve the version under trial to all", EndRequest, control.promote, False),
+        call("rollback", "End the rollout", EndRequest, control.rollback, False),
         Endpoint(
             "/v1/admin/rollout",
             status,
@@ -62,7 +56,3 @@ def rollout_routes(admin: Admin, control: RolloutControl) -> list[Endpoint]:
             token="always",
         ),
     ]
-
-
-def _json(status: RolloutStatus) -> dict[str, Any]:
-    return status.model_dump(mode="json")

@@ -1,8 +1,8 @@
-"""Gives requests that the stable version has answered to the canary as well, to compare the answers.
+"""Repeats requests on the canary after the stable version has answered them, to compare the answers.
 
-The client has its answer before. It is done in spare time only: while no query waits for the stable version's
-lanes, and at most every INTERVAL_S, since a query takes the event loop tenths of a millisecond to encode. The
-canary's lanes are processes of low priority.
+The client already has its answer. Requests are repeated in spare time only: while no query waits for the
+stable version's lanes, and at most one every INTERVAL_S, since encoding a query takes the event loop tenths
+of a millisecond. The canary's lanes are processes of low priority.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BUDGET_S = 1.0
 
 
 class Shadow:
-    """Compares answers to the same requests. share: of the stable version's requests, if there is time."""
+    """Collects both versions' answers to the same requests. share: of the stable requests, in spare time."""
 
     def __init__(self, stable: Serving, canary: Serving, share: float) -> None:
         self.share = share
@@ -38,7 +38,10 @@ class Shadow:
         self._records = PairRecords()
 
     def offer(self, rows: Rows, scores: F32) -> None:
-        """Takes a request whose answer is written, or leaves it. scores: of the answer, float32 [rows]."""
+        """Repeats a request whose answer is written, if it is chosen and there is time.
+
+        scores: float32 [rows], of the stable version's answer.
+        """
         if not self._split.takes_next():
             return
         now_s = clock()
@@ -49,7 +52,7 @@ class Shadow:
         asyncio.get_running_loop().call_soon(self._send, rows, scores)
 
     def take(self) -> PairRecords:
-        """Returns what was compared since the last call."""
+        """Returns the pairs of answers since the last call."""
         taken, self._records = self._records, PairRecords()
         return taken
 
@@ -71,10 +74,10 @@ class Shadow:
         outcome = pending.outcome
         if not isinstance(outcome, Answer):
             self._failed(outcome)
-        elif outcome.reason is None:  # another path than the best would be another comparison
+        elif outcome.reason is None:  # a degraded answer is of another path, whose scores differ anyway
             self._records.pairs.append((scores, outcome.probabilities.copy()))
 
     def _failed(self, error: BaseException | None) -> None:
-        """Counts what is the canary's fault; to be too late or rejected means that there was no time."""
+        """Counts errors of the canary; a late or rejected query only means that there was no time."""
         if isinstance(error, Defect | NotReady | Invalid | FeatureError) and not self._closed:
             self._records.failed += 1

@@ -1,9 +1,8 @@
-"""The traffic of a rollout: which arm answers a request, and what the arms did.
+"""Splits the requests of a rollout between its arms, and records the outcomes of each arm.
 
-A request is eligible if either version could answer it; only eligible ones are split and counted, so that
-both arms have requests of the same kind. Not eligible, so answered by the stable version: a request that
-names a version, tensors of ids if the versions' ids differ, and one without the field of the split or with
-several values of it.
+Only requests that either version could answer are split and counted, so that both arms have requests of the
+same kind. The stable version answers all others: a request that names a version, tensors of ids if the
+versions' ids differ, and a request without a single value of the field of the split.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from polyrec.server.errors import Invalid
 from polyrec.server.rollout.shadow import Shadow
 
 MAX_SCORED = 2000
-"""Requests between two looks whose scores are kept; the others are counted only."""
+"""Maximum requests between two comparisons whose scores are kept; others are only counted."""
 HEADER = "header:"
 Headers = Iterable[tuple[bytes, bytes]]
 ValueOf = Callable[[Rows, Headers], bytes | None]
-"""Reads the field of a request; None: absent, or several values."""
+"""Reads the field of the split from a request; None: absent, or several values."""
 
 
 class Arm:
-    """One version in a rollout. header: names it in its answers. shadow: gets what it answered, too."""
+    """One version in a rollout. header: names the arm in answers. shadow: repeats answered requests."""
 
     __slots__ = ("_records", "header", "is_canary", "serving", "shadow")
 
@@ -41,7 +40,7 @@ class Arm:
         self._records = ArmRecords()
 
     def answered(self, took_s: float, in_time: bool, answer: Answer, rows: Rows) -> None:
-        """Records an answer that is written. took_s: of the request, seconds."""
+        """Records an answer that is written. took_s: seconds that the request took."""
         records = self._records
         records.took_s.append(took_s)
         records.late += not in_time
@@ -65,8 +64,8 @@ class Arm:
 class RolloutTraffic:
     """Both arms and the split between them.
 
-    value_of: reads the field of the split; None: a share of all requests. same_ids: whether tensors of ids
-    mean the same to both.
+    value_of: reads the field of the split; None: requests are split one by one. same_ids: whether both
+    versions have the same ids, so that either can answer tensors of ids.
     """
 
     stable: Arm
@@ -98,14 +97,14 @@ def value_reader(by: str, schema: Schema) -> ValueOf:
             raise Invalid("by: the header has no name; example: header:x-user-id")
         return lambda rows, headers: next((value for n, value in headers if n == name), None)
     singles = [f for f in schema.categorical if not f.multi]
-    of_context = [f.name for f in singles if f.role == "context"]
-    if by not in of_context:
-        known = ", ".join(f"'{name}'" for name in of_context) or "none"
+    context = [f.name for f in singles if f.role == "context"]
+    if by not in context:
+        known = ", ".join(f"'{name}'" for name in context) or "none"
         raise Invalid(
             f"by: '{by}' is no single-valued context feature (there is {known}) and no header, like "
             "header:x-user-id"
         )
-    of_ranked, of_plain = of_context.index(by), [f.name for f in singles].index(by)
+    ranked_column, plain_column = context.index(by), [f.name for f in singles].index(by)
 
     def value(rows: Rows, headers: Headers) -> bytes | None:
         if isinstance(rows, Columns):
@@ -114,10 +113,10 @@ def value_reader(by: str, schema: Schema) -> ValueOf:
                 return None
             return str(column[0]).encode("utf-8", "replace")
         if isinstance(rows, RankedTensors):
-            ids = rows.context.sparse[:, of_ranked]
+            ids = rows.context.sparse[:, ranked_column]
         else:
             assert isinstance(rows, Tensors)
-            ids = rows.sparse[:, of_plain]
+            ids = rows.sparse[:, plain_column]
         return b"%d" % ids[0] if ids.size and (ids == ids[0]).all() else None
 
     return value

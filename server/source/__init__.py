@@ -1,1 +1,1 @@
-"""Where a server's models come from: local files, or an object store or web server by URL."""
+"""Reads a server's plans and bundles from local files, or by URL from an object store or web server."""

@@ -1,11 +1,11 @@
-"""Where the models of a server come from: its settings' plans and bundles, and those that admin calls name.
+"""Reads the plans and bundles of a server: those of its settings, and those that admin calls name.
 
     local path          read where it is
     URL of a bundle     fetched into the model cache (models/fetching/cache.py), read from there
     URL of a plan       read; its bundles, relative to it, are fetched
 
-Clients name no models. An admin call may name a URL below the operator's prefixes only, so that a token for a
-server is none for whatever else its machine can reach.
+An admin call may name a URL only below the operator's prefixes, so that an admin token gives no access to
+other hosts that the server can reach. Clients can name no URL.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class ModelSource:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
-    def asked(self, name: str | None, place: Path | ModelUrl | None) -> LoadedPlan:
-        """Reads what an admin call asks for; blocks.
+    def read_for_admin(self, name: str | None, place: Path | ModelUrl | None) -> LoadedPlan:
+        """Reads the plan that an admin call names; blocks.
 
-        name: of one of several models. place: None: the settings' own. Raises PolyrecError; SettingsError for
-        a URL that is neither the settings' own nor below their prefixes.
+        name: one of several models. place: None for the plan of the settings. Raises PolyrecError;
+        SettingsError for a URL that is neither the settings' own nor below their prefixes.
         """
         settings = self._settings
         own = settings.model_files().get(name or "") or settings.plan or settings.bundle
@@ -45,9 +45,9 @@ class ModelSource:
         return self.read(place or own)
 
     def read(self, place: Path | ModelUrl | None = None) -> LoadedPlan:
-        """Loads a plan, or makes one of a bundle; also returns the bundles that it opened. Blocks.
+        """Loads a plan, or makes one for a bundle; also returns the bundles that it opened. Blocks.
 
-        place: a plan, or the folder of a bundle; None: the settings' own. Raises PolyrecError.
+        place: a plan, or the folder of a bundle; None for that of the settings. Raises PolyrecError.
         """
         settings = self._settings
         place = place or settings.plan or settings.bundle
@@ -64,7 +64,7 @@ class ModelSource:
         return settings.apply_to(self._plan_of(bundle)), {bundle.path: bundle}
 
     def _plan_of(self, bundle: Bundle) -> Plan:
-        """Makes the plan of a single bundle by the settings."""
+        """Makes the plan of a single bundle from the settings."""
         settings = self._settings
         # the path of a nested bundle says which width it is
         width = settings.width or (bundle.widths[-1] if bundle.widths else None)
@@ -79,8 +79,8 @@ class ModelSource:
         if settings.lanes > 1 or settings.lane != "auto":
             kind = settings.lane if settings.lane != "auto" else "process"
             lanes = [{"name": f"{device}.{i}", "device": device, "kind": kind} for i in range(settings.lanes)]
-            lanes_of = tuple(PlannedLane.model_validate(lane) for lane in lanes)
-            plan = plan.model_copy(update={"lanes": lanes_of})
+            planned = tuple(PlannedLane.model_validate(lane) for lane in lanes)
+            plan = plan.model_copy(update={"lanes": planned})
         return plan
 
     def _plan_at(self, url: ModelUrl) -> tuple[Plan, Mapping[Path, Bundle]]:

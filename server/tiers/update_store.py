@@ -1,4 +1,4 @@
-"""Keeps updates of embedding rows across generations of what is served.
+"""Keeps updates of embedding rows across generations.
 
 Updates are kept for each bundle version and device (models/tiers/updates/changes.py). A reload or a rollback
 that opens the same version again opens its rows with the updates; another version has rows of its own, and
@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.tiers.updates.changes import Changes
-from polyrec.models.tiers.updates.journal import UpdateJournal
+from polyrec.models.tiers.updates.update_log import UpdateLog
 
 log = logging.getLogger("polyrec.serving")
 
@@ -24,34 +24,34 @@ Key = tuple[str, str]
 
 
 class UpdateStore:
-    """The updates of all rows that are served, or may be again."""
+    """The updates of all bundles that are served, or that a rollback may serve again."""
 
     def __init__(self) -> None:
         self._changes: dict[Key, Changes] = {}
         self.log_folder: Path | None = None
-        """Where updates are logged; None: they end with the process."""
+        """Folder of the update logs; None: updates end with the process."""
 
     def changes_of(self, bundle: Bundle, device: str, directory: Path) -> Changes:
-        """Returns the updates of a bundle's rows on a device, at first those of its log.
+        """Returns the updates of a bundle's rows on a device; the first time, those of its log.
 
-        directory: where new ones are kept. Raises JournalError.
+        directory: where new ones are kept. Raises UpdateLogError.
         """
         key = (bundle.manifest.version, device)
         if key not in self._changes:
-            self._changes[key] = self._opened(key, directory)
+            self._changes[key] = self._open(key, directory)
         return self._changes[key]
 
-    def _opened(self, key: Key, directory: Path) -> Changes:
+    def _open(self, key: Key, directory: Path) -> Changes:
         if self.log_folder is None:
             return Changes(directory)
-        journal = UpdateJournal(self.log_folder / f"{quote('-'.join(key), safe='')}.updates")
-        changes = Changes(directory, journal)
+        update_log = UpdateLog(self.log_folder / f"{quote('-'.join(key), safe='')}.updates")
+        changes = Changes(directory, update_log)
         if changes.rows:
-            log.warning("'%s': %d updated rows are served again", journal.path, changes.rows)
+            log.warning("'%s': %d updated rows are served again", update_log.path, changes.rows)
         return changes
 
     def keep_only(self, changes: Iterable[Changes]) -> None:
-        """Closes and removes all other updates."""
+        """Closes and removes the updates of all others."""
         wanted = list(changes)
         for key, kept in list(self._changes.items()):
             if not any(kept is one for one in wanted):
@@ -59,14 +59,14 @@ class UpdateStore:
                 kept.close()
 
     def close(self) -> None:
-        """Ends all updates; logs stay."""
+        """Closes all updates; their logs stay."""
         for kept in self._changes.values():
             kept.close(remove=False)
         self._changes = {}
 
 
 def left_behind(old: Mapping[str, Changes], new: Mapping[str, Changes]) -> dict[str, int]:
-    """Number of updated rows of each old path that the new generation does not have."""
+    """Returns, for each old path, the number of updated rows that the new generation does not have."""
     return {
         path: changes.rows
         for path, changes in old.items()

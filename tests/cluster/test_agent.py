@@ -9,7 +9,7 @@ from polyrec.cluster.agent import Agent
 from polyrec.server.child import start
 
 
-def test_an_agent_tells_the_weight_and_the_drain(bundle_dir: Path) -> None:
+def test_an_agent_answers_with_the_weight_and_the_drain(bundle_dir: Path) -> None:
     async def asked(port: int) -> str:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         line = await reader.read()

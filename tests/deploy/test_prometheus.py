@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from polyrec.server.metrics.metrics import OUTCOMES, SLO_MISSES, SLO_SHARE, Metrics
+from polyrec.server.metrics.error_budget import SLO_MISSES, SLO_SHARE
+from polyrec.server.metrics.metrics import OUTCOMES, Metrics
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "deploy" / "prometheus"

@@ -31,8 +31,8 @@ from polyrec.models.schema.batch import F32
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.schema import Categorical, Schema, load_schema
 from polyrec.models.schema.vocabulary import Vocabulary, ids_of_ranks
-from polyrec.models.training.pipeline import Learner, Training
-from polyrec.models.training.recipe import Recipe
+from polyrec.models.training.pipeline import Learner
+from polyrec.models.training.recipe import Recipe, Training
 from polyrec.planner.plan import Plan, single_path_plan
 from polyrec.server.app.engine import Engine
 from polyrec.server.child import ServerProcess, start

@@ -1,7 +1,7 @@
 """Files and folders by URL (s3, gs, http, memory, ...), through fsspec.
 
-The scheme names the file system: fsspec finds it, and says what to install where it is missing. URLs may be
-chained, such as `simplecache::s3://bucket/clicks`, which keeps a local copy of each file.
+The scheme names the file system: fsspec finds it, and its errors name what to install. URLs may be chained,
+such as `simplecache::s3://bucket/clicks`, which keeps a local copy of each file.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class RemotePath:
 
     @property
     def is_glob(self) -> bool:
-        """Whether it stands for the files that match it; a question mark may begin a query, and does not."""
+        """Whether it is a glob pattern. A question mark is none, since it may begin a query."""
         return any(character in self.path for character in "*[")
 
     def exists(self) -> bool:
@@ -68,7 +68,7 @@ class RemotePath:
         return [RemotePath(self.system, name) for name in sorted(found)]
 
     def identity(self) -> str:
-        """Returns what the store tells versions of the file apart by: an ETag, or size and time."""
+        """Returns the store's version identifier of the file: an ETag, or size and time."""
         with self._reported():
             return str(self.system.ukey(self.path))
 
@@ -78,7 +78,7 @@ class RemotePath:
 
     @contextmanager
     def _reported(self) -> Iterator[None]:
-        """Turns errors into DataError; stores raise those of their own libraries."""
+        """Turns errors into DataError; each store raises errors of its own library."""
         try:
             yield
         except Exception as e:

@@ -52,7 +52,8 @@ def generate(
 
     The same arguments give the same rows. items: hotels, in cities of 50. drift: how many times the
     popularity within a city rotates through all its hotels between the first and the last row; 0: constant.
-    tastes: how far users' tastes and hotels' qualities turn into others meanwhile; at 1 nothing is left.
+    tastes: how far users' tastes and hotels' qualities shift over the rows; at 1 the last are unrelated to
+    the first.
     candidates: of a full request; two of three requests are full. Above 25, positions are unknown to the
     schema. `progress` is called with the rows of each part written.
     Raises DataError: no rows, no users, fewer items than a city has, more candidates than a city has

@@ -88,9 +88,9 @@ class World:
         self._last_tastes: tuple[F64, F64] | None = None
 
     def shift_tastes(self, random: np.random.Generator, turn: float) -> None:
-        """Turns users' tastes and hotels' qualities from the first ones towards others, drawn once.
+        """Shifts users' tastes and hotels' qualities from the first ones toward others, drawn once.
 
-        turn: of the way; at 1 nothing is left of the first ones. Their spread stays the same on the way.
+        turn: share of the way; at 1 the first ones have no influence. Their spread stays constant.
         """
         users, quality = self._first_tastes
         if self._last_tastes is None:

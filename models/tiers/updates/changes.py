@@ -1,9 +1,9 @@
-"""Updates of a bundle's rows since it was written, which outlive the tiers that received them.
+"""Keeps the updates of a bundle's rows, so that they outlive the tiers that received them.
 
 A bundle is immutable and tiers close with their generation, so reopening a bundle's tiers would restore its
 original rows. The latest values are kept by stable id in an unlinked file; tiers that are opened later are
 filled with them, and updates reach all open tiers of the bundle. Updates that arrive while tiers are being
-filled are overlaid before they serve. With a journal they outlive the process too.
+filled are overlaid before they serve. With an update log they outlive the process too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from polyrec.models.schema.batch import I64
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.tiers.slab import Bytes, RowSource
 from polyrec.models.tiers.stack import TierStack
-from polyrec.models.tiers.updates.journal import JournalError, Record, UpdateJournal, record_of
 from polyrec.models.tiers.updates.names import Names
 from polyrec.models.tiers.updates.update import (
     Stored,
@@ -36,18 +35,19 @@ from polyrec.models.tiers.updates.update import (
     overlay,
 )
 from polyrec.models.tiers.updates.update_figures import UpdateFigures
+from polyrec.models.tiers.updates.update_log import Record, UpdateLog, UpdateLogError, record_of
 
 log = logging.getLogger("polyrec.serving")
 
 LEAST_ROWS = 1024
 MOST_KEYS = 100_000
-"""Names of updates that are remembered; the oldest are forgotten."""
+"""Maximum keys of updates that are remembered; the oldest are dropped."""
 KEY_BYTES = 16
 """Bytes of a key in a log, without its text."""
-ROWS_A_RECORD = 65_536
-"""Rows of a record of a log that is written again."""
-EXPIRY_EVERY_S = 0.5
-"""Values that expire at about the same time leave together."""
+ROWS_PER_RECORD = 65_536
+"""Rows of a record when the log is rewritten."""
+EXPIRY_INTERVAL_S = 0.5
+"""Least time between expiries; values that expire within it are retracted together."""
 NONE = np.empty(0, np.int64)
 
 
@@ -68,13 +68,13 @@ class Changes:
 
     names: values that have reserved ids; to be read with the lock `held`.
 
-    directory: of the file. journal: log of the updates, which are read from it first; closed with this.
-    Raises JournalError: the log cannot be read.
+    directory: of the file. update_log: read first, then appended to; closed with this.
+    Raises UpdateLogError: the log cannot be read.
     """
 
-    def __init__(self, directory: Path, journal: UpdateJournal | None = None) -> None:
+    def __init__(self, directory: Path, update_log: UpdateLog | None = None) -> None:
         self._directory = directory
-        self._journal = journal
+        self._update_log = update_log
         self._keys: dict[str, None] = {}
         self._key_bytes = 0
         self._lock = threading.RLock()
@@ -85,14 +85,14 @@ class Changes:
         self._latest = 0
         self._stacks: list[TierStack] = []
         self._in_order: tuple[int, I64, I64] = (0, NONE, NONE)
-        self._clock: threading.Timer | None = None
+        self._timer: threading.Timer | None = None
         self.names = Names()
         self.figures = UpdateFigures()
-        if journal is not None:
+        if update_log is not None:
             try:
-                self._replay(journal)
+                self._replay(update_log)
             except BaseException:
-                journal.close()
+                update_log.close()
                 raise
 
     @property
@@ -102,7 +102,7 @@ class Changes:
 
     @property
     def taken(self) -> int:
-        """Number of reserved rows that values have."""
+        """Number of reserved rows that are taken by values."""
         return sum(len(added) for added in tuple(self.names.added.values()))
 
     @property
@@ -128,7 +128,7 @@ class Changes:
         return bool(key) and key in self._keys
 
     def apply(self, update: StoredUpdate, key: str = "") -> bool:
-        """Stores an update and overlays it on all open tiers; returns once its log is on the disk.
+        """Stores an update and overlays it on all open tiers; returns once it is logged on the disk.
 
         Returns False for a key that was applied before, and changes nothing. Raises UpdateNotKept if it
         cannot be stored; if only the disk failed to sync, its rows are served, but may not survive a crash.
@@ -142,7 +142,7 @@ class Changes:
     def install(self, update: StoredUpdate, key: str = "", lag_s: float | None = None) -> int:
         """Stores an update and overlays it; returns the position to `sync`. Raises UpdateNotKept.
 
-        lag_s: how old its values are. To be called with the lock `held`.
+        lag_s: age of its values. To be called with the lock `held`.
         """
         self._store(update, key)
         if update.rows:
@@ -150,11 +150,11 @@ class Changes:
                 overlay(stack, update.rows, self.names.added if update.names else None)
         self.figures.note(update, lag_s)
         if update.names:
-            self._expire_in_time()
+            self._set_timer()
         return self.position
 
     def open_one(self, stack: TierStack) -> TierStack:
-        """Returns the stack if it is open, or else one of the same rows that is. Raises UpdateNotKept."""
+        """Returns the stack if it is open, else an open stack of the same rows. Raises UpdateNotKept."""
         if stack in self._stacks:
             return stack
         if not self._stacks:
@@ -163,30 +163,30 @@ class Changes:
 
     @property
     def position(self) -> int:
-        """Position behind the last update in the log, for `sync`."""
-        return 0 if self._journal is None else self._journal.position
+        """Position after the last update in the log, for `sync`."""
+        return 0 if self._update_log is None else self._update_log.position
 
     def sync(self, position: int) -> None:
         """Waits until the log up to a position is on the disk. Raises UpdateNotKept.
 
         To be called without the lock: callers that wait together share one sync.
         """
-        journal = self._journal
-        if journal is None:
+        update_log = self._update_log
+        if update_log is None:
             return
         try:
-            journal.sync(position)
+            update_log.sync(position)
         except OSError as e:
-            raise UpdateNotKept(f"update: '{journal.path}' cannot be written: {e.strerror or e}") from None
+            raise UpdateNotKept(f"update: '{update_log.path}' cannot be written: {e.strerror or e}") from None
 
     def _store(self, update: StoredUpdate, key: str) -> None:
         where = self._directory
         try:
             # allocate first: a rejected update must leave no trace
             self._make_room(update.rows)
-            if self._journal is not None:
-                where = self._journal.path
-                self._journal.append(record_of(key, update.rows, update.names))
+            if self._update_log is not None:
+                where = self._update_log.path
+                self._update_log.append(record_of(key, update.rows, update.names))
         except OSError as e:
             raise UpdateNotKept(
                 f"update: the values cannot be kept in '{where}': {e.strerror or e}"
@@ -197,36 +197,36 @@ class Changes:
         self._compact()
 
     def expire(self) -> int:
-        """Retracts the values whose time is over; returns how many. Raises UpdateNotKept."""
+        """Retracts expired values; returns how many. Raises UpdateNotKept."""
         with self._lock:
             expired = self.names.expired(time.time())
             if not expired or not self._stacks:
                 return 0
-            gone = {table: TableUpdate.retraction(values) for table, values in expired.items()}
-            # not synced, as others wait for the lock: after a crash the log still says when they leave
-            applied, _ = install_update(self._stacks[-1], gone)
+            retractions = {table: TableUpdate.retraction(values) for table, values in expired.items()}
+            # not synced, as others wait for the lock: after a crash the log still has their expiry
+            applied, _ = install_update(self._stacks[-1], retractions)
             self.figures.expired += applied.retracted
         return applied.retracted
 
-    def _expire_in_time(self) -> None:
-        """Sets the clock for the next value that expires."""
-        if self._clock is not None:
-            self._clock.cancel()
-            self._clock = None
+    def _set_timer(self) -> None:
+        """Sets the timer for the next value that expires."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         due = self.names.next_expiry()
         if due is None or not self._stacks:
             return
-        self._clock = threading.Timer(max(due - time.time(), EXPIRY_EVERY_S), self._expire_now)
-        self._clock.daemon = True
-        self._clock.start()
+        self._timer = threading.Timer(max(due - time.time(), EXPIRY_INTERVAL_S), self._expire_now)
+        self._timer.daemon = True
+        self._timer.start()
 
     def _expire_now(self) -> None:
         try:
             self.expire()
         except Exception:
-            log.exception("values that expired are served still")
+            log.exception("expired values are still served")
         with self._lock:
-            self._expire_in_time()
+            self._set_timer()
 
     def _remember(self, key: str) -> None:
         if not key or key in self._keys:
@@ -238,39 +238,39 @@ class Changes:
             del self._keys[oldest]
             self._key_bytes -= len(oldest) + KEY_BYTES
 
-    def _replay(self, journal: UpdateJournal) -> None:
-        """Reads the log. Raises JournalError."""
+    def _replay(self, update_log: UpdateLog) -> None:
+        """Reads the log. Raises UpdateLogError."""
         try:
-            for record in journal.replay():
+            for record in update_log.replay():
                 update = record.updates()
                 if update:
                     self._keep(update)
                 self.names.apply(record.name_changes())
                 self._remember(record.key)
         except ValueError as e:
-            raise JournalError(f"'{journal.path}' has rows of another form: {e}") from None
+            raise UpdateLogError(f"'{update_log.path}' has rows of another form: {e}") from None
         except OSError as e:
-            raise JournalError(f"'{journal.path}' cannot be read: {e.strerror or e}") from None
+            raise UpdateLogError(f"'{update_log.path}' cannot be read: {e.strerror or e}") from None
         self._compact()
 
     def _compact(self) -> None:
-        """Writes the log again if most of it is superseded; on failure the old one stays."""
+        """Rewrites the log if most of it is superseded; on failure the old one stays."""
         live = self._rows * (8 + self._values.shape[1]) + self._key_bytes + self.names.bytes
-        if self._journal is None or not self._journal.is_mostly_superseded(live):
+        if self._update_log is None or not self._update_log.is_mostly_superseded(live):
             return
         try:
-            self._journal.rewrite(self.last_values())
+            self._update_log.rewrite(self.last_values())
         except OSError as e:
-            log.warning("'%s' cannot be written again: %s", self._journal.path, e.strerror or e)
+            log.warning("'%s' cannot be rewritten: %s", self._update_log.path, e.strerror or e)
 
     def last_values(self) -> Iterator[Record]:
-        """Records of the keys, the names and the last value of every row."""
+        """Yields records of the keys, the names and the last value of every row."""
         for key in self._keys:
             yield Record(key, {})
         yield record_of("", {}, self.names.everything())
         for table, kept in self._tables.items():
-            for first in range(0, kept.ids.size, ROWS_A_RECORD):
-                part = slice(first, first + ROWS_A_RECORD)
+            for first in range(0, kept.ids.size, ROWS_PER_RECORD):
+                part = slice(first, first + ROWS_PER_RECORD)
                 yield record_of("", {table: Stored(kept.ids[part], self._values[kept.slots[part]])})
 
     def over(self, source: RowSource, sizes: Mapping[str, int], encoder: Encoder) -> RowSource:
@@ -301,7 +301,7 @@ class Changes:
             if self.names.added:
                 stack.rename(self.names.added)
             self._stacks.append(stack)
-            self._expire_in_time()
+            self._set_timer()
 
     def leave(self, stack: TierStack) -> None:
         """Removes a stack that is being closed."""
@@ -310,15 +310,15 @@ class Changes:
                 self._stacks.remove(stack)
 
     def close(self, remove: bool = True) -> None:
-        """Discards all updates. remove: and their log, as the bundle will not be opened again."""
+        """Discards all updates. remove: also deletes their log, as the bundle will not be opened again."""
         with self._lock:
             self._stacks = []
-            if self._clock is not None:
-                self._clock.cancel()
-                self._clock = None
-            if self._journal is not None:
-                self._journal.close(remove)
-                self._journal = None
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            if self._update_log is not None:
+                self._update_log.close(remove)
+                self._update_log = None
             self._tables, self._rows = {}, 0
             self._values = np.empty((0, 0), np.uint8)
             if self._file is not None:
@@ -337,7 +337,7 @@ class Changes:
             inside = place < kept.ids.size
             known[inside] = kept.ids[place[inside]] == last[inside]
             if known.all():
-                # in place, as everything is read under the lock: what is inserted below is copied whole
+                # in place, since all reads hold the lock; new ids, below, need new arrays
                 self._values[kept.slots[place]] = values
                 kept.at[place] = self._latest
                 continue

@@ -1,8 +1,8 @@
-"""Values that came while serving, and the reserved ids that they have.
+"""Assigns reserved ids to values that are added while serving.
 
-A value that no table knows gets a reserved id with its first vector; from then on requests with the value get
-that row. It leaves by a retraction or when its time is over, and its id can be given again. An id changes
-hands together with its vector, in one view (polyrec.models.tiers.view): a batch sees both or neither.
+A value that its table does not know gets a reserved id with its first vector; from then on requests with the
+value get that row. A retraction or its expiry removes it, and its id can be assigned again. An id is assigned
+together with its vector, in one view (models/tiers/view.py): a batch sees both or neither.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from polyrec.models.schema.vocabulary import Value, Vocabulary
 
 
 class NoReservedRow(PolyrecError):
-    """New values for a table that has no reserved row left."""
+    """A table has no reserved row left for a new value."""
 
 
 NAME_BYTES = 24
-"""Bytes of a name in a log, without its text."""
+"""Approximate bytes of a name in a log, without its text."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamedId:
-    """A change of names: the value has the id from now on.
+    """A change of names: assigns the id to the value.
 
-    id: None: it has none any more. expires: Unix time at which the value leaves, in seconds; 0: it stays.
+    id: None to remove the value. expires: Unix time at which the value is removed, in seconds; 0: never.
     """
 
     value: Value
@@ -42,20 +42,20 @@ NameChanges = Mapping[str, Sequence[NamedId]]
 class Names:
     """The values with reserved ids, by table. Not thread-safe.
 
-    added: table -> value -> id. The mappings are replaced, never changed, since encoders have them.
+    added: table -> value -> id. The mappings are replaced, never changed, since encoders hold them.
     """
 
     def __init__(self) -> None:
         self.added: dict[str, dict[Value, int]] = {}
         self._expires: dict[tuple[str, Value], float] = {}
         self._free: dict[str, dict[int, None]] = {}
-        """Ids that were freed, in that order; they are given again after those that were never given."""
+        """Freed ids, oldest first; they are assigned again after those that were never assigned."""
         self._given: dict[str, set[int]] = {}
         self.bytes = 0
-        """About what all names take in a log."""
+        """Approximate bytes of all names in a log."""
 
     def apply(self, changes: NameChanges) -> None:
-        """Makes the changes."""
+        """Applies changes."""
         for table, names in changes.items():
             added = dict(self.added.get(table, {}))
             free, given = self._free.setdefault(table, {}), self._given.setdefault(table, set())
@@ -74,7 +74,7 @@ class Names:
             self.added[table] = added
 
     def free(self, vocabulary: Vocabulary) -> Iterator[int]:
-        """Yields the ids that new values of a table can have."""
+        """Yields the ids that are free for new values of a table."""
         table = vocabulary.table
         given = self._given.get(table, set())
         return chain(
@@ -82,7 +82,7 @@ class Names:
         )
 
     def named(self, vocabulary: Vocabulary, values: Iterable[Value], expires: float) -> list[NamedId]:
-        """Returns the change that gives ids to values which have none. values: distinct.
+        """Returns the changes that assign ids to values. values: distinct, without ids.
 
         Raises NoReservedRow.
         """
@@ -99,7 +99,7 @@ class Names:
         return found
 
     def expiring(self, table: str, values: Iterable[Value], expires: float) -> list[NamedId]:
-        """Returns the change that sets when values leave that have a reserved id."""
+        """Returns the changes that set the expiry of those values that have a reserved id."""
         added = self.added.get(table, {})
         return [
             NamedId(v, added[v], expires)
@@ -108,7 +108,7 @@ class Names:
         ]
 
     def expired(self, now: float) -> dict[str, list[Value]]:
-        """Returns the values whose time is over, by table. now: Unix time."""
+        """Returns the expired values by table. now: Unix time."""
         found: dict[str, list[Value]] = {}
         for (table, value), expires in self._expires.items():
             if expires <= now:
@@ -116,11 +116,11 @@ class Names:
         return found
 
     def next_expiry(self) -> float | None:
-        """Returns the Unix time at which the next value leaves; None if all stay."""
+        """Returns the Unix time of the next expiry; None if no value expires."""
         return min(self._expires.values(), default=None)
 
     def everything(self) -> dict[str, list[NamedId]]:
-        """Returns the changes that make these names out of none."""
+        """Returns the changes that create all present names."""
         return {
             table: [NamedId(v, id, self._expires.get((table, v), 0.0)) for v, id in added.items()]
             for table, added in self.added.items()

@@ -1,7 +1,7 @@
 """Updates of rows by table and by stable id or raw value: validates and applies them.
 
 An update becomes visible atomically: no batch sees a part of it. Values that the table does not know can take
-reserved ids (names.py), and values can be retracted: from then on they are served as unknown.
+reserved ids (names.py), and values can be retracted: they are served as unknown from then on.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class UpdateError(PolyrecError):
 
 
 class UpdateNotKept(UpdateError):
-    """An update that cannot be stored: the disk is full or failed."""
+    """An update cannot be stored: the disk is full or failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class TableUpdate:
 
     @staticmethod
     def retraction(values: Sequence[Value]) -> TableUpdate:
-        """The update that only retracts."""
+        """Returns an update that only retracts."""
         return TableUpdate(np.empty(0, np.int64), np.empty((0, 0), np.float32), retracted=values)
 
 
@@ -71,9 +71,9 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Adding:
-    """Lets values that a table does not know take reserved ids.
+    """Allows an update to add values that a table does not know, with reserved ids.
 
-    expires: Unix time at which they leave, in seconds, also those that have such an id already; 0: they stay.
+    expires: Unix time at which its values with reserved ids are removed, in seconds; 0: never.
     """
 
     expires: float = 0.0
@@ -81,9 +81,9 @@ class Adding:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """Rows given by an update, of them those of new values, and retracted ones.
+    """The effect of an update. rows: in the update; added: those of new values; retracted: values.
 
-    repeated: it had been applied before.
+    repeated: the update had been applied before.
     """
 
     rows: int
@@ -136,12 +136,12 @@ def install_update(
     changes = stack.changes
     given = sum(len(t.ids if t.names is None else t.names) for t in update.values())
     held: AbstractContextManager[object] = nullcontext() if changes is None else changes.held
-    # ids are given under the lock, or two updates could give the same
+    # ids are assigned under the lock, or two updates could assign the same
     with held:
         if changes is not None:
             if changes.has_applied(key):
                 return Applied(given, repeated=True), changes.position
-            # a reload may have closed the caller's meanwhile: then it knows no values that came since
+            # a reload may have closed the caller's stack, which then lacks values added since
             stack = changes.open_one(stack)
         packed = StoredUpdate()
         for table, one in update.items():
@@ -198,7 +198,7 @@ def _pack(
     names: Names,
     adding: Adding | None,
 ) -> None:
-    """Adds the update of a table to `packed`."""
+    """Validates the update of one table, and adds it to `packed`. Raises UpdateError."""
     row_format, layout = stack.tiers.row_format, stack.tiers.layout
     if table not in layout.base:
         raise UpdateError(f"update: there is no table '{table}'; known: {', '.join(layout.tables)}")
@@ -213,7 +213,7 @@ def _pack(
         quantized = quantize(torch.from_numpy(values), row_format.precision)
         stored = quantized.contiguous().view(torch.uint8).numpy().reshape(ids.size, row_format.bytes)
     new = {n.value: n.id for n in named if n.id is not None and n.value not in vocabulary.added}
-    gone = _leaving(vocabulary, new, given.retracted)
+    gone = _retracted_ids(vocabulary, new, given.retracted)
     if gone:
         ids = np.concatenate((ids, np.array(list(gone.values()), np.int64)))
         stored = np.concatenate((stored, np.repeat(_unknown_row(stack, table), len(gone), 0)))
@@ -229,7 +229,7 @@ def _pack(
 def _ids_of_names(
     vocabulary: Vocabulary, given: Sequence[Value | None], names: Names, adding: Adding | None
 ) -> tuple[I64, list[NamedId]]:
-    """Finds the ids of values, and gives some to those without. Raises UpdateError."""
+    """Returns the ids of values, after assigning reserved ones to new values. Raises UpdateError."""
     ids = vocabulary.ids_of_values(given)
     unknown = np.flatnonzero(ids < 0).tolist()
     if adding is None:
@@ -255,7 +255,7 @@ def _ids_of_names(
 
 
 def _new_value(vocabulary: Vocabulary, value: Value | None) -> Value:
-    """Returns the value if the table can have it. Raises UpdateError."""
+    """Returns the value if it can be added to the table. Raises UpdateError."""
     fits = isinstance(value, str) if vocabulary.type == "string" else type(value) is int
     if value is None or not fits or vocabulary.values is None:
         raise UpdateError(f"update: table '{vocabulary.table}' has no value {value!r}, and cannot have it")
@@ -271,8 +271,10 @@ def _new_value(vocabulary: Vocabulary, value: Value | None) -> Value:
     return value
 
 
-def _leaving(vocabulary: Vocabulary, new: Mapping[Value, int], values: Sequence[Value]) -> dict[Value, int]:
-    """Returns the ids of those values that the table knows. new: those that the update adds."""
+def _retracted_ids(
+    vocabulary: Vocabulary, new: Mapping[Value, int], values: Sequence[Value]
+) -> dict[Value, int]:
+    """Returns the ids of those values that the table knows. new: values that the update adds."""
     distinct = list(dict.fromkeys(values))
     if not distinct:
         return {}
@@ -291,7 +293,7 @@ def _unknown_row(stack: TierStack, table: str) -> Bytes:
     out = torch.empty((1, row_format.units), dtype=row_format.unit, device=stack.device)
     view = stack.views.enter()
     try:
-        # where it is in this view: a new order may have come since
+        # its rank in this view, since rows may have been reordered
         vocabulary = _vocabularies(view.encoder)[table]
         row = np.array([stack.tiers.layout.base[table] + vocabulary.rank_of_id[vocabulary.oov_id]])
         lost = stack.gather(view, row, out, counted=False)

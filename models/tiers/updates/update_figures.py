@@ -10,7 +10,7 @@ from polyrec.models.tiers.updates.update import StoredUpdate
 
 @dataclass(slots=True)
 class UpdateFigures:
-    """Counts of the updates since the server started, and the times of the last one.
+    """Counts since the server started, and the time and lag of the last update.
 
     applied_at: Unix time, 0 if there was none. lag_s: age of its values when they were served; None: unknown.
     """

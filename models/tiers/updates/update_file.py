@@ -1,6 +1,6 @@
-"""Files of updates: safetensors, with an update of each table in some arrays.
+"""Reads and writes files of updates: safetensors with the following arrays of each table.
 
-TABLE.ids      int64 [n], stable ids; or, in their place,
+TABLE.ids      int64 [n], stable ids; or instead of ids
 TABLE.values   int64 [n], or uint8: a JSON list of n values as clients send them, null the missing row
 TABLE.rows     float32 [n, width]
 TABLE.retract  int64, or uint8: a JSON list of values that are served as unknown from now on
@@ -51,7 +51,7 @@ def parse_update(content: bytes) -> dict[str, TableUpdate]:
 
 
 def _tables(arrays: Mapping[str, NDArray[Any]], what: str) -> dict[str, TableUpdate]:
-    """The tables of the arrays of a file. Raises UpdateError."""
+    """Returns the update of each table in the arrays of a file. Raises UpdateError."""
     by_table: dict[str, dict[str, NDArray[Any]]] = {}
     for name, array in arrays.items():
         table, _, part = name.rpartition(".")
@@ -88,7 +88,7 @@ def _table(table: str, parts: Mapping[str, NDArray[Any]], what: str) -> TableUpd
 
 
 def _list(table: str, array: NDArray[Any], what: str) -> list[Value | None]:
-    """Reads values of clients. Raises UpdateError."""
+    """Returns the values in an array. Raises UpdateError."""
     if array.ndim == 1 and array.dtype == np.int64:
         return list(array.tolist())
     if array.ndim == 1 and array.dtype == np.uint8:

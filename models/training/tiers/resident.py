@@ -1,12 +1,12 @@
-"""The rows of a training that are in memory: the hot prefix of every table, and a cache of others.
+"""Keeps rows of a training in memory: the hot prefix of every table, and a cache of others.
 
     ranks below a table's cut   always in memory
-    the others                  in the file; in the cache from the step that needs them until they leave it
+    other ranks                 in the file, and in the cache from the step that needs them until evicted
 
-All of them lie in one weight, which the optimizer of training in memory updates, with its accumulators. Only
-`prepare` changes which rows are in memory. It may run in another thread, for later steps than the one that
-is taken: rows of steps that are not done stay, so that both threads never touch the same row, and a row is
-written back before it is forgotten, so that the file has its last value when it is read again.
+All of them lie in one weight, which the same optimizer updates as without tiers, with its accumulators. Only
+`prepare` changes which rows are in memory. It may run in another thread, ahead of the step that is taken:
+rows of unfinished steps are not evicted, so that both threads never touch the same row, and a row is written
+back before it is evicted, so that the file has its last value when it is read again.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from polyrec.models.training.tiers.slots import SlotDirectory
 from polyrec.models.training.tiers.undo_log import UndoLog
 
 RUNS = 16
-"""Rows that leave the cache are written in runs of at least one RUNS-th of it."""
+"""Rows are evicted in runs of at least one RUNS-th of the cache."""
 ROWS_AT_ONCE = 2**16
 ALL_STEPS = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedRows:
-    """The rows of a step, which are in memory until it is done. slots: int64, like the rows it was asked."""
+    """The rows of a step, in memory until it is done. slots: int64, in the order of the requested rows."""
 
     step: int
     slots: I64
@@ -74,12 +74,12 @@ class ResidentRows:
         self._prepared = self._done = 0
 
     def begin(self, accumulators: Sequence[Tensor]) -> None:
-        """Names the optimizer's accumulators of `store`, [slots] each; they are kept beside the rows."""
+        """Sets the optimizer's accumulators of `store`, [slots] each, which are stored with the rows."""
         self._squares = [a.numpy() for a in accumulators]
         self._done = self._prepared
 
     def restore(self, number: int) -> None:
-        """Goes on from a snapshot that an earlier process took. Raises OSError."""
+        """Restores a snapshot that an earlier process took. Raises OSError."""
         self.log.open(number)
         self._opened = True
         self._load()
@@ -91,7 +91,7 @@ class ResidentRows:
             self._load()
 
     def _load(self) -> None:
-        """Reads the prefix, and forgets the cache."""
+        """Reads the prefix, and empties the cache."""
         held = np.flatnonzero(self._cache.row != NOWHERE)
         self._cache.remove(held)
         self._changed[:] = False
@@ -122,12 +122,12 @@ class ResidentRows:
                 self._steps.wait_for(lambda seen=done: self._done > seen)  # type: ignore[misc]
 
     def done(self, prepared: PreparedRows) -> None:
-        """Notes that a step has been taken, which changed its rows; its rows may leave."""
+        """Marks the rows of a finished step as changed; they may be evicted."""
         self._changed[prepared.slots] = True
         self._release(prepared.step + 1)
 
     def release(self) -> None:
-        """Gives up the steps that were or will be prepared and are not taken, until `begin`."""
+        """Abandons all prepared steps, and those prepared before the next `begin`."""
         self._release(ALL_STEPS)
 
     def _release(self, done: int) -> None:
@@ -136,7 +136,7 @@ class ResidentRows:
             self._steps.notify_all()
 
     def _bring(self, rows: I64, step: int, done: int) -> I64 | None:
-        """Returns the slots of rows in memory, after reading those that were not; None: there is no room."""
+        """Returns the slots of rows, after reading those that are not in memory; None: there is no room."""
         slots = self._prefix_slots(rows)
         cold = np.flatnonzero(slots == NOWHERE)
         wanted = rows[cold]
@@ -153,12 +153,12 @@ class ResidentRows:
         return slots
 
     def _make_room(self, count: int, done: int) -> bool:
-        """Writes rows back and forgets them until `count` slots are free; tells whether they are."""
+        """Evicts rows until `count` slots are free; returns whether they are."""
         lacking = count - self._cache.free
         if lacking > 0:
-            leaving = self._cache.leaving(max(lacking, self._cache.slots // RUNS), done)
-            self._write(self.prefix + leaving, self._cache.row[leaving])
-            self._cache.remove(leaving)
+            to_evict = self._cache.to_evict(max(lacking, self._cache.slots // RUNS), done)
+            self._write(self.prefix + to_evict, self._cache.row[to_evict])
+            self._cache.remove(to_evict)
         return self._cache.free >= count
 
     def read(self, rows: I64) -> F32:
@@ -200,7 +200,7 @@ class ResidentRows:
             return self.log.snapshot()
 
     def roll_back(self, number: int) -> None:
-        """Goes back to a snapshot; no step may be prepared."""
+        """Restores a snapshot; no step may be prepared."""
         with self._residency:
             self.log.roll_back(number)
             self._load()

@@ -1,7 +1,7 @@
 """The file of a training's rows: a record of every row, in pages, read and written past the page cache.
 
 A record is a row's values, its optimizer state (one accumulated square for each column block) and a mark, the
-number of the snapshot that it was last written after (models/training/tiers/undo_log.py). A record never
+number of the latest snapshot when it was last written (models/training/tiers/undo_log.py). A record never
 crosses a page. Sorted rows that lie close are moved in extents of several pages: on a disk with 90,000
 reads/s a read of 16 pages takes as long as three reads of one.
 """
@@ -25,10 +25,10 @@ from polyrec.models.tiers.tier_settings import PAGE_BYTES
 
 EXTENT_PAGES = 16
 DENSE = 3
-"""Pages of an extent that are wanted, from which on the whole extent is moved."""
+"""Number of wanted pages from which a whole extent is moved."""
 
 Before = Callable[[I64, F32], object]
-"""Called with rows and their records in the file, which are overwritten next."""
+"""Called with rows and their old records before they are overwritten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +85,14 @@ class RowFile:
         return -(-pages // EXTENT_PAGES) * EXTENT_PAGES * self.page_bytes
 
     def _view(self, pages: NDArray[np.uint8]) -> F32:
-        """The records in some pages, [pages, rows of a page, columns]."""
+        """Returns a view of the records in some pages, [pages, rows of a page, columns]."""
         floats = pages.view(np.float32).reshape(-1, self.page_bytes // 4)
         size = self.rows_a_page * self.columns
         found: F32 = floats[:, :size].reshape(floats.shape[0], self.rows_a_page, self.columns)
         return found
 
     def create(self, parts: Iterable[F32]) -> None:
-        """Writes the file anew. parts: values of the rows in order, float32 [n, width] each.
+        """Creates the file. parts: values of the rows in order, float32 [n, width] each.
 
         Squares and marks are zero.
         """
@@ -118,13 +118,13 @@ class RowFile:
             if filled:
                 file.write(pages.data)
             file.flush()
-            # a direct access would wait until the kernel has written what it caches of the page
+            # direct access would otherwise wait until the kernel has written the pages that it caches
             os.fdatasync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         self.open()
 
     def open(self) -> None:
-        """Opens a file that was created before. Raises OSError, also if it has another length."""
+        """Opens an existing file. Raises OSError, also if it has another length."""
         found = self.path.stat().st_size
         if found != self.file_bytes:
             raise OSError(f"'{self.path}' has {found} bytes instead of {self.file_bytes}")
@@ -152,20 +152,20 @@ class RowFile:
 
     def write(self, rows: I64, records: F32, before: Before) -> None:
         """Replaces records; they are on disk after `sync`. rows: as for `read`. before: see Before."""
-        under_way = [0, 0]
+        tickets = [0, 0]
         for half, move in zip(cycle((0, 1)), self._moves(rows), strict=False):
             # pages are read into one half of the buffer while those of the other are written
-            self._writer.wait(under_way[half])
+            self._writer.wait(tickets[half])
             self._reader.wait(self._reader.submit(move.offsets, move.targets, move.length))
             within = rows[move.rows] % self.rows_a_page
             before(rows[move.rows], self._records[move.place, within])
             self._records[move.place, within] = records[move.rows]
-            under_way[half] = self._writer.submit(move.offsets, move.targets, move.length)
-        for ticket in under_way:
+            tickets[half] = self._writer.submit(move.offsets, move.targets, move.length)
+        for ticket in tickets:
             self._writer.wait(ticket)
 
     def _moves(self, rows: I64) -> Iterator[_Move]:
-        """Cuts rows into parts whose pages fit half of the buffer, in turns the first and the second half."""
+        """Cuts rows into parts whose pages fit one half of the buffer; parts alternate between the halves."""
         capacity = self._extents // 2 * EXTENT_PAGES
         page = rows // self.rows_a_page
         pages = 1 + np.count_nonzero(np.diff(page)) if rows.size else 0

@@ -27,10 +27,10 @@ from polyrec.models.training.tiers.stage import ResidentStage
 from polyrec.models.training.tiers.undo_log import UndoLog
 
 CACHE_SHARE = 0.25
-"""Share of the memory that is cache, where not all rows fit."""
+"""Share of the memory for the cache, if not all rows fit."""
 BUFFER_SHARE, MOST_BUFFER_BYTES = 1 / 16, 2**24
 CHANGED_BYTES = 1
-"""Memory for each row beside its record: whether it has changed."""
+"""Memory for each row in addition to its record: whether it has changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +59,10 @@ def room_in(memory_bytes: int, rows: int, record_bytes: int) -> Room:
 
 
 class RowTiers:
-    """Where the rows of a command's trainings lie.
+    """Creates and removes the tiers of a command's trainings.
 
-    memory_bytes: for rows, their optimizer state and what finds them; the net, batches and the vocabulary
-    come on top. folder: of the files of rows, a real disk. kind: see `open_reader`.
+    memory_bytes: for rows, their optimizer state and index; the net, batches and the vocabulary come on top.
+    folder: of the files of rows, a real disk. kind: see `open_reader`.
     """
 
     def __init__(self, memory_bytes: int, folder: Path, kind: Kind | None = None) -> None:

@@ -1,8 +1,8 @@
-"""Which rows are in the cache of a training, and which of them leave it.
+"""The directory of a training's row cache: which rows are in it, and which are evicted next.
 
-Rows leave in the order of the file, in a sweep that goes round and round, not in the order of their last use:
-so the changed rows of one page are written together, and neighboring pages in one run. A row that was used
-again since the last round stays for another one. Rows of steps to come never leave.
+Rows are evicted in the order of the file, by a clock sweep, not in the order of their last use: so the
+changed rows of one page are written together, and neighboring pages in one run. A row that was used again
+since the last round stays for another one. Rows of steps to come are never evicted.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.disk.row_index import INDEX_BYTES, NOWHERE, RowIndex
 
 SPARSE = 2
-"""Entries of the index for each slot, in units of its usual load: hardly any row finds both buckets full."""
+"""Index entries per slot, in units of its usual load: hardly any row finds both buckets full."""
 SLOT_BYTES = SPARSE * INDEX_BYTES + 8 + 4 + 1
-"""Memory for each slot beside its record: index, row, last step, whether it was used again."""
+"""Memory for each slot in addition to its record: index, row, last step, whether it was used again."""
 
 
 class SlotDirectory:
     """The slots of a cache of rows 0 ... rows - 1. Not thread-safe.
 
-    Steps are numbered; `first` names the first one that is not done, whose rows and later ones' stay.
+    Steps are numbered; rows of the first unfinished step (`first`) and of later ones are not evicted.
     """
 
     def __init__(self, rows: int, slots: int) -> None:
@@ -54,12 +54,12 @@ class SlotDirectory:
         return slots
 
     def use(self, slots: I64, step: int) -> None:
-        """Notes that a step uses rows that are in the cache. slots: int64 [n], may repeat."""
+        """Marks slots as used by a step. slots: int64 [n], may repeat."""
         self._last[slots] = step
         self._again[slots] = True
 
     def add(self, rows: I64, step: int) -> I64:
-        """Gives free slots to rows that a step uses; returns them. rows: int64 [n], distinct, not cached."""
+        """Assigns free slots to rows that a step uses; returns them. rows: int64 [n], new and distinct."""
         slots = self._free[self._free_count - rows.size : self._free_count]
         self._free_count -= rows.size
         self.row[slots], self._last[slots], self._again[slots] = rows, step, False
@@ -68,13 +68,13 @@ class SlotDirectory:
             self._left_out = np.concatenate((self._left_out, slots[~stored]))
         return slots.copy()
 
-    def leaving(self, count: int, first: int) -> I64:
-        """Returns slots whose rows leave next, by ascending row: `count` of them, or all that may."""
+    def to_evict(self, count: int, first: int) -> I64:
+        """Returns the slots to evict next, by ascending row: `count`, or all that may be evicted."""
         may = np.flatnonzero((self.row != NOWHERE) & (self._last < first))
         distance = (self.row[may] - self._hand) % self._rows
         found = [may[:0]]
         left = min(count, may.size)
-        # every round passes some slots; the second one finds no row that was used again
+        # every pass clears the marks of rows used again, so the second round of the sweep ends
         while left:
             near = np.argpartition(distance, left - 1)[:left]
             self._hand = int(self.row[may[near[distance[near].argmax()]]]) + 1

@@ -1,4 +1,4 @@
-"""The table representation of a training whose rows are partly in a file."""
+"""The table representation while training with rows that are partly in a file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HOST = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class PreparedBatch:
-    """A batch whose rows are in memory. lookups: of slots of the weight in memory instead of rows."""
+    """A batch whose rows are in memory. lookups: slots of the weight instead of rows."""
 
     batch: Batch
     lookups: Lookups
@@ -28,10 +28,10 @@ class PreparedBatch:
 
 
 class ResidentStage(nn.Module):
-    """A TableStage over rows of which some are in memory.
+    """A TableStage whose rows are partly in memory.
 
-    With gradients it is called with the batch of `ahead`, which was prepared; without, with any batch, whose
-    rows are read where they are.
+    With gradients it must be called with the prepared batch `ahead`; without gradients with any batch, whose
+    rows are read from memory or the file.
     """
 
     def __init__(self, rows: FusedRows, slots: PerBlock, resident: ResidentRows) -> None:

@@ -1,9 +1,9 @@
-"""Snapshots of a file of rows: what each row was before it was first overwritten after each of them.
+"""Takes and restores snapshots of a file of rows with logs of overwritten records.
 
-A snapshot is a number. It copies nothing: after it, the old record of a row is appended to the snapshot's
-log before the record is first overwritten, as in a database's rollback journal. Going back writes the old
-records back, from the latest log to the snapshot's own. Whether a record was overwritten since the last
-snapshot stands in the record, its mark, so that no memory is needed for each row.
+A snapshot is a number, and copies nothing: after it, the old record of a row is appended to the snapshot's
+log before the record is first overwritten, as in a database's rollback journal. Restoring writes the old
+records back, from the latest log to the snapshot's own. A mark in each record tells whether it was
+overwritten since the last snapshot, so that no memory is needed for each row.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ ENTRIES_AT_ONCE = 2**15
 class UndoLog:
     """The rows of a file, with snapshots. latest: number of the last one; 0 before the first.
 
-    A process that dies at any moment leaves a file and logs from which every snapshot can be restored that
-    was not dropped.
+    If the process dies at any moment, every snapshot that was not dropped can be restored.
     """
 
     def __init__(self, file: RowFile) -> None:
@@ -33,7 +32,7 @@ class UndoLog:
         self._log = -1
 
     def create(self, parts: Iterable[F32]) -> None:
-        """Begins with new rows, see `RowFile.create`; removes the logs of old ones."""
+        """Creates the file (`RowFile.create`), and removes the logs of an earlier one."""
         self.close()
         for number in self._numbers():
             self._path(number).unlink()
@@ -41,7 +40,7 @@ class UndoLog:
         self._begin(0)
 
     def open(self, number: int) -> None:
-        """Opens what an earlier process left and goes back to a snapshot."""
+        """Opens the file and logs of an earlier process, and restores a snapshot."""
         self.close()
         self.file.open()
         self.roll_back(number)
@@ -67,7 +66,7 @@ class UndoLog:
         left = entries.view(np.uint8).data
         while left:
             left = left[os.write(self._log, left) :]
-        # on disk before the file is overwritten, which a loss of power would otherwise reorder
+        # on disk before the file is overwritten, since a loss of power may reorder writes
         os.fdatasync(self._log)
 
     def snapshot(self) -> int:
@@ -77,20 +76,20 @@ class UndoLog:
         return self.latest
 
     def roll_back(self, number: int) -> None:
-        """Goes back to a snapshot; later ones are gone, and the next one has the number after it."""
+        """Restores a snapshot and drops later ones; the next one has the number after it."""
         later = [n for n in reversed(self._numbers()) if n >= number]
         for log in later:
             for rows, records in self._entries(log):
                 order = np.argsort(rows)
                 self.file.write(rows[order], records[order], lambda _rows, _old: None)
         self.file.sync()
-        # from the latest on: if the process dies here, what is left leads to the same rows
+        # the latest first: if the process dies here, the remaining logs restore the same rows
         for log in later:
             self._path(log).unlink()
         self._begin(number)
 
     def drop_before(self, number: int) -> None:
-        """Removes what only snapshots before `number` need."""
+        """Removes the logs that only snapshots before `number` need."""
         for log in self._numbers():
             if log < number:
                 self._path(log).unlink()
@@ -119,7 +118,7 @@ class UndoLog:
         """Yields rows and old records of a log, in parts; no row occurs twice."""
         with self._path(number).open("rb") as log:
             while content := log.read(ENTRIES_AT_ONCE * self._entry.itemsize):
-                # a process that was killed may have left half an entry, whose row was not overwritten
+                # a killed process may have left a partial entry, whose row was not overwritten
                 whole = len(content) // self._entry.itemsize * self._entry.itemsize
                 entries = np.frombuffer(content[:whole], self._entry)
                 yield entries["row"], entries["record"]
@@ -128,7 +127,7 @@ class UndoLog:
         return self.file.path.with_name(f"{self.file.path.name}.undo-{number}")
 
     def _numbers(self) -> list[int]:
-        """The numbers of the logs that exist, ascending."""
+        """Returns the numbers of the existing logs, ascending."""
         name = f"{self.file.path.name}.undo-"
         return sorted(int(p.name[len(name) :]) for p in self.file.path.parent.glob(f"{name}*"))
 

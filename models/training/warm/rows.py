@@ -1,7 +1,7 @@
 """Moves the rows and weights of a bundle into a model of continued vocabularies.
 
-The net and the decoders are the bundle's. A known id keeps its row, wherever its rank went; a new one has
-the row that an untrained model has there.
+The net and the decoders are the bundle's. A known id keeps its row, whatever its new rank; a new id gets the
+row that an untrained model has at its rank.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from polyrec.models.schema.vocabulary import Vocabulary
 
 
 def continued_representation(bundle: Bundle, vocabularies: Mapping[str, Vocabulary]) -> Representation:
-    """Returns the representation of a bundle's continued tables: what was stored or computed stays so."""
+    """Returns the representation of continued tables: stored rows stay stored, computed ones computed."""
     was, before = bundle.manifest.representation, bundle.encoder.vocabularies
     if was.encoding is None:
         return was
@@ -37,7 +37,7 @@ def continued_representation(bundle: Bundle, vocabularies: Mapping[str, Vocabula
 
 
 def stored_in_part(bundle: Bundle) -> dict[str, int]:
-    """Returns how many rows each table stores that stores some and computes the others."""
+    """Returns the number of stored rows of each table that stores some rows and computes others."""
     rows = {t: v.rows for t, v in bundle.encoder.vocabularies.items()}
     return {t: cut for t, cut in bundle.manifest.representation.cuts.items() if 0 < cut < rows[t]}
 
@@ -96,7 +96,7 @@ def _take_rows(
     now: Mapping[str, slice],
     source: Mapping[str, I64],
 ) -> None:
-    """Copies the rows of known ids from where they were to where they are now."""
+    """Copies the rows of known ids from their old ranks to their new ones."""
     for table, place in now.items():
         ranks = torch.from_numpy(source[table][: place.stop - place.start])
         known = ranks != NEW

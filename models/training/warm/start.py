@@ -2,7 +2,7 @@
 
 The bundle gives the schema, the architecture, the representation, its weights, its vocabularies (continued,
 see models/schema/continuation.py) and the means and deviations of its numbers. A bundle has no optimizer
-state, so that begins anew, with smaller steps than from nothing.
+state, so the optimizer starts fresh, with smaller steps than a training from nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STEP_SIZE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class WarmStart:
-    """A bundle to continue, and how.
+    """Settings of a warm start.
 
     forget: see polyrec.models.schema.continuation.Previous. new_standards: means and deviations of the new
     data instead of the bundle's. step_size: factor of the recipe's step sizes.
@@ -68,13 +68,13 @@ class WarmStart:
         found = self.bundle.manifest.training.get("recipe")
         return None if found is None else Recipe.model_validate(found)
 
-    def gentler(self, recipe: Recipe) -> Recipe:
+    def with_smaller_steps(self, recipe: Recipe) -> Recipe:
         """Returns the recipe with the step sizes of a warm start."""
         smaller = {key: getattr(recipe, key) * self.step_size for key in ("dense_lr", "sparse_lr")}
         return recipe.model_copy(update=smaller)
 
     def previous(self) -> Previous:
-        """Returns what the vocabularies continue."""
+        """Returns the vocabularies to continue, and how."""
         return Previous(self.bundle.encoder.vocabularies, self.forget, stored_in_part(self.bundle))
 
     def encoder(self, found: Calibration) -> Encoder:
@@ -107,7 +107,7 @@ class WarmStart:
         return found
 
     def identity(self) -> dict[str, Any]:
-        """Returns what a checkpoint of this training depends on; JSON."""
+        """Returns the part of a checkpoint's identity that depends on the warm start; JSON."""
         return {
             "version": self.bundle.manifest.version,
             "forget": self.forget,

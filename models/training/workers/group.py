@@ -1,8 +1,8 @@
-"""The processes of a training, and the three ways in which they exchange tensors.
+"""The group of worker processes of a training, and its collective calls.
 
-Started by torchrun or by `polyrec train --workers N`; both set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
-Every worker calls the same methods in the same order. Bytes are counted as they leave a worker for another
-one, without the transport's own headers.
+Workers are started by torchrun or by `polyrec train --workers N`; both set RANK, WORLD_SIZE, MASTER_ADDR and
+MASTER_PORT. Every worker calls the same methods in the same order. Bytes are counted as a worker sends them
+to another one, without the transport's own headers.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from polyrec.models.errors import DataError
 T = TypeVar("T")
 
 ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""Variables that tell a worker its group, as torchrun sets them."""
+"""Variables that identify a worker and its group, as torchrun sets them."""
 
 
 class WorkerGroup:
-    """The workers of a training. rank: of this one, from 0. size: how many there are.
+    """The workers of a training. rank: of this one, from 0. size: number of workers.
 
-    sent_bytes: what this worker sent to others so far. Use it with `with`, or `close` it.
+    sent_bytes: bytes that this worker has sent to others. Use it with `with`, or `close` it.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -53,20 +53,20 @@ class WorkerGroup:
         self.close()
 
     def exchange(self, parts: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
-        """Sends `parts[i]` to worker i; returns what the others sent to this one, in order of rank.
+        """Sends `parts[i]` to worker i; returns what this one received, in order of rank (all-to-all).
 
-        parts: [n_i, ...] of equal trailing shape and type. sizes: the rows that each worker sends here.
+        parts: [n_i, ...] of equal trailing shape and type. sizes: number of rows from each worker.
         """
         own = torch.cat(list(parts))
         out = own.new_empty((sum(sizes), *own.shape[1:]))
-        of_each = [part.shape[0] for part in parts]
+        lengths = [part.shape[0] for part in parts]
         row_bytes = own[0].numel() * own.element_size() if own.shape[0] else 0
-        sent = (own.shape[0] - of_each[self.rank]) * row_bytes
-        self._run(lambda: dist.all_to_all_single(out, own, list(sizes), of_each), sent)
+        sent = (own.shape[0] - lengths[self.rank]) * row_bytes
+        self._run(lambda: dist.all_to_all_single(out, own, list(sizes), lengths), sent)
         return out
 
     def counts(self, own: Sequence[int], device: torch.device) -> list[int]:
-        """Tells worker i the number `own[i]`; returns what the others told this one."""
+        """Sends the number `own[i]` to worker i; returns the numbers that this one received."""
         sent = torch.tensor(own, dtype=torch.int64, device=device)
         found = torch.empty_like(sent)
         wire = 8 * (self.size - 1)

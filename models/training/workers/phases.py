@@ -1,9 +1,9 @@
-"""FAE's schedule: batches of popular look-ups only, and the others, in turns (Adnan et al., VLDB'22).
+"""FAE's schedule: batches with popular look-ups only alternate with others (Adnan et al., VLDB'22).
 
-A row is hot if all of its look-ups are of replicated rows. A window is drawn as hot batches, which need no
-exchange of rows, and cold ones. They take turns: a share `rate` of the cold batches, then that share of the
-hot ones, and so on. Long turns switch rarely, but train long on one kind: a worse validation loss halves the
-rate, PATIENCE better ones in a row double it.
+A training row is hot if all of its look-ups are of replicated rows. A window is drawn as hot batches, which
+need no exchange of rows, and cold ones. They take turns: a share `rate` of the cold batches, then that share
+of the hot ones, and so on. Long turns switch rarely, but train long on one kind: a worse validation loss
+halves the rate, PATIENCE better ones in a row double it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Phases:
 
 
 def hot_rows_of(stage: ShardedStage, window: Rows, group: I64 | None) -> NDArray[np.bool_]:
-    """Tells which rows of a window are hot, bool [rows]; with `group`, whole requests are or not."""
+    """Returns which rows of a window are hot, bool [rows]; with `group`, only rows of wholly hot requests."""
     parts = [
         stage.hot_rows_of(window.data.batch(window.rows[start : start + CLASSIFIED_AT_ONCE]))
         for start in range(0, window.rows.size, CLASSIFIED_AT_ONCE)

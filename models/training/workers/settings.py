@@ -1,4 +1,4 @@
-"""The forms in which several workers exchange rows."""
+"""Settings of the exchange of rows between workers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SCHEMES: tuple[Scheme, ...] = ("plain", "fae", "hotline")
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """How the workers of a training exchange rows.
+    """Settings of the exchange of rows.
 
     scheme: plain exchanges rows in every step; fae draws batches of popular look-ups only, which need no
     exchange (models/training/workers/phases.py); hotline fetches the rows of one micro-batch while another

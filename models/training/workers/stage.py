@@ -14,15 +14,14 @@ from polyrec.models.embeddings.store import ComputedRows
 from polyrec.models.embeddings.table import TableStage
 from polyrec.models.schema.batch import Batch
 from polyrec.models.training.workers.group import WorkerGroup
-from polyrec.models.training.workers.rows import Fetched, WorkerRows
+from polyrec.models.training.workers.row_exchange import Fetched, WorkerRows
 
 
 class ShardedStage(nn.Module):
-    """A TableStage whose rows lie with all workers; every worker calls it equally often.
+    """A TableStage whose rows are sharded over all workers; every worker must call it equally often.
 
     hot: bool [rows of the fused weight], the replicated ones. local: whether all look-ups of the next batches
-    are of replicated rows. pending: what was fetched since `push`.
-    ahead: what the next call uses, fetched before.
+    are of replicated rows. pending: fetched since the last `push`. ahead: fetched for the next call.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class ShardedStage(nn.Module):
         return assemble(moved, ComputedRows(fetched.values), self.width, self.rows.device)
 
     def join(self) -> None:
-        """Takes part in a call of the other workers, for no rows."""
+        """Takes part in a call of the other workers, without look-ups."""
         fetched = self.ahead or self.rows.fetch(np.zeros(0, np.int64), self.local)
         self.ahead = None
         if torch.is_grad_enabled():
@@ -69,7 +68,7 @@ class ShardedStage(nn.Module):
         self.pending = []
 
     def hot_rows_of(self, batch: Batch) -> NDArray[np.bool_]:
-        """Tells of which rows of a batch all look-ups are of replicated rows, bool [rows]."""
+        """Returns the rows of a batch whose look-ups are all of replicated rows, bool [rows]."""
         lookups = self.table_rows.lookups(batch)
         context, candidate = (self._hot(block) for block in (lookups.context, lookups.candidate))
         return candidate & (context if batch.context_row is None else context[batch.context_row])

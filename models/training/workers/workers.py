@@ -1,10 +1,11 @@
-"""Lets several workers take the steps of one training together.
+"""Takes the steps of one training with several workers.
 
 Every worker draws the same batches and takes its share of each, whole requests where batches are of whole
 requests. The gradients of the dense net are summed over the workers, those of rows by their owners
-(models/training/workers/rows.py); the sum over the workers is the gradient of the whole batch, up to the
-order in which floats are added. In Hotline's scheme (Adnan et al., ISCA'24) a worker splits its share
-in rows whose look-ups are all replicated and the others, and a thread fetches for these while those compute.
+(models/training/workers/row_exchange.py); the sum over the workers is the gradient of the whole batch, up to
+the order in which floats are added. In Hotline's scheme (Adnan et al., ISCA'24) a worker splits its share
+into rows whose look-ups are all replicated and the others; a thread fetches for the others while the first
+compute.
 """
 
 from __future__ import annotations
@@ -38,10 +39,7 @@ LossOf = Callable[[Batch, I64], Tensor]
 
 
 class Workers:
-    """This worker's part in the trainings of a command, one after the other.
-
-    Close it, or use it with `with`.
-    """
+    """One worker of a command's trainings. Close it, or use it with `with`."""
 
     def __init__(self, group: WorkerGroup, settings: WorkerSettings) -> None:
         self.group, self.settings = group, settings
@@ -78,7 +76,7 @@ class Workers:
         return DLRM(ShardedStage(table, self.group, hot, self.settings.distinct), model.net)
 
     def whole(self, model: DLRM, table: Stage) -> DLRM:
-        """Returns an ordinary model of all rows, in `table`; `settle` or a check came before."""
+        """Returns an ordinary model with all rows, in `table`. To be called after `settle` or a check."""
         (weight,) = table.sparse_parameters()
         with torch.no_grad():
             weight.copy_(_stage(model).rows.whole())
@@ -116,7 +114,7 @@ class Workers:
             yield chosen
 
     def _switch(self, hot: bool) -> None:
-        """Makes the replicas (hot) or their owners' rows the ones that count, with their optimizer state."""
+        """Makes the replicas (hot) or the owners' rows current, with their optimizer state."""
         rows = self._stage.rows
         if rows.use_hot == hot or not rows.hot_rows.size:
             return
@@ -128,7 +126,7 @@ class Workers:
         rows.use_hot = hot
 
     def settle(self) -> None:
-        """Copies replicated rows to their owners, so that those hold the whole state."""
+        """Copies replicated rows to their owners, so that the owners hold the current state."""
         rows = self._stage.rows
         if rows.use_hot:
             for own, replicated in self._pairs:
@@ -139,8 +137,8 @@ class Workers:
         size, rank = self.group.size, self.group.rank
         cuts = np.arange(size + 1) * chosen.size // size
         if group is not None:
-            of_row = group[chosen]
-            ends = np.concatenate(([0], np.flatnonzero(np.diff(of_row)) + 1, [chosen.size]))
+            request = group[chosen]
+            ends = np.concatenate(([0], np.flatnonzero(np.diff(request)) + 1, [chosen.size]))
             cuts = ends[np.searchsorted(ends, cuts)]
         return chosen[cuts[rank] : cuts[rank + 1]]
 
@@ -198,7 +196,7 @@ class Workers:
         return float(flat[-1])
 
     def checked_rows(self, rows: I64) -> I64:
-        """Returns the rows that this worker predicts in a check: as many on every worker, some twice."""
+        """Returns the rows that this worker predicts in a check: equally many on every worker, some twice."""
         self.settle()
         self._stage.local = False
         each = -(-rows.size // self.group.size)
@@ -211,7 +209,7 @@ class Workers:
         return found[..., :rows]
 
     def checked(self, log_loss: float) -> None:
-        """Tells the validation loss of a check."""
+        """Adapts FAE's schedule to the validation loss of a check."""
         self._phases.checked(log_loss)
 
 
@@ -220,7 +218,7 @@ def hot_prefix(
 ) -> NDArray[np.bool_]:
     """Returns which rows of the fused weight are replicated, bool [rows]: `cuts` of each table.
 
-    The rows of unknown and missing ids are too, since a training step may hide any id.
+    The rows of unknown and missing ids are replicated too, since a training step may hide any id.
     """
     hot = np.zeros(table.rows.total, bool)
     for name, base in table.rows.base.items():
@@ -232,7 +230,7 @@ def hot_prefix(
 
 
 def take_rows(batch: Batch, rows: I64) -> Batch:
-    """Returns some rows of a batch, with the contexts that they have."""
+    """Returns some rows of a batch, with their contexts."""
     candidate = batch.candidate.take(rows)
     if batch.context_row is None:
         return Batch(batch.context.take(rows), candidate)

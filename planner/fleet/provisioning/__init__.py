@@ -1,1 +1,1 @@
-"""How many nodes of which type to rent by hour, and which paths of which models run on them."""
+"""Plans a fleet: nodes of each type to rent by hour, and the paths of each model on them."""

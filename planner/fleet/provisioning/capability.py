@@ -1,4 +1,4 @@
-"""Computes what a node of each type can do: seconds of its devices for a query, by path and class.
+"""Computes the capability of a node of each type: seconds of its devices per query, by path and size class.
 
 Profiles and the fleet's description come in; plain numbers go out. Device time, batching and headroom
 under the SLO are those of a single machine's plan (planner/deployment/option.py).
@@ -32,9 +32,9 @@ Profiles = Mapping[tuple[str, str], Profile]
 class Runnable:
     """A path of a model on a node type.
 
-    usage: float64 [resources, classes], seconds a query; inf where it cannot meet the SLO. value: of an
-    answered row, equal for paths not shown different; quality: its own. rows_bytes: of its bundle, once for
-    all its paths on the device.
+    usage: float64 [resources, classes], seconds per query; inf where it cannot meet the SLO. value: of an
+    answered row, equal for paths not shown different. quality: measured. rows_bytes: of its bundle, charged
+    once for all its paths on the device.
     """
 
     model: int
@@ -52,7 +52,7 @@ class Runnable:
 
 @dataclass(frozen=True, slots=True)
 class NodeOffer:
-    """A node type in numbers. capacity: seconds a second of each resource; bytes: of each device's memory."""
+    """A node type in numbers. capacity: seconds per second of each resource. bytes: memory of each device."""
 
     name: str
     price: float
@@ -70,8 +70,8 @@ class NodeOffer:
 class Demand:
     """A model's queries.
 
-    rows: of a query of each class, [classes]; queries: a second, [classes, hours]. quality: least mean, of
-    each hour if `hourly`.
+    rows: of a query, [classes]. queries: per second, [classes, hours]. quality: least mean, in each hour if
+    `hourly`.
     """
 
     name: str
@@ -84,7 +84,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class FleetProblem:
-    """Input of the program: what nodes can do, and what is asked."""
+    """Input of the optimization program: capabilities of nodes, and demands of models."""
 
     offers: tuple[NodeOffer, ...]
     demands: tuple[Demand, ...]
@@ -136,7 +136,7 @@ def _offer(node: NodeType, models: tuple[FleetModel, ...], profiles: Profiles) -
     lanes: dict[str, int] = {}
     memory: dict[str, float] = {}
     machine: Machine | None = None
-    posed = []
+    problems = []
     for m, model in enumerate(models):
         profile = profiles.get((model.name, node.name))
         if profile is None:
@@ -145,14 +145,14 @@ def _offer(node: NodeType, models: tuple[FleetModel, ...], profiles: Profiles) -
         traffic = Traffic(rate=max(*model.rate, 1.0), sizes=model.sizes)
         needs = Requirements(model.slo_ms / 1e3, traffic)
         problem = build_problem(profile, needs, [None] * len(profile.paths))
-        posed.append((m, problem))
-        for name, on in problem.lanes.items():
-            lanes[name] = min(lanes.get(name, on.count), on.count)
+        problems.append((m, problem))
+        for name, device_lanes in problem.lanes.items():
+            lanes[name] = min(lanes.get(name, device_lanes.count), device_lanes.count)
         memory |= {d.name: float(d.memory_bytes) for d in profile.machine.devices}
     if machine is None:
         raise FleetError(f"node type '{node.name}': no model has a profile of it")
     resources = (*lanes, FRONT)
-    for m, problem in posed:
+    for m, problem in problems:
         reader = problem.inline or FRONT
         for option in problem.options:
             p = problem.paths[option.path]
@@ -188,7 +188,7 @@ def _offer(node: NodeType, models: tuple[FleetModel, ...], profiles: Profiles) -
 
 
 def _read(file: Path, node: NodeType) -> Profile:
-    """Reads a profile, or a plan, whose paths are known to fit the node's memory together."""
+    """Reads a profile, or a plan, all of whose paths fit the node's memory together."""
     if _is_plan(file):
         if node.machine is None:
             raise FleetError(f"node type '{node.name}': a plan ('{file}') needs the machine it is for")

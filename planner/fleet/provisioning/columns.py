@@ -1,9 +1,9 @@
 """Solves the fleet's program: column generation over configurations, then whole nodes.
 
-The relaxation over the configurations known so far prices queries; the best node of each type at each
-hour's prices is added if it is worth more than it costs; when none is, the relaxation is a lower bound over
-all configurations. Whole nodes come from a mixed-integer program over those found, an hour at a time if
-nothing couples the hours, or by rounding up where it runs into its time limit.
+The relaxation over the known configurations gives prices of queries. The best node of each type at each
+hour's prices is added if it is worth more than it costs; when there is none, the relaxation is a lower bound
+over all configurations. Whole nodes come from a mixed-integer program over those found, an hour at a time if
+nothing couples the hours, or by rounding up if it reaches its time limit.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ ROUNDS = 30
 TOLERANCE = 1e-7
 WHOLE = 1e-6
 FEW = 200
-"""Configurations times hours up to which the whole-node program has all of them."""
+"""Configurations times hours up to which the whole-node program includes all configurations."""
 
 
 @dataclass(frozen=True, slots=True)
 class SolvedFleet:
     """Whole nodes and their load, in dollars for all hours.
 
-    worth: by type, [hours], dollars an hour that one more node would save, at the relaxation's prices.
-    bound: least cost of any fleet, whatever its configurations. proven: column generation ended.
+    worth: by type, [hours], dollars per hour that one more node would save, at the relaxation's prices.
+    bound: lower bound of the cost of any fleet. proven: whether column generation converged.
     """
 
     configurations: tuple[Configuration, ...]
@@ -70,18 +70,19 @@ def solve_fleet(problem: FleetProblem, rounds: int = ROUNDS) -> SolvedFleet:
         np.array([nodes[t, h].value for h in range(problem.hours)]) for t in range(len(problem.offers))
     )
     used = relaxed.nodes.max(axis=1) > WHOLE
-    # of many configurations, the whole-node program is over those in use
+    # with many configurations, the whole-node program only has those in use
     chosen = configurations
     if len(configurations) * problem.hours > FEW:
         pairs = zip(configurations, used, strict=True)
-        chosen = [one for one, of in pairs if of or not _has_used(configurations, used, one)]
+        chosen = [one for one, in_use in pairs if in_use or not _has_used(configurations, used, one)]
     solved = _whole_nodes(problem, chosen)
     return SolvedFleet(tuple(chosen), solved, worth, relaxed.dollars, proven)
 
 
 def _has_used(configurations: Sequence[Configuration], used: F64, one: Configuration) -> bool:
     """Whether another configuration of the type is used by the relaxation."""
-    return any(bool(of) and other.offer == one.offer for of, other in zip(used, configurations, strict=True))
+    pairs = zip(configurations, used, strict=True)
+    return any(bool(in_use) and other.offer == one.offer for other, in_use in pairs)
 
 
 def _best_nodes(problem: FleetProblem, relaxed: Solved) -> dict[tuple[int, int], BestNode]:
@@ -121,14 +122,14 @@ def _solve_or_round(problem: FleetProblem, configurations: Sequence[Configuratio
         for t, offer in enumerate(problem.offers):
             own = [k for k, one in enumerate(configurations) if one.offer == t]
             for h in range(problem.hours):
-                _cut_to_most(up[:, h], own, offer.most)
+                _limit_to(up[:, h], own, offer.most)
         solved = FleetProgram(problem, configurations, fixed=up).relax()
         cost = node_dollars(problem, configurations, up)
         solved = replace(solved, dollars=solved.dollars + cost, bound=relaxed.dollars)
     return solved
 
 
-def _cut_to_most(up: F64, own: Sequence[int], most: int | None) -> None:
+def _limit_to(up: F64, own: Sequence[int], most: int | None) -> None:
     """Removes nodes beyond the type's limit, of the most numerous configuration first."""
     while most is not None and own and up[list(own)].sum() > most:
         up[max(own, key=lambda k: float(up[k]))] -= 1

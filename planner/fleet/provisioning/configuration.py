@@ -1,8 +1,8 @@
-"""Configurations: sets of paths that a node holds in its memories together, found by column generation.
+"""Finds configurations: sets of paths that fit a node's memories together.
 
-Given what another query of each class is worth (the dual prices of the fleet's program), the most valuable
-node is a small mixed-integer program: which paths to open within the memory, and how to divide its devices'
-time among them. Its value is what one more node would be worth.
+Given the worth of another query of each class (the dual prices of the fleet's program), the most valuable
+node is the solution of a small mixed-integer program: which paths to open within the memory, and how to
+divide its devices' time among them. Its value is what one more node would be worth.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Paths = frozenset[int]
 
 @dataclass(frozen=True, slots=True)
 class BestNode:
-    """The most valuable node of a type: its paths, and its value a second."""
+    """The most valuable node of a type: its paths, and its value per second."""
 
     paths: Paths
     value: float
@@ -138,7 +138,7 @@ def starting_paths(offer: NodeOffer) -> list[Paths]:
 
 
 def _filled(offer: NodeOffer, chosen: list[int]) -> list[int]:
-    """Adds paths in the order given while they fit: a node with more paths can do no less."""
+    """Adds all paths that still fit, in order: more paths never make a node worse."""
     chosen = list(chosen)
     for i in range(len(offer.runnables)):
         if i not in chosen and fits(offer, [*chosen, i]):

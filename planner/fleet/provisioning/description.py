@@ -7,12 +7,12 @@ run it; files are relative to the fleet file.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from polyrec.models.errors import PolyrecError
-from polyrec.models.files import Strict, read_yaml, validate_as
+from polyrec.models.files import Strict, read_described
 from polyrec.planner.plan import BudgetMs
 from polyrec.planner.traffic import Sizes
 
@@ -61,7 +61,7 @@ class FleetModel(Strict):
 
 
 class Fleet(Strict):
-    """Node types and models. spare: share of each hour's rate that is provided for on top of it."""
+    """Node types and models. spare: extra capacity, as a share of each hour's rate."""
 
     nodes: Annotated[tuple[NodeType, ...], Field(min_length=1)]
     models: Annotated[tuple[FleetModel, ...], Field(min_length=1)]
@@ -93,12 +93,7 @@ class Fleet(Strict):
 
 def load_fleet(file: str | Path) -> Fleet:
     """Reads a YAML or JSON file; profiles and machine files are relative to it. Raises FleetError."""
-    what = f"fleet '{file}'"
-    try:
-        raw: dict[str, Any] = read_yaml(Path(file), what, FleetError)
-    except FileNotFoundError:
-        raise FleetError(f"no fleet file '{file}'") from None
-    fleet = validate_as(Fleet, raw, what, FleetError)
+    fleet = read_described(Fleet, file, "fleet file", FleetError)
     beside = Path(file).parent
     models = tuple(
         model.model_copy(update={"profiles": {n: beside / f for n, f in model.profiles.items()}})

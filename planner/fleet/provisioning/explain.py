@@ -1,4 +1,4 @@
-"""The fleet plan as text: nodes by hour, cost, models, what another node is worth, what faults do."""
+"""Formats a fleet plan as text: nodes by hour, cost, models, worth of another node, effects of faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fleet plan: nodes, paths and cost by hour, shadow prices, and what faults do to the SLO."""
+"""Makes the fleet plan: nodes, paths and cost by hour, shadow prices, and effects of faults on the SLO."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class ModelForecast:
 
 @dataclass(frozen=True, slots=True)
 class NodeWorth:
-    """Shadow price of a node type in dollars an hour: what one more node would save, at its price.
+    """Shadow price of a node type in dollars per hour: what one more node would save, at its price.
 
-    worth: over the day's mean; at_most: in the hour in which it is highest. A type worth less than it costs
-    is not rented; one worth more is limited by its `most`.
+    worth: mean over the day. at_most: in the hour in which it is highest. A type worth less than it costs is
+    not rented; one worth more is limited by its `most`.
     """
 
     type: str
@@ -66,7 +66,7 @@ class WhatIf:
 
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
-    """Dollars are for all hours. gap: relative distance to the cheapest fleet that is not excluded."""
+    """A plan in dollars for all hours. gap: relative distance to the lower bound of the cost."""
 
     hours: int
     groups: tuple[NodeGroup, ...]
@@ -99,7 +99,7 @@ def plan_fleet(fleet: Fleet, profiles: Profiles) -> FleetPlan:
 
 
 def make_fleet_plan(problem: FleetProblem) -> FleetPlan:
-    """Returns the cheapest fleet of a problem, with what is asked of it changed in several ways."""
+    """Returns the cheapest fleet of a problem, and its behavior under other loads and losses."""
     found = solve_fleet(problem)
     solved, configurations = found.solved, found.configurations
     cost = node_dollars(problem, configurations, solved.nodes)
@@ -127,7 +127,7 @@ def make_fleet_plan(problem: FleetProblem) -> FleetPlan:
 
 
 def what_ifs(problem: FleetProblem, found: SolvedFleet) -> tuple[WhatIf, ...]:
-    """Returns what the rented nodes do under a surge, and after the loss of spot nodes or of one node."""
+    """Returns the results of the rented nodes under a surge, and after losing spot nodes or one node."""
     nodes = found.solved.nodes
     cases: list[tuple[str, F64, float]] = [(f"{SURGE:g} times the rate", nodes, SURGE)]
     for t, offer in enumerate(problem.offers):
@@ -148,8 +148,8 @@ def what_ifs(problem: FleetProblem, found: SolvedFleet) -> tuple[WhatIf, ...]:
 def _what_if(
     problem: FleetProblem, configurations: tuple[Configuration, ...], what: str, nodes: F64, factor: float
 ) -> WhatIf:
-    """Shares out the load over given nodes: first the rows in time, then their worth."""
-    # with nodes given, any worth of information makes the best of them
+    """Divides the load over given nodes: maximizes first the rows in time, then their worth."""
+    # the nodes are fixed, so any positive weight of information gives the best division
     demands = tuple(replace(d, queries=d.queries * factor, weight=d.weight or 1.0) for d in problem.demands)
     changed = replace(problem, demands=demands)
     models = _forecasts(

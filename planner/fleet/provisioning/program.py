@@ -1,9 +1,9 @@
-"""The fleet's program: nodes of each configuration by hour, and the queries that their paths answer.
+"""The fleet's optimization program: nodes of each configuration by hour, and queries that their paths answer.
 
 Variables: nodes[configuration, hour] (whole numbers at the end), daily[type], answered[configuration,
-path, class, hour] and unserved[model, class, hour], in queries a second. It minimizes dollars: what nodes
-cost, minus what information is worth, plus a penalty on unserved rows that is above the cost of any node
-that could answer them. Hours are coupled by types rented by the day and by qualities asked over the day.
+path, class, hour] and unserved[model, class, hour], in queries per second. It minimizes dollars: the cost of
+nodes, minus the worth of information, plus a penalty on unserved rows that is above the cost of any node that
+could answer them. Hours are coupled by types rented daily and by qualities required over the day.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from polyrec.planner.fleet.provisioning.configuration import Paths
 
 HOUR_S = 3600.0
 PENALTY = 10.0
-"""An unserved row costs as much as this many on the dearest path of any node."""
+"""Cost of an unserved row, as a multiple of the cost of a row on the dearest path of any node."""
 FAIRNESS = 10.0
-"""With nodes given: weight of the worst model's unserved share over that of all rows together."""
+"""For fixed nodes: weight of the worst model's unserved share, relative to that of all rows together."""
 NEGLIGIBLE = 1e-3
-"""Share of an hour's rows for which one more node is rented rather than leave them unserved."""
+"""Share of an hour's rows above which one more node is rented instead of leaving them unserved."""
 GAP = 1e-4
 TIME_LIMIT_S = 60.0
 
@@ -43,11 +43,11 @@ class Configuration:
 class Solved:
     """A solution in dollars for all hours.
 
-    nodes: [configurations, hours]. answered: (configuration, path, class, hour, queries a second).
-    unserved: by model, [classes, hours]. query_price: by model, [classes, hours], dollars an hour for another
-    query a second; row_quality_price: by model, [hours], for a unit of quality above the asked mean;
-    node_price: by type, [hours], what a node costs with the prices of `most` and of the day. Prices are of
-    the linear relaxation; a mixed-integer solution has none. bound: the least cost not excluded.
+    nodes: [configurations, hours]. answered: (configuration, path, class, hour, queries per second).
+    unserved: by model, [classes, hours]. query_price: by model, [classes, hours], dollars per hour for one
+    more query per second; row_quality_price: by model, [hours], for a unit of quality above the required
+    mean; node_price: by type, [hours], the cost of a node including the prices of `most` and of daily rent.
+    Prices are of the linear relaxation; a mixed-integer solution has none. bound: lower bound of the cost.
     """
 
     dollars: float
@@ -81,10 +81,10 @@ class _Matrix:
 
 
 class FleetProgram:
-    """One program over configurations.
+    """The program over some configurations.
 
-    fixed: nodes [configurations, hours] that are given, so that only the load is shared out. asked: whether
-    the mean qualities that models ask for are constraints.
+    fixed: given nodes [configurations, hours], so that only the load is divided. asked: whether the mean
+    qualities that models require are constraints.
     """
 
     def __init__(
@@ -144,7 +144,9 @@ class FleetProgram:
         problem, hours = self.problem, self.problem.hours
         penalties = unserved_prices(problem, whole=self.fixed is None)
         for m, demand in enumerate(problem.demands):
-            rows = np.array([[self._eq.row(float(q)) for q in of] for of in demand.queries], np.int64)
+            rows = np.array(
+                [[self._eq.row(float(q)) for q in by_hour] for by_hour in demand.queries], np.int64
+            )
             self._demand_rows.append(rows)
             if asked and demand.quality is not None:
                 over_day = self._le.row(0.0) if not demand.hourly else None
@@ -168,7 +170,7 @@ class FleetProgram:
             self._divide_fairly(penalties)
 
     def _divide_fairly(self, penalties: list[F64]) -> None:
-        """Makes the largest share of unserved rows of any model as small as possible, in each hour."""
+        """Minimizes the largest share of unserved rows of any model, in each hour."""
         for h in range(self.problem.hours):
             asked = [float(d.rows @ d.queries[:, h]) for d in self.problem.demands]
             cost = FAIRNESS * sum(float(p[h]) * rows for p, rows in zip(penalties, asked, strict=True))
@@ -243,7 +245,7 @@ class FleetProgram:
         )
 
     def solve(self, time_limit_s: float = TIME_LIMIT_S, gap: float = GAP) -> Solved | None:
-        """Solves with whole nodes; None if the solver found nothing in the time."""
+        """Solves with whole nodes; None if the solver found nothing within the time limit."""
         lower, upper = self._bounds()
         n = len(self._cost)
         result = milp(
@@ -289,14 +291,14 @@ class FleetProgram:
 
 
 def hourly_worth(weight: float, value: float) -> float:
-    """Dollars an hour that a row a second of a value earns; weight: dollars a million units."""
+    """Returns the dollars per hour of one row per second of a value. weight: dollars per million units."""
     return weight * 1e-6 * value * HOUR_S
 
 
 def unserved_prices(problem: FleetProblem, whole: bool) -> list[F64]:
-    """Returns dollars an hour for an unserved row a second, by model, [hours].
+    """Returns the dollars per hour of one unserved row per second, by model, [hours].
 
-    whole: above the price of a whole node for a share of NEGLIGIBLE of the hour's rows.
+    whole: whether leaving a share of NEGLIGIBLE of an hour's rows unserved must cost more than a whole node.
     """
     most = 0.0
     for offer in problem.offers:

@@ -1,1 +1,1 @@
-"""Several models on one machine: pools of lanes, the time of each model in them, and whose batch is next."""
+"""Divides lanes' time between the models of a server: pools of lanes, allotted time, and turns."""

@@ -1,4 +1,4 @@
-"""Allots a pool's time to models: the most weighted information, with a guaranteed share for each.
+"""Allots a pool's time to models: maximizes weighted information, with a guaranteed share for each.
 
 Each model has an arrival rate, paths with a value and seconds for a row, and a weight, since information of
 two models is not commensurate. What a model gains from t seconds of lane time a second is concave and
@@ -21,10 +21,10 @@ from itertools import pairwise
 
 @dataclass(frozen=True, slots=True)
 class TimeDemand:
-    """Possible work of one model in a pool.
+    """Demand of one model in a pool.
 
-    rows_s: arriving rows per second. paths: (value, lane seconds) of a row on each. lanes: its own in the
-    pool, the most that it can use at a time. weight: of its information. guaranteed: seconds per second.
+    rows_s: arriving rows per second. paths: (value, lane seconds) of a row on each. lanes: number of its
+    lanes in the pool. weight: of its information. guaranteed: seconds per second.
     """
 
     rows_s: float
@@ -75,7 +75,7 @@ def allot(capacity: float, demands: Sequence[TimeDemand]) -> list[float]:
             seconds = min(segment.seconds, spare)
             spare -= seconds
             first = min(seconds, guaranteed)
-            guaranteed = 0.0  # for answers at all; that they are better goes by value
+            guaranteed = 0.0  # covers the most efficient path only; better answers go by value
             given[m] += first
             left -= first
             if seconds > first:
@@ -88,7 +88,7 @@ def allot(capacity: float, demands: Sequence[TimeDemand]) -> list[float]:
 
 
 def rows_left(demand: TimeDemand, seconds: float) -> float:
-    """Rows per second that a model cannot execute in its time, even on its most efficient path."""
+    """Returns the rows per second that do not fit a model's time, even on its most efficient path."""
     segments = gain(demand.rows_s, demand.paths)
     if not segments:
         return demand.rows_s

@@ -1,9 +1,9 @@
-"""One machine's time for several models: each has a router, and all routers see the time that is theirs.
+"""Shares one machine's lane time between several models, each with a router of its own.
 
-`tick` allots the time of each pool by value (allotment.py) and tells every router which share of its lanes'
-time the others leave, so that prices, paths and admission control are those of the time that it can have.
-`may_start` says whether a lane may begin a batch now: its pool has room, and it is the model's turn
-(turns.py). Pure: callers pass the time. The server and the simulation of several models run this same object.
+`tick` allots the time of each pool by value (allotment.py) and sets in every router the share of its lanes'
+time that other models leave, from which prices, paths and admission control follow. `may_start` decides
+whether a lane may begin a batch now: its pool has room, and it is the model's turn (turns.py). Pure: callers
+pass the time. The server and the simulation of several models run this same object.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from polyrec.planner.routing.sharing.pools import LanePlace, pools_of
 from polyrec.planner.routing.sharing.turns import Contender, Turns
 
 TOLERATED_SHARE = 0.25
-"""Share of a model's usual budget by which others may be ahead of it in lane time."""
+"""Share of a model's usual budget by which other models may be ahead of it in lane time."""
 LEAST_SHARE = 0.02
-"""A router's share of a lane is at least this, so that it goes on trying."""
+"""Least share of a lane that a router sees, so that it keeps sending some batches."""
 ACTIVE_QUERIES_S = 0.1
-"""A model with fewer queries/s does not bound the batches of others."""
+"""Queries/s below which a model's budget does not bound the batches of others."""
 DEMAND_MARGIN = 1.15
-"""Factor on arrival rates, as the queue of a model with time for no more than what arrives is always full."""
+"""Factor on arrival rates: with time for exactly what arrives, a model's queue would always be full."""
 BY_VALUE = 0.5
-"""Share of the time that is not guaranteed but goes by value, if weights are given and shares are not."""
+"""Share of the unassigned time that goes by value instead of being guaranteed, if weights are given."""
 INF = float("inf")
 
 
@@ -41,8 +41,8 @@ class ModelShare:
 class SharingModel:
     """One model of a machine.
 
-    scheduled: whether it is about to ask for turns. passes: how often it did. allotted: seconds per second of
-    all pools together. guaranteed: share of every pool.
+    scheduled: whether its next pass over the free lanes is scheduled. passes: number of passes so far.
+    allotted: seconds per second in all pools together. guaranteed: share of every pool.
     """
 
     def __init__(self, router: Router, places: Sequence[LanePlace], asked: ModelShare) -> None:
@@ -55,10 +55,10 @@ class SharingModel:
         self.passes = 0
         self.pools: list[SharedPool | None] = [None] * len(self.places)
         self.yielded: dict[SharedPool, tuple[SharingModel, int, int]] = {}
-        """To whom it left its turn; passes of that model and batches of the pool until then."""
+        """By pool: the model that it let go first, that model's passes then, and the pool's batches then."""
 
     def contender(self, now_s: float) -> Contender[SharingModel]:
-        """Its claim to the next turn; its queue is not empty."""
+        """Returns its claim to the next turn. Its queue must not be empty."""
         state = self.router.state
         head = state.queue.pieces[0]
         start_s = head.query.deadline_s - state.service_time_s(head.rows, 0)
@@ -76,7 +76,7 @@ class SharingModel:
 
 
 class SharedPool:
-    """Lanes that compete. lanes: of all models; started: number of batches."""
+    """Lanes that compete. lanes: of all models. started: number of batches so far."""
 
     def __init__(self, capacity: int, lanes: Sequence[tuple[SharingModel, int]]) -> None:
         self.capacity = capacity
@@ -86,7 +86,7 @@ class SharedPool:
         self.started = 0
 
     def running(self) -> int:
-        """Number of batches that execute; a stalled one no longer counts."""
+        """Number of batches that execute now, stalled ones aside."""
         count = 0
         for model, i in self.lanes:
             dispatch = model.router.state.lanes[i].in_flight
@@ -94,7 +94,7 @@ class SharedPool:
         return count
 
     def demand(self, model: SharingModel, rows_s: float) -> TimeDemand:
-        """Possible work of a model here. rows_s: rows that no other pool takes."""
+        """Returns the demand of a model in this pool. rows_s: rows that no other pool takes."""
         state = model.router.state
         costs: dict[int, float] = {}
         lanes = 0
@@ -112,7 +112,7 @@ class SharedPool:
 
 
 class MachineTime:
-    """The models of one machine. cores: that their lanes may use."""
+    """The models that share a machine. cores: those that lanes may use."""
 
     def __init__(self, cores: frozenset[int]) -> None:
         self._cores = cores
@@ -120,14 +120,14 @@ class MachineTime:
         self.pools: list[SharedPool] = []
 
     def join(self, router: Router, places: Sequence[LanePlace], asked: ModelShare) -> SharingModel:
-        """Adds a model. places: of its lanes. A running batch is not counted."""
+        """Adds a model. places: of its lanes. Batches that already run are not counted."""
         model = SharingModel(router, places, asked)
         self.models.append(model)
         self._pool()
         return model
 
     def leave(self, model: SharingModel) -> None:
-        """Removes a model; what it still executes no longer counts."""
+        """Removes a model; batches that it still executes no longer count."""
         self.models.remove(model)
         model.pools = [None] * len(model.places)
         self._pool()
@@ -153,7 +153,7 @@ class MachineTime:
         if before is None or before[0] is not first or before[2] != pool.started:
             before = first, first.passes, pool.started
         elif before[1] != first.passes:
-            return True  # the other had its turn and started nothing
+            return True  # the other model has passed since and started nothing
         model.yielded[pool] = before
         return False
 
@@ -175,7 +175,7 @@ class MachineTime:
         return tuple(m for m in pool.models if m is not model and m.waits_in(pool))
 
     def tick(self, now_s: float) -> None:
-        """Allots the time anew by observed rates; call it about ten times a second."""
+        """Allots the time again from observed rates; to be called about ten times a second."""
         rows_s = {m: DEMAND_MARGIN * m.router.state.observed.rows_s for m in self.models}
         for model in self.models:
             model.allotted = 0.0
@@ -198,7 +198,7 @@ class MachineTime:
                         state.others_budget_s = min(state.others_budget_s, budget_s)
 
     def _pool(self) -> None:
-        """Forms the pools again, and divides what is not asked for equally among the others."""
+        """Forms the pools again, and divides the unassigned time equally among models without a share."""
         models = self.models
         free = 1 - sum(m.asked.guaranteed or 0.0 for m in models)
         equal = [m for m in models if m.asked.guaranteed is None]

@@ -1,4 +1,4 @@
-"""Pools: lanes of several models that compete for the same cores, event loop or accelerator.
+"""Groups lanes of several models into pools that compete for the same cores, event loop or accelerator.
 
 Lanes of every model come in, pools with their capacity go out: how many batches may execute at a time. Lanes
 pinned to overlapping sets of cores are one pool of all these cores, and one that is not pinned overlaps with
@@ -18,7 +18,7 @@ LaneId = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class LanePlace:
-    """Where a lane executes. cores: those that it is pinned to; empty: any."""
+    """The place where a lane executes. cores: those that it is pinned to; empty: any."""
 
     device: str
     kind: LaneKind
@@ -27,7 +27,7 @@ class LanePlace:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """capacity: batches at a time. lanes: of at least two models."""
+    """Lanes that compete. capacity: batches at a time. lanes: of at least two models."""
 
     capacity: int
     lanes: tuple[LaneId, ...]
@@ -52,7 +52,7 @@ def pools_of(models: Sequence[Sequence[LanePlace]], cores: frozenset[int]) -> tu
             else:
                 pinned = _joined(pinned, lane.cores or cores, (m, i))
     found = [(_most_of_one(ids), ids) for ids in accelerators.values()]
-    found += [(len(of), ids) for of, ids in pinned]
+    found += [(len(pool_cores), ids) for pool_cores, ids in pinned]
     found.append((1, loop))
     return tuple(
         Pool(capacity, tuple(ids))

@@ -1,4 +1,4 @@
-"""Whose batch is next in a pool: the most urgent one, unless another model is too far behind its share.
+"""Chooses the model whose batch is next in a pool: the most urgent, unless another is behind its share.
 
 Each model has a tag, the lane time that it used over its share. Earliest deadline first makes the most of
 the deadlines, but lets one model delay another without limit, as start-time fair queuing does not. So the
@@ -21,7 +21,8 @@ M = TypeVar("M", bound=Hashable)
 class Contender(Generic[M]):
     """A model with waiting work.
 
-    start_s: when that should begin, to be in time. tolerated_s: lane time by which others may be ahead of it.
+    start_s: latest start that still meets the deadline. tolerated_s: lane time by which others may be ahead
+    of it.
     """
 
     model: M
@@ -30,7 +31,7 @@ class Contender(Generic[M]):
 
 
 class Turns(Generic[M]):
-    """The accounts of one pool. shares: of its time by model."""
+    """Lane time used in one pool, by model. shares: of the pool's time, by model."""
 
     def __init__(self) -> None:
         self.shares: dict[M, float] = {}

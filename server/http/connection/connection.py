@@ -1,16 +1,4 @@
-"""One HTTP/1.1 connection: request bytes in, response bytes out, one request at a time.
-
-    READING_HEAD  until a head is complete, also while idle between two requests
-    READING_BODY  until the body is complete; the request may be answered before that
-    WAITING       the dispatcher or the application processes the request
-    WRITING       the answer fills the write buffer; no request is read until the client has read it
-    DISCARDING    the rest of a request that was answered early is read and dropped, within bounds
-    CLOSED        nothing more is read
-
-    READING_HEAD -> READING_BODY -> WAITING -> (WRITING ->) READING_HEAD     a request and its answer
-    READING_BODY -> DISCARDING -> READING_HEAD                               answered before the body arrived
-    any of them  -> DISCARDING -> CLOSED                                     malformed, or a time limit passed
-    READING_HEAD, WAITING -> CLOSED                                          idle for too long; last answer
+"""One HTTP/1.1 connection: request bytes in, response bytes out, one request at a time (states.py).
 
 A head is parsed only once it is complete, with a new parser for each, and later bytes stay in the buffer
 until then: how a request is read does not depend on TCP segmentation or on earlier requests. POSTs to hot
@@ -22,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from enum import Enum, auto
 
 from starlette.types import Scope
 
@@ -37,6 +24,14 @@ from polyrec.server.http.connection.frontend import HttpFrontend, ServerState
 from polyrec.server.http.connection.head import REQUEST_ID, Head, find_end, parse_head
 from polyrec.server.http.connection.hot_request import HotRequest
 from polyrec.server.http.connection.reply import BODILESS, HeaderList, error_reply, to_wire
+from polyrec.server.http.connection.states import (
+    CLOSED,
+    DISCARDING,
+    READING_BODY,
+    READING_HEAD,
+    WAITING,
+    WRITING,
+)
 from polyrec.server.request_ids import log_extra, new_request_id, request_id
 
 log = logging.getLogger("polyrec.http")
@@ -45,20 +40,6 @@ STEPS_PER_TURN = 16
 """Maximum heads and body parts that one connection reads before the event loop serves others."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 NEVER_S = float("inf")
-
-
-class ConnectionState(Enum):
-    """See the module's docstring."""
-
-    READING_HEAD = auto()
-    READING_BODY = auto()
-    WAITING = auto()
-    WRITING = auto()
-    DISCARDING = auto()
-    CLOSED = auto()
-
-
-READING_HEAD, READING_BODY, WAITING, WRITING, DISCARDING, CLOSED = ConnectionState
 
 
 class Connection(asyncio.Protocol):

@@ -22,7 +22,8 @@ from polyrec.server.http.connection.reply import HeaderList, Reply, error_reply,
 from polyrec.server.http.documents import StatusQuery, StatusResponse
 from polyrec.server.http.openapi import Endpoint, text_content
 from polyrec.server.http.plan import describe
-from polyrec.server.metrics.metrics import OUTCOMES, REQUEST_EDGES_S, SLO_MISSES, SLO_SHARE
+from polyrec.server.metrics.error_budget import SLO_MISSES, SLO_SHARE
+from polyrec.server.metrics.metrics import OUTCOMES, REQUEST_EDGES_S
 
 STYLES = {"page": "page.css", "uplot": "uplot/uplot.css"}
 SCRIPTS = {

@@ -18,8 +18,8 @@ from polyrec.models.embeddings.store import bytes_per_row
 from polyrec.models.errors import BundleError
 from polyrec.models.runtimes import open_runtime
 from polyrec.models.schema.schema import load_schema
-from polyrec.models.training.pipeline import Learner, Select, Training
-from polyrec.models.training.recipe import Recipe
+from polyrec.models.training.pipeline import Learner
+from polyrec.models.training.recipe import Recipe, Select, Training
 from tests.models.executions import RUNTIMES
 
 BY_ROWS = "hybrid by rows"

@@ -19,8 +19,8 @@ from polyrec.models.runtimes import open_runtime
 from polyrec.models.schema.batch import F32, I64
 from polyrec.models.schema.schema import load_schema
 from polyrec.models.schema.vocabulary import ids_of_ranks
-from polyrec.models.training.pipeline import Learner, Select, Training
-from polyrec.models.training.recipe import Recipe
+from polyrec.models.training.pipeline import Learner
+from polyrec.models.training.recipe import Recipe, Select, Training
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ from polyrec.models.errors import DataError
 from polyrec.models.evaluation.predictions import predict_all
 from polyrec.models.runtimes import open_runtime, predict_rows
 from polyrec.models.schema.schema import Schema, load_schema
-from polyrec.models.training.pipeline import Learner, Training
-from polyrec.models.training.recipe import Recipe
+from polyrec.models.training.pipeline import Learner
+from polyrec.models.training.recipe import Recipe, Training
 
 SMALL = Architecture(width=4, bottom=(8,), top=(8,), interaction="dot")
 

@@ -19,7 +19,7 @@ from polyrec.models.bundle.bundle import Bundle, load_bundle, write_bundle
 from polyrec.models.bundle.manifest import EMBEDDINGS, MANIFEST, NET, VOCABULARY
 from polyrec.models.errors import BundleError
 from polyrec.models.fetching.cache import ATTEMPTS, ModelCache
-from polyrec.models.fetching.store import FetchError, NotThere
+from polyrec.models.fetching.store import FetchError, FileMissing
 from polyrec.models.fetching.url import ModelUrl
 from tests.models.fetching.web import Files, serving
 
@@ -88,7 +88,7 @@ def test_a_bundle_is_fetched_once_and_is_the_one_at_the_url(
         assert (fetched.path / name).read_bytes() == (bundle.path / name).read_bytes()
 
 
-def test_of_a_version_that_is_here_only_the_manifest_is_asked_for(store: Path, folder: Path) -> None:
+def test_only_the_manifest_of_a_cached_version_is_fetched(store: Path, folder: Path) -> None:
     shutil.copytree(store / "v1", store / "v2")
     with serving(store) as (root, asked):
         for name in ("v1", "v1", "v2"):
@@ -105,8 +105,8 @@ def test_a_bundle_among_the_artifacts_of_mlflow_is_found(store: Path, folder: Pa
         assert ModelCache(folder, PLENTY).load(ModelUrl(f"{root}/run/artifacts")).path.parent == folder
 
 
-def test_no_bundle_is_told(store: Path, folder: Path) -> None:
-    with serving(store) as (root, _), pytest.raises(NotThere, match=f"no bundle at '{root}/v2'"):
+def test_a_url_without_a_bundle_is_reported(store: Path, folder: Path) -> None:
+    with serving(store) as (root, _), pytest.raises(FileMissing, match=f"no bundle at '{root}/v2'"):
         ModelCache(folder, PLENTY).load(ModelUrl(f"{root}/v2"))
     assert versions(folder) == []
 
@@ -128,7 +128,7 @@ def lengthen(file: Path) -> None:
 
 @pytest.mark.parametrize("name", [EMBEDDINGS, NET, VOCABULARY])
 @pytest.mark.parametrize("damage", [corrupt, cut, lengthen, Path.unlink])
-def test_a_damaged_file_is_told_and_leaves_nothing(
+def test_a_damaged_file_is_reported_and_leaves_nothing(
     store: Path, folder: Path, name: str, damage: Callable[[Path], None]
 ) -> None:
     damage(store / "v1" / name)
@@ -138,7 +138,7 @@ def test_a_damaged_file_is_told_and_leaves_nothing(
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"\xff", b"{" * 10_000, b" " * 5_000_000])
-def test_a_manifest_that_is_none_is_told_and_leaves_nothing(
+def test_an_invalid_manifest_is_reported_and_leaves_nothing(
     store: Path, folder: Path, content: bytes
 ) -> None:
     (store / "v1" / MANIFEST).write_bytes(content)
@@ -209,7 +209,7 @@ def test_a_version_that_was_damaged_in_the_cache_is_fetched_again(store: Path, f
     assert versions(folder) == [fetched.path.name]
 
 
-def test_what_a_killed_fetch_left_is_no_version_and_removed_by_the_next(store: Path, folder: Path) -> None:
+def test_remains_of_a_killed_fetch_are_no_version_and_removed_by_the_next(store: Path, folder: Path) -> None:
     halfway, end = threading.Event(), threading.Event()
 
     def stall(files: Files) -> bool:
@@ -239,7 +239,7 @@ def test_what_a_killed_fetch_left_is_no_version_and_removed_by_the_next(store: P
     assert versions(folder) == [fetched.path.name]
 
 
-def test_of_many_who_want_a_version_one_fetches_it(store: Path, folder: Path) -> None:
+def test_processes_that_want_the_same_version_fetch_it_once(store: Path, folder: Path) -> None:
     with serving(store) as (root, asked), ThreadPoolExecutor(6) as pool:
         url = ModelUrl(f"{root}/v1")
         loaded = list(pool.map(lambda _: ModelCache(folder, PLENTY).load(url), range(6)))
@@ -267,7 +267,7 @@ def test_versions_that_were_not_loaded_for_long_make_room(
         ModelCache(folder, 1000).load(urls[3])
 
 
-def test_a_cache_that_cannot_be_written_is_told(store: Path, tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_is_reported(store: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(FetchError, match="cannot write to the model cache"):
         ModelCache(tmp_path / "file" / "cache", PLENTY).load(ModelUrl(f"file://{store}/v1"))

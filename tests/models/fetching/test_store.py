@@ -6,7 +6,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from polyrec.models.fetching.store import FetchError, NotThere, read
+from polyrec.models.fetching.store import FetchError, FileMissing, read
 from polyrec.models.fetching.url import ModelUrl
 from tests.models.fetching.web import Files, serving
 
@@ -41,8 +41,8 @@ def test_a_file_is_read_by_url(root: str) -> None:
         read(url, 1000)
 
 
-def test_what_is_not_there_is_told_apart(root: str) -> None:
-    with pytest.raises(NotThere, match=r"there is no '.*/none'"):
+def test_a_missing_file_has_an_error_of_its_own(root: str) -> None:
+    with pytest.raises(FileMissing, match=r"there is no '.*/none'"):
         read(ModelUrl(f"{root}/none"), 1000)
 
 
@@ -74,7 +74,7 @@ def broken(files: Files) -> bool:
         ("away-here", "redirects, which is not followed"),
     ],
 )
-def test_nothing_but_a_whole_answer_counts(folder: Path, name: str, reason: str) -> None:
+def test_answers_that_are_not_whole_files_are_errors(folder: Path, name: str, reason: str) -> None:
     with serving(folder, broken) as (root, asked), pytest.raises(FetchError, match=reason):
         read(ModelUrl(f"{root}/{name}"), 10_000)
     assert asked == [f"/{name}"]
@@ -88,7 +88,7 @@ def test_nothing_but_a_whole_answer_counts(folder: Path, name: str, reason: str)
         ("http://127.0.0.1:x/x", "cannot read 'http://127.0.0.1:x/x': "),
     ],
 )
-def test_what_cannot_be_read_is_one_line(url: str, reason: str) -> None:
+def test_an_unreadable_url_is_reported_in_one_line(url: str, reason: str) -> None:
     with pytest.raises(FetchError) as error:
         read(ModelUrl(url), 1000)
     assert str(error.value).startswith(reason)

@@ -48,7 +48,7 @@ def test_a_place_has_a_url(text: str) -> None:
         "s3://bucket/" + "a" * 1000,
     ],
 )
-def test_what_could_stand_for_another_place_or_hold_a_secret_is_none(text: str) -> None:
+def test_ambiguous_urls_and_urls_with_secrets_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="a URL of a model") as error:
         model_place(text)
     assert "secret" not in str(error.value)
@@ -73,7 +73,7 @@ def test_bundles_of_a_plan_lie_relative_to_it() -> None:
             plan.beside(Path(outside))
 
 
-def test_below_a_prefix_is_whole_parts() -> None:
+def test_prefixes_end_at_whole_parts_of_a_path() -> None:
     prefix = ModelUrl("http://host:80/models/")
     assert ModelUrl("http://host:80/models/v7").is_below(prefix)
     assert ModelUrl("http://host:80/models").is_below(prefix)

@@ -15,8 +15,8 @@ from polyrec.models.data.reader import open_data
 from polyrec.models.dlrm.dlrm import Architecture
 from polyrec.models.schema.schema import load_schema
 from polyrec.models.training.checkpoint import Checkpoints, CheckpointSettings, ResumeError, State
-from polyrec.models.training.pipeline import Learner, Training
-from polyrec.models.training.recipe import Recipe
+from polyrec.models.training.pipeline import Learner
+from polyrec.models.training.recipe import Recipe, Training
 from polyrec.models.training.trainer import StepReport
 
 DEADLINE_S = 60

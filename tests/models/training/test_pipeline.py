@@ -18,8 +18,8 @@ from polyrec.models.evaluation.predictions import predict_all
 from polyrec.models.runtimes import open_runtime, predict_rows
 from polyrec.models.schema.schema import Schema, load_schema
 from polyrec.models.training.baselines import shortfalls
-from polyrec.models.training.pipeline import RECIPES, Learner, Training, default_training, load_training
-from polyrec.models.training.recipe import Recipe
+from polyrec.models.training.pipeline import Learner
+from polyrec.models.training.recipe import RECIPES, Recipe, Training, default_training, load_training
 
 
 def test_a_bundles_test_metrics_equal_those_of_its_predictions(bundle: Bundle, clicks: Path) -> None:

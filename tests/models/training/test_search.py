@@ -14,8 +14,8 @@ from polyrec.models.data.reader import open_data
 from polyrec.models.data.split import TRAIN, fit_splitter
 from polyrec.models.dlrm.dlrm import Architecture
 from polyrec.models.schema.schema import load_schema
-from polyrec.models.training.pipeline import Learner, Training, load_training
-from polyrec.models.training.recipe import Recipe
+from polyrec.models.training.pipeline import Learner
+from polyrec.models.training.recipe import Recipe, Training, load_training
 from polyrec.models.training.search import (
     CHOICES,
     FewerRows,

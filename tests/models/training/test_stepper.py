@@ -15,8 +15,8 @@ from polyrec.models.embeddings.computed import Encoding
 from polyrec.models.runtimes import open_runtime
 from polyrec.models.schema.schema import load_schema
 from polyrec.models.training.checkpoint import CheckpointSettings
-from polyrec.models.training.pipeline import Learner, Training
-from polyrec.models.training.recipe import Recipe
+from polyrec.models.training.pipeline import Learner
+from polyrec.models.training.recipe import Recipe, Training
 from polyrec.models.training.trainer import StepReport
 
 SCHEMA = load_schema("trivago")

@@ -15,8 +15,8 @@ from polyrec.models.data.split import TRAIN, fit_splitter
 from polyrec.models.dlrm.dlrm import Architecture
 from polyrec.models.schema.schema import load_schema
 from polyrec.models.training.checkpoint import CheckpointSettings
-from polyrec.models.training.pipeline import Learner, Training
-from polyrec.models.training.recipe import Recipe
+from polyrec.models.training.pipeline import Learner
+from polyrec.models.training.recipe import Recipe, Training
 from polyrec.models.training.stream import ahead
 from polyrec.models.training.trainer import StepReport
 

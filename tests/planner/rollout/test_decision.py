@@ -1,4 +1,4 @@
-"""Decisions: each bound, that chance is no reason, and what a promotion needs."""
+"""Decisions: each bound, deviations by chance, and the conditions of a promotion."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from polyrec.planner.rollout.comparison import SPAN_S, Comparison
 from polyrec.planner.rollout.decision import (
     RolloutBounds,
     RolloutDecision,
+    binomial_tail,
     decide,
     exceeds,
     holds,
-    tail,
 )
 from polyrec.planner.rollout.expected_loss import PairRecords
 
@@ -84,11 +84,11 @@ def test_scores_that_are_no_numbers_are_failures() -> None:
     ],
     ids=["nothing", "one failure", "few shifted", "few slow", "by chance"],
 )
-def test_chance_is_no_reason(canary: ArmRecords) -> None:
+def test_deviations_that_chance_explains_roll_nothing_back(canary: ArmRecords) -> None:
     assert decided(canary).verdict == "continue"
 
 
-def test_what_the_stable_version_fails_too_is_no_reason() -> None:
+def test_failures_that_the_stable_version_shares_roll_nothing_back() -> None:
     stable = records(4000, failed=400, late=400, seed=1)
     assert decided(records(1000, failed=100, late=90), stable).verdict == "continue"
 
@@ -107,7 +107,7 @@ def test_promotion_needs_age_requests_and_proof() -> None:
     assert "too few requests to show" in decided(records(210), bounds=bounds).reason
 
 
-def test_the_window_forgets() -> None:
+def test_requests_older_than_the_window_do_not_count() -> None:
     comparison = Comparison()
     comparison.add(0.0, records(1000, seed=1), records(1000, failed=900))
     comparison.add(SPAN_S + 31, records(1000, seed=2), records(1000, seed=3))
@@ -127,10 +127,12 @@ def test_a_quantile_is_within_the_resolution() -> None:
 @given(of=st.integers(0, 400), share=st.floats(1e-4, 1), data=st.data())
 def test_the_tail_is_the_binomial_distributions(of: int, share: float, data: st.DataObject) -> None:
     found = data.draw(st.integers(0, of + 1))
-    assert tail(found, of, share) == pytest.approx(binom.sf(found - 1, of, share), rel=1e-6, abs=1e-12)
+    assert binomial_tail(found, of, share) == pytest.approx(
+        binom.sf(found - 1, of, share), rel=1e-6, abs=1e-12
+    )
 
 
-def test_nothing_is_known_without_requests() -> None:
+def test_without_requests_there_are_no_figures() -> None:
     assert not exceeds(0, 0, 0.01)
     assert not holds(0, 0, 0.01)
 

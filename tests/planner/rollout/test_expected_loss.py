@@ -1,4 +1,4 @@
-"""The expected loss: what it is if the stable version is right, and its bounds."""
+"""The expected loss: its value if the stable version is right, and its bounds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def loss_of(pairs: list[tuple[F32, F32]]) -> ExpectedLoss:
     return found
 
 
-def test_it_is_the_information_lost_on_labels_that_the_stable_version_predicts() -> None:
+def test_the_loss_is_that_on_labels_which_the_stable_version_predicts() -> None:
     random = np.random.default_rng(1)
     pairs = pairs_of(random, 20_000, 0.7)
     stable, canary = (np.concatenate(of) for of in zip(*pairs, strict=True))
@@ -50,7 +50,7 @@ def test_bounds_hold_the_loss_of_endless_samples() -> None:
     assert sum(not loss.low(2) <= own <= loss.high(2) for loss in found) < 30
 
 
-def test_parts_add_up() -> None:
+def test_merged_sums_are_those_of_all_requests() -> None:
     pairs = pairs_of(np.random.default_rng(4), 50, 0.5)
     parts = PairSums(), PairSums()
     parts[0].add(PairRecords(pairs[:20], failed=2))
@@ -73,5 +73,5 @@ def test_scores_that_are_no_numbers_are_failures_and_extremes_are_finite() -> No
     assert np.isfinite(loss.value)
 
 
-def test_nothing_is_known_of_one_request() -> None:
+def test_one_request_gives_no_expected_loss() -> None:
     assert expected_loss(PairSums()) is None

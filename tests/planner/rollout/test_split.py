@@ -1,4 +1,4 @@
-"""The split: its share, that a value keeps its version, and that larger shares keep the values of smaller."""
+"""The split: its share, and that values keep their version while the share grows."""
 
 from __future__ import annotations
 

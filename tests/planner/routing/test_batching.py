@@ -18,8 +18,8 @@ from polyrec.planner.routing.router_state import RouterState
 from polyrec.planner.simulation.faults import Fault
 from polyrec.planner.simulation.simulator import Simulator
 from tests.planner.routing import reference
+from tests.planner.routing.random_events import BUDGET_S, ROWS, SERVERS, STEPS, step
 from tests.planner.routing.servers import POLICIES, RouterDriver, router
-from tests.planner.routing.test_router import BUDGET_S, ROWS, SERVERS, STEPS, step
 
 SEVERAL = [*SERVERS[1:], *((machine.paths, machine.lanes) for machine in MACHINES.values())]
 REQUEST = st.tuples(ROWS, BUDGET_S, st.integers(0, 2), st.booleans())

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.planner.routing.random_events import BUDGET_S, ROWS, SERVERS, STEPS, step
 from tests.planner.routing.servers import BOTH, GPU_LANE, POLICIES, RouterDriver, cpu_lanes, router
-from tests.planner.routing.test_router import BUDGET_S, ROWS, SERVERS, STEPS, step
 
 EVERY = ("priced", "mprec", "deeprecsys", "static:table@cpu", "static:hybrid@cpu")
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from polyrec.models.training.workers.group import WorkerGroup
-from polyrec.models.training.workers.rows import Fetched, WorkerRows
+from polyrec.models.training.workers.row_exchange import Fetched, WorkerRows
 
 TABLES = ((3000, 1.05), (500, 0.8))
 WIDTH, SHARE, STEPS, HOT = 4, 128, 60, 600

@@ -96,7 +96,7 @@ def test_a_slow_disk_binds() -> None:
     assert plan.chosen.seconds["disk"] > plan.chosen.seconds["compute"]
 
 
-def test_the_wish_decides_between_node_types() -> None:
+def test_the_wanted_speed_decides_between_node_types() -> None:
     cheap = {**DRAM, "name": "cheap", "memory": "700GB", "rows_per_s": 1000, "price_per_hour": 0.1, "most": 4}
     assert planned(nodes=[DRAM, cheap], rows_per_s=900).chosen.node == "cheap"
     assert planned(nodes=[DRAM, cheap], rows_per_s=100_000).chosen.node == "dram"
@@ -106,7 +106,7 @@ def test_the_wish_decides_between_node_types() -> None:
     assert "less than" in page(unreached)[2]
 
 
-def test_what_fits_no_node_is_said() -> None:
+def test_a_training_that_fits_no_node_is_reported() -> None:
     with pytest.raises(TrainingPlanError, match="no described node can hold"):
         planned(nodes=[{**DRAM, "most": 2}])
     description = TrainingDescription.model_validate(described())

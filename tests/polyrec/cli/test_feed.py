@@ -115,7 +115,7 @@ def test_what_was_read_and_not_acknowledged_is_sent_again(
 def test_a_feed_waits_for_its_server(
     store: RedisServer, server: ServerProcess, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first calls find nobody at the port; the feed goes on when there is somebody."""
+    """The first calls find no server at the port; the feed continues once there is one."""
     client = redis.Redis.from_url(store.url)
     values = bundle.encoder.vocabularies["item"].values
     assert values is not None

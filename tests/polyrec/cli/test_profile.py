@@ -123,12 +123,12 @@ def test_an_interrupted_profile_is_resumed(
 @pytest.fixture(scope="module")
 def full(bundle_dir: Path, clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> Profile:
     """A profile with data and with a served front, of two precisions."""
-    import polyrec.cli.profile as verb
+    import polyrec.cli.profile_run as run
 
     out = tmp_path_factory.mktemp("full") / "profile.json"
     quick = ("--seconds", "0.05", "--max-rows", "4", "--json")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verb, "FRONT_SECONDS", 0.5)
+        patch.setattr(run, "FRONT_SECONDS", 0.5)
         assert main(["profile", str(bundle_dir), "--out", str(out), "--data", str(clicks), *quick]) == 0
     return load_profile(out)
 

@@ -62,7 +62,7 @@ def test_a_wait_ends_at_its_timeout_and_the_rollout_goes_on(
     assert main(["rollout", "rollback", *at]) == 0
 
 
-def test_waiting_tells_by_the_exit_status(
+def test_the_exit_status_of_a_wait_is_the_outcome(
     server: ServerProcess, bundle_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["--wait", "--promote-after", "1s", "--url", server.url]

@@ -7,7 +7,7 @@ import pytest
 
 from polyrec.cli.main import main
 from polyrec.models.bundle.bundle import load_bundle
-from polyrec.models.training.pipeline import load_training
+from polyrec.models.training.recipe import load_training
 
 SMALL = "{architecture: {width: 4, bottom: [8], top: [8], interaction: cat}, recipe: {epochs: 1}}"
 

@@ -94,7 +94,7 @@ def with_state(path: Path, bundle_dir: Path) -> Looped:
     if not (path / "plan.json").exists():
         save_plan(single_path_plan(bundle_dir, "table", "onnx"), path / "plan.json")
     settings = LoopSettings(log=path / "log", **SETTINGS)  # type: ignore[arg-type]
-    loop = Loop(LoopFolder(path / "state"), settings, every_s=3600.0, settle_s=0.0, say=said.append)
+    loop = Loop(LoopFolder(path / "state"), settings, every_s=3600.0, settle_s=0.0, report=said.append)
     looped = Looped(loop, load_schema("trivago"), said)
     loop.clock = lambda: looped.now_s
     return looped

@@ -1,4 +1,4 @@
-"""A loop's folder: records, what people ask, one loop at a time."""
+"""A loop's folder: records, commands, one loop at a time."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def test_steps_are_held_until_they_are_released(folder: LoopFolder) -> None:
         folder.release("train")
 
 
-def test_a_wish_is_of_one_iteration(folder: LoopFolder) -> None:
-    folder.ask("force", 7)
-    assert folder.asked("force", 7)
-    assert not folder.asked("force", 8)
-    assert not folder.asked("drop", 7)
-    folder.answered("force", 7)
+def test_a_command_is_for_one_iteration(folder: LoopFolder) -> None:
+    folder.give("force", 7)
+    assert folder.has("force", 7)
+    assert not folder.has("force", 8)
+    assert not folder.has("drop", 7)
+    folder.remove("force", 7)
     assert folder.controls() == set()
 
 
@@ -65,6 +65,6 @@ def test_one_loop_at_a_time(folder: LoopFolder) -> None:
     assert not folder.is_running
 
 
-def test_another_folder_is_named(tmp_path: Path) -> None:
+def test_a_folder_without_a_loop_is_reported(tmp_path: Path) -> None:
     with pytest.raises(LoopError, match="is no folder of a loop"):
         LoopFolder(tmp_path).require()

@@ -45,7 +45,7 @@ def test_steps_follow_one_another_to_the_last_one() -> None:
 @pytest.mark.parametrize(
     ("verdict", "state"), [("wait", "waiting"), ("hold", "held"), ("roll_back", "rolled_back")]
 )
-def test_another_verdict_ends_it_with_the_reason(verdict: Verdict, state: State) -> None:
+def test_another_verdict_ends_the_iteration_with_its_reason(verdict: Verdict, state: State) -> None:
     ended = after(gone(2), StepResult(verdict=verdict, reason="why"), 9.0, "canary")
     assert (ended.state, ended.step, ended.reason) == (state, "evaluate", "why")
 
@@ -86,7 +86,7 @@ def test_a_forced_canary_is_tried_again_and_its_verdict_does_not_count() -> None
 
 
 @pytest.mark.parametrize("state", ["running", "promoted", "published", "dropped"])
-def test_only_what_was_stopped_can_be_forced(state: State) -> None:
+def test_only_stopped_iterations_can_be_forced(state: State) -> None:
     with pytest.raises(LoopError, match=f"iteration 3 is {state}"):
         forced(BEGUN.model_copy(update={"state": state}), 1.0)
 

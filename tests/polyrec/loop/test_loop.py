@@ -92,11 +92,11 @@ def test_a_person_forces_what_was_held_and_drops_it_later(copied: Copied, days: 
     looped.log_day(1, shuffled(days[1]))
     held = looped.until("held")
     looped.folder.hold("train", "look first")
-    looped.folder.ask("force", held.number)
+    looped.folder.give("force", held.number)
     assert looped.loop.advance() == looped.loop.every_s
     assert (looped.last.state, looped.last.step, looped.last.forced) == ("running", "train", ("check",))
     assert "held before train by a person: look first" in looped.said[-1]
-    looped.folder.ask("drop", held.number)
+    looped.folder.give("drop", held.number)
     looped.folder.release("train")
     looped.loop.advance()
     assert looped.last.state == "dropped"
@@ -113,7 +113,7 @@ def test_a_dropped_training_is_ended(copied: Copied, days: Sequence[pa.Table]) -
     def drop() -> None:
         while not (own / "train.log").exists():
             time.sleep(0.01)
-        looped.folder.ask("drop", number)
+        looped.folder.give("drop", number)
 
     asking = threading.Thread(target=drop)
     asking.start()
@@ -183,7 +183,7 @@ def test_a_bundle_that_is_not_shown_to_be_as_good_waits_for_more_rows(
         ({"drift": 0.9}, "it lost less than 0.9"),
     ],
 )
-def test_it_waits_for_clicks_and_for_drift(
+def test_the_check_waits_for_clicks_and_for_drift(
     copied: Copied, days: Sequence[pa.Table], settings: dict[str, float], reason: str
 ) -> None:
     looped = copied()
@@ -198,7 +198,7 @@ def test_it_waits_for_clicks_and_for_drift(
     assert looped.last.began == looped.now_s
 
 
-def test_it_waits_where_there_are_no_rows(copied: Copied, tmp_path: Path) -> None:
+def test_the_check_waits_where_there_are_no_rows(copied: Copied, tmp_path: Path) -> None:
     looped = copied()
     plan, looped.loop.folder = looped.folder.plan, LoopFolder(tmp_path / "new")
     looped.loop.since = "2026-01-07"

@@ -1,4 +1,4 @@
-"""The end of a server: nobody who was accepted is reset or left without an answer."""
+"""Draining: no accepted connection is reset or left without an answer."""
 
 from __future__ import annotations
 

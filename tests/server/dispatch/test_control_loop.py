@@ -1,4 +1,4 @@
-"""The share of an event loop's time that a dispatcher's router is told."""
+"""The share of an event loop's time that a dispatcher's router sees."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ import pytest
 from polyrec.server.metrics.error_budget import EVERY_S, WINDOWS_S, ErrorBudget
 
 
-def test_nothing_is_known_without_requests() -> None:
+def test_without_requests_there_are_no_figures() -> None:
     budget = ErrorBudget(0.99, 0)
     assert budget.used() is None
     assert budget.burn_rates() == dict.fromkeys(WINDOWS_S)

@@ -105,7 +105,7 @@ def test_a_model_that_has_come_into_the_folder_is_loaded_and_a_broken_one_is_not
     assert index(http) == {"a": "READY", "b": "READY"}
 
 
-def test_what_is_not_allowed_says_why(http: httpx.Client, loading: ServerProcess) -> None:
+def test_refused_loads_and_unloads_give_the_reason(http: httpx.Client, loading: ServerProcess) -> None:
     default = http.post(f"{MODELS}/a/unload")
     assert (default.status_code, "cannot be unloaded" in default.text) == (409, True)
     with httpx.Client(base_url=loading.url) as anonymous:

@@ -118,7 +118,7 @@ def test_a_canary_whose_lane_dies_is_rolled_back_and_no_request_is_lost(
     assert "a lane of the canary died" in ended["reason"]
 
 
-def test_what_the_canary_rejects_the_stable_version_answers(
+def test_the_stable_version_answers_requests_that_the_canary_rejects(
     trial: Trial, plan_of: PlanOf, requests: list[Any]
 ) -> None:
     trial.start(plan_of(1.0), share=0.5)
@@ -222,7 +222,7 @@ def test_a_shadow_that_fails_is_rolled_back(trial: Trial, plan_of: PlanOf, reque
     assert "as a shadow" in trial.ended()["reason"]
 
 
-def test_what_the_canary_gives_no_number_for_the_stable_version_answers(
+def test_the_stable_version_answers_where_the_canarys_score_is_no_number(
     trial: Trial, plan_of: PlanOf, requests: list[Any], bundle: Bundle, tmp_path: Path
 ) -> None:
     """One row so large that products overflow passes the few rows that a load asks."""

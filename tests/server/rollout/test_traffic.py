@@ -1,4 +1,4 @@
-"""The field of a request, and which requests a canary may answer."""
+"""The field of the split in a request, and the requests that are split."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_header_may_be_the_field(engine: Engine, ranked: Callable[[str], Rows]
 
 
 @pytest.mark.parametrize("by", ["item_id", "no such", "header:"])
-def test_what_is_no_field_is_refused(engine: Engine, by: str) -> None:
+def test_a_split_by_no_field_is_refused(engine: Engine, by: str) -> None:
     with pytest.raises(Invalid):
         value_reader(by, engine.serving.bundle.manifest.schema_)
 

@@ -113,17 +113,17 @@ def test_an_admin_call_names_urls_below_a_prefix_only(web: tuple[str, list[str]]
     bundles = Settings.model_validate({"bundle": f"{root}/bundles/table"}).bundle
     closed = source(tmp_path, plan=f"{root}/v1/plan.json")
     for place in (None, own):
-        read(closed.asked(None, place))
+        read(closed.read_for_admin(None, place))
     asked.clear()
     with pytest.raises(SettingsError, match="--model-urls"):
-        closed.asked(None, bundles)
+        closed.read_for_admin(None, bundles)
     assert asked == []
-    read(source(tmp_path, plan=f"{root}/v1/plan.json", model_urls=root).asked(None, bundles))
+    read(source(tmp_path, plan=f"{root}/v1/plan.json", model_urls=root).read_for_admin(None, bundles))
     named = source(tmp_path, plans=f"a={root}/v1/plan.json,b={root}/bundles/table")
-    read(named.asked("b", None))
-    read(named.asked("b", bundles))
+    read(named.read_for_admin("b", None))
+    read(named.read_for_admin("b", bundles))
     with pytest.raises(SettingsError, match="--model-urls"):
-        named.asked("a", bundles)
+        named.read_for_admin("a", bundles)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_an_admin_call_names_urls_below_a_prefix_only(web: tuple[str, list[str]]
         ({"bundle": "b", "model_urls": "s3://b/../c"}, "no empty parts"),
     ],
 )
-def test_settings_refuse_what_is_no_url_of_a_model(given: dict[str, object], message: str) -> None:
+def test_settings_refuse_invalid_urls(given: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message) as error:
         Settings.model_validate(given)
     assert "function-plain" not in str(error.value.errors()[0]["loc"])  # type: ignore[attr-defined]

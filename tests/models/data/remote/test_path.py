@@ -18,8 +18,8 @@ from polyrec.models.data.remote.path import RemotePath, data_path
 from polyrec.models.data.schema_guess import guess_schema
 from polyrec.models.errors import DataError
 from polyrec.models.schema.schema import load_schema
-from polyrec.models.training.pipeline import Learner, Training
-from polyrec.models.training.recipe import Recipe
+from polyrec.models.training.pipeline import Learner
+from polyrec.models.training.recipe import Recipe, Training
 
 SCHEMA = load_schema("trivago")
 
@@ -137,7 +137,7 @@ def test_a_schema_is_guessed_from_a_url(memory: str) -> None:
         ("http://127.0.0.1:1/x/*.parquet", "cannot read 'http://127.0.0.1:1/"),
     ],
 )
-def test_what_cannot_be_read_is_one_line(url: str, reason: str, memory: str) -> None:
+def test_an_unreadable_url_is_reported_in_one_line(url: str, reason: str, memory: str) -> None:
     with pytest.raises(DataError, match=re.escape(reason)) as error:
         open_data(url, SCHEMA)
     assert "\n" not in str(error.value)

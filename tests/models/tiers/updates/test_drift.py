@@ -198,7 +198,7 @@ def test_a_sample_keeps_the_latest_of_one_order() -> None:
     assert sample.take(1)[0].tolist() == [8]
 
 
-def test_nothing_is_sampled_until_somebody_wants_it() -> None:
+def test_nothing_is_sampled_before_a_sample_is_requested() -> None:
     sample = Sample()
     sample.note(0, np.arange(10))
     assert sample.take(0)[1] == 0

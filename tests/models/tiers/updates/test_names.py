@@ -21,8 +21,8 @@ from polyrec.models.tiers.rows import TieredRows
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.updates.changes import Changes
 from polyrec.models.tiers.updates.drift import Drift
-from polyrec.models.tiers.updates.journal import UpdateJournal
 from polyrec.models.tiers.updates.update import Adding, TableUpdate, UpdateError, UpdateNotKept, apply_update
+from polyrec.models.tiers.updates.update_log import UpdateLog
 from polyrec.models.tiers.view import View
 from tests.models.tiers.worlds import WIDTH, world
 
@@ -80,7 +80,7 @@ def versions(stack: TierStack, values: list[str]) -> list[float]:
 
 @pytest.fixture
 def changes(tmp_path: Path) -> Iterator[Changes]:
-    changes = Changes(tmp_path, UpdateJournal(tmp_path / "log"))
+    changes = Changes(tmp_path, UpdateLog(tmp_path / "log"))
     yield changes
     changes.close(remove=False)
 
@@ -94,11 +94,11 @@ OPERATION = st.one_of(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(operations=st.lists(OPERATION, max_size=12))
-def test_what_is_served_is_what_a_dictionary_says(
+def test_served_values_are_those_of_a_dictionary(
     operations: list[tuple[str, list[str]]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("names")
-    changes = Changes(folder, UpdateJournal(folder / "log"))
+    changes = Changes(folder, UpdateLog(folder / "log"))
     stack = world(ENCODER, folder, (0.0, 0.3, 0.7), changes=changes)
     expected: dict[str, float] = {v: 0.0 for v in KNOWN}
     taken: set[str] = set()
@@ -127,7 +127,7 @@ def test_what_is_served_is_what_a_dictionary_says(
             stack.close()
             if what == "restart":
                 changes.close(remove=False)
-                changes = Changes(folder, UpdateJournal(folder / "log"))
+                changes = Changes(folder, UpdateLog(folder / "log"))
             stack = world(ENCODER, folder, (0.0, 0.3, 0.7), changes=changes)
         every = KNOWN + NEW
         assert versions(stack, every) == [expected.get(v, -1.0) for v in every]
@@ -135,7 +135,7 @@ def test_what_is_served_is_what_a_dictionary_says(
     changes.close()
 
 
-def test_a_new_value_needs_leave_to_be_added(changes: Changes, tmp_path: Path) -> None:
+def test_a_new_value_is_refused_unless_it_may_be_added(changes: Changes, tmp_path: Path) -> None:
     stack = world(ENCODER, tmp_path, changes=changes)
     with pytest.raises(UpdateError, match="has no value 'n0'"):
         apply_update(stack, named(["v1", "n0"], 1))
@@ -195,13 +195,13 @@ def test_values_expire_by_themselves_and_a_newer_update_keeps_them(changes: Chan
     stack.close()
 
 
-def test_what_expired_while_no_server_ran_leaves_at_the_start(tmp_path: Path) -> None:
-    changes = Changes(tmp_path, UpdateJournal(tmp_path / "log"))
+def test_values_that_expired_while_no_server_ran_are_removed_at_the_start(tmp_path: Path) -> None:
+    changes = Changes(tmp_path, UpdateLog(tmp_path / "log"))
     stack = world(ENCODER, tmp_path, changes=changes)
     apply_update(stack, named(["n0"], 1), adding=Adding(time.time() - 1))
     stack.close()
     changes.close(remove=False)
-    changes = Changes(tmp_path, UpdateJournal(tmp_path / "log"))
+    changes = Changes(tmp_path, UpdateLog(tmp_path / "log"))
     stack = world(ENCODER, tmp_path, changes=changes)
     changes.expire()
     assert versions(stack, ["n0"]) == [-1.0]
@@ -229,7 +229,7 @@ def test_a_batch_sees_a_value_and_its_row_or_neither(changes: Changes, tmp_path:
 def test_a_log_that_is_written_again_keeps_the_names(
     changes: Changes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("polyrec.models.tiers.updates.journal.LEAST_REWRITTEN_BYTES", 1024)
+    monkeypatch.setattr("polyrec.models.tiers.updates.update_log.LEAST_REWRITTEN_BYTES", 1024)
     stack = world(ENCODER, tmp_path, changes=changes)
     apply_update(stack, named(["n0", "n1"], 1), adding=Adding(time.time() + 1000))
     apply_update(stack, retraction(["n1"]))
@@ -238,7 +238,7 @@ def test_a_log_that_is_written_again_keeps_the_names(
     stack.close()
     changes.close(remove=False)
     assert (tmp_path / "log").stat().st_size < 20_000
-    again = Changes(tmp_path, UpdateJournal(tmp_path / "log"))
+    again = Changes(tmp_path, UpdateLog(tmp_path / "log"))
     stack = world(ENCODER, tmp_path, changes=again)
     assert versions(stack, ["n0", "n1", "v3"]) == [1.0, -1.0, 59.0]
     assert again.names.next_expiry() is not None
@@ -246,7 +246,7 @@ def test_a_log_that_is_written_again_keeps_the_names(
     again.close()
 
 
-def test_what_an_update_adds_and_retracts_is_unknown(changes: Changes, tmp_path: Path) -> None:
+def test_a_value_added_and_retracted_by_one_update_is_unknown(changes: Changes, tmp_path: Path) -> None:
     stack = world(ENCODER, tmp_path, changes=changes)
     given = named(["n0", "n1"], 1)["t"]
     update = {"t": TableUpdate(given.ids, given.values, given.names, retracted=("n0", "n0"))}
@@ -306,7 +306,7 @@ def test_names_count_as_a_part_of_the_log(
     changes: Changes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A log that is mostly names is not written again at every update."""
-    monkeypatch.setattr("polyrec.models.tiers.updates.journal.LEAST_REWRITTEN_BYTES", 1024)
+    monkeypatch.setattr("polyrec.models.tiers.updates.update_log.LEAST_REWRITTEN_BYTES", 1024)
     stack = world(ENCODER, tmp_path, changes=changes)
     long = ["x" * 1000 + str(i) for i in range(RESERVED)]
     for value in long:

@@ -13,8 +13,8 @@ from polyrec.models.dlrm.dlrm import Architecture
 from polyrec.models.dlrm.representation import KINDS
 from polyrec.models.embeddings.computed import Encoding
 from polyrec.models.schema.schema import load_schema
-from polyrec.models.training.pipeline import Learner, Select, Training
-from polyrec.models.training.recipe import Recipe
+from polyrec.models.training.pipeline import Learner
+from polyrec.models.training.recipe import Recipe, Select, Training
 
 SMALL = Training(
     architecture=Architecture(width=8, bottom=(16,), top=(16,), interaction="dot"),

@@ -59,7 +59,7 @@ def test_training_goes_on_with_the_ids_of_both(
     assert ((p > 0) & (p < 1)).all()
 
 
-def test_what_does_not_get_better_stays_as_it_was(
+def test_weights_that_do_not_improve_stay_those_of_the_bundle(
     family: dict[str, Bundle], clicks: Path, tmp_path: Path
 ) -> None:
     """Steps that only do harm: the weights of step 0 are kept, on the very rows of the bundle."""

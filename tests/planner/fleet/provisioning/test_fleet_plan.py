@@ -187,7 +187,7 @@ def test_a_wrong_file_is_one_line(tmp_path: Path, changed: dict[str, object], sa
         load_fleet(tmp_path / "f.yaml")
 
 
-def test_what_no_node_can_do_is_said() -> None:
+def test_a_model_that_no_node_can_serve_is_reported() -> None:
     slow = {("ads", "small"): profile(path("table@cpu", fixed_s=1.0), on=machine(cores=4))}
     nodes = (NodeType(name="small", price_per_hour=1.0),)
     with pytest.raises(FleetError, match="no path on any node type meets 20 ms"):

@@ -1,4 +1,4 @@
-"""Time of one machine for several models: what routers are told, and whose turn it is."""
+"""Time of one machine for several models: shares that routers see, and turns."""
 
 from __future__ import annotations
 

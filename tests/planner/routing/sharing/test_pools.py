@@ -1,4 +1,4 @@
-"""Which lanes of several models compete."""
+"""Pools of lanes of several models."""
 
 from polyrec.planner.routing.sharing.pools import LanePlace, Pool, pools_of
 
@@ -33,5 +33,5 @@ def test_an_accelerator_executes_as_many_batches_as_one_plan_has_lanes():
     assert loop.lanes == ((0, 2), (1, 1))
 
 
-def test_one_model_competes_with_nobody():
+def test_lanes_of_one_model_form_no_pool():
     assert pools_of([[INLINE, pinned(1), pinned(1)]], CORES) == ()

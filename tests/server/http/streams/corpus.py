@@ -20,8 +20,8 @@ from polyrec.models.data.synthetic.generator import generate
 from polyrec.models.dlrm.dlrm import Architecture
 from polyrec.models.dlrm.representation import Kind
 from polyrec.models.schema.schema import load_schema
-from polyrec.models.training.pipeline import Learner, Training
-from polyrec.models.training.recipe import Recipe
+from polyrec.models.training.pipeline import Learner
+from polyrec.models.training.recipe import Recipe, Training
 
 HEADER_BYTES = b"Inference-Header-Content-Length"
 QUERIES = 12

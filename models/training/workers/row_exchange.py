@@ -1,4 +1,4 @@
-"""Embedding rows of a training by several workers: sharded by row, the hottest replicated.
+"""Exchanges embedding rows between training workers: rows are sharded, the hottest replicated.
 
 Row r of the fused weight belongs to worker r mod W: tables are in popularity order, so that each worker owns
 as many hot rows as any other. A batch looks rows up in three steps: ids to their owners, rows back, and after
@@ -26,10 +26,10 @@ from polyrec.models.training.workers.group import WorkerGroup, split
 class Fetched:
     """The rows of a batch's look-ups.
 
-    values: [n, width], a leaf whose gradient is sent on. position: int64 [look-ups], the value of each.
-    cuts: how many of the first values are each worker's rows; they come first.
-    asked: local rows that others fetched here; asked_cuts: how many by each worker.
-    slots: int64 [n - m], the replicated rows behind the other values. local: no worker fetched any.
+    values: [n, width], a leaf whose gradient `push` sends: first fetched rows by owner, then replicated ones.
+    position: int64 [look-ups], index in `values` of each. cuts: number of fetched rows by owner.
+    asked: own rows that other workers fetched; asked_cuts: number by worker.
+    slots: int64, of the replicated rows in `values`. local: whether nothing was exchanged.
     """
 
     values: Tensor
@@ -42,13 +42,12 @@ class Fetched:
 
 
 class WorkerRows:
-    """This worker's rows.
+    """This worker's rows: its shard, and replicas of hot rows.
 
     weight: the whole fused weight [rows, width], of which the own rows are copied.
     hot: bool [rows], which are replicated; None: none.
     distinct: whether equal look-ups of a batch travel once.
-    use_hot: whether look-ups take the replicas; while it is False, the owners' rows count, see
-    `refresh`.
+    use_hot: whether look-ups use the replicas; while it is False the owners' rows are current (`refresh`).
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class WorkerRows:
         return self.shard.device
 
     def is_hot(self, rows: I64) -> NDArray[np.bool_]:
-        """Tells which rows are replicated, bool like `rows`."""
+        """Returns which rows are replicated, bool, of the shape of `rows`."""
         if not self._slot.size:
             return np.zeros(rows.shape, bool)
         found: NDArray[np.bool_] = self._slot[rows] >= 0
@@ -78,7 +77,7 @@ class WorkerRows:
     def fetch(self, rows: I64, local: bool = False) -> Fetched:
         """Gets the values of rows, int64 [look-ups]; every worker calls it.
 
-        local: all of them are replicated on all workers, which the caller knows: nothing is exchanged.
+        local: the caller knows that all rows are replicated on all workers: nothing is exchanged.
         """
         wanted, place = rows, np.arange(rows.size)
         if self.distinct:
@@ -110,9 +109,9 @@ class WorkerRows:
 
     @torch.no_grad()
     def push(self, parts: Sequence[Fetched]) -> None:
-        """Sends the gradients of the fetched values of a step where they belong; every worker calls it.
+        """Sends the gradients of a step's fetched values to their owners; every worker calls it.
 
-        parts: of its micro-batches, as many on every worker. Sets the sparse gradients of `shard` and
+        parts: one for each micro-batch, as many on every worker. Sets the sparse gradients of `shard` and
         `replicas`.
         """
         received, asked, kept, slots = [], [], [], []
@@ -152,7 +151,7 @@ class WorkerRows:
 
     @torch.no_grad()
     def whole(self) -> Tensor:
-        """Returns the fused weight [rows, width] by its owners; every worker calls it."""
+        """Collects the fused weight [rows, width] from the owners; every worker calls it."""
         out = self.shard.new_empty((self.total, self.width))
         for rank, part in enumerate(self.group.gather(self.shard.detach())):
             out[rank :: self.group.size] = part

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from polyrec.models.tiers.updates import journal as journal_module
+from polyrec.models.tiers.updates import update_log as update_log_module
 from polyrec.models.tiers.updates.changes import Changes
-from polyrec.models.tiers.updates.journal import MAGIC, JournalError, Record, UpdateJournal, record_of
 from polyrec.models.tiers.updates.update import Stored, StoredUpdate, UpdateNotKept
+from polyrec.models.tiers.updates.update_log import MAGIC, Record, UpdateLog, UpdateLogError, record_of
 
 ROOT = Path(__file__).parents[4]
 WIDTH = 12
@@ -39,7 +39,7 @@ def rows_of(changes: Changes) -> Rows:
 
 
 def reopened(file: Path) -> Rows:
-    changes = Changes(file.parent / "values", UpdateJournal(file))
+    changes = Changes(file.parent / "values", UpdateLog(file))
     found = rows_of(changes)
     changes.close(remove=False)
     return found
@@ -56,7 +56,7 @@ def test_a_file_cut_or_torn_anywhere_keeps_every_whole_record(
     updates: list[tuple[list[int], int]], data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     file = tmp_path_factory.mktemp("log") / "u"
-    changes = Changes(file.parent / "values", UpdateJournal(file))
+    changes = Changes(file.parent / "values", UpdateLog(file))
     states, ends = [dict[int, bytes]()], [file.stat().st_size]
     for ids, value in updates:
         changes.apply(stored(ids, value))
@@ -80,12 +80,12 @@ def test_a_file_cut_or_torn_anywhere_keeps_every_whole_record(
 
 
 def test_a_repeated_key_is_applied_once_also_after_a_restart(tmp_path: Path) -> None:
-    changes = Changes(tmp_path, UpdateJournal(tmp_path / "u"))
+    changes = Changes(tmp_path, UpdateLog(tmp_path / "u"))
     assert changes.apply(stored([1], 1), "first")
     assert changes.apply(stored([1], 2), "second")
     assert not changes.apply(stored([1], 1), "first")
     changes.close(remove=False)
-    again = Changes(tmp_path, UpdateJournal(tmp_path / "u"))
+    again = Changes(tmp_path, UpdateLog(tmp_path / "u"))
     assert not again.apply(stored([1], 1), "first")
     assert rows_of(again) == {1: bytes([2]) * WIDTH}
     again.close(remove=True)
@@ -93,9 +93,9 @@ def test_a_repeated_key_is_applied_once_also_after_a_restart(tmp_path: Path) -> 
 
 
 def test_superseded_records_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal_module, "LEAST_REWRITTEN_BYTES", 4096)
+    monkeypatch.setattr(update_log_module, "LEAST_REWRITTEN_BYTES", 4096)
     file = tmp_path / "u"
-    changes = Changes(tmp_path, UpdateJournal(file))
+    changes = Changes(tmp_path, UpdateLog(file))
     largest = 0
     for i in range(1000):
         changes.apply(stored([i % 20, 100], i % 256), f"key{i % 3}-{i}" if i % 50 == 0 else "")
@@ -105,13 +105,13 @@ def test_superseded_records_are_dropped(tmp_path: Path, monkeypatch: pytest.Monk
     assert rows_of(changes) == expected
     changes.close(remove=False)
     assert reopened(file) == expected
-    again = Changes(tmp_path, UpdateJournal(file))
+    again = Changes(tmp_path, UpdateLog(file))
     assert not again.apply(stored([0], 0), "key0-0")
     again.close()
 
 
 def test_waiting_callers_share_syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    changes = Changes(tmp_path, UpdateJournal(tmp_path / "u"))
+    changes = Changes(tmp_path, UpdateLog(tmp_path / "u"))
     syncs, begun = [], threading.Event()
     actual = os.fdatasync
 
@@ -134,7 +134,7 @@ def test_waiting_callers_share_syncs(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_disk_that_failed_takes_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    changes = Changes(tmp_path, UpdateJournal(tmp_path / "u"))
+    changes = Changes(tmp_path, UpdateLog(tmp_path / "u"))
 
     def failing(fd: int) -> None:
         raise OSError(5, "Input/output error")
@@ -151,7 +151,7 @@ def test_a_disk_that_failed_takes_no_more(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_full_disk_leaves_the_log_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "u"
-    changes = Changes(tmp_path, UpdateJournal(file))
+    changes = Changes(tmp_path, UpdateLog(file))
     changes.apply(stored([1], 1))
     actual = os.pwrite
 
@@ -170,23 +170,23 @@ def test_a_full_disk_leaves_the_log_as_it_was(tmp_path: Path, monkeypatch: pytes
     assert reopened(file) == {1: bytes([1]) * WIDTH, 3: bytes([3]) * WIDTH}
 
 
-def test_what_is_no_log_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_that_is_no_log_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "u"
     file.write_bytes(b"something else altogether\n")
-    with pytest.raises(JournalError, match="is not a log of updates"):
+    with pytest.raises(UpdateLogError, match="is not a log of updates"):
         reopened(file)
     file.write_bytes(MAGIC[:5])  # a crash while it was made
     assert reopened(file) == {}
     (tmp_path / "folder").mkdir()
-    with pytest.raises(JournalError, match="cannot be opened: Is a directory"):
-        UpdateJournal(tmp_path / "folder")
-    first = UpdateJournal(file)
-    with pytest.raises(JournalError, match="in use by another server"):
-        UpdateJournal(file)
+    with pytest.raises(UpdateLogError, match="cannot be opened: Is a directory"):
+        UpdateLog(tmp_path / "folder")
+    first = UpdateLog(file)
+    with pytest.raises(UpdateLogError, match="in use by another server"):
+        UpdateLog(file)
     first.append(record_of("", stored([1], 1).rows))
     first.append(record_of("", {"t": Stored(np.array([1]), np.ones((1, 3), np.uint8))}))
     first.close()
-    with pytest.raises(JournalError, match="rows of another form"):
+    with pytest.raises(UpdateLogError, match="rows of another form"):
         reopened(file)
     file.write_bytes(MAGIC + b"\xff\xff\xff\x7f garbage")
     with caplog.at_level(logging.WARNING):
@@ -199,10 +199,10 @@ import sys
 from pathlib import Path
 import numpy as np
 from polyrec.models.tiers.updates.changes import Changes
-from polyrec.models.tiers.updates.journal import UpdateJournal
+from polyrec.models.tiers.updates.update_log import UpdateLog
 from polyrec.models.tiers.updates.update import StoredUpdate, Stored
 folder = Path(sys.argv[1])
-changes = Changes(folder, UpdateJournal(folder / "u"))
+changes = Changes(folder, UpdateLog(folder / "u"))
 i = 0
 while True:
     changes.apply(StoredUpdate({"t": Stored(np.array([i]), np.full((1, 12), i % 256, np.uint8))}), str(i))
@@ -231,20 +231,20 @@ def test_what_was_acknowledged_survives_kill_9(tmp_path: Path) -> None:
 def test_a_record_that_would_be_read_as_torn_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("polyrec.models.tiers.updates.journal.MOST_RECORD_BYTES", 1000)
-    journal = UpdateJournal(tmp_path / "log")
-    journal.append(Record("a" * 500, {}))
+    monkeypatch.setattr("polyrec.models.tiers.updates.update_log.MOST_RECORD_BYTES", 1000)
+    update_log = UpdateLog(tmp_path / "log")
+    update_log.append(Record("a" * 500, {}))
     with pytest.raises(OSError, match="at most 1000"):
-        journal.append(Record("b" * 1001, {}))
-    journal.append(Record("c", {}))
-    journal.close()
-    again = UpdateJournal(tmp_path / "log")
+        update_log.append(Record("b" * 1001, {}))
+    update_log.append(Record("c", {}))
+    update_log.close()
+    again = UpdateLog(tmp_path / "log")
     assert [record.key[0] for record in again.replay()] == ["a", "c"]
     again.close()
 
 
-def test_who_waits_for_the_disk_is_answered_by_closing(tmp_path: Path) -> None:
-    journal = UpdateJournal(tmp_path / "log")
-    position = journal.append(Record("a", {}))
-    journal.close()
-    journal.sync(position)
+def test_closing_answers_callers_that_wait_for_the_disk(tmp_path: Path) -> None:
+    update_log = UpdateLog(tmp_path / "log")
+    position = update_log.append(Record("a", {}))
+    update_log.close()
+    update_log.sync(position)

@@ -1,4 +1,4 @@
-"""Shows a loop's folder as lines: what is happening, what people hold, and the last iterations."""
+"""Describes a loop as text or JSON: whether it runs, held steps, and the last iterations."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _row(iteration: Iteration) -> list[str]:
 
 
 def _explained(iteration: Iteration) -> list[str]:
-    """The steps of an iteration with their reasons, and what a person can do."""
+    """Returns the steps of an iteration with their reasons, and the commands that apply now."""
     shown = [f"iteration {iteration.number}, of rows since {iteration.since or 'the beginning of the log'}:"]
     for done in iteration.done:
         result, seconds = done.result, done.ended - done.began

@@ -1,10 +1,10 @@
-"""The durable log of a bundle's row updates: what was acknowledged survives a crash or a loss of power.
+"""The durable log of a bundle's row updates: acknowledged updates survive a crash or a loss of power.
 
     file:  MAGIC, then records of  uint32 length | uint32 CRC-32 of the rest | msgpack of Record
 
-A record is whole or, at the end of the file, torn by a crash: then it was not acknowledged, and is cut off.
-Callers that wait for the disk at the same time share one fsync (group commit). The log is written again
-with the last value of each row when most of it is superseded.
+A record is complete or, at the end of the file, torn by a crash: then it was not acknowledged, and is cut
+off. Callers that wait for the disk at the same time share one fsync (group commit). When most of the log is
+superseded, it is rewritten with the last value of each row.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ MAGIC = b"polyrec-updates-1\n"
 _FRAME = struct.Struct("<II")
 MOST_RECORD_BYTES = 2**31
 SUPERSEDED = 4
-"""The log is written again when it is so many times as large as its rows' last values would be."""
+"""The log is rewritten when it is this many times as large as its rows' last values."""
 LEAST_REWRITTEN_BYTES = 2**26
 
 
-class JournalError(PolyrecError):
-    """A log of updates that cannot be opened or read, or is in use by another server."""
+class UpdateLogError(PolyrecError):
+    """An update log cannot be opened or read, or is in use by another server."""
 
 
 class StoredRows(msgspec.Struct, array_like=True, frozen=True):
@@ -48,7 +48,7 @@ class StoredRows(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Record(msgspec.Struct, array_like=True, frozen=True):
-    """One update, whole. key: the caller's name for it, so that a repetition is recognized; empty: none.
+    """One update. key: the caller's name for it, by which a repetition is recognized; empty: none.
 
     names: by table, (value, id or None, Unix time at which it expires) as in NamedId.
     """
@@ -84,8 +84,8 @@ def record_of(key: str, update: Mapping[str, Stored], names: NameChanges | None 
     )
 
 
-class UpdateJournal:
-    """The log in a file, made if there is none; its folder too. Raises JournalError.
+class UpdateLog:
+    """The log in a file, created with its folder if there is none. Raises UpdateLogError.
 
     One process at a time has it open. `append` and `rewrite` exclude each other and themselves by the
     caller's lock; `sync` is called without it.
@@ -100,16 +100,16 @@ class UpdateJournal:
             file.parent.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(file.with_name(file.name + ".lock"), os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as e:
-            raise JournalError(f"the log of updates '{file}' cannot be opened: {e.strerror or e}") from None
+            raise UpdateLogError(f"the log of updates '{file}' cannot be opened: {e.strerror or e}") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._fd = self._open()
         except BlockingIOError:
             os.close(self._lock)
-            raise JournalError(f"the log of updates '{file}' is in use by another server") from None
+            raise UpdateLogError(f"the log of updates '{file}' is in use by another server") from None
         except OSError as e:
             os.close(self._lock)
-            raise JournalError(f"the log of updates '{file}' cannot be opened: {e.strerror or e}") from None
+            raise UpdateLogError(f"the log of updates '{file}' cannot be opened: {e.strerror or e}") from None
         self.bytes = os.fstat(self._fd).st_size
         # bytes ever appended, which a rewrite does not lower
         self._appended = self._synced = 0
@@ -128,10 +128,10 @@ class UpdateJournal:
         return fd
 
     def replay(self) -> Iterator[Record]:
-        """Yields the records in their order, and cuts off a torn one at the end. Raises JournalError."""
+        """Yields the records in order, and cuts off a torn one at the end. Raises UpdateLogError."""
         size = os.fstat(self._fd).st_size
         if os.pread(self._fd, len(MAGIC), 0) != MAGIC:
-            raise JournalError(f"'{self.path}' is not a log of updates")
+            raise UpdateLogError(f"'{self.path}' is not a log of updates")
         decoder = msgspec.msgpack.Decoder(Record)
         at = len(MAGIC)
         while at < size:
@@ -141,7 +141,7 @@ class UpdateJournal:
             try:
                 record = decoder.decode(payload)
             except msgspec.DecodeError as e:
-                raise JournalError(f"'{self.path}': the record at byte {at} cannot be read: {e}") from None
+                raise UpdateLogError(f"'{self.path}': the record at byte {at} cannot be read: {e}") from None
             yield record
             at += _FRAME.size + len(payload)
         if at < size:
@@ -155,7 +155,7 @@ class UpdateJournal:
         self.bytes = at
 
     def _payload(self, at: int, size: int) -> bytes | None:
-        """The record at a byte; None if it is torn."""
+        """Returns the record at a byte; None if it is torn."""
         head = os.pread(self._fd, _FRAME.size, at)
         if len(head) < _FRAME.size:
             return None
@@ -180,7 +180,7 @@ class UpdateJournal:
         return self._appended
 
     def _frame(self, record: Record) -> bytes:
-        """The bytes of a record. Raises OSError: it would be read as a torn one."""
+        """Returns the bytes of a record. Raises OSError if it is so long that it would be read as torn."""
         payload = self._encoder.encode(record)
         if len(payload) > MOST_RECORD_BYTES:
             raise OSError(errno.EFBIG, f"an update of {len(payload)} bytes; at most {MOST_RECORD_BYTES}")
@@ -188,7 +188,7 @@ class UpdateJournal:
 
     @property
     def position(self) -> int:
-        """Position behind the last record, for `sync`."""
+        """Position after the last record, for `sync`."""
         return self._appended
 
     def sync(self, position: int) -> None:
@@ -202,13 +202,13 @@ class UpdateJournal:
             try:
                 os.fdatasync(self._fd)
             except OSError as e:
-                # the kernel may have dropped what it could not write: no later fsync would tell
+                # the kernel may have dropped the unwritten pages, and no later fsync would report it
                 self._broken = f"the disk failed ({e.strerror or e}); restart the server"
                 raise
             self._synced = written
 
     def is_mostly_superseded(self, live_bytes: int) -> bool:
-        """Whether it should be written again. live_bytes: of the last values of all rows."""
+        """Whether it should be rewritten. live_bytes: of the last values of all rows."""
         return self.bytes > max(SUPERSEDED * live_bytes, LEAST_REWRITTEN_BYTES)
 
     def rewrite(self, records: Iterator[Record]) -> None:
@@ -232,9 +232,9 @@ class UpdateJournal:
             raise
 
     def close(self, remove: bool = False) -> None:
-        """Closes the file. remove: and deletes it, as its bundle will not be served again.
+        """Closes the file. remove: also deletes it, because its bundle will not be served again.
 
-        Callers that wait in `sync` return first, or with an error if the disk fails.
+        Callers that wait in `sync` return before, with an error if the disk fails.
         """
         with self._syncing:
             if not remove and self._synced < self._appended and self._broken is None:

@@ -1,0 +1,302 @@
+"""Runs `polyrec profile`: measures paths, tiers, the front and the hop to a lane, with progress on stderr."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from polyrec.measure.profile.candidates import Candidate
+    from polyrec.measure.profile.log import SampleLog
+    from polyrec.measure.profile.measure import ProfileSettings
+    from polyrec.measure.profile.quality import PathQuality
+    from polyrec.models.bundle.bundle import Bundle
+    from polyrec.planner.plan import LaneKind
+    from polyrec.planner.profile import Front, Hop, PathProfile, Profile
+    from polyrec.planner.tier_times import CutTimes
+
+BUSY = 0.05
+FRONT_SECONDS = 6.0
+HOP_SECONDS = 3.0
+LEAST_RATE = 0.2
+"""Share of positive rows below which accuracy at 0.5 misleads."""
+FRONT_ROWS = 23
+"""Rows of a usual request: the front is measured with the path that is fastest at it."""
+
+
+def measure_profile(args: argparse.Namespace) -> Profile:
+    """Measures a profile and writes it, also after each part that comes later. Raises ProfileError."""
+    import torch
+
+    from polyrec.cli.evaluate import labels_of
+    from polyrec.cli.quality_argument import parse_quality
+    from polyrec.measure.machine.discover import chosen, discover
+    from polyrec.measure.profile.candidates import candidates
+    from polyrec.measure.profile.log import SampleLog
+    from polyrec.measure.profile.measure import ProfileSettings, cpu_wait_share, eviction_bytes, path_profile
+    from polyrec.measure.profile.quality import (
+        at_width,
+        bundle_quality,
+        losing_precisions,
+        quality_differences,
+    )
+    from polyrec.models.bundle.bundle import load_bundle
+    from polyrec.planner.profile import Profile, ProfileError
+
+    _check_flags(args)
+    torch.set_num_threads(1)
+    labels = labels_of(args.bundles)
+    bundles = {labels[path]: load_bundle(path) for path in args.bundles}
+    labels_of_views = {
+        at_width(path, view): at_width(labels[path], view)
+        for path in args.bundles
+        for view in bundles[labels[path]].by_width()
+    }
+    said = parse_quality(args.quality, "BUNDLE=VALUE", ProfileError, list(labels_of_views))
+    given = {labels_of_views[n]: v for n, v in said.items()}
+    out = Path(args.out)
+    print("detecting devices ...", file=sys.stderr)
+    inventory = discover(out.parent)
+    devices = chosen(inventory.machine, args.devices)
+    found = candidates(
+        {label.replace("/", "-"): bundle for label, bundle in bundles.items()},
+        devices,
+        _split_names(args.runtimes),
+        _split_names(args.precisions),
+        out.parent,
+        _versions(),
+    )
+    if not found:
+        raise ProfileError(
+            "there is no path to measure: the devices have none of the runtimes and precisions"
+        )
+    caches = [size for device in inventory.machine.devices for size in device.caches.values()]
+    settings = ProfileSettings(args.max_rows, args.seconds, eviction_bytes(max(caches, default=0)), args.seed)
+    partial = out.with_name(f"{out.name}.partial")
+    if args.fresh:
+        partial.unlink(missing_ok=True)
+    place = [d.model_dump(include={"name", "lanes", "description"}) for d in inventory.machine.devices]
+    about = {
+        "largest": settings.largest,
+        "seconds": settings.seconds,
+        "seed": settings.seed,
+        "machine": place,
+    }
+    with SampleLog(partial, about) as log:
+        if log.resumed:
+            print(f"resuming an earlier run ({partial}); --fresh starts anew", file=sys.stderr)
+        if not args.data:
+            for candidate in found:
+                # reports a missing figure before the work
+                bundle_quality(candidate, bundles, given, args.metric)
+        found, skipped = _measure_with_bar(found, settings, log, out.parent)
+        for line in skipped:
+            print(f"skipped: {line}", file=sys.stderr)
+        if not found:
+            raise ProfileError(f"no path could be measured: {skipped[0]}")
+        others = cpu_wait_share(found, settings, log)
+        if others is not None and others > BUSY:
+            print(
+                f"warning: this machine is busy: other work held the core for {others:.0%} of the measuring "
+                "time, which is part of the latencies; measure on an idle machine, or as root with chrt -r 1",
+                file=sys.stderr,
+            )
+        qualities = _qualities(args, found, bundles, given, log)
+        if args.precisions is None:
+            losing = losing_precisions(found, qualities)
+            for name, why in losing.items():
+                print(f"left out: path '{name}': {why}", file=sys.stderr)
+            found = [c for c in found if c.name not in losing]
+            qualities = {c.name: qualities[c.name] for c in found}
+        paths = tuple(path_profile(c, settings, log, qualities[c.name]) for c in found)
+        profile = Profile(
+            machine=inventory.machine,
+            paths=paths,
+            metric=args.metric,
+            differences=quality_differences(qualities),
+        )
+        _save(profile, out)
+        if args.tiers:
+            profile = profile.model_copy(update={"cut_times": _cut_times(found, settings, log, out.parent)})
+            _save(profile, out)
+        log.remove()
+    if args.front:
+        beside = {"front": _front(paths, found, args.seed), "hops": _hops(paths, found, args.seed)}
+        profile = profile.model_copy(update=beside)
+        _save(profile, out)
+    return profile
+
+
+def _check_flags(args: argparse.Namespace) -> None:
+    """Raises ProfileError for invalid flags."""
+    from polyrec.models.runtimes.registry import runtime_names
+    from polyrec.planner.profile import ProfileError
+
+    if not args.bundles:
+        raise ProfileError("give the folder of a bundle, or --list to see the devices")
+    for path in args.bundles:
+        if args.bundles.count(path) > 1:
+            raise ProfileError(f"bundle '{path}' is named twice")
+    if not 0 < args.seconds < 1e6:
+        raise ProfileError(f"--seconds must be a time above 0, not {args.seconds:g}")
+    if not 1 <= args.max_rows <= 1_000_000:
+        raise ProfileError(f"--max-rows must be between 1 and 1000000, not {args.max_rows}")
+    for flag, known in (("runtimes", runtime_names()), ("precisions", ("fp32", "bf16", "int8"))):
+        for name in _split_names(getattr(args, flag)) or ():
+            if name not in known:
+                raise ProfileError(f"--{flag}: there is no '{name}'; known: {', '.join(known)}")
+    if not Path(args.out).resolve().parent.is_dir():
+        raise ProfileError(f"--out '{args.out}': there is no folder '{Path(args.out).parent}'")
+
+
+def _split_names(text: str | None) -> list[Any] | None:
+    """The names of a flag, which `_check_flags` has checked."""
+    return None if text is None else [part.strip() for part in text.split(",")]
+
+
+def _save(profile: Profile, out: Path) -> None:
+    from polyrec.planner.profile import ProfileError, save_profile
+
+    try:
+        save_profile(profile, out)
+    except OSError as e:
+        raise ProfileError(f"cannot write '{out}': {e.strerror}") from None
+
+
+def _measure_with_bar(
+    found: list[Candidate], settings: ProfileSettings, log: SampleLog, folder: Path
+) -> tuple[list[Candidate], list[str]]:
+    from polyrec.measure.profile.measure import measure
+
+    with _bar() as advance:
+        return measure(found, settings, log, advance, folder)
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[float, str], None]]:
+    """Shows a progress bar; yields what advances it, given the share done and the current step."""
+    from tqdm import tqdm
+
+    with tqdm(
+        total=1000,
+        file=sys.stderr,
+        mininterval=0.5,
+        bar_format="{l_bar}{bar}| {elapsed}<{remaining}",
+        disable=None,
+    ) as bar:
+
+        def advance(share: float, what: str) -> None:
+            bar.set_description(f"{what:<28}", refresh=False)
+            bar.update(round(1000 * share) - bar.n)
+
+        yield advance
+
+
+def _cut_times(
+    found: Sequence[Candidate], settings: ProfileSettings, log: SampleLog, folder: Path
+) -> tuple[CutTimes, ...]:
+    from polyrec.measure.profile.cuts import measurable, measure_cuts
+    from polyrec.measure.profile.process import MeasureError
+
+    chosen = measurable(found)
+    if not chosen:
+        print("no tiers are measured: no path on the CPU stores enough rows", file=sys.stderr)
+    times = []
+    with _bar() as advance:
+        for i, candidate in enumerate(chosen):
+
+            def within(share: float, what: str, before: int = i) -> None:
+                advance((before + share) / len(chosen), what)
+
+            try:
+                times.append(
+                    measure_cuts(
+                        candidate, settings.largest, settings.seconds, settings.seed, log, within, folder
+                    )
+                )
+            except MeasureError as e:
+                print(f"tiers are not measured: {e}", file=sys.stderr)
+    return tuple(times)
+
+
+def _qualities(
+    args: argparse.Namespace,
+    found: Sequence[Candidate],
+    bundles: Mapping[str, Bundle],
+    given: Mapping[str, float],
+    log: SampleLog,
+) -> dict[str, PathQuality]:
+    from polyrec.cli.progress import Bars
+    from polyrec.measure.profile.quality import bundle_quality, measure_quality
+
+    if args.data is None:
+        qualities = {c.name: bundle_quality(c, bundles, given, args.metric) for c in found}
+    else:
+        with Bars() as bars:
+            qualities = measure_quality(found, args.data, log, bars.phase, args.metric)
+    if args.metric == "accuracy":
+        metrics = next(iter(qualities.values())).metrics
+        rate = metrics.get("positives", 0.0) / metrics.get("rows", 1.0)
+        if 0 < rate < LEAST_RATE:
+            print(
+                f"warning: {rate:.1%} of the test rows are positive, so predicting none of them has an "
+                f"accuracy of {1 - rate:.1%}: accuracy hardly tells paths apart; --metric information does",
+                file=sys.stderr,
+            )
+    return qualities
+
+
+def _fastest(paths: Sequence[PathProfile], found: Sequence[Candidate]) -> Candidate | None:
+    """The fastest path on the CPU: the time outside lanes hardly depends on the path."""
+    served = [(p.latency.median(FRONT_ROWS), i) for i, p in enumerate(paths) if p.path.device == "cpu"]
+    return found[min(served)[1]] if served else None
+
+
+def _front(paths: Sequence[PathProfile], found: Sequence[Candidate], seed: int) -> Front | None:
+    from polyrec.loadtest.drivers.connection import LoadError
+    from polyrec.measure.front import measure_front
+    from polyrec.server.child import StartFailed
+
+    candidate = _fastest(paths, found)
+    if candidate is None:
+        print("the front is not measured: there is no path on the CPU", file=sys.stderr)
+        return None
+    print(f"measuring the server's front with {candidate.name} ...", file=sys.stderr)
+    path = candidate.path.model_copy(update={"bundle": candidate.bundle.path})
+    try:
+        return measure_front(path, candidate.bundle, FRONT_SECONDS, seed)
+    except (StartFailed, LoadError) as e:
+        print(f"the front is not measured: {e}", file=sys.stderr)
+        return None
+
+
+def _hops(paths: Sequence[PathProfile], found: Sequence[Candidate], seed: int) -> dict[LaneKind, Hop]:
+    from polyrec.measure.lane_hop import measure_hops
+    from polyrec.models.errors import PolyrecError
+    from polyrec.server.lanes.lane import LaneDied
+
+    candidate = _fastest(paths, found)
+    if candidate is None:
+        return {}
+    print("measuring the hop to a lane on another core ...", file=sys.stderr)
+    path = candidate.path.model_copy(update={"bundle": candidate.bundle.path})
+    try:
+        return measure_hops(path, candidate.bundle, HOP_SECONDS, seed)
+    except (PolyrecError, LaneDied) as e:
+        print(f"the hop to a lane is not measured: {e}", file=sys.stderr)
+        return {}
+
+
+def _versions() -> str:
+    """Versions of software that invalidate old samples when they change."""
+    from importlib.metadata import version
+
+    from polyrec.models.runtimes.registry import runtime_kind, runtimes_for
+
+    used = dict.fromkeys(runtime_kind(name).distribution for name in runtimes_for("cpu"))
+    return " ".join(f"{name} {version(name)}" for name in (*used, "numpy"))

@@ -1,0 +1,69 @@
+"""Validates the settings of several models: NAME=FILE, NAME=NUMBER, and a folder of models.
+
+All functions raise ValueError, with the offense, for what a command line or a variable may not hold.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from math import inf
+from pathlib import Path
+
+from polyrec.models.fetching.url import ModelUrl, model_place
+from polyrec.server.app.served_model import RESERVED
+
+
+def valid_name(name: str) -> str:
+    """Validates the name of a model."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name) or name == RESERVED:
+        raise ValueError(f"it has letters, digits, '.', '_' and '-', 100 at most, and is not '{RESERVED}'")
+    return name
+
+
+def named_files(files: tuple[str, ...]) -> tuple[str, ...]:
+    """Validates NAME=FILE of each model."""
+    names = []
+    for file in files:
+        name, equals, path = file.partition("=")
+        if not equals or not path:
+            raise ValueError(f"'{file}' is not NAME=FILE")
+        names.append(valid_name(name))
+        model_place(path)
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"model '{name}' is given twice")
+    return files
+
+
+def files_of(named: Sequence[str]) -> dict[str, Path | ModelUrl]:
+    """Returns the file of each model by name, from valid NAME=FILE."""
+    return {name: model_place(path) for name, _, path in (file.partition("=") for file in named)}
+
+
+def models_in(folder: Path) -> tuple[str, ...]:
+    """Returns NAME=FILE of each plan (NAME.json) and bundle (NAME/) in a folder, in the order of names."""
+    found = [p for p in folder.glob("[!.]*") if p.suffix == ".json" or p.is_dir()]
+    if not found:
+        raise ValueError("no model is there, NAME.json or the folder of a bundle")
+    return named_files(tuple(f"{p.name.removesuffix('.json')}={p}" for p in sorted(found)))
+
+
+def named_numbers(given: tuple[str, ...]) -> tuple[str, ...]:
+    """Validates NAME=NUMBER of some models, numbers of at least 0."""
+    for one in given:
+        name, _, number = one.partition("=")
+        try:
+            value = float(number)
+        except ValueError:
+            value = -1.0
+        if not 0 <= value < inf:
+            raise ValueError(f"'{one}' is not NAME=NUMBER, a number of at least 0")
+        if sum(other.partition("=")[0] == name for other in given) > 1:
+            raise ValueError(f"model '{name}' is given twice")
+    return given
+
+
+def numbers_of(named: Sequence[str]) -> dict[str, float]:
+    """Returns the number of each model by name, from valid NAME=NUMBER."""
+    return {name: float(number) for name, _, number in (one.partition("=") for one in named)}

@@ -1,0 +1,72 @@
+"""Random events of a router: queries, ends and deaths of lanes, cancellations, ticks."""
+
+from hypothesis import strategies as st
+
+from polyrec.planner.routing.query import Query
+from tests.planner.routing.servers import (
+    BOTH,
+    CPU,
+    GPU_LANE,
+    RouterDriver,
+    cpu_lanes,
+)
+
+ROWS = st.sampled_from([1, 7, 23, 147, 700, 3000])
+BUDGET_S = st.sampled_from([0.0, 0.001, 0.01, 0.1])
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("offer"), ROWS, BUDGET_S, st.integers(0, 2), st.booleans()),
+        st.tuples(st.just("pass"), st.sampled_from([1e-5, 5e-4, 2e-3, 0.05])),
+        st.tuples(st.just("done"), st.integers(0, 4)),
+        st.tuples(st.just("failed"), st.integers(0, 4)),
+        st.tuples(st.just("killed"), st.integers(0, 4)),
+        st.tuples(st.just("up"), st.integers(0, 4)),
+        st.tuples(st.just("cancel"), st.integers(0, 60)),
+        st.tuples(st.sampled_from(["tick", "policy"])),
+    ),
+    max_size=60,
+)
+SERVERS = [
+    (CPU, cpu_lanes(1, "inline")),
+    (CPU, cpu_lanes(3)),
+    (BOTH, (GPU_LANE, *cpu_lanes(2))),
+]
+
+
+def consistent(driver: RouterDriver) -> None:
+    """The queue's rows are those of the unsettled queries' pieces, and nobody is counted twice."""
+    queue = driver.router.state.queue
+    assert queue.rows == sum(piece.rows for piece in queue.unsettled())
+    assert queue.privileged_rows == sum(piece.rows for piece in queue.unsettled() if piece.query.priority)
+    waiting: dict[Query, int] = {}
+    for piece in queue.unsettled():
+        waiting[piece.query] = waiting.get(piece.query, 0) + piece.rows
+    for query, rows in waiting.items():
+        assert rows == query.rows - query.dispatched_rows
+
+
+def step(driver: RouterDriver, step: tuple, policies: list[str]) -> None:
+    kind, *rest = step
+    lane = rest[0] % len(driver.router.lanes) if rest and isinstance(rest[0], int) else 0
+    if kind == "offer":
+        driver.offer(*rest)
+    elif kind == "pass":
+        driver.now_s += rest[0]
+    elif kind == "done" and lane in driver.running:
+        driver.done(lane)
+    elif kind == "failed" and lane in driver.running:
+        driver.failed(lane)
+    elif kind == "killed":
+        driver.router.lane_down(lane, driver.now_s)
+        if lane in driver.running:
+            driver.failed(lane)
+    elif kind == "up":
+        driver.router.lane_up(lane, driver.now_s)
+    elif kind == "cancel" and driver.ends:
+        driver.cancel(list(driver.ends)[rest[0] % len(driver.ends)])
+    elif kind == "tick":
+        driver.router.tick(driver.now_s)
+    elif kind == "policy":
+        routing = driver.router.state.routing.model_copy(update={"policy": policies[0]})
+        policies.append(policies.pop(0))
+        driver.router.set_policy(routing, driver.now_s)
