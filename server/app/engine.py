@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -85,6 +86,8 @@ class Engine:
         self.routing = Routing()
         self.without_path = {e: self.metrics.outcomes(e, NO_PATH) for e in ENDPOINTS}
         self._serving: Serving | None = None
+        self._changing = asyncio.Lock()
+        self._closed = False
         self._retiring: dict[asyncio.Task[None], Serving] = {}
         self.metrics.ask_ready(lambda: self.unready() is None)
 
@@ -106,6 +109,18 @@ class Engine:
         """
         name = self.serving.model.name
         return open_serving(plan, self.metrics, loaded, self.update_store, name, spare=True)
+
+    @asynccontextmanager
+    async def changing(self) -> AsyncIterator[None]:
+        """Lets nothing else change meanwhile what this engine serves. Raises NotReady."""
+        if self._closed:
+            raise NotReady("this model is not served any more")
+        if self._changing.locked():
+            raise NotReady("another plan is being opened; try again when it is done")
+        if self.state is LifecycleState.LOADING:
+            raise NotReady("the server is still loading what it was started with; try again when it is ready")
+        async with self._changing:
+            yield
 
     def check_no_rollout(self) -> None:
         """Raises Conflict during a rollout."""
@@ -234,6 +249,7 @@ class Engine:
 
     def close(self) -> None:
         """Closes the generation in service; no request is answered afterwards."""
+        self._closed = True
         for task in self._retiring:
             task.cancel()
         if self.rollout is not None:

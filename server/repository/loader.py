@@ -68,8 +68,9 @@ class ModelLoader:
             file = self._file(name)
             if engine is not None:
                 engine.check_no_rollout()
-                engine.adopt(await self._opened(engine, file))
-                engine.attach()
+                async with engine.changing():
+                    engine.adopt(await self._opened(engine, file))
+                    engine.attach()
                 return engine
             engine = Engine(name, self._models.default)
             serving = await self._opened(engine, file)
@@ -89,8 +90,9 @@ class ModelLoader:
             if engine is self._models.default:
                 raise Conflict("the default model answers requests that name none: it cannot be unloaded")
             engine.check_no_rollout()
-            self._models.remove(engine)
-            await self._closed(engine)
+            async with engine.changing():
+                self._models.remove(engine)
+                await self._closed(engine)
             del engine
             # a generation is cyclic, and what was loaded at the start is frozen
             gc.unfreeze()

@@ -81,7 +81,7 @@ class Rollout:
 
 
 class RolloutControl:
-    """The rollouts of one engine, one at a time. admin: excludes reloads while a version is opened."""
+    """The rollouts of one engine, one at a time. admin: reads plans."""
 
     def __init__(self, engine: Engine, admin: Admin) -> None:
         self._engine = engine
@@ -98,7 +98,7 @@ class RolloutControl:
         by = arguments.by
         value_of = None if by is None else value_reader(by, stable.bundle.manifest.schema_)
         read = self._admin.reader(arguments.plan)
-        async with self._admin.opening():
+        async with self._engine.changing():
             plan, canary = await _opened(lambda: self._open(read))
             shadow = Shadow(stable, canary, arguments.shadow) if arguments.shadow else None
             traffic = RolloutTraffic(
@@ -206,7 +206,7 @@ class RolloutControl:
     async def _promote(self, rollout: Rollout, reason: str) -> None:
         if rollout.state == "promoting":
             raise Conflict("the version is being promoted")
-        async with self._admin.opening():
+        async with self._engine.changing():
             rollout.state = "promoting"
             try:
                 serving = await _opened(lambda: self._engine.open(rollout.plan, rollout.bundles))
