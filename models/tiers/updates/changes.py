@@ -48,6 +48,8 @@ ROWS_A_RECORD = 65_536
 """Rows of a record of a log that is written again."""
 EXPIRY_EVERY_S = 0.5
 """Values that expire at about the same time leave together."""
+EXPIRY_AGAIN_S = 10.0
+"""Wait after a retraction that failed, as on a full disk."""
 NONE = np.empty(0, np.int64)
 
 
@@ -208,25 +210,30 @@ class Changes:
             self.figures.expired += applied.retracted
         return applied.retracted
 
-    def _expire_in_time(self) -> None:
-        """Sets the clock for the next value that expires."""
+    def _expire_in_time(self, least_s: float = EXPIRY_EVERY_S) -> None:
+        """Sets the clock for the next value that expires. least_s: until then."""
         if self._clock is not None:
             self._clock.cancel()
             self._clock = None
         due = self.names.next_expiry()
         if due is None or not self._stacks:
             return
-        self._clock = threading.Timer(max(due - time.time(), EXPIRY_EVERY_S), self._expire_now)
+        self._clock = threading.Timer(max(due - time.time(), least_s), self._expire_now)
         self._clock.daemon = True
         self._clock.start()
 
     def _expire_now(self) -> None:
+        wait_s = EXPIRY_EVERY_S
         try:
             self.expire()
+        except UpdateNotKept as e:
+            wait_s = EXPIRY_AGAIN_S
+            log.warning("values that expired are served still, trying again in %.0f s: %s", wait_s, e)
         except Exception:
+            wait_s = EXPIRY_AGAIN_S
             log.exception("values that expired are served still")
         with self._lock:
-            self._expire_in_time()
+            self._expire_in_time(wait_s)
 
     def _remember(self, key: str) -> None:
         if not key or key in self._keys:
