@@ -111,7 +111,14 @@ class RolloutControl:
             canary.dispatcher.attach()
             canary.dispatcher.share_loop(stable.dispatcher)
             rollout = Rollout(
-                *(traffic, plan, canary.generation.bundles, str(arguments.plan), by, arguments.bounds),
+                *(
+                    traffic,
+                    plan,
+                    canary.generation.bundles,
+                    public(str(arguments.plan)),
+                    by,
+                    arguments.bounds,
+                ),
                 *(clock(), time.time()),
             )
             self._rollout, engine.rollout = rollout, traffic
@@ -136,12 +143,12 @@ class RolloutControl:
 
     async def rollback(self, arguments: EndRequest) -> RolloutStatus:
         """Ends the rollout: all requests are for the stable version again. Raises Conflict without one."""
-        self._end(self._current(), "rolled_back", arguments.reason)
+        self._end(self._current(), "rolled_back", public(arguments.reason))
         return self.status()
 
     async def promote(self, arguments: EndRequest) -> RolloutStatus:
         """Serves the version under trial to all. Raises Conflict, Invalid or NotReady."""
-        await self._promote(self._current(), arguments.reason)
+        await self._promote(self._current(), public(arguments.reason))
         return self.status()
 
     def judge(self) -> RolloutDecision:

@@ -54,7 +54,7 @@ class RolloutDocument(Document):
     """A rollout in progress.
 
     stable_version, canary_version: of the bundles. began: Unix time. decision: the last one, null in the
-    first second. lanes_alive: of the canary.
+    first second. lanes_alive: of the canary. plan: without its folder.
     """
 
     state: Literal["running", "promoting"]
