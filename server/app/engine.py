@@ -41,6 +41,7 @@ NO_PATH = "none"
 COLLECTED_AFTER_S = 1.0
 """Time until the garbage of a retired generation is collected."""
 STILL_LOADING = "the server is still loading; ask /readyz"
+GONE = "this model is not served any more"
 NOTHING: Mapping[Path, Bundle] = {}
 
 
@@ -114,7 +115,7 @@ class Engine:
     async def changing(self) -> AsyncIterator[None]:
         """Lets nothing else change meanwhile what this engine serves. Raises NotReady."""
         if self._closed:
-            raise NotReady("this model is not served any more")
+            raise NotReady(GONE)
         if self._changing.locked():
             raise NotReady("another plan is being opened; try again when it is done")
         if self.state is LifecycleState.LOADING:
@@ -195,9 +196,9 @@ class Engine:
 
     @property
     def serving(self) -> Serving:
-        """The generation in service. Raises NotReady before the first one."""
+        """The generation in service. Raises NotReady before the first one, and once the engine is closed."""
         if self._serving is None:
-            raise NotReady(STILL_LOADING)
+            raise NotReady(GONE if self._closed else STILL_LOADING)
         return self._serving
 
     @property

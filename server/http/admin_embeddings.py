@@ -45,9 +45,9 @@ from polyrec.server.http.documents import UpdateResponse
 from polyrec.server.http.openapi import Endpoint
 
 MAX_BODY_BYTES = 64 << 20
-"""Of a file of updates."""
+"""Maximum size of a file of updates."""
 MAX_JSON_BYTES = MOST_SERVED_BYTES
-"""Of a document: whoever else asks waits while it is parsed, in whatever thread."""
+"""Maximum size of a document: whoever else asks waits while it is parsed, in whatever thread."""
 
 Stacks = Callable[[], Mapping[str, TierStack]]
 """Returns the tiers of the present generation, by path; called for every update."""

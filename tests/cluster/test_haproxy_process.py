@@ -35,7 +35,7 @@ def a_free_port() -> int:
 
 
 async def statuses(folder: Path, targets: Sequence[str]) -> dict[str, str]:
-    """What HAProxy answers, by target."""
+    """Returns the statuses that HAProxy answers, by target."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(asyncio.IncompleteReadError, ConnectionError):

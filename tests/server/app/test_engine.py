@@ -47,7 +47,7 @@ def test_every_path_of_a_plan_answers_alike(bundle_dir: Path, bundle: Bundle, pl
 
     asyncio.run(run())
     engine.close()
-    with pytest.raises(NotReady):
+    with pytest.raises(NotReady, match="not served any more"):
         _ = engine.serving
 
 
