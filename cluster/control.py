@@ -16,6 +16,7 @@ from ray import serve
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from polyrec.cluster.balancer import BALANCER, NAMESPACE, Balancer
+from polyrec.cluster.haproxy_process import private_folder
 from polyrec.cluster.replica import Replica
 from polyrec.cluster.request_router import PredictedCompletion
 from polyrec.cluster.scaling import BacklogPolicy
@@ -186,7 +187,7 @@ def _deploy(spec: ClusterSpec, group: GroupSpec) -> None:
 
 def _start_balancer(spec: ClusterSpec) -> None:
     """Starts the balancer's actor on the node of this machine, where clients expect the port."""
-    folder = Path(tempfile.gettempdir()) / f"polyrec-cluster-{os.getuid()}-{spec.port}"
+    folder = private_folder(Path(tempfile.gettempdir()) / f"polyrec-cluster-{os.getuid()}-{spec.port}")
     (folder / "cluster.json").unlink(missing_ok=True)
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     balancer: Any = (

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from polyrec.cluster.targets import ADMINISTRATION
 from polyrec.planner.fleet.weights import capacity_weights
 
 BACKEND = "replicas"
@@ -80,7 +81,7 @@ defaults
 
 frontend clients
     bind {{host}}:{{port}}
-    acl administration path_sub /admin
+    acl administration path,url_dec -m reg {ADMINISTRATION}
     http-request deny deny_status 403 if administration
     default_backend {BACKEND}
 

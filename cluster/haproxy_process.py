@@ -107,8 +107,9 @@ def binary() -> str:
 
 
 def private_folder(path: Path) -> Path:
-    """Makes a folder that only this user can read. Raises ClusterError if it is another user's."""
+    """Makes a folder that only this user can read. Raises ClusterError if it is another user's, or a link."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if path.stat().st_uid != os.getuid():
-        raise ClusterError(f"'{path}' belongs to another user")
+    # not what a link leads to: anyone can make one in /tmp
+    if path.lstat().st_uid != os.getuid() or path.is_symlink():
+        raise ClusterError(f"'{path}' is a link, or belongs to another user")
     return path

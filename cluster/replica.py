@@ -20,12 +20,14 @@ import aiohttp
 import ray
 from ray import serve
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
+from yarl import URL
 
 from polyrec.cluster.agent import Agent
 from polyrec.cluster.balancer import BALANCER, NAMESPACE
 from polyrec.cluster.haproxy_config import Endpoint
 from polyrec.cluster.spec import ClusterError
+from polyrec.cluster.targets import is_administration, target_of
 from polyrec.server.child import ServerProcess, start
 
 ANNOUNCE_S = 1.0
@@ -87,7 +89,9 @@ class Replica:
         assert self._client is not None
         assert self._endpoint is not None
         headers = [(k, v) for k, v in request.headers.items() if k not in HOP_BY_HOP]
-        url = self._endpoint.url + request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        if is_administration(request.scope["path"]):
+            return JSONResponse({"error": "administration is refused here; ask a replica"}, 403)
+        url = URL(self._endpoint.url + target_of(request.scope), encoded=True)
         body = await request.body()
         async with self._client.request(request.method, url, data=body, headers=headers) as got:
             kept = {k: v for k, v in got.headers.items() if k.lower() not in HOP_BY_HOP}

@@ -45,6 +45,8 @@ PATH, VERSION, REASON = "log.path", "log.version", "log.reason"
 KEY_BITS = 12
 """Bits of a request's key below its time in microseconds."""
 MOST_WINDOW_S = 1e8
+MOST_JOINED = 2**18
+"""Pairs of a label and a request that are joined at once."""
 EVER = datetime(1970, 1, 1, tzinfo=UTC)
 TIME_TYPE = pa.timestamp("us", tz="UTC")
 LOG_COLUMNS = pa.schema(
@@ -234,19 +236,25 @@ class PredictionLogReader(PackedReader):
         code = ids.indices.to_numpy()
         by_id = np.argsort(code, kind="stable")
         begin, end = (np.searchsorted(code[by_id], id_, side) for side in ("left", "right"))
-        # each label once for each request of its id
-        label_at = np.repeat(np.arange(id_.size), end - begin)
-        nth = np.arange(label_at.size) - np.repeat(np.cumsum(end - begin) - (end - begin), end - begin)
-        request = by_id[begin[label_at] + nth]
-        row, label = (given.column(name).to_numpy()[label_at] for name in ("row", "label"))
-        at = given.column("time").to_numpy()[label_at]
-
-        good = (row >= 0) & (row < rows[request]) & np.isfinite(label)
-        good &= ~(at > time_of[request] + np.timedelta64(self._window))
-        request, row, label = request[good], row[good], label[good]
-        order = np.argsort(at[good], kind="stable")  # those without a time last
-        labels[start[request[order]] + row[order]] = label[order]
-        known[np.isin(request_of_stored, request)] = True
+        times, at = end - begin, given.column("time").to_numpy()
+        rows_given, labels_given = (
+            given.column("row").fill_null(-1).to_numpy(),
+            given.column("label").to_numpy(),
+        )
+        in_order = np.argsort(at, kind="stable")  # those without a time last
+        in_order = in_order[times[in_order] > 0]
+        part = np.cumsum(times[in_order]) // MOST_JOINED
+        # each label once for each request of its id; in parts, as all requests may have the same
+        for some in np.split(in_order, np.flatnonzero(np.diff(part)) + 1):
+            label_at = np.repeat(some, times[some])
+            nth = np.arange(label_at.size) - np.repeat(np.cumsum(times[some]) - times[some], times[some])
+            request = by_id[begin[label_at] + nth]
+            row, label = rows_given[label_at], labels_given[label_at]
+            good = (row >= 0) & (row < rows[request]) & np.isfinite(label)
+            good &= ~(at[label_at] > time_of[request] + np.timedelta64(self._window))
+            request, row, label = request[good], row[good], label[good]
+            labels[start[request] + row] = label
+            known[np.isin(request_of_stored, request)] = True
         return labels, known
 
     def _feedback_of(self, first: datetime, last: datetime) -> pa.Table:

@@ -55,7 +55,10 @@ def _web(url: ModelUrl) -> Iterator[bytes]:
                 raise FetchError(f"'{url}' redirects, which is not followed; give the URL that it leads to")
             if answer.status_code != httpx.codes.OK:
                 raise FetchError(f"cannot read '{url}': status {answer.status_code}")
-            yield from answer.iter_bytes()
+            if answer.headers.get("content-encoding", "identity") != "identity":
+                # a few bytes of it may be any number, in one piece
+                raise FetchError(f"'{url}' is sent compressed, which was not asked for")
+            yield from answer.iter_raw()
     except (httpx.HTTPError, httpx.InvalidURL) as e:
         raise FetchError(f"cannot read '{url}': {_one_line(e)}") from None
 

@@ -68,7 +68,8 @@ class LoopFolder:
 
     def iterations(self, most: int | None = None) -> list[Iteration]:
         """Reads the records of iterations, oldest first. most: only the newest. Raises LoopError."""
-        files = sorted(self._iterations.glob(f"*/{RECORD}"), key=lambda file: int(file.parent.name))
+        numbered = (f for f in self._iterations.glob(f"*/{RECORD}") if f.parent.name.isdecimal())
+        files = sorted(numbered, key=lambda file: int(file.parent.name))
         found = []
         for file in files if most is None else files[-most:]:
             what = f"record '{file}'"
@@ -88,7 +89,7 @@ class LoopFolder:
     def remove_bundles(self, keep: set[int]) -> None:
         """Removes the bundles and checkpoints of all iterations except these; records stay."""
         for folder in self._iterations.iterdir():
-            if folder.name.isdigit() and int(folder.name) not in keep:
+            if folder.name.isdecimal() and int(folder.name) not in keep:
                 for name in (BUNDLE, CHECKPOINT):
                     shutil.rmtree(folder / name, ignore_errors=True)
 
@@ -109,7 +110,7 @@ class LoopFolder:
         for step in STEPS:
             file = self._control / f"hold-{step}"
             if file.is_file():
-                found[step] = file.read_text(encoding="utf-8").strip()
+                found[step] = file.read_text(encoding="utf-8", errors="replace").strip()
         return found
 
     def controls(self) -> set[str]:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -40,6 +41,7 @@ NO_PATH = "none"
 COLLECTED_AFTER_S = 1.0
 """Time until the garbage of a retired generation is collected."""
 STILL_LOADING = "the server is still loading; ask /readyz"
+GONE = "this model is not served any more"
 NOTHING: Mapping[Path, Bundle] = {}
 
 
@@ -85,6 +87,8 @@ class Engine:
         self.routing = Routing()
         self.without_path = {e: self.metrics.outcomes(e, NO_PATH) for e in ENDPOINTS}
         self._serving: Serving | None = None
+        self._changing = asyncio.Lock()
+        self._closed = False
         self._retiring: dict[asyncio.Task[None], Serving] = {}
         self.metrics.ask_ready(lambda: self.unready() is None)
 
@@ -106,6 +110,18 @@ class Engine:
         """
         name = self.serving.model.name
         return open_serving(plan, self.metrics, loaded, self.update_store, name, spare=True)
+
+    @asynccontextmanager
+    async def changing(self) -> AsyncIterator[None]:
+        """Lets nothing else change meanwhile what this engine serves. Raises NotReady."""
+        if self._closed:
+            raise NotReady(GONE)
+        if self._changing.locked():
+            raise NotReady("another plan is being opened; try again when it is done")
+        if self.state is LifecycleState.LOADING:
+            raise NotReady("the server is still loading what it was started with; try again when it is ready")
+        async with self._changing:
+            yield
 
     def check_no_rollout(self) -> None:
         """Raises Conflict during a rollout."""
@@ -180,9 +196,9 @@ class Engine:
 
     @property
     def serving(self) -> Serving:
-        """The generation in service. Raises NotReady before the first one."""
+        """The generation in service. Raises NotReady before the first one, and once the engine is closed."""
         if self._serving is None:
-            raise NotReady(STILL_LOADING)
+            raise NotReady(GONE if self._closed else STILL_LOADING)
         return self._serving
 
     @property
@@ -234,6 +250,7 @@ class Engine:
 
     def close(self) -> None:
         """Closes the generation in service; no request is answered afterwards."""
+        self._closed = True
         for task in self._retiring:
             task.cancel()
         if self.rollout is not None:

@@ -154,8 +154,11 @@ class Dispatcher:
                 answer.settle(error)
 
     def close(self) -> None:
-        """Ends every lane. Queries still waiting are cancelled."""
+        """Ends every lane. Queries still waiting are cancelled, later ones are rejected (NotReady)."""
         self._closed = True
+        if self._shutdown_error is None:
+            # nothing would ever answer them
+            self._shutdown_error = NotReady("this version is not served any more; ask again")
         self.leave_turns()
         self._executor.close()
         self._supervisor.close()

@@ -15,10 +15,8 @@ logged, and every call leaves a line of `polyrec.audit`: the client, its address
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -36,7 +34,7 @@ from polyrec.server.app.background import run_in_thread
 from polyrec.server.app.engine import Engine, LifecycleState
 from polyrec.server.app.serving import Serving
 from polyrec.server.dispatch.dispatcher import clock
-from polyrec.server.errors import Invalid, Malformed, NotReady, RequestError
+from polyrec.server.errors import Invalid, Malformed, RequestError
 from polyrec.server.http.connection.body import read_body
 from polyrec.server.http.connection.reply import Reply, error_reply, json_reply
 from polyrec.server.http.documents import DrainResponse, NoteResponse, ReloadResponse, RoutingResponse
@@ -83,7 +81,6 @@ class Admin:
     def __init__(self, engine: Engine, load: PlanLoader | None = None) -> None:
         self._engine = engine
         self._load = load
-        self._lock = asyncio.Lock()
 
     async def perform(
         self, request: Request, action: str, max_bytes: int, answer: Callable[[bytes], Awaitable[Any]]
@@ -169,20 +166,10 @@ class Admin:
         log.warning("routing is changed: %s", in_force)
         return in_force
 
-    @asynccontextmanager
-    async def opening(self) -> AsyncIterator[None]:
-        """Excludes other openings meanwhile. Raises NotReady."""
-        if self._lock.locked():
-            raise NotReady("another plan is being opened; try again when it is done")
-        if self._engine.state is LifecycleState.LOADING:
-            raise NotReady("the server is still loading what it was started with; try again when it is ready")
-        async with self._lock:
-            yield
-
     async def _open(self, read: Callable[[], LoadedPlan]) -> dict[str, Any]:
-        self._engine.check_no_rollout()
-        async with self.opening():
-            engine = self._engine
+        engine = self._engine
+        engine.check_no_rollout()
+        async with engine.changing():
             try:
                 serving = await run_in_thread(lambda: self._open_serving(read))
             except PolyrecError as e:

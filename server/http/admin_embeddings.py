@@ -45,6 +45,9 @@ from polyrec.server.http.documents import UpdateResponse
 from polyrec.server.http.openapi import Endpoint
 
 MAX_BODY_BYTES = 64 << 20
+"""Maximum size of a file of updates."""
+MAX_JSON_BYTES = MOST_SERVED_BYTES
+"""Maximum size of a document: whoever else asks waits while it is parsed, in whatever thread."""
 
 Stacks = Callable[[], Mapping[str, TierStack]]
 """Returns the tiers of the present generation, by path; called for every update."""
@@ -180,8 +183,9 @@ def embeddings_route(admin: Admin, embeddings: Embeddings) -> Endpoint:
             return embeddings.update_binary(query, body)
 
         # Parsing a large update would block the event loop.
+        most_bytes = MAX_BODY_BYTES if binary else MAX_JSON_BYTES
         return await admin.perform(
-            request, "embeddings", MAX_BODY_BYTES, lambda body: run_in_thread(lambda: update(body))
+            request, "embeddings", most_bytes, lambda body: run_in_thread(lambda: update(body))
         )
 
     return admin_endpoint(

@@ -67,8 +67,9 @@ class ModelLoader:
             file = self._file(name)
             if engine is not None:
                 engine.check_no_rollout()
-                engine.adopt(await self._open_in_thread(engine, file))
-                engine.attach()
+                async with engine.changing():
+                    engine.adopt(await self._open_in_thread(engine, file))
+                    engine.attach()
                 return engine
             engine = Engine(name, self._models.default)
             serving = await self._open_in_thread(engine, file)
@@ -88,8 +89,9 @@ class ModelLoader:
             if engine is self._models.default:
                 raise Conflict("the default model answers requests that name none: it cannot be unloaded")
             engine.check_no_rollout()
-            self._models.remove(engine)
-            await self._close(engine)
+            async with engine.changing():
+                self._models.remove(engine)
+                await self._close(engine)
             del engine
             # a generation has reference cycles, and objects loaded at the start are frozen
             gc.unfreeze()

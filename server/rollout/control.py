@@ -82,7 +82,7 @@ class Rollout:
 
 
 class RolloutControl:
-    """Runs the rollouts of one engine, one at a time. admin: excludes reloads while a version is opened."""
+    """Runs the rollouts of one engine, one at a time. admin: reads plans."""
 
     def __init__(self, engine: Engine, admin: Admin) -> None:
         self._engine = engine
@@ -99,7 +99,7 @@ class RolloutControl:
         by = arguments.by
         value_of = None if by is None else value_reader(by, stable.bundle.manifest.schema_)
         read = self._admin.reader(arguments.plan)
-        async with self._admin.opening():
+        async with self._engine.changing():
             plan, canary = await _open_in_thread(lambda: self._open(read))
             shadow = Shadow(stable, canary, arguments.shadow) if arguments.shadow else None
             traffic = RolloutTraffic(
@@ -112,7 +112,14 @@ class RolloutControl:
             canary.dispatcher.attach()
             canary.dispatcher.share_loop(stable.dispatcher)
             rollout = Rollout(
-                *(traffic, plan, canary.generation.bundles, str(arguments.plan), by, arguments.bounds),
+                *(
+                    traffic,
+                    plan,
+                    canary.generation.bundles,
+                    public(str(arguments.plan)),
+                    by,
+                    arguments.bounds,
+                ),
                 *(clock(), time.time()),
             )
             self._rollout, engine.rollout = rollout, traffic
@@ -137,12 +144,12 @@ class RolloutControl:
 
     async def rollback(self, arguments: EndRequest) -> RolloutStatus:
         """Ends the rollout: the stable version answers all requests again. Raises Conflict without one."""
-        self._end(self._current(), "rolled_back", arguments.reason)
+        self._end(self._current(), "rolled_back", public(arguments.reason))
         return self.status()
 
     async def promote(self, arguments: EndRequest) -> RolloutStatus:
         """Serves the version under trial to all. Raises Conflict, Invalid or NotReady."""
-        await self._promote(self._current(), arguments.reason)
+        await self._promote(self._current(), public(arguments.reason))
         return self.status()
 
     def judge(self) -> RolloutDecision:
@@ -207,7 +214,7 @@ class RolloutControl:
     async def _promote(self, rollout: Rollout, reason: str) -> None:
         if rollout.state == "promoting":
             raise Conflict("the version is being promoted")
-        async with self._admin.opening():
+        async with self._engine.changing():
             rollout.state = "promoting"
             try:
                 serving = await _open_in_thread(lambda: self._engine.open(rollout.plan, rollout.bundles))

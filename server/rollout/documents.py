@@ -54,7 +54,7 @@ class RolloutDocument(Document):
     """A rollout in progress.
 
     stable_version, canary_version: of the bundles. began: Unix time. decision: the last one; null in the
-    first second. lanes_alive: lanes of the canary that are in service.
+    first second. lanes_alive: lanes of the canary that are in service. plan: without its folder.
     """
 
     state: Literal["running", "promoting"]

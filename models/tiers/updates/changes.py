@@ -48,6 +48,8 @@ ROWS_PER_RECORD = 65_536
 """Rows of a record when the log is rewritten."""
 EXPIRY_INTERVAL_S = 0.5
 """Least time between expiries; values that expire within it are retracted together."""
+EXPIRY_RETRY_S = 10.0
+"""Time until an expiry is tried again that failed, as on a full disk."""
 NONE = np.empty(0, np.int64)
 
 
@@ -208,25 +210,30 @@ class Changes:
             self.figures.expired += applied.retracted
         return applied.retracted
 
-    def _set_timer(self) -> None:
-        """Sets the timer for the next value that expires."""
+    def _set_timer(self, least_s: float = EXPIRY_INTERVAL_S) -> None:
+        """Sets the timer for the next value that expires. least_s: until then."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         due = self.names.next_expiry()
         if due is None or not self._stacks:
             return
-        self._timer = threading.Timer(max(due - time.time(), EXPIRY_INTERVAL_S), self._expire_now)
+        self._timer = threading.Timer(max(due - time.time(), least_s), self._expire_now)
         self._timer.daemon = True
         self._timer.start()
 
     def _expire_now(self) -> None:
+        wait_s = EXPIRY_INTERVAL_S
         try:
             self.expire()
+        except UpdateNotKept as e:
+            wait_s = EXPIRY_RETRY_S
+            log.warning("expired values are still served, trying again in %.0f s: %s", wait_s, e)
         except Exception:
+            wait_s = EXPIRY_RETRY_S
             log.exception("expired values are still served")
         with self._lock:
-            self._set_timer()
+            self._set_timer(wait_s)
 
     def _remember(self, key: str) -> None:
         if not key or key in self._keys:

@@ -4,6 +4,8 @@ TABLE.ids      int64 [n], stable ids; or instead of ids
 TABLE.values   int64 [n], or uint8: a JSON list of n values as clients send them, null the missing row
 TABLE.rows     float32 [n, width]
 TABLE.retract  int64, or uint8: a JSON list of values that are served as unknown from now on
+
+A server's requests wait while its header and lists of values are parsed, so these have limits.
 """
 
 from __future__ import annotations
@@ -19,10 +21,11 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load, save, save_file
 
-from polyrec.models.files import require_regular
+from polyrec.models.files import MOST_SERVED_BYTES, require_regular
 from polyrec.models.schema.vocabulary import Value
 from polyrec.models.tiers.updates.update import TableUpdate, Update, UpdateError
 
+MOST_HEADER_BYTES = 2**20
 PARTS = ("ids", "values", "rows", "retract")
 
 
@@ -32,6 +35,8 @@ def load_update(file: str | Path, most_bytes: int = sys.maxsize) -> dict[str, Ta
         size = require_regular(Path(file)).st_size
         if size > most_bytes:
             raise UpdateError(f"'{file}' has {size} bytes; all rows that it could name take {most_bytes}")
+        with Path(file).open("rb") as content:
+            _check_header(content.read(8), f"'{file}'")
         with safe_open(file, "np") as tensors:
             arrays = {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
     except FileNotFoundError:
@@ -43,11 +48,18 @@ def load_update(file: str | Path, most_bytes: int = sys.maxsize) -> dict[str, Ta
 
 def parse_update(content: bytes) -> dict[str, TableUpdate]:
     """Reads the content of a file of updates. Raises UpdateError."""
+    _check_header(content[:8], "update: the body")
     try:
         arrays = load(content)
     except (SafetensorError, ValueError, TypeError, KeyError, AttributeError) as e:
         raise UpdateError(f"update: the body is not safetensors: {e}") from None
     return _tables(arrays, "update: the body")
+
+
+def _check_header(length: bytes, what: str) -> None:
+    """length: the first bytes of a file. Raises UpdateError."""
+    if int.from_bytes(length, "little") > MOST_HEADER_BYTES:
+        raise UpdateError(f"{what} is not a file of updates: a header of more than {MOST_HEADER_BYTES} bytes")
 
 
 def _tables(arrays: Mapping[str, NDArray[Any]], what: str) -> dict[str, TableUpdate]:
@@ -92,6 +104,11 @@ def _list(table: str, array: NDArray[Any], what: str) -> list[Value | None]:
     if array.ndim == 1 and array.dtype == np.int64:
         return list(array.tolist())
     if array.ndim == 1 and array.dtype == np.uint8:
+        if array.size > MOST_SERVED_BYTES:
+            raise UpdateError(
+                f"{what}: a list of values of table '{table}' has {array.size} bytes, more than "
+                f"{MOST_SERVED_BYTES}; send it in parts"
+            )
         try:
             found = json.loads(array.tobytes())
         except (ValueError, RecursionError):

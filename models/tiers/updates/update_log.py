@@ -2,9 +2,10 @@
 
     file:  MAGIC, then records of  uint32 length | uint32 CRC-32 of the rest | msgpack of Record
 
-A record is complete or, at the end of the file, torn by a crash: then it was not acknowledged, and is cut
-off. Callers that wait for the disk at the same time share one fsync (group commit). When most of the log is
-superseded, it is rewritten with the last value of each row.
+A record is complete or, at the end of the file, torn by a crash: then it was not acknowledged. It is cut off,
+and kept beside the log, since damage by a disk looks alike. Callers that wait for the disk at the same time
+share one fsync (group commit). When most of the log is superseded, it is rewritten with the last value of
+each row.
 """
 
 from __future__ import annotations
@@ -93,16 +94,20 @@ class UpdateLog:
 
     def __init__(self, file: Path) -> None:
         self.path = file
+        self._lock_file, self._cut_file = (file.with_name(file.name + end) for end in (".lock", ".cut"))
         self._encoder = msgspec.msgpack.Encoder()
         self._syncing = threading.Lock()
         self._broken: str | None = None
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(file.with_name(file.name + ".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+            self._lock = os.open(self._lock_file, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as e:
             raise UpdateLogError(f"the log of updates '{file}' cannot be opened: {e.strerror or e}") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not _is_named(self._lock, self._lock_file):
+                # another server removed it before the lock was had, and a third may have made a new one
+                raise BlockingIOError
             self._fd = self._open()
         except BlockingIOError:
             os.close(self._lock)
@@ -113,6 +118,7 @@ class UpdateLog:
         self.bytes = os.fstat(self._fd).st_size
         # bytes ever appended, which a rewrite does not lower
         self._appended = self._synced = 0
+        self._least_rewritten = 0
 
     def _open(self) -> int:
         new = not self.path.exists()
@@ -145,14 +151,23 @@ class UpdateLog:
             yield record
             at += _FRAME.size + len(payload)
         if at < size:
-            log.warning(
-                "'%s': %d bytes after the last whole record are cut off; they were not acknowledged",
-                self.path,
-                size - at,
-            )
-            os.ftruncate(self._fd, at)
-            os.fsync(self._fd)
+            self._cut_off(at, size)
         self.bytes = at
+
+    def _cut_off(self, at: int, size: int) -> None:
+        """Ends the log before a record that is not whole; what follows is kept in another file."""
+        kept = f"kept in '{self._cut_file.name}'"
+        try:
+            self._cut_file.write_bytes(_read_at(self._fd, size - at, at))
+        except OSError as e:
+            kept = f"not kept: {e.strerror or e}"
+        log.warning(
+            "'%s': %d bytes after the last whole record are cut off and %s; torn by a crash, they were not "
+            "acknowledged; otherwise the file was damaged, and updates are lost",
+            *(self.path, size - at, kept),
+        )
+        os.ftruncate(self._fd, at)
+        os.fsync(self._fd)
 
     def _payload(self, at: int, size: int) -> bytes | None:
         """Returns the record at a byte; None if it is torn."""
@@ -160,7 +175,8 @@ class UpdateLog:
         if len(head) < _FRAME.size:
             return None
         length, checksum = _FRAME.unpack(head)
-        if length > min(MOST_RECORD_BYTES, size - at - _FRAME.size):
+        # a length of 0: the zeros that a loss of power leaves, whose checksum would be right
+        if not 0 < length <= min(MOST_RECORD_BYTES, size - at - _FRAME.size):
             return None
         payload = _read_at(self._fd, length, at + _FRAME.size)
         return payload if zlib.crc32(payload) == checksum else None
@@ -209,27 +225,41 @@ class UpdateLog:
 
     def is_mostly_superseded(self, live_bytes: int) -> bool:
         """Whether it should be rewritten. live_bytes: of the last values of all rows."""
-        return self.bytes > max(SUPERSEDED * live_bytes, LEAST_REWRITTEN_BYTES)
+        return self.bytes > max(SUPERSEDED * live_bytes, LEAST_REWRITTEN_BYTES, self._least_rewritten)
 
     def rewrite(self, records: Iterator[Record]) -> None:
-        """Replaces all records at once; a crash leaves the old ones or the new ones. Raises OSError."""
+        """Replaces all records at once; a crash leaves the old ones or the new ones. Raises OSError.
+
+        After a failure it `is_mostly_superseded` only once it has grown further: the next would fail as well.
+        """
         partial = self.path.with_name(self.path.name + ".partial")
-        fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        fd = folder = -1
         try:
+            fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            # opened first: behind the replacement nothing may fail for want of a descriptor
+            folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
             at = _write_at(fd, MAGIC, 0)
             for record in records:
                 at += _write_at(fd, self._frame(record), at)
             os.fsync(fd)
             with self._syncing:
                 os.replace(partial, self.path)
-                _sync_folder(self.path.parent)
-                os.close(self._fd)
-                self._fd, self.bytes, self._synced = fd, at, self._appended
+                fd, self._fd = self._fd, fd
+                self.bytes = at
+                try:
+                    os.fsync(folder)
+                except OSError as e:
+                    self._broken = f"the disk failed ({e.strerror or e}); restart the server"
+                    raise
+                self._synced = self._appended
         except BaseException:
-            if fd != self._fd:
-                os.close(fd)
+            self._least_rewritten = self.bytes + LEAST_REWRITTEN_BYTES
             partial.unlink(missing_ok=True)
             raise
+        finally:
+            for descriptor in (fd, folder):
+                if descriptor >= 0:
+                    os.close(descriptor)
 
     def close(self, remove: bool = False) -> None:
         """Closes the file. remove: also deletes it, because its bundle will not be served again.
@@ -245,8 +275,8 @@ class UpdateLog:
             self._synced = self._appended
             os.close(self._fd)
         if remove:
-            self.path.unlink(missing_ok=True)
-            self.path.with_name(self.path.name + ".lock").unlink(missing_ok=True)
+            for file in (self.path, self._cut_file, self._lock_file):
+                file.unlink(missing_ok=True)
         os.close(self._lock)
 
 
@@ -264,6 +294,14 @@ def _read_at(fd: int, length: int, at: int) -> bytes:
         parts.append(part)
         done += len(part)
     return b"".join(parts)
+
+
+def _is_named(fd: int, file: Path) -> bool:
+    """Whether a file that is open is still the one of that name."""
+    try:
+        return os.path.samestat(os.fstat(fd), file.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _sync_folder(folder: Path) -> None:

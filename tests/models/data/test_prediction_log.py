@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +17,7 @@ from polyrec.models.data.packed.reader import PackedReader
 from polyrec.models.data.prediction_log import (
     LABEL_COLUMNS,
     LOG_COLUMNS,
+    MOST_JOINED,
     RULES,
     LogRules,
     PredictionLogReader,
@@ -169,7 +171,11 @@ def test_requests_without_labels_may_be_left_out(folder: Path) -> None:
     assert clicked(folder) == {"a": 0, "b": 0}
 
 
-def test_labels_equal_a_slow_join_on_random_logs(folder: Path) -> None:
+@pytest.mark.parametrize("most_joined", [MOST_JOINED, 3])
+def test_labels_equal_a_slow_join_on_random_logs(
+    most_joined: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polyrec.models.data.prediction_log.MOST_JOINED", most_joined)
     random = np.random.default_rng(0)
     hours = ["2026-11-23T12", "2026-11-23T13", "2026-11-23T14"]
     requests: list[list[dict[str, Any]]] = [[], [], []]
@@ -194,6 +200,19 @@ def test_labels_equal_a_slow_join_on_random_logs(folder: Path) -> None:
     for hour, given in zip([*hours, "2026-11-23T15"], labels, strict=True):
         write(folder, "feedback", hour, given)
     assert clicked(folder) == pytest.approx(expected)
+
+
+def test_requests_that_all_have_one_id_take_no_memory_for_each_pair_with_a_label(folder: Path) -> None:
+    requests = [answered("same", i / 10, [f"{i}"]) for i in range(3000)]
+    write(folder, "requests", "2026-11-23T12", requests)
+    no_row = {"request_id": "same", "row": None, "label": 1.0, "time": None}
+    labels = [label("same", 0, i % 2, 400 + i / 100) for i in range(3000)]
+    write(folder, "feedback", "2026-11-23T12", [*labels, no_row])
+    tracemalloc.start()
+    assert set(clicked(folder).values()) == {1.0}
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 100e6  # nine million pairs of some numbers each
 
 
 def test_a_log_is_read_as_data_and_shares_contexts(folder: Path) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gzip
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import fsspec
@@ -93,6 +95,23 @@ def test_an_unreadable_url_is_reported_in_one_line(url: str, reason: str) -> Non
         read(ModelUrl(url), 1000)
     assert str(error.value).startswith(reason)
     assert "\n" not in str(error.value)
+
+
+def compressed(files: Files) -> bool:
+    """Answers with much in few bytes, as nobody asked."""
+    content = gzip.compress(bytes(64 * 2**20))
+    files.send_response(200)
+    files.send_header("Content-Encoding", "gzip")
+    files.send_header("Content-Length", str(len(content)))
+    files.end_headers()
+    with suppress(OSError):
+        files.wfile.write(content)
+    return True
+
+
+def test_what_is_sent_compressed_is_not_read(folder: Path) -> None:
+    with serving(folder, compressed) as (root, _), pytest.raises(FetchError, match="is sent compressed"):
+        read(ModelUrl(f"{root}/x.bin"), 1000)
 
 
 def test_another_version_of_a_file_is_read_anew(folder: Path) -> None:

@@ -37,6 +37,16 @@ def test_a_damaged_record_is_one_line(folder: LoopFolder) -> None:
         folder.last()
 
 
+def test_what_a_person_puts_beside_the_iterations_is_left_alone(folder: LoopFolder) -> None:
+    folder.save(iteration(1))
+    copy = folder.folder_of(1).with_name("0001 (copy)")
+    copy.mkdir()
+    (copy / "record.json").write_text("{}")
+    assert [i.number for i in folder.iterations()] == [1]
+    (folder.path / "control" / "hold-train").write_bytes(b"caf\xe9")
+    assert folder.holds() == {"train": "caf\ufffd"}
+
+
 def test_steps_are_held_until_they_are_released(folder: LoopFolder) -> None:
     folder.hold("canary", "sale today")
     folder.hold("train", "busy")

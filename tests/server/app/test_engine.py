@@ -47,7 +47,7 @@ def test_every_path_of_a_plan_answers_alike(bundle_dir: Path, bundle: Bundle, pl
 
     asyncio.run(run())
     engine.close()
-    with pytest.raises(NotReady):
+    with pytest.raises(NotReady, match="not served any more"):
         _ = engine.serving
 
 
@@ -124,3 +124,23 @@ def test_a_server_told_to_stop_while_it_loads_does_not_become_ready(plan: Plan) 
     engine.load(plan)
     assert engine.state is LifecycleState.DRAINING
     engine.close()
+
+
+def test_one_change_at_a_time_and_none_once_closed(plan: Plan) -> None:
+    engine = Engine()
+
+    async def run() -> None:
+        with pytest.raises(NotReady, match="still loading"):
+            async with engine.changing():
+                pass
+        engine.load(plan)
+        async with engine.changing():
+            with pytest.raises(NotReady, match="another plan is being opened"):
+                async with engine.changing():
+                    pass
+        engine.close()
+        with pytest.raises(NotReady, match="not served any more"):
+            async with engine.changing():
+                pass
+
+    asyncio.run(run())

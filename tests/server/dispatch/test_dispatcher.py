@@ -27,7 +27,7 @@ from polyrec.server.codecs.rows import Columns, Rows
 from polyrec.server.dispatch.answer import Pending
 from polyrec.server.dispatch.dispatcher import Dispatcher, clock
 from polyrec.server.dispatch.observer import ExecutedBatch
-from polyrec.server.errors import DeadlinePassed, Defect, Invalid, Overloaded
+from polyrec.server.errors import DeadlinePassed, Defect, Invalid, NotReady, Overloaded
 from polyrec.server.http.connection.body import ClientGone
 from polyrec.server.lanes.inline import InlineLane
 from polyrec.server.lanes.lane import Lane
@@ -334,13 +334,17 @@ def test_a_probability_that_is_no_number_is_rejected_for_its_query_only(
     asyncio.run(run())
 
 
-def test_closing_a_lane_cancels_what_waits(bundle: Bundle, runtime: Runtime, ranking: Ranking) -> None:
+def test_closing_cancels_what_waits_and_rejects_what_comes(
+    bundle: Bundle, runtime: Runtime, ranking: Ranking
+) -> None:
     async def run() -> None:
         lane, _ = dispatcher(bundle, InlineLane("cpu", {"table@cpu": runtime}), "inline")
         waiting = submit(lane, ranking("a"))
         lane.close()
         with pytest.raises(asyncio.CancelledError):
             await waiting
+        with pytest.raises(NotReady, match="not served any more"):
+            submit(lane, ranking("b"))
 
     asyncio.run(run())
 

@@ -10,6 +10,7 @@ import numpy as np
 import orjson
 import pytest
 import torch
+from safetensors.numpy import save
 from starlette.applications import Starlette
 
 from polyrec.models.bundle.bundle import Bundle
@@ -111,6 +112,21 @@ def test_updates_need_the_token(updates: Any) -> None:
     assert updates.post(page, b"{}", {}).status_code == 401
     assert updates.post(page, b"{}", {"authorization": "Bearer no"}).status_code == 401
     assert updates.post(page, b"{", TOKEN).status_code == 400
+
+
+def test_what_takes_long_to_parse_is_refused_before(updates: Any) -> None:
+    """Parsing 64 MiB of `[],` kept all other clients waiting for seconds, in whatever thread."""
+    document = b'{"tables": {"item": {"ids": [1], "rows": [' + b"[]," * 2**21 + b"[]]}}}"
+    assert updates.post("/v1/admin/embeddings", document, TOKEN).status_code == 413
+    binary = TOKEN | {"content-type": "application/octet-stream"}
+    values = np.full(2**22 + 1, ord(" "), np.uint8)
+    tables = {f"{i}.ids": np.zeros(0, np.int64) for i in range(20_000)}
+    for arrays, offense in (
+        ({"item.retract": values}, "a list of values of table 'item' has 4194305 bytes"),
+        (tables, "a header of more than 1048576 bytes"),
+    ):
+        answer = updates.post("/v1/admin/embeddings", save(arrays), binary)
+        assert (answer.status_code, offense in answer.json()["error"]) == (422, True), answer.text
 
 
 def test_a_file_of_updates_may_be_the_body(

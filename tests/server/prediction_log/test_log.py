@@ -75,6 +75,17 @@ def test_a_ranking_is_logged_with_the_labels_that_come_later(
     assert rows == request_.rows
 
 
+def test_labels_of_a_call_have_a_limit_of_bytes_and_a_thousand_requests_fit(
+    serve_logging: LoggingServer,
+) -> None:
+    """1 MiB of them was parsed in the event loop for 111 ms, and then was too much for the pipe."""
+    http = serve_logging()
+    items = [{"request_id": f"{i:036}", "positives": [i % 23, 5]} for i in range(1000)]
+    assert feedback(http, {"feedback": items}).json() == {"accepted": 1000}
+    items = [{"request_id": "a", "labels": [0] * 4096} for _ in range(20)]
+    assert feedback(http, {"feedback": items}).status_code == 413
+
+
 def test_scores_and_path_are_those_of_the_answer(
     serve_logging: LoggingServer, request_: Request, tmp_path: Path
 ) -> None:

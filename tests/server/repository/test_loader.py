@@ -150,3 +150,31 @@ def test_requests_during_changes_are_answered_or_not_found(loading: ServerProces
         return statuses
 
     assert asyncio.run(run()) <= {200, 404, 503}
+
+
+def test_a_rollout_a_load_and_an_unload_at_once_exclude_each_other(
+    loading: ServerProcess, folder: Path
+) -> None:
+    """A load beside a rollout's start closed what the rollout took for stable, and requests hung."""
+
+    async def run() -> None:
+        async with httpx.AsyncClient(base_url=loading.url, timeout=60, headers=ADMIN) as client:
+
+            async def post(page: str, **body: object) -> int:
+                return (await client.post(page, json=body)).status_code
+
+            at_once = [
+                post(f"{MODELS}/b/load"),
+                post("/v1/models/b/admin/rollout/start", plan=str(folder / "b"), share=0.5),
+                post("/v1/models/b/admin/reload"),
+            ]
+            assert {*await asyncio.gather(*at_once)} <= {200, 409, 503}
+            assert {await post("/v1/models/b/rank", **FRUIT) for _ in range(10)} == {200}
+            await post("/v1/models/b/admin/rollout/rollback")
+            unload = post(f"{MODELS}/b/unload")
+            reload = post("/v1/models/b/admin/reload")
+            assert {*await asyncio.gather(reload, unload)} <= {200, 404, 503}
+            assert await post(f"{MODELS}/b/load") == 200
+            assert await post("/v1/models/b/rank", **FRUIT) == 200
+
+    asyncio.run(run())

@@ -95,7 +95,10 @@ def test_a_good_version_is_promoted_by_itself(trial: Trial, plan_of: PlanOf, req
 def test_promotion_by_call_and_then_back(trial: Trial, plan_of: PlanOf, requests: list[Any]) -> None:
     first = trial.engine.serving.version
     canary = trial.start(plan_of(0.5), share=0.1)["rollout"]["canary_version"]
-    assert trial.call("promote", reason="ticket 7").json()["ended"][0]["reason"] == "ticket 7"
+    rollout = trial.status()["rollout"]
+    assert "/" not in rollout["plan"]  # no folder of the server
+    ended = trial.call("promote", reason="ticket 7\nin /home/me/notes").json()["ended"][0]
+    assert ended["reason"] == "ticket 7\\nin notes"
     assert trial.engine.serving.version == canary
     answer = trial.client.post("/v1/admin/rollback", b"{}", ALLOWED)
     assert answer.json()["bundle_version"] == first

@@ -21,7 +21,14 @@ from polyrec.models.tiers.rows import TieredRows
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.updates.changes import Changes
 from polyrec.models.tiers.updates.drift import Drift
-from polyrec.models.tiers.updates.update import Adding, TableUpdate, UpdateError, UpdateNotKept, apply_update
+from polyrec.models.tiers.updates.update import (
+    Adding,
+    StoredUpdate,
+    TableUpdate,
+    UpdateError,
+    UpdateNotKept,
+    apply_update,
+)
 from polyrec.models.tiers.updates.update_log import UpdateLog
 from polyrec.models.tiers.view import View
 from tests.models.tiers.worlds import WIDTH, world
@@ -192,6 +199,25 @@ def test_values_expire_by_themselves_and_a_newer_update_keeps_them(changes: Chan
     # a value that was trained does not expire
     assert versions(stack, ["n1", "v1"]) == [2.0, 1.0]
     assert (changes.figures.added, changes.figures.expired) == (2, 1)
+    stack.close()
+
+
+def test_an_expiry_that_cannot_be_kept_is_a_line_and_tried_again_later(
+    changes: Changes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stack = world(ENCODER, tmp_path, changes=changes)
+    apply_update(stack, named(["n0"], 1), adding=Adding(time.time() - 1))
+
+    def full(update: StoredUpdate, key: str) -> None:
+        raise UpdateNotKept("update: the disk is full")
+
+    monkeypatch.setattr(changes, "_store", full)
+    changes._expire_now()
+    assert [(r.getMessage(), r.exc_info) for r in caplog.records] == [
+        ("expired values are still served, trying again in 10 s: update: the disk is full", None)
+    ]
+    assert changes._timer is not None
+    assert changes._timer.interval == 10
     stack.close()
 
 

@@ -66,7 +66,7 @@ def test_a_file_cut_or_torn_anywhere_keeps_every_whole_record(
     changes.close(remove=False)
     size = data.draw(st.integers(len(MAGIC), ends[-1]))
     os.truncate(file, size)
-    garbage = data.draw(st.binary(max_size=40))
+    garbage = data.draw(st.binary(max_size=40) | st.integers(1, 40).map(bytes))  # or zeros
     with file.open("ab") as f:
         f.write(garbage)
     whole = max(i for i, end in enumerate(ends) if end <= size)
@@ -248,3 +248,87 @@ def test_closing_answers_callers_that_wait_for_the_disk(tmp_path: Path) -> None:
     position = update_log.append(Record("a", {}))
     update_log.close()
     update_log.sync(position)
+
+
+def test_what_follows_a_damaged_record_is_kept_beside_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "u"
+    changes = Changes(tmp_path, UpdateLog(file))
+    ends = []
+    for i in range(3):
+        changes.apply(stored([i], i))
+        ends.append(file.stat().st_size)
+    changes.close(remove=False)
+    damaged = bytearray(file.read_bytes())
+    damaged[ends[0] + 12] ^= 1
+    file.write_bytes(damaged)
+    with caplog.at_level(logging.WARNING):
+        assert reopened(file) == {0: bytes([0]) * WIDTH}
+    assert "kept in 'u.cut'" in caplog.text
+    assert (tmp_path / "u.cut").read_bytes() == damaged[ends[0] :]
+    Changes(tmp_path, UpdateLog(file)).close(remove=True)
+    assert not file.exists()
+    assert not (tmp_path / "u.cut").exists()
+
+
+def test_zeros_that_a_loss_of_power_leaves_are_no_record(tmp_path: Path) -> None:
+    file = tmp_path / "u"
+    changes = Changes(tmp_path, UpdateLog(file))
+    changes.apply(stored([1], 1))
+    changes.close(remove=False)
+    with file.open("ab") as f:
+        f.write(bytes(4096))
+    assert reopened(file) == {1: bytes([1]) * WIDTH}
+
+
+def test_a_log_that_cannot_be_written_again_loses_nothing_and_is_not_tried_at_every_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(update_log_module, "LEAST_REWRITTEN_BYTES", 1024)
+    file = tmp_path / "u"
+    changes = Changes(tmp_path, UpdateLog(file))
+    changes.apply(stored([1], 0))
+    actual = os.open
+
+    def no_folder(path: str | Path, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_DIRECTORY:
+            raise OSError(24, "Too many open files")
+        return actual(path, flags, mode)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", no_folder)
+        updates = 100
+        while len(caplog.messages) < 2:
+            changes.apply(stored([1], updates % 256))
+            updates += 1
+    assert "cannot be written again: Too many open files" in caplog.text
+    assert updates > 110
+    grown = file.stat().st_size
+    with monkeypatch.context() as patched:
+        patched.setattr(changes, "_compact", lambda: None)
+        changes.apply(stored([2], 7))
+    assert file.stat().st_size > grown  # of the file that has the name
+    expected = {1: bytes([(updates - 1) % 256]) * WIDTH, 2: bytes([7]) * WIDTH}
+    changes.close(remove=False)
+    assert reopened(file) == expected
+
+
+def test_a_lock_file_that_was_removed_locks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "u"
+    first = UpdateLog(file)
+    actual = update_log_module.fcntl.flock
+
+    def late(fd: int, how: int) -> None:
+        # between the opening of the lock file and its lock, the first server ends and a third begins
+        first.close(remove=True)
+        monkeypatch.setattr(update_log_module.fcntl, "flock", actual)
+        third.append(UpdateLog(file))
+        actual(fd, how)
+
+    third: list[UpdateLog] = []
+    monkeypatch.setattr(update_log_module.fcntl, "flock", late)
+    with pytest.raises(UpdateLogError, match="in use by another server"):
+        UpdateLog(file)
+    third[0].append(Record("a", {}))
+    third[0].close(remove=True)
