@@ -38,10 +38,12 @@ async def statuses(folder: Path, targets: Sequence[str]) -> dict[str, str]:
     """Returns the statuses that HAProxy answers, by target."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(asyncio.IncompleteReadError, ConnectionError):
-            while await reader.readuntil(b"\r\n\r\n"):
-                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
-        writer.close()
+        try:
+            with suppress(asyncio.IncompleteReadError, ConnectionError):
+                while await reader.readuntil(b"\r\n\r\n"):
+                    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+        finally:
+            writer.close()  # also when the end of the loop cancels it
 
     async def agent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"ready up 100%\n")
@@ -61,6 +63,7 @@ async def statuses(folder: Path, targets: Sequence[str]) -> dict[str, str]:
                 writer.write(f"GET {target} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
                 found[target] = (await reader.read()).split(b" ")[1].decode()
                 writer.close()
+                await writer.wait_closed()
         finally:
             await haproxy.stop()
     return found

@@ -282,7 +282,7 @@ def test_zeros_that_a_loss_of_power_leaves_are_no_record(tmp_path: Path) -> None
     assert reopened(file) == {1: bytes([1]) * WIDTH}
 
 
-def test_a_log_that_cannot_be_written_again_loses_nothing_and_is_not_tried_at_every_update(
+def test_a_log_that_cannot_be_rewritten_loses_nothing_and_is_not_tried_at_every_update(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(update_log_module, "LEAST_REWRITTEN_BYTES", 1024)
@@ -302,7 +302,7 @@ def test_a_log_that_cannot_be_written_again_loses_nothing_and_is_not_tried_at_ev
         while len(caplog.messages) < 2:
             changes.apply(stored([1], updates % 256))
             updates += 1
-    assert "cannot be written again: Too many open files" in caplog.text
+    assert "cannot be rewritten: Too many open files" in caplog.text
     assert updates > 110
     grown = file.stat().st_size
     with monkeypatch.context() as patched:
