@@ -7,6 +7,9 @@ Trains each variant with the shipped recipe and every seed, and measures it on t
 where half of the requests have no click: their clicked row is removed, from training and test rows alike, and
 predicted clicks of requests are compared with observed ones. Cost: CPU time of decoding and encoding a
 request of about 23 candidates in every form, medians, with the features and without. Prints Markdown tables.
+
+`--choose` compares what the shipped schema and recipe were chosen among instead, without reading a test row:
+the last four tenths of the training time are predicted in turn by models of the rows before them (`CHOICES`).
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +32,17 @@ from polyrec.loadtest.machine import processor
 from polyrec.loadtest.traffic.queries import Queries, Query, read_rows
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.data.reader import open_data
-from polyrec.models.data.split import TEST, fit_splitter
+from polyrec.models.data.split import TEST, TRAIN, fit_splitter
+from polyrec.models.evaluation.metrics import Quality, evaluate
 from polyrec.models.evaluation.predictions import predict_all
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.popularity import calibrate
-from polyrec.models.schema.schema import Schema, load_schema
+from polyrec.models.schema.schema import Schema, Split, load_schema
+from polyrec.models.training import source
 from polyrec.models.training.pipeline import Learner
 from polyrec.models.training.recipe import default_training
+from polyrec.models.training.trainer import History, predict, refit
+from polyrec.models.training.unseen import id_dropout, lookups_to_hide
 from polyrec.planner.plan import Limits
 from polyrec.server.codecs.json_rows import Decoder
 from polyrec.server.codecs.oip_codec import OipCodec
@@ -44,6 +52,33 @@ METRICS = ("auc", "log_loss", "normalised_entropy", "mrr", "calibration")
 ROUNDS, REQUESTS, ROWS = 20, 100, 20_000
 SIZES = (20, 26)
 QUINTILES = 5
+TENTHS = (6, 7, 8, 9)
+"""The tenths of the training time that choices are measured on."""
+AMONG_SEEN = ("recent_listed", "recent_count", "price_to_recent", "price_to_last")
+EARLIER = {"epochs": 2, "dense_lr": 1e-3, "final_lr": 0.0}
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeChoice:
+    """Differences to the shipped schema and recipe. without: features of the request."""
+
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    shape: Mapping[str, Any] = field(default_factory=dict)
+    without: tuple[str, ...] = ()
+
+
+CHOICES: dict[str, RecipeChoice] = {
+    "shipped": RecipeChoice(),
+    "steps of the net of .001": RecipeChoice({"dense_lr": 1e-3}),
+    "and falling to 0": RecipeChoice({"dense_lr": 1e-3, "final_lr": 0.0}),
+    "and without rows seen before": RecipeChoice({"dense_lr": 1e-3, "final_lr": 0.0}, without=AMONG_SEEN),
+    "and two epochs (the earlier recipe)": RecipeChoice(EARLIER, without=AMONG_SEEN),
+    "listwise .2": RecipeChoice({"listwise": 0.2}),
+    "listwise .5": RecipeChoice({"listwise": 0.5}),
+    "batches of 256": RecipeChoice({"batch_rows": 256}),
+    "dropout .2": RecipeChoice({"dropout": 0.2}),
+    "top 256-128": RecipeChoice(shape={"top": [256, 128]}),
+}
 
 
 def variants() -> dict[str, tuple[Schema, dict[str, Any]]]:
@@ -83,6 +118,58 @@ def without_half_of_the_clicks(data: Path, out: Path) -> Path:
     kept = (table["clicked"].to_numpy() == 0) | (table["request_id"].to_numpy() % 2 == 0)
     pq.write_table(table.filter(pa.array(kept)), out)
     return out
+
+
+def choose(data: Path, seeds: Sequence[int], folder: Path) -> dict[str, dict[str, float]]:
+    """Metrics of every choice, means over tenths of the training time and seeds."""
+    found: dict[str, list[Quality]] = {name: [] for name in CHOICES}
+    for tenth in TENTHS:
+        path = before_and_in(tenth, data, folder / f"{tenth}.parquet")
+        for name, choice in CHOICES.items():
+            for seed in seeds:
+                found[name].append(measured(path, choice, seed))
+    means = {
+        name: {m: float(np.mean([getattr(q, m) for q in of])) for m in METRICS} for name, of in found.items()
+    }
+    for name, of in means.items():
+        cells = [f"{of[m]:.{5 if m == 'log_loss' else 4}f}" for m in ("log_loss", "auc", "mrr")]
+        print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
+    return means
+
+
+def before_and_in(tenth: int, data: Path, out: Path) -> Path:
+    """Writes the rows up to the end of a tenth of the training time; `part`: test in it, train before."""
+    table, schema = pq.read_table(data), load_schema("trivago")
+    reader = open_data(data, schema)
+    cuts = fit_splitter(reader, schema).cuts
+    assert cuts is not None
+    request = table[schema.split.columns[0]].to_numpy()
+    known = np.unique(request[request <= cuts[1]])
+    begin, end = (known[known.size * t // 10 - 1] for t in (tenth, tenth + 1))
+    kept = request <= end
+    part = pa.array(np.where(request[kept] <= begin, "train", "test"))
+    pq.write_table(table.filter(pa.array(kept)).append_column("part", part), out)
+    return out
+
+
+def measured(path: Path, choice: RecipeChoice, seed: int) -> Quality:
+    """Trains on the rows before a tenth for the recipe's epochs, and measures on its rows."""
+    shipped = load_schema("trivago")
+    request = tuple(r for r in shipped.request if r.name not in choice.without)
+    split = Split(rule="column", columns=("part",))
+    schema = Schema.model_validate(shipped.model_dump() | {"request": request, "split": split})
+    training = default_training(schema).with_recipe({**choice.recipe, "seed": seed}).with_shape(choice.shape)
+    learner, recipe = Learner(open_data(path, schema), schema, training), training.recipe
+    splitter = fit_splitter(learner.reader, schema)
+    encoder = learner.encoder_of(splitter, (TRAIN,))
+    with learner.encoded(encoder, splitter, (TRAIN, TEST)) as data:
+        model, rows = learner.initial_model(encoder), source.Rows(data, data.select(TRAIN))
+        steps = recipe.steps_per_epoch(rows.size)
+        hide = id_dropout(recipe, encoder, lookups_to_hide(recipe, encoder, rows), {})
+        refit(model, rows, recipe, History((), recipe.epochs * steps, steps), hide)
+        of = data.select(TEST)
+        assert data.group is not None
+        return evaluate(predict(model, data, of), data.label[of], data.group[of])
 
 
 def calibration(data: Path, folder: Path) -> dict[str, Any]:
@@ -199,8 +286,13 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--choose", action="store_true", help="compare choices on training rows instead")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    if args.choose:
+        with tempfile.TemporaryDirectory() as folder:
+            choose(args.data, args.seeds[:2], Path(folder))
+        return
     with tempfile.TemporaryDirectory() as folder:
         found = {
             "machine": processor(),

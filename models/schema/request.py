@@ -10,10 +10,13 @@ place of this row in it:
     rank                how many values of the request are smaller; equal ones share the mean of their ranks
     difference, ratio   this row's value minus, or divided by, a statistic of the request's values
                         (`minimum`, `maximum`, `mean`, `median`), or the value of the row before or after
-                        (`previous`, `next`)
+                        (`previous`, `next`); with `among`, a `match` feature, only rows that match have a
+                        value for the statistic
     match               1 if this row's value is (one of) the context's, else 0
     place               its place in the context's list, from 0; missing without a match
+    listed              how many values the context's list has
     present             1 if any row of the request matches, else 0
+    count               how many rows of the request match
     position            i of the first row that matches; missing if none does
     after               how many rows ago the last one matched, 0 if this one does; missing if none did
     before              in how many rows the next one will match, 0 if this one does; missing if none will
@@ -29,6 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -36,7 +40,7 @@ from numpy.typing import NDArray
 
 from polyrec.models.schema.batch import F64, I64
 from polyrec.models.schema.distinct import Jagged
-from polyrec.models.schema.schema import OF_MATCH, OF_NUMBER, OF_NUMBER_TO, Schema
+from polyrec.models.schema.schema import OF_MATCH, OF_NUMBER, OF_NUMBER_TO, RequestFeature, Schema
 
 NO_VALUE = int(np.iinfo(np.int64).min)
 """Code of a candidate's value that equals none: missing, or unknown without an identity."""
@@ -113,10 +117,12 @@ class RequestFeatures:
         self.bags = tuple(f for f in schema.categorical if f.name in read and f.multi)
         # what is computed together: of each number and of each match, (column of the result, feature)
         self._of_rows = [(i, r.compute) for i, r in places if r.of is None]
-        self._of_numbers = {
-            name: [(i, r) for i, r in places if r.of == name and r.compute in numeric]
-            for name in self.numbers
-        }
+        match_of = {r.name: (r.of or "", r.to or "") for r in schema.request}
+        self._of_numbers: dict[tuple[str, tuple[str, str] | None], list[tuple[int, RequestFeature]]] = {}
+        for i, r in places:
+            if r.compute in numeric:
+                among = None if r.among is None else match_of[r.among]
+                self._of_numbers.setdefault((r.of or "", among), []).append((i, r))
         self._of_matches = {
             match: [(i, r.compute) for i, r in places if (r.of, r.to) == match] for match in matches
         }
@@ -140,20 +146,24 @@ class RequestFeatures:
         out = np.empty((len(self.names), place.rows))
         for i, compute in self._of_rows:
             out[i] = place.relative() if compute == "relative_position" else place.spread(place.lengths)
+        matches = {
+            (of, to): _Match.of(rows.candidate[of], rows.context[to], rows.context_row, place)
+            for of, to in self._of_matches
+        }
+        for key, computes in self._of_matches.items():
+            for i, compute in computes:
+                out[i] = getattr(matches[key], compute)()
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            for name, features in self._of_numbers.items():
-                number = _Number(rows.numbers[name], place)
+            for (name, among), features in self._of_numbers.items():
+                x = rows.numbers[name]
+                number = _Number(x if among is None else np.where(matches[among].match(), x, np.nan), place)
                 for i, r in features:
                     if r.compute == "rank":
                         out[i] = number.rank()
                     elif r.compute == "difference":
-                        np.subtract(number.x, number.statistic(r.to or ""), out=out[i])
+                        np.subtract(x, number.statistic(r.to or ""), out=out[i])
                     else:
-                        np.divide(number.x, number.statistic(r.to or ""), out=out[i])
-        for (of, to), computes in self._of_matches.items():
-            match = _Match.of(rows.candidate[of], rows.context[to], rows.context_row, place)
-            for i, compute in computes:
-                out[i] = getattr(match, compute)()
+                        np.divide(x, number.statistic(r.to or ""), out=out[i])
         # what is undefined, or too large, is infinite until here
         np.copyto(out, np.nan, where=np.isinf(out))
         return out.T
@@ -204,15 +214,21 @@ class _Number:
 
     def __init__(self, x: F64, place: _Places) -> None:
         self.x, self._place = x, place
-        # missing values, NaN, are sorted behind all others
-        self._order = None if place.request is None else np.lexsort((x, place.request))
-        self._sorted = np.sort(x) if self._order is None else x[self._order]
         missing = np.isnan(x)
         self._filled, self._count = x, place.lengths
         if missing.any():
             self._filled = np.where(missing, 0.0, x)
             self._count = place.lengths - np.add.reduceat(missing, place.starts, dtype=np.int64)
         self._known: dict[str, Numbers] = {}
+
+    @cached_property
+    def _order(self) -> I64 | None:
+        """Rows by request and value, missing ones, NaN, behind all others; None for a single request."""
+        return None if self._place.request is None else np.lexsort((self.x, self._place.request))
+
+    @cached_property
+    def _sorted(self) -> F64:
+        return np.sort(self.x) if self._order is None else self.x[self._order]
 
     def statistic(self, name: str) -> Numbers:
         if name not in self._known:
@@ -255,14 +271,21 @@ class _Number:
 class _Match:
     """Which rows have a value of their context.
 
-    matching: bool [rows]. equal: bool [rows, values], to each value of the one context; None if there are
-    several, then `at` is int64 [rows], the place in the list. Undefined results are infinite.
+    matching: bool [rows]. listed: values of the one context, or int64 [rows], of each row's. equal: bool
+    [rows, values], to each value of the one context; None if there are several, then `at` is int64 [rows],
+    the place in the list. Undefined results are infinite.
     """
 
     def __init__(
-        self, matching: Bools, place: _Places, equal: Bools | None = None, at: I64 | None = None
+        self,
+        matching: Bools,
+        place: _Places,
+        listed: int | I64,
+        equal: Bools | None = None,
+        at: I64 | None = None,
     ) -> None:
         self._matching, self._place, self._equal, self._at = matching, place, equal, at
+        self._listed = listed
         self._matching_row = np.where(matching, place.row, np.inf)
 
     @staticmethod
@@ -271,9 +294,9 @@ class _Match:
         if context.rows == 1:
             if context.values.size == 1:
                 matching = values == context.values
-                return _Match(matching, place, at=np.zeros(place.rows, np.int64))
+                return _Match(matching, place, 1, at=np.zeros(place.rows, np.int64))
             equal = values[:, None] == context.values
-            return _Match(equal.any(axis=1), place, equal)
+            return _Match(equal.any(axis=1), place, context.values.size, equal)
         of_rows = context if context_row is None else context.take(context_row)
         row = np.arange(place.rows).repeat(of_rows.lengths)
         hits = (of_rows.values == values[row]).nonzero()[0][::-1]
@@ -281,7 +304,7 @@ class _Match:
         matching[row[hits]] = True
         # of several hits of a row the last assignment, the first of its list, wins
         at[row[hits]] = hits - of_rows.offsets[row[hits]]
-        return _Match(matching, place, at=at)
+        return _Match(matching, place, of_rows.lengths, at=at)
 
     def match(self) -> Bools:
         return self._matching
@@ -292,6 +315,12 @@ class _Match:
                 return np.full(self._place.rows, np.inf)
             self._at = self._equal.argmax(axis=1)
         return np.where(self._matching, self._at, np.inf)
+
+    def listed(self) -> int | I64:
+        return self._listed
+
+    def count(self) -> Numbers:
+        return self._place.spread(np.add.reduceat(self._matching, self._place.starts, dtype=np.int64))
 
     def present(self) -> Numbers:
         return self._place.spread(np.logical_or.reduceat(self._matching, self._place.starts))

@@ -45,11 +45,13 @@ Compute = Literal[
     "before",
     "match",
     "place",
+    "count",
+    "listed",
     "relative_position",
     "length",
 ]
 OF_NUMBER, OF_NUMBER_TO = ("rank",), ("difference", "ratio")
-OF_MATCH = ("present", "position", "distance", "after", "before", "match", "place")
+OF_MATCH = ("present", "position", "distance", "after", "before", "match", "place", "count", "listed")
 
 
 class Dense(Strict):
@@ -73,12 +75,15 @@ class RequestFeature(Dense):
     single-valued feature of the candidate, to a feature of the context that shares its table;
     `relative_position` and `length` take neither. models/schema/request.py defines them. Where one is
     undefined it is missing.
+    among: of `difference` and `ratio`, the name of a request feature with compute: match; the statistic is
+    then that of the rows that match.
     """
 
     role: Literal["candidate"] = "candidate"
     compute: Compute
     of: Name | None = None
     to: Name | None = None
+    among: Name | None = None
 
     @model_validator(mode="after")
     def _operands(self) -> RequestFeature:
@@ -87,6 +92,8 @@ class RequestFeature(Dense):
             if (getattr(self, key) is not None) != needed:
                 verb = "needs" if needed else "takes no"
                 raise ValueError(f"feature '{self.name}': compute: {self.compute} {verb} '{key}'")
+        if self.among is not None and self.compute not in OF_NUMBER_TO:
+            raise ValueError(f"feature '{self.name}': compute: {self.compute} takes no 'among'")
         if self.compute in OF_NUMBER_TO and self.to not in STATISTICS:
             raise ValueError(
                 f"feature '{self.name}': 'to' is '{self.to}'; it must be one of {', '.join(STATISTICS)}"
@@ -237,12 +244,17 @@ class Schema(Strict):
         numbers = {d.name for d in self.dense if d.role == "candidate"}
         singles = {f.name: f for f in self.categorical if f.role == "candidate" and not f.multi}
         contexts = {f.name: f for f in self.categorical if f.role == "context"}
+        matches = {r.name for r in self.request if r.compute == "match"}
         for r in self.request:
             where = f"feature '{r.name}': compute: {r.compute}"
             if r.name == self.group:
                 raise ValueError(f"{where}: the group's column '{r.name}' is not computed")
             if r.compute in OF_NUMBER + OF_NUMBER_TO and r.of not in numbers:
                 raise ValueError(f"{where} is of a dense feature of the candidate, not of '{r.of}'")
+            if r.among is not None and r.among not in matches:
+                raise ValueError(
+                    f"{where} is among rows of a feature with compute: match, not of '{r.among}'"
+                )
             if r.compute in OF_MATCH:
                 of, to = singles.get(r.of or ""), contexts.get(r.to or "")
                 if of is None:

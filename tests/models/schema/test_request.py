@@ -21,7 +21,7 @@ from polyrec.models.schema.request import (
 from polyrec.models.schema.schema import STATISTICS, Compute, Schema
 
 NAN = math.nan
-MATCHES = ("present", "position", "distance", "after", "before", "match", "place")
+MATCHES = ("present", "position", "distance", "after", "before", "match", "place", "count", "listed")
 
 
 def every_feature() -> list[dict[str, Any]]:
@@ -36,6 +36,11 @@ def every_feature() -> list[dict[str, Any]]:
         ]
     for to in ("last", "recent"):
         features += [{"name": f"{to}_{c}", "of": "item", "to": to, "compute": c} for c in MATCHES]
+        features += [
+            {"name": f"{to}_{c}_{s}", "of": "price", "to": s, "compute": c, "among": f"{to}_match"}
+            for c in ("difference", "ratio")
+            for s in STATISTICS
+        ]
     return features
 
 
@@ -75,14 +80,18 @@ def slow(feature: dict[str, Any], request: Sequence[Row], i: int) -> float:
     if compute == "length":
         return n
     if feature["of"] == "price":
-        x, known = row["price"], sorted(r["price"] for r in request if r["price"] is not None)
+        among = feature.get("among", "").removesuffix("_match")
+        counted = [r["price"] if not among or match(r, among) else None for r in request]
+        x, known = row["price"], sorted(price for price in counted if price is not None)
         if x is None:
             return NAN
         if compute == "rank":
             return sum(y < x for y in known) + (sum(y == x for y in known) - 1) / 2
         if to in ("previous", "next"):
             j = i - 1 if to == "previous" else i + 1
-            other = request[j]["price"] if 0 <= j < n else None
+            other = counted[j] if 0 <= j < n else None
+        elif not known:
+            return NAN
         else:
             middle = (known[(len(known) - 1) // 2] + known[len(known) // 2]) / 2
             other = {"minimum": known[0], "maximum": known[-1], "median": middle}.get(
@@ -91,12 +100,15 @@ def slow(feature: dict[str, Any], request: Sequence[Row], i: int) -> float:
         if other is None or (compute == "ratio" and other == 0):
             return NAN
         return x - other if compute == "difference" else x / other
-    lists = [[r["last"]] if to == "last" else r["recent"] for r in request]
-    matching = [r["item"] is not None and r["item"] in lists[j] for j, r in enumerate(request)]
+    matching = [match(r, to) for r in request]
     if compute == "match":
         return float(matching[i])
     if compute == "place":
-        return lists[i].index(row["item"]) if matching[i] else NAN
+        return listed(row, to).index(row["item"]) if matching[i] else NAN
+    if compute == "listed":
+        return len(listed(row, to))
+    if compute == "count":
+        return sum(matching)
     if compute == "present":
         return float(any(matching))
     rows = [j for j in range(n) if matching[j]]
@@ -106,6 +118,14 @@ def slow(feature: dict[str, Any], request: Sequence[Row], i: int) -> float:
     if not rows:
         return NAN
     return rows[0] if compute == "position" else i - min(rows, key=lambda j: (abs(i - j), j))
+
+
+def listed(row: Row, to: str | None) -> list[str | None]:
+    return [row["last"]] if to == "last" else list(row["recent"])
+
+
+def match(row: Row, to: str | None) -> bool:
+    return row["item"] is not None and row["item"] in listed(row, to)
 
 
 def inputs(requests: Sequence[Sequence[Row]], shared: bool = False) -> RequestRows:
@@ -217,6 +237,11 @@ def test_codes_are_equal_where_values_are() -> None:
         ({"compute": "match", "of": "item", "to": "price"}, "is to a categorical feature of the context"),
         ({"compute": "match", "of": "item", "to": "user"}, "must share a table"),
         ({"compute": "match", "of": "item"}, "needs 'to'"),
+        ({"compute": "rank", "of": "price", "among": "wrong"}, "takes no 'among'"),
+        (
+            {"compute": "ratio", "of": "price", "to": "mean", "among": "item"},
+            "is among rows of a feature with compute: match, not of 'item'",
+        ),
         ({"compute": "length", "role": "context"}, "role"),
         ({"compute": "length", "name": "price"}, "defined twice"),
         ({"compute": "length", "name": "request"}, "group"),
