@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import select
+import signal
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
@@ -66,7 +69,19 @@ async def statuses(folder: Path, targets: Sequence[str]) -> dict[str, str]:
                 await writer.wait_closed()
         finally:
             await haproxy.stop()
+            end(folder / "haproxy.pid")
     return found
+
+
+def end(pid_file: Path) -> None:
+    """Ends HAProxy at once: while it starts, it may not take the signal of `stop`."""
+    with suppress(ProcessLookupError):
+        master = os.pidfd_open(int(pid_file.read_text()))
+        signal.pidfd_send_signal(master, signal.SIGTERM)
+        poller = select.poll()
+        poller.register(master, select.POLLIN)
+        assert poller.poll(30_000)
+        os.close(master)
 
 
 def test_administration_is_refused_however_its_path_is_written(tmp_path: Path) -> None:
