@@ -47,7 +47,7 @@ from polyrec.models.training.source import Rows
 from polyrec.models.training.trainer import predict
 
 PAGE = ROOT / "docs/results/hybrid.md"
-ROWS = 60_000
+ROWS = 250_000
 SAMPLES: dict[str, Callable[[Path, Path], None]] = {
     "trivago": first_rows(ROWS),
     "bookcrossing": some_rows(ROWS),
