@@ -1,0 +1,305 @@
+"""Compares hybrid with tables that cost as much, with five seeds; writes docs/results/hybrid.md.
+
+    python -m benchmarks.quality.hybrid --runs /work/data/hybrid
+
+On a sample of each of three data sets it trains a table, a hybrid of the same vectors and net, and that table
+widened to hybrid's bytes and to hybrid's operations a row: vectors, MLPs and rank of the cross layers grow
+together, to the widest model that does not exceed what hybrid takes. All have the default recipe for one
+epoch, which keeps the weights of the best check on validation rows. Test rows are predicted by every seed's
+model; a difference counts as shown if it holds for other rows (or requests) and for other seeds
+(benchmarks/quality/repeats.py).
+Figures and predictions are kept under --runs as each training ends, and what is there is not trained again,
+so a run may be stopped at any time; seeds are the outer loop. --report writes the page from what is there.
+One process, one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.quality.dhe_sweep import cost
+from benchmarks.quality.recipes import SETS, first_rows, some_rows
+from benchmarks.quality.repeats import Difference, RepeatedRuns, summarize_runs
+from benchmarks.quality.representations import ROOT, machine
+from benchmarks.quality.tables import between_markers
+from polyrec.models.allocator import retain_freed_memory
+from polyrec.models.data.reader import open_data
+from polyrec.models.data.split import TEST, TRAIN, VALIDATION, fit_splitter
+from polyrec.models.dlrm.dlrm import Architecture
+from polyrec.models.dlrm.representation import Kind
+from polyrec.models.evaluation.comparison import Metric, samples
+from polyrec.models.evaluation.metrics import evaluate
+from polyrec.models.schema.batch import F32, I64
+from polyrec.models.schema.encoder import Encoder
+from polyrec.models.training.pipeline import Learner, Training
+from polyrec.models.training.source import Rows
+from polyrec.models.training.trainer import predict
+
+PAGE = ROOT / "docs/results/hybrid.md"
+ROWS = 250_000
+SAMPLES: dict[str, Callable[[Path, Path], None]] = {
+    "trivago": first_rows(ROWS),
+    "bookcrossing": some_rows(ROWS),
+    "ml1m": some_rows(ROWS),
+}
+SEEDS = (0, 1, 2, 3, 4)
+BASE = Architecture()
+ENCODING = {
+    "k": 1024, "hidden": [128, 128, 128], "activation": "mish", "batch_norm": True, "by_rows": True
+}  # fmt: skip
+"""The shape of DHE with most information for its operations in docs/results/dhe-sweep.md."""
+ONE_EPOCH = {"epochs": 1, "checks_per_epoch": 4}
+WIDEST = 1024
+TABLE, HYBRID, BYTES, OPERATIONS = "table", "hybrid", "table of its bytes", "table of its operations"
+MODELS = (TABLE, HYBRID, BYTES, OPERATIONS)
+SHOWN: tuple[Metric, ...] = ("information", "auc")
+
+
+@dataclass(frozen=True, slots=True)
+class HybridCost:
+    """Resources of a model. bytes: of rows, decoders and net, fp32."""
+
+    width: int
+    bytes: int
+    mflop: float
+
+
+def widened(width: int) -> Architecture:
+    """The default shape with vectors of `width`, MLPs and rank of the cross layers in proportion."""
+
+    def scaled(size: int) -> int:
+        return round(size * width / BASE.width)
+
+    return Architecture(
+        width=width,
+        bottom=tuple(map(scaled, BASE.bottom)),
+        top=tuple(map(scaled, BASE.top)),
+        cross_rank=scaled(BASE.cross_rank),
+    )
+
+
+def training_of(width: int, seed: int = 0) -> Training:
+    """The recipe of a model."""
+    return Training.model_validate(
+        {
+            "architecture": widened(width).model_dump(),
+            "recipe": {**ONE_EPOCH, "seed": seed},
+            "encoding": ENCODING,
+        }
+    )
+
+
+def widest_within(limit: HybridCost, cost_of: Callable[[int], HybridCost], what: str) -> int:
+    """Returns the widest table whose `what`, `bytes` or `mflop`, is at most the limit's; at least BASE's."""
+    low, high = BASE.width, WIDEST
+    while low < high:
+        middle = (low + high + 1) // 2
+        if getattr(cost_of(middle), what) <= getattr(limit, what):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+class HybridSample:
+    """The encoded sample of one data set, and the models that are trained on it."""
+
+    def __init__(self, name: str, data_root: Path, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        path, schema = folder / "rows.parquet", SETS[name].schema()
+        if not path.exists():
+            SAMPLES[name](data_root / SETS[name].source, path)
+        self._learner = Learner(open_data(path, schema), schema, Training())
+        splitter = fit_splitter(self._learner.reader, schema)
+        self._encoder: Encoder = self._learner.encoder_of(splitter, (TRAIN,))
+        self._data = self._learner.encoded(self._encoder, splitter, (TRAIN, VALIDATION, TEST))
+        self._rows = {which: self._data.select(which) for which in (TRAIN, VALIDATION, TEST)}
+        limit = self.cost("hybrid", BASE.width)
+
+        def of_table(width: int) -> HybridCost:
+            return self.cost("table", width)
+
+        self.costs = {
+            TABLE: of_table(BASE.width),
+            HYBRID: limit,
+            BYTES: of_table(widest_within(limit, of_table, "bytes")),
+            OPERATIONS: of_table(widest_within(limit, of_table, "mflop")),
+        }
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """Rows of each split."""
+        names = {TRAIN: "training", VALIDATION: "validation", TEST: "test"}
+        return {names[which]: int(rows.size) for which, rows in self._rows.items()}
+
+    @property
+    def label(self) -> F32:
+        """Labels of the test rows."""
+        return self._data.label[self._rows[TEST]]
+
+    @property
+    def group(self) -> I64 | None:
+        """Requests of the test rows, if the data have any."""
+        return None if self._data.group is None else self._data.group[self._rows[TEST]]
+
+    def cost(self, kind: Kind, width: int) -> HybridCost:
+        """Returns the cost of an untrained model, which is that of the trained one."""
+        model = replace(self._learner, training=training_of(width), kind=kind).initial_model(self._encoder)
+        found = cost(model, len(self._learner.schema.numbers))
+        net = 4 * sum(p.numel() for p in model.net.parameters())
+        total = int(found["rows_bytes"] + found["decoders_bytes"]) + net
+        return HybridCost(width, total, found["mflop"])
+
+    def train(self, name: str, seed: int) -> tuple[F32, dict[str, Any]]:
+        """Trains a model; returns its probabilities of the test rows, and figures."""
+        kind: Kind = "hybrid" if name == HYBRID else "table"
+        training = training_of(self.costs[name].width, seed)
+        learner = replace(self._learner, training=training, kind=kind)
+        begin = time.process_time()
+        train, validation = (Rows(self._data, self._rows[which]) for which in (TRAIN, VALIDATION))
+        fitted = learner.fit(self._encoder, train, validation)
+        for head, scale in zip(fitted.model.net.heads, fitted.scales, strict=True):
+            scale.apply(head)
+        seconds = time.process_time() - begin
+        p = predict(fitted.model, self._data, self._rows[TEST])
+        found = evaluate(p, self.label, self.group)
+        return p, {"information": found.information, "auc": found.auc, "cpu_s": round(seconds, 1)}
+
+
+def compared(p: Mapping[str, Sequence[F32]], label: F32, group: I64 | None) -> dict[str, Any]:
+    """Every model's metrics, its difference to the table, and hybrid's difference to it; JSON-able.
+
+    p: model -> probabilities of each seed.
+    """
+    names = list(p)
+    drawn = samples(label, [one for name in names for one in p[name]], group)
+    found = summarize_runs(drawn, names, TABLE)
+    to_hybrid = summarize_runs(-drawn, names, HYBRID)
+    return {
+        name: {
+            "metrics": {m: asdict(found[name].metrics[m]) for m in SHOWN},
+            "to_table": _differences(found[name]),
+            "hybrid_to_it": _differences(to_hybrid[name]),
+        }
+        for name in names
+    }
+
+
+def _differences(runs: RepeatedRuns) -> dict[str, Any] | None:
+    if runs.to_baseline is None:
+        return None
+
+    def of(difference: Difference) -> dict[str, Any]:
+        hull = difference.interval
+        own = {"value": hull.value, "low": hull.low, "high": hull.high, "verdict": difference.verdict}
+        return own | {"over_rows": asdict(difference.over_rows), "over_seeds": asdict(difference.over_seeds)}
+
+    return {m: of(runs.to_baseline[m]) for m in SHOWN}
+
+
+def tables(found: Mapping[str, Any]) -> str:
+    """The page's figures as Markdown. found: the record of each data set, see `main`."""
+    lines: list[str] = []
+    for name, record in found.items():
+        rows = record["rows"]
+        lines += [
+            "",
+            f"## {SETS[name].what}",
+            "",
+            f"{rows['training']:,} training, {rows['validation']:,} validation and {rows['test']:,} test "
+            f"rows, {len(next(iter(record['runs'].values())))} seeds.",
+            "",
+            "| model | width | MB | MFLOP a row | training, CPU s | information gain | AUC | "
+            "information against the table | hybrid's information against it |",
+            "|---|---|---|---|---|---|---|---|---|",
+        ]
+        for model, own in record["compared"].items():
+            cost, metrics = record["costs"][model], own["metrics"]
+            seconds = np.mean([run["cpu_s"] for run in record["runs"][model].values()])
+            cells = [model, str(cost["width"]), f"{cost['bytes'] / 1e6:.2f}", f"{cost['mflop']:.2f}"]
+            cells += [f"{seconds:.0f}"]
+            cells += [f"{metrics[m]['mean']:.4f} ± {metrics[m]['deviation']:.4f}" for m in SHOWN]
+            cells += [_cell(own["to_table"]), _cell(own["hybrid_to_it"])]
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines[1:])
+
+
+def _cell(difference: Mapping[str, Any] | None) -> str:
+    if difference is None:
+        return ""
+    d = difference["information"]
+    shown = "" if d["low"] > 0 or d["high"] < 0 else ", noise"
+    return f"{d['value']:+.4f} ({d['low']:+.4f} to {d['high']:+.4f}{shown})"
+
+
+def run(name: str, sample: HybridSample, seed: int, folder: Path) -> None:
+    """Trains the models of a seed that are missing."""
+    kept = folder / "record.json"
+    record: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
+    record["rows"], record["costs"] = sample.rows, {m: asdict(c) for m, c in sample.costs.items()}
+    for model in MODELS:
+        runs = record.setdefault("runs", {}).setdefault(model, {})
+        if str(seed) in runs:
+            continue
+        p, runs[str(seed)] = sample.train(model, seed)
+        np.save(folder / f"{model}-{seed}.npy", p)
+        kept.write_text(json.dumps(record, indent=1) + "\n")
+        print(name, model, seed, runs[str(seed)], file=sys.stderr, flush=True)
+
+
+def compare_seeds(sample: HybridSample, folder: Path) -> None:
+    """Adds the comparison of the models, by the seeds that all of them have, to a data set's record."""
+    kept = folder / "record.json"
+    record = json.loads(kept.read_text())
+    seeds = [s for s in record["runs"][MODELS[-1]] if all(s in record["runs"][m] for m in MODELS)]
+    p = {m: [np.load(folder / f"{m}-{seed}.npy") for seed in seeds] for m in MODELS}
+    record["compared"] = compared(p, sample.label, sample.group)
+    kept.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def report(names: Sequence[str], runs: Path) -> None:
+    """Writes the page's figures and docs/results/hybrid.json from what was compared."""
+    records = {n: json.loads(f.read_text()) for n in names if (f := runs / n / "record.json").exists()}
+    found = {name: record for name, record in records.items() if "compared" in record}
+    made = f"{machine()}; {datetime.now(UTC).isoformat(timespec='seconds')}."
+    record = {"machine": machine(), "rows": ROWS, "encoding": ENCODING, "data": found}
+    PAGE.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
+    text = between_markers(PAGE.read_text(encoding="utf-8"), "figures", f"{tables(found)}\n\n{made}")
+    PAGE.write_text(text, encoding="utf-8")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data-root", type=Path, default=ROOT.parent / "shared" / "data")
+    parser.add_argument("--data", nargs="+", choices=list(SAMPLES), default=list(SAMPLES))
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "hybrid", help="where results are kept")
+    parser.add_argument("--report", action="store_true", help="only write the page from what is there")
+    args = parser.parse_args(arguments)
+    retain_freed_memory()
+    torch.set_num_threads(1)
+    if not args.report:
+        sets = {name: HybridSample(name, args.data_root, args.runs / name) for name in args.data}
+        for seed in args.seeds:
+            for name, sample in sets.items():
+                run(name, sample, seed, args.runs / name)
+        for name, sample in sets.items():
+            compare_seeds(sample, args.runs / name)
+    report(args.data, args.runs)
+
+
+if __name__ == "__main__":
+    main()
