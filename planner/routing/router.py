@@ -15,11 +15,13 @@ from polyrec.planner.routing import explain as explaining
 from polyrec.planner.routing.admission.attempt import worth_accepting
 from polyrec.planner.routing.admission.reading_round import ReadingRound
 from polyrec.planner.routing.decision import decide, other_usable_lanes
-from polyrec.planner.routing.dispatching import dispatch_batch
+from polyrec.planner.routing.dispatching import complete, dispatch_batch
 from polyrec.planner.routing.explanation import Explanation, RouterSnapshot
+from polyrec.planner.routing.holding import hold
 from polyrec.planner.routing.lanes.breaker import CLOSED, OPEN, BreakerState
 from polyrec.planner.routing.lanes.lane import LaneState
 from polyrec.planner.routing.latency.front_cost import LoopTime
+from polyrec.planner.routing.latency.read_times import ReadSeconds
 from polyrec.planner.routing.policies.registry import make_policy
 from polyrec.planner.routing.query import Dispatch, Part, Query, Rejection, RejectReason
 from polyrec.planner.routing.router_state import RouterState
@@ -110,8 +112,16 @@ class Router:
             return self._overload(query, excess_s, size)
         if policy.binds_at_arrival:
             policy.accepted(state, query, end_s)
-        queue.push(query, 0, rows, arrival_s if policy.fifo else deadline_s)
+        if not (query.reading and hold(state, query, now_s)):
+            queue.push(query, 0, rows, arrival_s if policy.fifo else deadline_s)
         return None
+
+    def rows_read(self, query: Query, took_s: ReadSeconds) -> None:
+        """Records that the missing rows of a query have been read; it is queued if it was held for them."""
+        query.reading = False
+        self.state.reads.observe(query.misses, took_s)
+        if self.state.queue.release(query):
+            self._push(query, 0, query.rows)
 
     def _overload(self, query: Query, excess_s: float, size: float) -> Rejection:
         """Makes the rejection of a query, and records it for the others of the reading round."""
@@ -165,7 +175,8 @@ class Router:
         lane.last_done_s = now_s
         lane.busy_s += took_s
         lane.mean_batch_rows += BATCH_ROWS_WEIGHT * (rows - lane.mean_batch_rows)
-        lane.correction.observe(path, rows, took_s)
+        if not dispatch.waits:
+            lane.correction.observe(path, rows, took_s)
         breaker = lane.breaker
         if breaker.state is not CLOSED:
             if dispatch.lost:
@@ -176,28 +187,7 @@ class Router:
                 if factors and not breaker.open:
                     lane.correction.reset()
                 self._update_lanes()
-        queue = state.queue
-        is_copy = dispatch.lost or dispatch.probe
-        learner = self.policy if self.policy.learns else None
-        for part in dispatch.parts:
-            query = part.query
-            if is_copy:
-                if not query.settled and part.rows == query.rows and not query.done_rows:
-                    query.settled = True
-                    query.done_rows = query.rows
-                    query.path, query.reason = path, dispatch.reason
-                    if learner is not None:
-                        learner.finished(query, now_s)
-            else:
-                query.done_rows += part.rows
-                if query.done_rows >= query.rows:
-                    query.settled = True
-                    if query.deadline_s < now_s:
-                        state.loss_backoff.record_loss()
-                    if learner is not None:
-                        learner.finished(query, now_s)
-            if query.settled and query.dispatched_rows < query.rows:
-                queue.discount(query)
+        complete(state, dispatch, now_s, self.policy if self.policy.learns else None)
 
     def failed(self, dispatch: Dispatch, now_s: float) -> list[Query]:
         """Records a failed batch: requeues the queries that another lane can execute in time.
@@ -233,6 +223,9 @@ class Router:
             self._round.end()
         state = self.state
         expired: list[Query] = []
+        if state.queue.release_s <= now_s:
+            for query in state.queue.release_due(now_s):
+                self._push(query, 0, query.rows)
         if state.queue.earliest_s - state.min_latency_s <= now_s:
             expired = state.queue.sweep(now_s, state.min_latency_s)
         for lane in state.lanes:
@@ -264,7 +257,10 @@ class Router:
     def wake_s(self) -> float | None:
         """Time at which `expire` and `next` should be called if nothing happens before; None: no need."""
         state = self.state
-        at = state.queue.earliest_s - state.min_latency_s if state.queue.pieces else INF
+        queue = state.queue
+        at = queue.earliest_s - state.min_latency_s if queue.pieces or queue.held else INF
+        if queue.release_s < at:
+            at = queue.release_s
         for lane in state.lanes:
             if lane.in_flight is not None:
                 if lane.due_s < at:
@@ -273,7 +269,7 @@ class Router:
                     at = lane.overdue_s
             elif lane.recheck_s < at:
                 at = lane.recheck_s
-            elif lane.breaker.state is OPEN and lane.alive and state.queue.pieces:
+            elif lane.breaker.state is OPEN and lane.alive and queue.pieces:
                 at = min(at, lane.breaker.retry_s)
         return at if at < INF else None
 
@@ -310,6 +306,7 @@ class Router:
         state.loss_backoff.tick()
         state.front.update_read_share(observed.queries_s, observed.mean_rows)
         passed_s = now_s - self._ticked_s
+        state.reads.tick(passed_s)
         if passed_s > 0:
             weight = min(1.0, passed_s / SHARE_MEMORY_S)
             for lane in state.lanes:
