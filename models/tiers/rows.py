@@ -119,7 +119,9 @@ class TieredRows:
 
     def prefetch(self, rows: I64) -> int:
         """Starts reading the rows of a queued batch from the file; returns the number of pages."""
-        return self.stack.prefetch(rows)
+        missing = self.stack.ahead.missing(rows)
+        self.stack.ahead.read(missing.pages)
+        return missing.unread
 
     def take_fallbacks(self) -> int:
         """Returns and resets the number of rows that the remote store did not answer."""

@@ -12,6 +12,7 @@ from typing import Any
 from polyrec.models.schema.batch import F32
 from polyrec.planner.routing.query import Query
 from polyrec.server.codecs.rows import Rows
+from polyrec.server.dispatch.cold_rows import SeenRows
 from polyrec.server.tracing.trace import Trace
 
 log = logging.getLogger("polyrec.dispatcher")
@@ -138,7 +139,8 @@ class Outbox:
 class QueryPayload:
     """The server's part of a query: its rows, its answer, the parts computed so far, its trace.
 
-    lost: whether a remote store failed to give rows of a batch that the query was in.
+    lost: whether a remote store failed to give rows of a batch that the query was in. seen: its rows as they
+    were found in the tiers when it arrived, if the path that would probably answer has rows in slow ones.
     """
 
     rows: Rows
@@ -146,9 +148,16 @@ class QueryPayload:
     probabilities: F32 | None = None
     lost: bool = False
     trace: Trace | None = None
+    seen: SeenRows | None = None
+
+    def settle(self, outcome: Answer | Exception) -> None:
+        """Sets the outcome of the query, for which nothing is held any more."""
+        self.answer.settle(outcome)
+        if self.seen is not None:
+            self.seen.release()
 
 
 def fail(query: Query, error: Exception) -> None:
     """Answers a query with an error, unless it has an answer already."""
     query.settled = True
-    query.payload.answer.settle(error)
+    query.payload.settle(error)

@@ -13,17 +13,18 @@ from collections.abc import Sequence
 
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.tiers.stack import TierStack
+from polyrec.planner.routing.latency.read_times import ReadSeconds
 from polyrec.planner.routing.query import Dispatch, Query, Rejection, RejectReason
 from polyrec.planner.routing.router import Router
 from polyrec.planner.routing.sharing.machine_time import ModelShare
 from polyrec.planner.routing.sharing.pools import LanePlace
 from polyrec.server.codecs.rows import Rows
 from polyrec.server.dispatch.answer import Outbox, Pending, QueryPayload, fail
+from polyrec.server.dispatch.cold_rows import ColdRows
 from polyrec.server.dispatch.control_loop import ControlLoop
 from polyrec.server.dispatch.control_loop import clock as clock
 from polyrec.server.dispatch.executor import Executor
 from polyrec.server.dispatch.observer import Observer
-from polyrec.server.dispatch.prefetcher import Prefetcher
 from polyrec.server.dispatch.shared_time import LaneTurns, SharedTime
 from polyrec.server.dispatch.supervisor import LaneSupervisor
 from polyrec.server.errors import DeadlinePassed, NotReady, Overloaded, RequestError
@@ -35,7 +36,7 @@ class Dispatcher:
     """Executes queries on the lanes of one plan. Used from one event loop only.
 
     encoders: one for each path. paths: their names, as the lanes know them. stacks: the tiers of each path,
-    None where all its rows are in memory. prefetcher: reads rows from disk for waiting queries.
+    None where all its rows are in memory. cold_rows: reads rows of slow tiers for waiting queries.
     """
 
     def __init__(
@@ -46,12 +47,12 @@ class Dispatcher:
         encoders: Sequence[Encoder],
         observer: Observer,
         stacks: Sequence[TierStack | None] = (),
-        prefetcher: Prefetcher | None = None,
+        cold_rows: ColdRows | None = None,
     ) -> None:
         self.router = router
         self._lanes = tuple(lanes)
         self._observer = observer
-        self._prefetcher = prefetcher
+        self._cold_rows = cold_rows
         self._last_path: int | None = None
         self._last_was_alone = True
         self._scheduled: asyncio.Handle | None = None
@@ -131,14 +132,29 @@ class Dispatcher:
         if not control.running:
             self.attach()
             control.start(loop)
+        cold_rows = self._cold_rows
+        seen = None if cold_rows is None else cold_rows.look(self._last_path, rows)
+        if seen is not None:
+            query.misses = seen.misses
+            query.reading = any(query.misses)
         rejected = self.router.offer(query, clock(), size)
         if rejected is not None:
             raise rejection(rejected.reason, rejected.retry_header_s, budget_s)
-        query.payload = QueryPayload(rows, Pending(outbox), trace=trace)
-        if self._prefetcher is not None and None not in self._executor.active:
-            self._prefetcher.request(self._last_path, rows)
+        query.payload = QueryPayload(rows, Pending(outbox), trace=trace, seen=seen)
+        if cold_rows is not None and seen is not None:
+            if query.reading:
+                cold_rows.read(seen, lambda took_s: self._rows_read(query, took_s))
+            else:
+                cold_rows.count_hot()
         self._schedule_dispatch()
         return query
+
+    def _rows_read(self, query: Query, took_s: ReadSeconds) -> None:
+        """Lets a query be executed whose missing rows have been read."""
+        self.router.rows_read(query, took_s)
+        if query.settled:
+            query.payload.seen.release()
+        self._schedule_dispatch()
 
     def cancel(self, query: Query, error: Exception) -> None:
         """Removes a query from the queue; its answer is `error`."""

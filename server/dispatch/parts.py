@@ -26,6 +26,9 @@ def encode_parts(parts: list[Part], encoder: Encoder) -> tuple[list[Part], Batch
         return [], None
     if len(parts) > 1:
         parts = sorted(parts, key=lambda part: not part.query.payload.rows.plain)
+    seen = [part.query.payload.seen for part in parts if part.rows == part.query.rows]
+    if len(seen) == len(parts) and all(s is not None and s.encoder is encoder for s in seen):
+        return parts, Batch.concat([s.batch for s in seen])
     rows = [_rows(part) for part in parts]
     try:
         return parts, encode(rows, encoder)
@@ -74,7 +77,7 @@ def scatter(dispatch: Dispatch, parts: Sequence[Part], probabilities: F32, took_
         query.settled = True
         queue_s = max(0.0, dispatch.started_s - query.arrival_s)
         reason_of_query = Reason.FAILURE.value if payload.lost else reason
-        payload.answer.settle(Answer(answered, dispatch.path, reason_of_query, queue_s, took_s, rows))
+        payload.settle(Answer(answered, dispatch.path, reason_of_query, queue_s, took_s, rows))
 
 
 def _rows(part: Part) -> Rows:
