@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -88,8 +89,7 @@ def test_fetched_rows_are_gathered_without_the_store(server: RedisServer, tmp_pa
     stack.views.leave(view)
     server.send("FLUSHALL")
     rows = TieredRows(stack)
-    view.staged = fetched
-    with rows.within(view):
+    with rows.within(replace(view, staged=fetched)):
         got = rows.gather(torch.from_numpy(index))
     assert torch.equal(got, flat_weight(ENCODER)[index])
     assert rows.take_fallbacks() == 0
@@ -125,13 +125,11 @@ def test_an_update_beside_a_fetch_is_gathered_by_the_batch_and_reaches_the_store
         assert stack.settle(30)
     view = stack.views.enter()
     stack.views.leave(held)
-    view.staged = fetched
     rows = TieredRows(stack)
-    with rows.within(view):
+    with rows.within(replace(view, staged=fetched)):
         got = rows.gather(torch.arange(3000))
     expected = row_of(0, everything, 7)[np.argsort(ENCODER.vocabularies["a"].rank_of_id)]
     np.testing.assert_array_equal(got.numpy(), expected)
-    view.staged = None
     stack.views.leave(view)
     assert stack.settle(30)
     np.testing.assert_array_equal(rows.gather(torch.arange(3000)).numpy(), expected)
