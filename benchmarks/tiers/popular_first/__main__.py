@@ -1,0 +1,167 @@
+"""All-hot queries of a server that holds an eighth of its model, beside queries with rows on disk.
+
+    /tmp/quiet python -m benchmarks.tiers.popular_first --json docs/results/popular-first.json
+
+Makes a model in Criteo's shape (benchmarks/tiers/serving.py) and three cases that take turns, each in a
+process of its own: all rows in memory, an eighth of them, and an eighth with the code of another checkout
+(--before, such as a worktree of the parent commit). A share of the queries is all-hot: drawn by Zipf's law
+from the ranks that the static prefix holds. The others are drawn from all ranks. Each case is measured in a
+closed loop (rows/s), then with Poisson arrivals at --load of what the slowest tiered case did in its first
+turn. In process, without sockets: the difference is the dispatcher's and the tiers'.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+
+from benchmarks.tiers.serving import bundle_of, plan_of
+from polyrec.models.bundle.bundle import Bundle, load_bundle
+from polyrec.models.runtimes import open_runtime
+from polyrec.planner.plan import save_plan
+from polyrec.server.app.serving import measure
+
+SHARE = 8
+"""The model's bytes over those of its memory."""
+
+
+def one(case: dict[str, Any], checkout: Path) -> dict[str, Any]:
+    command = [sys.executable, "-m", "benchmarks.tiers.popular_first.case", json.dumps(case)]
+    environment = os.environ | {"PYTHONPATH": str(checkout)}
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, cwd=checkout, env=environment)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def hot_rows(bundle: Bundle, memory: int) -> list[int]:
+    """Rows of each table that count as hot: an eighth of those that memory holds, or all if none is on disk.
+
+    Half of what memory holds is static prefix, and its colder part is released to the cache.
+    """
+    plan = plan_of(bundle, Path("/var/tmp"), memory, True)
+    assert plan.placement is not None
+    cuts = plan.placement.paths[0].tables
+    return [
+        v.size if t not in cuts or not cuts[t].disk else max(cuts[t].host // 8, 1)
+        for t, v in bundle.encoder.vocabularies.items()
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tiers.popular_first")
+    add = parser.add_argument
+    add("--large-rows", type=int, default=300_000, help="of each of five tables (300,000: 400 MB in all)")
+    add("--exponent", type=float, default=1.05, help="of Zipf's law (1.05)")
+    add("--rows", type=int, default=16, help="of a query (16)")
+    add("--hot-share", type=float, default=0.5, help="of the queries (0.5)")
+    add("--load", type=float, default=0.6, help="of the tiered server's rows/s (0.6)")
+    add("--budget-ms", type=float, default=100.0)
+    add("--seconds", type=float, default=3.0, help="of a closed loop (3)")
+    add("--open-s", type=float, default=6.0, help="of Poisson arrivals (6)")
+    add("--turns", type=int, default=3)
+    add("--lane", default="thread", choices=["thread", "inline", "process"])
+    add("--before", type=Path, help="a checkout of earlier code, with its benchmarks.tiers.popular_first")
+    add("--directory", type=Path, default=Path("/var/tmp"), help="a real disk; the model is kept there")
+    add("--json", type=Path)
+    args = parser.parse_args()
+    here = Path(__file__).resolve().parents[3]
+    model = args.directory / f"popular-first-{args.large_rows}-{args.exponent:g}"
+    bundle = load_bundle(model) if model.exists() else bundle_of(model, args.large_rows, args.exponent)
+    memory = bundle.bytes // SHARE
+    latency = measure(open_runtime("onnx", bundle), bundle.encoder)
+    with tempfile.TemporaryDirectory(dir=args.directory) as made:
+        plans = {}
+        for name, budget in (("memory", None), ("tiers", memory)):
+            plan = plan_of(bundle, args.directory, budget, True)
+            lane = plan.lanes[0].model_copy(update={"kind": args.lane})
+            path = plan.paths[0].model_copy(update={"latency": latency})
+            plans[name] = Path(made) / f"{name}.json"
+            save_plan(plan.model_copy(update={"lanes": (lane,), "paths": (path,)}), plans[name])
+        cases = [("memory", "memory", here), ("popular first", "tiers", here)]
+        if args.before:
+            cases.append(("before", "tiers", args.before))
+        base = {
+            "rows": args.rows, "exponent": args.exponent, "hot_share": args.hot_share,
+            "hot_rows": hot_rows(bundle, memory), "seconds": args.seconds, "open_s": args.open_s,
+            "budget_s": args.budget_ms / 1e3, "warm_s": 2.0,
+        }  # fmt: skip
+        results: dict[str, list[dict[str, Any]]] = {name: [] for name, _, _ in cases}
+        rate = 0.0
+        for turn in range(-1, args.turns):
+            for name, plan, checkout in cases:
+                case = base | {"plan": str(plans[plan]), "seed": turn + 1, "rate_rows_s": rate or 100.0}
+                if turn < 0:
+                    # only for the load
+                    case |= {"open_s": 0.2}
+                found = one(case, checkout)
+                if turn >= 0:
+                    results[name].append(found)
+                    print(
+                        name,
+                        turn,
+                        {k: v for k, v in found.items() if k != "answers"},
+                        file=sys.stderr,
+                        flush=True,
+                    )
+                else:
+                    results.setdefault("first", []).append(found | {"plan": plan})
+            if turn < 0:
+                first = results.pop("first")
+                rate = args.load * min(f["rows_per_s"] for f in first if f["plan"] == "tiers")
+        report(results, rate, args.json, vars(args))
+    return 0
+
+
+def report(
+    results: dict[str, list[dict[str, Any]]], rate: float, file: Path | None, args: dict[str, Any]
+) -> None:
+    print(f"{rate:,.0f} rows/s offered")
+    print(
+        f"{'':<15}{'rows/s':>9}{'hot p50':>9}{'p99 ms':>9}{'cold p50':>9}{'p99 ms':>9}{'lost':>6}{'tail loss':>11}{'longer':>8}"
+    )
+    kept: dict[str, Any] = {}
+    expected = [np.array(a) for a in results["memory"][0]["answers"]]
+    for name, turns in results.items():
+        if not turns:
+            continue
+        m = {
+            "rows_per_s": median(t["rows_per_s"] for t in turns),
+            "hot_p50_ms": median(t["hot"]["p50_ms"] for t in turns),
+            "hot_p99_ms": median(t["hot"]["p99_ms"] for t in turns),
+            "cold_p50_ms": median(t["cold"]["p50_ms"] for t in turns),
+            "cold_p99_ms": median(t["cold"]["p99_ms"] for t in turns),
+            "lost": sum(t["lost"] for t in turns),
+            "tail_loss": median(t["tails"]["loss"] for t in turns),
+            "longer": median(t["tails"]["longer"] for t in turns),
+        }
+        difference = max(
+            float(np.abs(np.array(a) - e).max()) for a, e in zip(turns[0]["answers"], expected, strict=True)
+        )
+        kept[name] = m | {
+            "answers_differ_by": difference,
+            "turns": [{k: v for k, v in t.items() if k != "answers"} for t in turns],
+        }
+        print(
+            f"{name:<15}{m['rows_per_s']:>9,.0f}{m['hot_p50_ms']:>9.2f}{m['hot_p99_ms']:>9.2f}{m['cold_p50_ms']:>9.2f}"
+            f"{m['cold_p99_ms']:>9.2f}{m['lost']:>6}{m['tail_loss']:>11.4f}{m['longer']:>8.3f}  answers differ by {difference:.1e}"
+        )
+    if file:
+        settings = {k: v for k, v in args.items() if isinstance(v, int | float | str)}
+        file.write_text(
+            json.dumps({"settings": settings, "offered_rows_per_s": rate, "cases": kept}, indent=1) + "\n"
+        )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
