@@ -52,7 +52,7 @@ class Dispatcher:
         self.router = router
         self._lanes = tuple(lanes)
         self._observer = observer
-        self._cold_rows = cold_rows
+        self.cold_rows = cold_rows
         self._last_path: int | None = None
         self._last_was_alone = True
         self._scheduled: asyncio.Handle | None = None
@@ -132,7 +132,7 @@ class Dispatcher:
         if not control.running:
             self.attach()
             control.start(loop)
-        cold_rows = self._cold_rows
+        cold_rows = self.cold_rows
         seen = None if cold_rows is None else cold_rows.look(self._last_path, rows)
         if seen is not None:
             query.misses = seen.misses
