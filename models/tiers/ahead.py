@@ -8,10 +8,11 @@ batch gathers the same values as without, and only waits less.
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.figures import Counters
@@ -24,16 +25,49 @@ from polyrec.models.tiers.view import View
 clock = time.perf_counter
 
 
-class MissingRows(NamedTuple):
-    """What a batch needs from slow tiers.
+@dataclass(frozen=True, slots=True)
+class MissingRows:
+    """What rows need from slow tiers, by look-up.
 
-    pages: int64 [n], those of the disk tier's file whose rows are not cached. unread: how many of them are
-    not in memory. remote: int64 [m], rows of the fused weight that the remote store has. All distinct.
+    filed: int64 [n], look-ups of the disk tier that are not cached; pages: of each; waits: bool [n], whether
+    a batch would wait for that page. remote: int64 [m], look-ups of the remote store; remote_rows: of the
+    fused weight.
     """
 
+    filed: I64
     pages: I64
-    unread: int
+    waits: NDArray[np.bool_]
     remote: I64
+    remote_rows: I64
+
+    @property
+    def nothing(self) -> bool:
+        """Whether a batch would not wait."""
+        return not self.remote.size and not self.waits.any()
+
+    def counts(self, owner: I64, owners: int) -> tuple[I64, I64]:
+        """Returns distinct pages to wait for and distinct remote rows of each owner, int64 [owners] both.
+
+        owner: int64 [look-ups], whose each look-up is.
+        """
+        waits = self.waits
+        return (
+            _distinct(owner[self.filed[waits]], self.pages[waits], owners),
+            _distinct(owner[self.remote], self.remote_rows, owners),
+        )
+
+    def of(self, owns: NDArray[np.bool_]) -> tuple[I64, I64]:
+        """Returns the distinct pages and remote rows of some look-ups. owns: bool [look-ups]."""
+        return np.unique(self.pages[owns[self.filed]]), np.unique(self.remote_rows[owns[self.remote]])
+
+
+def _distinct(owner: I64, value: I64, owners: int) -> I64:
+    """Number of distinct values of each owner, int64 [owners]."""
+    order = np.lexsort((value, owner))
+    owner, value = owner[order], value[order]
+    first = np.ones(owner.size, bool)
+    first[1:] = (owner[1:] != owner[:-1]) | (value[1:] != value[:-1])
+    return np.bincount(owner[first], minlength=owners)
 
 
 class RowsAhead:
@@ -52,18 +86,19 @@ class RowsAhead:
         """
         tiers = self._tiers
         where = tiers.locate(rows)
-        pages = remote = rows[:0]
-        unread = 0
+        filed = pages = remote = rows[:0]
+        waits = filed != filed
         if tiers.disk is not None:
-            below = where.local[where.tier == DISK]
-            if below.size:
-                pages, unread = tiers.disk.missing(below)
+            filed = np.flatnonzero(where.tier == DISK)
+            if filed.size:
+                away, pages, waits = tiers.disk.missing(where.local[filed])
+                filed = filed[away]
         if tiers.remote is not None:
-            remote = np.unique(rows[where.tier == REMOTE])
-        return MissingRows(pages, unread, remote)
+            remote = np.flatnonzero(where.tier == REMOTE)
+        return MissingRows(filed, pages, waits, remote, rows[remote])
 
     def read(self, pages: I64) -> tuple[int, ...]:
-        """Starts the reads of pages that are not in memory, without waiting; returns tickets for `wait`.
+        """Starts the reads of those of distinct pages that are not in memory; returns tickets for `wait`.
 
         As far as there is room, all of them stay until a batch uses them.
         """

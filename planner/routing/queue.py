@@ -98,6 +98,13 @@ class Queue:
         if query.deadline_s < self.earliest_s:
             self.earliest_s = query.deadline_s
 
+    def take(self, query: Query) -> None:
+        """Removes the piece of a query that nothing has been dispatched of."""
+        pieces = self.pieces
+        at = next(i for i in range(len(pieces) - 1, -1, -1) if pieces[i].query is query)
+        del pieces[at]
+        self._count(query, -query.rows)
+
     def release(self, query: Query) -> bool:
         """Removes a held query; False if it is not held, or settled. The caller pushes it."""
         if self.held.pop(query, None) is None or query.settled:

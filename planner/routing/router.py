@@ -23,7 +23,7 @@ from polyrec.planner.routing.lanes.lane import LaneState
 from polyrec.planner.routing.latency.front_cost import LoopTime
 from polyrec.planner.routing.latency.read_times import ReadSeconds
 from polyrec.planner.routing.policies.registry import make_policy
-from polyrec.planner.routing.query import Dispatch, Part, Query, Rejection, RejectReason
+from polyrec.planner.routing.query import Dispatch, Misses, Part, Query, Rejection, RejectReason
 from polyrec.planner.routing.router_state import RouterState
 
 MAX_RETRIES = 2
@@ -112,9 +112,12 @@ class Router:
             return self._overload(query, excess_s, size)
         if policy.binds_at_arrival:
             policy.accepted(state, query, end_s)
-        if not (query.reading and hold(state, query, now_s)):
-            queue.push(query, 0, rows, arrival_s if policy.fifo else deadline_s)
+        queue.push(query, 0, rows, arrival_s if policy.fifo else deadline_s)
         return None
+
+    def hold(self, query: Query, misses: Misses, now_s: float) -> Rejection | None:
+        """Holds an offered query, of which nothing has been dispatched, while its missing rows are read."""
+        return hold(self.state, query, misses, now_s)
 
     def rows_read(self, query: Query, took_s: ReadSeconds) -> None:
         """Records that the missing rows of a query have been read; it is queued if it was held for them."""

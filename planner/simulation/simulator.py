@@ -234,12 +234,14 @@ class Simulator:
             return
         self._spend((costs.query_s + costs.row_s * rows) * READ_SHARE)
         query = Query(rows, since_s, deadline_s, payload=i)
-        query.misses = self._reads.misses(i)
-        query.reading = any(query.misses)
         if self.router.offer(query, self._now_s, rows) is not None:
             self._answer(i, Status.REJECTED)
             return
-        if query.reading:
+        misses = self._reads.misses(i)
+        if any(misses):
+            if self.router.hold(query, misses, self._now_s) is not None:
+                self._answer(i, Status.REJECTED)
+                return
             self._number += 1
             ready_s = self._ready_s[query] = self._now_s + self._reads.read_s(i)
             heappush(self._ends, (ready_s, self._number, query))

@@ -12,7 +12,7 @@ from typing import Any
 from polyrec.models.schema.batch import F32
 from polyrec.planner.routing.query import Query
 from polyrec.server.codecs.rows import Rows
-from polyrec.server.dispatch.cold_rows import SeenRows
+from polyrec.server.dispatch.cold_rows import SeenQueries
 from polyrec.server.tracing.trace import Trace
 
 log = logging.getLogger("polyrec.dispatcher")
@@ -148,16 +148,18 @@ class QueryPayload:
     probabilities: F32 | None = None
     lost: bool = False
     trace: Trace | None = None
-    seen: SeenRows | None = None
+    seen: SeenQueries | None = None
 
-    def settle(self, outcome: Answer | Exception) -> None:
-        """Sets the outcome of the query, for which nothing is held any more."""
-        self.answer.settle(outcome)
-        if self.seen is not None:
-            self.seen.release()
+
+def settle(query: Query, outcome: Answer | Exception) -> None:
+    """Sets the outcome of a query, for which nothing is held any more; later calls are ignored."""
+    payload: QueryPayload = query.payload
+    payload.answer.settle(outcome)
+    if payload.seen is not None:
+        payload.seen.release(query)
 
 
 def fail(query: Query, error: Exception) -> None:
     """Answers a query with an error, unless it has an answer already."""
     query.settled = True
-    query.payload.settle(error)
+    settle(query, error)

@@ -1,10 +1,10 @@
 """Finds queries whose rows are not in memory, and reads these while hot queries execute (popular first).
 
-A query that arrives is encoded, and its rows are looked for in the tiers of the path that will probably
-answer. If all are at hand it is hot, and its batch reuses the encoding. Else it is cold: the router holds it
-(planner/routing/holding.py) while its pages are read into memory and its remote rows are fetched, in threads
-of their own; the batch then finds them there. Nothing here decides an answer: a batch still gathers every row
-in its own view, and reads what is missing after all.
+The queries of a turn of the dispatcher are encoded together, and their rows are looked for in the tiers of
+the path that will probably answer. If all rows of a query are at hand it is hot. Else it is cold: the router
+holds it (planner/routing/holding.py) while its pages are read into memory and its remote rows are fetched, in
+threads; its batch then finds them there. Nothing here decides an answer: a batch still gathers every row in
+its own view, and reads what is missing after all.
 """
 
 from __future__ import annotations
@@ -13,24 +13,25 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
+import numpy as np
+
 from polyrec.models.bundle.bundle import Bundle
-from polyrec.models.embeddings.lookups import FusedRows
+from polyrec.models.embeddings.lookups import FusedRows, Lookups
 from polyrec.models.errors import FeatureError
-from polyrec.models.schema.batch import Batch
+from polyrec.models.schema.batch import I64, Batch
 from polyrec.models.schema.encoder import Encoder
-from polyrec.models.tiers.ahead import MissingRows
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.stage import fused_rows
 from polyrec.models.tiers.updates.delta import UpdateLayer
 from polyrec.models.tiers.view import View
 from polyrec.planner.routing.latency.read_times import ReadSeconds
-from polyrec.planner.routing.query import Misses
-from polyrec.server.codecs.rows import Rows
+from polyrec.planner.routing.query import Misses, Part, Query
+from polyrec.server.codecs.rows import encode
 
 log = logging.getLogger("polyrec.serving")
 
@@ -41,37 +42,53 @@ clock = time.perf_counter
 
 
 @dataclass(slots=True, eq=False)
-class SeenRows:
-    """A query's rows as they were encoded and found in the tiers when it arrived.
+class SeenQueries:
+    """Queries whose rows were encoded and looked for together.
 
-    view: in which they were, held if remote rows are fetched. fetched: these, for batches in the same order.
+    queries: in the order of the batch. view: in which they were found. cold: what has to be read for queries.
+    pages, remote: distinct, all that cold queries need. fetched: remote rows, for batches in the same order;
+    holding: queries without an outcome for which the view is held meanwhile.
     """
 
     stack: TierStack
     view: View
     encoder: Encoder
+    queries: list[Query]
     batch: Batch
-    missing: MissingRows
+    cold: dict[Query, Misses] = field(default_factory=dict)
+    pages: I64 = field(default_factory=lambda: np.empty(0, np.int64))
+    remote: I64 = field(default_factory=lambda: np.empty(0, np.int64))
     fetched: UpdateLayer | None = None
-    held: bool = False
+    holding: set[Query] = field(default_factory=set)
 
-    @property
-    def misses(self) -> Misses:
-        """What has to be read."""
-        return Misses(self.missing.unread, self.missing.remote.size)
+    def are(self, parts: Sequence[Part]) -> bool:
+        """Whether parts are these queries, whole and in this order."""
+        queries = self.queries
+        return len(parts) == len(queries) and all(
+            part.query is query and part.rows == query.rows
+            for part, query in zip(parts, queries, strict=True)
+        )
 
-    def release(self) -> None:
-        """Lets go of the view and of what was fetched in it; may be called again."""
-        self.fetched = None
-        if self.held:
-            self.held = False
-            self.stack.views.leave(self.view)
+    def hold(self, queries: Sequence[Query]) -> None:
+        """Holds the newest view for queries, until `release`."""
+        self.view = self.stack.views.enter()
+        self.holding.update(queries)
+
+    def release(self, query: Query) -> None:
+        """Lets go of the view and of what was fetched in it, as far as a query is concerned."""
+        if query in self.holding:
+            self.holding.discard(query)
+            if not self.holding:
+                self.fetched = None
+                self.stack.views.leave(self.view)
 
 
 @dataclass(slots=True)
 class ColdRowFigures:
-    """Counters since the start. hot, cold: queries; pages, remote: reads that cold ones waited for;
-    waited_s: from arrival until these were done; rows_read: cold queries of which they are.
+    """Counters since the start.
+
+    hot, cold: queries. pages, remote: that cold ones missed. waited_s: until their reads were done;
+    rows_read: cold queries of which they are.
     """
 
     hot: int = 0
@@ -82,7 +99,7 @@ class ColdRowFigures:
     rows_read: int = 0
 
 
-OnRead = Callable[[ReadSeconds], None]
+OnRead = Callable[[Query, ReadSeconds], None]
 """Called on the event loop when the missing rows of a query have been read, with the seconds of each tier."""
 
 
@@ -98,40 +115,54 @@ class ColdRows:
             rows = fused_rows(bundle.stage())
             if rows is not None:
                 self._paths[i] = stack, rows
-        self._first = next(iter(self._paths), None)
+        self._first = next(iter(self._paths), -1)
         self.figures = ColdRowFigures()
         self._readers = Workers("polyrec-cold-disk", 1)
         self._fetchers = Workers("polyrec-cold-remote", FETCHERS)
 
-    def look(self, path: int | None, rows: Rows) -> SeenRows | None:
-        """Encodes the rows of a query and looks for them; None where there is nothing to look for.
+    def look(self, path: int | None, queries: Sequence[Query]) -> list[SeenQueries]:
+        """Encodes queries and looks for their rows. Those that cannot be encoded are left out.
 
-        path: the one that will probably answer; None: not known yet.
+        path: the one that will probably answer; None: not known yet. Empty if its rows are all in memory.
         """
-        found = self._paths.get(self._first if path is None else path)  # type: ignore[arg-type]
-        if found is None:
-            return None
+        found = self._paths.get(self._first if path is None else path)
+        if found is None or not queries:
+            return []
         stack, fused = found
         view = stack.views.newest
         encoder = view.encoder
         assert encoder is not None
+        ordered = sorted(queries, key=lambda query: not query.payload.rows.plain)
         try:
-            batch = rows.encode(encoder)
+            batch = encode([query.payload.rows for query in ordered], encoder)
         except FeatureError:
-            return None  # it fails when it is dispatched
-        missing = stack.ahead.missing(fused.lookups(batch).rows())
-        return SeenRows(stack, view, encoder, batch, missing)
+            # one that cannot be encoded fails when it is dispatched
+            return [seen for q in queries for seen in self.look(path, [q])] if len(queries) > 1 else []
+        seen = SeenQueries(stack, view, encoder, ordered, batch)
+        lookups = fused.lookups(batch)
+        missing = stack.ahead.missing(lookups.rows())
+        if missing.nothing:
+            self.figures.hot += len(ordered)
+            return [seen]
+        owner = owners(batch, lookups, ordered)
+        pages, remote = missing.counts(owner, len(ordered))
+        misses = pages + remote
+        cold = np.flatnonzero(misses).tolist()
+        for i in cold:
+            seen.cold[ordered[i]] = Misses(int(pages[i]), int(remote[i]))
+        seen.pages, seen.remote = missing.of(misses[owner] > 0)
+        figures = self.figures
+        figures.hot += len(ordered) - len(cold)
+        figures.cold += len(cold)
+        figures.pages += int(pages.sum())
+        figures.remote += int(remote.sum())
+        return [seen]
 
-    def count_hot(self) -> None:
-        self.figures.hot += 1
-
-    def read(self, seen: SeenRows, done: OnRead) -> None:
-        """Starts reading what is missing, and calls `done` on the running loop; not if that is closed."""
-        figures, missing = self.figures, seen.missing
-        figures.cold += 1
-        figures.pages += missing.unread
-        figures.remote += missing.remote.size
-        Reading(seen, figures, done, asyncio.get_running_loop()).begin(self._readers, self._fetchers)
+    def read(self, seen: SeenQueries, queries: Sequence[Query], done: OnRead) -> None:
+        """Starts reading what cold queries miss, and calls `done` for each on the running loop."""
+        Reading(seen, queries, self.figures, done, asyncio.get_running_loop()).begin(
+            self._readers, self._fetchers
+        )
 
     def close(self) -> None:
         """Ends the threads, after the reads in progress."""
@@ -139,11 +170,30 @@ class ColdRows:
         self._fetchers.close()
 
 
+def owners(batch: Batch, lookups: Lookups, queries: Sequence[Query]) -> I64:
+    """Returns the index of the query that each look-up belongs to, in the order of `Lookups.rows`.
+
+    queries: those of the batch, in order.
+    """
+    of_row = np.repeat(np.arange(len(queries)), [query.rows for query in queries])
+    of_context = of_row
+    if batch.context_row is not None:
+        of_context = np.zeros(batch.context.rows, np.int64)
+        of_context[batch.context_row] = of_row
+    both = (of_context, lookups.context), (of_row, lookups.candidate)
+    parts = [np.repeat(of, block.singles.shape[1]) for of, block in both]
+    for of, block in both:
+        if block.bags is not None:
+            parts.append(np.repeat(np.repeat(of, block.bags.features), np.diff(block.bags.offsets)))
+    return np.concatenate(parts)
+
+
 @dataclass(slots=True, eq=False)
 class Reading:
-    """The reads of one cold query: of the disk, which are started at once, and of the remote store."""
+    """The reads of cold queries: of the disk, which are started at once, and of the remote store."""
 
-    seen: SeenRows
+    seen: SeenQueries
+    queries: Sequence[Query]
     figures: ColdRowFigures
     done: OnRead
     loop: asyncio.AbstractEventLoop
@@ -153,12 +203,12 @@ class Reading:
 
     def begin(self, readers: Workers, fetchers: Workers) -> None:
         seen = self.seen
-        tickets = seen.stack.ahead.read(seen.missing.pages) if seen.missing.unread else ()
         works: list[tuple[Workers, Callable[[], None]]] = []
-        if seen.missing.unread:
+        if seen.pages.size:
+            tickets = seen.stack.ahead.read(seen.pages)
             works.append((readers, lambda: self._ended(0, lambda: seen.stack.ahead.wait(tickets))))
-        if seen.missing.remote.size:
-            seen.view, seen.held = seen.stack.views.enter(), True
+        if seen.remote.size:
+            seen.hold(self.queries)
             works.append((fetchers, lambda: self._ended(1, self._fetch)))
         self.left = len(works)
         for workers, work in works:
@@ -167,7 +217,7 @@ class Reading:
     def _fetch(self) -> None:
         seen = self.seen
         if seen.view.encoder is seen.encoder:
-            seen.fetched = seen.stack.ahead.fetch(seen.view, seen.missing.remote)
+            seen.fetched = seen.stack.ahead.fetch(seen.view, seen.remote)
 
     def _ended(self, tier: int, work: Callable[[], None]) -> None:
         """Does the work of a tier in its thread, and reports the end to the loop."""
@@ -182,9 +232,11 @@ class Reading:
         waited_s = self.took_s[tier] = clock() - self.began_s
         self.left -= 1
         if not self.left:
-            self.figures.rows_read += 1
-            self.figures.waited_s += waited_s
-            self.done(ReadSeconds(*self.took_s))
+            took_s = ReadSeconds(*self.took_s)
+            self.figures.rows_read += len(self.queries)
+            self.figures.waited_s += waited_s * len(self.queries)
+            for query in self.queries:
+                self.done(query, took_s)
 
 
 class Workers:

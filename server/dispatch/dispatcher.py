@@ -53,6 +53,8 @@ class Dispatcher:
         self._lanes = tuple(lanes)
         self._observer = observer
         self.cold_rows = cold_rows
+        self._arrived: list[Query] = []
+        """Queries whose rows have not been looked for yet, if that is done at all."""
         self._last_path: int | None = None
         self._last_was_alone = True
         self._scheduled: asyncio.Handle | None = None
@@ -132,28 +134,35 @@ class Dispatcher:
         if not control.running:
             self.attach()
             control.start(loop)
-        cold_rows = self.cold_rows
-        seen = None if cold_rows is None else cold_rows.look(self._last_path, rows)
-        if seen is not None:
-            query.misses = seen.misses
-            query.reading = any(query.misses)
         rejected = self.router.offer(query, clock(), size)
         if rejected is not None:
             raise rejection(rejected.reason, rejected.retry_header_s, budget_s)
-        query.payload = QueryPayload(rows, Pending(outbox), trace=trace, seen=seen)
-        if cold_rows is not None and seen is not None:
-            if query.reading:
-                cold_rows.read(seen, lambda took_s: self._rows_read(query, took_s))
-            else:
-                cold_rows.count_hot()
+        query.payload = QueryPayload(rows, Pending(outbox), trace=trace)
+        if self.cold_rows is not None:
+            self._arrived.append(query)
         self._schedule_dispatch()
         return query
+
+    def _look_for_rows(self, cold_rows: ColdRows) -> None:
+        """Holds the queries among those that arrived whose rows are not in memory, and has these read."""
+        arrived = [query for query in self._arrived if not query.settled]
+        self._arrived.clear()
+        for seen in cold_rows.look(self._last_path, arrived):
+            for query in seen.queries:
+                query.payload.seen = seen
+            held = []
+            for query, misses in seen.cold.items():
+                rejected = self.router.hold(query, misses, clock())
+                if rejected is None:
+                    held.append(query)
+                else:
+                    fail(query, rejection(rejected.reason, rejected.retry_header_s))
+            if held:
+                cold_rows.read(seen, held, self._rows_read)
 
     def _rows_read(self, query: Query, took_s: ReadSeconds) -> None:
         """Lets a query be executed whose missing rows have been read."""
         self.router.rows_read(query, took_s)
-        if query.settled:
-            query.payload.seen.release()
         self._schedule_dispatch()
 
     def cancel(self, query: Query, error: Exception) -> None:
@@ -232,6 +241,8 @@ class Dispatcher:
         outbox.held = True
         turns = self.turns
         try:
+            if self._arrived and self.cold_rows is not None:
+                self._look_for_rows(self.cold_rows)
             now_s = clock()
             expired = self.router.expire(now_s)
             for i in tuple(self.router.lane_order):

@@ -17,7 +17,7 @@ from polyrec.models.tiers.stack import TierStack
 from polyrec.planner.routing.query import Dispatch, Part
 from polyrec.planner.routing.router import Router
 from polyrec.server.dispatch.answer import fail
-from polyrec.server.dispatch.cold_rows import SeenRows
+from polyrec.server.dispatch.cold_rows import SeenQueries
 from polyrec.server.dispatch.control_loop import ControlLoop, clock
 from polyrec.server.dispatch.observer import ExecutedBatch, Observer
 from polyrec.server.dispatch.parts import encode_parts, scatter
@@ -249,16 +249,16 @@ class Executor:
 
 def _add_fetched(batch_view: BatchView, parts: Sequence[Part]) -> None:
     """Gives a batch the remote rows that were fetched for its queries."""
-    fetched = []
+    fetched = {}
     for part in parts:
-        seen: SeenRows | None = part.query.payload.seen
-        if seen is None or seen.fetched is None or seen.stack is not batch_view.stack:
+        seen: SeenQueries | None = part.query.payload.seen
+        if seen is None or part.query not in seen.holding or seen.stack is not batch_view.stack:
             continue
         # in another order the same numbers are other rows
-        if seen.view.order == batch_view.entered.order:
-            fetched.append(seen.fetched)
+        if seen.fetched is not None and seen.view.order == batch_view.entered.order:
+            fetched[id(seen)] = seen.fetched
     if fetched:
-        batch_view.add(fetched)
+        batch_view.add(list(fetched.values()))
 
 
 def _leave(batch_view: BatchView | None) -> None:

@@ -203,23 +203,22 @@ class DiskTier:
             self.row_cache.pins[held.kept] -= 1
             self._released.notify_all()
 
-    def missing(self, rows: I64) -> tuple[I64, int]:
-        """Returns (the distinct pages of rows that are not cached; how many of these are not staged).
+    def missing(self, rows: I64) -> tuple[I64, I64, NDArray[np.bool_]]:
+        """Returns (which rows are not cached, the pages of these, whether a batch would wait for each).
 
-        rows: int64 [n], addresses in this tier. A batch would wait for the pages that are not staged, or that
-        are being read. Cached rows are found without the lock, beside a batch that may be evicting some: an
-        outdated answer is a wrong guess that costs time, nothing else.
+        rows: int64 [n], addresses in this tier; the others [m], of such rows, pages may repeat. A batch waits
+        for pages that are not staged, or are still being read. Cached rows are found without the lock, beside
+        a batch that may be evicting some: an outdated answer is a wrong guess that costs time, nothing else.
         """
-        away = rows[self.row_cache.find(rows) == NOWHERE]
+        away = np.flatnonzero(self.row_cache.find(rows) == NOWHERE)
+        pages: I64 = rows[away] // self._slab.rows_a_page
         if not away.size:
-            return np.empty(0, np.int64), 0
-        pages: I64 = np.sort(away // self._slab.rows_a_page)
-        pages = pages[_begins(pages)]
+            return away, pages, away != 0
         with self._lock:
             self._reap()
             slots = self.staged.find(pages)
-            there = (slots != NOWHERE) & (self._ticket_of_slot[slots] == 0)
-        return pages, pages.size - int(np.count_nonzero(there))
+            waits = (slots == NOWHERE) | (self._ticket_of_slot[slots] != 0)
+        return away, pages, waits
 
     def wait(self, tickets: tuple[int, ...]) -> None:
         """Waits for reads of `prefetch`. A failed one is dropped, so that a batch reads it again."""

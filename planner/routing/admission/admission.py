@@ -30,11 +30,6 @@ def admit(state: RouterState, query: Query, now_s: float) -> float:
     rows = query.rows
     front = state.front
     left_s = query.deadline_s - now_s - (front.answer_s + front.answer_row_s * rows)
-    if query.reading:
-        # whatever the backlog, it is executed once its missing rows have been read
-        excess_s = state.reads.tail_s(query.misses) + state.service_time_s(rows, 0) - left_s
-        if excess_s > 0:
-            return excess_s
     queue = state.queue
     pieces, queued = queue.pieces, queue.rows
     rate = state.total_rate

@@ -66,13 +66,20 @@ def test_misses_are_those_of_a_row_by_row_count_and_of_the_batch(
         for _ in range(6):
             index = random.integers(0, sum(SIZES.values()), int(random.integers(0, 60)))
             missing = stack.ahead.missing(index)
-            assert (missing.unread, missing.remote.size) == counted(stack, index)
+            owner = random.integers(0, 4, index.size)
+            pages, remote = missing.counts(owner, 4)
+            for one in range(4):
+                assert (pages[one], remote[one]) == counted(stack, index[owner == one])
+            assert missing.nothing == (not pages.any() and not remote.any())
             if random.random() < 0.5:
-                stack.ahead.wait(stack.ahead.read(missing.pages))
+                owns = random.random(index.size) < 0.5
+                own_pages, own_rows = missing.of(owns)
+                assert own_rows.size == counted(stack, index[owns])[1]
+                stack.ahead.wait(stack.ahead.read(own_pages))
                 # earlier reads ahead may have left no room for all
-                assert stack.ahead.missing(index).unread <= missing.unread
+                assert counted(stack, index[owns])[0] <= own_pages.size
             before = stack.figures()
-            expected = stack.ahead.missing(index).unread
+            expected, _ = counted(stack, index)
             assert torch.equal(rows.gather(torch.from_numpy(index)), flat[torch.from_numpy(index)])
             read = stack.figures().levels["disk"].bytes - before.levels["disk"].bytes
             assert read == expected * stack.tiers.slab.page_bytes
@@ -84,7 +91,7 @@ def test_fetched_rows_are_gathered_without_the_store(server: RedisServer, tmp_pa
     stack = with_store(server, tmp_path)
     index = np.arange(2000, 3000)
     view = stack.views.enter()
-    fetched = stack.ahead.fetch(view, stack.ahead.missing(index).remote)
+    fetched = stack.ahead.fetch(view, np.unique(stack.ahead.missing(index).remote_rows))
     assert fetched is not None
     stack.views.leave(view)
     server.send("FLUSHALL")

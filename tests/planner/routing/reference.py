@@ -289,10 +289,6 @@ def admit(state: RouterState, query: Query, now_s: float) -> float:
     pieces = state.queue.pieces
     left = query.deadline_s - now_s - state.answer_s(query)
     executing = executing_rows(state, now_s)
-    if query.reading:
-        reading_s = reads_s(state, query) + state.service_time_s(query.rows, 0) - left
-        if reading_s > 0:
-            return reading_s
 
     def excess_s(ahead: int) -> float:
         backlog_s = admission.MARGIN * (ahead + executing) / state.total_rate

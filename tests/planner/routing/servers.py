@@ -65,9 +65,10 @@ class RouterDriver:
         misses: Misses = NO_MISSES,
     ) -> Query:
         query = Query(rows, self.now_s, self.now_s + budget_s, priority, required)
-        query.misses, query.reading = misses, any(misses)
         self.ends[query] = []
-        if self.router.offer(query, self.now_s) is not None:
+        if self.router.offer(query, self.now_s) is not None or (
+            any(misses) and self.router.hold(query, misses, self.now_s) is not None
+        ):
             self.ends[query].append("rejected")
         return query
 

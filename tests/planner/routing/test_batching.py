@@ -116,7 +116,6 @@ def test_admission_equals_the_reference(steps, waiting, server, policy, slow, la
     state = driver.router.state
     for rows, budget_s, priority, required, misses in waiting:
         query = Query(rows, driver.now_s, driver.now_s + budget_s, priority, required)
-        query.misses, query.reading = misses, any(misses)
         if state.usable and state.sole_inline_lane is None:
             plain = reference.admit(state, query, driver.now_s)
             excess_s = admission.admit(state, query, driver.now_s)

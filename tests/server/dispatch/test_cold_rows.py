@@ -14,6 +14,7 @@ import pytest
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.errors import FeatureError
 from polyrec.models.schema.batch import F32
+from polyrec.models.tiers.stage import fused_rows
 from polyrec.models.tiers.updates.update import TableUpdate, apply_update
 from polyrec.planner.plan import Plan
 from polyrec.planner.routing.query import Query
@@ -102,20 +103,20 @@ def test_answers_equal_those_in_memory_whatever_is_hot_or_cold(
         assert (cold is not None) == ahead
         if cold is not None:
             assert cold.figures.hot + cold.figures.cold == len(answers)
+            assert engine.serving.dispatcher.router.state.queue.rows == 0
             assert cold.figures.rows_read == cold.figures.cold > 0
         assert all(not stack.views.newest.readers for stack in engine.stacks().values())
 
 
-def pair(serving: Serving, requests: Sequence[Request]) -> tuple[Request, Request]:
+def pair(serving: Serving, bundle: Bundle, requests: Sequence[Request]) -> tuple[Request, Request]:
     """A request with all rows in memory, and one that needs the store."""
-    cold_rows = serving.tiers.cold_rows
-    assert cold_rows is not None
+    (stack,), rows = serving.tiers.distinct, fused_rows(bundle.stage())
+    assert rows is not None
     found: dict[bool, Request] = {}
     for request in requests:
-        seen = cold_rows.look(0, serving.decoder.predict(body(request)))
-        assert seen is not None
-        found.setdefault(any(seen.misses), request)
-    return found[False], found[True]
+        batch = serving.decoder.predict(body(request)).encode(bundle.encoder)
+        found.setdefault(stack.ahead.missing(rows.lookups(batch).rows()).nothing, request)
+    return found[True], found[False]
 
 
 def barely(rows: int) -> dict[str, int]:
@@ -135,7 +136,7 @@ def test_a_hot_query_overtakes_a_cold_one_whose_read_is_held_up(
 ) -> None:
     remote = {"url": store.url, "fill": True, "timeout_ms": 30_000}
     serving = opened(placed_plan(paged, tmp_path, barely, lane=lane, remote=remote)).serving
-    hot, cold = pair(serving, requests)
+    hot, cold = pair(serving, paged, requests)
 
     async def run() -> None:
         store.signal(signal.SIGSTOP)
@@ -164,7 +165,7 @@ def test_a_cold_query_makes_its_deadline_without_the_rows_that_never_come(
 ) -> None:
     remote = {"url": store.url, "fill": True, "timeout_ms": 300}
     serving = opened(placed_plan(paged, tmp_path, barely, remote=remote)).serving
-    _, cold = pair(serving, requests)
+    _, cold = pair(serving, paged, requests)
 
     async def run() -> Answer:
         store.signal(signal.SIGSTOP)
@@ -188,11 +189,12 @@ def test_a_cold_query_that_can_wait_no_longer_reads_in_its_batch(
 ) -> None:
     remote = {"url": store.url, "fill": True, "timeout_ms": 30_000}
     serving = opened(placed_plan(paged, tmp_path, barely, remote=remote)).serving
-    _, cold = pair(serving, requests)
+    _, cold = pair(serving, paged, requests)
     router = serving.dispatcher.router
 
     async def run() -> None:
         query = submit(serving, body(cold))
+        serving.dispatcher.dispatch_now()
         (until_s,) = router.state.queue.held.values()
         assert until_s < query.deadline_s
         # as if so much time had passed: its reads have not been reported yet
@@ -225,6 +227,7 @@ def test_an_update_during_the_reads_of_a_query_is_in_its_answer(
 
     async def run() -> F32:
         query = submit(serving, body(request))
+        serving.dispatcher.dispatch_now()
         held = stack.views.newest
         assert held.readers == 1
         apply_update(stack, update)
