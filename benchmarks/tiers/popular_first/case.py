@@ -181,6 +181,7 @@ async def run(
 
 def main() -> None:
     case = json.loads(sys.argv[1])
+    sys.setswitchinterval(case.get("switch_s", 0.005))
     retain_freed_memory()
     plan = Plan.model_validate_json(Path(case["plan"]).read_text())
     rows, hot = queries(plan, case)
