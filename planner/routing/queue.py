@@ -6,12 +6,14 @@ counting at once. Strict priority would let one class of clients starve the othe
 room (here) and of the lanes' time (fair_share.py) is kept for them.
 
 A query whose rows are still being read from a slow tier is held beside the pieces: what is hot must not wait
-for what is cold. It is queued when its rows are there, or when it can wait no longer.
+for what is cold. With its rows there it is ready, and queued when nothing else waits or it may wait no longer
+(holding.py).
 """
 
 from __future__ import annotations
 
 from bisect import insort
+from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -43,7 +45,7 @@ class Queue:
 
     rows: of unsettled queries. privileged_rows: of those with a priority. earliest_s: lower bound of all
     deadlines. credit_s: lane time owed to lower priorities (fair_share.py). held: queries whose rows are
-    being read, and when they are queued at the latest. release_s: lower bound of these times.
+    being read, or are ready, and when they are queued at the latest. release_s: lower bound of these times.
     """
 
     __slots__ = (
@@ -53,6 +55,7 @@ class Queue:
         "held",
         "pieces",
         "privileged_rows",
+        "ready",
         "release_s",
         "rows",
     )
@@ -63,6 +66,7 @@ class Queue:
         self.earliest_s = float("inf")
         self.credit_s = 0.0
         self.held: dict[Query, float] = {}
+        self.ready: deque[Query] = deque()
         self.release_s = float("inf")
         self._number = 0
 
@@ -104,6 +108,23 @@ class Queue:
         at = next(i for i in range(len(pieces) - 1, -1, -1) if pieces[i].query is query)
         del pieces[at]
         self._count(query, -query.rows)
+
+    def be_ready(self, query: Query, until_s: float) -> None:
+        """Records that the rows of a query are there; if it is held, at most until until_s from now on."""
+        if query in self.held:
+            self.held[query] = min(self.held[query], until_s)
+            self.release_s = min(self.release_s, self.held[query])
+            self.ready.append(query)
+
+    def release_ready(self, rows: int) -> list[Query]:
+        """Releases and returns ready queries of about so many rows, at least one if there is any."""
+        released: list[Query] = []
+        while self.ready and rows > 0:
+            query = self.ready.popleft()
+            if self.release(query):
+                released.append(query)
+                rows -= query.rows
+        return released
 
     def release(self, query: Query) -> bool:
         """Removes a held query; False if it is not held, or settled. The caller pushes it."""

@@ -17,7 +17,7 @@ from polyrec.planner.routing.admission.reading_round import ReadingRound
 from polyrec.planner.routing.decision import decide, other_usable_lanes
 from polyrec.planner.routing.dispatching import complete, dispatch_batch
 from polyrec.planner.routing.explanation import Explanation, RouterSnapshot
-from polyrec.planner.routing.holding import hold
+from polyrec.planner.routing.holding import be_ready, hold, queue_ready
 from polyrec.planner.routing.lanes.breaker import CLOSED, OPEN, BreakerState
 from polyrec.planner.routing.lanes.lane import LaneState
 from polyrec.planner.routing.latency.front_cost import LoopTime
@@ -120,11 +120,10 @@ class Router:
         return hold(self.state, query, misses, now_s)
 
     def rows_read(self, query: Query, took_s: ReadSeconds) -> None:
-        """Records that the missing rows of a query have been read; it is queued if it was held for them."""
+        """Records that the missing rows of a query have been read: it is ready."""
         query.reading = False
         self.state.reads.observe(query.misses, took_s)
-        if self.state.queue.release(query):
-            self._push(query, 0, query.rows)
+        be_ready(self.state, query)
 
     def _overload(self, query: Query, excess_s: float, size: float) -> Rejection:
         """Makes the rejection of a query, and records it for the others of the reading round."""
@@ -147,7 +146,9 @@ class Router:
         state = self.state
         lane_state = state.lanes[lane]
         lane_state.recheck_s = INF
-        if lane_state.in_flight is not None or not lane_state.alive or not state.queue.pieces:
+        if lane_state.in_flight is not None or not lane_state.alive:
+            return None
+        if not (state.queue.pieces or queue_ready(state, self.policy.fifo)):
             return None
         choice, is_probe = decide(state, self.policy, lane_state, now_s)
         if choice is None:

@@ -111,9 +111,9 @@ async def open_loop(
             finished.set()
 
     for number, due_s in enumerate(due.tolist()):
-        wait_s = due_s - clock()
-        # as a server does: sleeps until something comes, and reads all that has come
-        await asyncio.sleep(wait_s if wait_s > 0 else 0)
+        # as a server does: sleeps until something comes, and reads all that has come before it executes
+        if due_s > clock():
+            await asyncio.sleep(max(due_s - clock(), 0))
         i = (first + number) % len(rows)
         try:
             pending = dispatcher.submit(rows[i], due_s, budget_s).payload.answer

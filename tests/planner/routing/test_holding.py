@@ -33,13 +33,29 @@ def test_a_hot_query_is_dispatched_before_a_cold_one_with_an_earlier_deadline():
     assert not driver.dispatches[1].waits
 
 
-def test_cold_queries_that_are_ready_merge_with_hot_ones_in_order_of_deadline():
+def test_hot_queries_pass_ready_ones_which_follow_together_when_nothing_else_waits():
     driver = one_lane()
-    queries = [driver.offer(10, 0.05 + 0.01 * i, misses=Misses(i % 2)) for i in range(6)]
-    for query in queries:
+    cold = [driver.offer(10, 0.05 + 0.01 * i, misses=COLD) for i in range(3)]
+    hot = [driver.offer(10, 0.2) for _ in range(2)]
+    for query in cold:
         driver.read(query)
+    batches = []
+    for _ in range(2):
+        driver.turn()
+        batches.append([part.query for part in driver.dispatches[-1].parts])
+        driver.done(0)
+    assert batches == [hot, cold]
+
+
+def test_a_ready_query_is_passed_for_half_its_budget_only():
+    driver = one_lane()
+    cold = driver.offer(10, 0.05, misses=COLD)
+    driver.read(cold)
+    driver.offer(10, 0.2)
+    driver.now_s = 0.025
+    assert driver.router.wake_s() == driver.now_s
     driver.turn()
-    assert [part.query for part in driver.dispatches[0].parts] == queries
+    assert driver.dispatches[0].parts[0].query is cold
 
 
 def test_a_query_is_queued_while_its_deadline_still_allows_to_execute_it():

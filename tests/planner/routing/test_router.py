@@ -52,7 +52,7 @@ def consistent(driver: RouterDriver) -> None:
     assert queue.rows == sum(piece.rows for piece in queue.unsettled()) + sum(query.rows for query in held)
     privileged = [piece.rows for piece in queue.unsettled() if piece.query.priority]
     assert queue.privileged_rows == sum(privileged) + sum(query.rows for query in held if query.priority)
-    assert all(query.reading and query.dispatched_rows == 0 for query in held)
+    assert all(query.dispatched_rows == 0 for query in held)
     assert not any(piece.query in queue.held for piece in queue.pieces)
     waiting: dict[Query, int] = {}
     for piece in queue.unsettled():
