@@ -16,6 +16,7 @@ from polyrec.models.embeddings.lookups import FusedRows
 from polyrec.models.embeddings.stage import Stage
 from polyrec.models.embeddings.table import TableStage
 from polyrec.models.errors import RuntimeUnavailable
+from polyrec.models.schema.batch import Batch
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.tiers.opening import open_stack, rows_of_weight
 from polyrec.models.tiers.row_format import RowFormat
@@ -112,6 +113,17 @@ def fused_rows(stage: Stage) -> FusedRows | None:
     """Returns what finds the rows of a batch in the fused weight; None if a stage computes its vectors."""
     part = stage.table if isinstance(stage, HybridStage) else stage
     return part.rows if isinstance(part, TableStage) else None
+
+
+def prefetch(stage: Stage, batch: Batch) -> int:
+    """Starts reading the rows of a queued batch from the file; returns the number of pages.
+
+    Does not wait, and may be called from any thread. Does nothing without a disk tier.
+    """
+    rows, fused = tiered_rows(stage), fused_rows(stage)
+    if rows is None or fused is None or rows.stack.tiers.disk is None:
+        return 0
+    return rows.prefetch(fused.lookups(batch).rows())
 
 
 def _storing(stage: Stage | nn.Module) -> TableStage | ComputedStage:

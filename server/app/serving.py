@@ -221,6 +221,7 @@ def _open(
             encoders,
             observer,
             [stacks.get(p.name) for p in paths],
+            tiers.prefetcher,
             tiers.cold_rows,
         )
     )

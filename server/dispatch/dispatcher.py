@@ -25,6 +25,7 @@ from polyrec.server.dispatch.control_loop import ControlLoop
 from polyrec.server.dispatch.control_loop import clock as clock
 from polyrec.server.dispatch.executor import Executor
 from polyrec.server.dispatch.observer import Observer
+from polyrec.server.dispatch.prefetcher import Prefetcher
 from polyrec.server.dispatch.shared_time import LaneTurns, SharedTime
 from polyrec.server.dispatch.supervisor import LaneSupervisor
 from polyrec.server.errors import DeadlinePassed, NotReady, Overloaded, RequestError
@@ -36,7 +37,8 @@ class Dispatcher:
     """Executes queries on the lanes of one plan. Used from one event loop only.
 
     encoders: one for each path. paths: their names, as the lanes know them. stacks: the tiers of each path,
-    None where all its rows are in memory. cold_rows: reads rows of slow tiers for waiting queries.
+    None where all its rows are in memory. prefetcher: reads rows from disk for waiting queries.
+    cold_rows: in its place, finds and holds queries whose rows are in slow tiers.
     """
 
     def __init__(
@@ -47,11 +49,13 @@ class Dispatcher:
         encoders: Sequence[Encoder],
         observer: Observer,
         stacks: Sequence[TierStack | None] = (),
+        prefetcher: Prefetcher | None = None,
         cold_rows: ColdRows | None = None,
     ) -> None:
         self.router = router
         self._lanes = tuple(lanes)
         self._observer = observer
+        self._prefetcher = prefetcher
         self.cold_rows = cold_rows
         self._arrived: list[Query] = []
         """Queries whose rows have not been looked for yet, if that is done at all."""
@@ -140,6 +144,8 @@ class Dispatcher:
         query.payload = QueryPayload(rows, Pending(outbox), trace=trace)
         if self.cold_rows is not None:
             self._arrived.append(query)
+        elif self._prefetcher is not None and None not in self._executor.active:
+            self._prefetcher.request(self._last_path, rows)
         self._schedule_dispatch()
         return query
 

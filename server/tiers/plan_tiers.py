@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from polyrec.models.tiers.updates.drift import Drift
 from polyrec.planner.placement import DIRECTORY, PlacedPath, Placement
 from polyrec.planner.plan import Plan, PlanError, PlannedPath
 from polyrec.server.dispatch.cold_rows import ColdRows
+from polyrec.server.dispatch.prefetcher import Prefetcher
 from polyrec.server.tiers.drift import DriftFollower, OnMoves
 from polyrec.server.tiers.update_store import UpdateStore
 
@@ -42,11 +43,13 @@ class TierSet:
 
     stacks: by path, for paths with rows in tiers; paths of one bundle on a device share a stack.
     changes: updates of those rows, by path; they outlive the tiers.
-    cold_rows: reads rows of slow tiers ahead, if there are any. drift: reorders rows, if enabled.
+    prefetcher: reads pages for waiting queries, if any row is on disk. cold_rows: in its place, holds queries
+    whose rows are in slow tiers, if the plan wants that. drift: reorders rows, if enabled.
     """
 
     stacks: dict[str, TierStack] = field(default_factory=dict)
     changes: dict[str, Changes] = field(default_factory=dict)
+    prefetcher: Prefetcher | None = None
     cold_rows: ColdRows | None = None
     drift: DriftFollower | None = None
     closing: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -65,6 +68,8 @@ class TierSet:
         with self.closing:
             if self.drift is not None:
                 self.drift.close()
+            if self.prefetcher is not None:
+                self.prefetcher.close()
             if self.cold_rows is not None:
                 self.cold_rows.close()
             for stack in self.distinct:
@@ -191,6 +196,7 @@ def _add_background_work(
 ) -> None:
     """Adds reading ahead and drift following where the plan wants them."""
     slow: dict[int, tuple[TierStack, Bundle]] = {}
+    on_disk: dict[int, tuple[TierStack, Bundle]] = {}
     drifts: dict[str, Drift] = {}
     seen: list[TierStack] = []
     for i, planned in enumerate(plan.paths):
@@ -198,8 +204,15 @@ def _add_background_work(
         if stack is None:
             continue
         bundle = bundles[planned.bundle]
-        if placement.prefetch and stack.waits:
+        if placement.popular_first and stack.waits:
             slow[i] = stack, bundle
+        # an inline lane has executed a query before anything could be prefetched for it
+        elif (
+            placement.prefetch
+            and stack.tiers.disk is not None
+            and "inline" not in _kinds(plan, planned.device)
+        ):
+            on_disk[i] = stack, bundle
         if placement.drift_s is None or any(stack is other for other in seen):
             continue
         seen.append(stack)
@@ -209,5 +222,11 @@ def _add_background_work(
             drifts[planned.name] = Drift(stack, placement.drift_memory, every=placement.drift_every)
     if slow:
         tier_set.cold_rows = ColdRows(slow)
+    if on_disk:
+        tier_set.prefetcher = Prefetcher(on_disk)
     if drifts and placement.drift_s is not None:
         tier_set.drift = DriftFollower(drifts, placement.drift_s, on_moves)
+
+
+def _kinds(plan: Plan, device: str) -> Sequence[str]:
+    return [lane.kind for lane in plan.all_lanes() if lane.device == device]

@@ -72,7 +72,7 @@ def test_answers_equal_those_in_memory_whatever_is_hot_or_cold(
                 lane=lane,
                 lanes=1 if lane == "inline" else 2,
                 **({"remote": remote} if seed else {}),
-                prefetch=ahead,
+                popular_first=ahead,
             )
         )
         for ahead in (True, False)
@@ -135,7 +135,9 @@ def test_a_hot_query_overtakes_a_cold_one_whose_read_is_held_up(
     tmp_path: Path,
 ) -> None:
     remote = {"url": store.url, "fill": True, "timeout_ms": 30_000}
-    serving = opened(placed_plan(paged, tmp_path, barely, lane=lane, remote=remote)).serving
+    serving = opened(
+        placed_plan(paged, tmp_path, barely, lane=lane, remote=remote, popular_first=True)
+    ).serving
     hot, cold = pair(serving, paged, requests)
 
     async def run() -> None:
@@ -164,7 +166,7 @@ def test_a_cold_query_makes_its_deadline_without_the_rows_that_never_come(
     tmp_path: Path,
 ) -> None:
     remote = {"url": store.url, "fill": True, "timeout_ms": 300}
-    serving = opened(placed_plan(paged, tmp_path, barely, remote=remote)).serving
+    serving = opened(placed_plan(paged, tmp_path, barely, remote=remote, popular_first=True)).serving
     _, cold = pair(serving, paged, requests)
 
     async def run() -> Answer:
@@ -188,7 +190,7 @@ def test_a_cold_query_that_can_wait_no_longer_reads_in_its_batch(
     tmp_path: Path,
 ) -> None:
     remote = {"url": store.url, "fill": True, "timeout_ms": 30_000}
-    serving = opened(placed_plan(paged, tmp_path, barely, remote=remote)).serving
+    serving = opened(placed_plan(paged, tmp_path, barely, remote=remote, popular_first=True)).serving
     _, cold = pair(serving, paged, requests)
     router = serving.dispatcher.router
 
@@ -216,7 +218,7 @@ def test_an_update_during_the_reads_of_a_query_is_in_its_answer(
     tmp_path: Path,
 ) -> None:
     remote = {"url": store.url, "fill": True, "timeout_ms": 30_000}
-    plan = placed_plan(paged, tmp_path, lambda n: {"remote": n}, remote=remote)
+    plan = placed_plan(paged, tmp_path, lambda n: {"remote": n}, remote=remote, popular_first=True)
     engine = opened(plan)
     serving, stack = engine.serving, engine.stacks()["table@cpu"]
     request = requests[0]
@@ -244,7 +246,7 @@ def test_an_update_during_the_reads_of_a_query_is_in_its_answer(
 def test_a_query_that_cannot_be_encoded_fails_alone(
     opened: Callable[[Plan], Engine], paged: Bundle, requests: list[Request], tmp_path: Path
 ) -> None:
-    serving = opened(placed_plan(paged, tmp_path, lambda n: {"disk": n})).serving
+    serving = opened(placed_plan(paged, tmp_path, lambda n: {"disk": n}, popular_first=True)).serving
 
     async def run() -> None:
         queries = [submit(serving, body(request)) for request in requests[:5]]

@@ -143,7 +143,7 @@ def test_a_placement_that_keeps_all_rows_in_memory_opens_no_tiers(
 ) -> None:
     engine = opened(placed_plan(paged, tmp_path, lambda rows: {"host": rows}))
     assert not engine.stacks()
-    assert engine.serving.tiers.cold_rows is None
+    assert engine.serving.tiers.prefetcher is None
 
 
 def test_paths_of_one_bundle_share_its_tiers_and_a_whole_one_makes_them_needless(
