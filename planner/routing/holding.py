@@ -5,10 +5,6 @@ read, and lanes execute others. With its rows there, a batch of it still takes l
 enter the cache; so it is queued when a lane is free and nothing else waits, or after half of its budget.
 While its rows are not there, it is queued when its deadline barely allows to execute it, and its batch waits
 for what is missing. One that the reads alone would make late is rejected.
-
-Holding costs a wake-up of a thread and a turn of the loop. Where the disk is so fast that a batch waits no
-longer for its reads than that, queries stay in the queue: their reads are started, and a batch waits. Some
-are held nevertheless, so that it is known how long reads take.
 """
 
 from __future__ import annotations
@@ -24,14 +20,11 @@ PASSED_SHARE = 0.5
 
 
 def hold(state: RouterState, query: Query, misses: Misses, now_s: float) -> Rejection | None:
-    """Takes a query out of the queue, to hold it as long as its deadline allows; then it is `reading`.
+    """Takes a query out of the queue, to hold it as long as its deadline allows.
 
-    Leaves it there if its reads are short. Settles and rejects it if the reads alone make it late.
+    Settles and rejects it if the reads alone make it late.
     """
     queue = state.queue
-    if not misses.remote and state.reads.are_short(misses):
-        query.misses = misses
-        return None
     queue.take(query)
     query.misses, query.reading = misses, True
     needed_s = state.service_time_s(query.rows, 0) + state.answer_s(query)

@@ -70,11 +70,6 @@ class Queue:
         self.release_s = float("inf")
         self._number = 0
 
-    @property
-    def waits(self) -> bool:
-        """Whether a lane could take anything."""
-        return bool(self.pieces or self.ready)
-
     def excess_rows(self, rows: int, privileged: bool, max_rows: int) -> int:
         """Rows by which `rows` more exceed the limit; 0 or less: there is room.
 

@@ -87,8 +87,8 @@ class SeenQueries:
 class ColdRowFigures:
     """Counters since the start.
 
-    hot, cold: queries. pages, remote: that cold ones missed. waited_s: of those that were held, until their
-    reads were done; rows_read: of how many they are.
+    hot, cold: queries. pages, remote: that cold ones missed. waited_s: until their reads were done;
+    rows_read: cold queries of which they are.
     """
 
     hot: int = 0
@@ -159,17 +159,10 @@ class ColdRows:
         return [seen]
 
     def read(self, seen: SeenQueries, queries: Sequence[Query], done: OnRead) -> None:
-        """Starts reading what cold ones of the seen queries miss from the disk.
-
-        For `queries`, which are held for their rows, what they miss from the store as well; then `done` is
-        called for each of them, on the running loop.
-        """
-        if queries:
-            Reading(seen, queries, self.figures, done, asyncio.get_running_loop()).begin(
-                self._readers, self._fetchers
-            )
-        elif seen.pages.size:
-            seen.stack.ahead.read(seen.pages)
+        """Starts reading what cold queries miss, and calls `done` for each on the running loop."""
+        Reading(seen, queries, self.figures, done, asyncio.get_running_loop()).begin(
+            self._readers, self._fetchers
+        )
 
     def close(self) -> None:
         """Ends the threads, after the reads in progress."""

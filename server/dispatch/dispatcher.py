@@ -159,11 +159,12 @@ class Dispatcher:
             held = []
             for query, misses in seen.cold.items():
                 rejected = self.router.hold(query, misses, clock())
-                if rejected is not None:
-                    fail(query, rejection(rejected.reason, rejected.retry_header_s))
-                elif query.reading:
+                if rejected is None:
                     held.append(query)
-            cold_rows.read(seen, held, self._rows_read)
+                else:
+                    fail(query, rejection(rejected.reason, rejected.retry_header_s))
+            if held:
+                cold_rows.read(seen, held, self._rows_read)
 
     def _rows_read(self, query: Query, took_s: ReadSeconds) -> None:
         """Lets a query be executed whose missing rows have been read."""

@@ -76,7 +76,7 @@ class SharedTime:
             return
         self.machine.leave(turns.model)
         for other in self._turns.values():
-            if other.model.router.state.queue.waits:
+            if other.model.router.state.queue.pieces:
                 other.wake()
 
     def ended(self, model: SharingModel, dispatch: Dispatch, took_s: float) -> None:

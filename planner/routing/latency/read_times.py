@@ -17,10 +17,6 @@ from polyrec.planner.routing.query import Misses
 
 MEMORY_S, UNCONFIRMED_S = 5.0, 2.0
 """Time constants of forgetting: of observations, and of seconds that no read confirms."""
-SHORT_S = 0.003
-"""Reads that a batch may wait for, in the tail: as long as it takes two threads to hand the reads over."""
-SAMPLED = 32
-"""One of so many short reads is observed."""
 LEAST_WEIGHT = 1e-3
 LEAST_S = 1e-6
 TAIL_STEP = 0.1
@@ -39,10 +35,9 @@ class ReadSeconds(NamedTuple):
 class ReadTimes:
     """The read times of all tiers."""
 
-    __slots__ = ("_asked", "_tiers")
+    __slots__ = ("_tiers",)
 
     def __init__(self) -> None:
-        self._asked = 0
         self._tiers = tuple(TierReads() for _ in Misses._fields)
 
     def observe(self, misses: Misses, took_s: ReadSeconds) -> None:
@@ -57,11 +52,6 @@ class ReadTimes:
             (tier.tail_s(count) for tier, count in zip(self._tiers, misses, strict=True) if count),
             default=0.0,
         )
-
-    def are_short(self, misses: Misses) -> bool:
-        """Whether a batch may as well wait for these reads; now and then False, so that they are observed."""
-        self._asked += 1
-        return self._asked % SAMPLED != 0 and 0.0 < self.tail_s(misses) < SHORT_S
 
     def tick(self, passed_s: float) -> None:
         """Forgets, passed_s after the last tick."""

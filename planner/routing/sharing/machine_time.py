@@ -60,16 +60,14 @@ class SharingModel:
     def contender(self, now_s: float) -> Contender[SharingModel]:
         """Its claim to the next turn; its queue is not empty."""
         state = self.router.state
-        queue = state.queue
-        head = queue.pieces[0].query if queue.pieces else queue.ready[0]
-        rows = queue.pieces[0].rows if queue.pieces else head.rows
-        start_s = head.deadline_s - state.service_time_s(rows, 0)
+        head = state.queue.pieces[0]
+        start_s = head.query.deadline_s - state.service_time_s(head.rows, 0)
         return Contender(self, start_s, TOLERATED_SHARE * state.observed.budget_s)
 
     def waits_in(self, pool: SharedPool) -> bool:
         """Whether it has waiting work and a free lane in a pool."""
         state = self.router.state
-        if not state.queue.waits:
+        if not state.queue.pieces:
             return False
         return any(
             own is pool and lane.alive and lane.in_flight is None
@@ -147,7 +145,7 @@ class MachineTime:
             return False
         state = model.router.state
         rivals = [m for m in pool.models if m is not model and m.scheduled and m.waits_in(pool)]
-        if not rivals or not state.queue.waits:
+        if not rivals or not state.queue.pieces:
             return True
         first = pool.turns.choose([m.contender(now_s) for m in (model, *rivals)])
         if first is model:
@@ -165,7 +163,7 @@ class MachineTime:
         if pool is not None:
             pool.started += 1
             pool.turns.charge(
-                model, dispatch.median_s, [m for m in pool.models if m.router.state.queue.waits]
+                model, dispatch.median_s, [m for m in pool.models if m.router.state.queue.pieces]
             )
 
     def ended(self, model: SharingModel, dispatch: Dispatch, took_s: float) -> tuple[SharingModel, ...]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from polyrec.planner.routing.latency.read_times import SAMPLED, ReadSeconds
+from polyrec.planner.routing.latency.read_times import ReadSeconds
 from polyrec.planner.routing.query import Misses
 from tests.planner.routing.servers import RouterDriver, cpu_lanes, router
 
@@ -137,18 +137,3 @@ def test_a_held_query_survives_a_change_of_policy():
     driver.read(cold)
     driver.turn()
     assert [part.query for part in driver.dispatches[0].parts] == [cold]
-
-
-def test_a_query_with_short_reads_stays_in_the_queue_but_some_are_observed():
-    driver = one_lane()
-    observed(driver, 1e-4, times=500)
-    queries = [driver.offer(1, 1.0, misses=COLD) for _ in range(2 * SAMPLED)]
-    assert len(driver.router.state.queue.held) == 2
-    assert sum(query.reading for query in queries) == 2
-    assert all(query.misses == COLD for query in queries)
-
-
-def test_a_query_with_rows_in_a_store_is_held_however_short_its_reads():
-    driver = one_lane()
-    observed(driver, 1e-4, times=500)
-    assert driver.offer(1, 1.0, misses=Misses(20, 1)).reading
