@@ -1,1 +1,1 @@
-"""Popular first in serving: all-hot queries beside cold ones, against all rows in memory and older code."""
+"""Popular first in serving: all-hot queries beside cold ones, with it, without it, and all in memory."""

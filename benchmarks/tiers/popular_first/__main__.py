@@ -1,13 +1,13 @@
 """All-hot queries of a server that holds an eighth of its model, beside queries with rows on disk.
 
-    /tmp/quiet python -m benchmarks.tiers.popular_first --json docs/results/popular-first.json
+    python -m benchmarks.tiers.popular_first --json docs/results/popular-first.json
 
 Makes a model in Criteo's shape (benchmarks/tiers/serving.py) and three cases that take turns, each in a
-process of its own: all rows in memory, an eighth of them, and an eighth with the code of another checkout
-(--before, such as a worktree of the parent commit). A share of the queries is all-hot: drawn by Zipf's law
-from the ranks that the static prefix holds. The others are drawn from all ranks. Each case is measured in a
-closed loop (rows/s), then with Poisson arrivals at --load of what the slowest tiered case did in its first
-turn. In process, without sockets: the difference is the dispatcher's and the tiers'.
+process of its own: all rows in memory, and an eighth of them with `popular_first` and without (reading ahead
+for queries that wait for a busy lane). A share of the queries is all-hot: drawn by Zipf's law from the eighth
+of what memory holds that is hottest. The others are drawn from all ranks. Each case is measured in a closed
+loop (rows/s), then with Poisson arrivals at --load of what the slower tiered case did in its first turn. In
+process, without sockets: the difference is the dispatcher's and the tiers'.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ SHARE = 8
 """The model's bytes over those of its memory."""
 
 
-def one(case: dict[str, Any], checkout: Path) -> dict[str, Any]:
+def one(case: dict[str, Any]) -> dict[str, Any]:
+    """Runs a case in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.tiers.popular_first.case", json.dumps(case)]
-    environment = os.environ | {"PYTHONPATH": str(checkout)}
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, cwd=checkout, env=environment)
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
@@ -71,40 +71,38 @@ def main() -> int:
     add("--open-s", type=float, default=6.0, help="of Poisson arrivals (6)")
     add("--turns", type=int, default=3)
     add("--lane", default="thread", choices=["thread", "inline", "process"])
-    add("--before", type=Path, help="a checkout of earlier code, with its benchmarks.tiers.popular_first")
     add("--directory", type=Path, default=Path("/var/tmp"), help="a real disk; the model is kept there")
     add("--json", type=Path)
     args = parser.parse_args()
-    here = Path(__file__).resolve().parents[3]
     model = args.directory / f"popular-first-{args.large_rows}-{args.exponent:g}"
     bundle = load_bundle(model) if model.exists() else bundle_of(model, args.large_rows, args.exponent)
     memory = bundle.bytes // SHARE
     latency = measure(open_runtime("onnx", bundle), bundle.encoder)
     with tempfile.TemporaryDirectory(dir=args.directory) as made:
         plans = {}
-        for name, budget in (("memory", None), ("tiers", memory)):
+        for name, budget in (("memory", None), ("popular first", memory), ("read ahead", memory)):
             plan = plan_of(bundle, args.directory, budget, True)
+            if plan.placement is not None:
+                placement = plan.placement.model_copy(update={"popular_first": name == "popular first"})
+                plan = plan.model_copy(update={"placement": placement})
             lane = plan.lanes[0].model_copy(update={"kind": args.lane})
             path = plan.paths[0].model_copy(update={"latency": latency})
-            plans[name] = Path(made) / f"{name}.json"
+            plans[name] = Path(made) / f"{name.replace(' ', '-')}.json"
             save_plan(plan.model_copy(update={"lanes": (lane,), "paths": (path,)}), plans[name])
-        cases = [("memory", "memory", here), ("popular first", "tiers", here)]
-        if args.before:
-            cases.append(("before", "tiers", args.before))
         base = {
             "rows": args.rows, "exponent": args.exponent, "hot_share": args.hot_share,
             "hot_rows": hot_rows(bundle, memory), "seconds": args.seconds, "open_s": args.open_s,
             "budget_s": args.budget_ms / 1e3, "warm_s": 2.0,
         }  # fmt: skip
-        results: dict[str, list[dict[str, Any]]] = {name: [] for name, _, _ in cases}
+        results: dict[str, list[dict[str, Any]]] = {name: [] for name in plans}
         rate = 0.0
         for turn in range(-1, args.turns):
-            for name, plan, checkout in cases:
-                case = base | {"plan": str(plans[plan]), "seed": turn + 1, "rate_rows_s": rate or 100.0}
+            for name, plan in plans.items():
+                case = base | {"plan": str(plan), "seed": turn + 1, "rate_rows_s": rate or 100.0}
                 if turn < 0:
                     # only for the load
                     case |= {"open_s": 0.2}
-                found = one(case, checkout)
+                found = one(case)
                 if turn >= 0:
                     results[name].append(found)
                     print(
@@ -115,10 +113,10 @@ def main() -> int:
                         flush=True,
                     )
                 else:
-                    results.setdefault("first", []).append(found | {"plan": plan})
+                    results.setdefault("first", []).append(found | {"name": name})
             if turn < 0:
                 first = results.pop("first")
-                rate = args.load * min(f["rows_per_s"] for f in first if f["plan"] == "tiers")
+                rate = args.load * min(f["rows_per_s"] for f in first if f["name"] != "memory")
         report(results, rate, args.json, vars(args))
     return 0
 
