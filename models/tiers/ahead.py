@@ -27,7 +27,7 @@ clock = time.perf_counter
 
 @dataclass(frozen=True, slots=True)
 class MissingRows:
-    """What rows need from slow tiers, by look-up.
+    """The look-ups of rows that slow tiers have.
 
     filed: int64 [n], look-ups of the disk tier that are not cached; pages: of each; waits: bool [n], whether
     a batch would wait for that page. remote: int64 [m], look-ups of the remote store; remote_rows: of the

@@ -43,7 +43,7 @@ class RejectReason(StrEnum):
 
 
 class Misses(NamedTuple):
-    """What must be read before a query executes: pages of the disk tier, rows of the remote store."""
+    """The reads that a query needs before it executes: pages of the disk tier, rows of the remote store."""
 
     disk: int = 0
     remote: int = 0

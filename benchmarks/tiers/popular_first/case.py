@@ -133,8 +133,8 @@ def quantiles_ms(took: list[float]) -> dict[str, float]:
 
 
 def tail_errors(batches: list[tuple[int, float, float]]) -> dict[str, float]:
-    """How well predicted tails fit: the quantile loss at 0.99 over the mean batch time, and the share of the
-    batches that took longer than predicted."""
+    """Returns how well predicted tails fit: the quantile loss at 0.99, also over the mean batch time, and the
+    share of the batches that took longer than predicted."""
     _, tail, took = np.array(batches).T
     beyond = took - tail
     loss = np.where(beyond > 0, 0.99 * beyond, -0.01 * beyond)

@@ -1,4 +1,4 @@
-"""What is hot does not wait for what is cold, and every answer is that of all rows in memory."""
+"""Holding of cold queries: hot ones do not wait for them, and answers are those of all rows in memory."""
 
 from __future__ import annotations
 
