@@ -85,7 +85,8 @@ class Placement(Strict):
     """Memories and paths of a plan, and settings of the disk and remote tiers.
 
     directory: of the disk tiers' files, DIRECTORY if None; relative to the plan file. remote: the store of
-    remote rows. prefetch: whether pages of waiting queries are prefetched. drift_s: seconds between
+    remote rows. prefetch: whether pages of waiting queries are prefetched. popular_first: whether those with
+    rows on disk or in the store are held while these are read. drift_s: seconds between
     reorderings of rows by observed accesses; None: the order stays. drift_every: of so many batches one is
     observed. drift_memory: weight of earlier accesses, in look-ups; None: as many as calibration counted.
     """
@@ -95,6 +96,7 @@ class Placement(Strict):
     directory: Path | None = None
     remote: RemoteStore | None = None
     prefetch: bool = True
+    popular_first: bool = False
     drift_s: Seconds | None = None
     drift_every: Annotated[int, Field(ge=1)] = 16
     drift_memory: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None

@@ -110,7 +110,7 @@ def in_memory(m: GeneratedModel) -> torch.Tensor:
 
 
 class Prefetcher:
-    """Reads ahead for the lane in a thread, as server/dispatch/prefetcher.py does, on the other cores.
+    """Reads ahead for the lane in a thread, on the other cores.
 
     It is handed batches when the dense net begins, which needs no interpreter: two threads that look rows up
     at the same time would wait for each other's Python.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -119,7 +120,9 @@ class TieredRows:
 
     def prefetch(self, rows: I64) -> int:
         """Starts reading the rows of a queued batch from the file; returns the number of pages."""
-        return self.stack.prefetch(rows)
+        missing = self.stack.ahead.missing(rows)
+        self.stack.ahead.read(np.unique(missing.pages))
+        return np.unique(missing.pages[missing.waits]).size
 
     def take_fallbacks(self) -> int:
         """Returns and resets the number of rows that the remote store did not answer."""

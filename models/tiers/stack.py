@@ -23,6 +23,7 @@ from torch import Tensor
 from polyrec.models.schema.batch import I64
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.vocabulary import Value
+from polyrec.models.tiers.ahead import RowsAhead
 from polyrec.models.tiers.disk.disk import DiskTier
 from polyrec.models.tiers.figures import Counters, Figures
 from polyrec.models.tiers.layout import DEVICE, DISK, HOST, REMOTE, RowLocations
@@ -78,6 +79,7 @@ class TierStack:
         self.sample = Sample()
         self._count = threading.Lock()
         self._gathers = Gathers()
+        self.ahead = RowsAhead(tiers, self._gathers, self._counters)
         self.releaser = None
         if tiers.prefix is not None:
             self.releaser = PrefixReleaser(tiers, self._gathers, self._writer.moving)
@@ -238,8 +240,12 @@ class TierStack:
         """
         remote = self.tiers.remote
         away = np.flatnonzero(where.tier == REMOTE) if remote is not None else where.local[:0]
+        if view.staged is not None:
+            away = np.setdiff1d(away, view.staged.find(where.rows)[0], assume_unique=True)
         if remote is None or not away.size:
             self._stored(counters, where, out)
+            if view.staged is not None:
+                view.staged.over(where.rows, out)
             return where.local[:0]
         start = clock()
         remote_rows = where.at(away)
@@ -254,6 +260,8 @@ class TierStack:
         gathered = clock()
         values, found = remote.receive(pending)
         out.index_copy_(0, torch.from_numpy(away), torch.from_numpy(values).view(self.tiers.row_format.unit))
+        if view.staged is not None:
+            view.staged.over(where.rows, out)
         with self._count:
             counters.seconds["remote"] += clock() - gathered + sent - start
             counters.miss(remote_rows.segment[~found])
@@ -312,17 +320,6 @@ class TierStack:
         start = clock()
         self.tiers.slab.gather(addresses, out)
         counters.seconds["host"] += clock() - start
-
-    def prefetch(self, rows: I64) -> int:
-        """Starts reading a queued batch's rows from the file; returns the number of pages. Does not wait."""
-        disk = self.tiers.disk
-        if disk is None:
-            return 0
-        where = self.tiers.locate(rows)
-        below = where.local[where.tier == DISK]
-        pages = disk.prefetch(below) if below.size else 0
-        self._counters.prefetched += pages
-        return pages
 
     def update(self, rows: I64, values: Bytes, encoder: Encoder | None = None) -> None:
         """Updates rows, see Writer."""

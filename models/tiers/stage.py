@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from polyrec.models.embeddings.computed import ComputedStage, HybridStage
+from polyrec.models.embeddings.lookups import FusedRows
 from polyrec.models.embeddings.stage import Stage
 from polyrec.models.embeddings.table import TableStage
 from polyrec.models.errors import RuntimeUnavailable
@@ -108,16 +109,21 @@ def tiered_rows(stage: Stage) -> TieredRows | None:
     return store if isinstance(store, TieredRows) else None
 
 
+def fused_rows(stage: Stage) -> FusedRows | None:
+    """Returns what finds the rows of a batch in the fused weight; None if a stage computes its vectors."""
+    part = stage.table if isinstance(stage, HybridStage) else stage
+    return part.rows if isinstance(part, TableStage) else None
+
+
 def prefetch(stage: Stage, batch: Batch) -> int:
     """Starts reading the rows of a queued batch from the file; returns the number of pages.
 
     Does not wait, and may be called from any thread. Does nothing without a disk tier.
     """
-    rows = tiered_rows(stage)
-    if rows is None or rows.stack.tiers.disk is None:
+    rows, fused = tiered_rows(stage), fused_rows(stage)
+    if rows is None or fused is None or rows.stack.tiers.disk is None:
         return 0
-    part = stage.table if isinstance(stage, HybridStage) else stage
-    return rows.prefetch(part.rows.lookups(batch).rows()) if isinstance(part, TableStage) else 0
+    return rows.prefetch(fused.lookups(batch).rows())
 
 
 def _storing(stage: Stage | nn.Module) -> TableStage | ComputedStage:

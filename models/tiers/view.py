@@ -21,7 +21,8 @@ from polyrec.models.tiers.updates.delta import UpdateLayer
 @dataclass(slots=True, eq=False)
 class View:
     """order: number of the order, from 0. encoder: with the vocabularies of this order, or None.
-    remote_ids: int64 [remote rows], the stable id of each remote row. layers: oldest first.
+    remote_ids: int64 [remote rows], the stable id of each remote row. layers: oldest first. staged: remote
+    rows that were fetched for one batch (ahead.py), below the layers.
     """
 
     order: int
@@ -29,6 +30,7 @@ class View:
     remote_ids: I64
     layers: tuple[UpdateLayer, ...] = ()
     readers: int = field(default=0, repr=False)
+    staged: UpdateLayer | None = None
 
     def over(self, rows: I64, out: Tensor, lost: I64) -> tuple[int, I64]:
         """Replaces updated rows in `out`. rows: int64 [n]; out: [n, units], gathered from the tiers.

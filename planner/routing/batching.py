@@ -4,7 +4,7 @@ The head of the queue decides how long a batch may take; the pieces behind it jo
 time and merging pays. Of the paths, the one of highest value is taken that leaves the rest of the queue, and
 the arrivals expected meanwhile, feasible on the fastest paths (feasibility.py). A query too large for one
 batch is split over several lanes. A lane much slower than others helps only with what those would not do in
-time, from the end of the queue.
+time, from the end of the queue. Queries that still wait for rows of a slow tier (queue.py) join no others.
 """
 
 from __future__ import annotations
@@ -147,6 +147,8 @@ def _best_batch(
     front = state.front
     peers = work.peers
     left_s = query.deadline_s - now_s - (front.answer_s + front.answer_row_s * query.rows)
+    if query.reading:
+        left_s -= state.reads.tail_s(query.misses)
     if left_s <= 0:
         return None
     options = lane.options
@@ -243,6 +245,8 @@ def _merge(
             break
         if query.path >= 0 and piece.rows < query.rows:
             break
+        if query.reading is not first.query.reading:
+            break  # neither waits for what the other lacks
         batch.append(piece)
         rows = total
     return batch, rows

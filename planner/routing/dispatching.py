@@ -1,7 +1,8 @@
 """Dispatching: turns a choice into a running batch of its lane.
 
 Removes the chosen pieces from the queue (unless it is a probe), sets the path of their queries, and records
-on the lane what it executes, when that should complete and when it counts as stalled.
+on the lane what it executes, when that should complete and when it counts as stalled. When it has been
+executed, completes its queries.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from polyrec.planner.routing.fair_share import charge
 from polyrec.planner.routing.lanes.breaker import overdue_at_s
 from polyrec.planner.routing.lanes.lane import LaneState
-from polyrec.planner.routing.policies.policy import BatchChoice
+from polyrec.planner.routing.policies.policy import BatchChoice, Policy
 from polyrec.planner.routing.query import Dispatch, Part
 from polyrec.planner.routing.queue import Piece, Queue
 from polyrec.planner.routing.router_state import RouterState
@@ -31,6 +32,11 @@ def dispatch_batch(
     correction = lane.correction
     median_s = path_state.latency.median[rows] * correction.median[path]
     tail_s = path_state.latency.tail[rows] * correction.tail[path]
+    waits = head.query.reading
+    if waits:
+        # such queries are merged with each other only
+        reads_s = max(state.reads.tail_s(piece.query.misses) for piece in pieces)
+        median_s, tail_s = median_s + reads_s, tail_s + reads_s
     due_s = INF
     if not probe:
         queue = state.queue
@@ -49,7 +55,7 @@ def dispatch_batch(
         else:
             _remove(queue, pieces, rows)
         charge(queue, head.level, median_s)
-    dispatch = Dispatch(lane.index, path, parts, rows, reason, now_s, median_s, tail_s, False, probe)
+    dispatch = Dispatch(lane.index, path, parts, rows, reason, now_s, median_s, tail_s, False, probe, waits)
     lane.in_flight = dispatch
     lane.free_s = free_s = now_s + median_s
     if free_s > state.last_completion_s:
@@ -58,6 +64,33 @@ def dispatch_batch(
     lane.overdue_s = INF if lane.inline else overdue_at_s(now_s, tail_s, due_s - 2 * tail_s)
     path_state.rows += rows
     return dispatch
+
+
+def complete(state: RouterState, dispatch: Dispatch, now_s: float, learner: Policy | None) -> None:
+    """Completes the queries of an executed batch; of a lost one or a probe, only those that it has whole.
+
+    learner: the policy, if it is to know of them.
+    """
+    is_copy = dispatch.lost or dispatch.probe
+    for part in dispatch.parts:
+        query = part.query
+        if is_copy:
+            if not query.settled and part.rows == query.rows and not query.done_rows:
+                query.settled = True
+                query.done_rows = query.rows
+                query.path, query.reason = dispatch.path, dispatch.reason
+                if learner is not None:
+                    learner.finished(query, now_s)
+        else:
+            query.done_rows += part.rows
+            if query.done_rows >= query.rows:
+                query.settled = True
+                if query.deadline_s < now_s:
+                    state.loss_backoff.record_loss()
+                if learner is not None:
+                    learner.finished(query, now_s)
+        if query.settled and query.dispatched_rows < query.rows:
+            state.queue.discount(query)
 
 
 def _remove(queue: Queue, dispatched: list[Piece], rows: int) -> None:

@@ -29,7 +29,7 @@ def snapshot(state: RouterState, policy: Policy, now_s: float) -> RouterSnapshot
             for q, v in zip(QUANTILES, observed.size_quantiles(QUANTILES), strict=False)
         },
         budget_s=observed.budget_s,
-        queued_queries=len({id(piece.query) for piece in state.queue.unsettled()}),
+        queued_queries=len({id(piece.query) for piece in state.queue.unsettled()}) + len(state.queue.held),
         queued_rows=state.queue.rows,
         total_rate=state.total_rate,
         lanes=tuple(

@@ -93,6 +93,8 @@ def leaves_rest_feasible(
             size += waiting
             if size > max_merge_rows:
                 size = max_merge_rows
+        if query.reading:
+            delay_s = max(delay_s, state.reads.tail_s(query.misses))
         needed_s = delay_s + service_times[size]
         if needed_s > fill_share * left_s or needed_s > left_s - kept * (query.deadline_s - query.arrival_s):
             return False

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 MOST_PRIORITY = 999_999_999
 """The lowest priority above none."""
@@ -42,6 +42,16 @@ class RejectReason(StrEnum):
     UNAVAILABLE = "unavailable"  # no lane is alive
 
 
+class Misses(NamedTuple):
+    """The reads that a query needs before it executes: pages of the disk tier, rows of the remote store."""
+
+    disk: int = 0
+    remote: int = 0
+
+
+NO_MISSES = Misses()
+
+
 @dataclass(slots=True, eq=False)
 class Query:
     """A request inside the server.
@@ -50,7 +60,7 @@ class Query:
     none. payload: the caller's; the router ignores it. path, reason: of its first dispatched part; all parts
     run on the same representation. dispatched_rows, done_rows: rows sent to lanes, and executed. retries:
     abandoned batches that contained it; failed: a lane died or failed with one of them. settled: answered,
-    expired or canceled.
+    expired or canceled. misses: when it arrived; reading: they are still being read.
     """
 
     rows: int
@@ -66,6 +76,8 @@ class Query:
     retries: int = 0
     failed: bool = False
     settled: bool = False
+    misses: Misses = NO_MISSES
+    reading: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -86,7 +98,8 @@ class Dispatch:
 
     median_s, tail_s: predicted service time. probe: a test of a lane that was slow or stalled; its query also
     stays in the queue for other lanes, and the first answer counts. lost: abandoned; its queries were queued
-    again or settled, and a late answer counts only for a query without one.
+    again or settled, and a late answer counts only for a query without one. waits: for rows that are still
+    being read.
     """
 
     lane: int
@@ -99,6 +112,7 @@ class Dispatch:
     tail_s: float
     lost: bool = False
     probe: bool = False
+    waits: bool = False
 
 
 @dataclass(frozen=True, slots=True)

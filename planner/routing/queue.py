@@ -4,11 +4,16 @@ Sorted, so that a batch is a slice; most arrivals have the latest deadline and g
 while they wait (canceled, answered by a probe) stay until `trim` or `sweep` meets them; their rows stop
 counting at once. Strict priority would let one class of clients starve the others, so RESERVED_SHARE of the
 room (here) and of the lanes' time (fair_share.py) is kept for them.
+
+A query whose rows are still being read from a slow tier is held beside the pieces: what is hot must not wait
+for what is cold. With its rows there it is ready, and queued when nothing else waits or it may wait no longer
+(holding.py).
 """
 
 from __future__ import annotations
 
 from bisect import insort
+from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -39,16 +44,30 @@ class Queue:
     """Waiting pieces, ascending.
 
     rows: of unsettled queries. privileged_rows: of those with a priority. earliest_s: lower bound of all
-    deadlines. credit_s: lane time owed to lower priorities (fair_share.py).
+    deadlines. credit_s: lane time owed to lower priorities (fair_share.py). held: queries whose rows are
+    being read, or are ready, and when they are queued at the latest. release_s: lower bound of these times.
     """
 
-    __slots__ = ("_number", "credit_s", "earliest_s", "pieces", "privileged_rows", "rows")
+    __slots__ = (
+        "_number",
+        "credit_s",
+        "earliest_s",
+        "held",
+        "pieces",
+        "privileged_rows",
+        "ready",
+        "release_s",
+        "rows",
+    )
 
     def __init__(self) -> None:
         self.pieces: list[Piece] = []
         self.rows = self.privileged_rows = 0
         self.earliest_s = float("inf")
         self.credit_s = 0.0
+        self.held: dict[Query, float] = {}
+        self.ready: deque[Query] = deque()
+        self.release_s = float("inf")
         self._number = 0
 
     def excess_rows(self, rows: int, privileged: bool, max_rows: int) -> int:
@@ -74,6 +93,58 @@ class Queue:
         if query.deadline_s < self.earliest_s:
             self.earliest_s = query.deadline_s
 
+    def hold(self, query: Query, until_s: float) -> None:
+        """Adds a query whose rows are being read, to be released when they are there or at until_s."""
+        self.held[query] = until_s
+        self._count(query, query.rows)
+        if until_s < self.release_s:
+            self.release_s = until_s
+        if query.deadline_s < self.earliest_s:
+            self.earliest_s = query.deadline_s
+
+    def take(self, query: Query) -> None:
+        """Removes the piece of a query that nothing has been dispatched of."""
+        pieces = self.pieces
+        at = next(i for i in range(len(pieces) - 1, -1, -1) if pieces[i].query is query)
+        del pieces[at]
+        self._count(query, -query.rows)
+
+    def be_ready(self, query: Query, until_s: float) -> None:
+        """Records that the rows of a query are there; if it is held, at most until until_s from now on."""
+        if query in self.held:
+            self.held[query] = min(self.held[query], until_s)
+            self.release_s = min(self.release_s, self.held[query])
+            self.ready.append(query)
+
+    def release_ready(self, rows: int) -> list[Query]:
+        """Releases and returns ready queries of about so many rows, at least one if there is any."""
+        released: list[Query] = []
+        while self.ready and rows > 0:
+            query = self.ready.popleft()
+            if self.release(query):
+                released.append(query)
+                rows -= query.rows
+        return released
+
+    def release(self, query: Query) -> bool:
+        """Removes a held query; False if it is not held, or settled. The caller pushes it."""
+        if self.held.pop(query, None) is None or query.settled:
+            return False
+        self._count(query, -query.rows)
+        return True
+
+    def release_due(self, now_s: float) -> list[Query]:
+        """Releases and returns the queries that can be held no longer."""
+        due = [query for query, until_s in self.held.items() if until_s <= now_s]
+        released = [query for query in due if self.release(query)]
+        self.release_s = min(self.held.values(), default=float("inf"))
+        return released
+
+    def _count(self, query: Query, rows: int) -> None:
+        self.rows += rows
+        if query.priority:
+            self.privileged_rows += rows
+
     def trim(self) -> list[Piece]:
         """Removes settled queries from both ends; returns the pieces."""
         pieces = self.pieces
@@ -94,9 +165,12 @@ class Queue:
         query.dispatched_rows = query.rows
 
     def clear(self) -> None:
-        """Removes all pieces."""
+        """Removes all pieces; what is held stays."""
         self.pieces.clear()
         self.rows = self.privileged_rows = 0
+        for query in self.held:
+            if not query.settled:
+                self._count(query, query.rows)
 
     def sweep(self, now_s: float, min_latency_s: float) -> list[Query]:
         """Removes, settles and returns queries whose deadline is at most `min_latency_s` away."""
@@ -116,6 +190,15 @@ class Queue:
                 if query.deadline_s < earliest_s:
                     earliest_s = query.deadline_s
         self.pieces[:] = kept
+        for query in tuple(self.held):
+            if not query.settled and query.deadline_s - min_latency_s <= now_s:
+                query.settled = True
+                expired.append(query)
+            if query.settled:
+                self.discount(query)
+                del self.held[query]
+            elif query.deadline_s < earliest_s:
+                earliest_s = query.deadline_s
         self.earliest_s = earliest_s
         return expired
 

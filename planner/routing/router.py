@@ -15,13 +15,15 @@ from polyrec.planner.routing import explain as explaining
 from polyrec.planner.routing.admission.attempt import worth_accepting
 from polyrec.planner.routing.admission.reading_round import ReadingRound
 from polyrec.planner.routing.decision import decide, other_usable_lanes
-from polyrec.planner.routing.dispatching import dispatch_batch
+from polyrec.planner.routing.dispatching import complete, dispatch_batch
 from polyrec.planner.routing.explanation import Explanation, RouterSnapshot
+from polyrec.planner.routing.holding import be_ready, hold, queue_ready
 from polyrec.planner.routing.lanes.breaker import CLOSED, OPEN, BreakerState
 from polyrec.planner.routing.lanes.lane import LaneState
 from polyrec.planner.routing.latency.front_cost import LoopTime
+from polyrec.planner.routing.latency.read_times import ReadSeconds
 from polyrec.planner.routing.policies.registry import make_policy
-from polyrec.planner.routing.query import Dispatch, Part, Query, Rejection, RejectReason
+from polyrec.planner.routing.query import Dispatch, Misses, Part, Query, Rejection, RejectReason
 from polyrec.planner.routing.router_state import RouterState
 
 MAX_RETRIES = 2
@@ -113,6 +115,16 @@ class Router:
         queue.push(query, 0, rows, arrival_s if policy.fifo else deadline_s)
         return None
 
+    def hold(self, query: Query, misses: Misses, now_s: float) -> Rejection | None:
+        """Holds an offered query, of which nothing has been dispatched, while its missing rows are read."""
+        return hold(self.state, query, misses, now_s)
+
+    def rows_read(self, query: Query, took_s: ReadSeconds) -> None:
+        """Records that the missing rows of a query have been read: it is ready."""
+        query.reading = False
+        self.state.reads.observe(query.misses, took_s)
+        be_ready(self.state, query)
+
     def _overload(self, query: Query, excess_s: float, size: float) -> Rejection:
         """Makes the rejection of a query, and records it for the others of the reading round."""
         rejection = Rejection(RejectReason.OVERLOAD, excess_s, self.state.queue.rows)
@@ -134,7 +146,9 @@ class Router:
         state = self.state
         lane_state = state.lanes[lane]
         lane_state.recheck_s = INF
-        if lane_state.in_flight is not None or not lane_state.alive or not state.queue.pieces:
+        if lane_state.in_flight is not None or not lane_state.alive:
+            return None
+        if not (state.queue.pieces or queue_ready(state, self.policy.fifo)):
             return None
         choice, is_probe = decide(state, self.policy, lane_state, now_s)
         if choice is None:
@@ -165,7 +179,8 @@ class Router:
         lane.last_done_s = now_s
         lane.busy_s += took_s
         lane.mean_batch_rows += BATCH_ROWS_WEIGHT * (rows - lane.mean_batch_rows)
-        lane.correction.observe(path, rows, took_s)
+        if not dispatch.waits:
+            lane.correction.observe(path, rows, took_s)
         breaker = lane.breaker
         if breaker.state is not CLOSED:
             if dispatch.lost:
@@ -176,28 +191,7 @@ class Router:
                 if factors and not breaker.open:
                     lane.correction.reset()
                 self._update_lanes()
-        queue = state.queue
-        is_copy = dispatch.lost or dispatch.probe
-        learner = self.policy if self.policy.learns else None
-        for part in dispatch.parts:
-            query = part.query
-            if is_copy:
-                if not query.settled and part.rows == query.rows and not query.done_rows:
-                    query.settled = True
-                    query.done_rows = query.rows
-                    query.path, query.reason = path, dispatch.reason
-                    if learner is not None:
-                        learner.finished(query, now_s)
-            else:
-                query.done_rows += part.rows
-                if query.done_rows >= query.rows:
-                    query.settled = True
-                    if query.deadline_s < now_s:
-                        state.loss_backoff.record_loss()
-                    if learner is not None:
-                        learner.finished(query, now_s)
-            if query.settled and query.dispatched_rows < query.rows:
-                queue.discount(query)
+        complete(state, dispatch, now_s, self.policy if self.policy.learns else None)
 
     def failed(self, dispatch: Dispatch, now_s: float) -> list[Query]:
         """Records a failed batch: requeues the queries that another lane can execute in time.
@@ -233,6 +227,9 @@ class Router:
             self._round.end()
         state = self.state
         expired: list[Query] = []
+        if state.queue.release_s <= now_s:
+            for query in state.queue.release_due(now_s):
+                self._push(query, 0, query.rows)
         if state.queue.earliest_s - state.min_latency_s <= now_s:
             expired = state.queue.sweep(now_s, state.min_latency_s)
         for lane in state.lanes:
@@ -264,7 +261,10 @@ class Router:
     def wake_s(self) -> float | None:
         """Time at which `expire` and `next` should be called if nothing happens before; None: no need."""
         state = self.state
-        at = state.queue.earliest_s - state.min_latency_s if state.queue.pieces else INF
+        queue = state.queue
+        at = queue.earliest_s - state.min_latency_s if queue.pieces or queue.held else INF
+        if queue.release_s < at:
+            at = queue.release_s
         for lane in state.lanes:
             if lane.in_flight is not None:
                 if lane.due_s < at:
@@ -273,7 +273,7 @@ class Router:
                     at = lane.overdue_s
             elif lane.recheck_s < at:
                 at = lane.recheck_s
-            elif lane.breaker.state is OPEN and lane.alive and state.queue.pieces:
+            elif lane.breaker.state is OPEN and lane.alive and queue.pieces:
                 at = min(at, lane.breaker.retry_s)
         return at if at < INF else None
 
@@ -310,6 +310,7 @@ class Router:
         state.loss_backoff.tick()
         state.front.update_read_share(observed.queries_s, observed.mean_rows)
         passed_s = now_s - self._ticked_s
+        state.reads.tick(passed_s)
         if passed_s > 0:
             weight = min(1.0, passed_s / SHARE_MEMORY_S)
             for lane in state.lanes:

@@ -15,6 +15,7 @@ from polyrec.planner.routing.lanes.lane import FasterLane, LaneSpec, LaneState
 from polyrec.planner.routing.lanes.path import PathSpec, PathState
 from polyrec.planner.routing.latency.front_cost import FrontCost
 from polyrec.planner.routing.latency.latency_table import LatencyTable
+from polyrec.planner.routing.latency.read_times import ReadTimes
 from polyrec.planner.routing.latency.service_time import LanePath, ServiceTimes, service_time_s
 from polyrec.planner.routing.observed_traffic import ObservedTraffic
 from polyrec.planner.routing.path_option import path_options
@@ -73,7 +74,7 @@ class RouterState:
     __slots__ = (
         "allowed_paths", "best_paths", "best_value", "broken", "devices", "front", "front_factor", "lanes",
         "last_completion_s", "limits", "loss_backoff", "max_merge_rows", "max_queued_rows", "min_latency_s",
-        "observed", "others_budget_s", "paths", "prices", "queue", "reserve_s", "routing",
+        "observed", "others_budget_s", "paths", "prices", "queue", "reads", "reserve_s", "routing",
         "service_times", "sole_inline_lane",
         "specs", "start_s", "total_rate", "usable",
     )  # fmt: skip
@@ -115,6 +116,7 @@ class RouterState:
             for i, lane in enumerate(lanes)
         ]
         self.queue = Queue()
+        self.reads = ReadTimes()
         self.front = FrontCost(routing)
         self.loss_backoff = LossBackoff()
         self.observed = ObservedTraffic(now_s)

@@ -38,6 +38,20 @@ class BatchCost(Strict):
     query_s: SignedSeconds = 0.0
 
 
+class RowReads(Strict):
+    """Reads of rows in slow tiers.
+
+    share: of the queries that miss any; misses: their mean, at least 1. A query's reads take read_s and
+    miss_s for each miss in the median; the 99th percentile is `tail` times that.
+    """
+
+    share: Annotated[float, Field(ge=0, le=1)]
+    misses: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
+    read_s: Seconds = 0.0
+    miss_s: Seconds = 0.0
+    tail: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
+
+
 class Costs(Strict):
     """Seconds of serving on one core.
 
@@ -47,6 +61,7 @@ class Costs(Strict):
     each of its rows. refuse_s: reading and rejecting an unparsed query, half of it for rejecting a parsed
     one; None: as query_s. tick_s: the router's tick. held_rate, held_s: preemptions of the loop per second of
     work, and their mean duration. batches: by path; a path without an entry takes what its profile says.
+    reads: of rows in slow tiers, if there are any.
     """
 
     wake_s: Seconds = 0.0
@@ -60,6 +75,7 @@ class Costs(Strict):
     held_rate: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     held_s: Seconds = 0.0
     batches: dict[PathName, BatchCost] = Field(default_factory=dict)
+    reads: RowReads | None = None
 
 
 def load_costs(file: str | Path, plan: Plan) -> Costs:

@@ -23,6 +23,7 @@ from polyrec.planner.quality import routing_values
 from polyrec.planner.routing.lanes.lane import LaneSpec
 from polyrec.planner.routing.lanes.path import PathSpec
 from polyrec.planner.routing.latency.front_cost import LoopTime
+from polyrec.planner.routing.latency.read_times import ReadSeconds
 from polyrec.planner.routing.query import Dispatch, Query
 from polyrec.planner.routing.router import Router
 from polyrec.planner.routing.router_state import RouterState
@@ -31,6 +32,7 @@ from polyrec.planner.simulation.execution import ExecutionTimes
 from polyrec.planner.simulation.faults import Fault
 from polyrec.planner.simulation.outcomes import Outcomes, Status
 from polyrec.planner.simulation.preemption import loop_preemptions, process_stops
+from polyrec.planner.simulation.row_reads import DrawnReads
 
 TICK_S = 0.1
 PROGRESS_EVERY = 4096
@@ -118,10 +120,12 @@ class Simulator:
         self._slowdown = slowdown
         self._factor = slowdown(0.0)
         self._execution = ExecutionTimes(self.router.state.paths, self._costs.batches, faults, rng)
+        self._reads = DrawnReads(self._costs.reads, n, rng)
+        self._ready_s: dict[Query, float] = {}
         self._core = loop_preemptions(faults, float(arrival_s[-1]) if n else 0.0)
         self._stops = process_stops(faults)
         self._changes = _changes(faults)
-        self._ends: list[tuple[float, int, Dispatch]] = []
+        self._ends: list[tuple[float, int, Dispatch | Query]] = []
         self._number = 0
 
     def run(self, progress: Progress | None = None) -> Outcomes:
@@ -170,7 +174,9 @@ class Simulator:
                 self._change(kind, lane, self._now_s)
                 self._wake()
             while ends and ends[0][0] <= polled_s:
-                ready.append(partial(self._end, heappop(ends)[2]))
+                ended = heappop(ends)[2]
+                end = self._end if isinstance(ended, Dispatch) else self._rows_read
+                ready.append(partial(end, ended))  # type: ignore[arg-type]
             if at < n and arrival[at] <= polled_s:
                 # as live: the earliest time at which what is read now can have arrived
                 since_s = polled_s if self._slept else self._polled_s
@@ -230,8 +236,23 @@ class Simulator:
         query = Query(rows, since_s, deadline_s, payload=i)
         if self.router.offer(query, self._now_s, rows) is not None:
             self._answer(i, Status.REJECTED)
-        else:
-            self._wake()
+            return
+        misses = self._reads.misses(i)
+        if any(misses):
+            if self.router.hold(query, misses, self._now_s) is not None:
+                self._answer(i, Status.REJECTED)
+                return
+            self._number += 1
+            ready_s = self._ready_s[query] = self._now_s + self._reads.read_s(i)
+            heappush(self._ends, (ready_s, self._number, query))
+        self._wake()
+
+    def _rows_read(self, query: Query) -> None:
+        """Reports the end of a query's reads."""
+        took_s = self._now_s - query.arrival_s
+        del self._ready_s[query]
+        self.router.rows_read(query, ReadSeconds(disk=took_s))
+        self._wake()
 
     def _answer(self, i: int, status: Status) -> None:
         costs = self._costs
@@ -272,6 +293,9 @@ class Simulator:
                     continue
                 self._spend(self._costs.turn_s - self._costs.after_s)
                 service_s = self._execution.draw_s(dispatch, self._now_s, self._factor)
+                if dispatch.waits:
+                    ready_s = max(self._ready_s.get(part.query, 0.0) for part in dispatch.parts)
+                    service_s += max(0.0, ready_s - self._now_s)
                 if self._inline[lane]:
                     began_s = self._now_s
                     self._work(service_s)

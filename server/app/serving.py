@@ -222,6 +222,7 @@ def _open(
             observer,
             [stacks.get(p.name) for p in paths],
             tiers.prefetcher,
+            tiers.cold_rows,
         )
     )
     manifest = paths[0].bundle.manifest

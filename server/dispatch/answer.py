@@ -12,6 +12,7 @@ from typing import Any
 from polyrec.models.schema.batch import F32
 from polyrec.planner.routing.query import Query
 from polyrec.server.codecs.rows import Rows
+from polyrec.server.dispatch.cold_rows import SeenQueries
 from polyrec.server.tracing.trace import Trace
 
 log = logging.getLogger("polyrec.dispatcher")
@@ -138,7 +139,8 @@ class Outbox:
 class QueryPayload:
     """The server's part of a query: its rows, its answer, the parts computed so far, its trace.
 
-    lost: whether a remote store failed to give rows of a batch that the query was in.
+    lost: whether a remote store failed to give rows of a batch that the query was in. seen: its rows as they
+    were found in the tiers when it arrived, if the path that would probably answer has rows in slow ones.
     """
 
     rows: Rows
@@ -146,9 +148,18 @@ class QueryPayload:
     probabilities: F32 | None = None
     lost: bool = False
     trace: Trace | None = None
+    seen: SeenQueries | None = None
+
+
+def settle(query: Query, outcome: Answer | Exception) -> None:
+    """Sets the outcome of a query, for which nothing is held any more; later calls are ignored."""
+    payload: QueryPayload = query.payload
+    payload.answer.settle(outcome)
+    if payload.seen is not None:
+        payload.seen.release(query)
 
 
 def fail(query: Query, error: Exception) -> None:
     """Answers a query with an error, unless it has an answer already."""
     query.settled = True
-    query.payload.answer.settle(error)
+    settle(query, error)

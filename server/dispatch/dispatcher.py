@@ -13,12 +13,14 @@ from collections.abc import Sequence
 
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.tiers.stack import TierStack
+from polyrec.planner.routing.latency.read_times import ReadSeconds
 from polyrec.planner.routing.query import Dispatch, Query, Rejection, RejectReason
 from polyrec.planner.routing.router import Router
 from polyrec.planner.routing.sharing.machine_time import ModelShare
 from polyrec.planner.routing.sharing.pools import LanePlace
 from polyrec.server.codecs.rows import Rows
 from polyrec.server.dispatch.answer import Outbox, Pending, QueryPayload, fail
+from polyrec.server.dispatch.cold_rows import ColdRows
 from polyrec.server.dispatch.control_loop import ControlLoop
 from polyrec.server.dispatch.control_loop import clock as clock
 from polyrec.server.dispatch.executor import Executor
@@ -36,6 +38,7 @@ class Dispatcher:
 
     encoders: one for each path. paths: their names, as the lanes know them. stacks: the tiers of each path,
     None where all its rows are in memory. prefetcher: reads rows from disk for waiting queries.
+    cold_rows: in its place, finds and holds queries whose rows are in slow tiers.
     """
 
     def __init__(
@@ -47,11 +50,15 @@ class Dispatcher:
         observer: Observer,
         stacks: Sequence[TierStack | None] = (),
         prefetcher: Prefetcher | None = None,
+        cold_rows: ColdRows | None = None,
     ) -> None:
         self.router = router
         self._lanes = tuple(lanes)
         self._observer = observer
         self._prefetcher = prefetcher
+        self.cold_rows = cold_rows
+        self._arrived: list[Query] = []
+        """Queries whose rows have not been looked for yet, if that is done at all."""
         self._last_path: int | None = None
         self._last_was_alone = True
         self._scheduled: asyncio.Handle | None = None
@@ -135,10 +142,34 @@ class Dispatcher:
         if rejected is not None:
             raise rejection(rejected.reason, rejected.retry_header_s, budget_s)
         query.payload = QueryPayload(rows, Pending(outbox), trace=trace)
-        if self._prefetcher is not None and None not in self._executor.active:
+        if self.cold_rows is not None:
+            self._arrived.append(query)
+        elif self._prefetcher is not None and None not in self._executor.active:
             self._prefetcher.request(self._last_path, rows)
         self._schedule_dispatch()
         return query
+
+    def _look_for_rows(self, cold_rows: ColdRows) -> None:
+        """Holds the queries among those that arrived whose rows are not in memory, and has these read."""
+        arrived = [query for query in self._arrived if not query.settled]
+        self._arrived.clear()
+        for seen in cold_rows.look(self._last_path, arrived):
+            for query in seen.queries:
+                query.payload.seen = seen
+            held = []
+            for query, misses in seen.cold.items():
+                rejected = self.router.hold(query, misses, clock())
+                if rejected is None:
+                    held.append(query)
+                else:
+                    fail(query, rejection(rejected.reason, rejected.retry_header_s))
+            if held:
+                cold_rows.read(seen, held, self._rows_read)
+
+    def _rows_read(self, query: Query, took_s: ReadSeconds) -> None:
+        """Lets a query be executed whose missing rows have been read."""
+        self.router.rows_read(query, took_s)
+        self._schedule_dispatch()
 
     def cancel(self, query: Query, error: Exception) -> None:
         """Removes a query from the queue; its answer is `error`."""
@@ -219,6 +250,8 @@ class Dispatcher:
         outbox.held = True
         turns = self.turns
         try:
+            if self._arrived and self.cold_rows is not None:
+                self._look_for_rows(self.cold_rows)
             now_s = clock()
             expired = self.router.expire(now_s)
             for i in tuple(self.router.lane_order):

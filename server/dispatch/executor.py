@@ -17,6 +17,7 @@ from polyrec.models.tiers.stack import TierStack
 from polyrec.planner.routing.query import Dispatch, Part
 from polyrec.planner.routing.router import Router
 from polyrec.server.dispatch.answer import fail
+from polyrec.server.dispatch.cold_rows import SeenQueries
 from polyrec.server.dispatch.control_loop import ControlLoop, clock
 from polyrec.server.dispatch.observer import ExecutedBatch, Observer
 from polyrec.server.dispatch.parts import encode_parts, scatter
@@ -125,6 +126,7 @@ class Executor:
                 _leave(batch_view)
                 continue
             if batch_view is not None:
+                _add_fetched(batch_view, parts)
                 active.batch_view, batch = batch_view, batch_view.attach(batch)
             active.batch, active.encoding_s, active.encode_s = batch, start, clock() - start
 
@@ -243,6 +245,20 @@ class Executor:
                     query, NotReady("the lane that executed the query died, and no other can answer in time")
                 )
         self._freed(active.dispatch)
+
+
+def _add_fetched(batch_view: BatchView, parts: Sequence[Part]) -> None:
+    """Gives a batch the remote rows that were fetched for its queries."""
+    fetched = {}
+    for part in parts:
+        seen: SeenQueries | None = part.query.payload.seen
+        if seen is None or part.query not in seen.holding or seen.stack is not batch_view.stack:
+            continue
+        # in another order the same numbers are other rows
+        if seen.fetched is not None and seen.view.order == batch_view.entered.order:
+            fetched[id(seen)] = seen.fetched
+    if fetched:
+        batch_view.add(list(fetched.values()))
 
 
 def _leave(batch_view: BatchView | None) -> None:

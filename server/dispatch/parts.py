@@ -12,7 +12,7 @@ from polyrec.models.schema.batch import F32, Batch
 from polyrec.models.schema.encoder import Encoder
 from polyrec.planner.routing.query import DEGRADED, Dispatch, Part, Reason
 from polyrec.server.codecs.rows import Rows, encode
-from polyrec.server.dispatch.answer import Answer, QueryPayload, fail
+from polyrec.server.dispatch.answer import Answer, QueryPayload, fail, settle
 from polyrec.server.errors import Invalid
 
 
@@ -26,6 +26,9 @@ def encode_parts(parts: list[Part], encoder: Encoder) -> tuple[list[Part], Batch
         return [], None
     if len(parts) > 1:
         parts = sorted(parts, key=lambda part: not part.query.payload.rows.plain)
+    seen = parts[0].query.payload.seen
+    if seen is not None and seen.encoder is encoder and seen.are(parts):
+        return parts, seen.batch
     rows = [_rows(part) for part in parts]
     try:
         return parts, encode(rows, encoder)
@@ -74,7 +77,7 @@ def scatter(dispatch: Dispatch, parts: Sequence[Part], probabilities: F32, took_
         query.settled = True
         queue_s = max(0.0, dispatch.started_s - query.arrival_s)
         reason_of_query = Reason.FAILURE.value if payload.lost else reason
-        payload.answer.settle(Answer(answered, dispatch.path, reason_of_query, queue_s, took_s, rows))
+        settle(query, Answer(answered, dispatch.path, reason_of_query, queue_s, took_s, rows))
 
 
 def _rows(part: Part) -> Rows:

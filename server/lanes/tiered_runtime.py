@@ -7,8 +7,11 @@ to give.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Self
+
+import numpy as np
 
 from polyrec.models.dlrm.precision import DensePrecision
 from polyrec.models.embeddings.stage import Stage
@@ -18,6 +21,7 @@ from polyrec.models.schema.encoder import Encoder
 from polyrec.models.tiers.rows import TieredRows
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.stage import tiered_rows
+from polyrec.models.tiers.updates.delta import UpdateLayer
 from polyrec.models.tiers.view import View
 
 
@@ -25,17 +29,29 @@ from polyrec.models.tiers.view import View
 class BatchView:
     """The view of the tiers that one batch is encoded and gathered in.
 
-    lost: rows answered by the out-of-vocabulary row, since the remote store failed.
+    entered: the one that is held; view: the same, with what was fetched for the batch. lost: rows answered by
+    the out-of-vocabulary row, since the remote store failed.
     """
 
     stack: TierStack
+    entered: View
     view: View
     lost: int = 0
 
     @classmethod
     def enter(cls, stack: TierStack) -> Self:
         """Enters the newest view, which `leave` must release."""
-        return cls(stack, stack.views.enter())
+        view = stack.views.enter()
+        return cls(stack, view, view)
+
+    def add(self, fetched: Sequence[UpdateLayer]) -> None:
+        """Adds remote rows that were fetched ahead, in views of the same order that are still held."""
+        layer = fetched[0]
+        if len(fetched) > 1:
+            rows = np.concatenate([one.rows for one in fetched])
+            values = np.concatenate([one.values for one in fetched])
+            layer = UpdateLayer(self.stack.tiers.row_format, rows, values)
+        self.view = replace(self.entered, staged=layer, readers=0)
 
     @property
     def encoder(self) -> Encoder:
@@ -50,7 +66,7 @@ class BatchView:
 
     def leave(self) -> None:
         """Releases the view; nothing may be gathered in it any more."""
-        self.stack.views.leave(self.view)
+        self.stack.views.leave(self.entered)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from polyrec.planner.routing.explanation import RouterSnapshot
 from polyrec.planner.routing.lanes.breaker import BreakerState
+from polyrec.server.dispatch.cold_rows import ColdRowFigures, ColdRows
 from polyrec.server.dispatch.dispatcher import Dispatcher, clock
 from polyrec.server.metrics.instruments import Family, Gauge, Registry
 
@@ -77,6 +80,8 @@ class RouterMetrics:
             "polyrec_guaranteed_share",
             "Share of the lanes' time that is the model's whenever it needs it; 1 for a single model.",
         )
+        self._held = gauge("polyrec_held_queries", "Queries whose missing rows are being read.")
+        self._cold = ColdRowMetrics(registry)
         self._dispatcher: Dispatcher | None = None
         self._default_budget_s = 0.0
 
@@ -96,6 +101,7 @@ class RouterMetrics:
         self._default_budget.only.set(default_budget_s)
         self._default_budget_s = default_budget_s
         self._dispatcher = dispatcher
+        self._cold.watch(dispatcher.cold_rows)
 
     def now(self) -> tuple[float, float]:
         """Rows waiting, and the usual budget in seconds (the default until a query has come)."""
@@ -112,6 +118,8 @@ class RouterMetrics:
         self._queue_rows.only.set(snapshot.queued_rows)
         self._queue_queries.only.set(snapshot.queued_queries)
         self._in_flight.only.set(self._dispatcher.waiting)
+        self._held.only.set(len(self._dispatcher.router.state.queue.held))
+        self._cold.refresh()
         self._queries.only.set(snapshot.queries_s)
         self._rows.only.set(snapshot.rows_s)
         self._capacity.only.set(snapshot.total_rate)
@@ -132,3 +140,39 @@ class RouterMetrics:
                 self._breaker.labels(lane.name, breaker.value).set(lane.breaker == breaker.value)
             self._correction.labels(lane.name).set(lane.factor)
             self._used.labels(lane.name).set(lane.used)
+
+
+class ColdRowMetrics:
+    """The counters of queries by what they found in the tiers, from figures read at every scrape."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._queries = registry.counter(
+            "polyrec_embedding_queries",
+            "Queries on paths with rows on disk or in a remote store. rows: hot (all in memory) or cold.",
+            "rows",
+        )
+        self._misses = registry.counter(
+            "polyrec_embedding_misses",
+            "Pages of the disk and rows of the remote store that queries missed when they arrived.",
+            "tier",
+        )
+        self._waiting = registry.counter(
+            "polyrec_embedding_waiting_seconds", "Time until the missing rows of cold queries had been read."
+        )
+        self._watched: ColdRows | None = None
+        self._last = ColdRowFigures()
+
+    def watch(self, cold_rows: ColdRows | None) -> None:
+        self.refresh()
+        self._watched, self._last = cold_rows, ColdRowFigures()
+
+    def refresh(self) -> None:
+        if self._watched is None:
+            return
+        last, now = self._last, replace(self._watched.figures)
+        self._last = now
+        self._queries.labels("hot").inc(now.hot - last.hot)
+        self._queries.labels("cold").inc(now.cold - last.cold)
+        self._misses.labels("disk").inc(now.pages - last.pages)
+        self._misses.labels("remote").inc(now.remote - last.remote)
+        self._waiting.only.inc(now.waited_s - last.waited_s)

@@ -25,6 +25,7 @@ from polyrec.models.tiers.updates.changes import Changes
 from polyrec.models.tiers.updates.drift import Drift
 from polyrec.planner.placement import DIRECTORY, PlacedPath, Placement
 from polyrec.planner.plan import Plan, PlanError, PlannedPath
+from polyrec.server.dispatch.cold_rows import ColdRows
 from polyrec.server.dispatch.prefetcher import Prefetcher
 from polyrec.server.tiers.drift import DriftFollower, OnMoves
 from polyrec.server.tiers.update_store import UpdateStore
@@ -42,12 +43,14 @@ class TierSet:
 
     stacks: by path, for paths with rows in tiers; paths of one bundle on a device share a stack.
     changes: updates of those rows, by path; they outlive the tiers.
-    prefetcher: reads pages for waiting queries, if any row is on disk. drift: reorders rows, if enabled.
+    prefetcher: reads pages for waiting queries, if any row is on disk. cold_rows: in its place, holds queries
+    whose rows are in slow tiers, if the plan wants that. drift: reorders rows, if enabled.
     """
 
     stacks: dict[str, TierStack] = field(default_factory=dict)
     changes: dict[str, Changes] = field(default_factory=dict)
     prefetcher: Prefetcher | None = None
+    cold_rows: ColdRows | None = None
     drift: DriftFollower | None = None
     closing: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
@@ -67,6 +70,8 @@ class TierSet:
                 self.drift.close()
             if self.prefetcher is not None:
                 self.prefetcher.close()
+            if self.cold_rows is not None:
+                self.cold_rows.close()
             for stack in self.distinct:
                 stack.close()
             self.stacks = {}
@@ -189,7 +194,8 @@ def _open_stack(
 def _add_background_work(
     tier_set: TierSet, plan: Plan, placement: Placement, bundles: Mapping[Path, Bundle], on_moves: OnMoves
 ) -> None:
-    """Adds prefetching and drift following where the plan wants them."""
+    """Adds reading ahead and drift following where the plan wants them."""
+    slow: dict[int, tuple[TierStack, Bundle]] = {}
     on_disk: dict[int, tuple[TierStack, Bundle]] = {}
     drifts: dict[str, Drift] = {}
     seen: list[TierStack] = []
@@ -198,8 +204,10 @@ def _add_background_work(
         if stack is None:
             continue
         bundle = bundles[planned.bundle]
+        if placement.popular_first and stack.waits:
+            slow[i] = stack, bundle
         # an inline lane has executed a query before anything could be prefetched for it
-        if (
+        elif (
             placement.prefetch
             and stack.tiers.disk is not None
             and "inline" not in _kinds(plan, planned.device)
@@ -212,6 +220,8 @@ def _add_background_work(
             log.warning("path '%s' stays in its order: a hybrid computes vectors by rank", planned.name)
         else:
             drifts[planned.name] = Drift(stack, placement.drift_memory, every=placement.drift_every)
+    if slow:
+        tier_set.cold_rows = ColdRows(slow)
     if on_disk:
         tier_set.prefetcher = Prefetcher(on_disk)
     if drifts and placement.drift_s is not None:

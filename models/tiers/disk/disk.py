@@ -17,6 +17,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,15 @@ AHEAD = 0.5
 AHEAD_BATCHES = 64
 """Batches after which prefetched pages are unpinned: the query was canceled or used another path."""
 ROWS_AT_ONCE = 1 << 16
+
+
+class ReadAhead(NamedTuple):
+    """Reads that were started before a batch needs them. pages: their number; tickets: to wait for, also of
+    those that others had started.
+    """
+
+    pages: int
+    tickets: tuple[int, ...]
 
 
 class DiskTier:
@@ -193,29 +203,56 @@ class DiskTier:
             self.row_cache.pins[held.kept] -= 1
             self._released.notify_all()
 
-    def prefetch(self, rows: I64) -> int:
-        """Starts the reads of missing pages, as far as there is room; returns how many. Does not wait.
+    def missing(self, rows: I64) -> tuple[I64, I64, NDArray[np.bool_]]:
+        """Returns (which rows are not cached, the pages of these, whether a batch would wait for each).
 
-        The pages are pinned until a batch uses them. Earlier prefetches keep their room: they are used first.
+        rows: int64 [n], addresses in this tier; the others [m], of such rows, pages may repeat. A batch waits
+        for pages that are not staged, or are still being read. Cached rows are found without the lock, beside
+        a batch that may be evicting some: an outdated answer is a wrong guess that costs time, nothing else.
+        """
+        away = np.flatnonzero(self.row_cache.find(rows) == NOWHERE)
+        pages: I64 = rows[away] // self._slab.rows_a_page
+        if not away.size:
+            return away, pages, away != 0
+        with self._lock:
+            self._reap()
+            slots = self.staged.find(pages)
+            waits = (slots == NOWHERE) | (self._ticket_of_slot[slots] != 0)
+        return away, pages, waits
+
+    def wait(self, tickets: tuple[int, ...]) -> None:
+        """Waits for reads of `prefetch`. A failed one is dropped, so that a batch reads it again."""
+        for ticket in tickets:
+            try:
+                self._reader.wait(ticket)
+            except OSError:
+                self._lost(ticket)
+
+    def prefetch(self, pages: I64) -> ReadAhead:
+        """Starts the reads of missing pages, as far as there is room. Does not wait.
+
+        pages: int64 [n], distinct. They are pinned until a batch uses them. Earlier prefetches keep their
+        room: they are used first.
         """
         with self._lock:
             while self._ahead and self._ahead[0][0] + AHEAD_BATCHES < self._batches:
                 self._let_go(self._ahead.popleft()[1])
             room = int(AHEAD * self.staged.slots) - self._ahead_pages
             if room <= 0:
-                return 0
-            page = np.sort(rows[self.row_cache.find(rows) == NOWHERE] // self._slab.rows_a_page)
-            page = page[_begins(page)]
-            slots = self.staged.find(page)
+                return ReadAhead(0, ())
+            slots = self.staged.find(pages)
             away = slots == NOWHERE
             # staged pages must not give way to missing ones
             here = slots[~away]
             here = here[~self._is_ahead[here]][:room]
             self._keep_ahead(here)
-            read = self._read(page[away][: room - here.size])
+            read = self._read(pages[away][: room - here.size])
             self._keep_ahead(read)
             self._ahead.append((self._batches, np.concatenate((here, read))))
-            return int(read.size)
+            tickets = set(self._ticket_of_slot[slots[~away]].tolist()) | set(
+                self._ticket_of_slot[read].tolist()
+            )
+            return ReadAhead(int(read.size), tuple(tickets - {0}))
 
     def _keep_ahead(self, slots: I64) -> None:
         self.staged.pins[slots] += 1

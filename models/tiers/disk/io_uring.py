@@ -195,10 +195,12 @@ class Ring:
             with self._reaping:
                 with self._state:
                     self._reap()
-                    if ticket not in self._left:
+                    left = self._left.get(ticket)
+                    if left is None:
                         break
-                # no other thread reaps now, so the completion that wakes us is still in the queue
-                self._enter(0, 1, _GETEVENTS)
+                # No other thread reaps now, so the completions that wake us are still in the queue. For all
+                # at once: each wake-up takes the interpreter lock from whoever executes.
+                self._enter(0, left, _GETEVENTS)
         with self._state:
             failed = self._failed.get(ticket)
         if failed is not None:

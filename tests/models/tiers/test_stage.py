@@ -13,7 +13,7 @@ from polyrec.models.dlrm.representation import Kind, Representation, initial_sta
 from polyrec.models.embeddings.computed import Encoding
 from polyrec.models.errors import RuntimeUnavailable
 from polyrec.models.runtimes import open_runtime
-from polyrec.models.tiers.stage import open_tiers, prefetch, tiered_rows
+from polyrec.models.tiers.stage import fused_rows, open_tiers, tiered_rows
 from polyrec.models.tiers.tier_settings import TierSettings
 from tests.models.random_batches import random_batch
 
@@ -41,8 +41,9 @@ def test_a_runtime_over_tiers_predicts_the_same_numbers(
     table_rows = {t: v.rows for t, v in bundle.encoder.vocabularies.items()}
     for contexts in (None, 3):
         batch = random_batch(random, bundle.manifest.schema_, table_rows, 40, contexts)
-        prefetch(over.stage, batch)
-        assert prefetch(flat.stage, batch) == 0
+        fused = fused_rows(over.stage)
+        assert fused is not None
+        stack.ahead.read(np.unique(stack.ahead.missing(fused.lookups(batch).rows()).pages))
         np.testing.assert_allclose(over.predict(batch), flat.predict(batch), rtol=0, atol=1e-6)
     rows = tiered_rows(over.stage)
     assert rows is not None

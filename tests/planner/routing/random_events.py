@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from polyrec.planner.routing.query import Query
+from polyrec.planner.routing.query import Misses, Query
 from tests.planner.routing.servers import (
     BOTH,
     CPU,
@@ -13,9 +13,12 @@ from tests.planner.routing.servers import (
 
 ROWS = st.sampled_from([1, 7, 23, 147, 700, 3000])
 BUDGET_S = st.sampled_from([0.0, 0.001, 0.01, 0.1])
+MISSES = st.builds(Misses, st.integers(0, 40), st.integers(0, 3))
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("offer"), ROWS, BUDGET_S, st.integers(0, 2), st.booleans()),
+        st.tuples(st.just("offer"), ROWS, BUDGET_S, st.integers(0, 2), st.booleans(), MISSES),
+        st.tuples(st.just("read"), st.integers(0, 60)),
         st.tuples(st.just("pass"), st.sampled_from([1e-5, 5e-4, 2e-3, 0.05])),
         st.tuples(st.just("done"), st.integers(0, 4)),
         st.tuples(st.just("failed"), st.integers(0, 4)),
@@ -36,8 +39,12 @@ SERVERS = [
 def consistent(driver: RouterDriver) -> None:
     """The queue's rows are those of the unsettled queries' pieces, and nobody is counted twice."""
     queue = driver.router.state.queue
-    assert queue.rows == sum(piece.rows for piece in queue.unsettled())
-    assert queue.privileged_rows == sum(piece.rows for piece in queue.unsettled() if piece.query.priority)
+    held = [query for query in queue.held if not query.settled]
+    assert queue.rows == sum(piece.rows for piece in queue.unsettled()) + sum(query.rows for query in held)
+    privileged = [piece.rows for piece in queue.unsettled() if piece.query.priority]
+    assert queue.privileged_rows == sum(privileged) + sum(query.rows for query in held if query.priority)
+    assert all(query.dispatched_rows == 0 for query in held)
+    assert not any(piece.query in queue.held for piece in queue.pieces)
     waiting: dict[Query, int] = {}
     for piece in queue.unsettled():
         waiting[piece.query] = waiting.get(piece.query, 0) + piece.rows
@@ -64,6 +71,8 @@ def step(driver: RouterDriver, step: tuple, policies: list[str]) -> None:
         driver.router.lane_up(lane, driver.now_s)
     elif kind == "cancel" and driver.ends:
         driver.cancel(list(driver.ends)[rest[0] % len(driver.ends)])
+    elif kind == "read" and driver.ends:
+        driver.read(list(driver.ends)[rest[0] % len(driver.ends)])
     elif kind == "tick":
         driver.router.tick(driver.now_s)
     elif kind == "policy":

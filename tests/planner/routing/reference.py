@@ -118,7 +118,7 @@ def batch(
 ) -> BatchChoice | None:
     piece = pieces[start]
     query, rows = piece.query, piece.rows
-    left = query.deadline_s - now_s - state.answer_s(query)
+    left = query.deadline_s - now_s - state.answer_s(query) - reads_s(state, query)
     if left <= 0:
         return None
     order = lane.order
@@ -172,6 +172,7 @@ def formed(
             or tail[rows + piece.rows] > allowed
             or (query.required and path.value < state.best_value)
             or of_another_kind
+            or query.reading != first.query.reading
         ):
             break
         joined.append(piece)
@@ -235,13 +236,21 @@ def rest_is_feasible(
     query = head.query
     left = query.deadline_s - now_s
     kept_s = feasibility.BUDGET_KEPT * (query.deadline_s - query.arrival_s)
+    free_s = max(free_s, reads_s(state, query))
     if free_s + state.service_time_s(head.rows, waiting) > min(fill_share * left, left - kept_s):
         return False
     left = middle.query.deadline_s - now_s
-    if (done + waiting / 2) / rate + state.service_time_s(middle.rows, waiting) > fill_share * left:
+    until_s = max((done + waiting / 2) / rate, reads_s(state, middle.query))
+    if until_s + state.service_time_s(middle.rows, waiting) > fill_share * left:
         return False
     left = last.query.deadline_s - now_s
-    return (done + waiting) / rate + state.service_time_s(last.rows, waiting) <= fill_share * left
+    until_s = max((done + waiting) / rate, reads_s(state, last.query))
+    return until_s + state.service_time_s(last.rows, waiting) <= fill_share * left
+
+
+def reads_s(state: RouterState, query: Query) -> float:
+    """Tail seconds until the rows of a query are there."""
+    return state.reads.tail_s(query.misses) if query.reading else 0.0
 
 
 def reason(state: RouterState, p: int, query: Query) -> Reason:

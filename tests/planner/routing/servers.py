@@ -8,7 +8,8 @@ from polyrec.planner.latency_model import LatencyModel
 from polyrec.planner.plan import LaneKind, Limits, Routing
 from polyrec.planner.routing.lanes.lane import LaneSpec
 from polyrec.planner.routing.lanes.path import PathSpec
-from polyrec.planner.routing.query import Dispatch, Query
+from polyrec.planner.routing.latency.read_times import ReadSeconds
+from polyrec.planner.routing.query import NO_MISSES, Dispatch, Misses, Query
 from polyrec.planner.routing.router import Router
 from polyrec.planner.routing.router_state import RouterState
 
@@ -55,12 +56,27 @@ class RouterDriver:
     running: dict[int, Dispatch] = field(default_factory=dict)
     dispatches: list[Dispatch] = field(default_factory=list)
 
-    def offer(self, rows: int, budget_s: float, priority: int = 0, required: bool = False) -> Query:
+    def offer(
+        self,
+        rows: int,
+        budget_s: float,
+        priority: int = 0,
+        required: bool = False,
+        misses: Misses = NO_MISSES,
+    ) -> Query:
         query = Query(rows, self.now_s, self.now_s + budget_s, priority, required)
         self.ends[query] = []
-        if self.router.offer(query, self.now_s) is not None:
+        if self.router.offer(query, self.now_s) is not None or (
+            any(misses) and self.router.hold(query, misses, self.now_s) is not None
+        ):
             self.ends[query].append("rejected")
         return query
+
+    def read(self, query: Query) -> None:
+        """Ends the reads of a query, if it has any, whatever became of it meanwhile."""
+        if query.reading:
+            took_s = self.now_s - query.arrival_s
+            self.router.rows_read(query, ReadSeconds(took_s, took_s))
 
     def turn(self) -> None:
         """One turn of the dispatcher: expires queries, then dispatches to every free lane."""

@@ -13,16 +13,16 @@ from polyrec.planner.routing.admission import admission
 from polyrec.planner.routing.lanes.lane import LaneState
 from polyrec.planner.routing.policies.policy import BatchChoice
 from polyrec.planner.routing.policies.priced import Priced
-from polyrec.planner.routing.query import Query
+from polyrec.planner.routing.query import NO_MISSES, Query
 from polyrec.planner.routing.router_state import RouterState
 from polyrec.planner.simulation.faults import Fault
 from polyrec.planner.simulation.simulator import Simulator
 from tests.planner.routing import reference
-from tests.planner.routing.random_events import BUDGET_S, ROWS, SERVERS, STEPS, step
+from tests.planner.routing.random_events import BUDGET_S, MISSES, ROWS, SERVERS, STEPS, step
 from tests.planner.routing.servers import POLICIES, RouterDriver, router
 
 SEVERAL = [*SERVERS[1:], *((machine.paths, machine.lanes) for machine in MACHINES.values())]
-REQUEST = st.tuples(ROWS, BUDGET_S, st.integers(0, 2), st.booleans())
+REQUEST = st.tuples(ROWS, BUDGET_S, st.integers(0, 2), st.booleans(), st.one_of(st.just(NO_MISSES), MISSES))
 
 
 def driven(
@@ -114,7 +114,7 @@ def test_every_decision_of_a_trace_equals_the_reference(machine, load, faults):
 def test_admission_equals_the_reference(steps, waiting, server, policy, slow, later_s):
     driver = driven(server, steps, policy, slow)
     state = driver.router.state
-    for rows, budget_s, priority, required in waiting:
+    for rows, budget_s, priority, required, misses in waiting:
         query = Query(rows, driver.now_s, driver.now_s + budget_s, priority, required)
         if state.usable and state.sole_inline_lane is None:
             plain = reference.admit(state, query, driver.now_s)
@@ -122,7 +122,7 @@ def test_admission_equals_the_reference(steps, waiting, server, policy, slow, la
             assert (excess_s > 0) == (plain > 0)
             if excess_s > 0:
                 assert excess_s == plain  # the Retry-After
-        driver.offer(rows, budget_s, priority, required)
+        driver.offer(rows, budget_s, priority, required, misses)
         driver.turn()
         driver.now_s += later_s
 

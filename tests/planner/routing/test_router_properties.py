@@ -34,6 +34,7 @@ def test_every_query_ends_exactly_once_whatever_happens(steps, server, policy):
     assert [ends for ends in driver.ends.values() if len(ends) != 1] == []
     assert driver.router.state.queue.rows == 0
     assert list(driver.router.state.queue.unsettled()) == []
+    assert not driver.router.state.queue.held
 
 
 @settings(max_examples=50, deadline=None)

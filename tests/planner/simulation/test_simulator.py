@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from polyrec.planner.arrivals import arrival_times
 from polyrec.planner.plan import Limits, Routing
 from polyrec.planner.routing.lanes.path import PathSpec
-from polyrec.planner.routing.query import Dispatch
-from polyrec.planner.simulation.costs import BatchCost, Costs
+from polyrec.planner.routing.query import Dispatch, Misses
+from polyrec.planner.simulation.costs import BatchCost, Costs, RowReads
 from polyrec.planner.simulation.execution import ExecutionTimes
 from polyrec.planner.simulation.faults import Fault, FaultError, parse_fault
 from polyrec.planner.simulation.outcomes import Outcomes, Status
@@ -339,3 +340,40 @@ def test_bad_faults_raise_one_line(text):
     with pytest.raises(FaultError, match="fault") as caught:
         parse_fault(text, ["gpu0"])
     assert "\n" not in str(caught.value)
+
+
+READS = RowReads(share=0.3, misses=20.0, read_s=2e-3, miss_s=1e-4, tail=2.0)
+
+
+def cold_simulator(server: str, reads: RowReads | None = READS) -> Simulator:
+    """Arrivals of which some miss rows."""
+    rng = np.random.default_rng(0)
+    times = arrival_times(Arrivals(), 300.0, 2.0, rng)
+    rows = Sizes(kind="fixed", mean=20).sample(times.size, rng)
+    routing, costs = Routing(policy="static:table@cpu"), Costs(reads=reads)
+    return Simulator(*SERVERS[server], routing, Limits(), times, rows, 0.05, rng, costs=costs)
+
+
+def latencies(simulator: Simulator) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Seconds to each answer, and which queries had all rows at hand."""
+    outcomes = simulator.run()
+    assert (outcomes.status == Status.ANSWERED).all()
+    pages = [any(simulator._reads.misses(i)) for i in range(outcomes.rows.size)]
+    return outcomes.finish_s - outcomes.arrival_s, ~np.array(pages)
+
+
+@pytest.mark.parametrize("server", ["lanes", "inline"])
+def test_hot_queries_do_not_wait_for_the_reads_of_cold_ones(server):
+    took_s, hot = latencies(cold_simulator(server))
+    assert 0.6 < hot.mean() < 0.8
+    assert took_s[~hot].min() > READS.read_s / READS.tail**2
+    in_memory_s, _ = latencies(cold_simulator(server, reads=None))
+    assert np.quantile(took_s[hot], 0.99) < 1.2 * np.quantile(in_memory_s, 0.99)
+
+
+def test_simulated_reads_are_learned():
+    simulator = cold_simulator("lanes")
+    simulator.run()
+    tail_s = READS.tail * (READS.read_s + 20 * READS.miss_s)
+    assert simulator.router.state.reads.tail_s(Misses(20)) == pytest.approx(tail_s, rel=0.6)
+    assert not simulator.router.state.queue.held

@@ -1,0 +1,159 @@
+"""All-hot queries of a server that holds an eighth of its model, beside queries with rows on disk.
+
+    python -m benchmarks.tiers.popular_first --json docs/results/popular-first.json
+
+Makes a model in Criteo's shape (benchmarks/tiers/serving.py) and three cases that take turns, each in a
+process of its own: all rows in memory, and an eighth of them with `popular_first` and without (reading ahead
+for queries that wait for a busy lane). A share of the queries is all-hot: drawn by Zipf's law from the eighth
+of what memory holds that is hottest. The others are drawn from all ranks. Each case is measured in a closed
+loop (rows/s), then with Poisson arrivals at --load of what the slower tiered case did in its first turn. In
+process, without sockets: the difference is the dispatcher's and the tiers'.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+
+from benchmarks.tiers.serving import bundle_of, plan_of
+from polyrec.models.bundle.bundle import Bundle, load_bundle
+from polyrec.models.runtimes import open_runtime
+from polyrec.planner.plan import save_plan
+from polyrec.server.app.serving import measure
+
+SHARE = 8
+"""The model's bytes over those of its memory."""
+
+
+def one(case: dict[str, Any]) -> dict[str, Any]:
+    """Runs a case in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.tiers.popular_first.case", json.dumps(case)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def hot_rows(bundle: Bundle, memory: int) -> list[int]:
+    """Rows of each table that count as hot: an eighth of those that memory holds, or all if none is on disk.
+
+    Half of what memory holds is static prefix, and its colder part is released to the cache.
+    """
+    plan = plan_of(bundle, Path("/var/tmp"), memory, True)
+    assert plan.placement is not None
+    cuts = plan.placement.paths[0].tables
+    return [
+        v.size if t not in cuts or not cuts[t].disk else max(cuts[t].host // 8, 1)
+        for t, v in bundle.encoder.vocabularies.items()
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tiers.popular_first")
+    add = parser.add_argument
+    add("--large-rows", type=int, default=300_000, help="of each of five tables (300,000: 400 MB in all)")
+    add("--exponent", type=float, default=1.05, help="of Zipf's law (1.05)")
+    add("--rows", type=int, default=16, help="of a query (16)")
+    add("--hot-share", type=float, default=0.5, help="of the queries (0.5)")
+    add("--load", type=float, default=0.6, help="of the tiered server's rows/s (0.6)")
+    add("--budget-ms", type=float, default=100.0)
+    add("--seconds", type=float, default=3.0, help="of a closed loop (3)")
+    add("--open-s", type=float, default=6.0, help="of Poisson arrivals (6)")
+    add("--turns", type=int, default=3)
+    add("--lane", default="thread", choices=["thread", "inline", "process"])
+    add("--directory", type=Path, default=Path("/var/tmp"), help="a real disk; the model is kept there")
+    add("--json", type=Path)
+    args = parser.parse_args()
+    model = args.directory / f"popular-first-{args.large_rows}-{args.exponent:g}"
+    bundle = load_bundle(model) if model.exists() else bundle_of(model, args.large_rows, args.exponent)
+    memory = bundle.bytes // SHARE
+    latency = measure(open_runtime("onnx", bundle), bundle.encoder)
+    with tempfile.TemporaryDirectory(dir=args.directory) as made:
+        plans = {}
+        for name, budget in (("memory", None), ("popular first", memory), ("read ahead", memory)):
+            plan = plan_of(bundle, args.directory, budget, True)
+            if plan.placement is not None:
+                placement = plan.placement.model_copy(update={"popular_first": name == "popular first"})
+                plan = plan.model_copy(update={"placement": placement})
+            lane = plan.lanes[0].model_copy(update={"kind": args.lane})
+            path = plan.paths[0].model_copy(update={"latency": latency})
+            plans[name] = Path(made) / f"{name.replace(' ', '-')}.json"
+            save_plan(plan.model_copy(update={"lanes": (lane,), "paths": (path,)}), plans[name])
+        base = {
+            "rows": args.rows, "exponent": args.exponent, "hot_share": args.hot_share,
+            "hot_rows": hot_rows(bundle, memory), "seconds": args.seconds, "open_s": args.open_s,
+            "budget_s": args.budget_ms / 1e3, "warm_s": 2.0,
+        }  # fmt: skip
+        results: dict[str, list[dict[str, Any]]] = {name: [] for name in plans}
+        rate = 0.0
+        for turn in range(-1, args.turns):
+            for name, plan in plans.items():
+                case = base | {"plan": str(plan), "seed": turn + 1, "rate_rows_s": rate or 100.0}
+                if turn < 0:
+                    # only for the load
+                    case |= {"open_s": 0.2}
+                found = one(case)
+                if turn >= 0:
+                    results[name].append(found)
+                    print(
+                        name,
+                        turn,
+                        {k: v for k, v in found.items() if k != "answers"},
+                        file=sys.stderr,
+                        flush=True,
+                    )
+                else:
+                    results.setdefault("first", []).append(found | {"name": name})
+            if turn < 0:
+                first = results.pop("first")
+                rate = args.load * min(f["rows_per_s"] for f in first if f["name"] != "memory")
+        report(results, rate, args.json, vars(args))
+    return 0
+
+
+HEAD = ("rows/s", "hot p50", "p99 ms", "cold p50", "p99 ms", "lost", "tail loss", "longer")
+
+
+def report(
+    results: dict[str, list[dict[str, Any]]], rate: float, file: Path | None, args: dict[str, Any]
+) -> None:
+    """Prints medians over the turns. tail loss: quantile loss of predicted tails over the mean batch time."""
+    print(f"{rate:,.0f} rows/s offered\n{'':<15}" + "".join(f"{name:>11}" for name in HEAD))
+    expected = [np.array(a) for a in results["memory"][0]["answers"]]
+    cases: dict[str, Any] = {}
+    for name, turns in results.items():
+        if not turns:
+            continue
+        found = {
+            "rows_per_s": median(t["rows_per_s"] for t in turns),
+            "hot_p50_ms": median(t["hot"]["p50_ms"] for t in turns),
+            "hot_p99_ms": median(t["hot"]["p99_ms"] for t in turns),
+            "cold_p50_ms": median(t["cold"]["p50_ms"] for t in turns),
+            "cold_p99_ms": median(t["cold"]["p99_ms"] for t in turns),
+            "lost": sum(t["lost"] for t in turns),
+            "tail_loss": median(t["tails"]["loss"] for t in turns),
+            "longer": median(t["tails"]["longer"] for t in turns),
+        }
+        print(f"{name:<15}" + "".join(f"{value:>11,.4g}" for value in found.values()))
+        differs = [np.abs(np.array(a) - e).max() for a, e in zip(turns[0]["answers"], expected, strict=True)]
+        found["answers_differ_by"] = float(max(differs))
+        cases[name] = found | {"turns": [{k: v for k, v in t.items() if k != "answers"} for t in turns]}
+    print("answers differ by " + ", ".join(f"{c['answers_differ_by']:.1e}" for c in cases.values()))
+    if file:
+        settings = {k: v for k, v in args.items() if isinstance(v, int | float | str)}
+        out = {"settings": settings, "offered_rows_per_s": rate, "cases": cases}
+        file.write_text(json.dumps(out, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

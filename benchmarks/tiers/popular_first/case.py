@@ -1,0 +1,194 @@
+"""One case of benchmarks.tiers.popular_first: an engine in this process, and queries at their own times.
+
+JSON on the command line, JSON on standard output.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import math
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import uvloop
+from numpy.typing import NDArray
+
+from benchmarks.tiers.generated_model import zipf
+from polyrec.models.allocator import retain_freed_memory
+from polyrec.models.bundle.bundle import load_bundle
+from polyrec.planner.plan import Plan
+from polyrec.planner.routing.query import Dispatch
+from polyrec.server.app.engine import Engine
+from polyrec.server.codecs.rows import Tensors
+from polyrec.server.dispatch.dispatcher import clock
+
+WAVES = 16
+"""Queries in flight while throughput is measured."""
+QUERIES = 49152
+"""Distinct queries, more than a run has: repeated ones would soon all be in the cache."""
+
+
+def queries(plan: Plan, case: dict[str, Any]) -> tuple[list[Tensors], NDArray[np.bool_]]:
+    """Queries of `rows` rows each by Zipf's law, and which are all-hot: their ranks are among the `hot_rows`
+    hottest of each table."""
+    random = np.random.default_rng(case["seed"])
+    bundle = load_bundle(plan.paths[0].bundle)
+    sizes = [v.size for v in bundle.encoder.vocabularies.values()]
+    hot = random.random(QUERIES) < case["hot_share"]
+    rows = case["rows"]
+    columns = []
+    for table, size in enumerate(sizes):
+        ranks = zipf(random, size, case["exponent"], QUERIES * rows).reshape(QUERIES, rows)
+        most = case["hot_rows"][table]
+        popular = zipf(random, most, case["exponent"], QUERIES * rows).reshape(QUERIES, rows)
+        ranks = np.where(hot[:, None], popular, ranks)
+        columns.append(ranks)
+    sparse = np.stack(columns, 2)
+    dense = random.random((QUERIES, rows, len(bundle.manifest.schema_.dense)), np.float32)
+    return [Tensors(dense[i], sparse[i], {}, rows) for i in range(QUERIES)], hot
+
+
+class Recorder:
+    """Predicted and observed seconds of every batch, taken where the router is told of it."""
+
+    def __init__(self, router: Any) -> None:
+        self.batches: list[tuple[int, float, float]] = []
+        done = router.done
+
+        def recorded(dispatch: Dispatch, now_s: float, took_s: float) -> None:
+            self.batches.append((dispatch.rows, dispatch.tail_s, took_s))
+            done(dispatch, now_s, took_s)
+
+        router.done = recorded
+
+
+async def closed_loop(dispatcher: Any, rows: list[Tensors], first: int, seconds: float) -> float:
+    """Rows a second with WAVES queries in flight."""
+    at, done = first, 0
+    until = clock() + seconds
+    start = clock()
+
+    async def one() -> None:
+        nonlocal at, done
+        while clock() < until:
+            at += 1
+            query = rows[at % len(rows)]
+            await dispatcher.submit(query, clock(), 60.0).payload.answer
+            done += query.rows
+
+    await asyncio.gather(*(one() for _ in range(WAVES)))
+    return done / (clock() - start)
+
+
+async def open_loop(
+    dispatcher: Any, rows: list[Tensors], first: int, rate: float, seconds: float, budget_s: float, seed: int
+) -> tuple[list[tuple[int, float]], int]:
+    """Poisson arrivals; returns (query, seconds to its answer) of those answered, and how many were not."""
+    random = np.random.default_rng(seed)
+    gaps = random.exponential(1 / rate, int(rate * seconds))
+    due = clock() + 0.01 + np.cumsum(gaps)
+    took: list[tuple[int, float]] = []
+    lost = 0
+    finished = asyncio.Event()
+    left = len(due)
+
+    def answered(i: int, due_s: float, pending: Any) -> None:
+        nonlocal lost, left
+        try:
+            pending.result()
+            took.append((i, clock() - due_s))
+        except Exception:
+            lost += 1
+        left -= 1
+        if not left:
+            finished.set()
+
+    for number, due_s in enumerate(due.tolist()):
+        # as a server does: sleeps until something comes, and reads all that has come before it executes
+        if due_s > clock():
+            await asyncio.sleep(max(due_s - clock(), 0))
+        i = (first + number) % len(rows)
+        try:
+            pending = dispatcher.submit(rows[i], due_s, budget_s).payload.answer
+        except Exception:
+            lost, left = lost + 1, left - 1
+            continue
+        pending.listen(lambda p, i=i, due_s=due_s: answered(i, due_s, p))
+    if left:
+        await finished.wait()
+    return took, lost
+
+
+def quantiles_ms(took: list[float]) -> dict[str, float]:
+    if not took:
+        return {"p50_ms": math.nan, "p99_ms": math.nan, "n": 0}
+    p50, p99 = np.quantile(took, (0.5, 0.99)).tolist()
+    return {"p50_ms": 1e3 * p50, "p99_ms": 1e3 * p99, "n": len(took)}
+
+
+def tail_errors(batches: list[tuple[int, float, float]]) -> dict[str, float]:
+    """Returns how well predicted tails fit: the quantile loss at 0.99, also over the mean batch time, and the
+    share of the batches that took longer than predicted."""
+    _, tail, took = np.array(batches).T
+    beyond = took - tail
+    loss = np.where(beyond > 0, 0.99 * beyond, -0.01 * beyond)
+    return {
+        "loss": float(loss.mean() / took.mean()),
+        "loss_us": 1e6 * float(loss.mean()),
+        "longer": float((beyond > 0).mean()),
+        "mean_ms": 1e3 * float(took.mean()),
+        "tail_ms": 1e3 * float(tail.mean()),
+        "batches": len(batches),
+    }
+
+
+async def run(
+    engine: Engine, case: dict[str, Any], rows: list[Tensors], hot: NDArray[np.bool_]
+) -> dict[str, Any]:
+    dispatcher = engine.serving.dispatcher
+    cold_rows = engine.serving.tiers.cold_rows
+    await closed_loop(dispatcher, rows, 0, case["warm_s"])
+    found: dict[str, Any] = {"rows_per_s": await closed_loop(dispatcher, rows, QUERIES // 4, case["seconds"])}
+    answers = [await dispatcher.submit(rows[i], clock(), 60.0).payload.answer for i in range(64)]
+    found["answers"] = [np.asarray(a.probabilities, np.float64).tolist() for a in answers]
+    gc.collect()
+    gc.freeze()
+    figures = None if cold_rows is None else replace(cold_rows.figures)
+    recorder = Recorder(dispatcher.router)
+    rate = case["rate_rows_s"] / case["rows"]
+    cpu = time.process_time()
+    took, lost = await open_loop(
+        *(dispatcher, rows, QUERIES // 2, rate, case["open_s"], case["budget_s"], case["seed"])
+    )
+    found["cpu"] = (time.process_time() - cpu) / case["open_s"]
+    found["hot"] = quantiles_ms([s for i, s in took if hot[i]])
+    found["cold"] = quantiles_ms([s for i, s in took if not hot[i]])
+    found["lost"] = lost
+    found["tails"] = tail_errors(recorder.batches)
+    if cold_rows is not None:
+        found["cold_rows"] = {k: v - getattr(figures, k) for k, v in asdict(cold_rows.figures).items()}
+    return found
+
+
+def main() -> None:
+    case = json.loads(sys.argv[1])
+    retain_freed_memory()
+    plan = Plan.model_validate_json(Path(case["plan"]).read_text())
+    rows, hot = queries(plan, case)
+    engine = Engine()
+    engine.load(plan)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        found = runner.run(run(engine, case, rows, hot))
+    print(json.dumps(found))
+    sys.stdout.flush()
+    engine.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Reads rows ahead of the batch that will gather them: which ones are missing, and how they come to hand.
+
+Pages of the file are read into the slab, where they stay until a batch uses them. Rows of the remote store
+are fetched into a layer of their own, which the view of the batch then has below its updates. Either way the
+batch gathers the same values as without, and only waits less.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from polyrec.models.schema.batch import I64
+from polyrec.models.tiers.figures import Counters
+from polyrec.models.tiers.layout import DISK, REMOTE
+from polyrec.models.tiers.releasing import Gathers
+from polyrec.models.tiers.tier_set import TierSet
+from polyrec.models.tiers.updates.delta import UpdateLayer
+from polyrec.models.tiers.view import View
+
+clock = time.perf_counter
+
+
+@dataclass(frozen=True, slots=True)
+class MissingRows:
+    """The look-ups of rows that slow tiers have.
+
+    filed: int64 [n], look-ups of the disk tier that are not cached; pages: of each; waits: bool [n], whether
+    a batch would wait for that page. remote: int64 [m], look-ups of the remote store; remote_rows: of the
+    fused weight.
+    """
+
+    filed: I64
+    pages: I64
+    waits: NDArray[np.bool_]
+    remote: I64
+    remote_rows: I64
+
+    @property
+    def nothing(self) -> bool:
+        """Whether a batch would not wait."""
+        return not self.remote.size and not self.waits.any()
+
+    def counts(self, owner: I64, owners: int) -> tuple[I64, I64]:
+        """Returns distinct pages to wait for and distinct remote rows of each owner, int64 [owners] both.
+
+        owner: int64 [look-ups], whose each look-up is.
+        """
+        waits = self.waits
+        return (
+            _distinct(owner[self.filed[waits]], self.pages[waits], owners),
+            _distinct(owner[self.remote], self.remote_rows, owners),
+        )
+
+    def of(self, owns: NDArray[np.bool_]) -> tuple[I64, I64]:
+        """Returns the distinct pages and remote rows of some look-ups. owns: bool [look-ups]."""
+        return np.unique(self.pages[owns[self.filed]]), np.unique(self.remote_rows[owns[self.remote]])
+
+
+def _distinct(owner: I64, value: I64, owners: int) -> I64:
+    """Number of distinct values of each owner, int64 [owners]."""
+    order = np.lexsort((value, owner))
+    owner, value = owner[order], value[order]
+    first = np.ones(owner.size, bool)
+    first[1:] = (owner[1:] != owner[:-1]) | (value[1:] != value[:-1])
+    return np.bincount(owner[first], minlength=owners)
+
+
+class RowsAhead:
+    """Reads ahead for one stack. Thread-safe.
+
+    gathers, counters: of the stack.
+    """
+
+    def __init__(self, tiers: TierSet, gathers: Gathers, counters: Counters) -> None:
+        self._tiers, self._gathers, self._counters = tiers, gathers, counters
+
+    def missing(self, rows: I64) -> MissingRows:
+        """Finds what a batch of rows needs from slow tiers; changes nothing, and does not wait.
+
+        rows: int64 [n], of the fused weight.
+        """
+        tiers = self._tiers
+        where = tiers.locate(rows)
+        filed = pages = remote = rows[:0]
+        waits = filed != filed
+        if tiers.disk is not None:
+            filed = np.flatnonzero(where.tier == DISK)
+            if filed.size:
+                away, pages, waits = tiers.disk.missing(where.local[filed])
+                filed = filed[away]
+        if tiers.remote is not None:
+            remote = np.flatnonzero(where.tier == REMOTE)
+        return MissingRows(filed, pages, waits, remote, rows[remote])
+
+    def read(self, pages: I64) -> tuple[int, ...]:
+        """Starts the reads of those of distinct pages that are not in memory; returns tickets for `wait`.
+
+        As far as there is room, all of them stay until a batch uses them.
+        """
+        disk = self._tiers.disk
+        if disk is None or not pages.size:
+            return ()
+        ahead = disk.prefetch(pages)
+        self._counters.prefetched += ahead.pages
+        return ahead.tickets
+
+    def wait(self, tickets: tuple[int, ...]) -> None:
+        """Waits for reads that `read` has started; from any thread."""
+        if self._tiers.disk is not None:
+            self._tiers.disk.wait(tickets)
+
+    def fetch(self, view: View, rows: I64) -> UpdateLayer | None:
+        """Fetches remote rows, with the updates of a view, to be `View.staged` of a batch in the same order.
+
+        rows: int64 [n], distinct, of the fused weight in the view's order. The view must be held until the
+        batch has entered its own, so that no later update has left the newest view before the batch sees it.
+        Rows that the store does not give in time are left out; None if there are no others. Raises OSError if
+        the tiers are closed.
+        """
+        tiers = self._tiers
+        if tiers.remote is None or not rows.size:
+            return None
+        with self._gathers.one():
+            start = clock()
+            where = tiers.locate(rows)
+            tables, ids = tiers.layout.table[where.segment], view.remote_ids[where.local]
+            values, found = tiers.remote.receive(tiers.remote.send(tables, ids))
+            self._counters.seconds["remote"] += clock() - start
+        at = np.flatnonzero(found)
+        if not at.size:
+            return None
+        rows, values = rows[at], values[at]
+        view.over(rows, torch.from_numpy(values).view(tiers.row_format.unit), at[:0])
+        return UpdateLayer(tiers.row_format, rows, values)

@@ -1,0 +1,52 @@
+"""Holds queries whose rows are still being read from a slow tier (popular first: FAE, Hotline).
+
+What is hot does not wait for what is cold: a query with misses is held beside the queue while its rows are
+read, and lanes execute others. With its rows there, a batch of it still takes longer than a hot one, as rows
+enter the cache; so it is queued when a lane is free and nothing else waits, or after half of its budget.
+While its rows are not there, it is queued when its deadline barely allows to execute it, and its batch waits
+for what is missing. One that the reads alone would make late is rejected.
+"""
+
+from __future__ import annotations
+
+from polyrec.planner.routing.admission.attempt import worth_accepting
+from polyrec.planner.routing.query import Misses, Query, Rejection, RejectReason
+from polyrec.planner.routing.router_state import RouterState
+
+SERVICES_KEPT = 3.0
+"""A query is held until this many of its predicted service times are left."""
+PASSED_SHARE = 0.5
+"""Share of its budget after which a query whose rows are there is no longer passed by hot ones."""
+
+
+def hold(state: RouterState, query: Query, misses: Misses, now_s: float) -> Rejection | None:
+    """Takes a query out of the queue, to hold it as long as its deadline allows.
+
+    Settles and rejects it if the reads alone make it late.
+    """
+    queue = state.queue
+    queue.take(query)
+    query.misses, query.reading = misses, True
+    needed_s = state.service_time_s(query.rows, 0) + state.answer_s(query)
+    queue.hold(query, query.deadline_s - SERVICES_KEPT * needed_s)
+    excess_s = now_s + state.reads.tail_s(misses) + needed_s - query.deadline_s
+    if excess_s <= 0 or worth_accepting(state, query, now_s):
+        return None
+    query.settled = True
+    queue.discount(query)
+    state.loss_backoff.record_loss()
+    return Rejection(RejectReason.OVERLOAD, excess_s, queue.rows)
+
+
+def be_ready(state: RouterState, query: Query) -> None:
+    """Lets a query whose rows are there be queued when nothing else waits, or after a part of its budget."""
+    budget_s = query.deadline_s - query.arrival_s
+    state.queue.be_ready(query, query.arrival_s + PASSED_SHARE * budget_s)
+
+
+def queue_ready(state: RouterState, fifo: bool) -> bool:
+    """Queues ready queries for one batch, as nothing else waits; returns whether there were any."""
+    released = state.queue.release_ready(state.max_merge_rows) if state.queue.ready else []
+    for query in released:
+        state.queue.push(query, 0, query.rows, query.arrival_s if fifo else query.deadline_s)
+    return bool(released)

@@ -1,0 +1,130 @@
+"""Predicts how long the missing rows of a query take to be read, by their number in each slow tier.
+
+Finished reads come in, tail seconds go out. For each tier the time is a line, seconds for any read and
+seconds for each miss, fitted by least squares that forget, times a factor that tracks the 99th percentile.
+Tiers are read side by side, so a query waits for the slowest.
+
+Nothing is predicted before the first read, and what no read confirms fades within seconds: otherwise a
+prediction that rejects every query with misses would last forever.
+"""
+
+from __future__ import annotations
+
+from math import exp, log
+from typing import NamedTuple
+
+from polyrec.planner.routing.query import Misses
+
+MEMORY_S, UNCONFIRMED_S = 5.0, 2.0
+"""Time constants of forgetting: of observations, and of seconds that no read confirms."""
+LEAST_WEIGHT = 1e-3
+LEAST_S = 1e-6
+TAIL_STEP = 0.1
+TAIL_QUANTILE = 0.99
+FIRST_TAIL, MOST_TAIL = log(2.0), log(20.0)
+"""Logarithm of the tail over the line: at first, and at most."""
+
+
+class ReadSeconds(NamedTuple):
+    """Seconds of a query's reads, by tier as in `Misses`; of a tier without misses, anything."""
+
+    disk: float = 0.0
+    remote: float = 0.0
+
+
+class ReadTimes:
+    """The read times of all tiers."""
+
+    __slots__ = ("_tiers",)
+
+    def __init__(self) -> None:
+        self._tiers = tuple(TierReads() for _ in Misses._fields)
+
+    def observe(self, misses: Misses, took_s: ReadSeconds) -> None:
+        """Records the finished reads of one query."""
+        for tier, count, seconds in zip(self._tiers, misses, took_s, strict=True):
+            if count:
+                tier.observe(count, seconds)
+
+    def tail_s(self, misses: Misses) -> float:
+        """99th percentile in seconds until all misses have been read."""
+        return max(
+            (tier.tail_s(count) for tier, count in zip(self._tiers, misses, strict=True) if count),
+            default=0.0,
+        )
+
+    def tick(self, passed_s: float) -> None:
+        """Forgets, passed_s after the last tick."""
+        for tier in self._tiers:
+            if tier.weight:
+                tier.tick(passed_s)
+
+
+class TierReads:
+    """The line of one tier, from sums of observations (misses, seconds) whose weight decays."""
+
+    __slots__ = (
+        "_confirmed",
+        "_miss_s",
+        "_misses",
+        "_products",
+        "_read_s",
+        "_seconds",
+        "_squares",
+        "_tail",
+        "weight",
+    )
+
+    def __init__(self) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
+        self.weight = self._misses = self._squares = self._seconds = self._products = 0.0
+        self._read_s = self._miss_s = 0.0
+        self._tail = FIRST_TAIL
+        self._confirmed = False
+
+    def observe(self, misses: int, seconds: float) -> None:
+        """Records one read of so many misses."""
+        expected_s = self._read_s + self._miss_s * misses
+        if self.weight:
+            is_longer = seconds > expected_s * exp(self._tail)
+            self._tail += TAIL_STEP * (TAIL_QUANTILE if is_longer else TAIL_QUANTILE - 1)
+            self._tail = min(max(self._tail, 0.0), MOST_TAIL)
+        self.weight += 1.0
+        self._misses += misses
+        self._squares += misses * misses
+        self._seconds += seconds
+        self._products += misses * seconds
+        self._confirmed = True
+        self._fit()
+
+    def tail_s(self, misses: int) -> float:
+        """99th percentile in seconds of a read of so many misses; 0 if none was observed."""
+        return (self._read_s + self._miss_s * misses) * exp(self._tail)
+
+    def tick(self, passed_s: float) -> None:
+        """Forgets, passed_s after the last tick."""
+        kept = exp(-passed_s / MEMORY_S)
+        self.weight *= kept
+        self._misses *= kept
+        self._squares *= kept
+        if not self._confirmed:
+            kept *= exp(-passed_s / UNCONFIRMED_S)
+        self._seconds *= kept
+        self._products *= kept
+        self._confirmed = False
+        if self.weight < LEAST_WEIGHT:
+            self._forget()
+        else:
+            self._fit()
+
+    def _fit(self) -> None:
+        """Fits seconds = read_s + miss_s * misses, neither negative."""
+        mean, mean_s = self._misses / self.weight, self._seconds / self.weight
+        variance = self._squares / self.weight - mean * mean
+        slope = 0.0
+        if variance > 0.01 * mean * mean:
+            slope = (self._products / self.weight - mean * mean_s) / variance
+        self._miss_s = min(max(slope, 0.0), mean_s / mean)
+        self._read_s = max(mean_s - self._miss_s * mean, LEAST_S)

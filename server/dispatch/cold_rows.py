@@ -1,0 +1,265 @@
+"""Finds queries whose rows are not in memory, and reads these while hot queries execute (popular first).
+
+The queries of a turn of the dispatcher are encoded together, and their rows are looked for in the tiers of
+the path that will probably answer. If all rows of a query are at hand it is hot. Else it is cold: the router
+holds it (planner/routing/holding.py) while its pages are read into memory and its remote rows are fetched, in
+threads; its batch then finds them there. Nothing here decides an answer: a batch still gathers every row in
+its own view, and reads what is missing after all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+
+import numpy as np
+
+from polyrec.models.bundle.bundle import Bundle
+from polyrec.models.embeddings.lookups import FusedRows, Lookups
+from polyrec.models.errors import FeatureError
+from polyrec.models.schema.batch import I64, Batch
+from polyrec.models.schema.encoder import Encoder
+from polyrec.models.tiers.stack import TierStack
+from polyrec.models.tiers.stage import fused_rows
+from polyrec.models.tiers.updates.delta import UpdateLayer
+from polyrec.models.tiers.view import View
+from polyrec.planner.routing.latency.read_times import ReadSeconds
+from polyrec.planner.routing.query import Misses, Part, Query
+from polyrec.server.codecs.rows import encode
+
+log = logging.getLogger("polyrec.serving")
+
+FETCHERS = 4
+"""Threads that wait for the remote store: requests under way at a time."""
+
+clock = time.perf_counter
+
+
+@dataclass(slots=True, eq=False)
+class SeenQueries:
+    """Queries whose rows were encoded and looked for together.
+
+    queries: in the order of the batch. view: in which they were found. cold: what has to be read for queries.
+    pages, remote: distinct, all that cold queries need. fetched: remote rows, for batches in the same order;
+    holding: queries without an outcome for which the view is held meanwhile.
+    """
+
+    stack: TierStack
+    view: View
+    encoder: Encoder
+    queries: list[Query]
+    batch: Batch
+    cold: dict[Query, Misses] = field(default_factory=dict)
+    pages: I64 = field(default_factory=lambda: np.empty(0, np.int64))
+    remote: I64 = field(default_factory=lambda: np.empty(0, np.int64))
+    fetched: UpdateLayer | None = None
+    holding: set[Query] = field(default_factory=set)
+
+    def are(self, parts: Sequence[Part]) -> bool:
+        """Whether parts are these queries, whole and in this order."""
+        queries = self.queries
+        return len(parts) == len(queries) and all(
+            part.query is query and part.rows == query.rows
+            for part, query in zip(parts, queries, strict=True)
+        )
+
+    def hold(self, queries: Sequence[Query]) -> None:
+        """Holds the newest view for queries, until `release`."""
+        self.view = self.stack.views.enter()
+        self.holding.update(queries)
+
+    def release(self, query: Query) -> None:
+        """Lets go of the view and of what was fetched in it, as far as a query is concerned."""
+        if query in self.holding:
+            self.holding.discard(query)
+            if not self.holding:
+                self.fetched = None
+                self.stack.views.leave(self.view)
+
+
+@dataclass(slots=True)
+class ColdRowFigures:
+    """Counters since the start.
+
+    hot, cold: queries. pages, remote: that cold ones missed. waited_s: until their reads were done;
+    rows_read: cold queries of which they are.
+    """
+
+    hot: int = 0
+    cold: int = 0
+    pages: int = 0
+    remote: int = 0
+    waited_s: float = 0.0
+    rows_read: int = 0
+
+
+OnRead = Callable[[Query, ReadSeconds], None]
+"""Called on the event loop when the missing rows of a query have been read, with the seconds of each tier."""
+
+
+class ColdRows:
+    """Looks for the rows of queries, and reads missing ones ahead.
+
+    paths: index in the plan -> its tiers, of which rows are on disk or in a remote store, and its bundle.
+    """
+
+    def __init__(self, paths: Mapping[int, tuple[TierStack, Bundle]]) -> None:
+        self._paths: dict[int, tuple[TierStack, FusedRows]] = {}
+        for i, (stack, bundle) in paths.items():
+            rows = fused_rows(bundle.stage())
+            if rows is not None:
+                self._paths[i] = stack, rows
+        self._first = next(iter(self._paths), -1)
+        self.figures = ColdRowFigures()
+        self._readers = Workers("polyrec-cold-disk", 1)
+        self._fetchers = Workers("polyrec-cold-remote", FETCHERS)
+
+    def look(self, path: int | None, queries: Sequence[Query]) -> list[SeenQueries]:
+        """Encodes queries and looks for their rows. Those that cannot be encoded are left out.
+
+        path: the one that will probably answer; None: not known yet. Empty if its rows are all in memory.
+        """
+        found = self._paths.get(self._first if path is None else path)
+        if found is None or not queries:
+            return []
+        stack, fused = found
+        view = stack.views.newest
+        encoder = view.encoder
+        assert encoder is not None
+        ordered = sorted(queries, key=lambda query: not query.payload.rows.plain)
+        try:
+            batch = encode([query.payload.rows for query in ordered], encoder)
+        except FeatureError:
+            # one that cannot be encoded fails when it is dispatched
+            return [seen for q in queries for seen in self.look(path, [q])] if len(queries) > 1 else []
+        seen = SeenQueries(stack, view, encoder, ordered, batch)
+        lookups = fused.lookups(batch)
+        missing = stack.ahead.missing(lookups.rows())
+        if missing.nothing:
+            self.figures.hot += len(ordered)
+            return [seen]
+        owner = owners(batch, lookups, ordered)
+        pages, remote = missing.counts(owner, len(ordered))
+        misses = pages + remote
+        cold = np.flatnonzero(misses).tolist()
+        for i in cold:
+            seen.cold[ordered[i]] = Misses(int(pages[i]), int(remote[i]))
+        seen.pages, seen.remote = missing.of(misses[owner] > 0)
+        figures = self.figures
+        figures.hot += len(ordered) - len(cold)
+        figures.cold += len(cold)
+        figures.pages += int(pages.sum())
+        figures.remote += int(remote.sum())
+        return [seen]
+
+    def read(self, seen: SeenQueries, queries: Sequence[Query], done: OnRead) -> None:
+        """Starts reading what cold queries miss, and calls `done` for each on the running loop."""
+        Reading(seen, queries, self.figures, done, asyncio.get_running_loop()).begin(
+            self._readers, self._fetchers
+        )
+
+    def close(self) -> None:
+        """Ends the threads, after the reads in progress."""
+        self._readers.close()
+        self._fetchers.close()
+
+
+def owners(batch: Batch, lookups: Lookups, queries: Sequence[Query]) -> I64:
+    """Returns the index of the query that each look-up belongs to, in the order of `Lookups.rows`.
+
+    queries: those of the batch, in order.
+    """
+    of_row = np.repeat(np.arange(len(queries)), [query.rows for query in queries])
+    of_context = of_row
+    if batch.context_row is not None:
+        of_context = np.zeros(batch.context.rows, np.int64)
+        of_context[batch.context_row] = of_row
+    both = (of_context, lookups.context), (of_row, lookups.candidate)
+    parts = [np.repeat(of, block.singles.shape[1]) for of, block in both]
+    for of, block in both:
+        if block.bags is not None:
+            parts.append(np.repeat(np.repeat(of, block.bags.features), np.diff(block.bags.offsets)))
+    return np.concatenate(parts)
+
+
+@dataclass(slots=True, eq=False)
+class Reading:
+    """The reads of cold queries: of the disk, which are started at once, and of the remote store."""
+
+    seen: SeenQueries
+    queries: Sequence[Query]
+    figures: ColdRowFigures
+    done: OnRead
+    loop: asyncio.AbstractEventLoop
+    began_s: float = field(default_factory=clock)
+    took_s: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    left: int = 0
+
+    def begin(self, readers: Workers, fetchers: Workers) -> None:
+        seen = self.seen
+        works: list[tuple[Workers, Callable[[], None]]] = []
+        if seen.pages.size:
+            tickets = seen.stack.ahead.read(seen.pages)
+            works.append((readers, lambda: self._ended(0, lambda: seen.stack.ahead.wait(tickets))))
+        if seen.remote.size:
+            seen.hold(self.queries)
+            works.append((fetchers, lambda: self._ended(1, self._fetch)))
+        self.left = len(works)
+        for workers, work in works:
+            workers.put(work)
+
+    def _fetch(self) -> None:
+        seen = self.seen
+        if seen.view.encoder is seen.encoder:
+            seen.fetched = seen.stack.ahead.fetch(seen.view, seen.remote)
+
+    def _ended(self, tier: int, work: Callable[[], None]) -> None:
+        """Does the work of a tier in its thread, and reports the end to the loop."""
+        try:
+            work()
+        except Exception:
+            log.exception("reading ahead failed")
+        with suppress(RuntimeError):  # the loop was closed meanwhile
+            self.loop.call_soon_threadsafe(self._read, tier)
+
+    def _read(self, tier: int) -> None:
+        waited_s = self.took_s[tier] = clock() - self.began_s
+        self.left -= 1
+        if not self.left:
+            took_s = ReadSeconds(*self.took_s)
+            self.figures.rows_read += len(self.queries)
+            self.figures.waited_s += waited_s * len(self.queries)
+            for query in self.queries:
+                self.done(query, took_s)
+
+
+class Workers:
+    """Threads that do what is put into their queue, in order."""
+
+    def __init__(self, name: str, threads: int) -> None:
+        self._waiting: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._run, name=f"{name}-{i}", daemon=True) for i in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def put(self, work: Callable[[], None]) -> None:
+        self._waiting.put(work)
+
+    def close(self) -> None:
+        for _ in self._threads:
+            self._waiting.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self) -> None:
+        while (work := self._waiting.get()) is not None:
+            work()
+            del work

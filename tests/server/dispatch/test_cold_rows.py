@@ -1,0 +1,259 @@
+"""Holding of cold queries: hot ones do not wait for them, and answers are those of all rows in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import orjson
+import pytest
+
+from polyrec.models.bundle.bundle import Bundle
+from polyrec.models.errors import FeatureError
+from polyrec.models.schema.batch import F32
+from polyrec.models.tiers.stage import fused_rows
+from polyrec.models.tiers.updates.update import TableUpdate, apply_update
+from polyrec.planner.plan import Plan
+from polyrec.planner.routing.query import Query
+from polyrec.server.app.engine import Engine
+from polyrec.server.app.serving import Serving
+from polyrec.server.dispatch.answer import Answer
+from polyrec.server.dispatch.dispatcher import clock
+from tests.models.tiers.redis_server import RedisServer
+from tests.server.conftest import Request
+from tests.server.placing import placed_plan
+
+BUDGET_S = 60.0
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path)
+    yield server
+    server.kill()
+
+
+def body(request: Request) -> bytes:
+    return orjson.dumps({"columns": request.columns})
+
+
+def submit(serving: Serving, content: bytes, budget_s: float = BUDGET_S) -> Query:
+    rows = serving.decoder.predict(content)
+    return serving.dispatcher.submit(rows, clock(), budget_s)
+
+
+def far(rows: int) -> dict[str, int]:
+    """Puts a quarter of a table in memory, a quarter on disk, the rest in a store."""
+    quarter = rows // 4
+    return {"host": quarter, "disk": quarter, "remote": rows - 2 * quarter}
+
+
+@pytest.mark.parametrize("lane", ["inline", "thread"])
+@pytest.mark.parametrize("seed", range(3))
+def test_answers_equal_those_in_memory_whatever_is_hot_or_cold(
+    lane: str,
+    seed: int,
+    opened: Callable[[Plan], Engine],
+    paged: Bundle,
+    requests: list[Request],
+    whole: Callable[[Request], F32],
+    store: RedisServer,
+    tmp_path: Path,
+) -> None:
+    random = np.random.default_rng(seed)
+    remote = {"url": store.url, "fill": True, "timeout_ms": 20_000}
+    engines = {
+        ahead: opened(
+            placed_plan(
+                *(paged, tmp_path, far if seed else lambda n: {"host": n // 8, "disk": n - n // 8}),
+                lane=lane,
+                lanes=1 if lane == "inline" else 2,
+                **({"remote": remote} if seed else {}),
+                popular_first=ahead,
+            )
+        )
+        for ahead in (True, False)
+    }
+    right = [whole(request) for request in requests[:40]]
+
+    async def run(engine: Engine, waves: Sequence[Sequence[int]]) -> list[tuple[int, Answer]]:
+        queries: list[tuple[int, Query]] = []
+        for wave in waves:
+            queries += [(i, submit(engine.serving, body(requests[i]))) for i in wave]
+            if queries and random.random() < 0.3:
+                await queries[-1][1].payload.answer
+            await asyncio.sleep(0)
+        answers = [(i, await query.payload.answer) for i, query in queries]
+        until_s = clock() + 30
+        # a batch that another lane has answered meanwhile may still be in its lane
+        while any(stack.views.newest.readers for stack in engine.stacks().values()) and clock() < until_s:
+            await asyncio.sleep(0.001)
+        return answers
+
+    waves = [random.integers(0, len(right), random.integers(1, 6)).tolist() for _ in range(25)]
+    for ahead, engine in engines.items():
+        answers = asyncio.run(run(engine, waves))
+        for i, answer in answers:
+            np.testing.assert_allclose(answer.probabilities, right[i], rtol=0, atol=1e-6)
+            assert not answer.degraded
+        cold = engine.serving.tiers.cold_rows
+        assert (cold is not None) == ahead
+        if cold is not None:
+            assert cold.figures.hot + cold.figures.cold == len(answers)
+            assert engine.serving.dispatcher.router.state.queue.rows == 0
+            assert cold.figures.rows_read == cold.figures.cold > 0
+        assert all(not stack.views.newest.readers for stack in engine.stacks().values())
+
+
+def pair(serving: Serving, bundle: Bundle, requests: Sequence[Request]) -> tuple[Request, Request]:
+    """A request with all rows in memory, and one that needs the store."""
+    (stack,), rows = serving.tiers.distinct, fused_rows(bundle.stage())
+    assert rows is not None
+    found: dict[bool, Request] = {}
+    for request in requests:
+        batch = serving.decoder.predict(body(request)).encode(bundle.encoder)
+        found.setdefault(stack.ahead.missing(rows.lookups(batch).rows()).nothing, request)
+    return found[True], found[False]
+
+
+def barely(rows: int) -> dict[str, int]:
+    """Puts the coldest quarter of a table in a store."""
+    return {"host": rows - rows // 4, "remote": rows // 4}
+
+
+@pytest.mark.parametrize("lane", ["inline", "thread"])
+def test_a_hot_query_overtakes_a_cold_one_whose_read_is_held_up(
+    lane: str,
+    opened: Callable[[Plan], Engine],
+    paged: Bundle,
+    requests: list[Request],
+    whole: Callable[[Request], F32],
+    store: RedisServer,
+    tmp_path: Path,
+) -> None:
+    remote = {"url": store.url, "fill": True, "timeout_ms": 30_000}
+    serving = opened(
+        placed_plan(paged, tmp_path, barely, lane=lane, remote=remote, popular_first=True)
+    ).serving
+    hot, cold = pair(serving, paged, requests)
+
+    async def run() -> None:
+        store.signal(signal.SIGSTOP)
+        try:
+            slow = submit(serving, body(cold))
+            for _ in range(3):
+                quick = await submit(serving, body(hot)).payload.answer
+                np.testing.assert_allclose(quick.probabilities, whole(hot), rtol=0, atol=1e-6)
+                assert not slow.payload.answer.done()
+            assert slow.reading
+        finally:
+            store.signal(signal.SIGCONT)
+        answer = await slow.payload.answer
+        np.testing.assert_allclose(answer.probabilities, whole(cold), rtol=0, atol=1e-6)
+        assert not answer.degraded
+
+    asyncio.run(run())
+
+
+def test_a_cold_query_makes_its_deadline_without_the_rows_that_never_come(
+    opened: Callable[[Plan], Engine],
+    paged: Bundle,
+    requests: list[Request],
+    store: RedisServer,
+    tmp_path: Path,
+) -> None:
+    remote = {"url": store.url, "fill": True, "timeout_ms": 300}
+    serving = opened(placed_plan(paged, tmp_path, barely, remote=remote, popular_first=True)).serving
+    _, cold = pair(serving, paged, requests)
+
+    async def run() -> Answer:
+        store.signal(signal.SIGSTOP)
+        try:
+            answer: Answer = await submit(serving, body(cold), 20.0).payload.answer
+            return answer
+        finally:
+            store.signal(signal.SIGCONT)
+
+    answer = asyncio.run(run())
+    assert answer.reason == "failure"
+
+
+def test_a_cold_query_that_can_wait_no_longer_reads_in_its_batch(
+    opened: Callable[[Plan], Engine],
+    paged: Bundle,
+    requests: list[Request],
+    whole: Callable[[Request], F32],
+    store: RedisServer,
+    tmp_path: Path,
+) -> None:
+    remote = {"url": store.url, "fill": True, "timeout_ms": 30_000}
+    serving = opened(placed_plan(paged, tmp_path, barely, remote=remote, popular_first=True)).serving
+    _, cold = pair(serving, paged, requests)
+    router = serving.dispatcher.router
+
+    async def run() -> None:
+        query = submit(serving, body(cold))
+        serving.dispatcher.dispatch_now()
+        (until_s,) = router.state.queue.held.values()
+        assert until_s < query.deadline_s
+        # as if so much time had passed: its reads have not been reported yet
+        router.expire(until_s)
+        assert not router.state.queue.held
+        assert [piece.query for piece in router.state.queue.pieces] == [query]
+        answer = await query.payload.answer
+        np.testing.assert_allclose(answer.probabilities, whole(cold), rtol=0, atol=1e-6)
+
+    asyncio.run(run())
+
+
+def test_an_update_during_the_reads_of_a_query_is_in_its_answer(
+    opened: Callable[[Plan], Engine],
+    paged: Bundle,
+    requests: list[Request],
+    whole: Callable[[Request], F32],
+    store: RedisServer,
+    tmp_path: Path,
+) -> None:
+    remote = {"url": store.url, "fill": True, "timeout_ms": 30_000}
+    plan = placed_plan(paged, tmp_path, lambda n: {"remote": n}, remote=remote, popular_first=True)
+    engine = opened(plan)
+    serving, stack = engine.serving, engine.stacks()["table@cpu"]
+    request = requests[0]
+    update = {
+        table: TableUpdate(np.arange(v.rows), np.full((v.rows, 64), 0.25, np.float32))
+        for table, v in paged.encoder.vocabularies.items()
+    }
+
+    async def run() -> F32:
+        query = submit(serving, body(request))
+        serving.dispatcher.dispatch_now()
+        held = stack.views.newest
+        assert held.readers == 1
+        apply_update(stack, update)
+        assert not stack.settle(0.0), "what was fetched before the update must not outlive its layer"
+        answer: Answer = await query.payload.answer
+        assert stack.settle(30)
+        again: Answer = await submit(serving, body(request)).payload.answer
+        np.testing.assert_allclose(again.probabilities, answer.probabilities, rtol=0, atol=1e-6)
+        return answer.probabilities
+
+    assert np.abs(asyncio.run(run()) - whole(request)).max() > 1e-3
+
+
+def test_a_query_that_cannot_be_encoded_fails_alone(
+    opened: Callable[[Plan], Engine], paged: Bundle, requests: list[Request], tmp_path: Path
+) -> None:
+    serving = opened(placed_plan(paged, tmp_path, lambda n: {"disk": n}, popular_first=True)).serving
+
+    async def run() -> None:
+        queries = [submit(serving, body(request)) for request in requests[:5]]
+        wrong = submit(serving, b'{"instances": [{"price_rank": 1e39}]}')
+        with pytest.raises(FeatureError, match="price_rank"):
+            await wrong.payload.answer
+        for query in queries:
+            await query.payload.answer
+
+    asyncio.run(run())
