@@ -163,10 +163,10 @@ def test_a_bundle_that_is_not_shown_to_be_as_good_waits_for_more_rows(
     own = looped.folder.folder_of(2)
     served = load_bundle(load_plan(looped.folder.plan).paths[0].bundle)
     record = {"from": {"version": looped.last.serving, "tables": {}}}
-    model = deepcopy(served.model())
+    model, random = deepcopy(served.model()), torch.Generator().manual_seed(2)
     with torch.no_grad():
         for parameter in model.net.parameters():
-            parameter.mul_(0.97)
+            parameter.mul_(1 + 0.02 * torch.randn(parameter.shape, generator=random))
     write_bundle(own / "bundle", model, served.manifest.representation, served.encoder, {}, record)
     looped.set(margin=1e-6)
     held = looped.until("held")

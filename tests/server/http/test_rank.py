@@ -1,10 +1,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+
+from polyrec.models.bundle.bundle import Bundle, write_bundle
+from polyrec.planner.plan import Plan, single_path_plan
 
 
 def test_candidates_come_back_in_the_order_of_their_probabilities(
@@ -29,9 +35,17 @@ def test_top_k_keeps_the_best(client: Any, request_: Any) -> None:
     assert best["scores"] == pytest.approx(everything["scores"][:3], abs=1e-6)
 
 
-def test_equal_candidates_keep_their_order(client: Any) -> None:
-    body = {"candidates": {"item": ["x"] * 30}}
-    answer = client.send("POST", "/v1/rank", json=body).json()
+def test_equal_scores_keep_the_order_of_their_candidates(
+    bundle: Bundle, client_of: Callable[[Plan], Any], tmp_path: Path
+) -> None:
+    model = deepcopy(bundle.model())
+    with torch.no_grad():
+        for parameter in model.net.parameters():
+            parameter.zero_()
+    equal = write_bundle(tmp_path / "equal", model, bundle.manifest.representation, bundle.encoder, {}, {})
+    client = client_of(single_path_plan(equal.path, equal.name, "torch"))
+    answer = client.send("POST", "/v1/rank", json={"candidates": {"item": ["x"] * 30}}).json()
+    assert len(set(answer["scores"])) == 1
     assert answer["order"] == list(range(30))
 
 
