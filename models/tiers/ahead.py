@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from polyrec.models.schema.batch import I64
+from polyrec.models.tiers.disk.disk import NO_READS, ReadAhead
 from polyrec.models.tiers.figures import Counters
 from polyrec.models.tiers.layout import DISK, REMOTE
 from polyrec.models.tiers.releasing import Gathers
@@ -97,17 +98,17 @@ class RowsAhead:
             remote = np.flatnonzero(where.tier == REMOTE)
         return MissingRows(filed, pages, waits, remote, rows[remote])
 
-    def read(self, pages: I64) -> tuple[int, ...]:
-        """Starts the reads of those of distinct pages that are not in memory; returns tickets for `wait`.
+    def read(self, pages: I64) -> ReadAhead:
+        """Starts the reads of those of distinct pages that are not in memory; `wait` takes the tickets.
 
         As far as there is room, all of them stay until a batch uses them.
         """
         disk = self._tiers.disk
         if disk is None or not pages.size:
-            return ()
+            return NO_READS
         ahead = disk.prefetch(pages)
         self._counters.prefetched += ahead.pages
-        return ahead.tickets
+        return ahead
 
     def wait(self, tickets: tuple[int, ...]) -> None:
         """Waits for reads that `read` has started; from any thread."""

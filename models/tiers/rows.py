@@ -120,9 +120,8 @@ class TieredRows:
 
     def prefetch(self, rows: I64) -> int:
         """Starts reading the rows of a queued batch from the file; returns the number of pages."""
-        missing = self.stack.ahead.missing(rows)
-        self.stack.ahead.read(np.unique(missing.pages))
-        return np.unique(missing.pages[missing.waits]).size
+        ahead = self.stack.ahead
+        return ahead.read(np.unique(ahead.missing(rows).pages)).pages
 
     def take_fallbacks(self) -> int:
         """Returns and resets the number of rows that the remote store did not answer."""

@@ -49,6 +49,9 @@ class ReadAhead(NamedTuple):
     tickets: tuple[int, ...]
 
 
+NO_READS = ReadAhead(0, ())
+
+
 class DiskTier:
     """Rows `0 ... rows - 1` in pages of a file, cached in the slab. Thread-safe.
 
@@ -239,7 +242,7 @@ class DiskTier:
                 self._let_go(self._ahead.popleft()[1])
             room = int(AHEAD * self.staged.slots) - self._ahead_pages
             if room <= 0:
-                return ReadAhead(0, ())
+                return NO_READS
             slots = self.staged.find(pages)
             away = slots == NOWHERE
             # staged pages must not give way to missing ones
