@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from queue import SimpleQueue
 
 import numpy as np
 
@@ -117,8 +116,8 @@ class ColdRows:
                 self._paths[i] = stack, rows
         self._first = next(iter(self._paths), -1)
         self.figures = ColdRowFigures()
-        self._readers = Workers("polyrec-cold-disk", 1)
-        self._fetchers = Workers("polyrec-cold-remote", FETCHERS)
+        self._readers = ThreadPoolExecutor(1, "polyrec-cold-disk")
+        self._fetchers = ThreadPoolExecutor(FETCHERS, "polyrec-cold-remote")
 
     def look(self, path: int | None, queries: Sequence[Query]) -> list[SeenQueries]:
         """Encodes queries and looks for their rows. Those that cannot be encoded are left out.
@@ -166,8 +165,8 @@ class ColdRows:
 
     def close(self) -> None:
         """Ends the threads, after the reads in progress."""
-        self._readers.close()
-        self._fetchers.close()
+        self._readers.shutdown()
+        self._fetchers.shutdown()
 
 
 def owners(batch: Batch, lookups: Lookups, queries: Sequence[Query]) -> I64:
@@ -201,18 +200,16 @@ class Reading:
     took_s: list[float] = field(default_factory=lambda: [0.0, 0.0])
     left: int = 0
 
-    def begin(self, readers: Workers, fetchers: Workers) -> None:
+    def begin(self, readers: ThreadPoolExecutor, fetchers: ThreadPoolExecutor) -> None:
         seen = self.seen
-        works: list[tuple[Workers, Callable[[], None]]] = []
+        self.left = bool(seen.pages.size) + bool(seen.remote.size)
         if seen.pages.size:
-            tickets = seen.stack.ahead.read(seen.pages)
-            works.append((readers, lambda: self._ended(0, lambda: seen.stack.ahead.wait(tickets))))
+            ahead = seen.stack.ahead
+            tickets = ahead.read(seen.pages).tickets
+            readers.submit(self._ended, 0, lambda: ahead.wait(tickets))
         if seen.remote.size:
             seen.hold(self.queries)
-            works.append((fetchers, lambda: self._ended(1, self._fetch)))
-        self.left = len(works)
-        for workers, work in works:
-            workers.put(work)
+            fetchers.submit(self._ended, 1, self._fetch)
 
     def _fetch(self) -> None:
         seen = self.seen
@@ -237,29 +234,3 @@ class Reading:
             self.figures.waited_s += waited_s * len(self.queries)
             for query in self.queries:
                 self.done(query, took_s)
-
-
-class Workers:
-    """Threads that do what is put into their queue, in order."""
-
-    def __init__(self, name: str, threads: int) -> None:
-        self._waiting: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._threads = [
-            threading.Thread(target=self._run, name=f"{name}-{i}", daemon=True) for i in range(threads)
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def put(self, work: Callable[[], None]) -> None:
-        self._waiting.put(work)
-
-    def close(self) -> None:
-        for _ in self._threads:
-            self._waiting.put(None)
-        for thread in self._threads:
-            thread.join()
-
-    def _run(self) -> None:
-        while (work := self._waiting.get()) is not None:
-            work()
-            del work
