@@ -27,7 +27,7 @@ import torch
 
 from benchmarks.quality.recipes import SETS, some_rows
 from benchmarks.quality.representations import ROOT, machine
-from benchmarks.quality.tables import between_markers
+from benchmarks.quality.tables import write_figures
 from polyrec.models.allocator import retain_freed_memory
 from polyrec.models.data.reader import open_data
 from polyrec.models.data.split import TRAIN, VALIDATION, fit_splitter
@@ -200,9 +200,7 @@ def write_page(found: Mapping[str, Mapping[str, Any]]) -> None:
     """Writes docs/results/dhe-sweep.json and the figures of the page."""
     made = f"{machine()}; {datetime.now(UTC).isoformat(timespec='seconds')}."
     record = {"machine": machine(), "rows": ROWS, "data": found}
-    PAGE.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
-    text = between_markers(PAGE.read_text(encoding="utf-8"), "figures", f"{tables(found)}\n\n{made}")
-    PAGE.write_text(text, encoding="utf-8")
+    write_figures(PAGE, record, f"{tables(found)}\n\n{made}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

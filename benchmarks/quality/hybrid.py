@@ -32,7 +32,7 @@ from benchmarks.quality.dhe_sweep import cost
 from benchmarks.quality.recipes import SETS, first_rows, some_rows
 from benchmarks.quality.repeats import Difference, RepeatedRuns, summarize_runs
 from benchmarks.quality.representations import ROOT, machine
-from benchmarks.quality.tables import between_markers
+from benchmarks.quality.tables import write_figures
 from polyrec.models.allocator import retain_freed_memory
 from polyrec.models.data.reader import open_data
 from polyrec.models.data.split import TEST, TRAIN, VALIDATION, fit_splitter
@@ -274,9 +274,7 @@ def report(names: Sequence[str], runs: Path) -> None:
     found = {name: record for name, record in records.items() if "compared" in record}
     made = f"{machine()}; {datetime.now(UTC).isoformat(timespec='seconds')}."
     record = {"machine": machine(), "rows": ROWS, "encoding": ENCODING, "data": found}
-    PAGE.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
-    text = between_markers(PAGE.read_text(encoding="utf-8"), "figures", f"{tables(found)}\n\n{made}")
-    PAGE.write_text(text, encoding="utf-8")
+    write_figures(PAGE, record, f"{tables(found)}\n\n{made}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

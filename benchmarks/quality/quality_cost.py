@@ -28,7 +28,7 @@ from matplotlib.figure import Figure
 from benchmarks.quality.dhe_sweep import PUBLISHED
 from benchmarks.quality.recipes import SETS, first_rows, some_rows
 from benchmarks.quality.representations import ROOT, machine
-from benchmarks.quality.tables import between_markers
+from benchmarks.quality.tables import write_figures
 from polyrec.models.allocator import retain_freed_memory
 from polyrec.models.amounts import size
 from polyrec.models.bundle.bundle import load_bundle
@@ -278,8 +278,7 @@ def report(names: Iterable[str], runs: Path) -> None:
     compared = {n: [Against(**a) for a in r["against"]] for n, r in results.items()}
     PAGE.with_suffix(".png").write_bytes(png(draw(found)))
     record = {"rows": ROWS, "batch": BATCH, "machine": machine(), "data": results}
-    PAGE.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
-    PAGE.write_text(between_markers(PAGE.read_text(encoding="utf-8"), "figures", page(found, compared)))
+    write_figures(PAGE, record, page(found, compared))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

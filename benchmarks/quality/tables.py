@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from polyrec.models.amounts import size
@@ -47,6 +49,12 @@ def _spread(spread: Mapping[str, float]) -> str:
 
 def _against(metric: Metric, against: Mapping[str, Any]) -> str:
     return difference(metric, Interval(**against[metric]["interval"])).replace("no difference shown", "noise")
+
+
+def write_figures(page: Path, record: Mapping[str, Any], text: str) -> None:
+    """Writes the record as JSON beside a page, and the text between the page's markers of `figures`."""
+    page.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
+    page.write_text(between_markers(page.read_text(encoding="utf-8"), "figures", text), encoding="utf-8")
 
 
 def between_markers(page: str, name: str, text: str) -> str:
