@@ -61,9 +61,8 @@ def roll(spec: ClusterSpec, name: str | None, plan: Path) -> ClusterSpec:
     try:
         return _change(spec, changed)
     except ClusterError:
-        _change(
-            spec, group
-        )  # the replica that could not open the plan has ended; the others still serve the old one
+        # the replica that could not open the plan has ended; the others still serve the old one
+        _change(spec, group)
         raise
 
 

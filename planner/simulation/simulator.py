@@ -175,8 +175,10 @@ class Simulator:
                 self._wake()
             while ends and ends[0][0] <= polled_s:
                 ended = heappop(ends)[2]
-                end = self._end if isinstance(ended, Dispatch) else self._rows_read
-                ready.append(partial(end, ended))  # type: ignore[arg-type]
+                if isinstance(ended, Dispatch):
+                    ready.append(partial(self._end, ended))
+                else:
+                    ready.append(partial(self._rows_read, ended))
             if at < n and arrival[at] <= polled_s:
                 # as live: the earliest time at which what is read now can have arrived
                 since_s = polled_s if self._slept else self._polled_s

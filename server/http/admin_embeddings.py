@@ -47,7 +47,7 @@ from polyrec.server.http.openapi import Endpoint
 MAX_BODY_BYTES = 64 << 20
 """Maximum size of a file of updates."""
 MAX_JSON_BYTES = MOST_SERVED_BYTES
-"""Maximum size of a document: whoever else asks waits while it is parsed, in whatever thread."""
+"""Maximum size of a document: all other requests wait while it is parsed, in any thread."""
 
 Stacks = Callable[[], Mapping[str, TierStack]]
 """Returns the tiers of the present generation, by path; called for every update."""

@@ -199,7 +199,7 @@ class Ring:
                     if left is None:
                         break
                 # No other thread reaps now, so the completions that wake us are still in the queue. For all
-                # at once: each wake-up takes the interpreter lock from whoever executes.
+                # at once: each wake-up takes the interpreter lock from the thread that executes.
                 self._enter(0, left, _GETEVENTS)
         with self._state:
             failed = self._failed.get(ticket)
