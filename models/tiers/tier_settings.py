@@ -18,6 +18,7 @@ loses more where calibration is wrong than it gains where it is right (docs/resu
 """
 
 Count = Annotated[int, Field(ge=0)]
+StoreUrl = Annotated[str, Field(pattern=r"^(rediss?|unix)://.+")]
 
 
 class TierCuts(Strict):
@@ -48,7 +49,7 @@ class RemoteStore(Strict):
     another server has written them).
     """
 
-    url: Annotated[str, Field(pattern=r"^(rediss?|unix)://.+")] = "redis://127.0.0.1:6379"
+    url: StoreUrl = "redis://127.0.0.1:6379"
     password: SecretStr | None = None
     password_file: Path | None = None
     ca_file: Path | None = None

@@ -108,6 +108,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     tiers.add_argument(
         "--drift-memory", type=float, help="with --plan: weight of earlier accesses for that, look-ups"
     )
+    tiers.add_argument("--store-url", help="with --plan: its remote store, in place of the plan's")
     tiers.add_argument(
         "--store-password-file", help="with --plan: file with the password of its remote store"
     )

@@ -21,6 +21,8 @@ from polyrec.models.fetching.url import ModelUrl, OptionalModelPlace
 from polyrec.models.files import Strict, one_line
 from polyrec.models.runtimes.registry import registered
 from polyrec.models.text import printable
+from polyrec.models.tiers.remote.login import Login
+from polyrec.models.tiers.tier_settings import StoreUrl
 from polyrec.planner.plan import BudgetMs, Plan, Policy, Rows, TabledRows
 from polyrec.planner.routing.sharing.machine_time import ModelShare
 from polyrec.server.app.kubernetes import is_service_variable
@@ -128,8 +130,8 @@ class Settings(Strict):
         many batches one is observed; weight of earlier accesses, in look-ups.
     update_log: folder of the logs of row updates, which then survive the process; a subfolder for each of
         several models. For a single server process.
-    store_password, store_password_file: of the remote store, in place of the plan's. The password itself can
-        be given by a variable only.
+    store_url, store_password, store_password_file: of the remote store, in place of the plan's. The password
+        itself can be given by a variable only.
     max_connections, max_buffered_bytes, keep_alive_s, head_timeout_s, body_timeout_s, write_timeout_s: limits
         of connections (docs/protocol.md); max_connections: None for the limit of file descriptors.
     docs: whether /docs and /openapi.json are answered.
@@ -177,6 +179,7 @@ class Settings(Strict):
     drift_every: Annotated[int, Field(ge=1)] | None = None
     drift_memory: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     update_log: Path | None = None
+    store_url: StoreUrl | None = None
     store_password: SecretStr | None = None
     store_password_file: Path | None = None
     prediction_log: Path | None = None
@@ -232,6 +235,10 @@ class Settings(Strict):
             raise ValueError("model_share: the shares of all models are more than 1 together")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("give both --tls-cert FILE and --tls-key FILE, or neither")
+        if self.store_url is not None and Login.of_url(self.store_url).password is not None:
+            raise ValueError(
+                "store_url: leave the password out; POLYREC_STORE_PASSWORD and a file keep it secret"
+            )
         if self.update_log is not None and self.processes > 1:
             raise ValueError("--update-log is for one server process: an update reaches only one of several")
         if self.live_quality != "off" and self.prediction_log is None:
@@ -293,7 +300,7 @@ class Settings(Strict):
                 )
             merged["placement"] |= given
         if plan.placement is not None and plan.placement.remote is not None:
-            merged["placement"]["remote"] |= self._store_login()
+            merged["placement"]["remote"] |= self._store()
         try:
             return Plan.model_validate(merged)
         except ValidationError as e:
@@ -336,11 +343,14 @@ class Settings(Strict):
             bound=self.live_quality_bound,
         )
 
-    def _store_login(self) -> dict[str, Any]:
-        """The given password settings of the store; empty if none is given."""
-        if self.store_password is None and self.store_password_file is None:
-            return {}
-        return {"password": self.store_password, "password_file": self.store_password_file}
+    def _store(self) -> dict[str, Any]:
+        """The given settings of the remote store. A password comes with both of its forms, so that the plan's
+        other form does not win.
+        """
+        given: dict[str, Any] = {} if self.store_url is None else {"url": self.store_url}
+        if self.store_password is not None or self.store_password_file is not None:
+            given |= {"password": self.store_password, "password_file": self.store_password_file}
+        return given
 
 
 def load_settings(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:

@@ -92,6 +92,15 @@ class ModelSource:
                 f"{what}: placement: {' and '.join(plan.placement.files)}: a plan by URL names no files of "
                 "this machine; leave them to the settings (--tier-directory, --store-password-file)"
             )
+        if (
+            plan.placement is not None
+            and plan.placement.remote is not None
+            and self._settings.store_url is None
+        ):
+            # who can write there could have the server connect anywhere, and send the operator's password
+            raise PlanError(
+                f"{what}: placement: the store of a plan by URL is named by the settings: --store-url"
+            )
         places: dict[Path, ModelUrl] = {}
         for path in plan.paths:
             try:

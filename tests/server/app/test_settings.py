@@ -147,6 +147,8 @@ def test_a_stores_password_comes_from_the_environment_or_a_file_and_is_shown_now
     assert by_file.remote is not None
     assert by_file.remote.password_file == Path("secret")
     assert load_settings({"bundle": "b"}, {"POLYREC_STORE_PASSWORD": "s3cret"}).apply_to(PLAN) == PLAN
+    with pytest.raises(SettingsError, match="leave the password out"):
+        load_settings(flags | {"store_url": "redis://rows:s3cret@store"}, {})
 
 
 def test_a_prediction_log_has_the_settings_that_are_given_and_its_own_defaults(tmp_path: Path) -> None:

@@ -107,6 +107,22 @@ def test_a_plan_by_url_names_no_files_of_this_machine(
         source(tmp_path, plan=f"{root}/v1/placed.json").read()
 
 
+def test_the_store_of_a_plan_by_url_is_the_settings_one(
+    web: tuple[str, list[str]], store: Path, tmp_path: Path
+) -> None:
+    root, _ = web
+    raw = json.loads((store / "v1/plan.json").read_text())
+    raw["placement"] = {"paths": [], "remote": {"url": "redis://elsewhere", "prefix": "v7:"}}
+    (store / "v1/placed.json").write_text(json.dumps(raw))
+    given = {"plan": f"{root}/v1/placed.json", "store_password": "s3cret"}
+    with pytest.raises(PlanError, match="--store-url"):
+        source(tmp_path, **given).read()
+    plan, _ = source(tmp_path, **given, store_url="rediss://rows@ours").read()
+    assert plan.placement is not None
+    assert plan.placement.remote is not None
+    assert (plan.placement.remote.url, plan.placement.remote.prefix) == ("rediss://rows@ours", "v7:")
+
+
 def test_an_admin_call_names_urls_below_a_prefix_only(web: tuple[str, list[str]], tmp_path: Path) -> None:
     root, asked = web
     own = Settings.model_validate({"plan": f"{root}/v1/plan.json"}).plan
