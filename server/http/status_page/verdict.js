@@ -47,7 +47,7 @@ export function verdict() {
     const worst = last.broken.filter((o) => d.outcomes[o] > 0).sort((a, b) => d.outcomes[b] - d.outcomes[a])[0];
     if (share < slo) show("broken", "✘", "SLO missed", sentence, [`Most of the others, ${whole(d.outcomes[worst])}, ${CAUSES[worst]}.`, ...warned].join(" "));
     else if (warned.length || burning) show("warn", "!", "SLO met", sentence, [...warned, burning].join(" "));
-    else show("kept", "✔", "SLO met", sentence, degradedShare(d) > 0.01 ? `To meet it, ${percent(degradedShare(d))} of the answers came from a less accurate path.` : "");
+    else show("kept", "✔", "SLO met", sentence, degradedShare(d) > 0.01 ? `To meet it, ${percent(degradedShare(d))} of the answers came from a path of lower quality.` : "");
   }
   outcomeBar(d);
 }
@@ -64,7 +64,7 @@ function warnings(d) {
   const error = last.live_quality && last.live_quality.error;
   if (error) found.push(`Live quality is not measured: ${error}.`);
   if (moved.length) found.push(`Live quality moved the value of ${moved.length === 1 ? "a path" : `${moved.length} paths`} from what test rows gave.`);
-  if (degradedShare(d) > MUCH_DEGRADED) found.push(`${percent(degradedShare(d))} of the answers came from a less accurate path.`);
+  if (degradedShare(d) > MUCH_DEGRADED) found.push(`${percent(degradedShare(d))} of the answers came from a path of lower quality.`);
   return found;
 }
 
