@@ -27,6 +27,10 @@ from polyrec.models.tiers.updates.names import NamedId, Names, NoReservedRow
 
 MOST_CHARACTERS = 1024
 """Characters of a new value."""
+GREATEST_VALUE = 65504.0
+"""Magnitude of a row's value, of fp16's greatest: far beyond trained rows, and products of rows stay finite.
+One row of 3e38 would make all requests for its item invalid.
+"""
 LONE_SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
@@ -321,6 +325,7 @@ def _check_ids(table: str, ids: I64, rank_of_id: I64, stored: int) -> None:
 def _values(table: str, ids: I64, values: F32, width: int) -> F32:
     if values.shape != (ids.size, width):
         raise UpdateError(f"update: table '{table}' wants ({ids.size}, {width}) numbers, not {values.shape}")
-    if not np.isfinite(values).all():
-        raise UpdateError(f"update: a value of table '{table}' is not finite")
+    # not (all within) instead of any beyond: NaN compares as false
+    if not (np.abs(values) <= GREATEST_VALUE).all():
+        raise UpdateError(f"update: a value of table '{table}' is not within {GREATEST_VALUE:,.0f} of 0")
     return values

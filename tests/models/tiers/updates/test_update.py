@@ -48,7 +48,8 @@ def test_new_values_reach_every_tier_by_id(tmp_path: Path) -> None:
         ({"b": TableUpdate(np.array([40]), np.zeros((1, WIDTH), np.float32))}, "has ids 0 to 39, not 40"),
         ({"b": TableUpdate(np.array([-1]), np.zeros((1, WIDTH), np.float32))}, "has ids 0 to 39, not -1"),
         ({"b": TableUpdate(np.array([1]), np.zeros((1, 3), np.float32))}, r"wants \(1, 8\) numbers"),
-        ({"b": TableUpdate(np.array([1]), np.full((1, WIDTH), np.nan, np.float32))}, "not finite"),
+        ({"b": TableUpdate(np.array([1]), np.full((1, WIDTH), np.nan, np.float32))}, "within 65,504 of 0"),
+        ({"b": TableUpdate(np.array([1]), np.full((1, WIDTH), -3.4e38, np.float32))}, "within 65,504"),
     ],
 )
 def test_an_invalid_update_changes_nothing_and_is_reported_in_one_line(
