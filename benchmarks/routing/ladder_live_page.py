@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.paired import ratio
 from benchmarks.routing.ladder import ROWS, SWING
-from benchmarks.routing.ladder_live import DAY
+from benchmarks.routing.ladder_live import DAY, WARM_UP_S, Schedule
 from polyrec.models.amounts import rate
 from polyrec.planner.routing.prices import solve_prices
 from polyrec.report.page import Page, Section, Table
@@ -39,6 +39,12 @@ NOTHING = 1e-9
 """Information of a run without an answer in time, so that ratios are finite."""
 
 
+def arrived(schedule: Mapping[str, Any], turn: int) -> float:
+    """Requests a second that really arrived in a turn, which differ from the rate at random."""
+    due_s = Schedule(**schedule).due_s(turn)
+    return float((due_s >= WARM_UP_S).sum() / schedule["seconds"])
+
+
 def most_work(found: Mapping[str, Any]) -> float:
     """The most that a run at a constant load executed, in seconds of the profile a second; at least 1.
 
@@ -48,22 +54,21 @@ def most_work(found: Mapping[str, Any]) -> float:
     work = [1.0]
     for turn in found["turns"]:
         if turn["load"] != DAY:
-            rate = found["loads"][turn["load"]]["rate"]
+            rate = arrived(found["loads"][turn["load"]], turn["turn"])
             for run in turn["runs"].values():
                 query_s = sum(share * costs[path] for path, share in run["mix"].items())
                 work.append(rate * (run["ok"] + run["late"]) * query_s)
     return max(work)
 
 
-def bound(paths: Sequence[Mapping[str, Any]], schedule: Mapping[str, Any], work: float) -> float:
-    """The most information a second of any policy at a load.
+def bound(paths: Sequence[Mapping[str, Any]], load: str, mean: float, work: float) -> float:
+    """The most information a second of any policy at a load. mean: requests/s.
 
     No more queries than arrive are answered, and they take no more than `work` (as in `most_work`) at the
     capacities of their paths. Rejections cost nothing, and a day's rate is known at each moment.
     """
-    mean = schedule["rate"]
     rates = [mean]
-    if schedule["load"] == DAY:
+    if load == DAY:
         at = 2 * np.pi * (np.arange(SLICES) + 0.5) / SLICES
         rates = (mean * (1 - (1 - 1 / SWING) * np.cos(at))).tolist()
     costs = [(path["quality"], 1 / path["capacity"]) for path in paths]
@@ -108,10 +113,11 @@ def comparisons(found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     work = most_work(found)
     told = {}
     for load, schedule in sorted(found["loads"].items()):
-        turns = [turn["runs"] for turn in found["turns"] if turn["load"] == load]
+        turns = [turn for turn in found["turns"] if turn["load"] == load]
         if turns:
-            most = bound(found["paths"], schedule, work)
-            told[load] = compared(turns, schedule["chosen"], widest, most)
+            mean_rate = fmean(arrived(schedule, turn["turn"]) for turn in turns)
+            most = bound(found["paths"], load, mean_rate, work)
+            told[load] = compared([turn["runs"] for turn in turns], schedule["chosen"], widest, most)
     return told
 
 
@@ -221,6 +227,8 @@ def _asked(told: Mapping[str, Mapping[str, Any]]) -> Table:
 
 def _interval(found: tuple[float, float, float]) -> str:
     middle, low, high = found
+    if np.isnan(low):
+        return f"{middle:.3f} (one turn)"
     # a run without an answer in time makes any ratio possible
     return f"{middle:.3f} [{low:.3f}, {'above 99' if high > 99 else f'{high:.3f}'}]"
 

@@ -11,7 +11,7 @@ from scipy.optimize import linprog
 
 from benchmarks.paired import ratio
 from benchmarks.routing.ladder import ROWS
-from benchmarks.routing.ladder_live_page import bound, compared, main, most_work, verdict
+from benchmarks.routing.ladder_live_page import arrived, bound, compared, main, most_work, verdict
 
 
 def runs(**information: float | None) -> dict[str, dict[str, Any]]:
@@ -56,26 +56,26 @@ def test_the_bound_is_the_optimum_of_a_linear_program() -> None:
         rate, work = random.uniform(100, 8000), random.uniform(1, 1.5)
         limits = [[1 / path["capacity"] for path in paths], [1.0] * len(paths)]
         best = linprog([-path["quality"] for path in paths], limits, [work, rate])
-        schedule = {"load": "1.5", "rate": rate}
-        assert bound(paths, schedule, work) == pytest.approx(-ROWS * best.fun, rel=1e-6)
+        assert bound(paths, "1.5", rate, work) == pytest.approx(-ROWS * best.fun, rel=1e-6)
 
 
 def test_a_day_is_worth_no_more_than_its_mean_rate_all_day() -> None:
     paths = [{"quality": 0.3, "capacity": 1000.0}, {"quality": 0.2, "capacity": 3000.0}]
-    mean, day = ({"load": load, "rate": 1500.0} for load in ("1.0", "day"))
-    assert 0.5 * bound(paths, mean, 1.0) < bound(paths, day, 1.0) < bound(paths, mean, 1.0)
-    few = {"load": "day", "rate": 200.0}
-    assert bound(paths, few, 1.0) == pytest.approx(ROWS * 200 * 0.3)  # the best path all day
+    even, day = (bound(paths, load, 1500.0, 1.0) for load in ("1.0", "day"))
+    assert 0.5 * even < day < even
+    assert bound(paths, "day", 200.0, 1.0) == pytest.approx(ROWS * 200 * 0.3)  # the best path all day
 
 
 def test_a_server_faster_than_its_profile_raises_the_bound() -> None:
+    schedule = {"load": "1.5", "rate": 150.0, "seconds": 2.0, "chosen": "static:a", "peak": 1.5}
+    run = {"ok": 0.6, "late": 0.2, "mix": {"a": 1.0}}
     found = {
         "paths": [{"name": "a", "capacity": 100.0}],
-        "loads": {"1.5": {"rate": 150.0}},
-        "turns": [{"load": "1.5", "runs": {"static:a": {"ok": 0.6, "late": 0.2, "mix": {"a": 1.0}}}}],
+        "loads": {"1.5": schedule},
+        "turns": [{"load": "1.5", "turn": 3, "runs": {"static:a": run}}],
     }
-    assert most_work(found) == pytest.approx(1.2)
-    found["loads"]["1.5"]["rate"] = 50.0
+    assert most_work(found) == pytest.approx(0.8 * arrived(schedule, 3) / 100)
+    schedule["rate"] = 50.0
     assert most_work(found) == 1.0
 
 
