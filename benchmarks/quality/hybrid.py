@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -259,7 +260,7 @@ def tables(found: Mapping[str, Any]) -> str:
             f"## {CASES[name].title}",
             "",
             f"{rows['training']:,} training, {rows['validation']:,} validation and {rows['test']:,} test "
-            f"rows, {len(next(iter(record['runs'].values())))} seeds.",
+            f"rows, {_seeds(min(map(len, record['runs'].values())))}.",
             "",
             "| model | width | MB | MFLOP a row | training, CPU s | information gain | AUC | "
             "information against the table | hybrid's information against it |",
@@ -270,10 +271,19 @@ def tables(found: Mapping[str, Any]) -> str:
             seconds = np.mean([run["cpu_s"] for run in record["runs"][model].values()])
             cells = [model, str(cost["width"]), f"{cost['bytes'] / 1e6:.2f}", f"{cost['mflop']:.2f}"]
             cells += [f"{seconds:.0f}"]
-            cells += [f"{metrics[m]['mean']:.4f} ± {metrics[m]['deviation']:.4f}" for m in SHOWN]
+            cells += [_spread(metrics[m]) for m in SHOWN]
             cells += [_cell(own["to_table"]), _cell(own["hybrid_to_it"])]
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines[1:])
+
+
+def _seeds(count: int) -> str:
+    return "one seed, intervals over rows alone" if count == 1 else f"{count} seeds"
+
+
+def _spread(metric: Mapping[str, float]) -> str:
+    deviation = "" if math.isnan(metric["deviation"]) else f" ± {metric['deviation']:.4f}"
+    return f"{metric['mean']:.4f}{deviation}"
 
 
 def _cell(difference: Mapping[str, Any] | None) -> str:
