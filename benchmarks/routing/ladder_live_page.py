@@ -34,7 +34,7 @@ AIMS = {
 }
 """Least ratios asked of `priced`, and over what."""
 SLICES = 400
-"""Of a day, each with its own rate."""
+"""Number of parts of a day, each with its own rate."""
 NOTHING = 1e-9
 """Information of a run without an answer in time, so that ratios are finite."""
 
