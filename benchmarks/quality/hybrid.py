@@ -1,13 +1,14 @@
 """Compares hybrid with tables that cost as much, with five seeds; writes docs/results/hybrid.md.
 
     python -m benchmarks.quality.hybrid --runs /work/data/hybrid
+    python -m benchmarks.quality.hybrid --runs /work/data/hybrid --data ml1m-whole bookcrossing-whole
 
-On a sample of each of three data sets it trains a table, a hybrid of the same vectors and net, and that table
-widened to hybrid's bytes and to hybrid's operations a row: vectors, MLPs and rank of the cross layers grow
-together, to the widest model that does not exceed what hybrid takes. All have the default recipe for one
-epoch, which keeps the weights of the best check on validation rows. Test rows are predicted by every seed's
-model; a difference counts as shown if it holds for other rows (or requests) and for other seeds
-(benchmarks/quality/repeats.py).
+On a sample of each of three data sets, or on a whole one with a stronger decoder, it trains a table, a hybrid
+of the same vectors and net, and that table widened to hybrid's bytes and to hybrid's operations a row:
+vectors, MLPs and rank of the cross layers grow together, to the widest model that does not exceed what hybrid
+takes. All have the default recipe for one epoch, which keeps the weights of the best check on validation
+rows. Test rows are predicted by every seed's model; a difference counts as shown if it holds for other rows
+(or requests) and for other seeds (benchmarks/quality/repeats.py).
 Figures and predictions are kept under --runs as each training ends, and what is there is not trained again,
 so a run may be stopped at any time; seeds are the outer loop. --report writes the page from what is there.
 One process, one thread.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -48,21 +50,55 @@ from polyrec.models.training.trainer import predict
 
 PAGE = ROOT / "docs/results/hybrid.md"
 ROWS = 250_000
-SAMPLES: dict[str, Callable[[Path, Path], None]] = {
-    "trivago": first_rows(ROWS),
-    "bookcrossing": some_rows(ROWS),
-    "ml1m": some_rows(ROWS),
-}
 SEEDS = (0, 1, 2, 3, 4)
 BASE = Architecture()
-ENCODING = {
-    "k": 1024, "hidden": [128, 128, 128], "activation": "mish", "batch_norm": True, "by_rows": True
-}  # fmt: skip
-"""The shape of DHE with most information for its operations in docs/results/dhe-sweep.md."""
-ONE_EPOCH = {"epochs": 1, "checks_per_epoch": 4}
-WIDEST = 1024
 TABLE, HYBRID, BYTES, OPERATIONS = "table", "hybrid", "table of its bytes", "table of its operations"
 MODELS = (TABLE, HYBRID, BYTES, OPERATIONS)
+DEEP = (128, 128, 128)
+"""Hidden layers of the decoder with most information for its operations in docs/results/dhe-sweep.md."""
+WIDE = (512, 256)
+"""Those of MP-Rec's decoder, which has most information there whatever it costs."""
+
+
+@dataclass(frozen=True, slots=True)
+class HybridCase:
+    """A data set, a decoder and the models to compare.
+
+    data: key of SETS. sample: writes its rows; None: the whole set.
+    """
+
+    data: str
+    sample: Callable[[Path, Path], None] | None
+    hidden: tuple[int, ...] = DEEP
+    models: tuple[str, ...] = MODELS
+
+    @property
+    def encoding(self) -> dict[str, Any]:
+        """The decoders' shape, as in a recipe."""
+        shape = {"k": 1024, "hidden": list(self.hidden)}
+        return shape | {"activation": "mish", "batch_norm": True, "by_rows": True}
+
+    @property
+    def title(self) -> str:
+        """Heading of its section."""
+        what = SETS[self.data].what
+        if self.sample is None:
+            what += ", whole"
+        return f"{what}, decoders of 1024-{'-'.join(map(str, self.hidden))}"
+
+
+SAMPLES = {
+    "trivago": HybridCase("trivago", first_rows(ROWS)),
+    "bookcrossing": HybridCase("bookcrossing", some_rows(ROWS)),
+    "ml1m": HybridCase("ml1m", some_rows(ROWS)),
+}
+CASES = SAMPLES | {
+    "ml1m-whole": HybridCase("ml1m", None, WIDE),
+    # without the table of hybrid's operations, of width 125, which trains for longer than all the others
+    "bookcrossing-whole": HybridCase("bookcrossing", None, WIDE, (TABLE, HYBRID, BYTES)),
+}
+ONE_EPOCH = {"epochs": 1, "checks_per_epoch": 4}
+WIDEST = 1024
 SHOWN: tuple[Metric, ...] = ("information", "auc")
 
 
@@ -89,13 +125,13 @@ def widened(width: int) -> Architecture:
     )
 
 
-def training_of(width: int, seed: int = 0) -> Training:
+def training_of(case: HybridCase, width: int, seed: int = 0) -> Training:
     """The recipe of a model."""
     return Training.model_validate(
         {
             "architecture": widened(width).model_dump(),
             "recipe": {**ONE_EPOCH, "seed": seed},
-            "encoding": ENCODING,
+            "encoding": case.encoding,
         }
     )
 
@@ -113,13 +149,16 @@ def widest_within(limit: HybridCost, cost_of: Callable[[int], HybridCost], what:
 
 
 class HybridSample:
-    """The encoded sample of one data set, and the models that are trained on it."""
+    """The encoded rows of a case, and the models that are trained on them."""
 
-    def __init__(self, name: str, data_root: Path, folder: Path) -> None:
+    def __init__(self, case: HybridCase, data_root: Path, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        path, schema = folder / "rows.parquet", SETS[name].schema()
-        if not path.exists():
-            SAMPLES[name](data_root / SETS[name].source, path)
+        self._case = case
+        path, schema = data_root / SETS[case.data].source, SETS[case.data].schema()
+        if case.sample is not None:
+            source, path = path, folder / "rows.parquet"
+            if not path.exists():
+                case.sample(source, path)
         self._learner = Learner(open_data(path, schema), schema, Training())
         splitter = fit_splitter(self._learner.reader, schema)
         self._encoder: Encoder = self._learner.encoder_of(splitter, (TRAIN,))
@@ -130,12 +169,13 @@ class HybridSample:
         def of_table(width: int) -> HybridCost:
             return self.cost("table", width)
 
-        self.costs = {
+        costs = {
             TABLE: of_table(BASE.width),
             HYBRID: limit,
             BYTES: of_table(widest_within(limit, of_table, "bytes")),
             OPERATIONS: of_table(widest_within(limit, of_table, "mflop")),
         }
+        self.costs = {model: costs[model] for model in case.models}
 
     @property
     def rows(self) -> dict[str, int]:
@@ -155,7 +195,9 @@ class HybridSample:
 
     def cost(self, kind: Kind, width: int) -> HybridCost:
         """Returns the cost of an untrained model, which is that of the trained one."""
-        model = replace(self._learner, training=training_of(width), kind=kind).initial_model(self._encoder)
+        model = replace(self._learner, training=training_of(self._case, width), kind=kind).initial_model(
+            self._encoder
+        )
         found = cost(model, len(self._learner.schema.numbers))
         net = 4 * sum(p.numel() for p in model.net.parameters())
         total = int(found["rows_bytes"] + found["decoders_bytes"]) + net
@@ -164,7 +206,7 @@ class HybridSample:
     def train(self, name: str, seed: int) -> tuple[F32, dict[str, Any]]:
         """Trains a model; returns its probabilities of the test rows, and figures."""
         kind: Kind = "hybrid" if name == HYBRID else "table"
-        training = training_of(self.costs[name].width, seed)
+        training = training_of(self._case, self.costs[name].width, seed)
         learner = replace(self._learner, training=training, kind=kind)
         begin = time.process_time()
         train, validation = (Rows(self._data, self._rows[which]) for which in (TRAIN, VALIDATION))
@@ -215,10 +257,10 @@ def tables(found: Mapping[str, Any]) -> str:
         rows = record["rows"]
         lines += [
             "",
-            f"## {SETS[name].what}",
+            f"## {CASES[name].title}",
             "",
             f"{rows['training']:,} training, {rows['validation']:,} validation and {rows['test']:,} test "
-            f"rows, {len(next(iter(record['runs'].values())))} seeds.",
+            f"rows, {_seeds(min(map(len, record['runs'].values())))}.",
             "",
             "| model | width | MB | MFLOP a row | training, CPU s | information gain | AUC | "
             "information against the table | hybrid's information against it |",
@@ -229,10 +271,19 @@ def tables(found: Mapping[str, Any]) -> str:
             seconds = np.mean([run["cpu_s"] for run in record["runs"][model].values()])
             cells = [model, str(cost["width"]), f"{cost['bytes'] / 1e6:.2f}", f"{cost['mflop']:.2f}"]
             cells += [f"{seconds:.0f}"]
-            cells += [f"{metrics[m]['mean']:.4f} ± {metrics[m]['deviation']:.4f}" for m in SHOWN]
+            cells += [_spread(metrics[m]) for m in SHOWN]
             cells += [_cell(own["to_table"]), _cell(own["hybrid_to_it"])]
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines[1:])
+
+
+def _seeds(count: int) -> str:
+    return "one seed, intervals over rows alone" if count == 1 else f"{count} seeds"
+
+
+def _spread(metric: Mapping[str, float]) -> str:
+    deviation = "" if math.isnan(metric["deviation"]) else f" ± {metric['deviation']:.4f}"
+    return f"{metric['mean']:.4f}{deviation}"
 
 
 def _cell(difference: Mapping[str, Any] | None) -> str:
@@ -248,7 +299,7 @@ def run(name: str, sample: HybridSample, seed: int, folder: Path) -> None:
     kept = folder / "record.json"
     record: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
     record["rows"], record["costs"] = sample.rows, {m: asdict(c) for m, c in sample.costs.items()}
-    for model in MODELS:
+    for model in sample.costs:
         runs = record.setdefault("runs", {}).setdefault(model, {})
         if str(seed) in runs:
             continue
@@ -262,19 +313,22 @@ def compare_seeds(sample: HybridSample, folder: Path) -> None:
     """Adds the comparison of the models, by the seeds that all of them have, to a data set's record."""
     kept = folder / "record.json"
     record = json.loads(kept.read_text())
-    seeds = [s for s in record["runs"][MODELS[-1]] if all(s in record["runs"][m] for m in MODELS)]
-    p = {m: [np.load(folder / f"{m}-{seed}.npy") for seed in seeds] for m in MODELS}
+    runs = record["runs"]
+    seeds = [s for s in runs[TABLE] if all(s in runs[m] for m in sample.costs)]
+    p = {m: [np.load(folder / f"{m}-{seed}.npy") for seed in seeds] for m in sample.costs}
     record["compared"] = compared(p, sample.label, sample.group)
     kept.write_text(json.dumps(record, indent=1) + "\n")
 
 
 def report(names: Sequence[str], runs: Path) -> None:
-    """Writes the page's figures and docs/results/hybrid.json from what was compared."""
+    """Writes the page's figures and docs/results/hybrid.json; other cases stay as the file has them."""
     records = {n: json.loads(f.read_text()) for n in names if (f := runs / n / "record.json").exists()}
-    found = {name: record for name, record in records.items() if "compared" in record}
+    kept = PAGE.with_suffix(".json")
+    known: dict[str, Any] = json.loads(kept.read_text())["data"] if kept.exists() else {}
+    known |= {name: record for name, record in records.items() if "compared" in record}
+    found = {name: known[name] for name in CASES if name in known}
     made = f"{machine()}; {datetime.now(UTC).isoformat(timespec='seconds')}."
-    record = {"machine": machine(), "rows": ROWS, "encoding": ENCODING, "data": found}
-    write_figures(PAGE, record, f"{tables(found)}\n\n{made}")
+    write_figures(PAGE, {"machine": machine(), "rows": ROWS, "data": found}, f"{tables(found)}\n\n{made}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -282,7 +336,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--data-root", type=Path, default=ROOT.parent / "shared" / "data")
-    parser.add_argument("--data", nargs="+", choices=list(SAMPLES), default=list(SAMPLES))
+    parser.add_argument("--data", nargs="+", choices=list(CASES), default=list(SAMPLES))
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "hybrid", help="where results are kept")
     parser.add_argument("--report", action="store_true", help="only write the page from what is there")
@@ -290,7 +344,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     retain_freed_memory()
     torch.set_num_threads(1)
     if not args.report:
-        sets = {name: HybridSample(name, args.data_root, args.runs / name) for name in args.data}
+        sets = {n: HybridSample(CASES[n], args.data_root, args.runs / n) for n in args.data}
         for seed in args.seeds:
             for name, sample in sets.items():
                 run(name, sample, seed, args.runs / name)

@@ -4,7 +4,8 @@
 
 Files of benchmarks/routing/ladder_live.py come in. Every figure is a ratio of information a second (rows
 answered within the SLO, each worth its path's 1 - NE) in pairs of the same turn, with Student's 95% interval
-of log-ratios.
+of log-ratios. Beside what is asked of `priced` stands what no policy can exceed, so that a ratio that is out
+of reach is told from one that was missed.
 """
 
 from __future__ import annotations
@@ -13,54 +14,122 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import mean
+from statistics import fmean, mean
 from typing import Any
+
+import numpy as np
 
 from benchmarks.paired import ratio
 from benchmarks.routing.ladder import ROWS, SWING
+from benchmarks.routing.ladder_live import DAY, WARM_UP_S, Schedule
 from polyrec.models.amounts import rate
+from polyrec.planner.routing.prices import solve_prices
 from polyrec.report.page import Page, Section, Table
 from polyrec.report.text import markdown
 
+AIMS = {
+    "over_best": (0.99, "the best static path in hindsight"),
+    "over_chosen": (1.05, "the static path chosen beforehand"),
+    "over_widest": (1.5, "always the best path"),
+}
+"""Least ratios asked of `priced`, and over what."""
+SLICES = 400
+"""Number of parts of a day, each with its own rate."""
 NOTHING = 1e-9
 """Information of a run without an answer in time, so that ratios are finite."""
-BEST, CHOSEN, WIDEST = 0.99, 1.05, 1.5
-"""Least ratios asked of `priced`: over the best static path, the chosen one and always the best."""
 
 
-def compared(turns: Sequence[Mapping[str, Mapping[str, Any]]], chosen: str, widest: str) -> dict[str, Any]:
-    """Figures of one load. turns: of each turn, figures by policy.
+def arrived(schedule: Mapping[str, Any], turn: int) -> float:
+    """Requests a second that really arrived in a turn, which differ from the rate at random."""
+    due_s = Schedule(**schedule).due_s(turn)
+    return float((due_s >= WARM_UP_S).sum() / schedule["seconds"])
 
-    information, ok, lost: means by policy; best: the static path with the most information over all turns;
-    over_best, over_chosen, over_widest, mprec_over_best: ratios; mix: mean share of rows by path of `priced`.
+
+def most_work(found: Mapping[str, Any]) -> float:
+    """The most that a run at a constant load executed, in seconds of the profile a second; at least 1.
+
+    More than 1 where the server is faster than its profile says.
+    """
+    costs = {path["name"]: 1 / path["capacity"] for path in found["paths"]}
+    work = [1.0]
+    for turn in found["turns"]:
+        if turn["load"] != DAY:
+            rate = arrived(found["loads"][turn["load"]], turn["turn"])
+            for run in turn["runs"].values():
+                query_s = sum(share * costs[path] for path, share in run["mix"].items())
+                work.append(rate * (run["ok"] + run["late"]) * query_s)
+    return max(work)
+
+
+def bound(paths: Sequence[Mapping[str, Any]], load: str, mean: float, work: float) -> float:
+    """The most information a second of any policy at a load. mean: requests/s.
+
+    No more queries than arrive are answered, and they take no more than `work` (as in `most_work`) at the
+    capacities of their paths. Rejections cost nothing, and a day's rate is known at each moment.
+    """
+    rates = [mean]
+    if load == DAY:
+        at = 2 * np.pi * (np.arange(SLICES) + 0.5) / SLICES
+        rates = (mean * (1 - (1 - 1 / SWING) * np.cos(at))).tolist()
+    costs = [(path["quality"], 1 / path["capacity"]) for path in paths]
+    most = []
+    for queries_s in rates:
+        prices = solve_prices(queries_s, [work], [costs])
+        most.append(queries_s * prices.row + work * prices.device[0])  # the dual's optimum is the program's
+    return ROWS * fmean(most)
+
+
+def compared(
+    turns: Sequence[Mapping[str, Mapping[str, Any]]], chosen: str, widest: str, most: float
+) -> dict[str, Any]:
+    """Figures of one load. turns: of each turn, figures by policy. most: as `bound` says.
+
+    information, ok, refused: means by policy; best: the static path with the most information over all turns;
+    over_best, over_chosen, over_widest, mprec_over_best: ratios; at_most: what no policy can exceed, by name
+    of the ratio; mix: mean share of rows by path of `priced`.
     """
     of = {p: [turn[p]["information"] or NOTHING for turn in turns] for p in turns[0]}
     static = [p for p in of if p.startswith("static:")]
     best = max(static, key=lambda p: mean(of[p]))
     paths = {path for turn in turns for path in turn["priced"]["mix"]}
+    over = {"over_best": best, "over_chosen": chosen, "over_widest": f"static:{widest}"}
     return {
         "turns": len(turns),
         "information": {p: mean(each) for p, each in of.items()},
         "ok": {p: mean(turn[p]["ok"] for turn in turns) for p in of},
         "refused": {p: mean(turn[p]["refused"] for turn in turns) for p in of},
         "best": best,
-        "over_best": ratio(of["priced"], of[best]),
-        "over_chosen": ratio(of["priced"], of[chosen]),
-        "over_widest": ratio(of["priced"], of[f"static:{widest}"]),
+        **{key: ratio(of["priced"], of[static_path]) for key, static_path in over.items()},
+        "at_most": {key: most / mean(of[static_path]) for key, static_path in over.items()},
+        "of_bound": mean(of["priced"]) / most,
         "mprec_over_best": ratio(of["mprec"], of[best]),
         "mix": {path: mean(turn["priced"]["mix"].get(path, 0.0) for turn in turns) for path in paths},
     }
 
 
 def comparisons(found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """`compared` by load, in the order of the file, of one file."""
+    """`compared` by load, in their order, of one file."""
     widest = max(found["paths"], key=lambda path: path["quality"])["name"]
+    work = most_work(found)
     told = {}
-    for load, schedule in found["loads"].items():
-        turns = [turn["runs"] for turn in found["turns"] if turn["load"] == load]
+    for load, schedule in sorted(found["loads"].items()):
+        turns = [turn for turn in found["turns"] if turn["load"] == load]
         if turns:
-            told[load] = compared(turns, schedule["chosen"], widest)
+            mean_rate = fmean(arrived(schedule, turn["turn"]) for turn in turns)
+            most = bound(found["paths"], load, mean_rate, work)
+            told[load] = compared([turn["runs"] for turn in turns], schedule["chosen"], widest, most)
     return told
+
+
+def verdict(found: tuple[float, float, float], asked: float, at_most: float) -> str:
+    """Says of a ratio whether it is as asked. at_most: what no policy can exceed."""
+    _, low, high = found
+    if low >= asked:
+        return "met"
+    if at_most < asked:
+        return f"cannot be met: at most {at_most:.3f}"
+    # an interval of one turn is not a number, which shows nothing
+    return "missed" if high < asked else "not shown"
 
 
 def page(files: Sequence[Mapping[str, Any]]) -> Page:
@@ -73,7 +142,9 @@ def page(files: Sequence[Mapping[str, Any]]) -> Page:
         f"One core serves queries of {ROWS} rows over HTTP, another one sends them; policies take turns with "
         "the same requests at the same times on one server. Information: rows answered within the SLO, each "
         "worth its path's 1 - NE. Ratios are of information a second, with 95% intervals over paired turns. "
-        "Load: share of the cheapest path's capacity, the front included. `python -m "
+        "Load: share of the cheapest path's capacity, the front included. Bound: no policy answers more than "
+        "arrives, or than one core executes at these capacities (raised to what the fastest run did), if "
+        "rejections cost nothing. `python -m "
         "benchmarks.routing.ladder_live` adds turns to a JSON file beside this page, `python -m "
         "benchmarks.routing.ladder_live_page` writes the page.",
         tuple(sections),
@@ -87,8 +158,8 @@ def _sections(found: Mapping[str, Any]) -> list[Section]:
         f"{found['machine']}, {found['made'][:10]}; SLO {found['slo_ms']:g} ms, front "
         f"{found['front_us']:.0f} us a query."
     )
-    if "day" in told:
-        day = loads["day"]
+    if DAY in told:
+        day = loads[DAY]
         text += (
             f" Day: a rate of sin squared, {day['seconds']:g} s long, peak {day['peak']:g} times the "
             f"capacity of the costliest path, mean {SWING:g} times the lowest."
@@ -102,7 +173,7 @@ def _sections(found: Mapping[str, Any]) -> list[Section]:
         Section(found["data"], text, table=Table(head, tuple(rows))),
         Section(f"{found['data']}: `priced` against static paths", table=_ratios(told, loads)),
         Section(f"{found['data']}: in time, and rows by path", table=_shares(told)),
-        Section(f"{found['data']}: where `priced` falls short", items=_short(told)),
+        Section(f"{found['data']}: what is asked of `priced`", table=_asked(told)),
     ]
 
 
@@ -145,29 +216,25 @@ def _shares(told: Mapping[str, Mapping[str, Any]]) -> Table:
     return Table(head, tuple(rows))
 
 
-def _short(told: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
-    """Loads at which the lower end of an interval is below what is asked."""
-    lines = []
-    for key, asked, over in (
-        ("over_best", BEST, "the best static path in hindsight"),
-        ("over_chosen", CHOSEN, "the static path chosen beforehand"),
-        ("over_widest", WIDEST, "always the best path"),
-    ):
-        # an interval of one turn is not a number, which shows nothing
-        below = [_load(load) for load, each in told.items() if not each[key][1] >= asked]
-        where = ", ".join(below) or "nowhere"
-        lines.append(f"not shown to be at least {asked:g} times {over}, at load: {where}")
-    return tuple(lines)
+def _asked(told: Mapping[str, Mapping[str, Any]]) -> Table:
+    head = ("load", *(f"at least {asked:g} times {over}" for asked, over in AIMS.values()), "of the bound")
+    rows = []
+    for load, each in told.items():
+        verdicts = [verdict(each[key], asked, each["at_most"][key]) for key, (asked, _) in AIMS.items()]
+        rows.append((_load(load), *verdicts, f"{each['of_bound']:.3f}"))
+    return Table(head, tuple(rows))
 
 
 def _interval(found: tuple[float, float, float]) -> str:
     middle, low, high = found
+    if np.isnan(low):
+        return f"{middle:.3f} (one turn)"
     # a run without an answer in time makes any ratio possible
     return f"{middle:.3f} [{low:.3f}, {'above 99' if high > 99 else f'{high:.3f}'}]"
 
 
 def _load(load: str) -> str:
-    return load if load == "day" else f"{float(load):.0%}"
+    return load if load == DAY else f"{float(load):.0%}"
 
 
 def _path(name: str) -> str:

@@ -67,7 +67,7 @@ class Router:
             return Rejection(RejectReason.EXPIRED, 0.0, self.state.queue.rows)
         rejection = reading.rejection
         state = self.state
-        if rejection is None or not state.queue.pieces or not state.usable:
+        if rejection is None or not state.usable:
             return None
         if not reading.covers(size, deadline_s):
             likely_rows = reading.estimated_rows(size)
@@ -78,8 +78,8 @@ class Router:
             if excess_s <= 0:
                 end_s = reading.expected_end_s(arrival_s, now_s, state.front.read_share)
                 excess_s = self.policy.admit(state, query, end_s)
-            if excess_s <= 0:
-                return None
+                if excess_s <= 0 or worth_accepting(state, query, end_s):
+                    return None
             rejection = Rejection(RejectReason.OVERLOAD, excess_s, state.queue.rows)
             reading.record_rejection(rejection, size, deadline_s, max(1, round(likely_rows)))
         state.observed.record_arrival(reading.rows, deadline_s - arrival_s)

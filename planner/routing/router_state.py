@@ -267,17 +267,24 @@ class RouterState:
         return max_values
 
     def _order_paths(self, lane: LaneState, max_value: float) -> None:
-        """Sets the lane's paths in order of value, its fastest path and its rate."""
-        usable = [p for p in lane.paths if p in self.allowed_paths and self.paths[p].value > 0]
+        """Sets the lane's paths in order of value, its fastest path and its rate.
+
+        None is faster than the path of most value a second, which is worth more past capacity, too.
+        """
+        paths = self.paths
+        usable = [p for p in lane.paths if p in self.allowed_paths and 0 < paths[p].value <= max_value]
         # Which path is faster may depend on the batch size: take the usual one, not the maximum.
         usual_rows = max(1, round(lane.mean_batch_rows))
         row_s = {p: self._row_s(lane, p, usual_rows) for p in usable}
-        usable.sort(key=lambda p: (-self.paths[p].value, row_s[p]))
+        usable.sort(key=lambda p: (-paths[p].value, row_s[p]))
+        last = max(usable, key=lambda p: paths[p].value / self._row_s(lane, p), default=-1)
         lane.order = []
         for p in usable:
-            if self.paths[p].value <= max_value and (not lane.order or row_s[p] < row_s[lane.order[-1]]):
+            if not lane.order or row_s[p] < row_s[lane.order[-1]]:
                 lane.order.append(p)
-        lane.options = path_options(lane.order, self.paths, lane.max_rows, lane.merge_rows)
+            if p == last:
+                break
+        lane.options = path_options(lane.order, paths, lane.max_rows, lane.merge_rows)
         lane.fastest = lane.order[-1] if lane.order else -1
         lane.rate = 1 / self._row_s(lane, lane.fastest) if lane.order else 0.0
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from polyrec.models.schema.batch import F64, I64
 from polyrec.planner.plan import Limits, Plan, PlanError, Routing
 from polyrec.planner.quality import routing_values
+from polyrec.planner.routing.admission.arrival import ArrivalTimes
 from polyrec.planner.routing.lanes.lane import LaneSpec
 from polyrec.planner.routing.lanes.path import PathSpec
 from polyrec.planner.routing.latency.front_cost import LoopTime
@@ -109,8 +110,9 @@ class Simulator:
         self._costs = costs or Costs(query_s=routing.query_s, row_s=routing.row_s)
         reject_s = self._costs.refuse_s
         self._reject_s = self._costs.query_s if reject_s is None else reject_s
-        self._now_s = self._polled_s = 0.0
+        self._now_s = 0.0
         self._slept = True
+        self._arrivals = ArrivalTimes()
         self._ready: deque[Callable[[], None]] = deque()
         self._turn_scheduled = False
         self._wake_s = INF
@@ -180,11 +182,10 @@ class Simulator:
                 else:
                     ready.append(partial(self._rows_read, ended))
             if at < n and arrival[at] <= polled_s:
-                # as live: the earliest time at which what is read now can have arrived
-                since_s = polled_s if self._slept else self._polled_s
-                self._polled_s, self._slept = self._now_s, False
+                self._arrivals.look(self._now_s, self._slept)
+                self._slept = False
                 while at < n and arrival[at] <= polled_s:
-                    self._read(at, since_s)
+                    self._read(at)
                     at += 1
             if progress is not None and at - reported >= PROGRESS_EVERY:
                 reported = at
@@ -224,11 +225,11 @@ class Simulator:
             self._now_s += float(self._rng.exponential(costs.held_s))
             self._next_preemption_s = self._now_s + float(self._rng.exponential(1 / costs.held_rate))
 
-    def _read(self, i: int, since_s: float) -> None:
-        """Reads and offers a request, whose budget begins at since_s by the server's estimate."""
+    def _read(self, i: int) -> None:
+        """Reads and offers a request, whose budget begins when it arrived by the server's estimate."""
         costs = self._costs
-        if self._now_s - since_s >= self._budget[i]:
-            since_s = self._now_s  # as the server does: an estimate that leaves no budget is ignored
+        self._arrivals.begin()
+        since_s = self._arrivals.arrival().budget_start_s(self._budget[i], self._now_s)
         rows, deadline_s = self._rows[i], since_s + self._budget[i]
         if self.router.reject_early(since_s, deadline_s, rows, self._now_s) is not None:
             self._spend(self._reject_s)

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from starlette.types import Scope
 
 from polyrec.models.errors import FeatureError
+from polyrec.planner.routing.admission.arrival import Arrival
 from polyrec.planner.routing.query import Query
 from polyrec.server.app.engine import Engine
 from polyrec.server.app.serving import OpenPath, Serving
@@ -38,7 +39,6 @@ from polyrec.server.http.connection.reply import Reply
 from polyrec.server.http.options import (
     NO_OPTIONS,
     RequestOptions,
-    budget_start_s,
     parse_options,
 )
 from polyrec.server.metrics.counting import OK, EndpointMetrics
@@ -178,10 +178,10 @@ class Call:
         self._options = parse_options(self._scope["headers"])
         self._begun_s = begun_s
 
-    def submit(self, body: bytes, arrived_s: float | None = None) -> Query:
+    def submit(self, body: bytes, arrival: Arrival | None = None) -> Query:
         """Parses the body, decompressed, and queues the query; its result comes in `query.payload.answer`.
 
-        arrived_s: when the last byte arrived, by estimate; None: now. Raises RequestError or FeatureError.
+        arrival: of its last byte, by estimate; None: now. Raises RequestError or FeatureError.
         """
         # the budget starts here, so that a slow upload does not consume it
         self._begun_s = self._arrival_s = self._begun_s or clock()
@@ -199,7 +199,8 @@ class Call:
         self._budget_s = min(budget_s, self._deadline_s - self._begun_s)
         if self._budget_s <= 0:
             raise DeadlinePassed()
-        self._arrival_s = budget_start_s(arrived_s, self._budget_s, self._begun_s)
+        if arrival is not None:
+            self._arrival_s = arrival.budget_start_s(self._budget_s, self._begun_s)
         self._options, self._size = options, len(body)
         self._parsed_s = clock()
         rollout = self._engine.rollout

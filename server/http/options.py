@@ -107,12 +107,3 @@ def parse_quality(value: bytes, where: str = "header X-Polyrec-Quality") -> bool
         text = value[:40].decode("latin-1")
         raise Malformed(f"{where} is '{text}'; it is 'required' or 'any'")
     return value == b"required"
-
-
-def budget_start_s(arrived_s: float | None, budget_s: float, now_s: float) -> float:
-    """The time at which a request's budget begins, in seconds on `clock`: its estimated arrival, or now.
-
-    An estimate that leaves nothing of the budget is ignored: after a pause longer than the budget, the server
-    would otherwise reject every request that it then reads.
-    """
-    return now_s if arrived_s is None or now_s - arrived_s >= budget_s else arrived_s

@@ -36,8 +36,9 @@ class LaneState:
     """A lane's paths, its running batch and its recent performance.
 
     By path index: max_rows, of one batch; merge_rows, up to which queries are merged. order: indexes of the
-    paths it may use, by falling value, without those that another beats in value and speed; options: the same
-    with what a decision reads. fastest: the one with the highest rate; rate: its rows/s, as corrected.
+    paths it may use, by falling value, without those that another beats in value and speed, and those faster
+    than the one of most value a second; options: the same with what a decision reads. fastest: the one with
+    the highest rate of them; rate: its rows/s, as corrected.
     others: the other usable lanes. faster: those much faster than this one.
 
     free_s: predicted completion of the running batch. due_s: the first deadline in it. overdue_s: when the

@@ -13,6 +13,7 @@ import logging
 
 from starlette.types import Scope
 
+from polyrec.planner.routing.admission.arrival import Arrival
 from polyrec.server.dispatch.dispatcher import clock
 from polyrec.server.errors import HttpViolation, TooBusy, TooLarge, TooSlow
 from polyrec.server.http.connection.access_log import AccessLog, AnsweredBy
@@ -239,14 +240,14 @@ class Connection(asyncio.Protocol):
         hot = frontend.hot.get(head.target) if head.method == b"POST" else None
         try:
             if hot is not None:
-                arrived_s = self._arrived_s()
-                rejected = hot.reject_early(head.headers, head.length, self._scope, arrived_s)
+                frontend.begin_request()
+                rejected = hot.reject_early(head.headers, head.length, self._scope, self._arrival())
                 if rejected is not None:
                     self._reply(rejected.status, *rejected.encoded(()))
                     return
                 call = hot.call(self._scope())
                 request = HotRequest(
-                    call, head, self._reply, self._reject, self._arrived_s, frontend.take_woken
+                    call, head, self._reply, self._reject, self._arrival, frontend.take_woken
                 )
                 self._request = request
                 request.limit = call.admit()
@@ -263,9 +264,9 @@ class Connection(asyncio.Protocol):
             if head.expects_continue and not self._buffer:
                 self._channel.write(CONTINUE)
 
-    def _arrived_s(self) -> float:
+    def _arrival(self) -> Arrival:
         """When the bytes being read arrived, by estimate."""
-        return self._frontend.arrived_s(self._answered_s)
+        return self._frontend.arrival(self._answered_s)
 
     def _scope(self) -> Scope:
         """The ASGI scope of the current request. Raises Malformed."""

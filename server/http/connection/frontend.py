@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from starlette.types import ASGIApp
 
+from polyrec.planner.routing.admission.arrival import Arrival, ArrivalTimes
 from polyrec.server.app.engine import Engine, LifecycleState
 from polyrec.server.dispatch.dispatcher import clock
 from polyrec.server.http.connection.access_log import AccessLog
@@ -77,7 +78,7 @@ class HttpFrontend:
         self.connections: dict[SweptConnection, None] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._reading = False
-        self._arrived_s = self._looked_s = 0.0
+        self._arrivals = ArrivalTimes()
         self._sleeps = -1
         self._woken = False
         self._logged: dict[str, tuple[float, int]] = {}
@@ -93,15 +94,21 @@ class HttpFrontend:
         """Whether connections should close after their next answer."""
         return self.engine.state is LifecycleState.DRAINING
 
-    def arrived_s(self, answered_s: float = 0.0) -> float:
+    def begin_request(self) -> None:
+        """Counts a request whose head is being read."""
+        self._look()
+        self._arrivals.begin()
+
+    def arrival(self, answered_s: float = 0.0) -> Arrival:
         """Estimates when the bytes being read arrived, in seconds on `clock`.
 
         answered_s: when their connection wrote its last answer, for which the client waited.
-
-        Requests wait in the kernel while the loop executes a batch. If the loop has not slept since it last
-        began to read, they arrived after that, and the estimate is that moment, the earliest possible one. If
-        it has slept, they woke it: they arrive now.
         """
+        self._look()
+        return self._arrivals.arrival(answered_s)
+
+    def _look(self) -> None:
+        """Records that the loop begins to read; once in each of its iterations."""
         if not self._reading:
             loop = self._loop
             if loop is None:
@@ -114,9 +121,8 @@ class HttpFrontend:
             slept = sleeps != self._sleeps
             # the first round cannot tell
             self._woken = slept and self._sleeps >= 0
-            self._arrived_s = now_s if slept else self._looked_s
-            self._looked_s, self._sleeps = now_s, sleeps
-        return max(self._arrived_s, answered_s)
+            self._arrivals.look(now_s, slept)
+            self._sleeps = sleeps
 
     def take_woken(self) -> bool:
         """Whether the loop slept until the bytes being read came; true once for each time that it slept.

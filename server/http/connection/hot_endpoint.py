@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from starlette.types import Receive, Scope, Send
 
+from polyrec.planner.routing.admission.arrival import Arrival
 from polyrec.planner.routing.query import RejectReason
 from polyrec.server.app.engine import Engine, LifecycleState
 from polyrec.server.dispatch.dispatcher import clock, rejection
@@ -16,7 +17,7 @@ from polyrec.server.http.call import Call, EndpointCodec
 from polyrec.server.http.connection.access_log import ANSWERED_BY
 from polyrec.server.http.connection.body import Headers, header, read_body
 from polyrec.server.http.connection.reply import Reply
-from polyrec.server.http.options import BUDGET, PRIORITY, QUALITY, budget_start_s, parse_budget_s
+from polyrec.server.http.options import BUDGET, PRIORITY, QUALITY, parse_budget_s
 
 
 class HotEndpoint:
@@ -31,7 +32,7 @@ class HotEndpoint:
         headers: Headers,
         size: int | None,
         scope: Callable[[], Scope],
-        arrived_s: float | None = None,
+        arrival: Arrival | None = None,
     ) -> Reply | None:
         """Rejects a request before parsing when the server is overloaded; None: it may be processed.
 
@@ -39,8 +40,8 @@ class HotEndpoint:
         rejections. The client is not authenticated yet, so requests with options that depend on its rights
         (priority, quality) are never rejected here.
 
-        size: bytes of the body, None if unknown. scope: makes the ASGI scope, for traces. arrived_s: when the
-        head arrived, by estimate; None: now.
+        size: bytes of the body, None if unknown. scope: makes the ASGI scope, for traces. arrival: of the
+        head, by estimate; None: now.
         """
         engine, codec = self._engine, self._codec
         if size is None or codec.has_options or engine.state is not LifecycleState.READY:
@@ -58,11 +59,11 @@ class HotEndpoint:
         if size > serving.max_body_bytes:
             return None
         now_s = clock()
-        arrival_s = budget_start_s(arrived_s, budget_s, now_s)
+        arrival_s = now_s if arrival is None else arrival.budget_start_s(budget_s, now_s)
         rejected = serving.dispatcher.reject_early(arrival_s, budget_s, size, now_s)
         if rejected is None:
             return None
-        outcome, reply = _rejection(rejected.reason, rejected.retry_header_s)
+        outcome, reply = _rejection(rejected.reason, rejected.retry_header_s, budget_s)
         engine.without_path[codec.endpoint].finished(outcome, now_s - arrival_s)
         serving.statistics.failed(now_s - arrival_s)
         if engine.tracer is not None:
@@ -106,9 +107,9 @@ class HotEndpoint:
 
 
 @lru_cache(maxsize=256)
-def _rejection(reason: RejectReason, retry_after_s: int) -> tuple[str, Reply]:
+def _rejection(reason: RejectReason, retry_after_s: int, budget_s: float) -> tuple[str, Reply]:
     """Outcome and reply of an early rejection; cached, as there are few different ones."""
-    response = error_response(rejection(reason, retry_after_s))
+    response = error_response(rejection(reason, retry_after_s, budget_s))
     return response.outcome, Reply(response.body, response.status, headers=response.headers)
 
 

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
+from polyrec.planner.routing.admission.arrival import Arrival
 from polyrec.server.dispatch.answer import Answer, Pending
 from polyrec.server.errors import NotReady, TooLarge
 from polyrec.server.http.call import Call
@@ -29,13 +30,13 @@ class WriteReply(Protocol):
 class HotRequest:
     """One request to a hot endpoint.
 
-    reply: writes the answer. fail: answers with an error. arrived_s: when the bytes being read arrived.
+    reply: writes the answer. fail: answers with an error. arrival: when the bytes being read arrived.
     woken: whether the event loop slept until they came, so that the query is executed at once.
     limit: maximum bytes of the body, set after admission. waiting_bytes: bytes of the body so far.
     """
 
     __slots__ = (
-        "_arrived_s",
+        "_arrival",
         "_call",
         "_done",
         "_fail",
@@ -53,14 +54,14 @@ class HotRequest:
         head: Head,
         reply: WriteReply,
         fail: Callable[[Exception], None],
-        arrived_s: Callable[[], float],
+        arrival: Callable[[], Arrival],
         woken: Callable[[], bool],
     ) -> None:
         self._call = call
         self._head = head
         self._reply = reply
         self._fail = fail
-        self._arrived_s = arrived_s
+        self._arrival = arrival
         self._woken = woken
         self._pieces: list[bytes] = []
         self._done = False
@@ -90,7 +91,7 @@ class HotRequest:
         self.waiting_bytes = 0
         if self._head.encoding in (None, "", "identity"):
             call = self._call
-            call.submit(body, self._arrived_s()).payload.answer.listen(self._answered)
+            call.submit(body, self._arrival()).payload.answer.listen(self._answered)
             if self._woken():
                 call.dispatch()
         else:
@@ -121,7 +122,7 @@ class HotRequest:
             if inflater.step():
                 asyncio.get_running_loop().call_soon(self._inflate, inflater)
             else:
-                query = self._call.submit(inflater.finish(), self._arrived_s())
+                query = self._call.submit(inflater.finish(), self._arrival())
                 query.payload.answer.listen(self._answered)
         except Exception as e:
             self._fail(e)

@@ -8,6 +8,7 @@ import pytest
 from benchmarks.quality.hybrid import (
     BASE,
     BYTES,
+    CASES,
     HYBRID,
     MODELS,
     OPERATIONS,
@@ -42,7 +43,7 @@ def test_a_widened_table_has_a_net_in_proportion_and_hybrid_the_default_one() ->
     twice = widened(2 * BASE.width)
     assert twice.top == tuple(2 * n for n in BASE.top)
     assert twice.cross_rank == 2 * BASE.cross_rank
-    assert training_of(BASE.width, seed=3).recipe.seed == 3
+    assert training_of(CASES["ml1m"], BASE.width, seed=3).recipe.seed == 3
 
 
 def predictions(label: np.ndarray) -> dict[str, list[np.ndarray]]:

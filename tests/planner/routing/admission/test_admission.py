@@ -125,6 +125,17 @@ def test_a_rejection_holds_for_its_round_and_for_queries_rejected_with_fewer_row
     assert router.reject_early(0.0, 0.008, 500, 0.001) is None
 
 
+def test_a_rejection_holds_for_its_round_when_nothing_waits():
+    """Queries that waited so long before they were read that not even an idle lane could be in time."""
+    router = inline_router(1e-4, 0.0)
+    rejection = router.offer(Query(500, 0.0, 0.0005), 0.0, 5000)
+    assert rejection is not None
+    assert not router.state.queue.pieces
+    assert router.reject_early(0.0, 0.0005, 5000, 0.0) == rejection
+    assert router.reject_early(0.0, 0.0004, 4900, 0.0) is not None  # nor would 392 rows be in time
+    assert router.reject_early(0.0, 1.0, 5000, 0.0) is None  # with more time
+
+
 def test_what_is_first_in_the_queue_waits_for_company_while_it_has_time():
     router = inline_router(1e-4, 0.0)
     assert not router.is_urgent(0.0)

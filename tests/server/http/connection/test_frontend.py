@@ -8,7 +8,6 @@ from polyrec.server.app.engine import Engine
 from polyrec.server.dispatch.dispatcher import clock
 from polyrec.server.http.app import create_app
 from polyrec.server.http.connection.frontend import HttpFrontend
-from polyrec.server.http.options import budget_start_s
 
 BUSY_S = 0.02
 
@@ -20,7 +19,7 @@ def front_of(engine: Engine) -> HttpFrontend:
 
 async def read(frontend: HttpFrontend) -> float:
     """A round of reading, to its end."""
-    arrived_s = frontend.arrived_s()
+    arrived_s = frontend.arrival().earliest_s
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     return arrived_s
@@ -33,7 +32,7 @@ def test_what_is_read_after_a_batch_may_have_arrived_before_it(engine: Engine) -
         await read(frontend)
         while clock() < looked_s + BUSY_S:
             pass
-        return looked_s, frontend.arrived_s()
+        return looked_s, frontend.arrival().earliest_s
 
     looked_s, arrived_s = asyncio.run(scene())
     assert looked_s <= arrived_s < looked_s + BUSY_S
@@ -44,7 +43,7 @@ def test_what_wakes_a_sleeping_loop_has_just_arrived(engine: Engine) -> None:
         frontend = front_of(engine)
         await read(frontend)
         await asyncio.sleep(BUSY_S)
-        return clock(), frontend.arrived_s()
+        return clock(), frontend.arrival().earliest_s
 
     woken_s, arrived_s = asyncio.run(scene())
     assert arrived_s >= woken_s
@@ -53,7 +52,7 @@ def test_what_wakes_a_sleeping_loop_has_just_arrived(engine: Engine) -> None:
 def test_all_that_one_round_reads_arrived_at_the_same_time(engine: Engine) -> None:
     async def scene() -> tuple[float, float]:
         frontend = front_of(engine)
-        return frontend.arrived_s(), frontend.arrived_s()
+        return frontend.arrival().earliest_s, frontend.arrival().earliest_s
 
     first_s, second_s = asyncio.run(scene())
     assert first_s == second_s
@@ -62,8 +61,12 @@ def test_all_that_one_round_reads_arrived_at_the_same_time(engine: Engine) -> No
 def test_a_client_that_waited_for_an_answer_sent_its_next_request_after_it(engine: Engine) -> None:
     async def scene() -> tuple[float, float, float]:
         frontend = front_of(engine)
-        arrived_s = frontend.arrived_s()
-        return arrived_s, frontend.arrived_s(arrived_s - 1), frontend.arrived_s(arrived_s + 1)
+        arrived_s = frontend.arrival().earliest_s
+        return (
+            arrived_s,
+            frontend.arrival(arrived_s - 1).earliest_s,
+            frontend.arrival(arrived_s + 1).earliest_s,
+        )
 
     arrived_s, before_s, after_s = asyncio.run(scene())
     assert before_s == arrived_s
@@ -75,7 +78,7 @@ def test_only_the_request_that_wakes_the_loop_is_executed_at_once(engine: Engine
         frontend = front_of(engine)
         await read(frontend)
         await asyncio.sleep(BUSY_S)
-        frontend.arrived_s()
+        frontend.arrival()
         woken = [frontend.take_woken(), frontend.take_woken()]
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -84,7 +87,21 @@ def test_only_the_request_that_wakes_the_loop_is_executed_at_once(engine: Engine
     assert asyncio.run(scene()) == [True, False, False]
 
 
-def test_an_estimate_that_leaves_nothing_of_the_budget_is_not_believed() -> None:
-    assert budget_start_s(9.0, 2.0, 10.0) == 9.0
-    assert budget_start_s(8.0, 2.0, 10.0) == 10.0
-    assert budget_start_s(None, 2.0, 10.0) == 10.0
+def test_of_what_is_read_after_a_batch_the_first_probably_arrived_first(engine: Engine) -> None:
+    async def scene() -> list[float]:
+        frontend = front_of(engine)
+        likely = []
+        for _ in range(2):
+            looked_s = clock()
+            likely.clear()
+            for _ in range(8):
+                frontend.begin_request()
+                likely.append(frontend.arrival().likely_s)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            while clock() < looked_s + BUSY_S:
+                pass
+        return likely
+
+    likely = asyncio.run(scene())
+    assert likely == sorted(set(likely))

@@ -1,0 +1,83 @@
+"""Arrivals of requests: an even stream is told from the order of reading; no estimate exceeds its bounds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polyrec.planner.routing.admission.arrival import Arrival, ArrivalTimes
+
+PAUSES_S = st.lists(st.floats(1e-4, 0.05), min_size=1, max_size=20)
+
+
+def read(times: ArrivalTimes, now_s: float, count: int) -> list[Arrival]:
+    """A round that reads `count` requests after a batch."""
+    times.look(now_s, slept=False)
+    arrivals = []
+    for _ in range(count):
+        times.begin()
+        arrivals.append(times.arrival())
+    return arrivals
+
+
+@pytest.mark.parametrize("pause_s", [0.002, 0.02])
+def test_the_arrivals_of_an_even_stream_are_found_by_their_place(pause_s: float) -> None:
+    rate = 5000.0
+    times, now_s, arrived = ArrivalTimes(), 1.0, 0
+    times.look(now_s, slept=True)
+    found, true = [], []
+    for _ in range(500):
+        now_s += pause_s
+        count = int((now_s - 1.0) * rate) - arrived
+        found = [arrival.likely_s for arrival in read(times, now_s, count)]
+        true = [1.0 + (arrived + i + 0.5) / rate for i in range(count)]
+        arrived += count
+    assert found == pytest.approx(true, abs=0.05 * pause_s + 1 / rate)
+
+
+@given(PAUSES_S, st.integers(1, 40), st.floats(1e-3, 0.1))
+def test_a_budget_begins_between_the_last_look_and_now(pauses_s, count, budget_s):
+    times, now_s = ArrivalTimes(), 1.0
+    times.look(now_s, slept=True)
+    for pause_s in pauses_s:
+        looked_s, now_s = now_s, now_s + pause_s
+        starts = [each.budget_start_s(budget_s, now_s) for each in read(times, now_s, count)]
+        assert np.all(np.diff(starts) >= 0)
+        assert looked_s <= starts[0]
+        assert starts[-1] <= now_s
+        if pause_s < budget_s:
+            assert starts == [looked_s] * count
+
+
+def test_after_a_pause_longer_than_the_budget_only_what_arrived_last_has_time_left():
+    times = ArrivalTimes()
+    times.look(1.0, slept=True)
+    for step in range(1, 400):
+        read(times, 1.0 + 0.01 * step, 10)
+    now_s = times.looked_s + 0.04
+    left_s = [0.01 - (now_s - each.budget_start_s(0.01, now_s)) for each in read(times, now_s, 40)]
+    assert max(left_s[:28]) <= 0
+    assert min(left_s[32:]) > 0
+
+
+def test_what_wakes_a_sleeping_loop_or_comes_alone_has_just_arrived():
+    times = ArrivalTimes()
+    times.look(1.0, slept=True)
+    times.begin()
+    assert times.arrival().earliest_s == 1.0
+    times.look(5.0, slept=True)
+    times.begin()
+    assert times.arrival().earliest_s == 5.0
+    (alone,) = read(times, 5.02, 1)
+    assert alone.budget_start_s(0.01, 5.02) == 5.02
+
+
+def test_a_client_that_waited_for_its_answer_sent_the_next_request_after_it():
+    times = ArrivalTimes()
+    times.look(1.0, slept=True)
+    times.look(2.0, slept=False)
+    times.begin()
+    assert times.arrival(1.5).earliest_s == 1.5
+    assert times.arrival(1.995).budget_start_s(0.004, 2.0) >= 1.995
