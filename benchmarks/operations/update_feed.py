@@ -7,8 +7,8 @@ with half of each table on disk and with an update log. The highest rate is meas
 turns of Poisson arrivals at a share of it, with and without a process that posts updates of 1,000 rows each
 (A B A B ...), so many rows a second. In turns with updates, another client adds a new item every so often and
 asks for its score until it differs from an unknown item's. Server and clients share the machine's cores, so
-the clients make their updates before the turn. Also prints the processor time that the server, idle otherwise,
-takes for an update.
+the clients make their updates before the turn. Also prints the processor time that the server, idle
+otherwise, takes for an update.
 """
 
 from __future__ import annotations
@@ -61,6 +61,8 @@ NEW_EVERY_S = 0.5
 EXPIRES_S = 30
 POLL_S = 0.005
 IDLE_CALLS = 200
+BODIES = 200
+TIMEOUT_S = 600
 
 
 def bundle_in(folder: Path, rows: int, items: int, width: int) -> Bundle:
@@ -105,7 +107,7 @@ def idle_ms(url: str, server: psutil.Process, items: int, width: int) -> float:
     random = np.random.default_rng(1)
     bodies = [update_body(random, items, width) for _ in range(IDLE_CALLS)]
     before = server.cpu_times()
-    with httpx.Client(base_url=url, headers=BINARY, timeout=60) as client:
+    with httpx.Client(base_url=url, headers=BINARY, timeout=TIMEOUT_S) as client:
         for body in bodies:
             client.post(CALL, content=body, params={"time": time.time()}).raise_for_status()
             time.sleep(0.02)
@@ -119,16 +121,16 @@ def feed(url: str, items: int, width: int, rows_s: float, seconds: float, go: An
     Says then the number of rows, and the longest wait for an answer in seconds.
     """
     random = np.random.default_rng(os.getpid())
-    bodies = [update_body(random, items, width) for _ in range(int(seconds * rows_s / CALL_ROWS) + 2)]
+    bodies = [update_body(random, items, width) for _ in range(BODIES)]
     calls, waited = 0, 0.0
-    with httpx.Client(base_url=url, headers=BINARY, timeout=60) as client:
+    with httpx.Client(base_url=url, headers=BINARY, timeout=TIMEOUT_S) as client:
         said.put("ready")
         go.wait()
         begun = time.monotonic()
         while (due := begun + calls * CALL_ROWS / rows_s) < begun + seconds:
             time.sleep(max(due - time.monotonic(), 0))
             asked = time.monotonic()
-            client.post(CALL, content=bodies[calls], params={"time": time.time()}).raise_for_status()
+            client.post(CALL, content=bodies[calls % BODIES], params={"time": time.time()}).raise_for_status()
             waited = max(waited, time.monotonic() - asked)
             calls += 1
     said.put((calls * CALL_ROWS, waited))
@@ -144,7 +146,7 @@ def new_values(url: str, request: dict[str, Any], width: int, ends: float, found
             time.sleep(0.01)
         return float(answer.raise_for_status().json()["scores"][0])
 
-    with httpx.Client(base_url=url, headers=HEADERS, timeout=60) as client:
+    with httpx.Client(base_url=url, headers=HEADERS, timeout=TIMEOUT_S) as client:
         while time.monotonic() < ends:
             name = f"new {time.time_ns()}"
             number += 1
