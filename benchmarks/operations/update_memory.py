@@ -1,6 +1,6 @@
 """Memory of a server that takes updates, new values and requests for a long time.
 
-    python -m benchmarks.operations.update_memory --folder /var/tmp/memory --json docs/results/update-memory.json
+    python -m benchmarks.operations.update_memory --folder /var/tmp/memory --json memory.json
 
 The model, the plan and the clients are those of benchmarks.operations.update_feed; requests come at a low
 rate, so that the run can stay in the background. Each minute gives a line: resident memory, what of it is the
