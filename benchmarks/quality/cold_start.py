@@ -5,9 +5,9 @@
 The requests are cut by time. A model is trained on the first ones, its item table gets reserved rows, and it
 is served. A trainer beside it continues from the model on the next requests (a warm start); of what it
 learned the server gets only the rows of items that the model lacks, as an update with `add`. The last
-requests are ranked by the server before and after that update. Measured are their candidates that the model has not seen
-in training, of these the ones that the feed gave a row, and all candidates. Intervals are of a bootstrap of
-requests, paired.
+requests are ranked by the server before and after that update. Measured are their candidates that the model
+has not seen in training, of these the ones that the feed gave a row, and all candidates. Intervals are of a
+bootstrap of requests, paired.
 """
 
 from __future__ import annotations
