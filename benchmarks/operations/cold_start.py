@@ -1,6 +1,6 @@
 """Quality on candidates that training never saw, served with and without a feed of new rows.
 
-    python -m benchmarks.quality.cold_start --data impressions.parquet --out cold-start.json
+    python -m benchmarks.operations.cold_start --data impressions.parquet --out cold-start.json
 
 The requests are cut by time. A model is trained on the first ones, its item table gets reserved rows, and it
 is served. A trainer beside it continues from the model on the next requests (a warm start); of what it
