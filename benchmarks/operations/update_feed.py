@@ -6,7 +6,9 @@ Trains a model on generated clicks (kept in the folder), reserves rows in its it
 with half of each table on disk and with an update log. The highest rate is measured in a closed loop; then
 turns of Poisson arrivals at a share of it, with and without a process that posts updates of 1,000 rows each
 (A B A B ...), so many rows a second. In turns with updates, another client adds a new item every so often and
-asks for its score until it differs from an unknown item's. Server and clients share the machine's cores.
+asks for its score until it differs from an unknown item's. Server and clients share the machine's cores, so
+the clients make their updates before the turn. Also prints the processor time that the server, idle
+otherwise, takes for an update.
 """
 
 from __future__ import annotations
@@ -57,6 +59,10 @@ CALL_ROWS = 1000
 CONNECTIONS = 16
 NEW_EVERY_S = 0.5
 EXPIRES_S = 30
+POLL_S = 0.005
+IDLE_CALLS = 200
+BODIES = 200
+TIMEOUT_S = 600
 
 
 def bundle_in(folder: Path, rows: int, items: int, width: int) -> Bundle:
@@ -90,24 +96,41 @@ def plan_of(bundle: Bundle, folder: Path, lane: str) -> Path:
     return folder / "plan.json"
 
 
+def update_body(random: np.random.Generator, items: int, width: int) -> bytes:
+    """Returns a file of updates of CALL_ROWS items by Zipf's law."""
+    values = random.normal(0, 0.1, (CALL_ROWS, width)).astype(np.float32)
+    return encode_update({"item": TableUpdate(zipf(random, items, 1.05, CALL_ROWS), values)})
+
+
+def idle_ms(url: str, server: psutil.Process, items: int, width: int) -> float:
+    """Returns the milliseconds of processor time that the server, otherwise idle, takes for an update."""
+    random = np.random.default_rng(1)
+    bodies = [update_body(random, items, width) for _ in range(IDLE_CALLS)]
+    before = server.cpu_times()
+    with httpx.Client(base_url=url, headers=BINARY, timeout=TIMEOUT_S) as client:
+        for body in bodies:
+            client.post(CALL, content=body, params={"time": time.time()}).raise_for_status()
+            time.sleep(0.02)
+    after = server.cpu_times()
+    return 1e3 * (after.user - before.user + after.system - before.system) / IDLE_CALLS
+
+
 def feed(url: str, items: int, width: int, rows_s: float, seconds: float, go: Any, said: Any) -> None:
     """Says that it is ready, waits for `go`, and posts updates at their times for so many seconds.
 
     Says then the number of rows, and the longest wait for an answer in seconds.
     """
     random = np.random.default_rng(os.getpid())
+    bodies = [update_body(random, items, width) for _ in range(BODIES)]
     calls, waited = 0, 0.0
-    with httpx.Client(base_url=url, headers=BINARY, timeout=60) as client:
+    with httpx.Client(base_url=url, headers=BINARY, timeout=TIMEOUT_S) as client:
         said.put("ready")
         go.wait()
         begun = time.monotonic()
         while (due := begun + calls * CALL_ROWS / rows_s) < begun + seconds:
-            ids = zipf(random, items, 1.05, CALL_ROWS)
-            values = random.normal(0, 0.1, (CALL_ROWS, width)).astype(np.float32)
-            body = encode_update({"item": TableUpdate(ids, values)})
             time.sleep(max(due - time.monotonic(), 0))
             asked = time.monotonic()
-            client.post(CALL, content=body, params={"time": time.time()}).raise_for_status()
+            client.post(CALL, content=bodies[calls % BODIES], params={"time": time.time()}).raise_for_status()
             waited = max(waited, time.monotonic() - asked)
             calls += 1
     said.put((calls * CALL_ROWS, waited))
@@ -123,7 +146,7 @@ def new_values(url: str, request: dict[str, Any], width: int, ends: float, found
             time.sleep(0.01)
         return float(answer.raise_for_status().json()["scores"][0])
 
-    with httpx.Client(base_url=url, headers=HEADERS, timeout=60) as client:
+    with httpx.Client(base_url=url, headers=HEADERS, timeout=TIMEOUT_S) as client:
         while time.monotonic() < ends:
             name = f"new {time.time_ns()}"
             number += 1
@@ -134,7 +157,7 @@ def new_values(url: str, request: dict[str, Any], width: int, ends: float, found
             body = {"tables": {"item": table}, "add": True, "expires_s": EXPIRES_S}
             client.post(CALL, json=body).raise_for_status()
             while score(client, name) == unknown and time.monotonic() - begun < 10:
-                pass
+                time.sleep(POLL_S)
             found.append(time.monotonic() - begun)
             time.sleep(NEW_EVERY_S)
 
@@ -204,7 +227,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         requests = [target.request(body(i), {}) for i in range(many.size)]
         closed_loop(server.url, requests, CONNECTIONS, 3.0)
         highest = median(closed_loop(server.url, requests, CONNECTIONS, 4.0) / 4.0 for _ in range(3))
-        memory = psutil.Process(server.process.pid).memory_info
+        process = psutil.Process(server.process.pid)
+        memory = process.memory_info
+        each_ms = idle_ms(server.url, process, items, args.width)
+        print(f"processor time of an update of {CALL_ROWS} rows: {each_ms:.2f} ms", flush=True)
         print(f"highest rate {highest:,.0f} requests/s; the load is {args.load:g} of it", flush=True)
         for number in range(args.turns):
             for updated in (False, True):
@@ -252,6 +278,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.json:
         settings = {k: str(v) for k, v in vars(args).items() if k != "json"}
         whole = {"machine": machine(), "cores": os.cpu_count(), "settings": settings, "highest": highest}
+        whole["update_cpu_ms"] = round(each_ms, 3)
         whole |= {"turns": found, "ratios": ratios, "metrics": lines}
         args.json.write_text(json.dumps(whole, indent=1) + "\n")
     return 0

@@ -21,6 +21,7 @@ from polyrec.models.data.encoded import EncodedRows, encode
 from polyrec.models.data.reader import OnMalformed, open_data
 from polyrec.models.data.split import fit_splitter
 from polyrec.models.errors import DataError
+from polyrec.models.evaluation.feature_drift import FEATURE_REFERENCE
 from polyrec.models.evaluation.metrics import evaluate
 from polyrec.models.runtimes import open_runtime
 from polyrec.models.runtimes.runtime import Runtime
@@ -132,13 +133,15 @@ def write_recalibrated(bundle: Bundle, observed: Observed, out: str | Path, repl
         COUNTED: dict(observed.counted),
         "unknown": observed.unknown,
     }
+    # its bins are ranges of ranks in the order before
+    training = {key: value for key, value in manifest.training.items() if key != FEATURE_REFERENCE}
     return write_bundle(
         out,
         model,
         manifest.representation,
         encoder,
         {**manifest.metrics, **observed.metrics},
-        {**manifest.training, CALIBRATED: calibrated},
+        {**training, CALIBRATED: calibrated},
         replace,
     )
 

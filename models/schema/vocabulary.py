@@ -64,6 +64,7 @@ class Vocabulary:
     _ranks: dict[str | int | None, int] = field(init=False, repr=False, compare=False, default_factory=dict)
     _oov_rank: int = field(init=False, repr=False, compare=False, default=REJECTED)
     _id_of_rank: list[I64] = field(init=False, repr=False, compare=False, default_factory=list)
+    _reserved: list[I64] = field(init=False, repr=False, compare=False, default_factory=list)
 
     def __post_init__(self) -> None:
         if self.rank_of_id.shape != (self.rows,) or self.counts.shape != (self.rows,):
@@ -108,9 +109,13 @@ class Vocabulary:
 
     def reserved(self) -> I64:
         """Returns the ids without a value in `values`, ascending; values may have been added for them."""
-        if self.values is None or not self.values.null_count:
-            return np.empty(0, np.int64)
-        return np.flatnonzero(self.values.is_null().to_numpy(zero_copy_only=False))
+        if not self._reserved:
+            nulls = np.empty(0, np.int64)
+            if self.values is not None and self.values.null_count:
+                nulls = np.flatnonzero(self.values.is_null().to_numpy(zero_copy_only=False))
+            # cached, as a feed of new values needs it often
+            self._reserved.append(nulls)
+        return self._reserved[0]
 
     def ids_of_values(self, values: Sequence[Value | None]) -> I64:
         """Returns the id of each raw value, int64 [len(values)]; REJECTED for an unknown one."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.layout import HOST, TierLayout
@@ -24,6 +25,7 @@ class Prefix:
     counts: accesses of each table of the layout by rank, or None. most: rows released at most.
     ends: int64 [ranges of the layout], the first row of the fused weight in each range that is released.
     colder: int64 [ranges], the first row of the colder half of what can be released.
+    outdated: bool [rows of host memory], by address: the file has an older value, as updates reach it late.
     """
 
     def __init__(self, layout: TierLayout, counts: Sequence[I64] | None, most: int) -> None:
@@ -38,6 +40,7 @@ class Prefix:
         self.ends: I64 = np.full(layout.tier.size, layout.total, np.int64)
         self.ends[self._ranges] = self._starts + self._sizes
         self.colder = self._hotter(self.releasable // 2)
+        self.outdated: NDArray[np.bool_] = np.zeros(layout.rows[HOST], bool)
 
     def hits(self, rows: I64, ranges: I64) -> int:
         """Number of look-ups that its colder half answers. rows, ranges: int64 [n], see TierLayout."""

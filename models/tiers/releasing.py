@@ -7,7 +7,7 @@ pinned until all batches that had begun have ended. A slot keeps its row until t
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from polyrec.models.schema.batch import I64
@@ -74,15 +74,23 @@ class Gathers:
 class PrefixReleaser:
     """Counts the look-ups of one stack, and releases its prefix where `Balance` says so. Thread-safe.
 
-    moving: held while rows are written into the tiers, and while they are released.
+    moving: held while rows are written into the tiers, and while they are released. file_soon: has rows
+    written to the file in the background.
     """
 
-    def __init__(self, tiers: TierSet, gathers: Gathers, moving: threading.Lock) -> None:
+    def __init__(
+        self,
+        tiers: TierSet,
+        gathers: Gathers,
+        moving: threading.Lock,
+        file_soon: Callable[[I64], None],
+    ) -> None:
         if tiers.disk is None or tiers.prefix is None:
             raise ValueError("these tiers have no prefix that can be released")
         self._prefix, self._disk, self._layout = tiers.prefix, tiers.disk, tiers.layout
         self._gathers = gathers
         self._moving = moving
+        self._file_soon = file_soon
         self._split = Balance()
         self._lock = threading.Lock()
         self._due = self._returned = 0
@@ -114,13 +122,20 @@ class PrefixReleaser:
             self._lock.release()
 
     def release(self, count: int) -> None:
-        """Releases rows now, unless rows are being written or slots are still pinned."""
+        """Releases rows now, unless rows are being written or slots are still pinned.
+
+        Rows whose latest values the file lacks are written first: then a later call releases them.
+        """
         if self._pinned is not None or not self._moving.acquire(blocking=False):
             return
         try:
             rows = self._prefix.coldest(count)
             segment = self._layout.segments(rows)
             slots = self._layout.local(rows, segment)
+            outdated = self._prefix.outdated.take(slots)
+            if outdated.any():
+                self._file_soon(rows[outdated])
+                return
             # batches that see the shorter prefix find the rows in the cache
             self._disk.join(self._layout.filed_address(rows, segment), slots)
             self._prefix.release(count)

@@ -82,7 +82,7 @@ class TierStack:
         self.ahead = RowsAhead(tiers, self._gathers, self._counters)
         self.releaser = None
         if tiers.prefix is not None:
-            self.releaser = PrefixReleaser(tiers, self._gathers, self._writer.moving)
+            self.releaser = PrefixReleaser(tiers, self._gathers, self._writer.moving, self._writer.file_soon)
 
     @property
     def device(self) -> torch.device:

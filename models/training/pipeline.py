@@ -25,6 +25,7 @@ from polyrec.models.dlrm.representation import Kind, Representation, initial_sta
 from polyrec.models.embeddings.decoder import fold_norms
 from polyrec.models.embeddings.stage import Stage
 from polyrec.models.errors import DataError
+from polyrec.models.evaluation.feature_drift import FEATURE_REFERENCE, reference_of
 from polyrec.models.evaluation.metrics import Quality, evaluate
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.popularity import Calibration, calibrate
@@ -163,6 +164,7 @@ class Learner:
             unsampling(kept).apply(head)
         with self.encoded(encoder, splitter, (TEST,)) as test:
             quality = measure_widths(model, test, self.schema)
+            reference = reference_of(encoder, test, test.select(TEST))
             baselines = fitted.baselines.measure(test, kept) if fitted.baselines else {}
         return write_bundle(
             out,
@@ -182,6 +184,7 @@ class Learner:
                 "logit_scales": [asdict(scale) for scale in fitted.scales],
                 "data": {"fingerprint": fingerprint, "path": self.reader.path.name},
                 **({"from": self.start.record(encoder)} if self.start else {}),
+                **({FEATURE_REFERENCE: reference.model_dump()} if reference else {}),
                 **self.record,
             },
             replace=replace,

@@ -33,8 +33,10 @@ class RolloutBounds(Strict):
     version's. max_slowdown: factor on the stable p95; slack_ms: milliseconds above it that are always
     allowed, since a canary's lane is a process of low priority. max_psi: population stability index of the
     scores. max_loss: information gain that the canary is expected to lose, from answers to the same requests
-    (expected_loss.py). min_requests: of each arm, before latency and scores are judged. promote_after_s:
-    least age at which the canary is promoted, once all bounds are shown to hold; None: only by call.
+    (expected_loss.py). max_live_loss: information gain that it loses on requests whose labels came back, if
+    live quality is measured. min_requests: of each arm, before latency and scores are judged.
+    promote_after_s: least age at which the canary is promoted, once all bounds are shown to hold; None: only
+    by call.
     """
 
     max_failed: Share = 0.01
@@ -43,6 +45,7 @@ class RolloutBounds(Strict):
     slack_ms: Annotated[float, Field(strict=True, ge=0, le=1e6, allow_inf_nan=False)] = 5.0
     max_psi: Above0 = 0.1
     max_loss: Above0 = 0.02
+    max_live_loss: Above0 = 0.01
     min_requests: Annotated[int, Field(strict=True, ge=1, le=10**9)] = 200
     promote_after_s: Annotated[float, Field(strict=True, ge=0, le=1e8, allow_inf_nan=False)] | None = None
 
@@ -54,7 +57,9 @@ class RolloutFigures:
     age_s: of the rollout. slow: answers of the canary slower than slow_limit_ms. psi: None with too few
     requests; psi_low: its lower bound, which is compared with the bound. lane_deaths: of the canary. pairs:
     requests that both versions answered; pairs_failed: shadowed requests that the canary failed. loss:
-    information gain that the canary is expected to lose.
+    information gain that the canary is expected to lose. live: its information gain less the stable
+    version's on the same labeled requests, None without enough of them; live_low, live_high: the interval,
+    whichever client's labels are left out.
     """
 
     age_s: float
@@ -71,6 +76,9 @@ class RolloutFigures:
     loss: float | None = None
     loss_low: float | None = None
     loss_high: float | None = None
+    live: float | None = None
+    live_low: float | None = None
+    live_high: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +90,14 @@ class RolloutDecision:
     figures: RolloutFigures
 
 
-def decide(compared: Compared, lane_deaths: int, age_s: float, bounds: RolloutBounds) -> RolloutDecision:
-    """Decides from the sums of both arms in the window. age_s: of the rollout."""
+def decide(
+    compared: Compared,
+    lane_deaths: int,
+    age_s: float,
+    bounds: RolloutBounds,
+    live: tuple[float, float, float] | None = None,
+) -> RolloutDecision:
+    """Decides from the sums of both arms in the window. age_s: of the rollout. live: see `RolloutFigures`."""
     p95_s = compared.stable.quantile_s(0.95)
     limit_s = None if p95_s is None else max(bounds.max_slowdown * p95_s, p95_s + bounds.slack_ms / 1e3)
     slow = 0 if limit_s is None else compared.canary.slower(limit_s)
@@ -103,6 +117,7 @@ def decide(compared: Compared, lane_deaths: int, age_s: float, bounds: RolloutBo
         None if loss is None else round(loss.value, 5),
         None if loss is None else round(loss.low(ROLLBACK_Z), 5),
         None if loss is None else round(loss.high(PROMOTE_Z), 5),
+        *((None, None, None) if live is None else (round(end, 5) for end in live)),
     )
     exceeded = _exceeded_bound(figures, bounds)
     if exceeded is not None:
@@ -152,6 +167,11 @@ def _exceeded_bound(figures: RolloutFigures, bounds: RolloutBounds) -> str | Non
     allowed = _share(stable.late, stable.requests) + bounds.max_late
     if exceeds(canary.late, answered, allowed):
         return f"{canary.late} of the canary's {answered} answers were late; allowed is {allowed:.2%}"
+    if figures.live_high is not None and figures.live_high < -bounds.max_live_loss:
+        return (
+            f"on labeled requests the canary's information gain is {figures.live:+.4f} from the stable "
+            f"version's, at most {figures.live_high:+.4f}; allowed is {-bounds.max_live_loss:g}"
+        )
     by_pairs = _bound_exceeded_by_pairs(figures, bounds)
     if by_pairs is not None:
         return by_pairs
@@ -207,6 +227,8 @@ def _missing_evidence(figures: RolloutFigures, bounds: RolloutBounds) -> str | N
         return "more answers than allowed are slow, but chance may explain it"
     if figures.psi_high is None or figures.psi_high > bounds.max_psi:
         return "too few requests to show that the scores are within bounds"
+    if figures.live_low is not None and figures.live_low < -bounds.max_live_loss:
+        return "too few labeled requests to show that the live loss is within bounds"
     if figures.pairs is not None:
         if figures.pairs < bounds.min_requests:
             return f"within bounds, but fewer than {bounds.min_requests} requests answered by both"

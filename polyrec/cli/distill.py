@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
     from polyrec.models.bundle.derive import quantize_bundle
     from polyrec.models.data.reader import open_data
     from polyrec.models.dlrm.representation import Kind
+    from polyrec.models.evaluation.feature_drift import keep_reference
     from polyrec.models.training.distill import Regression, distill
     from polyrec.models.training.pipeline import named_by_width, quality_on_test
     from polyrec.models.training.recipe import default_training, load_training
@@ -84,6 +85,7 @@ def run(args: argparse.Namespace) -> int:
                 quality = quality_on_test(model, bundle.encoder, reader, bars.phase)
             metrics |= named_by_width("test", quality)
     derived = {"derived_from": bundle.manifest.version, "by": "distill", "steps": args.steps}
+    derived |= keep_reference(bundle.manifest.training)
     out = write_bundle(args.out, model, representation, bundle.encoder, metrics, derived, args.replace)
     result |= {"bundle": str(out.path), "representation": out.name, "bytes": out.bytes}
     result |= {"seconds": round(time.perf_counter() - begin, 1), "metrics": metrics}

@@ -24,6 +24,7 @@ def run(args: argparse.Namespace) -> int:
     from polyrec.models.bundle.bundle import load_bundle, write_bundle
     from polyrec.models.bundle.derive import materialize
     from polyrec.models.errors import BundleError
+    from polyrec.models.evaluation.feature_drift import keep_reference
 
     if args.rows is not None and args.rows < 0:
         raise BundleError(f"--rows {args.rows}: a number of rows cannot be negative")
@@ -31,6 +32,7 @@ def run(args: argparse.Namespace) -> int:
     bundle = load_bundle(args.bundle)
     model, representation = materialize(bundle, args.rows)
     derived = {"derived_from": bundle.manifest.version, "by": "materialize", "rows": args.rows}
+    derived |= keep_reference(bundle.manifest.training)
     out = write_bundle(
         args.out, model, representation, bundle.encoder, bundle.manifest.metrics, derived, args.replace
     )

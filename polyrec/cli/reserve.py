@@ -27,6 +27,7 @@ def run(args: argparse.Namespace) -> int:
 
     from polyrec.models.bundle.bundle import load_bundle, write_bundle
     from polyrec.models.bundle.reserve import reserve
+    from polyrec.models.evaluation.feature_drift import keep_reference
 
     rows = _rows(args.rows)
     torch.set_num_threads(1)
@@ -34,6 +35,7 @@ def run(args: argparse.Namespace) -> int:
     model, encoder = reserve(bundle, rows)
     manifest = bundle.manifest
     derived = {"derived_from": manifest.version, "by": "reserve", "rows": rows}
+    derived |= keep_reference(manifest.training)
     out = write_bundle(
         args.out, model, manifest.representation, encoder, manifest.metrics, derived, args.replace
     )

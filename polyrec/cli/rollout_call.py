@@ -19,7 +19,16 @@ ROLLED_BACK = 3
 STILL_RUNNING = 4
 """Exit status of `start --wait` if the rollout still runs at the end of `--timeout`."""
 POLL_S = 1.0
-BOUNDS = ("max_psi", "max_loss", "max_failed", "max_late", "max_slowdown", "slack_ms", "min_requests")
+BOUNDS = (
+    "max_psi",
+    "max_loss",
+    "max_live_loss",
+    "max_failed",
+    "max_late",
+    "max_slowdown",
+    "slack_ms",
+    "min_requests",
+)
 
 
 def run_call(args: argparse.Namespace) -> int:
@@ -120,5 +129,8 @@ def _decision(decision: Mapping[str, Any], max_psi: float | None) -> list[str]:
             low, high = figures["loss_low"], figures["loss_high"]
             pairs += f"; expected loss of information {figures['loss']:.4f}, {low:.4f} to {high:.4f}"
         shown.append(pairs)
+    if figures.get("live") is not None:
+        low, high = figures["live_low"], figures["live_high"]
+        shown.append(f"labeled requests: information gain {figures['live']:+.4f}, {low:+.4f} to {high:+.4f}")
     age = f"after {figures['age_s']:.0f} s"
     return [*shown, f"decision {age}: {decision['verdict']}: {decision['reason']}"]

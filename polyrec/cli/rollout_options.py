@@ -39,6 +39,11 @@ def add_start_options(parser: argparse._ActionsContainer) -> None:
         help="largest expected loss of information, by requests answered by both (default .02)",
     )
     parser.add_argument(
+        "--max-live-loss",
+        type=positive_float,
+        help="largest loss of information on labeled requests, with --live-quality (default .01)",
+    )
+    parser.add_argument(
         "--max-failed", type=positive_float, help="largest share of failures above the stable's (default .01)"
     )
     parser.add_argument(

@@ -1,13 +1,53 @@
-"""Runs blocking work in a daemon thread, which a server that is stopped does not wait for."""
+"""Runs blocking work in daemon threads, which a server that is stopped does not wait for.
+
+A thread that has nothing to do waits for more work: starting one blocks the event loop until the new thread
+has had its turn of the interpreter, which takes milliseconds while a lane computes.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections.abc import Callable
+from queue import Empty, SimpleQueue
 from typing import TypeVar, cast
 
 T = TypeVar("T")
+
+IDLE_S = 60.0
+"""Time after which an idle thread ends."""
+
+
+class Threads:
+    """Daemon threads that are started as needed and used again. Thread-safe."""
+
+    def __init__(self, idle_s: float = IDLE_S) -> None:
+        self._idle_s = idle_s
+        self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        # threads that wait for work that no caller has claimed yet
+        self._idle = threading.Semaphore(0)
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Runs work, which must not raise, in an idle thread or else in a new one."""
+        if self._idle.acquire(blocking=False):
+            self._work.put(work)
+        else:
+            threading.Thread(target=self._run, args=(work,), name="background", daemon=True).start()
+
+    def _run(self, work: Callable[[], None]) -> None:
+        while True:
+            work()
+            self._idle.release()
+            try:
+                work = self._work.get(timeout=self._idle_s)
+            except Empty:
+                if self._idle.acquire(blocking=False):
+                    return
+                # a caller has claimed this thread meanwhile, or another one whose work this one takes
+                work = self._work.get()
+
+
+_threads = Threads()
 
 
 def run_in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
@@ -32,5 +72,5 @@ def run_in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
         if not loop.is_closed():
             loop.call_soon_threadsafe(finish, result, error)
 
-    threading.Thread(target=run, name="loading", daemon=True).start()
+    _threads.run(run)
     return done

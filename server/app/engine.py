@@ -162,6 +162,7 @@ class Engine:
         self.max_budget_s = serving.plan.most_budget_ms(serving.plan.default_budget_ms) / 1e3
         self.metrics.watch(serving.dispatcher, self.default_budget_s)
         self.metrics.tiers([stack.figures for stack in serving.tiers.distinct], serving.tiers.changes)
+        self.metrics.live.watch(serving.drifts)
         self.routing = serving.plan.routing
         left: dict[str, int] = {}
         if old is not None:

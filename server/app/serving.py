@@ -32,6 +32,7 @@ from polyrec.server.codecs.oip_codec import OipCodec
 from polyrec.server.dispatch.dispatcher import Dispatcher, clock
 from polyrec.server.lanes.lane import Lane, OnDeath
 from polyrec.server.lanes.opening import LaneOpening, open_lanes, open_path
+from polyrec.server.live_quality.feature_drift import FeatureDrift, drifts_of
 from polyrec.server.metrics.counting import EndpointMetrics, Recorder
 from polyrec.server.metrics.metrics import Metrics
 from polyrec.server.metrics.statistics import Statistics
@@ -89,6 +90,7 @@ class Serving:
     codec: OipCodec
     statistics: Statistics
     tiers: TierSet
+    drifts: tuple[FeatureDrift, ...]
 
     @property
     def bundle(self) -> Bundle:
@@ -193,10 +195,12 @@ def _open(
     router = Router(state)
     statistics = Statistics()
     counted = [metrics.lane(lane.name) for lane in lanes_of]
+    drifts = drifts_of([p.bundle for p in paths])
     observer = Recorder(
         counted,
         [metrics.path(p.name, p.encoder, _tier(p, tiers), counted, statistics) for p in paths],
         metrics.ticked,
+        drifts,
     )
     dispatchers: list[Dispatcher] = []
 
@@ -237,6 +241,7 @@ def _open(
         OipCodec(schema, plan.limits, encoders[0].vocabularies),
         statistics,
         tiers,
+        tuple(dict.fromkeys(drifts)),
     )
 
 

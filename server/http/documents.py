@@ -19,6 +19,7 @@ from polyrec.planner.plan import BudgetMs
 from polyrec.planner.quality import QualityMetric
 from polyrec.planner.routing.explanation import RouterSnapshot
 from polyrec.planner.routing.query import MOST_PRIORITY
+from polyrec.server.live_quality.feature_drift import DriftDocument
 from polyrec.server.live_quality.report import LiveQualityDocument
 from polyrec.server.metrics.events import EventKind
 
@@ -313,6 +314,7 @@ class StatusResponse(Document):
 
     promised_share: the SLO. broken: outcomes that count against it. generation: of the plan. metric: of the
     paths' quality; null, as `serving`, while the server loads. live_quality: null without a report.
+    feature_drift: of each bundle.
     events: the last ones, oldest first. now: a sample of this moment, which is `unix_time`. history: earlier
     ones, oldest first.
     """
@@ -332,6 +334,7 @@ class StatusResponse(Document):
     lane_deaths: dict[str, float]
     serving: PathsResponse | None
     live_quality: LiveQualityDocument | None
+    feature_drift: list[DriftDocument]
     unix_time: float
     now: StatusSample
     history: list[StatusSample]

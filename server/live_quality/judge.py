@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,7 @@ from polyrec.server.live_quality.labels import NEVER, OPERATOR
 from polyrec.server.live_quality.report import (
     PathReport,
     Report,
+    TrialReport,
     ends,
     remove_old_reports,
     report_file,
@@ -70,6 +72,7 @@ class Judge:
         self._rest = rest
         bundles: dict[Path, Bundle] = {}
         self._models = [_open(path, bundles) for path in settings.paths]
+        self._trial = None if settings.trial is None else _open(settings.trial.path, bundles)
         schema = self._models[0][0].schema
         self._decoder = Decoder(schema, LIMITS)
         self._sampler = LogSampler(
@@ -95,12 +98,34 @@ class Judge:
         self._window = deque(latest(kept, REQUESTS, WINDOW_ROWS))
         begun_s = time.monotonic()
         names = [path.name for path in self._settings.paths]
-        found = estimate(
-            self._window, names.index(self._settings.reference), (*self._settings.trusted, OPERATOR)
-        )
+        reference = names.index(self._settings.reference)
+        trusted = (*self._settings.trusted, OPERATOR)
+        found = estimate(self._window, reference, trusted)
         report = self._report(found, now_s)
+        if self._settings.trial is not None:
+            report = report.model_copy(update={"trial": self._judged_trial(reference, trusted)})
         self._rest(time.monotonic() - begun_s)
         return report
+
+    def _judged_trial(self, reference: int, trusted: Sequence[str]) -> TrialReport:
+        """Compares the version under trial with the reference path, on the requests that count for it."""
+        trial = self._settings.trial
+        assert trial is not None
+        counting = [r for r in self._window if r.at_s >= trial.since_s]
+        pairs = [replace(r, scores=r.scores[[reference, -1]]) for r in counting]
+        found = estimate(pairs, 0, trusted)
+        about = TrialReport(version=trial.path.version, requests=0, positives=0)
+        if found is None:
+            return about
+        model = found.models[1]
+        return about.model_copy(
+            update={
+                "requests": found.requests,
+                "positives": found.positives,
+                "difference": ends(model.difference),
+                "confirmed": ends(model.confirmed),
+            }
+        )
 
     def _scored(self, request: LoggedRequest) -> ScoredRequest | None:
         """Scores a request on every path, beside the logged scores; None if it is left out."""
@@ -114,18 +139,21 @@ class Judge:
                 if request.ranking
                 else self._decoder.predict(request.body)
             )
-            batches = {id(encoder): rows.encode(encoder) for encoder, _ in self._models}
-            scores = [model.predict(batches[id(encoder)]).copy() for encoder, model in self._models]
+            models = [*self._models, *([] if self._trial is None else [self._trial])]
+            batches = {id(encoder): rows.encode(encoder) for encoder, _ in models}
+            scores = [model.predict(batches[id(encoder)]).copy() for encoder, model in models]
         except (RequestError, PolyrecError, ValueError):
             self._invalid += 1
             return None
+        trial = scores[len(self._models) :]
+        scores = scores[: len(self._models)]
         self._compare(request, scores)
         positive = (labels.values > 0.5) & (labels.given_us != NEVER)
         late_us = labels.at_us + 1e6 * (1 - LATE_SHARE) * self._sampler.window_s
         self._positives += int(positive.sum())
         self._late += int((positive & (labels.given_us > late_us)).sum())
         client = next(iter(labels.clients), None)
-        every = np.stack([*scores, request.served])
+        every = np.stack([*scores, request.served, *trial])
         return ScoredRequest(labels.at_us / 1e6, client, labels.binary, every)
 
     def _compare(self, request: LoggedRequest, scores: list[F32]) -> None:
@@ -145,8 +173,8 @@ class Judge:
         )
         if found is None:
             return about
-        *models, served = found.models
         paths = self._settings.paths
+        models, served = found.models[: len(paths)], found.models[len(paths)]
         return about.model_copy(
             update={
                 "since_s": self._window[0].at_s,

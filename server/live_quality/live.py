@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ from polyrec.models.errors import PolyrecError
 from polyrec.planner.live_quality import Range, following_values, reference_path
 from polyrec.server.app.serving import OpenPath, Serving
 from polyrec.server.dispatch.dispatcher import clock
-from polyrec.server.live_quality.report import Report, read_report, report_file
-from polyrec.server.live_quality.settings import JudgedPath, JudgeSettings, LiveQualitySettings
+from polyrec.server.live_quality.report import Ends, Report, read_report, report_file
+from polyrec.server.live_quality.settings import JudgedPath, JudgedTrial, JudgeSettings, LiveQualitySettings
 from polyrec.server.metrics.metrics import Metrics
 from polyrec.server.prediction_log.settings import PredictionLogSettings
 from polyrec.server.record_pipe import RecordPipe, framed
@@ -61,7 +62,8 @@ class LiveQuality:
         self._metrics = metrics
         self._serving: Serving | None = None
         self._judged: JudgeSettings | None = None
-        self._file = Path()
+        self._file = self._file_before = Path()
+        self._trial: JudgedTrial | None = None
         self._values: dict[str, float] = {}
         self.report: Report | None = None
         """The last report on the paths in service that is not stale; None before the first one."""
@@ -71,6 +73,7 @@ class LiveQuality:
     def adopt(self, serving: Serving) -> None:
         """Judges another generation from now on; logs an error if it cannot be judged."""
         self._serving, self._judged, self.report = serving, None, None
+        self._trial = None
         self._metrics.live.clear()
         self._values = {path.name: path.worth for path in serving.dispatcher.router.paths}
         try:
@@ -79,11 +82,38 @@ class LiveQuality:
             log.error("live quality is not measured: %s", e)
             return
         self._judged = self.judged_of(serving)
-        self._file = report_file(self._folder, self._judged.digest)
+        self._file = self._file_before = report_file(self._folder, self._judged.digest)
         if self.pipe is not None and self.pipe.alive:
             self._send_settings()
         else:
             self._start()
+
+    def try_version(self, canary: Serving | None) -> None:
+        """Judges a version under trial beside the paths in service, until the next call; None: no other.
+
+        By its path of the highest value, on requests that were answered after its bundle was made.
+        """
+        if self._judged is None or self._serving is None:
+            return
+        self._trial = None
+        if canary is not None and canary.plan.placement is None:
+            values = {path.name: path.worth for path in canary.dispatcher.router.paths}
+            best = reference_path(values)
+            path = next(path for path in canary.paths if path.name == best)
+            self._trial = JudgedTrial(path=_judged(path), since_s=_made_s(path))
+        self._judged = self.judged_of(self._serving)
+        # the report before says the same of the paths, until there is one with the version under trial
+        self._file_before, self._file = self._file, report_file(self._folder, self._judged.digest)
+        if self.pipe is not None and self.pipe.alive:
+            self._send_settings()
+
+    def trial(self, version: str) -> Ends | None:
+        """Returns the information gain of a version under trial less that of the best path in service.
+
+        With the interval that holds whichever client's labels are left out; None if it is not known.
+        """
+        found = None if self.report is None else self.report.trial
+        return None if found is None or found.version != version else found.confirmed
 
     def document(self) -> dict[str, Any] | None:
         """Returns the last report for the status page, with what was added to values; None without one."""
@@ -103,6 +133,7 @@ class LiveQuality:
             every_s=self._settings.every_s,
             settle_s=self._settle_s,
             trusted=self._settings.trusted,
+            trial=self._trial,
         )
 
     async def watch(self) -> None:
@@ -122,7 +153,8 @@ class LiveQuality:
         if dead and time.monotonic() - self._started_s >= RESTART_S:
             self._start()
         # the log's disk may be slow
-        report = await asyncio.to_thread(read_report, self._file)
+        files = self._file, self._file_before
+        report = await asyncio.to_thread(lambda: read_report(files[0]) or read_report(files[1]))
         if self._judged is not judged:
             return
         if report is not None:
@@ -200,6 +232,14 @@ class LiveQuality:
             log.error("the judge of live quality cannot be started: %s", e.strerror)
             return
         self._send_settings()
+
+
+def _made_s(path: OpenPath) -> float:
+    """Returns when the bundle of a path was made, Unix time; now, if its manifest does not say."""
+    try:
+        return datetime.fromisoformat(path.bundle.manifest.created).timestamp()
+    except ValueError:
+        return time.time()
 
 
 def _judged(path: OpenPath) -> JudgedPath:

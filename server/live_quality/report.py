@@ -34,13 +34,27 @@ class PathReport(Strict):
     confirmed: Ends | None
 
 
+class TrialReport(Strict):
+    """A version under trial, on the requests that count for it. requests, positives: of these.
+
+    difference, confirmed: of its information gain to the reference path's, as of a `PathReport`.
+    """
+
+    version: str
+    requests: int
+    positives: int
+    difference: Ends | None = None
+    confirmed: Ends | None = None
+
+
 class Report(Strict):
     """The judge's findings. at_s, since_s, until_s: when, and of which answers, Unix time in seconds.
 
     paths: by name. served: of the logged answers, by whichever path. reference: the path of `difference`.
     late_positives: share of the positives that came in the last tenth of the window. disputed, invalid:
     requests left out because several clients labeled them, or because they could not be parsed again.
-    differing: requests that the answering path now scores differently. error: why there are no figures.
+    differing: requests that the answering path now scores differently. trial: of a rollout. error: why there
+    are no figures.
     """
 
     at_s: float
@@ -57,6 +71,7 @@ class Report(Strict):
     reference: str = ""
     paths: dict[str, PathReport] = Field(default_factory=dict)
     served: PathReport | None = None
+    trial: TrialReport | None = None
     error: str | None = None
 
 

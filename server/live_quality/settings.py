@@ -50,9 +50,19 @@ class JudgedPath(Strict):
     width: int | None
 
 
+class JudgedTrial(Strict):
+    """A version under trial (server/rollout/): its path, and since when requests count for it, Unix time.
+
+    since_s: when its bundle was made, since it may have learned from the requests before.
+    """
+
+    path: JudgedPath
+    since_s: float
+
+
 class JudgeSettings(Strict):
     """Settings of the judge, sent as JSON. folder: of the prediction log. reference: path of the differences.
-    settle_s: time until answers are in the log's files.
+    settle_s: time until answers are in the log's files. trial: scored beside the paths.
     """
 
     folder: Path
@@ -62,6 +72,7 @@ class JudgeSettings(Strict):
     every_s: float
     settle_s: float
     trusted: tuple[str, ...]
+    trial: JudgedTrial | None = None
 
     @property
     def digest(self) -> str:

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from itertools import compress
 
 from polyrec.models.schema.encoder import Encoder
+from polyrec.server.dispatch.control_loop import clock
 from polyrec.server.dispatch.observer import ExecutedBatch
+from polyrec.server.live_quality.feature_drift import FeatureDrift
 from polyrec.server.metrics.instruments import Counter, Histogram
 from polyrec.server.metrics.statistics import Statistics
 from polyrec.server.metrics.unknown_ids import Lookups, UnknownIdCounter, count_of, lookups_of, rows_of
@@ -183,13 +185,16 @@ class Recorder:
         lanes: Sequence[LaneMetrics],
         paths: Sequence[BatchMetrics],
         ticked: Callable[[float, float], None],
+        drifts: Sequence[FeatureDrift],
     ) -> None:
         self._lanes = tuple(lanes)
         self._executed = [path.executed for path in paths]
+        self._drifts = tuple(drifts)
         self.ticked = ticked
 
     def batch_executed(self, batch: ExecutedBatch) -> None:
         self._executed[batch.path](batch)
+        self._drifts[batch.path].note(batch.batch, batch.encoder, clock())
 
     def lane_alive(self, lane: int, alive: bool) -> None:
         self._lanes[lane].alive(alive)

@@ -1,7 +1,10 @@
-"""Metrics of live quality, set when a report comes (server/live_quality/)."""
+"""Metrics of live quality, set when a report comes, and of the drift of features, read at every scrape."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from polyrec.server.live_quality.feature_drift import DriftDocument, FeatureDrift
 from polyrec.server.live_quality.report import Ends, PathReport, Report
 from polyrec.server.metrics.instruments import Family, Gauge, Registry
 
@@ -50,6 +53,25 @@ class LiveMetrics:
             " window is too short.",
         )
         self._age = gauge("polyrec_live_age_seconds", "Age of the last report of live quality.")
+        self._index = gauge(
+            "polyrec_feature_psi",
+            "Population stability index of a feature, served rows against the bundle's reference, less what"
+            " chance explains: below .1 little, above .25 much has changed. Absent without a reference, or"
+            " with fewer than 200 sampled requests.",
+            *("feature", "version", "window"),
+        )
+        self._unknown = gauge(
+            "polyrec_feature_unknown_share",
+            "Share of a feature's look-ups whose value the vocabulary lacks: of served rows in a window, or"
+            " window reference: of the test rows.",
+            *("feature", "version", "window"),
+        )
+        self._sampled = gauge(
+            "polyrec_feature_requests",
+            "Requests in a window that the drift of features is measured on.",
+            *("version", "window"),
+        )
+        self._drifts: tuple[FeatureDrift, ...] = ()
         self._every: tuple[Family[Gauge], ...] = (
             *(self._quality, self._difference, self._moved, self._counts),
             *(self._left_out, self._late, self._age),
@@ -60,6 +82,30 @@ class LiveMetrics:
         """Forgets the last report and what values were moved by."""
         for family in self._every:
             family.clear()
+
+    def watch(self, drifts: Sequence[FeatureDrift]) -> None:
+        """Sets the drifts of features that are read at every scrape."""
+        self._drifts = tuple(drifts)
+
+    def drifted(self, now_s: float) -> list[DriftDocument]:
+        """Returns the drift of features of each bundle."""
+        return [drift.document(now_s) for drift in self._drifts]
+
+    def refresh(self, now_s: float) -> None:
+        """Updates the drift of features."""
+        for family in (self._index, self._unknown, self._sampled):
+            family.clear()
+        for found in self.drifted(now_s):
+            if not found.measured:
+                continue
+            for window, requests in found.requests.items():
+                self._sampled.labels(found.version, window).set(requests)
+            for window, features in found.features.items():
+                for name, one in features.items():
+                    if one.index is not None:
+                        self._index.labels(name, found.version, window).set(one.index)
+                    self._unknown.labels(name, found.version, window).set(one.unknown)
+                    self._unknown.labels(name, found.version, "reference").set(one.expected)
 
     def age(self, seconds: float) -> None:
         """Sets the age of the last report."""

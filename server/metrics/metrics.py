@@ -345,6 +345,7 @@ class Metrics:
         self._tiers.refresh()
         self._updates.refresh()
         self._routed.refresh()
+        self.live.refresh(clock())
 
     def flush(self) -> None:
         """Counts what is buffered; called before any reading, also of the protocol's statistics."""

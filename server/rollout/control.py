@@ -123,6 +123,8 @@ class RolloutControl:
                 *(clock(), time.time()),
             )
             self._rollout, engine.rollout = rollout, traffic
+            if engine.live_quality is not None:
+                engine.live_quality.try_version(canary)
         what = "requests" if by is None else f"the values of {by}"
         self._announce(f"rollout began: version {canary.version} gets {arguments.share:g} of {what}")
         self._watching = asyncio.create_task(self._watch(rollout))
@@ -164,7 +166,14 @@ class RolloutControl:
         metrics.add("stable", stable)
         metrics.add("canary", canary)
         deaths = traffic.canary.serving.dispatcher.deaths
-        decision = decide(rollout.comparison.compare(now_s), deaths, now_s - rollout.began_s, rollout.bounds)
+        live = self._engine.live_quality
+        decision = decide(
+            rollout.comparison.compare(now_s),
+            deaths,
+            now_s - rollout.began_s,
+            rollout.bounds,
+            None if live is None else live.trial(traffic.canary.serving.version),
+        )
         metrics.compared(decision.figures, traffic.split.share)
         if decision.verdict != "continue" or not rollout.ticks % LOGGED_TICKS:
             log.warning("rollout: %s: %s %s", decision.verdict, decision.reason, _figures(decision))
@@ -234,6 +243,8 @@ class RolloutControl:
         if traffic.stable.shadow is not None:
             traffic.stable.shadow.close()
         engine.retire(traffic.canary.serving)
+        if engine.live_quality is not None:
+            engine.live_quality.try_version(None)
         self._ended.append(
             EndedRollout(
                 outcome=outcome,

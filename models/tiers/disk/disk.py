@@ -292,6 +292,8 @@ class DiskTier:
 
         rows: int64 [n], addresses in this tier, distinct. One writer at a time.
         """
+        if not rows.size:
+            return
         size = self._slab.page_bytes
         order = np.argsort(rows, kind="stable")
         page, place = np.divmod(rows[order], self._slab.rows_a_page)

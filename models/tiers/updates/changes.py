@@ -44,8 +44,8 @@ MOST_KEYS = 100_000
 """Maximum keys of updates that are remembered; the oldest are dropped."""
 KEY_BYTES = 16
 """Bytes of a key in a log, without its text."""
-ROWS_PER_RECORD = 65_536
-"""Rows of a record when the log is rewritten."""
+ROWS_PER_RECORD = 4096
+"""Rows of a record when the log is rewritten: it is encoded in one piece, and requests wait meanwhile."""
 EXPIRY_INTERVAL_S = 0.5
 """Least time between expiries; values that expire within it are retracted together."""
 EXPIRY_RETRY_S = 10.0

@@ -77,9 +77,11 @@ class Names:
         """Yields the ids that are free for new values of a table."""
         table = vocabulary.table
         given = self._given.get(table, set())
-        return chain(
-            (id for id in vocabulary.reserved().tolist() if id not in given), self._free.get(table, {})
-        )
+        reserved = vocabulary.reserved()
+        # ids are given in ascending order, so those that were given are mostly the first
+        ascending = chain(range(len(given), reserved.size), range(min(len(given), reserved.size)))
+        never = (id for i in ascending if (id := int(reserved[i])) not in given)
+        return chain(never, self._free.get(table, {}))
 
     def named(self, vocabulary: Vocabulary, values: Iterable[Value], expires: float) -> list[NamedId]:
         """Returns the changes that assign ids to values. values: distinct, without ids.

@@ -214,6 +214,10 @@ def _pack(
     stored = np.empty((0, row_format.bytes), np.uint8)
     if ids.size:
         values = _values(table, ids, given.values, row_format.width)
+        last, back = np.unique(ids[::-1], return_index=True)
+        if last.size < ids.size:
+            # a feed repeats hot rows: only the last value is quantized, logged and kept
+            ids, values = last, values[::-1][back]
         quantized = quantize(torch.from_numpy(values), row_format.precision)
         stored = quantized.contiguous().view(torch.uint8).numpy().reshape(ids.size, row_format.bytes)
     new = {n.value: n.id for n in named if n.id is not None and n.value not in vocabulary.added}

@@ -39,6 +39,7 @@ class Writer:
         self.moving = threading.Lock()
         self._settling = threading.Lock()
         self._work = threading.Event()
+        self._to_file: I64 = np.empty(0, np.int64)
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -105,13 +106,43 @@ class Writer:
     def _write_stored(self, layer: UpdateLayer) -> None:
         tiers = self._tiers
         where = tiers.locate(layer.rows)
-        held = where.tier == HOST
         if tiers.disk is not None:
-            # host rows of its tables too: once released, they are read from there
-            filed = np.flatnonzero((where.tier == DISK) | held & tiers.layout.is_filed.take(where.segment))
-            addresses = tiers.layout.filed_address(layer.rows[filed], where.segment[filed])
-            tiers.disk.write(addresses, layer.values[filed])
-        tiers.slab.row_bytes()[where.local[held]] = layer.values[held]
+            filed = np.flatnonzero(where.tier == DISK)
+            tiers.disk.write(where.local[filed], layer.values[filed])
+        held = where.tier == HOST
+        slots = where.local[held]
+        if tiers.prefix is not None:
+            # written only if they are to be released: most updates are of hot rows
+            tiers.prefix.outdated[slots] = True
+        tiers.slab.row_bytes()[slots] = layer.values[held]
+
+    def file_soon(self, rows: I64) -> None:
+        """Has rows of host memory written to the file, which they will be read from once released.
+
+        rows: int64 [n], of the fused weight, whose values in the file are outdated.
+        """
+        self._to_file = rows
+        # no lock, as lanes call this; an update made the rows outdated, so the thread runs
+        self._work.set()
+
+    def _file(self) -> None:
+        """Writes what `file_soon` was given last, as far as it is in host memory still."""
+        tiers, rows = self._tiers, self._to_file
+        if tiers.disk is None or tiers.prefix is None or not rows.size:
+            return
+        self._to_file = rows[:0]
+        with self.moving:
+            where = tiers.locate(rows)
+            here = np.flatnonzero(where.tier == HOST)
+            here = here[tiers.prefix.outdated.take(where.local[here])]
+            slots = where.local[here]
+            addresses = tiers.layout.filed_address(rows[here], where.segment[here])
+            try:
+                tiers.disk.write(addresses, tiers.slab.row_bytes()[slots])
+            except OSError as e:
+                log.warning("%d rows cannot be released yet: '%s': %s", slots.size, tiers.disk.path, e)
+                return
+            tiers.prefix.outdated[slots] = False
 
     def _settle_soon(self) -> None:
         with self.writing:
@@ -124,6 +155,7 @@ class Writer:
         while not self._closed.is_set():
             self._work.wait()
             self._work.clear()
+            self._file()
             while not self._closed.is_set() and not self.settle(RETRY_S):
                 self._closed.wait(RETRY_S)
 

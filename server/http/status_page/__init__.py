@@ -17,6 +17,7 @@ from starlette.requests import Request
 
 from polyrec.models.bundle.bundle import code_version
 from polyrec.server.app.engine import Engine
+from polyrec.server.dispatch.control_loop import clock
 from polyrec.server.errors import Malformed, NotReady
 from polyrec.server.http.connection.reply import HeaderList, Reply, error_reply, json_reply
 from polyrec.server.http.documents import StatusQuery, StatusResponse
@@ -122,6 +123,7 @@ def status_document(engine: Engine, since: float) -> dict[str, Any]:
         "lane_deaths": {lane: deaths.value for (lane,), deaths in metrics.lane_deaths.children.items()},
         "serving": serving,
         "live_quality": None if engine.live_quality is None else engine.live_quality.document(),
+        "feature_drift": [found.model_dump() for found in metrics.live.drifted(clock())],
         "unix_time": round(time.time(), 3),
         "now": now,
         "history": metrics.history.since(since),

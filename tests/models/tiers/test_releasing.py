@@ -64,6 +64,33 @@ def test_released_rows_are_read_from_the_cache_then_from_the_file(stack: TierSta
     stack.close()
 
 
+def test_updates_of_host_rows_reach_the_file_before_these_are_released(stack: TierStack) -> None:
+    tiers, releaser = stack.tiers, stack.releaser
+    assert tiers.disk is not None
+    assert tiers.prefix is not None
+    assert releaser is not None
+    random = np.random.default_rng(3)
+    latest = np.zeros(SIZES["a"], np.int64)
+    for version in range(1, 6):
+        ids = random.permutation(SIZES["a"])[:2000]
+        latest[ids] = version
+        apply_update(stack, {"a": TableUpdate(ids, row_of(0, ids, version))})
+        assert stack.settle(10)
+        left = tiers.prefix.releasable
+        # a release that finds outdated rows has them written first
+        while tiers.prefix.releasable and tiers.prefix.releasable == left:
+            releaser.release(min(500, left))
+            stack.gather(stack.views.newest, np.arange(1), torch.empty(1, tiers.row_format.units))
+    everything = np.arange(SIZES["a"])
+    for _ in range(3):
+        # far more rows than slots: each is read from the file
+        with (rows := TieredRows(stack)).generation() as view:
+            got = rows.gather(ranks(view, "a", everything)).numpy()
+        np.testing.assert_array_equal(got, row_of(0, everything, latest))
+    assert tiers.prefix.released >= 2500
+    stack.close()
+
+
 def test_the_hottest_rows_stay(stack: TierStack) -> None:
     prefix, releaser = stack.tiers.prefix, stack.releaser
     assert prefix is not None

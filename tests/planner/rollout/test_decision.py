@@ -37,10 +37,25 @@ def decided(
     deaths: int = 0,
     age_s: float = 60.0,
     bounds: RolloutBounds | None = None,
+    live: tuple[float, float, float] | None = None,
 ) -> RolloutDecision:
     comparison = Comparison()
     comparison.add(0.0, stable or records(4000, seed=1), canary)
-    return decide(comparison.compare(0.0), deaths, age_s, bounds or RolloutBounds())
+    return decide(comparison.compare(0.0), deaths, age_s, bounds or RolloutBounds(), live)
+
+
+def test_a_loss_on_labeled_requests_rolls_back_only_if_the_whole_interval_is_beyond_the_bound() -> None:
+    for live, verdict in (
+        ((-0.05, -0.08, -0.02), "rollback"),
+        ((-0.05, -0.08, 0.02), "continue"),
+        ((0.00, -0.005, 0.005), "promote"),
+        (None, "promote"),
+    ):
+        bounds = RolloutBounds(promote_after_s=10.0)
+        decision = decided(records(2000, seed=2), records(20_000, seed=1), bounds=bounds, live=live)
+        assert decision.verdict == verdict, live
+        if verdict != "promote":
+            assert "labeled" in decision.reason
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,95 @@
+"""Memory of a server that takes updates, new values and requests for a long time.
+
+    python -m benchmarks.operations.update_memory --folder /var/tmp/memory --json memory.json
+
+The model, the plan and the clients are those of benchmarks.operations.update_feed; requests come at a low
+rate, so that the run can stay in the background. Each minute gives a line: resident memory, what of it is the
+process's own, threads, open files, and the bytes of the log.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from benchmarks.operations.update_feed import TOKEN, bundle_in, feed, new_values, plan_of, turn
+from polyrec.loadtest.machine import machine
+from polyrec.loadtest.traffic.source import open_source
+from polyrec.server.child import start
+
+
+def memory_of(server: psutil.Process, log: Path) -> dict[str, Any]:
+    """Returns the memory of a server, in megabytes, and what else may grow."""
+    full = server.memory_full_info()
+    return {
+        "rss_mb": round(full.rss / 1e6, 1),
+        "own_mb": round(full.uss / 1e6, 1),
+        "threads": server.num_threads(),
+        "files": server.num_fds(),
+        "log_mb": round(sum(f.stat().st_size for f in log.iterdir()) / 1e6, 1),
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--folder", type=Path, required=True, help="of the model, tiers and log; a disk")
+    parser.add_argument("--minutes", type=int, default=60, help="(60)")
+    parser.add_argument("--updates", type=float, default=10_000, help="rows a second (10,000)")
+    parser.add_argument("--rate", type=float, default=30, help="requests a second (30)")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    args = parser.parse_args(argv)
+    args.folder.mkdir(parents=True, exist_ok=True)
+    bundle = bundle_in(args.folder, 400_000, 100_000, 64)
+    items = bundle.encoder.vocabularies["item"].size - 10_000
+    log = args.folder / "log"
+    settings = {
+        "plan": plan_of(bundle, args.folder, "thread"),
+        "admin_token": TOKEN,
+        "update_log": log,
+        "default_budget_ms": 1000,
+    }
+    source = open_source(None, bundle, 1)
+    _, one = source.sampled(np.full(1, 1), 0)
+    spawn = multiprocessing.get_context("spawn")
+    go, said = spawn.Event(), spawn.Queue()
+    found: list[dict[str, Any]] = []
+    new: list[float] = []
+    with start(settings, lifeline=True) as server:
+        process = psutil.Process(server.process.pid)
+        seconds = 60.0 * args.minutes
+        feeder = spawn.Process(target=feed, args=(server.url, items, 64, args.updates, seconds, go, said))
+        feeder.start()
+        said.get()
+        go.set()
+        given = (server.url, json.loads(one(0)), 64, time.monotonic() + seconds, new)
+        adder = threading.Thread(target=new_values, args=given)
+        adder.start()
+        for minute in range(args.minutes):
+            each = turn(server.url, source, args.rate, 60.0, minute, 23, ())
+            each |= {"minute": minute + 1, **memory_of(process, log), "new_values": len(new)}
+            found.append(each)
+            print(json.dumps(each), flush=True)
+        adder.join()
+        rows, _ = said.get()
+        feeder.join()
+    print(f"{rows:,} rows and {len(new):,} new values")
+    if args.json:
+        whole = {"machine": machine(), "cores": os.cpu_count(), "rows": rows, "new_values": len(new)}
+        args.json.write_text(json.dumps(whole | {"minutes": found}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

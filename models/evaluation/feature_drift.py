@@ -1,0 +1,310 @@
+"""Distributions of features when a bundle was trained, and how far those of served rows are from them.
+
+    PSI = sum over bins of (p - q) ln(p / q)      p: share of served look-ups in a bin, q: of the reference's
+
+A reference is made of the test rows, which no training has seen: so its shares of unknown values are those to
+expect. Numbers are cut into bins of equal shares; ids too, by their rank in popularity order, with missing
+values in a bin of their own. Unknown values are in no bin: their share is counted by itself. A feature of the
+context counts once for each row of its request, so that shared and repeated contexts give the same.
+
+The rows of a request are alike, so requests are the sampling units. The index of two samples of one
+distribution is above 0; this mean is subtracted (to first order the correction of Rao and Scott, 1981).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from polyrec.models.data.encoded import EncodedRows
+from polyrec.models.files import Strict
+from polyrec.models.schema.batch import F64, I64, Batch, Block
+from polyrec.models.schema.encoder import Encoder
+from polyrec.models.schema.schema import ROLES, RoleLayout
+from polyrec.models.schema.vocabulary import REJECTED
+
+FEATURE_REFERENCE = "feature_reference"
+"""Key of `Manifest.training`."""
+BINS = 10
+MOST_BINS = BINS + 1
+SMOOTHING = 0.5
+"""Added to each bin's count: an empty bin would make the index infinite."""
+REFERENCE_ROWS = 200_000
+"""Most rows that a reference is made of: runs of neighbors from all parts of the test rows."""
+RUNS = 50
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class FeatureBins(Strict):
+    """The reference of one feature.
+
+    edges: ascending; a number, or a rank, is in bin i if edges[i - 1] <= it < edges[i]. shares: of each bin,
+    of ids with one more bin, that of missing values. unknown: share of look-ups of values that the vocabulary
+    lacks, which no bin counts. independent: how many independent rows would have shares as certain.
+    """
+
+    edges: Annotated[tuple[float, ...], Field(max_length=BINS)]
+    shares: Annotated[tuple[Share, ...], Field(max_length=MOST_BINS)]
+    unknown: Share
+    independent: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class FeatureReference(Strict):
+    """The references of a bundle's features, in the order of its rows. rows, requests: that they are of."""
+
+    version: Literal[1] = 1
+    rows: int
+    requests: int
+    features: dict[str, FeatureBins]
+
+
+@dataclass(slots=True)
+class FeatureCounts:
+    """Look-ups of all features by bin, with sums over requests from which their variance follows.
+
+    counts, squares, crossed: float64 [features, MOST_BINS], sums over requests of n, n * n, and n times the
+    request's look-ups in all bins; squared: float64 [features], of the square of the latter. unknown: float64
+    [features].
+    """
+
+    counts: F64
+    squares: F64
+    crossed: F64
+    squared: F64
+    unknown: F64
+    rows: int = 0
+    requests: int = 0
+
+    @classmethod
+    def empty(cls, features: int) -> Self:
+        shape = features, MOST_BINS
+        of_bins = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+        return cls(*of_bins, np.zeros(features), np.zeros(features))
+
+    def add(self, other: FeatureCounts) -> None:
+        """Adds the counts of other requests."""
+        self.counts += other.counts
+        self.squares += other.squares
+        self.crossed += other.crossed
+        self.squared += other.squared
+        self.unknown += other.unknown
+        self.rows += other.rows
+        self.requests += other.requests
+
+    @property
+    def lookups(self) -> F64:
+        """Look-ups of each feature in its bins, float64 [features]."""
+        return np.asarray(self.counts.sum(1))
+
+    def variances(self, feature: int) -> F64:
+        """Variances of a feature's shares, float64 [MOST_BINS], requests being drawn independently."""
+        total = self.counts[feature].sum()
+        p = self.counts[feature] / total
+        spread = self.squares[feature] - 2 * p * self.crossed[feature] + p * p * self.squared[feature]
+        return np.asarray(np.maximum(spread, 0.0) / total**2)
+
+
+class FeatureBinner:
+    """Counts look-ups of batches by feature and bin.
+
+    edges: by feature, see `FeatureBins`; features without are left out. encoder: in whose order of rows they
+    are.
+    """
+
+    def __init__(self, encoder: Encoder, edges: Mapping[str, Sequence[float]]) -> None:
+        self._encoder = encoder
+        self._layouts = [_Layout.of(encoder, encoder.schema.layout(role), edges) for role in ROLES]
+        self.features = tuple(name for layout in self._layouts for name in layout.names)
+
+    def count(self, batch: Batch, request: I64 | None = None) -> FeatureCounts:
+        """Counts a batch. request: int64 [rows], of each row, from 0; None: rows share contexts, or each is
+        a request of its own."""
+        if request is None:
+            request = np.arange(batch.rows) if batch.context_row is None else batch.context_row
+        requests = int(request.max()) + 1 if batch.rows else 0
+        found = FeatureCounts.empty(len(self.features))
+        context = batch.context if batch.context_row is None else batch.context.take(batch.context_row)
+        number = 0
+        for layout, block in zip(self._layouts, (context, batch.candidate), strict=True):
+            for binned, of_row in layout.binned(block):
+                known = binned >= 0
+                found.unknown[number] = binned.size - np.count_nonzero(known)
+                place = (request if of_row is None else request[of_row])[known] * MOST_BINS + binned[known]
+                table = np.bincount(place, minlength=requests * MOST_BINS).reshape(-1, MOST_BINS)
+                each = table.sum(1)
+                found.counts[number] = table.sum(0)
+                found.squares[number] = (table * table).sum(0)
+                found.crossed[number] = each @ table
+                found.squared[number] = each @ each
+                number += 1
+        found.rows, found.requests = batch.rows, int(np.unique(request).size)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """The features of a role: (column, edges) of numbers; (column, edges, missing, unknown rank) of ids."""
+
+    names: tuple[str, ...]
+    numbers: list[tuple[int, F64]]
+    singles: list[tuple[int, F64, int, int]]
+    bags: list[tuple[int, F64, int, int]]
+
+    @classmethod
+    def of(cls, encoder: Encoder, layout: RoleLayout, edges: Mapping[str, Sequence[float]]) -> _Layout:
+        def ids(features: Sequence[Any]) -> list[tuple[int, F64, int, int]]:
+            found = []
+            for i, f in enumerate(features):
+                if f.name in edges:
+                    v = encoder.vocabulary(f)
+                    found.append((i, np.array(edges[f.name], np.float64), v.missing_rank, v.oov_rank))
+            return found
+
+        numbers = [
+            (i, np.array(edges[f.name], np.float64)) for i, f in enumerate(layout.dense) if f.name in edges
+        ]
+        every = [f.name for f in layout.dense] + [f.name for f in layout.singles + layout.bags]
+        names = tuple(name for name in every if name in edges)
+        return cls(names, numbers, ids(layout.singles), ids(layout.bags))
+
+    def binned(self, block: Block) -> Iterator[tuple[I64, I64 | None]]:
+        """Yields the bins of each feature's look-ups, -1 for unknown values, and their rows in the block.
+
+        None instead of the rows: one look-up in each.
+        """
+        for i, edges in self.numbers:
+            yield np.searchsorted(edges, block.dense[:, i], side="right"), None
+        for i, edges, missing, unknown in self.singles:
+            yield bins_of_ranks(block.ranks[:, i], edges, missing, unknown), None
+        if not self.bags:
+            return
+        lengths = np.diff(block.bag_offsets).reshape(block.rows, -1)
+        column = np.repeat(np.tile(np.arange(block.bags), block.rows), lengths.ravel())
+        row = np.repeat(np.arange(block.rows), lengths.sum(1))
+        for i, edges, missing, unknown in self.bags:
+            mine = column == i
+            yield bins_of_ranks(block.bag_values[mine], edges, missing, unknown), row[mine]
+
+
+def bins_of_ranks(ranks: I64, edges: F64, missing: int, unknown: int) -> I64:
+    """Returns the bin of each rank, int64 [n]; -1 for unknown values. missing, unknown: ranks, or -1."""
+    found: I64 = np.searchsorted(edges, ranks, side="right")
+    if missing != REJECTED:
+        found[ranks == missing] = edges.size + 1
+    if unknown != REJECTED:
+        found[ranks == unknown] = -1
+    return found
+
+
+def reference_of(encoder: Encoder, data: EncodedRows, rows: I64) -> FeatureReference | None:
+    """Makes the reference of some rows; None if there are none. rows: int64 [n], in data order."""
+    if not rows.size:
+        return None
+    length = max(1, REFERENCE_ROWS // RUNS)
+    if rows.size > REFERENCE_ROWS:
+        starts = np.linspace(0, rows.size - length, RUNS).astype(np.int64)
+        runs = [rows[start : start + length] for start in starts]
+    else:
+        runs = [rows[start : start + length] for start in range(0, rows.size, length)]
+    edges = _edges(encoder, [data.batch(run) for run in runs])
+    binner = FeatureBinner(encoder, edges)
+    counts = FeatureCounts.empty(len(binner.features))
+    for run in runs:
+        request = None if data.group is None else np.unique(data.group[run], return_inverse=True)[1]
+        counts.add(binner.count(data.batch(run), request))
+    features = {}
+    for i, name in enumerate(binner.features):
+        lookups = counts.lookups[i]
+        if not lookups:
+            continue
+        # bins of numbers, then of ids: these have one for missing values
+        used = len(edges[name]) + 1 + (name in {f.name for f in encoder.schema.categorical})
+        shares = counts.counts[i, :used] / lookups
+        spread = counts.variances(i).sum()
+        features[name] = FeatureBins(
+            edges=tuple(float(e) for e in edges[name]),
+            shares=tuple(shares.tolist()),
+            unknown=float(counts.unknown[i] / (counts.unknown[i] + lookups)),
+            independent=float((1 - (shares**2).sum()) / spread) if spread > 0 else 0.0,
+        )
+    return FeatureReference(rows=counts.rows, requests=counts.requests, features=features)
+
+
+def _edges(encoder: Encoder, batches: Iterable[Batch]) -> dict[str, list[float]]:
+    """Returns edges that cut each feature's known, present values into at most BINS bins of equal shares."""
+    values: dict[str, list[NDArray[Any]]] = {}
+    for batch in batches:
+        plain = batch.exploded()
+        for role, block in zip(ROLES, (plain.context, plain.candidate), strict=True):
+            layout = encoder.schema.layout(role)
+            for i, number in enumerate(layout.dense):
+                values.setdefault(number.name, []).append(block.dense[:, i])
+            for i, single in enumerate(layout.singles):
+                values.setdefault(single.name, []).append(block.ranks[:, i])
+            column = np.repeat(
+                np.tile(np.arange(block.bags), block.rows), np.diff(block.bag_offsets) if block.bags else 0
+            )
+            for i, bag in enumerate(layout.bags):
+                values.setdefault(bag.name, []).append(block.bag_values[column == i])
+    vocabulary = {f.name: encoder.vocabulary(f) for f in encoder.schema.categorical}
+    found = {}
+    for name, parts in values.items():
+        own = np.concatenate(parts)
+        if name in vocabulary:
+            v = vocabulary[name]
+            own = own[(own != v.missing_rank) & (own != v.oov_rank)]
+        if own.size:
+            # a value that is a quantile itself begins a bin; equal quantiles, as of a hot id, are one edge
+            cuts = np.quantile(own, np.arange(1, BINS) / BINS, method="inverted_cdf")
+            found[name] = [float(c) for c in np.unique(cuts) if c > own.min()]
+    return found
+
+
+def stability_index(reference: FeatureBins, counts: FeatureCounts, feature: int) -> float | None:
+    """Returns the index of a feature's counts, less its mean if nothing had changed; None without look-ups.
+
+    At least 0: it is the part that chance does not explain.
+    """
+    if not counts.lookups[feature]:
+        return None
+    used = len(reference.shares)
+    smoothed = counts.counts[feature, :used] + SMOOTHING
+    p = smoothed / smoothed.sum()
+    q = np.array(reference.shares)
+    least = SMOOTHING / max(reference.independent, 1.0)
+    q = np.maximum(q, least) / np.maximum(q, least).sum()
+    psi = float(((p - q) * np.log(p / q)).sum())
+    variance = counts.variances(feature)[:used] + q * (1 - q) / max(reference.independent, 1.0)
+    return max(0.0, psi - float((variance / ((p + q) / 2)).sum()))
+
+
+def keep_reference(training: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the entry of a manifest's `training` for a bundle derived with the same order of rows."""
+    return {FEATURE_REFERENCE: training[FEATURE_REFERENCE]} if FEATURE_REFERENCE in training else {}
+
+
+class _Entry(Strict):
+    """Checks a reference against the number of its bins."""
+
+    reference: FeatureReference
+
+    @model_validator(mode="after")
+    def _bins_fit(self) -> Self:
+        for name, one in self.reference.features.items():
+            if not len(one.edges) < len(one.shares) <= len(one.edges) + 2:
+                raise ValueError(f"feature '{name}' has {len(one.edges)} edges, {len(one.shares)} shares")
+        return self
+
+
+def read_reference(training: Mapping[str, Any]) -> FeatureReference | None:
+    """Returns the reference in a manifest's `training`; None if it has none, or one of another version."""
+    entry = training.get(FEATURE_REFERENCE)
+    if not isinstance(entry, dict) or entry.get("version") != 1:
+        return None
+    return _Entry.model_validate({"reference": entry}).reference

@@ -1,0 +1,209 @@
+"""How the features of served rows differ from those that a bundle was trained on, over sliding windows.
+
+    executed batches --one in SAMPLE_S--> counts by feature and bin --windows--> index, unknown values
+
+The reference is in the bundle (models/evaluation/feature_drift.py); one without is not measured. It needs no
+labels and no log. Memory is that of a few hundred numbers a feature, whatever the traffic.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from pydantic import ValidationError
+
+from polyrec.models.bundle.bundle import Bundle
+from polyrec.models.evaluation.feature_drift import (
+    FeatureBinner,
+    FeatureCounts,
+    FeatureReference,
+    read_reference,
+    stability_index,
+)
+from polyrec.models.files import Strict
+from polyrec.models.schema.batch import I64, Batch, Block
+from polyrec.models.schema.encoder import Encoder
+from polyrec.models.schema.schema import Categorical
+from polyrec.models.schema.vocabulary import ids_of_ranks
+
+SAMPLE_S = 0.2
+"""Least time between batches that are counted."""
+MOST_ROWS = 1024
+"""Rows of a batch that are counted."""
+WINDOWS_S: Mapping[str, float] = {"1h": 3600.0, "1d": 86400.0}
+SLICES = 12
+LEAST_REQUESTS = 200
+"""Requests in a window below which it says nothing."""
+MOST_MOVED_ROWS = 1 << 20
+"""Rows of a table beyond which nothing is counted once its rows have another order than in the bundle."""
+
+
+class FeatureDriftDocument(Strict):
+    """Drift of one feature in a window. index: its PSI, less what chance explains; None without look-ups.
+
+    unknown, expected: shares of look-ups of values that the vocabulary lacks, here and in the reference.
+    """
+
+    index: float | None
+    unknown: float
+    expected: float
+
+
+class DriftDocument(Strict):
+    """Drift of the features of one bundle. measured: whether it has a reference.
+
+    requests, features: by window; those of too few requests are left out.
+    """
+
+    version: str
+    measured: bool
+    requests: dict[str, int]
+    features: dict[str, dict[str, FeatureDriftDocument]]
+
+
+class SlidingCounts:
+    """Counts of the last `span_s` seconds, as of the latest SLICES of them."""
+
+    def __init__(self, features: int, span_s: float) -> None:
+        self._features, self._slice_s = features, span_s / SLICES
+        self._slices: deque[tuple[float, FeatureCounts]] = deque()
+
+    def add(self, counts: FeatureCounts, now_s: float) -> None:
+        if not self._slices or now_s >= self._slices[-1][0] + self._slice_s:
+            self._slices.append((now_s, FeatureCounts.empty(self._features)))
+        self._slices[-1][1].add(counts)
+        self._forget(now_s)
+
+    def total(self, now_s: float) -> FeatureCounts:
+        self._forget(now_s)
+        total = FeatureCounts.empty(self._features)
+        for _, counts in self._slices:
+            total.add(counts)
+        return total
+
+    def _forget(self, now_s: float) -> None:
+        while self._slices and now_s >= self._slices[0][0] + SLICES * self._slice_s:
+            self._slices.popleft()
+
+
+class FeatureDrift:
+    """Drift of the features of one bundle. Used from one thread."""
+
+    def __init__(self, version: str, encoder: Encoder, reference: FeatureReference | None) -> None:
+        self._version, self._encoder = version, encoder
+        self._reference = reference
+        edges = {} if reference is None else {n: one.edges for n, one in reference.features.items()}
+        self._binner = FeatureBinner(encoder, edges)
+        self._windows = {name: SlidingCounts(len(edges), span_s) for name, span_s in WINDOWS_S.items()}
+        self._next_s = -np.inf
+        self._moved: dict[str, tuple[I64, I64]] = {}
+
+    @classmethod
+    def of(cls, bundle: Bundle) -> FeatureDrift:
+        """Measures by the reference of a bundle; nothing if it has none that can be read."""
+        try:
+            reference = read_reference(bundle.manifest.training)
+        except ValidationError:
+            reference = None
+        return cls(bundle.manifest.version, bundle.encoder, reference)
+
+    def note(self, batch: Batch, encoder: Encoder | None, now_s: float) -> None:
+        """Counts an executed batch if one is due. encoder: of its rows; None: the bundle's."""
+        if self._reference is None or now_s < self._next_s or not batch.rows:
+            return
+        self._next_s = now_s + SAMPLE_S
+        batch = first_rows(batch, MOST_ROWS)
+        if encoder is not None:
+            moved = self._in_order(batch, encoder)
+            if moved is None:
+                return
+            batch = moved
+        counts = self._binner.count(batch)
+        for window in self._windows.values():
+            window.add(counts, now_s)
+
+    def document(self, now_s: float) -> DriftDocument:
+        """Returns the drift in each window."""
+        found: dict[str, dict[str, FeatureDriftDocument]] = {}
+        requests = {}
+        for name, window in self._windows.items():
+            total = window.total(now_s)
+            requests[name] = total.requests
+            if self._reference is None or total.requests < LEAST_REQUESTS:
+                continue
+            found[name] = {}
+            for i, feature in enumerate(self._binner.features):
+                reference = self._reference.features[feature]
+                lookups = float(total.lookups[i] + total.unknown[i])
+                found[name][feature] = FeatureDriftDocument(
+                    index=stability_index(reference, total, i),
+                    unknown=float(total.unknown[i]) / lookups if lookups else 0.0,
+                    expected=reference.unknown,
+                )
+        return DriftDocument(
+            version=self._version,
+            measured=self._reference is not None,
+            requests=requests,
+            features=found,
+        )
+
+    def _in_order(self, batch: Batch, encoder: Encoder) -> Batch | None:
+        """Returns the batch with ranks in the bundle's order; None if a large table has another order."""
+        orders: dict[str, I64] = {}
+        for table, own in self._encoder.vocabularies.items():
+            rank_of_id = encoder.vocabularies[table].rank_of_id
+            if rank_of_id is own.rank_of_id:
+                continue
+            if own.rows > MOST_MOVED_ROWS:
+                return None
+            if table not in self._moved or self._moved[table][0] is not rank_of_id:
+                self._moved[table] = rank_of_id, own.rank_of_id[ids_of_ranks(rank_of_id)]
+            orders[table] = self._moved[table][1]
+        if not orders:
+            return batch
+        schema = self._encoder.schema
+        return replace(
+            batch,
+            context=_translated(batch.context, schema.context.singles, schema.context.bags, orders),
+            candidate=_translated(batch.candidate, schema.candidate.singles, schema.candidate.bags, orders),
+        )
+
+
+def _translated(
+    block: Block, singles: Sequence[Categorical], bags: Sequence[Categorical], orders: Mapping[str, I64]
+) -> Block:
+    ranks, values = block.ranks.copy(), block.bag_values.copy()
+    for i, feature in enumerate(singles):
+        if feature.table_name in orders:
+            ranks[:, i] = orders[feature.table_name][ranks[:, i]]
+    column = np.repeat(np.tile(np.arange(len(bags)), block.rows), np.diff(block.bag_offsets) if bags else 0)
+    for i, feature in enumerate(bags):
+        if feature.table_name in orders:
+            mine = column == i
+            values[mine] = orders[feature.table_name][values[mine]]
+    return Block(block.dense, ranks, values, block.bag_offsets)
+
+
+def first_rows(batch: Batch, rows: int) -> Batch:
+    """Returns the first rows of a batch as a batch of its own."""
+    if batch.rows <= rows:
+        return batch
+    some = np.arange(rows)
+    if batch.context_row is None:
+        return Batch(batch.context.take(some), batch.candidate.take(some))
+    kept = batch.context_row[:rows]
+    context = batch.context.take(np.arange(int(kept.max()) + 1))
+    return Batch(context, batch.candidate.take(some), kept, min(batch.plain_rows, rows))
+
+
+def drifts_of(bundles: Sequence[Bundle]) -> list[FeatureDrift]:
+    """Returns the drift of each path's bundle; paths of one version share it."""
+    by_version: dict[str, FeatureDrift] = {}
+    for bundle in bundles:
+        version = bundle.manifest.version
+        if version not in by_version:
+            by_version[version] = FeatureDrift.of(bundle)
+    return [by_version[bundle.manifest.version] for bundle in bundles]

@@ -1,0 +1,60 @@
+"""Blocking work runs in threads that are used again."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from queue import SimpleQueue
+
+import pytest
+
+from polyrec.server.app.background import Threads, run_in_thread
+
+
+def idents(threads: Threads, count: int, at_once: int) -> list[int]:
+    """Returns the threads in which pieces of work ran, `at_once` of them at a time."""
+    found: SimpleQueue[int] = SimpleQueue()
+    ran = []
+    for _ in range(count // at_once):
+        together = threading.Barrier(at_once + 1)
+
+        def work(together: threading.Barrier = together) -> None:
+            together.wait(10)
+            found.put(threading.get_ident())
+
+        for _ in range(at_once):
+            threads.run(work)
+        together.wait(10)
+        ran += [found.get(timeout=10) for _ in range(at_once)]
+        while threads._idle._value < at_once:  # the threads say so after their work
+            pass
+    return ran
+
+
+def test_a_thread_that_is_idle_is_used_again() -> None:
+    assert len(set(idents(Threads(), 20, 1))) == 1
+
+
+def test_pieces_of_work_run_at_the_same_time() -> None:
+    threads = Threads()
+    assert len(set(idents(threads, 4, 4))) == 4
+    assert len(set(idents(threads, 8, 4))) <= 4
+
+
+def test_work_runs_where_idle_threads_end_at_once() -> None:
+    threads, done = Threads(idle_s=0), SimpleQueue[int]()
+    for i in range(500):
+        threads.run(lambda i=i: done.put(i))  # type: ignore[misc]
+    assert sorted(done.get(timeout=10) for _ in range(500)) == list(range(500))
+
+
+def test_a_future_gets_the_result_or_the_exception() -> None:
+    def fails() -> None:
+        raise ValueError("no")
+
+    async def both() -> None:
+        assert await run_in_thread(lambda: 7) == 7
+        with pytest.raises(ValueError, match="no"):
+            await run_in_thread(fails)
+
+    asyncio.run(both())
