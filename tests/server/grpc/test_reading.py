@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
-import grpc.aio
 import pytest
 
 from polyrec.server.errors import Malformed, TooBusy, TooSlow
@@ -15,10 +15,10 @@ class Sending:
     """gRPC's side of a call whose message comes with `arrive`."""
 
     def __init__(self) -> None:
-        self.arrive: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        self.arrive: Callable[[bytes | None], object]
 
-    async def read(self) -> object:
-        return await self.arrive
+    def receive(self, received: Callable[[bytes | None], object]) -> None:
+        self.arrive = received
 
 
 def test_as_many_calls_are_read_as_may_be_and_the_next_is_refused() -> None:
@@ -32,12 +32,14 @@ def test_as_many_calls_are_read_as_may_be_and_the_next_is_refused() -> None:
         with pytest.raises(TooBusy, match="more than 2 calls are sending"):
             await reader.only(Sending())
         for call in calls:
-            call.arrive.set_result(b"message")
+            call.arrive(b"message")
         found = await asyncio.gather(*reading)
         # there is room again
         last = Sending()
-        last.arrive.set_result(b"last")
-        return [*found, await reader.only(last)]
+        reading = [asyncio.create_task(reader.only(last))]
+        await asyncio.sleep(0)
+        last.arrive(b"last")
+        return [*found, *await asyncio.gather(*reading)]
 
     assert asyncio.run(run()) == [b"message", b"message", b"last"]
     assert exceeded == ["grpc_reading"]
@@ -48,9 +50,12 @@ def test_a_message_that_does_not_arrive_gives_its_place_back() -> None:
 
     async def run() -> None:
         reader = MessageReader(1, 0.001, exceeded.append)
-        for _ in range(2):
+        calls = [Sending(), Sending()]
+        for call in calls:
             with pytest.raises(TooSlow, match="did not arrive"):
-                await reader.only(Sending())
+                await reader.only(call)
+        # it comes too late
+        calls[0].arrive(b"message")
 
     asyncio.run(run())
     assert exceeded == ["grpc_message"] * 2
@@ -59,8 +64,10 @@ def test_a_message_that_does_not_arrive_gives_its_place_back() -> None:
 def test_a_call_without_a_message_is_malformed() -> None:
     async def run() -> None:
         call = Sending()
-        call.arrive.set_result(grpc.aio.EOF)
+        reading = asyncio.create_task(MessageReader(1, 600, print).only(call))
+        await asyncio.sleep(0)
+        call.arrive(None)
         with pytest.raises(Malformed, match="no message"):
-            await MessageReader(1, 600, print).only(call)
+            await reading
 
     asyncio.run(run())
