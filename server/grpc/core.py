@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import threading
 import time
 from collections import deque
@@ -30,6 +29,8 @@ REQUESTED = 64
 """Calls that the core may hand over before the loop has seen the first of them; more wait in the core."""
 EVENTS_PER_ITERATION = 64
 """Most events handled before the loop serves others."""
+NO_DEADLINE_S = float(2**63 - 1)
+"""The deadline of a call without one: the core's infinite future."""
 NO_FLAGS = 0
 NEW_CALL: Final = "call"
 SHUT_DOWN: Final = "shut down"
@@ -224,7 +225,7 @@ class IncomingCall:
 
     def time_remaining(self) -> float | None:
         """Seconds until the deadline; None if there is none."""
-        if math.isinf(self._deadline_s):
+        if self._deadline_s >= NO_DEADLINE_S:
             return None
         return max(0.0, self._deadline_s - time.time())
 
