@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from grpc_health.v1 import health_pb2
 
 from polyrec.server.errors import NotFound, shortened
-from polyrec.server.grpc.core import IncomingCall
 from polyrec.server.grpc.infer_codec import parse_message
 from polyrec.server.grpc.messages import SERVICE
-from polyrec.server.grpc.methods import Method
-from polyrec.server.grpc.reading import MessageReader
-from polyrec.server.grpc.streams import OpenStreams
+from polyrec.server.grpc.transport.core import IncomingCall
+from polyrec.server.grpc.transport.methods import Method
+from polyrec.server.grpc.transport.reading import MessageReader
+from polyrec.server.grpc.transport.streams import OpenStreams
 from polyrec.server.repository.repository import ModelRepository
 
 HEALTH = "grpc.health.v1.Health"

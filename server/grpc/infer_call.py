@@ -13,10 +13,10 @@ from starlette.types import Scope
 from polyrec.server.dispatch.answer import Answer, Pending
 from polyrec.server.dispatch.dispatcher import clock
 from polyrec.server.errors import NotReady
-from polyrec.server.grpc.calls import deadline_s, end_canceled, end_of, fail, id_metadata
-from polyrec.server.grpc.core import IncomingCall
 from polyrec.server.grpc.infer_codec import GrpcInferCodec
-from polyrec.server.grpc.reading import MessageReader
+from polyrec.server.grpc.transport.calls import deadline_s, end_canceled, end_of, fail, id_metadata
+from polyrec.server.grpc.transport.core import IncomingCall
+from polyrec.server.grpc.transport.reading import MessageReader
 from polyrec.server.http.call import Call
 from polyrec.server.repository.repository import ModelRepository
 

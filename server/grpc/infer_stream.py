@@ -19,12 +19,12 @@ from starlette.types import Scope
 from polyrec.planner.routing.query import Query
 from polyrec.server.dispatch.dispatcher import clock
 from polyrec.server.errors import NotReady, RequestError, TooSlow, Unauthorized
-from polyrec.server.grpc.calls import deadline_s, end_of, is_canceled
-from polyrec.server.grpc.core import IncomingCall
 from polyrec.server.grpc.infer_codec import GrpcInferCodec, parse_request
 from polyrec.server.grpc.messages import message_class
-from polyrec.server.grpc.status import status_of
-from polyrec.server.grpc.streams import STOPPING, OpenStreams
+from polyrec.server.grpc.transport.calls import deadline_s, end_of, is_canceled
+from polyrec.server.grpc.transport.core import IncomingCall
+from polyrec.server.grpc.transport.status import status_of
+from polyrec.server.grpc.transport.streams import STOPPING, OpenStreams
 from polyrec.server.http.call import Call
 from polyrec.server.repository.repository import ModelRepository
 

@@ -8,14 +8,14 @@ import grpc
 
 from polyrec.server.app.listening import PortInUse
 from polyrec.server.app.tls import CertifiedKey
-from polyrec.server.grpc.access_log import log_when_finished
-from polyrec.server.grpc.core import CoreServer, IncomingCall
 from polyrec.server.grpc.health import HealthService
-from polyrec.server.grpc.methods import run_method
-from polyrec.server.grpc.reading import MessageReader
 from polyrec.server.grpc.reflection import Reflection
 from polyrec.server.grpc.service import INFER, InferenceService
-from polyrec.server.grpc.streams import OpenStreams
+from polyrec.server.grpc.transport.access_log import log_when_finished
+from polyrec.server.grpc.transport.core import CoreServer, IncomingCall
+from polyrec.server.grpc.transport.methods import run_method
+from polyrec.server.grpc.transport.reading import MessageReader
+from polyrec.server.grpc.transport.streams import OpenStreams
 from polyrec.server.http.connection.access_log import AccessLog
 from polyrec.server.http.connection.limits import ConnectionLimits
 from polyrec.server.repository.repository import ModelRepository

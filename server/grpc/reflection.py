@@ -10,12 +10,12 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection import SERVICE_NAME, aio
 
-from polyrec.server.grpc.core import IncomingCall
 from polyrec.server.grpc.health import HEALTH
 from polyrec.server.grpc.infer_codec import parse_message
 from polyrec.server.grpc.messages import POOL, SERVICE
-from polyrec.server.grpc.methods import Method
-from polyrec.server.grpc.streams import OpenStreams
+from polyrec.server.grpc.transport.core import IncomingCall
+from polyrec.server.grpc.transport.methods import Method
+from polyrec.server.grpc.transport.streams import OpenStreams
 
 NAMES = (SERVICE_NAME, "grpc.reflection.v1.ServerReflection")
 """Both versions of the service; their messages are equal on the wire."""

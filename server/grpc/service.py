@@ -14,15 +14,15 @@ from typing import Any
 
 from polyrec.models.bundle.bundle import code_version
 from polyrec.server.errors import Forbidden, NotFound, NotReady
-from polyrec.server.grpc.calls import scope_of
-from polyrec.server.grpc.core import IncomingCall
 from polyrec.server.grpc.infer_call import InferCall
 from polyrec.server.grpc.infer_codec import parse_message
 from polyrec.server.grpc.infer_stream import InferStream
 from polyrec.server.grpc.messages import SERVICE, message_class, message_of
-from polyrec.server.grpc.methods import Method
-from polyrec.server.grpc.reading import MessageReader
-from polyrec.server.grpc.streams import OpenStreams
+from polyrec.server.grpc.transport.calls import scope_of
+from polyrec.server.grpc.transport.core import IncomingCall
+from polyrec.server.grpc.transport.methods import Method
+from polyrec.server.grpc.transport.reading import MessageReader
+from polyrec.server.grpc.transport.streams import OpenStreams
 from polyrec.server.http.oip import EXTENSIONS, SERVER, configuration, metadata, statistics
 from polyrec.server.repository.repository import ModelRepository
 from polyrec.server.repository.routes import model_states

@@ -12,7 +12,7 @@ from starlette.types import Scope
 
 from polyrec.server.dispatch.dispatcher import clock
 from polyrec.server.errors import DeadlinePassed, RequestError
-from polyrec.server.grpc.status import status_of
+from polyrec.server.grpc.transport.status import status_of
 from polyrec.server.http.connection.body import ClientGone, header
 from polyrec.server.http.connection.head import REQUEST_ID
 from polyrec.server.request_ids import SCOPE_KEY, request_id

@@ -1,6 +1,6 @@
 """Two models with different SLOs: one server with shared lanes, against a server each, and against the bound.
 
-    python -m benchmarks.routing.two_models movies=ml1m.plan.json,ratings.parquet,10 \\
+    python -m benchmarks.lanes.two_models movies=ml1m.plan.json,ratings.parquet,10 \\
         hotels=trivago.plan.json,impressions.parquet,25 --out docs/results/two-models.json
 
 Each model serves the best path of its plan, on an inline lane. All servers are on one core, the driver on
@@ -150,7 +150,7 @@ class Servers:
         return closed_loop(target.url, requests, CONNECTIONS, seconds) / seconds
 
     def _latency(self, index: int) -> LatencyModel:
-        """What its server measured of a model's path."""
+        """Latency of a model's path, as its server measured it."""
         tenant = self.tenants[index]
         opened = get_json(self.apart[index].url, f"/v1/models/{tenant.name}/paths")["paths"]
         (path,) = completed(load_plan(tenant.plan), opened).paths
@@ -335,7 +335,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     if run is not None:
                         runs.append(run)
     found = {
-        "command": "python -m benchmarks.routing.two_models "
+        "command": "python -m benchmarks.lanes.two_models "
         + " ".join(
             "=".join((m.partition("=")[0], ",".join(Path(p).name for p in m.partition("=")[2].split(","))))
             for m in args.models

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from polyrec.server.errors import Malformed, TooBusy, TooSlow
-from polyrec.server.grpc.reading import MessageReader
+from polyrec.server.grpc.transport.reading import MessageReader
 
 
 class Sending:

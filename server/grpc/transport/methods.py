@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 from grpc import StatusCode
 
 from polyrec.server.errors import RequestError
-from polyrec.server.grpc.calls import end_canceled, fail
-from polyrec.server.grpc.core import IncomingCall
+from polyrec.server.grpc.transport.calls import end_canceled, fail
+from polyrec.server.grpc.transport.core import IncomingCall
 
 log = logging.getLogger("polyrec.grpc")
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.routing.two_models import MARGIN_S, Counters, bound_of, page
+from benchmarks.lanes.two_models import MARGIN_S, Counters, bound_of, page
 from polyrec.planner.latency_model import LatencyModel
 from polyrec.planner.plan import Limits
 

@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from polyrec.server.grpc.core import EVENTS_PER_ITERATION, REQUESTED, CoreServer, IncomingCall
+from polyrec.server.grpc.transport.core import EVENTS_PER_ITERATION, REQUESTED, CoreServer, IncomingCall
 
 Code = grpc.StatusCode
 MANY = 2 * max(REQUESTED, EVENTS_PER_ITERATION)

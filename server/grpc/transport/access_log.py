@@ -7,7 +7,7 @@ from functools import partial
 from grpc import StatusCode
 
 from polyrec.server.dispatch.dispatcher import clock
-from polyrec.server.grpc.core import IncomingCall, Metadata
+from polyrec.server.grpc.transport.core import IncomingCall, Metadata
 from polyrec.server.http.connection.access_log import AccessLog, AnsweredBy
 from polyrec.server.http.connection.head import REQUEST_ID
 from polyrec.server.request_ids import request_id

@@ -1,0 +1,1 @@
+"""Calls as gRPC delivers them, of whichever service: read, answered, limited, logged, ended."""
