@@ -7,7 +7,7 @@ time of this (docs/results/protocols.md), and calls that arrive together are nev
 thread only waits and appends; everything else runs on the loop, so no state needs a lock.
 
 This is the only module that imports grpc._cython.cygrpc, the layer on which grpc's own servers for Python
-stand. It is not a public interface: pyproject.toml bounds its version, tests/server/grpc/transport/test_core.py runs it.
+stand. It is not a public interface: pyproject.toml bounds its version, and tests/server/grpc runs all of it.
 """
 
 from __future__ import annotations
