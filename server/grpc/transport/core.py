@@ -2,7 +2,7 @@
 
     gRPC core (C) -> completion queue -> one thread -> deque -> one wake-up for all of them -> IncomingCall
 
-grpc.aio accepts one call after another and wakes the loop for each of its events, three times the processor
+grpc.aio accepts one call after another and wakes the loop for each of its events: three times the processor
 time of this (docs/results/protocols.md), and calls that arrive together are never in one batch. Here the
 thread only waits and appends; everything else runs on the loop, so no state needs a lock.
 
