@@ -260,7 +260,7 @@ async def _run_until_stopped(
             gc.freeze()
             if models.state is LifecycleState.READY:  # not if a signal came first
                 if grpc is not None:
-                    grpc.start(models)
+                    await grpc.start(models)
                 try:
                     on_ready(_ready(models, url, grpc))
                 except OSError as e:  # a full disk, or a pipe that was closed

@@ -7,17 +7,17 @@ changes without an event (a lane dies); a watch therefore asks them every WATCH_
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from typing import Any
 
+import grpc
 from grpc_health.v1 import health_pb2
 
-from polyrec.server.errors import NotFound, shortened
+from polyrec.server.errors import NotFound, RequestError, shortened
+from polyrec.server.grpc.calls import abort
 from polyrec.server.grpc.infer_codec import parse_message
 from polyrec.server.grpc.messages import SERVICE
-from polyrec.server.grpc.transport.core import IncomingCall
-from polyrec.server.grpc.transport.methods import Method
-from polyrec.server.grpc.transport.reading import MessageReader
-from polyrec.server.grpc.transport.streams import OpenStreams
+from polyrec.server.grpc.reading import MessageReader
+from polyrec.server.grpc.streams import OpenStreams
 from polyrec.server.repository.repository import ModelRepository
 
 HEALTH = "grpc.health.v1.Health"
@@ -33,33 +33,42 @@ class HealthService:
         self._reader = reader
         self._streams = streams
 
-    @property
-    def methods(self) -> Mapping[str, Method]:
-        """Its methods."""
-        return {f"/{HEALTH}/Check": self._check, f"/{HEALTH}/Watch": self._watch}
+    def handler(self) -> grpc.GenericRpcHandler:
+        """The handler of its methods."""
+        handlers = {
+            "Check": grpc.stream_unary_rpc_method_handler(self._check),
+            "Watch": grpc.stream_stream_rpc_method_handler(self._watch),
+        }
+        return grpc.method_handlers_generic_handler(HEALTH, handlers)
 
-    async def _check(self, call: IncomingCall) -> bytes:
-        name = await self._named(call)
-        status = self._status(name)
-        if status == Status.SERVICE_UNKNOWN:
-            raise NotFound(f"unknown service '{shortened(name)}'")
+    async def _check(self, unused: Any, context: Any) -> bytes:
+        try:
+            name = await self._named(context)
+            status = self._status(name)
+            if status == Status.SERVICE_UNKNOWN:
+                raise NotFound(f"unknown service '{shortened(name)}'")
+        except RequestError as e:
+            await abort(context, e)
         return bytes(Status(status=status).SerializeToString())
 
-    async def _watch(self, call: IncomingCall) -> None:
-        await self._streams.run(self._report(call, await self._named(call)))
+    async def _watch(self, unused: Any, context: Any) -> None:
+        try:
+            await self._streams.run(self._report(context, await self._named(context)))
+        except RequestError as e:
+            await abort(context, e)
 
-    async def _report(self, call: IncomingCall, name: str) -> None:
+    async def _report(self, context: Any, name: str) -> None:
         """Sends the status of a service, and again whenever it changes."""
         sent: int | None = None
         while True:
             status = self._status(name)
             if status != sent:
-                await call.write(Status(status=status).SerializeToString())
+                await context.write(Status(status=status).SerializeToString())
                 sent = status
             await asyncio.sleep(WATCH_S)
 
-    async def _named(self, call: IncomingCall) -> str:
-        request = parse_message(health_pb2.HealthCheckRequest, await self._reader.only(call))
+    async def _named(self, context: Any) -> str:
+        request = parse_message(health_pb2.HealthCheckRequest, await self._reader.only(context))
         return str(request.service)
 
     def _status(self, name: str) -> int:

@@ -12,19 +12,19 @@ each request, and is not their default.
 from __future__ import annotations
 
 import asyncio
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import grpc.aio
 from starlette.types import Scope
 
 from polyrec.planner.routing.query import Query
 from polyrec.server.dispatch.dispatcher import clock
 from polyrec.server.errors import NotReady, RequestError, TooSlow, Unauthorized
+from polyrec.server.grpc.calls import deadline_s, end_of, is_canceled
 from polyrec.server.grpc.infer_codec import GrpcInferCodec, parse_request
 from polyrec.server.grpc.messages import message_class
-from polyrec.server.grpc.transport.calls import deadline_s, end_of, is_canceled
-from polyrec.server.grpc.transport.core import IncomingCall
-from polyrec.server.grpc.transport.status import status_of
-from polyrec.server.grpc.transport.streams import STOPPING, OpenStreams
+from polyrec.server.grpc.status import status_of
+from polyrec.server.grpc.streams import STOPPING, OpenStreams
 from polyrec.server.http.call import Call
 from polyrec.server.repository.repository import ModelRepository
 
@@ -45,11 +45,11 @@ class InferStream:
     """One stream. scope: of its call. write_s: time in which the client must take a response."""
 
     def __init__(
-        self, models: ModelRepository, streams: OpenStreams, call: IncomingCall, scope: Scope, write_s: float
+        self, models: ModelRepository, streams: OpenStreams, context: Any, scope: Scope, write_s: float
     ) -> None:
         self._models = models
         self._streams = streams
-        self._call = call
+        self._context = context
         self._scope = scope
         self._write_s = write_s
         self._room = asyncio.Semaphore(MAX_IN_FLIGHT)
@@ -72,23 +72,23 @@ class InferStream:
             while not self._requests.empty():
                 left = self._requests.get_nowait()
                 if left is not None and left.query is not None:
-                    left.call.abandon(end_of(self._call))
+                    left.call.abandon(end_of(self._context))
 
     async def _read(self) -> None:
         """Reads and queues requests; None is the last."""
         try:
             while True:
                 await self._room.acquire()
-                message = await self._call.read()
-                if message is None:
+                message = await self._context.read()
+                if message is grpc.aio.EOF:
                     break
-                self._requests.put_nowait(self._begin(message))
+                self._requests.put_nowait(self._begin(bytes(message)))
         finally:
             self._requests.put_nowait(None)
 
     def _begin(self, message: bytes) -> _Request:
         codec = GrpcInferCodec()
-        call = Call(self._models.default, codec, self._scope, deadline_s(self._call))
+        call = Call(self._models.default, codec, self._scope, deadline_s(self._context))
         try:
             call.admit()
             begun_s = clock()
@@ -109,7 +109,7 @@ class InferStream:
                 response.infer_response.MergeFromString(reply.body)
             except asyncio.CancelledError:
                 if is_canceled():
-                    call.abandon(end_of(self._call))
+                    call.abandon(end_of(self._context))
                     raise
                 error = NotReady(STOPPING)
                 call.reject(error)
@@ -122,7 +122,7 @@ class InferStream:
             response.infer_response.id = name
         try:
             async with asyncio.timeout(self._write_s):
-                await self._call.write(response.SerializeToString())
+                await self._context.write(response.SerializeToString())
         except TimeoutError:
             self._models.default.metrics.limited.labels("grpc_write").inc()
             raise TooSlow("grpc_write", f"a response was not read in {self._write_s:g} s") from None

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import grpc
+import grpc.aio
 
 from polyrec.server.app.listening import PortInUse
 from polyrec.server.app.tls import CertifiedKey
+from polyrec.server.grpc.access_log import LoggedCalls
 from polyrec.server.grpc.health import HealthService
+from polyrec.server.grpc.reading import MessageReader
 from polyrec.server.grpc.reflection import Reflection
-from polyrec.server.grpc.service import INFER, InferenceService
-from polyrec.server.grpc.transport.access_log import log_when_finished
-from polyrec.server.grpc.transport.core import CoreServer, IncomingCall
-from polyrec.server.grpc.transport.methods import run_method
-from polyrec.server.grpc.transport.reading import MessageReader
-from polyrec.server.grpc.transport.streams import OpenStreams
+from polyrec.server.grpc.service import InferenceService
+from polyrec.server.grpc.streams import OpenStreams
 from polyrec.server.http.connection.access_log import AccessLog
 from polyrec.server.http.connection.limits import ConnectionLimits
 from polyrec.server.repository.repository import ModelRepository
@@ -50,43 +50,41 @@ class GrpcServer:
 
         self._streams = OpenStreams(most, exceeded)
         self._tls = tls
+        self._stopping: asyncio.Task[None] | None = None
+        self._server: Any = grpc.aio.server(
+            interceptors=() if access_log is None else (LoggedCalls(access_log),),
+            options=_options(limits, most_bytes),
+            maximum_concurrent_rpcs=limits.connections,
+        )
         reader = MessageReader(most, limits.body_s, exceeded)
         inference = InferenceService(models, reader, self._streams, tls is not None, limits.write_s)
         health = HealthService(models, reader, self._streams)
-        methods = {**inference.methods, **health.methods, **Reflection(self._streams).methods}
+        self._server.add_generic_rpc_handlers(
+            (inference.handler(), health.handler(), *Reflection(self._streams).handlers())
+        )
 
-        def on_call(call: IncomingCall) -> None:
-            if call.method == INFER:
-                logged(call)
-                inference.infer(call, lambda: self._server.is_idle)
-            elif call.method in methods:
-                logged(call)
-                run_method(methods[call.method], call)
-            else:
-                call.finish(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
-
-        def logged(call: IncomingCall) -> None:
-            if access_log is not None:
-                log_when_finished(access_log, call)
-
-        self._server = CoreServer(on_call, _options(limits, most_bytes), limits.connections)
-
-    def start(self, address: str) -> None:
+    async def start(self, address: str) -> None:
         """Serves at `host:port`, of which listening.reserve keeps strangers out. Raises PortInUse."""
-        credentials = None if self._tls is None else _credentials(self._tls)
-        if not self._server.add_port(address, credentials):
-            raise PortInUse(f"cannot listen on {address} for gRPC")
-        self._server.start()
+        try:
+            if self._tls is None:
+                self._server.add_insecure_port(address)
+            else:
+                self._server.add_secure_port(address, _credentials(self._tls))
+        except RuntimeError as e:
+            raise PortInUse(f"cannot listen on {address} for gRPC: {e}") from None
+        await self._server.start()
 
     def begin_stop(self, timeout_s: float) -> None:
         """Takes no more connections, ends streams, and lets calls in progress finish within the timeout."""
-        self._streams.stop()
-        self._server.begin_stop(timeout_s)
+        if self._stopping is None:
+            self._streams.stop()
+            self._stopping = asyncio.get_running_loop().create_task(self._server.stop(timeout_s))
 
     async def stopped(self) -> None:
         """Waits until every call has ended, and the port is closed."""
         self.begin_stop(0.0)
-        await self._server.stopped()
+        assert self._stopping is not None
+        await self._stopping
 
 
 def _options(limits: ConnectionLimits, most_bytes: int) -> list[tuple[str, int]]:

@@ -36,14 +36,14 @@ class GrpcPort:
             self._key = CertifiedKey(settings.tls_cert, settings.tls_key)
         self._server: GrpcServer | None = None
 
-    def start(self, models: ModelRepository) -> None:
+    async def start(self, models: ModelRepository) -> None:
         """Serves models that have loaded. Raises PortInUse."""
         # gRPC's core logs bad handshakes and requests, with which any client could fill the log
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         from polyrec.server.grpc.listener import GrpcServer
 
         self._server = GrpcServer(models, self._limits, self._key, self._access_log)
-        self._server.start(self.address)
+        await self._server.start(self.address)
 
     def reload_key(self) -> None:
         """Reads certificate and key again, for new connections."""

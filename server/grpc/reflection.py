@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from typing import Any
 
+import grpc
+import grpc.aio
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection import SERVICE_NAME, aio
 
+from polyrec.server.errors import RequestError
+from polyrec.server.grpc.calls import abort
 from polyrec.server.grpc.health import HEALTH
 from polyrec.server.grpc.infer_codec import parse_message
 from polyrec.server.grpc.messages import POOL, SERVICE
-from polyrec.server.grpc.transport.core import IncomingCall
-from polyrec.server.grpc.transport.methods import Method
-from polyrec.server.grpc.transport.streams import OpenStreams
+from polyrec.server.grpc.streams import OpenStreams
 
 NAMES = (SERVICE_NAME, "grpc.reflection.v1.ServerReflection")
 """Both versions of the service; their messages are equal on the wire."""
@@ -32,19 +34,24 @@ class Reflection:
             POOL.Add(file)
         self._servicer = aio.ReflectionServicer((SERVICE, HEALTH, *NAMES[:1]), pool=POOL)
 
-    @property
-    def methods(self) -> Mapping[str, Method]:
-        """The methods of both versions."""
-        return {f"/{name}/ServerReflectionInfo": self._stream for name in NAMES}
+    def handlers(self) -> list[grpc.GenericRpcHandler]:
+        """The handlers of both versions."""
+        handler = grpc.stream_stream_rpc_method_handler(self._stream)
+        return [
+            grpc.method_handlers_generic_handler(name, {"ServerReflectionInfo": handler}) for name in NAMES
+        ]
 
-    async def _stream(self, call: IncomingCall) -> None:
-        await self._streams.run(self._answer(call))
+    async def _stream(self, unused: Any, context: Any) -> None:
+        try:
+            await self._streams.run(self._answer(context))
+        except RequestError as e:
+            await abort(context, e)
 
-    async def _answer(self, call: IncomingCall) -> None:
-        async for response in self._servicer.ServerReflectionInfo(_requests(call), None):
-            await call.write(response.SerializeToString())
+    async def _answer(self, context: Any) -> None:
+        async for response in self._servicer.ServerReflectionInfo(_requests(context), context):
+            await context.write(response.SerializeToString())
 
 
-async def _requests(call: IncomingCall) -> AsyncIterator[Any]:
-    while (message := await call.read()) is not None:
-        yield parse_message(reflection_pb2.ServerReflectionRequest, message)
+async def _requests(context: Any) -> AsyncIterator[Any]:
+    while (message := await context.read()) is not grpc.aio.EOF:
+        yield parse_message(reflection_pb2.ServerReflectionRequest, bytes(message))

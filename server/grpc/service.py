@@ -3,31 +3,37 @@
     message -> admission (token, rate) -> GrpcInferCodec -> dispatcher -> GrpcInferCodec -> response
 
 Calls are the `Call`s of the HTTP endpoints, so access, options, deadlines, errors and counters are the same.
-Methods of the definition that are not here (shared memory, traces, log settings) are UNIMPLEMENTED. A call
-can end before its message is read.
+Methods of the definition that are not here (shared memory, traces, log settings) are UNIMPLEMENTED. Every
+handler is one of a stream of messages, also where a call has one, so that it can end a call before its
+message is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
 from typing import Any
 
+import grpc
+
 from polyrec.models.bundle.bundle import code_version
-from polyrec.server.errors import Forbidden, NotFound, NotReady
-from polyrec.server.grpc.infer_call import InferCall
-from polyrec.server.grpc.infer_codec import parse_message
+from polyrec.server.dispatch.dispatcher import clock
+from polyrec.server.errors import Forbidden, NotFound, NotReady, RequestError
+from polyrec.server.grpc.calls import abort, deadline_s, end_of, id_metadata, is_canceled, scope_of
+from polyrec.server.grpc.infer_codec import GrpcInferCodec, parse_message
 from polyrec.server.grpc.infer_stream import InferStream
 from polyrec.server.grpc.messages import SERVICE, message_class, message_of
-from polyrec.server.grpc.transport.calls import scope_of
-from polyrec.server.grpc.transport.core import IncomingCall
-from polyrec.server.grpc.transport.methods import Method
-from polyrec.server.grpc.transport.reading import MessageReader
-from polyrec.server.grpc.transport.streams import OpenStreams
+from polyrec.server.grpc.reading import MessageReader
+from polyrec.server.grpc.streams import OpenStreams
+from polyrec.server.http.call import Call
 from polyrec.server.http.oip import EXTENSIONS, SERVER, configuration, metadata, statistics
 from polyrec.server.repository.repository import ModelRepository
 from polyrec.server.repository.routes import model_states
 
-INFER = f"/{SERVICE}/ModelInfer"
+log = logging.getLogger("polyrec.grpc")
+
+STOPPED = "the server ends before this could be answered; ask another"
 Document = Callable[[Any], Any]
 """Makes a response of a request, both messages. May raise RequestError."""
 
@@ -52,9 +58,8 @@ class InferenceService:
         self._write_s = write_s
         self._secure = secure
 
-    @property
-    def methods(self) -> Mapping[str, Method]:
-        """Its methods, other than `infer`."""
+    def handler(self) -> grpc.GenericRpcHandler:
+        """The handler of its methods."""
         documents: dict[str, Document] = {
             "ServerLive": lambda _: {"live": True},
             "ServerReady": lambda _: {"ready": self._models.unready() is None},
@@ -67,26 +72,64 @@ class InferenceService:
             "RepositoryModelLoad": _no_loading,
             "RepositoryModelUnload": _no_loading,
         }
-        methods = {f"/{SERVICE}/{name}": self._answering(name, make) for name, make in documents.items()}
-        return {**methods, f"/{SERVICE}/ModelStreamInfer": self._stream}
+        handlers = {
+            name: grpc.stream_unary_rpc_method_handler(self._answering(name, make))
+            for name, make in documents.items()
+        }
+        handlers["ModelInfer"] = grpc.stream_unary_rpc_method_handler(self._infer)
+        handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._stream)
+        return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
-    def infer(self, call: IncomingCall, is_alone: Callable[[], bool]) -> None:
-        """Has a call of ModelInfer answered. is_alone: whether nothing else is known to wait for the loop."""
-        scope = scope_of(call, INFER, self._secure)
-        InferCall(call, scope, self._models, self._reader, is_alone).begin()
+    async def _infer(self, unused: Any, context: Any) -> bytes:
+        scope = scope_of(context, f"/{SERVICE}/ModelInfer", self._secure)
+        codec = GrpcInferCodec()
+        call = Call(self._models.default, codec, scope, deadline_s(context), deadline_is_budget=True)
+        error: Exception
+        try:
+            call.admit()
+            body = await self._reader.only(context)
+            begun_s = clock()
+            call.address(codec.read(body, self._models), begun_s)
+            query = call.submit(body)
+            reply = call.reply(await call.answer(query))
+        except asyncio.CancelledError:
+            if is_canceled():
+                call.abandon(end_of(context))
+                raise
+            error = NotReady(STOPPED)
+        except Exception as e:
+            error = e
+        else:
+            trailing = ((n.decode(), v.decode()) for n, v in reply.headers)
+            context.set_trailing_metadata((*trailing, *id_metadata(scope)))
+            call.finish(reply.status)
+            return reply.body
+        call.reject(error)
+        await abort(context, error, id_metadata(scope))
 
-    async def _stream(self, call: IncomingCall) -> None:
-        scope = scope_of(call, call.method, self._secure)
-        await InferStream(self._models, self._streams, call, scope, self._write_s).run()
+    async def _stream(self, unused: Any, context: Any) -> None:
+        scope = scope_of(context, f"/{SERVICE}/ModelStreamInfer", self._secure)
+        try:
+            await InferStream(self._models, self._streams, context, scope, self._write_s).run()
+        except Exception as e:
+            if not isinstance(e, RequestError):
+                log.error("ModelStreamInfer failed", exc_info=e)
+            await abort(context, e)
 
-    def _answering(self, name: str, make: Document) -> Method:
-        """The method whose response is a document."""
+    def _answering(self, name: str, make: Document) -> Callable[[Any, Any], Coroutine[Any, Any, bytes]]:
+        """The handler of a method whose response is a document."""
         request, response = f"{name}Request", f"{name}Response"
         kind = message_class(request)
 
-        async def answer(call: IncomingCall) -> bytes:
-            message = parse_message(kind, await self._reader.only(call))
-            return bytes(message_of(response, make(message)).SerializeToString())
+        async def answer(unused: Any, context: Any) -> bytes:
+            try:
+                message = parse_message(kind, await self._reader.only(context))
+                body: bytes = message_of(response, make(message)).SerializeToString()
+            except Exception as e:
+                if not isinstance(e, RequestError):
+                    log.error("%s failed", name, exc_info=e)
+                await abort(context, e)
+            return body
 
         return answer
 

@@ -7,7 +7,7 @@ from grpc import StatusCode
 
 from polyrec.models.errors import FeatureError
 from polyrec.server import errors
-from polyrec.server.grpc.transport.status import PUSHBACK, status_of
+from polyrec.server.grpc.status import PUSHBACK, status_of
 
 
 @pytest.mark.parametrize(

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
+import grpc.aio
 import pytest
 
 from polyrec.server.errors import Malformed, TooBusy, TooSlow
-from polyrec.server.grpc.transport.reading import MessageReader
+from polyrec.server.grpc.reading import MessageReader
 
 
 class Sending:
     """gRPC's side of a call whose message comes with `arrive`."""
 
     def __init__(self) -> None:
-        self.arrive: Callable[[bytes | None], object]
+        self.arrive: asyncio.Future[object] = asyncio.get_running_loop().create_future()
 
-    def receive(self, received: Callable[[bytes | None], object]) -> None:
-        self.arrive = received
+    async def read(self) -> object:
+        return await self.arrive
 
 
 def test_as_many_calls_are_read_as_may_be_and_the_next_is_refused() -> None:
@@ -32,14 +32,12 @@ def test_as_many_calls_are_read_as_may_be_and_the_next_is_refused() -> None:
         with pytest.raises(TooBusy, match="more than 2 calls are sending"):
             await reader.only(Sending())
         for call in calls:
-            call.arrive(b"message")
+            call.arrive.set_result(b"message")
         found = await asyncio.gather(*reading)
         # there is room again
         last = Sending()
-        reading = [asyncio.create_task(reader.only(last))]
-        await asyncio.sleep(0)
-        last.arrive(b"last")
-        return [*found, *await asyncio.gather(*reading)]
+        last.arrive.set_result(b"last")
+        return [*found, await reader.only(last)]
 
     assert asyncio.run(run()) == [b"message", b"message", b"last"]
     assert exceeded == ["grpc_reading"]
@@ -50,12 +48,9 @@ def test_a_message_that_does_not_arrive_gives_its_place_back() -> None:
 
     async def run() -> None:
         reader = MessageReader(1, 0.001, exceeded.append)
-        calls = [Sending(), Sending()]
-        for call in calls:
+        for _ in range(2):
             with pytest.raises(TooSlow, match="did not arrive"):
-                await reader.only(call)
-        # it comes too late
-        calls[0].arrive(b"message")
+                await reader.only(Sending())
 
     asyncio.run(run())
     assert exceeded == ["grpc_message"] * 2
@@ -64,10 +59,8 @@ def test_a_message_that_does_not_arrive_gives_its_place_back() -> None:
 def test_a_call_without_a_message_is_malformed() -> None:
     async def run() -> None:
         call = Sending()
-        reading = asyncio.create_task(MessageReader(1, 600, print).only(call))
-        await asyncio.sleep(0)
-        call.arrive(None)
+        call.arrive.set_result(grpc.aio.EOF)
         with pytest.raises(Malformed, match="no message"):
-            await reading
+            await MessageReader(1, 600, print).only(call)
 
     asyncio.run(run())

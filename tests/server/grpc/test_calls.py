@@ -10,7 +10,7 @@ import pytest
 
 from polyrec.server.dispatch.dispatcher import clock
 from polyrec.server.errors import DeadlinePassed
-from polyrec.server.grpc.transport.calls import TRANSIT_S, deadline_s, end_of, id_metadata, peer_of, scope_of
+from polyrec.server.grpc.calls import TRANSIT_S, deadline_s, end_of, id_metadata, peer_of, scope_of
 from polyrec.server.http.connection.body import ClientGone
 
 

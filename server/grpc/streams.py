@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from polyrec.server.errors import NotReady, TooBusy
-from polyrec.server.grpc.transport.calls import is_canceled
+from polyrec.server.grpc.calls import is_canceled
 
 STOPPING = "the server is stopping; ask another"
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import unquote
 
-from grpc import StatusCode
 from starlette.types import Scope
 
 from polyrec.server.dispatch.dispatcher import clock
 from polyrec.server.errors import DeadlinePassed, RequestError
-from polyrec.server.grpc.transport.status import status_of
+from polyrec.server.grpc.status import status_of
 from polyrec.server.http.connection.body import ClientGone, header
 from polyrec.server.http.connection.head import REQUEST_ID
 from polyrec.server.request_ids import SCOPE_KEY, request_id
@@ -21,11 +20,11 @@ TRANSIT_S = 0.01
 """A call that is canceled so shortly before its deadline has met the client's, which began earlier."""
 
 
-def scope_of(call: Any, path: str, secure: bool) -> Scope:
+def scope_of(context: Any, path: str, secure: bool) -> Scope:
     """The call as an ASGI scope: metadata as headers. path: of the method, from `/`."""
     headers = [
         (name.encode(), value if isinstance(value, bytes) else value.encode())
-        for name, value in call.invocation_metadata()
+        for name, value in context.invocation_metadata()
     ]
     return {
         "type": "grpc",
@@ -33,7 +32,7 @@ def scope_of(call: Any, path: str, secure: bool) -> Scope:
         "scheme": "https" if secure else "http",
         "http_version": "2",
         "headers": headers,
-        "client": peer_of(call.peer()),
+        "client": peer_of(context.peer()),
         SCOPE_KEY: request_id(header(headers, REQUEST_ID)).decode(),
     }
 
@@ -52,15 +51,15 @@ def peer_of(text: str) -> tuple[str, int] | None:
     return address.strip("[]"), int(port)
 
 
-def deadline_s(call: Any) -> float:
+def deadline_s(context: Any) -> float:
     """The call's deadline in seconds on `clock`; infinity if it has none."""
-    left_s = call.time_remaining()
+    left_s = context.time_remaining()
     return math.inf if left_s is None else clock() + left_s
 
 
-def end_of(call: Any) -> RequestError:
+def end_of(context: Any) -> RequestError:
     """The error of a call that gRPC has canceled: its deadline passed, or its client left."""
-    left_s = call.time_remaining()
+    left_s = context.time_remaining()
     if left_s is not None and left_s <= TRANSIT_S:
         return DeadlinePassed()
     return ClientGone("the client canceled the call")
@@ -72,13 +71,8 @@ def is_canceled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def fail(call: Any, error: Exception, trailing: tuple[tuple[str, str], ...] = ()) -> None:
+async def abort(context: Any, error: Exception, trailing: tuple[tuple[str, str], ...] = ()) -> NoReturn:
     """Ends a call with the status of an error. trailing: more metadata."""
     status = status_of(error)
-    call.finish(status.code, status.message, (*status.trailing, *trailing))
-
-
-def end_canceled(call: Any) -> None:
-    """Ends a call that gRPC has canceled."""
-    passed = isinstance(end_of(call), DeadlinePassed)
-    call.finish(StatusCode.DEADLINE_EXCEEDED if passed else StatusCode.CANCELLED)
+    await context.abort(status.code, status.message, (*status.trailing, *trailing))
+    raise AssertionError("abort raises")

@@ -1,1 +1,0 @@
-"""Calls as gRPC delivers them, of whichever service: read, answered, limited, logged, ended."""
