@@ -14,8 +14,13 @@
 # EXTRAS names extras of pyproject.toml, separated by commas. The default is a server with traces; for a toolbox
 # that trains, plans and loads:  docker build --build-arg EXTRAS=otel,train,plan,load,report -t polyrec-tools .
 #
-# For a build that can be repeated and checked, name the base by digest and have the bill of materials made:
-#   docker buildx build --sbom=true --provenance=mode=max --build-arg PYTHON_IMAGE=...@sha256:... -t polyrec .
+# For a build that can be repeated and checked, name the base by digest, and say what is built:
+#   docker buildx build --provenance=mode=max --build-arg PYTHON_IMAGE=docker.io/library/python@sha256:... \
+#     --build-arg REVISION="$(git rev-parse HEAD)" --build-arg CREATED="$(date -u +%Y-%m-%dT%H:%M:%SZ)" -t polyrec .
+# Its bill of materials (CycloneDX) is in the image:
+#   docker run --rm --entrypoint cat polyrec /opt/polyrec/sbom.cdx.json
+# To fail on packages with known vulnerabilities:
+#   docker build --target audit .
 ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS build
@@ -38,14 +43,42 @@ RUN python -c 'import sys, tomllib; p = tomllib.load(open("pyproject.toml", "rb"
         ${TORCH_INDEX:+--extra-index-url "${TORCH_INDEX}"}
 
 COPY . .
-RUN pip install --no-deps .
+# the image needs no package manager
+RUN pip install --no-deps . && pip uninstall --yes pip
+
+
+FROM build AS materials
+ARG CYCLONEDX=cyclonedx-bom==7.5.0
+RUN python3 -m venv /opt/tools && /opt/tools/bin/pip install "${CYCLONEDX}" \
+    && /opt/tools/bin/cyclonedx-py environment /opt/polyrec/bin/python --output-reproducible \
+        --spec-version 1.6 --output-format JSON --output-file /opt/sbom.cdx.json
+
+
+FROM materials AS audit
+ARG PIP_AUDIT=pip-audit==2.10.1
+# a package that cannot be looked up fails as well
+RUN /opt/tools/bin/pip install "${PIP_AUDIT}" \
+    && /opt/tools/bin/pip-audit --strict --progress-spinner off --path "$(echo /opt/polyrec/lib/python3*/site-packages)"
 
 
 FROM ${PYTHON_IMAGE}
+ARG PYTHON_IMAGE
+ARG VERSION=unknown
+ARG REVISION=unknown
+ARG CREATED=unknown
+ARG SOURCE=unknown
 LABEL org.opencontainers.image.title="polyrec" \
-      org.opencontainers.image.licenses="Apache-2.0"
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.created="${CREATED}" \
+      org.opencontainers.image.source="${SOURCE}" \
+      org.opencontainers.image.base.name="${PYTHON_IMAGE}"
+# what is served needs no compiler, and a base that brings one is refused
+RUN ! command -v cc && ! command -v gcc && ! command -v c++ && ! command -v clang && ! command -v ld
 RUN useradd --uid 10001 --create-home --shell /usr/sbin/nologin polyrec
 COPY --from=build /opt/polyrec /opt/polyrec
+COPY --from=materials /opt/sbom.cdx.json /opt/polyrec/sbom.cdx.json
 ENV PATH=/opt/polyrec/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     ORT_DISABLE_TELEMETRY=1 \

@@ -2,9 +2,10 @@
 
 The installed distribution `polyrec` goes in, a table comes out, one line a dependency: its own files,
 the files of packages that only it brings, and the least of five imports, each in a fresh interpreter
-with a warm file cache. The table stands in docs/dependencies.md.
+with a warm file cache; then all of them together. The table stands in docs/dependencies.md.
 
     .venv/bin/python benchmarks/operations/dependencies.py            # what serving needs
+    .venv/bin/python benchmarks/operations/dependencies.py otel       # what the image has
     .venv/bin/python benchmarks/operations/dependencies.py plan load  # and these extras
 """
 
@@ -72,6 +73,8 @@ def main() -> None:
         release = distribution(name).version.partition("+")[0]
         sizes = f"{megabytes(name):.1f} | {len(alone)} | {brought:.1f}"
         print(f"| {name} {release} | {sizes} | {import_ms(name):.0f} |")
+    together = set().union(*closures.values())
+    print(f"\n{len(together)} packages, {sum(map(megabytes, together)):.0f} MB together")
 
 
 if __name__ == "__main__":

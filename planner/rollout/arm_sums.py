@@ -18,7 +18,8 @@ class ArmRecords:
     """Requests of one arm since the last comparison.
 
     took_s: seconds of each answered request. late: number of answers past their budget. failed: number of
-    requests that the arm did not answer. scores: float32 [rows] of each answered request, or of some of them.
+    requests that the arm did not answer. Both without those that no version can fail, as their budget is too
+    small (`decision.least_budget_s`). scores: float32 [rows] of each answered request, or of some of them.
     """
 
     took_s: list[float] = field(default_factory=list)

@@ -1,12 +1,14 @@
 """Compares the two arms of a rollout over a sliding window: records of both in, sums and figures out.
 
 The bins of the scores are deciles of the stable version's first scores, fixed for the whole rollout; scores
-are kept until the bins are known.
+are kept until the bins are known. Where values of a field are split, the canary's requests are summed by
+GROUPS groups of values, so that a decision can be made without any one of them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -20,7 +22,9 @@ SPAN_S = 300.0
 BIN_REQUESTS = 100
 """Requests of the stable version that determine the bins."""
 MAX_WAITING = 1000
-"""Maximum requests of an arm whose scores are kept until the bins are known."""
+"""Maximum requests of an arm, or of a group, whose scores are kept until the bins are known."""
+GROUPS = 16
+"""Groups of values of the field of a split: leaving one out costs little evidence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,8 @@ class ArmFigures:
 class Compared:
     """Sums of both arms in the window, the shift of their scores, and the answers to the same requests.
 
-    pairs: None without a shadow. shift, loss: None with too few requests.
+    pairs: None without a shadow. shift, loss: None with too few requests. groups: the canary's sums by group
+    of values.
     """
 
     stable: ArmSums
@@ -52,6 +57,14 @@ class Compared:
     shift: ScoreShift | None
     pairs: PairSums | None = None
     loss: ExpectedLoss | None = None
+    groups: Sequence[ArmSums] = ()
+
+    def without_each_group(self) -> Iterator[Compared]:
+        """The same without the canary's requests of one group of values, for each; none of a single one."""
+        for left_out in self.groups if len(self.groups) > 1 else ():
+            canary = _sum(group for group in self.groups if group is not left_out)
+            shift = score_shift(self.stable.scores, canary.scores)
+            yield replace(self, canary=canary, shift=shift, groups=())
 
 
 @dataclass(slots=True)
@@ -61,20 +74,27 @@ class _Arm:
 
 
 class Comparison:
-    """Collects the records of both arms. paired: whether a shadow lets both arms answer some requests."""
+    """Collects the records of both arms.
 
-    def __init__(self, paired: bool = False) -> None:
-        self._stable, self._canary = _Arm(), _Arm()
+    paired: whether a shadow lets both arms answer some requests. groups: number of the canary's groups.
+    """
+
+    def __init__(self, paired: bool = False, groups: int = 1) -> None:
+        self._stable, self._canary = _Arm(), [_Arm() for _ in range(groups)]
         self._pairs = SlidingWindow(SPAN_S, PairSums) if paired else None
         self._edges: F64 | None = None
 
     def add(
-        self, now_s: float, stable: ArmRecords, canary: ArmRecords, pairs: PairRecords | None = None
+        self,
+        now_s: float,
+        stable: ArmRecords,
+        canary: Sequence[ArmRecords],
+        pairs: PairRecords | None = None,
     ) -> None:
-        """Adds the records since the last call. now_s: on a monotonic clock."""
+        """Adds the records since the last call. now_s: on a monotonic clock. canary: by group."""
         if self._pairs is not None and pairs is not None:
             self._pairs.current(now_s).add(pairs)
-        arms = ((self._stable, stable), (self._canary, canary))
+        arms = ((self._stable, stable), *zip(self._canary, canary, strict=True))
         for arm, records in arms:
             arm.waiting += finite_scores(records)
             del arm.waiting[MAX_WAITING:]
@@ -88,8 +108,10 @@ class Comparison:
 
     def compare(self, now_s: float) -> Compared:
         """Returns the window's sums."""
-        stable, canary = self._stable.window.total(now_s), self._canary.window.total(now_s)
-        compared = Compared(stable, canary, score_shift(stable.scores, canary.scores))
+        stable = self._stable.window.total(now_s)
+        groups = [arm.window.total(now_s) for arm in self._canary]
+        canary = _sum(groups)
+        compared = Compared(stable, canary, score_shift(stable.scores, canary.scores), groups=groups)
         if self._pairs is not None:
             compared.pairs = self._pairs.total(now_s)
             compared.loss = expected_loss(compared.pairs)
@@ -101,6 +123,13 @@ def finite_scores(records: ArmRecords) -> list[F32]:
     kept = [scores for scores in records.scores if np.isfinite(scores).all()]
     records.failed += len(records.scores) - len(kept)
     return [scores for scores in kept if scores.size]
+
+
+def _sum(parts: Iterable[ArmSums]) -> ArmSums:
+    total = ArmSums()
+    for part in parts:
+        total.merge(part)
+    return total
 
 
 def _milliseconds(seconds: float | None) -> float | None:

@@ -3,6 +3,10 @@
 A bound is exceeded only if chance does not explain it: shares by the binomial test, the score shift by its
 own lower bound. The tests are strict, because they are repeated every second. Automatic promotion requires
 the opposite: that each bound is shown to hold.
+
+Clients choose what they send and, where a field is split, also the version that gets it. So a request whose
+budget is less than `least_budget_s` cannot fail a version, and one value of the field cannot roll a version
+back: the bound must be exceeded without any one group of values, too.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from polyrec.models.files import Strict
+from polyrec.planner.rollout.arm_sums import ArmSums
 from polyrec.planner.rollout.comparison import ArmFigures, Compared
 
 ROLLBACK_Z, PROMOTE_Z = 4.0, 2.0
@@ -98,8 +103,40 @@ def decide(
     live: tuple[float, float, float] | None = None,
 ) -> RolloutDecision:
     """Decides from the sums of both arms in the window. age_s: of the rollout. live: see `RolloutFigures`."""
-    p95_s = compared.stable.quantile_s(0.95)
-    limit_s = None if p95_s is None else max(bounds.max_slowdown * p95_s, p95_s + bounds.slack_ms / 1e3)
+    decision = _decide_of_all(compared, lane_deaths, age_s, bounds, live)
+    if decision.verdict == "rollback" and not lane_deaths:
+        for others in compared.without_each_group():
+            if others.canary.requests < bounds.min_requests:
+                continue
+            if _decide_of_all(others, 0, age_s, bounds, live).verdict != "rollback":
+                reason = f"only by one group of values: {decision.reason}"
+                return RolloutDecision("continue", reason, decision.figures)
+    return decision
+
+
+def least_budget_s(stable: ArmSums, bounds: RolloutBounds, default_budget_s: float) -> float:
+    """The least budget in seconds of a request that may fail a version.
+
+    It is what the bounds allow a canary to take, or the server's default budget if that is less.
+    """
+    limit_s = _limit_s(stable, bounds)
+    return default_budget_s if limit_s is None else min(default_budget_s, limit_s)
+
+
+def _limit_s(stable: ArmSums, bounds: RolloutBounds) -> float | None:
+    """Seconds that an answer of the canary may take; None before the stable version has answered."""
+    p95_s = stable.quantile_s(0.95)
+    return None if p95_s is None else max(bounds.max_slowdown * p95_s, p95_s + bounds.slack_ms / 1e3)
+
+
+def _decide_of_all(
+    compared: Compared,
+    lane_deaths: int,
+    age_s: float,
+    bounds: RolloutBounds,
+    live: tuple[float, float, float] | None,
+) -> RolloutDecision:
+    limit_s = _limit_s(compared.stable, bounds)
     slow = 0 if limit_s is None else compared.canary.slower(limit_s)
     shift, pairs, loss = compared.shift, compared.pairs, compared.loss
     figures = RolloutFigures(

@@ -44,12 +44,14 @@ from polyrec.server.http.options import (
 from polyrec.server.metrics.counting import OK, EndpointMetrics
 from polyrec.server.metrics.error_budget import SLO_MISSES
 from polyrec.server.request_ids import SCOPE_KEY, log_extra
-from polyrec.server.rollout.traffic import Arm
+from polyrec.server.rollout.traffic import ArmGroup
 
 log = logging.getLogger("polyrec.http")
 
 RETRIED = (Overloaded, NotReady, Defect, Invalid, FeatureError)
 """Errors of a canary after which the stable version answers."""
+BY_BUDGET = (Overloaded.outcome, DeadlinePassed.outcome)
+"""Outcomes of requests whose budget was too small for the version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +149,8 @@ class Call:
         self._options = NO_OPTIONS
         self._serving: Serving | None = None
         self._query: Query | None = None
-        self._arm: Arm | None = None
-        self._suspect: Arm | None = None
+        self._arm: ArmGroup | None = None
+        self._suspect: ArmGroup | None = None
         self._rows = self._size = 0
         self._outcomes = engine.without_path[codec.endpoint]
         self._budget_s = self._begun_s = self._parsed_s = self._answered_s = self._written_s = 0.0
@@ -207,7 +209,7 @@ class Call:
         if rollout is not None:
             self._arm = rollout.choose(parsed.rows, self._scope["headers"], parsed.pinned)
             if self._arm is not None:
-                self._serving = self._arm.serving
+                self._serving = self._arm.arm.serving
         prediction_log = self._engine.prediction_log
         if prediction_log is not None and self._codec.logged and prediction_log.wants():
             self._logged_body = body
@@ -225,15 +227,19 @@ class Call:
         Raises RequestError if the stable version rejects it.
         """
         arm = self._arm
-        if arm is None or not arm.is_canary or not isinstance(error, RETRIED):
+        if arm is None or not arm.arm.is_canary or not isinstance(error, RETRIED):
             return None
+        is_refusal = isinstance(error, Overloaded)
         if isinstance(error, Invalid | FeatureError):
             self._suspect = arm  # the client's mistake, unless the stable version answers
-        else:
+        elif not is_refusal:
             arm.failed()
         self._arm = None
         self._serving = self._engine.serving
-        return self._queue()
+        query = self._queue()
+        if is_refusal:  # and the stable version did not refuse it as well
+            arm.failed(self._budget_s)
+        return query
 
     async def answer(self, query: Query) -> Answer:
         """Waits for the answer of `submit`, or of a retry. Raises the error of either."""
@@ -284,7 +290,7 @@ class Call:
         self._outcomes = self._counters.outcomes
         reply = self._codec.write(serving, self._parsed, answer, path)
         if self._arm is not None:
-            reply = replace(reply, headers=(*reply.headers, self._arm.header))
+            reply = replace(reply, headers=(*reply.headers, self._arm.arm.header))
         self._written_s = clock()
         return reply
 
@@ -308,7 +314,7 @@ class Call:
         if self._suspect is not None:
             self._suspect.failed()
         if self._arm is not None:
-            self._arm.answered(took_s, in_time, answer, self._parsed.rows)
+            self._arm.answered(took_s, self._budget_s, answer, self._parsed.rows)
         self._counters.answered(
             in_time, took_s, self._rows, parse_s, answer.queue_s, serialize_s, answer.reason
         )
@@ -362,7 +368,7 @@ class Call:
         took_s = end_s - self._arrival_s
         self._outcomes.finished(outcome, took_s)
         if self._arm is not None and outcome in SLO_MISSES:
-            self._arm.failed()
+            self._arm.failed(self._budget_s if outcome in BY_BUDGET else math.inf)
         if self._trace is not None:
             self._trace.end(self._moments(end_s), outcome, status, self._rows, self._budget_s)
         return took_s

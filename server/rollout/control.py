@@ -27,8 +27,8 @@ from polyrec.models.errors import PolyrecError
 from polyrec.models.text import public
 from polyrec.planner.plan import Plan
 from polyrec.planner.rollout.canary_plan import canary_plan
-from polyrec.planner.rollout.comparison import Comparison
-from polyrec.planner.rollout.decision import RolloutBounds, RolloutDecision, decide
+from polyrec.planner.rollout.comparison import GROUPS, Comparison
+from polyrec.planner.rollout.decision import RolloutBounds, RolloutDecision, decide, least_budget_s
 from polyrec.planner.rollout.split import Split
 from polyrec.server.app.background import run_in_thread
 from polyrec.server.app.engine import Engine
@@ -78,7 +78,9 @@ class Rollout:
     ticks: int = 0
 
     def __post_init__(self) -> None:
-        self.comparison = Comparison(paired=self.traffic.stable.shadow is not None)
+        traffic = self.traffic
+        paired = traffic.stable.shadow is not None
+        self.comparison = Comparison(paired, groups=len(traffic.canary.groups))
 
 
 class RolloutControl:
@@ -103,8 +105,8 @@ class RolloutControl:
             plan, canary = await _open_in_thread(lambda: self._open(read))
             shadow = Shadow(stable, canary, arguments.shadow) if arguments.shadow else None
             traffic = RolloutTraffic(
-                Arm(stable, is_canary=False, shadow=shadow),
-                Arm(canary, is_canary=True),
+                Arm(stable, False, engine.default_budget_s, shadow),
+                Arm(canary, True, engine.default_budget_s, groups=1 if by is None else GROUPS),
                 Split(arguments.share, canary.version),
                 value_of,
                 same_ids(stable.paths[0].encoder, canary.paths[0].encoder),
@@ -158,22 +160,21 @@ class RolloutControl:
         """Compares the arms now. Raises Conflict without a rollout."""
         rollout = self._current()
         traffic, now_s = rollout.traffic, clock()
-        stable, canary = traffic.stable.take(), traffic.canary.take()
+        (stable,), canary = traffic.stable.take(), traffic.canary.take()
         shadow = traffic.stable.shadow
         pairs = None if shadow is None else shadow.take()
         rollout.comparison.add(now_s, stable, canary, pairs)
         metrics = self._engine.metrics.rollout
         metrics.add("stable", stable)
-        metrics.add("canary", canary)
+        for group in canary:
+            metrics.add("canary", group)
         deaths = traffic.canary.serving.dispatcher.deaths
+        compared = rollout.comparison.compare(now_s)
+        least_s = least_budget_s(compared.stable, rollout.bounds, self._engine.default_budget_s)
+        traffic.stable.least_budget_s = traffic.canary.least_budget_s = least_s
         live = self._engine.live_quality
-        decision = decide(
-            rollout.comparison.compare(now_s),
-            deaths,
-            now_s - rollout.began_s,
-            rollout.bounds,
-            None if live is None else live.trial(traffic.canary.serving.version),
-        )
+        labeled = None if live is None else live.trial(traffic.canary.serving.version)
+        decision = decide(compared, deaths, now_s - rollout.began_s, rollout.bounds, labeled)
         metrics.compared(decision.figures, traffic.split.share)
         if decision.verdict != "continue" or not rollout.ticks % LOGGED_TICKS:
             log.warning("rollout: %s: %s %s", decision.verdict, decision.reason, _figures(decision))

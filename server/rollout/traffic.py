@@ -7,8 +7,10 @@ versions' ids differ, and a request without a single value of the field of the s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from zlib import crc32
 
 from polyrec.models.schema.schema import Schema
 from polyrec.planner.rollout.arm_sums import ArmRecords
@@ -28,31 +30,63 @@ ValueOf = Callable[[Rows, Headers], bytes | None]
 
 
 class Arm:
-    """One version in a rollout. header: names the arm in answers. shadow: repeats answered requests."""
+    """One version in a rollout.
 
-    __slots__ = ("_records", "header", "is_canary", "serving", "shadow")
+    header: names the arm in answers. shadow: repeats answered requests. groups: its requests by group of
+    values. least_budget_s: a request with a smaller budget is answered, and cannot fail the version; until
+    the first comparison the server's default.
+    """
 
-    def __init__(self, serving: Serving, is_canary: bool, shadow: Shadow | None = None) -> None:
+    __slots__ = ("groups", "header", "is_canary", "least_budget_s", "serving", "shadow")
+
+    def __init__(
+        self,
+        serving: Serving,
+        is_canary: bool,
+        least_budget_s: float,
+        shadow: Shadow | None = None,
+        groups: int = 1,
+    ) -> None:
         self.serving = serving
         self.is_canary = is_canary
+        self.least_budget_s = least_budget_s
         self.shadow = shadow
         self.header = (b"x-polyrec-arm", b"canary" if is_canary else b"stable")
+        self.groups = tuple(ArmGroup(self) for _ in range(groups))
+
+    def group(self, value: bytes) -> ArmGroup:
+        """The group of a value of the field of the split."""
+        return self.groups[crc32(value) % len(self.groups)]
+
+    def take(self) -> list[ArmRecords]:
+        """Returns what was recorded since the last call, by group."""
+        return [group.take() for group in self.groups]
+
+
+class ArmGroup:
+    """The requests to one version that have one group of values."""
+
+    __slots__ = ("_records", "arm")
+
+    def __init__(self, arm: Arm) -> None:
+        self.arm = arm
         self._records = ArmRecords()
 
-    def answered(self, took_s: float, in_time: bool, answer: Answer, rows: Rows) -> None:
+    def answered(self, took_s: float, budget_s: float, answer: Answer, rows: Rows) -> None:
         """Records an answer that is written. took_s: seconds that the request took."""
         records = self._records
         records.took_s.append(took_s)
-        records.late += not in_time
+        records.late += took_s > budget_s >= self.arm.least_budget_s
         scores = answer.probabilities.copy()  # a lane may write its next answers into the same memory
         if len(records.scores) < MAX_SCORED:
             records.scores.append(scores)
-        if self.shadow is not None and answer.reason is None:
-            self.shadow.offer(rows, scores)
+        shadow = self.arm.shadow
+        if shadow is not None and answer.reason is None:
+            shadow.offer(rows, scores)
 
-    def failed(self) -> None:
-        """Records a request that this version did not answer."""
-        self._records.failed += 1
+    def failed(self, budget_s: float = math.inf) -> None:
+        """Records a request that this version did not answer. budget_s: where it was too little."""
+        self._records.failed += budget_s >= self.arm.least_budget_s
 
     def take(self) -> ArmRecords:
         """Returns what was recorded since the last call."""
@@ -74,19 +108,19 @@ class RolloutTraffic:
     value_of: ValueOf | None
     same_ids: bool
 
-    def choose(self, rows: Rows, headers: Headers, pinned: bool) -> Arm | None:
-        """Returns the arm that answers a request; None: the stable version, and the request is not counted.
+    def choose(self, rows: Rows, headers: Headers, pinned: bool) -> ArmGroup | None:
+        """Returns who answers a request; None: the stable version, and the request is not counted.
 
         pinned: whether the request names a version.
         """
         if pinned or not (self.same_ids or isinstance(rows, Columns)):
             return None
         if self.value_of is None:
-            return self.canary if self.split.takes_next() else self.stable
+            return (self.canary if self.split.takes_next() else self.stable).groups[0]
         value = self.value_of(rows, headers)
         if value is None:
             return None
-        return self.canary if self.split.takes(value) else self.stable
+        return (self.canary if self.split.takes(value) else self.stable).group(value)
 
 
 def value_reader(by: str, schema: Schema) -> ValueOf:

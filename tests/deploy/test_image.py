@@ -53,5 +53,47 @@ def test_the_ports_of_the_server_are_those_that_the_image_exposes_and_grpc_is_in
     assert "grpc" in service["build"]["args"]["EXTRAS"].split(",")
 
 
+def stages() -> dict[str, str]:
+    """The stages of the Dockerfile, by name; the last one, which is the image, has none."""
+    parts = re.split(r"^FROM (.*)$", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)[1:]
+    return {
+        line.partition(" AS ")[2]: text.replace("\\\n", " ")
+        for line, text in zip(parts[::2], parts[1::2], strict=True)
+    }
+
+
+def test_the_image_says_what_is_in_it_and_where_it_comes_from() -> None:
+    found = stages()
+    assert set(found) == {"build", "materials", "audit", ""}
+    image = found[""]
+    assert "COPY --from=materials /opt/sbom.cdx.json /opt/polyrec/sbom.cdx.json" in image
+    for label in ("version", "revision", "created", "source"):
+        assert f'org.opencontainers.image.{label}="${{{label.upper()}}}"' in image
+        assert f"ARG {label.upper()}=unknown" in image
+    assert 'org.opencontainers.image.base.name="${PYTHON_IMAGE}"' in image
+    assert "cyclonedx-py environment /opt/polyrec/bin/python" in found["materials"]
+    assert "pip-audit --strict" in found["audit"]
+
+
+def test_tools_of_the_build_are_pinned_and_stay_out_of_the_image() -> None:
+    found = stages()
+    tools = [
+        line for text in found.values() for line in text.splitlines() if re.match(r"ARG .*(DX|AUDIT)=", line)
+    ]
+    assert len(tools) == 2
+    assert all("==" in tool for tool in tools)
+    assert "pip uninstall --yes pip" in found["build"]
+    assert "pip install" not in found[""]
+    copied = re.findall(r"^COPY --from=(\S+) (\S+)", found[""], re.MULTILINE)
+    assert copied == [("build", "/opt/polyrec"), ("materials", "/opt/sbom.cdx.json")]
+
+
+def test_the_image_is_refused_with_a_compiler_and_is_nobody_in_particular() -> None:
+    image = stages()[""]
+    assert all(f"! command -v {name}" in image for name in ("cc", "gcc", "c++", "clang", "ld"))
+    (user,) = re.findall(r"^USER (\S+)$", image, re.MULTILINE)
+    assert int(user) >= 10_000
+
+
 def test_the_image_asks_its_health_where_the_server_listens() -> None:
     assert 'CMD ["python", "-m", "polyrec.server.app.healthcheck"]' in (ROOT / "Dockerfile").read_text()

@@ -15,6 +15,7 @@ from math import inf
 
 from polyrec.planner.routing.fair_share import waits_s
 from polyrec.planner.routing.lanes.lane import LaneState
+from polyrec.planner.routing.latency.front_cost import MAX_READ_SHARE
 from polyrec.planner.routing.query import Query
 from polyrec.planner.routing.queue import LOWEST
 from polyrec.planner.routing.router_state import RouterState
@@ -83,7 +84,10 @@ def _completion_s(state: RouterState, rows: int, ahead: int, queries: int, execu
 
 
 def _inline_completion_s(state: RouterState, lane: LaneState, rows: int, ahead: int, queries: int) -> float:
-    """The same on a single inline lane: whole batches with parsing between them, answers, the last batch."""
+    """The same on a single inline lane: whole batches with parsing between them, answers, the last batch.
+
+    Of the loop's time the model has the share that others leave, and reads its own requests in it.
+    """
     front = state.front
     latency = state.paths[lane.fastest].latency
     merge_rows = lane.merge_rows[lane.fastest]
@@ -93,5 +97,6 @@ def _inline_completion_s(state: RouterState, lane: LaneState, rows: int, ahead: 
     correction = lane.correction
     batches_s = batches * latency.median[merge_rows] * correction.median[lane.fastest]
     answers_s = queries * front.answer_s + ahead * front.answer_row_s
-    before_s = batches_s / (1 - front.read_share) + answers_s
+    executing_share = max(lane.share - front.read_share, lane.share * (1 - MAX_READ_SHARE))
+    before_s = batches_s / executing_share + answers_s / lane.share
     return MARGIN * before_s + latency.tail[last_rows] * correction.tail[lane.fastest]

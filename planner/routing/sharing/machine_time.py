@@ -76,14 +76,24 @@ class SharingModel:
 
 
 class SharedPool:
-    """Lanes that compete. lanes: of all models. started: number of batches so far."""
+    """Lanes that compete. lanes: of all models. started: number of batches so far.
+
+    rejecting: seconds per second that reading takes of requests for which no time is left; only in the event
+    loop, where reading takes time of the lanes.
+    """
 
     def __init__(self, capacity: int, lanes: Sequence[tuple[SharingModel, int]]) -> None:
         self.capacity = capacity
+        self.rejecting = 0.0
         self.lanes = tuple(lanes)
         self.models = tuple(dict.fromkeys(model for model, _ in lanes))
         self.turns: Turns[SharingModel] = Turns()
         self.started = 0
+
+    @property
+    def is_loop(self) -> bool:
+        """Whether its lanes are in the event loop."""
+        return all(model.router.state.lanes[i].inline for model, i in self.lanes)
 
     def running(self) -> int:
         """Number of batches that execute now, stalled ones aside."""
@@ -108,7 +118,8 @@ class SharedPool:
                     costs[p] = min(costs.get(p, INF), state.unshared_row_s(lane, p))
         paths = tuple((state.paths[p].value, seconds) for p, seconds in costs.items())
         weight = 1.0 if model.asked.weight is None else model.asked.weight
-        return TimeDemand(rows_s, paths, lanes, weight, model.guaranteed * self.capacity)
+        guaranteed = model.guaranteed * max(0.0, self.capacity - self.rejecting)
+        return TimeDemand(rows_s, paths, lanes, weight, guaranteed)
 
 
 class MachineTime:
@@ -182,11 +193,16 @@ class MachineTime:
             model.router.state.others_budget_s = INF
         for pool in self.pools:
             demands = [pool.demand(model, rows_s[model]) for model in pool.models]
-            given = allot(pool.capacity, demands)
-            spare = pool.capacity - sum(given)
+            capacity = max(LEAST_SHARE, pool.capacity - pool.rejecting)
+            given = allot(capacity, demands)
+            spare = capacity - sum(given)
+            pool.rejecting = 0.0
             for model, demand, seconds in zip(pool.models, demands, given, strict=True):
-                pool.turns.shares[model] = (seconds + spare * model.guaranteed) / pool.capacity
+                pool.turns.shares[model] = (seconds + spare * model.guaranteed) / capacity
                 rows_s[model] = rows_left(demand, seconds)
+                if pool.is_loop and demand.rows_s:
+                    left_over = rows_s[model] / demand.rows_s
+                    pool.rejecting += model.router.state.front.read_share * left_over
                 model.allotted += seconds
                 left = max(seconds + spare, LEAST_SHARE)
                 state = model.router.state

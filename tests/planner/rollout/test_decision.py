@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 from polyrec.planner.rollout.arm_sums import ArmRecords
-from polyrec.planner.rollout.comparison import SPAN_S, Comparison
+from polyrec.planner.rollout.comparison import GROUPS, SPAN_S, Comparison
 from polyrec.planner.rollout.decision import (
     RolloutBounds,
     RolloutDecision,
@@ -17,6 +19,7 @@ from polyrec.planner.rollout.decision import (
     decide,
     exceeds,
     holds,
+    least_budget_s,
 )
 from polyrec.planner.rollout.expected_loss import PairRecords
 
@@ -40,7 +43,7 @@ def decided(
     live: tuple[float, float, float] | None = None,
 ) -> RolloutDecision:
     comparison = Comparison()
-    comparison.add(0.0, stable or records(4000, seed=1), canary)
+    comparison.add(0.0, stable or records(4000, seed=1), [canary])
     return decide(comparison.compare(0.0), deaths, age_s, bounds or RolloutBounds(), live)
 
 
@@ -122,10 +125,68 @@ def test_promotion_needs_age_requests_and_proof() -> None:
     assert "too few requests to show" in decided(records(210), bounds=bounds).reason
 
 
+HOSTILE = {
+    "fails": records(400, failed=400),
+    "is late": records(400, late=400),
+    "is slow": records(400, ms=50),
+    "has other scores": records(2000, shift=2.0),
+}
+
+
+@pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE)
+def test_one_value_of_the_field_rolls_nothing_back(hostile: ArmRecords) -> None:
+    honest = [records(60, seed=10 + group) for group in range(GROUPS - 1)]
+    comparison = Comparison(groups=GROUPS)
+    comparison.add(0.0, records(4000, seed=1), [hostile, *honest])
+    decision = decide(comparison.compare(0.0), 0, 60.0, RolloutBounds(promote_after_s=30))
+    assert decision.verdict == "continue"
+    assert decision.reason.startswith("only by one group of values: ")
+    # where its requests are nearly all there are, nobody else shows what the version is worth
+    alone = Comparison(groups=GROUPS)
+    alone.add(0.0, records(4000, seed=1), [hostile, *[ArmRecords()] * (GROUPS - 1)])
+    assert decide(alone.compare(0.0), 0, 60.0, RolloutBounds()).verdict == "rollback"
+
+
+@pytest.mark.parametrize("bad", [{"failed": 3}, {"late": 5}, {"ms": 20}, {"shift": 0.7}], ids=str)
+def test_a_version_that_is_bad_for_all_values_is_rolled_back(bad: dict[str, Any]) -> None:
+    comparison = Comparison(groups=GROUPS)
+    groups = [records(60, **bad, seed=10 + group) for group in range(GROUPS)]
+    comparison.add(0.0, records(4000, seed=1), groups)
+    assert decide(comparison.compare(0.0), 0, 60.0, RolloutBounds()).verdict == "rollback"
+
+
+def test_groups_are_judged_together_as_one() -> None:
+    parts = [records(60, failed=1, late=2, seed=10 + group) for group in range(GROUPS)]
+    whole = ArmRecords(
+        [s for part in parts for s in part.took_s],
+        sum(part.late for part in parts),
+        sum(part.failed for part in parts),
+        [s for part in parts for s in part.scores],
+    )
+    grouped, single = Comparison(groups=GROUPS), Comparison()
+    grouped.add(0.0, records(4000, seed=1), parts)
+    single.add(0.0, records(4000, seed=1), [whole])
+    figures = [decide(c.compare(0.0), 0, 60.0, RolloutBounds()).figures for c in (grouped, single)]
+    assert figures[0] == figures[1]
+
+
+def test_a_budget_below_what_the_bounds_allow_fails_nobody() -> None:
+    comparison = Comparison()
+    comparison.add(0.0, ArmRecords(), [ArmRecords()])
+    bounds = RolloutBounds(max_slowdown=2, slack_ms=0)
+    assert least_budget_s(comparison.compare(0.0).stable, bounds, 0.1) == 0.1
+    comparison.add(0.0, records(4000, seed=1), [ArmRecords()])
+    stable = comparison.compare(0.0).stable
+    p95_s = stable.quantile_s(0.95)
+    assert p95_s is not None
+    assert least_budget_s(stable, bounds, 0.1) == 2 * p95_s
+    assert least_budget_s(stable, bounds, p95_s) == p95_s
+
+
 def test_requests_older_than_the_window_do_not_count() -> None:
     comparison = Comparison()
-    comparison.add(0.0, records(1000, seed=1), records(1000, failed=900))
-    comparison.add(SPAN_S + 31, records(1000, seed=2), records(1000, seed=3))
+    comparison.add(0.0, records(1000, seed=1), [records(1000, failed=900)])
+    comparison.add(SPAN_S + 31, records(1000, seed=2), [records(1000, seed=3)])
     decision = decide(comparison.compare(SPAN_S + 31), 0, SPAN_S + 31, RolloutBounds())
     assert decision.verdict == "continue"
     assert decision.figures.canary.failed == 0
@@ -134,7 +195,7 @@ def test_requests_older_than_the_window_do_not_count() -> None:
 def test_a_quantile_is_within_the_resolution() -> None:
     comparison = Comparison()
     took = records(4000, seed=1)
-    comparison.add(0.0, took, ArmRecords())
+    comparison.add(0.0, took, [ArmRecords()])
     p95_s = comparison.compare(0.0).stable.quantile_s(0.95)
     assert p95_s == pytest.approx(float(np.quantile(took.took_s, 0.95)), rel=0.06)
 
@@ -159,7 +220,7 @@ def paired(bounds: RolloutBounds, noise: float, pairs: int = 400, failed: int = 
     stable, canary = (scores.astype(np.float32) for scores in of)
     comparison = Comparison(paired=True)
     both = PairRecords(list(zip(stable, canary, strict=True)), failed)
-    comparison.add(0.0, records(4000, seed=1), records(3000), both)
+    comparison.add(0.0, records(4000, seed=1), [records(3000)], both)
     return decide(comparison.compare(0.0), 0, 60.0, bounds)
 
 

@@ -56,13 +56,15 @@ class Trial:
         self.client.runner.run(wait())
         return dict(self.status()["ended"][0])
 
-    def ask(self, requests: list[Any], times: int = 1) -> list[httpx.Response]:
+    def ask(
+        self, requests: list[Any], times: int = 1, headers: dict[str, str] | None = None
+    ) -> list[httpx.Response]:
         """Answers to rankings, all at once. Each is of another user."""
         bodies = [
             json.dumps({"context": {**r.context, "user_id": f"u{i}"}, "candidates": r.candidates})
             for i, r in enumerate(requests * times)
         ]
-        calls = [("POST", "/v1/rank", {"content": body}) for body in bodies]
+        calls = [("POST", "/v1/rank", {"content": body, "headers": headers}) for body in bodies]
         answers: list[httpx.Response] = []
         for at in range(0, len(calls), 100):
             answers += self.client.together(calls[at : at + 100])

@@ -8,6 +8,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable
 from copy import deepcopy
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -254,8 +255,57 @@ def test_a_clients_mistake_is_not_the_canarys(trial: Trial, plan_of: PlanOf, req
     statuses = {trial.client.send("POST", "/v1/predict", json=wrong).status_code for _ in range(12)}
     assert statuses <= {200, 422}
     trial.client.send("POST", "/v1/predict", content=b"{")
-    assert rollout.canary.take().failed == 0
+    assert sum(records.failed for records in rollout.canary.take()) == 0
     trial.call("rollback")
+
+
+@pytest.mark.parametrize("users", [1, 100])
+def test_impossible_budgets_of_chosen_users_roll_nothing_back(
+    trial: Trial, plan_of: PlanOf, requests: list[Any], users: int
+) -> None:
+    """Answers name the version, so a client can choose users that get the canary."""
+    trial.start(plan_of(1.0), share=0.5, by="user_id", shadow=0, bounds=QUICK | {"max_failed": 0.01})
+    names = (f"u{i}" for i in count())
+    chosen: list[str] = []
+    while len(chosen) < users:
+        name = next(names)
+        if rank(trial, requests[0], name).headers["x-polyrec-arm"] == "canary":
+            chosen.append(name)
+    for at in range(600):
+        answer = rank(trial, requests[0], chosen[at % users], {"x-latency-budget-ms": "0.01"})
+        assert answer.status_code in (429, 504)
+    trial.ask(requests, 200 // len(requests))
+    rollout = trial.engine.rollout
+    assert rollout is not None
+    figures = None
+    while figures is None or figures["canary"]["requests"] < 50:
+        decision = trial.status()["rollout"]["decision"]
+        figures = decision and decision["figures"]
+    assert figures["canary"]["failed"] == figures["canary"]["late"] == 0
+    trial.call("rollback")
+
+
+def test_a_canary_that_misses_budgets_is_rolled_back_by_users(
+    trial: Trial, plan_of: PlanOf, requests: list[Any]
+) -> None:
+    bounds = QUICK | {"max_failed": 0.01, "max_slowdown": 1.0, "slack_ms": 0.0}
+    trial.start(plan_of(1.0), share=0.5, by="user_id", shadow=0, bounds=bounds)
+    rollout = trial.engine.rollout
+    assert rollout is not None
+    (lane,) = rollout.canary.serving.lanes
+    os.kill(lane.pid or 0, signal.SIGSTOP)
+    try:
+        while trial.engine.rollout is not None:
+            trial.ask(requests[:50], headers={"x-latency-budget-ms": "2000"})
+        assert "the canary failed" in trial.ended()["reason"]
+    finally:
+        os.kill(lane.pid or 0, signal.SIGCONT)
+
+
+def rank(trial: Trial, request: Any, user: str, headers: dict[str, str] | None = None) -> Any:
+    """The answer to a ranking for a user."""
+    body = {"context": {**request.context, "user_id": user}, "candidates": request.candidates}
+    return trial.client.send("POST", "/v1/rank", json=body, headers=headers)
 
 
 @pytest.mark.parametrize("share", [False, "0.1", None])

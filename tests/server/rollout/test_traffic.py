@@ -73,24 +73,43 @@ def test_a_split_by_no_field_is_refused(engine: Engine, by: str) -> None:
 def test_only_eligible_requests_are_split(
     engine: Engine, request_: Any, ranked: Callable[[str], Rows], tensors: Callable[[Any], dict[str, Any]]
 ) -> None:
-    arms = Arm(engine.serving, is_canary=False), Arm(engine.serving, is_canary=True)
+    arms = Arm(engine.serving, False, 0.1), Arm(engine.serving, True, 0.1)
     ids = engine.serving.codec.inputs.rows(tensors(request_))
     traffic = RolloutTraffic(*arms, Split(1.0, "v2"), None, same_ids=False)
-    assert traffic.choose(ranked("ann"), [], pinned=False) is arms[1]
+    assert traffic.choose(ranked("ann"), [], pinned=False) is arms[1].groups[0]
     assert traffic.choose(ranked("ann"), [], pinned=True) is None
     assert traffic.choose(ids, [], pinned=False) is None
     traffic.same_ids = True
-    assert traffic.choose(ids, [], pinned=False) is arms[1]
+    assert traffic.choose(ids, [], pinned=False) is arms[1].groups[0]
     traffic.value_of = lambda rows, headers: None
     assert traffic.choose(ids, [], pinned=False) is None
 
 
 def test_records_are_taken_once(engine: Engine, ranked: Callable[[str], Rows]) -> None:
-    arm = Arm(engine.serving, is_canary=True)
+    arm = Arm(engine.serving, True, 0.1)
+    (group,) = arm.groups
     answer = Answer(np.zeros(2, np.float32), 0, None, 0.0, 0.0, 2)
-    arm.answered(0.1, True, answer, ranked("ann"))
-    arm.answered(0.2, False, answer, ranked("ann"))
-    arm.failed()
-    taken = arm.take()
+    group.answered(0.1, 0.15, answer, ranked("ann"))
+    group.answered(0.2, 0.15, answer, ranked("ann"))
+    group.failed()
+    (taken,) = arm.take()
     assert (taken.took_s, taken.late, taken.failed, len(taken.scores)) == ([0.1, 0.2], 1, 1, 2)
-    assert arm.take().took_s == []
+    assert [records.took_s for records in arm.take()] == [[]]
+
+
+def test_a_budget_that_is_too_small_fails_no_version(engine: Engine, ranked: Callable[[str], Rows]) -> None:
+    arm = Arm(engine.serving, True, 0.1)
+    (group,) = arm.groups
+    answer = Answer(np.zeros(2, np.float32), 0, None, 0.0, 0.0, 2)
+    for budget_s in (1e-6, 0.09, 0.1):
+        group.failed(budget_s)
+        group.answered(0.2, budget_s, answer, ranked("ann"))
+    (taken,) = arm.take()
+    assert (len(taken.took_s), taken.late, taken.failed) == (3, 1, 1)
+
+
+def test_a_value_has_one_group(engine: Engine) -> None:
+    arm = Arm(engine.serving, True, 0.1, groups=4)
+    found = [arm.group(b"u%d" % i) for i in range(100)]
+    assert set(found) == set(arm.groups)
+    assert found == [arm.group(b"u%d" % i) for i in range(100)]

@@ -40,6 +40,26 @@ def test_a_query_admitted_to_a_single_inline_lane_is_in_time_without_further_arr
     assert all(q.settled for q in admitted)
 
 
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.8])
+def test_a_shared_inline_lane_admits_what_its_share_of_the_loop_executes(share):
+    """Other models execute batches of theirs between its own."""
+    budget_s = 0.03
+    admitted = {}
+    for of in (share, 1.0):
+        router = inline_router(1e-4, 0.0)
+        router.state.lanes[0].share = of
+        router.tick(0.1)
+        queries = [Query(20, 0.1, 0.1 + budget_s) for _ in range(2000)]
+        admitted[of] = [q for q in queries if router.offer(q, 0.1) is None]
+        now_s = 0.1
+        while (dispatch := router.next(0, now_s)) is not None:
+            now_s += dispatch.median_s / of
+            router.done(dispatch, now_s, dispatch.median_s)
+            now_s += len(dispatch.parts) * 5e-5 / of
+        assert now_s <= 0.1 + budget_s
+    assert 0.5 * share < len(admitted[share]) / len(admitted[1.0]) < 1.2 * share
+
+
 def test_a_single_inline_lane_admits_more_than_a_stream_at_its_rate():
     router = inline_router(1e-4, 0.0)
     budget_s = 0.008

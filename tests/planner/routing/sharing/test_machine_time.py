@@ -24,9 +24,9 @@ SECONDS = count()
 PLACE = LanePlace("cpu", "process", CORES)
 
 
-def joined(machine: MachineTime, share: ModelShare | None = None) -> SharingModel:
-    state = RouterState((TABLE,), cpu_lanes(1), Routing(), Limits(), 0.0)
-    model = machine.join(Router(state), [PLACE], share or ModelShare())
+def joined(machine: MachineTime, share: ModelShare | None = None, place: LanePlace = PLACE) -> SharingModel:
+    state = RouterState((TABLE,), cpu_lanes(1, place.kind), Routing(), Limits(), 0.0)
+    model = machine.join(Router(state), [place], share or ModelShare())
     model.scheduled = True
     return model
 
@@ -90,6 +90,28 @@ def test_a_router_sees_the_time_that_the_others_leave():
     arrive(busy, 5 / cost_s, budget_s=0.004)
     machine.tick(1.0)
     assert other.router.state.others_budget_s == pytest.approx(0.004)
+
+
+@pytest.mark.parametrize("kind", ["inline", "process"])
+def test_reading_what_is_rejected_takes_time_of_lanes_in_the_loop_only(kind):
+    machine = MachineTime(CORES)
+    models = [joined(machine, place=LanePlace("cpu", kind, CORES if kind == "process" else frozenset()))]
+    models.append(joined(machine, place=models[0].places[0]))
+    lanes = [model.router.state.lanes[0] for model in models]
+    for model, lane in zip(models, lanes, strict=True):
+        # half as much again as there is time for, at the margin that demand is given
+        arrive(model, 0.75 / DEMAND_MARGIN / model.router.state.unshared_row_s(lane, 0))
+        model.router.state.front.read_share = 0.15
+    for now_s in range(1, 20):
+        machine.tick(float(now_s))
+    assert lanes[0].share == pytest.approx(lanes[1].share)
+    if kind == "process":
+        assert lanes[0].share == pytest.approx(0.5)
+    else:
+        # what is rejected, 1 - time / 1.5, of the .3 that reading takes
+        left = 2 * lanes[0].share
+        assert left == pytest.approx(1 - 0.3 * (1 - left / 1.5), rel=1e-3)
+        assert left < 0.9
 
 
 def test_the_time_of_a_model_that_left_is_the_others():

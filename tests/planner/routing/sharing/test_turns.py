@@ -44,8 +44,8 @@ def test_lane_time_follows_shares_within_a_bound(shares, seconds, urgent, tolera
     normal = [u / s for u, s in zip(used, shares, strict=True)]
     longest = max(seconds)
     for m in models:
-        # start-time fair queuing's bound, and the tolerated time in its own share
-        bound = tolerated_s / shares[m] + max(longest / s for s in shares) + longest / shares[m]
+        # start-time fair queuing's bound, and the time that the furthest behind tolerates, in its share
+        bound = tolerated_s / min(shares) + max(longest / s for s in shares) + longest / shares[m]
         assert max(normal) - normal[m] <= bound + 1e-9
 
 

@@ -1,0 +1,359 @@
+"""Two models with different SLOs: one server with shared lanes, against a server each, and against the bound.
+
+    python -m benchmarks.lanes.two_models movies=ml1m.plan.json,ratings.parquet,10 \\
+        hotels=trivago.plan.json,impressions.parquet,25 --out docs/results/two-models.json
+
+Each model serves the best path of its plan, on an inline lane. All servers are on one core, the driver on
+another. The two servers of a model each have half of the core: the kernel shares it fairly among processes
+that want it, and leaves either what the other does not use, so they have at least half.
+
+A model's capacity is what its server answers alone, in a closed loop. A load of 100% is half of either's
+capacity; Poisson arrivals, the same for both ways, which take turns. The bound is the clairvoyant one of the
+same requests, each model with half guaranteed (planner/simulation/bound.py), in the time that reading,
+answering and rejecting left of the core, and with batches as fast as they were in the shared server's run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import uvloop
+
+from benchmarks.fleet.plan_page import markdown
+from polyrec.loadtest.comparison.simulated import completed
+from polyrec.loadtest.drivers.closed_loop import closed_loop
+from polyrec.loadtest.drivers.connection import Target
+from polyrec.loadtest.drivers.load import BUDGET, load_of
+from polyrec.loadtest.drivers.open_loop import Limits, drive
+from polyrec.loadtest.drivers.server_pages import MetricSamples, get_json, read_metrics
+from polyrec.loadtest.machine import core_seconds, processor, raised_priority
+from polyrec.loadtest.results.figures import figures
+from polyrec.loadtest.results.outcome import Outcome
+from polyrec.loadtest.traffic.source import Source, open_source
+from polyrec.models.amounts import percent
+from polyrec.models.bundle.bundle import load_bundle
+from polyrec.models.schema.batch import F64
+from polyrec.planner.arrivals import arrival_times
+from polyrec.planner.latency_model import LatencyModel
+from polyrec.planner.plan import Limits as PlanLimits
+from polyrec.planner.plan import load_plan, save_plan
+from polyrec.planner.routing.lanes.path import PathSpec
+from polyrec.planner.simulation.bound import Trace, joint_bound
+from polyrec.planner.traffic import Arrivals
+from polyrec.server.child import ServerProcess, start
+
+LOADS = (0.6, 1.0, 1.4)
+WAYS = ("shared", "apart")
+GUARANTEED = (0.5, 0.5)
+WARM_UP_S = 1.5
+SOURCE_ROWS = 200_000
+MARGIN_S = 0.0005
+"""The part of a budget that the client keeps for the network."""
+CONNECTIONS = 16
+DIFFERENT = 256
+ENDLESS = "600000"
+MOST_LAG_S = 0.004
+"""Accepted 99th percentile of the driver's own lag."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """One model. rows: of every request; plan: file of its single path; rate: requests/s that it answers."""
+
+    name: str
+    source: Source
+    slo_s: float
+    rows: int
+    plan: Path
+    limits: PlanLimits
+
+    def requests(self, target: Target, headers: dict[str, str]) -> list[bytes]:
+        _, body = self.source.sampled(np.full(DIFFERENT, self.rows, np.int64), 0)
+        return [target.request(body(i), headers) for i in range(DIFFERENT)]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One load on one way. in_time, refused, expired, p99_ms: by model. busy_s: of lanes; core_s: of servers.
+
+    bound: the most that could be in time, of all requests; only of the shared server.
+    """
+
+    load: float
+    turn: int
+    way: str
+    rates: list[float]
+    in_time: list[float]
+    refused: list[float]
+    expired: list[float]
+    p99_ms: list[float | None]
+    together: float
+    busy_s: float
+    core_s: float
+    bound: float | None = None
+
+
+def tenant(text: str, rows: int, folder: Path) -> Tenant:
+    """text: NAME=PLAN,DATA,SLO in ms."""
+    name, _, rest = text.partition("=")
+    file, data, slo_ms = rest.split(",")
+    plan = load_plan(file)
+    best = max(plan.paths, key=lambda path: path.quality or 0.0)
+    # without a latency, the server measures it as it starts, at the speed that the machine has now
+    measured = best.model_copy(update={"latency": None})
+    budget = {"default_budget_ms": float(slo_ms)}
+    whole = plan.model_copy(update={"paths": (measured,), "differences": (), **budget})
+    save_plan(whole, folder / f"{name}.json")
+    source = open_source(data, load_bundle(best.bundle), 0, SOURCE_ROWS)
+    return Tenant(name, source, float(slo_ms) / 1e3, rows, folder / f"{name}.json", whole.limits)
+
+
+class Servers:
+    """The shared server and the two that are apart."""
+
+    def __init__(self, tenants: Sequence[Tenant], core: int, opened: ExitStack) -> None:
+        self.tenants = tenants
+
+        def serve(settings: dict[str, object]) -> ServerProcess:
+            settings |= {"drain_grace_s": 0, "max_budget_ms": ENDLESS}
+            return opened.enter_context(start(settings, core=core))
+
+        self.shared = serve({"plans": ",".join(f"{t.name}={t.plan}" for t in tenants)})
+        self.apart = [serve({"plans": f"{t.name}={t.plan}"}) for t in tenants]
+        self.latencies = [self._latency(i) for i in range(len(tenants))]
+
+    def of(self, way: str) -> list[ServerProcess]:
+        """The server of each model."""
+        return [self.shared] * len(self.tenants) if way == "shared" else self.apart
+
+    def target(self, way: str, index: int) -> Target:
+        url = f"{self.of(way)[index].url}/v1/models/{self.tenants[index].name}/rank"
+        return Target(url, {"Content-Type": "application/json"})
+
+    def capacity(self, index: int, seconds: float) -> float:
+        """Requests/s that a model's own server answers alone."""
+        target = self.target("apart", index)
+        requests = self.tenants[index].requests(target, {BUDGET: ENDLESS})
+        closed_loop(target.url, requests, CONNECTIONS, seconds / 4)
+        return closed_loop(target.url, requests, CONNECTIONS, seconds) / seconds
+
+    def _latency(self, index: int) -> LatencyModel:
+        """Latency of a model's path, as its server measured it."""
+        tenant = self.tenants[index]
+        opened = get_json(self.apart[index].url, f"/v1/models/{tenant.name}/paths")["paths"]
+        (path,) = completed(load_plan(tenant.plan), opened).paths
+        assert path.latency is not None
+        return path.latency
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Counters of servers: seconds of their lanes, batches and rows, by model; seconds on the core."""
+
+    busy_s: F64
+    batches: F64
+    rows: F64
+    core_s: float
+
+    @staticmethod
+    def of(servers: Servers, way: str) -> Counters:
+        found = servers.of(way)
+        pages = {server.url: read_metrics(server.url) for server in found}
+        at = [(pages[s.url], t.name) for s, t in zip(found, servers.tenants, strict=True)]
+
+        def totals(name: str) -> F64:
+            return np.array([_of_model(page, name, model) for page, model in at])
+
+        return Counters(
+            totals("polyrec_lane_busy_seconds_total"),
+            totals("polyrec_batch_rows_count"),
+            totals("polyrec_batch_rows_sum"),
+            sum(core_seconds(pid)[0] for pid in {server.process.pid for server in found}),
+        )
+
+    def since(self, before: Counters) -> Counters:
+        return Counters(
+            self.busy_s - before.busy_s,
+            self.batches - before.batches,
+            self.rows - before.rows,
+            self.core_s - before.core_s,
+        )
+
+
+def _of_model(page: MetricSamples, name: str, model: str) -> float:
+    """A server of a single model has no label of it."""
+    return page.total(name, model=model) or page.total(name)
+
+
+async def drive_both(servers: Servers, way: str, due_s: Sequence[F64], seconds: float) -> list[Outcome]:
+    """Sends the requests of both models at their times."""
+    loads = []
+    for index, (each, due) in enumerate(zip(servers.tenants, due_s, strict=True)):
+        target = servers.target(way, index)
+        rows, body = each.source.sampled(np.full(due.size, each.rows, np.int64), 1)
+        budgets = {"budget_s": each.slo_s, "sent_budget_s": each.slo_s - MARGIN_S}
+        loads.append((target, load_of(target, due, seconds, body, rows=rows, prepare=True, **budgets)))
+    return list(await asyncio.gather(*(drive(target, load, Limits()) for target, load in loads)))
+
+
+def measure(
+    servers: Servers, way: str, load: float, turn: int, rates: Sequence[float], seconds: float
+) -> Run | None:
+    """None if the driver was late."""
+    random = np.random.default_rng((turn, round(1000 * load)))
+    whole_s = WARM_UP_S + seconds
+    due_s = [arrival_times(Arrivals(), rate, whole_s, random) for rate in rates]
+    before = Counters.of(servers, way)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        outcomes = runner.run(drive_both(servers, way, due_s, whole_s))
+    spent = Counters.of(servers, way).since(before)
+    counted = [outcome.since(WARM_UP_S) for outcome in outcomes]
+    if max(float(np.quantile(o.lag_s, 0.99)) for o in counted) > MOST_LAG_S:
+        return None
+    found = [figures(outcome, {}) for outcome in counted]
+    total = sum(f.requests for f in found)
+    return Run(
+        load,
+        turn,
+        way,
+        list(rates),
+        [f.ok for f in found],
+        [f.refused for f in found],
+        [f.expired for f in found],
+        [f.p99_ms for f in found],
+        sum(f.ok * f.requests for f in found) / total,
+        float(spent.busy_s.sum()),
+        spent.core_s,
+        bound_of(servers, due_s, spent, whole_s) if way == "shared" else None,
+    )
+
+
+def bound_of(servers: Servers, due_s: Sequence[F64], spent: Counters, seconds: float) -> float:
+    """The largest share of the requests that could be in time."""
+    front_s = spent.core_s - float(spent.busy_s.sum())
+    traces = []
+    for index, (each, due) in enumerate(zip(servers.tenants, due_s, strict=True)):
+        latency = servers.latencies[index]
+        usual = latency.median(max(1, round(spent.rows[index] / spent.batches[index])))
+        pace = float(spent.busy_s[index] / spent.batches[index]) / usual
+        now = LatencyModel(
+            rows=latency.rows,
+            median_s=tuple(pace * s for s in latency.median_s),
+            tail_s=tuple(pace * s for s in latency.tail_s),
+        )
+        rows = np.full(due.size, each.rows, np.int64)
+        path = PathSpec(each.name, "cpu", 1.0, now)
+        traces.append(Trace((path,), each.limits, due, rows, each.slo_s - MARGIN_S))
+    lanes = {"cpu": 1 - min(0.99, front_s / seconds)}
+    most = joint_bound(traces, lanes, guaranteed=GUARANTEED).rows
+    return most / sum(float(trace.rows.sum()) for trace in traces)
+
+
+def page(found: dict[str, Any]) -> str:
+    """The page of the results, Markdown."""
+    models = found["models"]
+    rows = []
+    for load in LOADS:
+        runs = [run for run in found["runs"] if run["load"] == load]
+        ways = {way: [run for run in runs if run["way"] == way] for way in WAYS}
+        if not all(ways.values()):
+            continue
+        shared, apart = ways["shared"], ways["apart"]
+        cells = [percent(load), " + ".join(f"{rate:,.0f}" for rate in runs[0]["rates"])]
+        for of in (shared, apart):
+            cells += [percent(median(run["in_time"][i] for run in of)) for i in range(len(models))]
+            cells.append(percent(median(run["together"] for run in of)))
+        bound = median(run["bound"] for run in shared)
+        cells += [percent(bound), percent(median(run["together"] / run["bound"] for run in shared))]
+        rows.append(cells)
+    names = [model["name"] for model in models]
+    head = ["load", "requests/s", *(f"shared: {n}" for n in (*names, "both"))]
+    head += [*(f"apart: {n}" for n in (*names, "both")), "bound", "shared, of the bound"]
+    about = "; ".join(
+        f"`{m['name']}`: {m['slo_ms']:g} ms, {m['rows']} candidates a request, "
+        f"{m['capacity']:,.0f} requests/s alone"
+        for m in models
+    )
+    return "\n".join(
+        [
+            "# Results: two models on one core",
+            "",
+            "Share of the requests that were answered within their budget, by the client's clock, medians of "
+            f"{found['turns']} turns of {found['seconds']:g} s; {found['machine']}, {found['made'][:10]}.",
+            "",
+            f"    {found['command']}",
+            "",
+            f"{about}. 100% is half of the capacity of each. Shared: one server with both models; apart: two "
+            "servers on the same core, to each of which the kernel gives at least half of it and what the "
+            "other leaves. The bound knows all arrivals, guarantees each model half, and has the time that "
+            "reading, answering and rejecting left of the core.",
+            "",
+            *markdown(head, rows),
+            "",
+        ]
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("models", nargs=2, metavar="NAME=PLAN,DATA,SLO_MS")
+    parser.add_argument("--rows", type=int, default=100, help="candidates of every request (100)")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=4.0, help="of a run (4)")
+    parser.add_argument("--ahead", action="store_true", help="the driver at the highest normal priority")
+    parser.add_argument("--out", type=Path, required=True, help="JSON; the page is written beside it")
+    args = parser.parse_args(argv)
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[-1]})
+    runs: list[Run] = []
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as opened:
+        tenants = [tenant(text, args.rows, Path(folder)) for text in args.models]
+        servers = Servers(tenants, cores[0], opened)
+        opened.enter_context(raised_priority() if args.ahead else nullcontext())
+        capacity = [servers.capacity(i, 2.0) for i in range(len(tenants))]
+        print(f"alone: {', '.join(f'{rate:,.0f}' for rate in capacity)} requests/s", flush=True)
+        for turn in range(args.turns):
+            for load in LOADS:
+                rates = [load * rate / len(tenants) for rate in capacity]
+                for way in WAYS[:: -1 if turn % 2 else 1]:
+                    run = measure(servers, way, load, turn, rates, args.seconds)
+                    print(run or f"{way} at {load:.0%}: left out, as the driver was late", flush=True)
+                    if run is not None:
+                        runs.append(run)
+    found = {
+        "command": "python -m benchmarks.lanes.two_models "
+        + " ".join(
+            "=".join((m.partition("=")[0], ",".join(Path(p).name for p in m.partition("=")[2].split(","))))
+            for m in args.models
+        ),
+        "machine": processor(),
+        "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "turns": args.turns,
+        "seconds": args.seconds,
+        "models": [
+            {"name": t.name, "slo_ms": 1e3 * t.slo_s, "rows": t.rows, "capacity": rate}
+            for t, rate in zip(tenants, capacity, strict=True)
+        ],
+        "runs": [asdict(run) for run in runs],
+    }
+    args.out.write_text(json.dumps(found, indent=1) + "\n")
+    args.out.with_suffix(".md").write_text(page(found))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

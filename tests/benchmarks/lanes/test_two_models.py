@@ -1,0 +1,57 @@
+"""The benchmark of two models on one core: what its page says, and the bound that it compares with."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.lanes.two_models import MARGIN_S, Counters, bound_of, page
+from polyrec.planner.latency_model import LatencyModel
+from polyrec.planner.plan import Limits
+
+ROWS = 100
+LATENCY = LatencyModel(rows=(1, 1024), median_s=(1e-4, 1e-2), tail_s=(1e-4, 1e-2))
+
+
+def servers(slo_s: float) -> Any:
+    tenant = SimpleNamespace(name="m", slo_s=slo_s + MARGIN_S, rows=ROWS, limits=Limits())
+    return SimpleNamespace(tenants=[tenant, tenant], latencies=[LATENCY, LATENCY])
+
+
+def counters(pace: float, front_s: float) -> Counters:
+    """100 batches of ROWS rows of either model."""
+    batches = np.full(2, 100.0)
+    busy_s = batches * pace * LATENCY.median(ROWS)
+    return Counters(busy_s, batches, batches * ROWS, float(busy_s.sum()) + front_s)
+
+
+def bound(rate: float, pace: float, front_s: float) -> float:
+    due_s = [np.arange(0, 1, 1 / rate)] * 2
+    return bound_of(servers(0.02), due_s, counters(pace, front_s), 1.0)
+
+
+def test_the_bound_is_what_the_time_that_is_left_executes() -> None:
+    # a hundredth of a second for 1,024 rows: 512 requests/s of either model at most
+    assert bound(200, 1.0, 0.0) == pytest.approx(1.0)
+    half = bound(1024, 1.0, 0.0)
+    assert 0.45 < half < 0.6
+    assert bound(1024, 2.0, 0.0) == pytest.approx(half / 2, rel=0.1)
+    assert bound(1024, 1.0, 0.5) == pytest.approx(half / 2, rel=0.1)
+
+
+def test_a_page_has_the_medians_of_both_ways() -> None:
+    def run(way: str, in_time: float) -> dict[str, Any]:
+        shares = [in_time, in_time]
+        found = {"load": 1.0, "way": way, "rates": [100.0, 200.0], "in_time": shares, "together": in_time}
+        return found | {"bound": 0.8 if way == "shared" else None}
+
+    models = [{"name": name, "slo_ms": 10.0, "rows": ROWS, "capacity": 200.0} for name in ("a", "b")]
+    runs = [run("shared", share) for share in (0.2, 0.72, 0.9)] + [run("apart", 0.5)]
+    about = {"turns": 3, "seconds": 4.0, "machine": "a core", "made": "2026-11-25T00:00", "command": "it"}
+    lines = page({"models": models, "runs": runs, **about}).splitlines()
+    (row,) = [line for line in lines if line.startswith("| 100%")]
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells == ["100%", "100 + 200", *["72.0%"] * 3, *["50.0%"] * 3, "80.0%", "90.0%"]
