@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from starlette.types import Scope
 
@@ -52,8 +51,7 @@ RETRIED = (Overloaded, NotReady, Defect, Invalid, FeatureError)
 """Errors of a canary after which the stable version answers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Parsed:
+class Parsed(NamedTuple):
     """A parsed body. request: data of the request for `EndpointCodec.write`. options: those in the body.
 
     pinned: whether it names the model's version.
@@ -283,7 +281,7 @@ class Call:
         self._outcomes = self._counters.outcomes
         reply = self._codec.write(serving, self._parsed, answer, path)
         if self._arm is not None:
-            reply = replace(reply, headers=(*reply.headers, self._arm.header))
+            reply = reply._replace(headers=(*reply.headers, self._arm.header))
         self._written_s = clock()
         return reply
 
