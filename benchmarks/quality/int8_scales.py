@@ -59,7 +59,14 @@ NETS: dict[str, tuple[Architecture, PerBlock, PerBlock]] = {
 class _PerBatch(graphs.GraphWriter):
     """Writes products whose input has one scale a batch, as before isolation."""
 
-    def product(self, x: str, weight: Tensor, added: str | None = None) -> str:
+    def product(
+        self,
+        x: str,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        added: str | None = None,
+        largest: float | None = None,
+    ) -> str:
         numbers, step, zero = f"{x}_q", f"{x}_step", f"{x}_zero"
         if all(numbers not in node.output for node in self.nodes):
             self.nodes.append(helper.make_node("DynamicQuantizeLinear", [x], [numbers, step, zero]))
@@ -70,6 +77,8 @@ class _PerBatch(graphs.GraphWriter):
             "Cast", self.node("MatMulInteger", numbers, self.constant(q), zero), to=TensorProto.FLOAT
         )
         out = self.node("Mul", sums, self.node("Mul", step, self.constant(scale.astype(np.float32))))
+        if bias is not None:
+            added = self.constant(bias)
         return out if added is None else self.node("Add", out, added)
 
 
