@@ -24,7 +24,7 @@ from polyrec.models.schema.batch import I64, Batch
 ROWS = 2**16
 """Maximum rows that are looked at."""
 BATCH_ROWS = 4096
-BEYOND = 1e-5
+BEYOND = 3e-5
 """Share of a layer's inputs that may be larger than its range."""
 
 
