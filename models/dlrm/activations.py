@@ -43,34 +43,34 @@ class Activations(Strict):
 
 
 def observe_activations(
-    model: DLRM, batch: Callable[[I64], Batch], rows: I64, most: int = ROWS
+    model: DLRM, batch: Callable[[I64], Batch], rows: I64, most: int = ROWS, beyond: float = BEYOND
 ) -> Activations | None:
     """Predicts rows of data and records the range of each layer's inputs; None without rows.
 
     batch: returns the batch of some rows. rows: int64, its arguments; of more than `most`, evenly spaced ones
-    are taken.
+    are taken. beyond: share of a layer's inputs outside of its range.
     """
     if not rows.size:
         return None
     chosen = rows[np.linspace(0, rows.size - 1, min(rows.size, most)).astype(np.int64)]
     model.eval()
-    with torch.inference_mode(), _largest_inputs(model.net, chosen.size) as largest:
+    with torch.inference_mode(), _largest_inputs(model.net, chosen.size, beyond) as largest:
         for start in range(0, chosen.size, BATCH_ROWS):
             model.logits(batch(chosen[start : start + BATCH_ROWS]))
     return Activations(rows=chosen.size, largest={name: float(top[-1]) for name, top in largest.items()})
 
 
 @contextmanager
-def _largest_inputs(net: nn.Module, rows: int) -> Iterator[dict[str, Tensor]]:
+def _largest_inputs(net: nn.Module, rows: int, beyond: float) -> Iterator[dict[str, Tensor]]:
     """Collects the largest absolute inputs of each linear layer by name, descending.
 
-    As many as are the share BEYOND of the inputs of so many rows, and one more.
+    As many as are the share `beyond` of the inputs of so many rows, and one more.
     """
     largest: dict[str, Tensor] = {}
     hooks = []
     for name, layer in net.named_modules():
         if isinstance(layer, nn.Linear):
-            kept = 1 + int(BEYOND * rows * layer.in_features)
+            kept = 1 + int(beyond * rows * layer.in_features)
 
             def look(
                 _layer: nn.Module, inputs: tuple[Tensor, ...], name: str = name, kept: int = kept

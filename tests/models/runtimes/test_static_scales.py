@@ -133,7 +133,6 @@ def test_the_largest_inputs_are_those_of_the_rows(made: Bundle) -> None:
 
 
 def test_a_share_of_the_numbers_may_be_larger(made: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(activations, "BEYOND", 0.01)
     monkeypatch.setattr(activations, "BATCH_ROWS", 7)
     model = made.model()
     sizes = {table: v.rows for table, v in made.encoder.vocabularies.items()}
@@ -144,7 +143,7 @@ def test_a_share_of_the_numbers_may_be_larger(made: Bundle, monkeypatch: pytest.
     def batch(chosen: I64) -> Batch:
         return Batch.concat([rows[i].exploded() for i in chosen])
 
-    seen = observe_activations(model, batch, np.arange(64))
+    seen = observe_activations(model, batch, np.arange(64), beyond=0.01)
     assert seen is not None
     inputs = inputs_of(whole, model.stage(whole))
     numbers = torch.cat((inputs.dense_context, inputs.dense_candidate), dim=1).abs().flatten().sort().values
