@@ -46,7 +46,7 @@ def rows_at(manifest: Manifest, rows: Mapping[str, Tensor], width: int | None) -
 
 
 def head_at(manifest: Manifest, tensors: Mapping[str, T], width: int | None) -> Mapping[str, T]:
-    """What is known by name of the dense net that serves at a width, as its tensors; None: at the widest."""
+    """The tensors, or other values by name, of the dense net that serves at a width; None: at the widest."""
     shape = manifest.architecture
     if not shape.widths:
         return tensors

@@ -29,7 +29,7 @@ BEYOND = 3e-5
 
 
 class Activations(Strict):
-    """What was seen. rows: how many.
+    """Ranges of the inputs of a net's layers. rows: how many were looked at.
 
     largest: absolute input, but for a share BEYOND, by the layer's name in the net: `bottom.2`, `top.0`,
     `interaction.down.0`; with nested widths `heads_by_width.16.top.0`.
