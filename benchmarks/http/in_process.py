@@ -72,9 +72,6 @@ class AnswerTransport(asyncio.Transport):
     def write(self, data: Any) -> None:
         self._answer.set_result(bytes(data))
 
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        return
-
     def is_closing(self) -> bool:
         return False
 

@@ -31,8 +31,6 @@ class Channel:
         self._frontend = frontend
         self._held_bytes = 0
         self.write = self._transport.write
-        # an answer leaves when it is written, not after the bookkeeping that follows it
-        self._transport.set_write_buffer_limits(high=0)
         self.closed = self.read_paused = self.write_paused = False
         self.client: Address = None
         self.server: Address = None

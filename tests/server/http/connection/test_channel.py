@@ -21,9 +21,6 @@ class RecordingTransport(asyncio.Transport):
     def write(self, data: Any) -> None:
         self.calls.append(f"write {bytes(data)!r}")
 
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        self.high = high
-
     def pause_reading(self) -> None:
         self.calls.append("pause")
 
@@ -48,12 +45,6 @@ def test_held_bytes_are_summed_over_connections_and_released() -> None:
     assert shared.buffered == 70
     one.lost()
     assert shared.buffered == 20
-
-
-def test_an_answer_is_written_at_once() -> None:
-    transport = RecordingTransport()
-    Channel(transport, frontend())
-    assert transport.high == 0
 
 
 def test_reading_is_paused_and_resumed_once_and_not_paused_after_the_close() -> None:

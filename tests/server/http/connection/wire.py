@@ -99,9 +99,6 @@ class Transport(asyncio.Transport):
     def write(self, data: Any) -> None:
         self.sent += bytes(data)
 
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        self.high = high
-
     def can_write_eof(self) -> bool:
         return False
 
