@@ -62,7 +62,8 @@ SERVER_CORE, CLIENT_CORE = CORES[0], CORES[-1]
 LIMIT_MS = {23: 10.0, 270: 25.0, 2048: 80.0}
 """Limit of p99, by rows of a request; the last is MLPerf's v3 for DLRM."""
 REQUESTS = {23: 512, 270: 64, 2048: 16}
-TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2, "int8": 2e-2}
+TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2, "int8": 5e-2}
+"""Largest error of a probability; in int8 that of a row with inputs beyond the static ranges."""
 CONNECTIONS = 16
 TOGETHER_BYTES = 2**30
 """Servers of a model with more bytes of rows run one at a time: all copies would not fit in memory."""

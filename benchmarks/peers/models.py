@@ -22,11 +22,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from benchmarks.peers.queries import draw
 from polyrec.models.bundle.bundle import Bundle, load_bundle, write_bundle
+from polyrec.models.dlrm.activations import Activations, observe_activations
 from polyrec.models.dlrm.dlrm import DLRM, Architecture, dense_slots, initial_net
 from polyrec.models.dlrm.representation import Representation
 from polyrec.models.embeddings.table import TableStage
-from polyrec.models.schema.batch import I64
+from polyrec.models.schema.batch import I64, Batch
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.schema import Categorical, Dense, Label, Schema, Split
 from polyrec.models.schema.vocabulary import Vocabulary, ids_of_ranks
@@ -40,6 +42,8 @@ CARDINALITIES = (
     *(27, 14992, 5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572),
 )
 """Distinct values of C1 ... C26 in the Criteo Kaggle set."""
+CALIBRATED_ROWS = 2**13
+"""Rows that give the largest inputs of layers."""
 COUNTED = 1e9
 """Accesses of each table, where they are counted."""
 SPECIALS = 2
@@ -155,8 +159,22 @@ def write_model(model: PeerModel, path: Path, exponent: float | None = None) -> 
     weight *= 2 * SPREAD
     stage = TableStage(schema, rows, torch.from_numpy(weight))
     net = initial_net(model.architecture, dense_slots(schema), stage.slots)
-    encoder = Encoder(schema, vocabularies, {})
-    return write_bundle(path, DLRM(stage, net), Representation(), encoder, metrics={}, training={})
+    encoder, made = Encoder(schema, vocabularies, {}), DLRM(stage, net)
+    activations = _activations(made, encoder)
+    return write_bundle(path, made, Representation(), encoder, {}, {}, activations=activations)
+
+
+def _activations(model: DLRM, encoder: Encoder) -> Activations | None:
+    """The largest inputs of the net's layers over rows like those of requests."""
+    vocabularies = [encoder.vocabularies[table] for table in encoder.schema.tables]
+    ids = [ids_of_ranks(vocabulary.rank_of_id) for vocabulary in vocabularies]
+    drawn = draw(encoder.schema, ids, 1, CALIBRATED_ROWS, SEED)
+    dense, sparse = drawn.dense[0], drawn.sparse[0]
+
+    def batch(rows: I64) -> Batch:
+        return encoder.from_ids(dense[rows], sparse[rows], {})
+
+    return observe_activations(model, batch, np.arange(CALIBRATED_ROWS))
 
 
 def value_of_rank(bundle: Bundle) -> list[I64]:

@@ -1,4 +1,4 @@
-"""Measures the cost of isolation: int8 scales per row against per batch, and torch's batches filled up.
+"""Measures int8 scales (per row, per batch, static), and torch's batches filled up.
 
     python -m benchmarks.quality.int8_scales --quality trivago=runs/t --quality bookcrossing=runs/b
 
@@ -6,15 +6,18 @@ Times a session of ONNX Runtime at 1, 23 and 270 rows: a Kaggle-size net (26 vec
 512-256-64 and 512-256, dot) and a small one. All graphs take turns inside one run; figures are medians of
 milliseconds of processor time. `per batch` is what was served before: DynamicQuantizeLinear takes the range
 of all rows that share a batch, so its answers depend on them. `per row, all products` shows why small
-products stay in fp32. Torch, in fp32 and bf16, is timed with small batches as they are and filled up
-(models/dlrm/batch_invariance.py). --quality DATA=BUNDLE gives log-loss and AUC of a bundle on its test
-rows, in batches of 270; the data are ../shared/data's."""
+products stay in fp32. `static` is for bundles with ranges (models/dlrm/activations.py). Torch, in fp32 and
+bf16, is timed with small batches as they are and filled up (models/dlrm/batch_invariance.py). --quality
+DATA=BUNDLE gives log-loss and AUC of a bundle on its test rows, in batches of 270, with static scales for
+several shares of larger inputs, found on training rows; --only-quality leaves out the times. The data are
+../shared/data's."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +27,13 @@ import onnxruntime as ort
 import torch
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyrec.models.bundle.bundle import load_bundle
 from polyrec.models.data.encoded import encode
 from polyrec.models.data.reader import open_data
-from polyrec.models.data.split import TEST, fit_splitter
+from polyrec.models.data.split import TEST, TRAIN, fit_splitter
+from polyrec.models.dlrm.activations import observe_activations
 from polyrec.models.dlrm.context_once import ContextOnce
 from polyrec.models.dlrm.dlrm import Architecture, DenseNet, Inputs
 from polyrec.models.embeddings.stage import PerBlock
@@ -44,7 +48,14 @@ from polyrec.models.schema.batch import F32
 ROWS = (1, 23, 270)
 BATCH_ROWS = 270
 FORMS = ("fp32", "per batch", "per row", "per row, all products")
-DATA = {"trivago": "trivago/impressions.parquet", "bookcrossing": "bookcrossing/ratings.parquet"}
+STATIC = "static"
+SHARES = (0.0, 1e-5, 3e-5, 1e-4)
+"""Shares of a layer's inputs that may be larger than its range."""
+DATA = {
+    "trivago": "trivago/impressions.parquet",
+    "bookcrossing": "bookcrossing/ratings.parquet",
+    "ml1m": "ml1m/ratings.parquet",
+}
 NETS: dict[str, tuple[Architecture, PerBlock, PerBlock]] = {
     "Kaggle": (
         Architecture(bottom=(512, 256, 64), top=(512, 256), interaction="dot"),
@@ -59,7 +70,14 @@ NETS: dict[str, tuple[Architecture, PerBlock, PerBlock]] = {
 class _PerBatch(graphs.GraphWriter):
     """Writes products whose input has one scale a batch, as before isolation."""
 
-    def product(self, x: str, weight: Tensor, added: str | None = None) -> str:
+    def product(
+        self,
+        x: str,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        added: str | None = None,
+        largest: float | None = None,
+    ) -> str:
         numbers, step, zero = f"{x}_q", f"{x}_step", f"{x}_zero"
         if all(numbers not in node.output for node in self.nodes):
             self.nodes.append(helper.make_node("DynamicQuantizeLinear", [x], [numbers, step, zero]))
@@ -70,6 +88,8 @@ class _PerBatch(graphs.GraphWriter):
             "Cast", self.node("MatMulInteger", numbers, self.constant(q), zero), to=TensorProto.FLOAT
         )
         out = self.node("Mul", sums, self.node("Mul", step, self.constant(scale.astype(np.float32))))
+        if bias is not None:
+            added = self.constant(bias)
         return out if added is None else self.node("Add", out, added)
 
 
@@ -91,11 +111,19 @@ def sessions(net: DenseNet) -> dict[str, ort.InferenceSession]:
     return {form: open_session(graph_of(form, net).SerializeToString(), "cpu") for form in FORMS}
 
 
+def static_session(net: DenseNet, largest: Mapping[str, float]) -> ort.InferenceSession:
+    """A session with static scales."""
+    return open_session(graphs.plain_graph(net, "int8", largest).SerializeToString(), "cpu")
+
+
 def timed(name: str, repeats: int) -> dict[str, dict[str, float]]:
     """Rows of a batch -> form -> median milliseconds, all forms in turns; and the largest error."""
     shape, dense, slots = NETS[name]
     torch.manual_seed(0)
-    opened = sessions(DenseNet(shape, dense, slots).eval())
+    net = DenseNet(shape, dense, slots).eval()
+    layers = [name for name, layer in net.named_modules() if isinstance(layer, nn.Linear)]
+    # times do not depend on the ranges
+    opened = {**sessions(net), STATIC: static_session(net, dict.fromkeys(layers, 8.0))}
     random = np.random.default_rng(0)
     found: dict[str, dict[str, float]] = {}
     for rows in ROWS:
@@ -105,7 +133,7 @@ def timed(name: str, repeats: int) -> dict[str, dict[str, float]]:
                 np.float32
             ),
         }
-        taken: dict[str, list[float]] = {form: [] for form in FORMS}
+        taken: dict[str, list[float]] = {form: [] for form in opened}
         for _ in range(repeats):
             for form, session in opened.items():
                 start = time.thread_time()
@@ -149,13 +177,18 @@ def quality(data: str, bundle: str, root: Path) -> dict[str, dict[str, float]]:
     reader = open_data(root / DATA[data], schema)
     runtime = OnnxRuntime(loaded)
     opened = sessions(loaded.net())
-    parts: dict[str, list[F32]] = {form: [] for form in FORMS}
+    view = loaded.by_width()[-1]
     with encode(reader, loaded.encoder, fit_splitter(reader, schema)) as rows:
+        for share in SHARES:
+            seen = observe_activations(view.model(), rows.batch, rows.select(TRAIN), beyond=share)
+            assert seen is not None
+            opened[f"{STATIC}, {share:.0e} beyond"] = static_session(view.net(), seen.largest)
+        parts: dict[str, list[F32]] = {form: [] for form in opened}
         chosen = rows.select(TEST)
         for start in range(0, chosen.size, BATCH_ROWS):
             inputs = runtime.embed(rows.batch(chosen[start : start + BATCH_ROWS]).exploded())[0]
             for form, session in opened.items():
-                given = {i.name: getattr(inputs, i.name).numpy() for i in session.get_inputs()}
+                given = {i.name: np.asarray(getattr(inputs, i.name)) for i in session.get_inputs()}
                 parts[form].append(session.run(None, given)[0])
         labels: NDArray[np.float32] = rows.label[chosen]
     said = {form: np.concatenate(p) for form, p in parts.items()}
@@ -176,18 +209,21 @@ def main(argv: list[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--repeats", type=int, default=300, help="runs of each graph at each size")
+    parser.add_argument("--only-quality", action="store_true", help="measure no times")
     parser.add_argument("--quality", action="append", default=[], metavar="DATA=BUNDLE")
     parser.add_argument("--data-root", type=Path, default=Path(__file__).parents[3] / "shared" / "data")
     parser.add_argument("--json", type=Path, help="file to write the figures to")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
-    figures: dict[str, Any] = {"ms": {name: timed(name, args.repeats) for name in NETS}, "quality": {}}
-    print(f"| net, rows | {' | '.join(FORMS)} |\n|---|{'---|' * len(FORMS)}")
+    nets = {} if args.only_quality else NETS
+    figures: dict[str, Any] = {"ms": {name: timed(name, args.repeats) for name in nets}, "quality": {}}
+    forms = (*FORMS, STATIC)
+    print(f"| net, rows | {' | '.join(forms)} |\n|---|{'---|' * len(forms)}")
     for name, sizes in figures["ms"].items():
         for rows, times in sizes.items():
             form = ".0e" if rows == "max error" else ".3f"
-            print(f"| {name}, {rows} | {' | '.join(format(times[f], form) for f in FORMS)} |")
-    figures["torch_ms"] = {name: filled(name, args.repeats) for name in NETS}
+            print(f"| {name}, {rows} | {' | '.join(format(times[f], form) for f in forms)} |")
+    figures["torch_ms"] = {name: filled(name, args.repeats) for name in nets}
     print("\n| net, torch, rows | as they are | filled up |\n|---|---|---|")
     for name, sizes in figures["torch_ms"].items():
         for rows, times in sizes.items():

@@ -7,6 +7,7 @@ ordinary model of width w. Rows are views of the mapped file, so that the widths
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +17,8 @@ from polyrec.models.dlrm.dlrm import HEADS, Architecture, Net, dense_slots, init
 from polyrec.models.dlrm.representation import RankedVocabulary, narrowed, stage_from_tensors
 from polyrec.models.embeddings.stage import Stage
 from polyrec.models.errors import BundleError
+
+T = TypeVar("T")
 
 
 def checked_width(manifest: Manifest, width: int | None, named: object) -> int | None:
@@ -42,13 +45,19 @@ def rows_at(manifest: Manifest, rows: Mapping[str, Tensor], width: int | None) -
     return narrowed(manifest.representation, rows, width)
 
 
-def head_at(manifest: Manifest, tensors: Mapping[str, Tensor], width: int | None) -> Mapping[str, Tensor]:
-    """The tensors of the dense net that serves at a width; None: at the widest."""
+def head_at(manifest: Manifest, tensors: Mapping[str, T], width: int | None) -> Mapping[str, T]:
+    """The tensors, or other values by name, of the dense net that serves at a width; None: at the widest."""
     shape = manifest.architecture
     if not shape.widths:
         return tensors
     prefix = f"{HEADS}.{width or shape.width}."
     return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+
+def activations_at(manifest: Manifest, width: int | None) -> Mapping[str, float]:
+    """The largest inputs of the dense net that serves at a width, by layer; empty if unknown."""
+    seen = manifest.activations
+    return {} if seen is None else head_at(manifest, seen.largest, width)
 
 
 def build_stage(

@@ -32,6 +32,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from polyrec.models.bundle.assembly import (
+    activations_at,
     build_net,
     build_stage,
     checked_width,
@@ -55,6 +56,7 @@ from polyrec.models.bundle.manifest import (
     to_json_with_checksum,
 )
 from polyrec.models.bundle.probe import find_non_finite_row
+from polyrec.models.dlrm.activations import Activations
 from polyrec.models.dlrm.dlrm import DLRM, Architecture, DenseNet
 from polyrec.models.dlrm.representation import Representation
 from polyrec.models.embeddings.stage import Stage
@@ -141,6 +143,11 @@ class Bundle:
         """The bundle at each of its nested widths; itself for a plain model or one that is at a width."""
         return tuple(self.at_width(w) for w in self.widths) if self.width is None and self.widths else (self,)
 
+    @property
+    def activations(self) -> Mapping[str, float]:
+        """The largest inputs of the layers of `net()`, by name; empty if unknown."""
+        return activations_at(self.manifest, self.width)
+
     def stage(self) -> Stage:
         """A new embedding stage over the mapped rows."""
         return build_stage(self.manifest, self.encoder.vocabularies, self.rows, self.width)
@@ -171,8 +178,11 @@ def write_bundle(
     metrics: Mapping[str, Mapping[str, float | int | None]],
     training: Mapping[str, Any],
     replace: bool = False,
+    activations: Activations | None = None,
 ) -> Bundle:
     """Writes a bundle and loads it back. Metrics that are not finite are stored as None.
+
+    activations: of the model's dense net; None: unknown.
 
     Raises BundleError as `require_target`, for a full disk, and for a model with non-finite weights or
     outputs, such as after diverged training.
@@ -192,7 +202,7 @@ def write_bundle(
         for name, s in encoder.standards.items()
     }
     try:
-        _write(target, model, representation, encoder, standards, metrics, training)
+        _write(target, model, representation, encoder, standards, metrics, training, activations)
     except (OSError, SafetensorError) as e:
         raise BundleError(f"cannot write bundle '{target}': {getattr(e, 'strerror', None) or e}") from None
     return load_bundle(target)
@@ -206,6 +216,7 @@ def _write(
     standards: dict[str, StandardEntry],
     metrics: Mapping[str, Mapping[str, float | int | None]],
     training: Mapping[str, Any],
+    activations: Activations | None,
 ) -> None:
     with atomic_path(target) as partial:
         partial.mkdir()
@@ -233,6 +244,7 @@ def _write(
                 for of, found in metrics.items()
             },
             training=_printable(training),
+            activations=activations,
             files=files,
         )
         (partial / MANIFEST).write_text(to_json_with_checksum(manifest))

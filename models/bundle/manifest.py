@@ -1,9 +1,9 @@
 """A bundle's manifest: schema, architecture, metrics, and checksums of the tensor files and of itself.
 
 `sha256` is the manifest's own checksum: of its JSON without that key, keys sorted, without spaces. Format
-version 1 had none; its bundles are still read, with every other check. Each string must be one line of
-bounded length, since names go into logs and pages, and means and deviations must not let ordinary values
-overflow.
+version 1 had none, and version 2 no `activations`; their bundles are still read, with every other check. Each
+string must be one line of bounded length, since names go into logs and pages, and means and deviations must
+not let ordinary values overflow.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from polyrec.models.dlrm.activations import Activations
 from polyrec.models.dlrm.dlrm import Architecture
 from polyrec.models.dlrm.representation import Representation
 from polyrec.models.errors import BundleError
@@ -23,7 +24,8 @@ from polyrec.models.schema.popularity import VocabularyDescriptor
 from polyrec.models.schema.schema import ROLES, Role, Schema
 from polyrec.models.text import UNPRINTABLE
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+READ_VERSIONS = (1, 2, 3)
 UNSEALED_VERSION = 1
 """The last format version without a checksum of the manifest itself."""
 MANIFEST = "manifest.json"
@@ -67,7 +69,11 @@ class StandardEntry(Strict):
 
 
 class Manifest(Strict):
-    """The content of manifest.json. sha256: its own checksum, None in format version 1."""
+    """The content of manifest.json.
+
+    activations: None if no data were seen, as after an import. sha256: its own checksum, None in format
+    version 1.
+    """
 
     format: Literal["polyrec-bundle"] = "polyrec-bundle"
     format_version: int
@@ -82,6 +88,7 @@ class Manifest(Strict):
     vocabularies: dict[str, VocabularyDescriptor]
     metrics: dict[str, dict[str, Finite | int | None]]
     training: dict[str, Any]
+    activations: Activations | None = None
     files: dict[str, FileDigest]
     sha256: str | None = None
 
@@ -136,12 +143,12 @@ def read_manifest(folder: Path | str, file: Path | None = None) -> Manifest:
     except (OSError, ValueError, RecursionError) as e:
         raise BundleError(f"{what} cannot be read: {e}") from None
     version = raw.get("format_version") if isinstance(raw, dict) else None
-    if version not in (UNSEALED_VERSION, FORMAT_VERSION):
+    if version not in READ_VERSIONS:
         raise BundleError(
             f"bundle '{folder}' has format version {version}, "
-            f"this Polyrec reads {UNSEALED_VERSION} and {FORMAT_VERSION}"
+            f"this Polyrec reads {', '.join(map(str, READ_VERSIONS))}"
         )
-    if version == FORMAT_VERSION and raw.get("sha256") != checksum(raw):
+    if version != UNSEALED_VERSION and raw.get("sha256") != checksum(raw):
         raise BundleError(f"{what} is corrupt or was edited (its sha256 is not its own)")
     if offense is not None:
         raise BundleError(f"{what}: {offense}")

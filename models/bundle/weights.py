@@ -14,7 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from polyrec.models.bundle.assembly import build_net, build_stage, checked_width, head_at, shape_at
+from polyrec.models.bundle.assembly import (
+    activations_at,
+    build_net,
+    build_stage,
+    checked_width,
+    head_at,
+    shape_at,
+)
 from polyrec.models.bundle.bundle import map_tensors
 from polyrec.models.bundle.held_files import HeldFiles
 from polyrec.models.bundle.manifest import EMBEDDINGS, MANIFEST, NET, VOCABULARY, Manifest, read_manifest
@@ -52,6 +59,11 @@ class BundleWeights:
     def at_width(self, width: int | None) -> BundleWeights:
         """Returns the same weights at another width. Raises BundleError if there is no such width."""
         return replace(self, width=checked_width(self.manifest, width, self.files.folder))
+
+    @property
+    def activations(self) -> Mapping[str, float]:
+        """The largest inputs of the layers of `net()`, by name; empty if unknown."""
+        return activations_at(self.manifest, self.width)
 
     def stage(self) -> Stage:
         """A new embedding stage over the mapped rows."""

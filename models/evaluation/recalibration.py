@@ -20,6 +20,7 @@ from polyrec.models.data.access_log import AccessLog
 from polyrec.models.data.encoded import EncodedRows, encode
 from polyrec.models.data.reader import OnMalformed, open_data
 from polyrec.models.data.split import fit_splitter
+from polyrec.models.dlrm.activations import Activations, observe_activations
 from polyrec.models.errors import DataError
 from polyrec.models.evaluation.feature_drift import FEATURE_REFERENCE
 from polyrec.models.evaluation.metrics import evaluate
@@ -42,7 +43,8 @@ class Observed:
 
     accesses: look-ups by table, int64 [rows], in the order of stable ids. rows: rows or log lines read.
     counted: contexts and candidates in them. unknown: values that no row serves. malformed: rows or lines
-    left out. metrics: by manifest key; empty without labels. origin: goes into the manifest.
+    left out. metrics: by manifest key; empty without labels. activations: on the measured rows; None: those
+    of the bundle stay. origin: goes into the manifest.
     """
 
     accesses: Mapping[str, I64]
@@ -51,6 +53,7 @@ class Observed:
     unknown: int
     malformed: int
     metrics: Mapping[str, Metrics] = field(default_factory=dict)
+    activations: Activations | None = None
     origin: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -96,9 +99,11 @@ def observe_data(
             group = None if data.group is None else data.group[rows]
             quality = evaluate(p, data.label[rows], group, schema.label.negatives_kept)
             metrics[metrics_key("test", view.width)] = quality.as_dict()
+        activations = observe_activations(bundle.model(), data.batch, rows)
         total = data.rows
     origin = {"data": Path(path).name, "rows": total, "measured_rows": int(rows.size)}
-    return Observed(counts.by_id(), total, counts.rows(), counts.unknown, reader.malformed, metrics, origin)
+    seen = counts.by_id(), total, counts.rows(), counts.unknown, reader.malformed
+    return Observed(*seen, metrics, activations, origin)
 
 
 def observe_log(
@@ -143,6 +148,7 @@ def write_recalibrated(bundle: Bundle, observed: Observed, out: str | Path, repl
         {**manifest.metrics, **observed.metrics},
         {**training, CALIBRATED: calibrated},
         replace,
+        observed.activations or manifest.activations,
     )
 
 

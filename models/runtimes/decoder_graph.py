@@ -23,24 +23,30 @@ def decoder_graph(
 ) -> onnx.ModelProto:
     """Builds the graph of folded decoders (without batch norms).
 
-    precision: fp32, or int8 for products with at least QUANTIZED_FROM weights. bounded: whether codes are
+    precision: fp32, or int8 for large products. bounded: whether codes are
     within [-1, 1] (those of the uniform transform), so that they are quantized with one constant step.
     """
     g = GraphWriter(precision)
     mlps = [decoders.layers(table) for table in range(len(decoders.flops))]
     parts = [g.input(f"codes{t}", f"rows{t}", layers[0][0].shape[0]) for t, layers in enumerate(mlps)]
-    if bounded:
-        g.bounded.update(parts)
-    vectors = [_mlp(g, x, mlp, decoders.activation) for x, mlp in zip(parts, mlps, strict=True)]
+    largest = 1.0 if bounded else None
+    vectors = [_mlp(g, x, mlp, decoders.activation, largest) for x, mlp in zip(parts, mlps, strict=True)]
     g.node("Concat", *vectors, output="vectors", axis=0)
     return g.model("vectors", "rows", decoders.width)
 
 
-def _mlp(g: GraphWriter, x: str, layers: Sequence[tuple[Tensor, Tensor]], activation: Activation) -> str:
+def _mlp(
+    g: GraphWriter,
+    x: str,
+    layers: Sequence[tuple[Tensor, Tensor]],
+    activation: Activation,
+    largest: float | None,
+) -> str:
+    """Adds one decoder. largest: absolute code, None if unknown."""
     for layer, (weight, bias) in enumerate(layers):
         if layer:
             x = _activation(g, x, activation)
-        x = g.product(x, weight.t(), g.constant(bias))
+        x = g.product(x, weight.t(), bias, largest=None if layer else largest)
     return x
 
 

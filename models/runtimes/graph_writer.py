@@ -6,7 +6,7 @@ No operation mixes rows, so a row's result does not depend on the rows that it i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,18 +25,24 @@ MICROSOFT = "com.microsoft"
 QUANTIZED_FROM = 2**15
 """Minimum weights of a product executed in int8; on smaller ones quantizing a row and scaling its sums take
 longer than int8 saves (docs/representations.md)."""
+STATIC_FROM = 2**14
+"""The same for a product whose input has a scale known beforehand, for which less is computed."""
+NO_RANGES: Mapping[nn.Linear, float] = {}
 
 
 class GraphWriter:
-    """Collects nodes and initializers; each call returns the name of its output."""
+    """Collects nodes and initializers; each call returns the name of its output.
 
-    def __init__(self, precision: DensePrecision) -> None:
+    largest: absolute inputs of layers beyond which int8 saturates; the others' are found row by row.
+    """
+
+    def __init__(self, precision: DensePrecision, largest: Mapping[nn.Linear, float] = NO_RANGES) -> None:
         self.precision = precision
+        self.largest = largest
         self.nodes: list[onnx.NodeProto] = []
         self.constants: list[onnx.TensorProto] = []
         self.inputs: list[onnx.ValueInfoProto] = []
         self.rectified: set[str] = set()
-        self.bounded: set[str] = set()
 
     def input(self, name: str, *sizes: str | int, integers: bool = False) -> str:
         """Adds an input, float32 or int64; sizes that are names may change from run to run."""
@@ -69,16 +75,31 @@ class GraphWriter:
         return out
 
     def linear(self, x: str, layer: nn.Linear) -> str:
-        return self.product(x, layer.weight, None if layer.bias is None else self.constant(layer.bias))
+        return self.product(x, layer.weight, layer.bias, largest=self.largest.get(layer))
 
-    def product(self, x: str, weight: Tensor, added: str | None = None) -> str:
-        """Adds x [rows, in] times weight [out, in] transposed, plus `added` (a bias, or rows)."""
-        if self.precision == "int8" and weight.numel() >= QUANTIZED_FROM:
-            return self._product_int8(x, weight, added)
+    def product(
+        self,
+        x: str,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        added: str | None = None,
+        largest: float | None = None,
+    ) -> str:
+        """Adds x [rows, in] times weight [out, in] transposed, plus bias [out] or `added` [rows, out].
+
+        largest: absolute value of x, beyond which int8 saturates; None: that of each row.
+        """
+        least = QUANTIZED_FROM if largest is None else STATIC_FROM
+        if self.precision == "int8" and weight.numel() >= least:
+            return self._product_int8(x, weight, bias, added, largest)
+        if bias is not None:
+            added = self.constant(bias)
         return self.node("Gemm", *([x, self.constant(weight)] + ([added] if added else [])), transB=1)
 
-    def _product_int8(self, x: str, layer: Tensor, added: str | None) -> str:
-        """Adds the product in int8: weights with one scale per column, x with one scale per row.
+    def _product_int8(
+        self, x: str, layer: Tensor, bias: Tensor | None, added: str | None, largest: float | None
+    ) -> str:
+        """Adds the product in int8: weights with one scale per column, x with one scale for all or per row.
 
         A scale per batch would make every row's result depend on the largest value in the batch. Integer sums
         are exact, so a row's result is bit-identical for any number of rows.
@@ -89,40 +110,46 @@ class GraphWriter:
         # where sums of signed weights saturate, the same weights are stored 128 higher
         moved = saturates()
         weights = (q + 128).astype(np.uint8) if moved else q.astype(np.int8)
-        numbers, step, zero = self._quantized(x)
-        # the operator takes one scale for all of x: that of its range, or 1, and rows are scaled afterwards
-        constant = step if x in self.bounded else self.constant(np.array(1.0, np.float32))
+        numbers, step, zero = self._quantized(x) if largest is None else self._saturated(x, largest)
+        # the operator takes one scale for all of x: the given one, or 1, and rows are scaled afterwards
+        constant = self.constant(np.array(1.0, np.float32)) if largest is None else step
         given = [numbers, self.constant(weights), constant, self.constant(scale.astype(np.float32)), zero]
-        if moved:
-            given.append(self.constant(np.array(128, np.uint8)))
+        given.append(self.constant(np.array(128, np.uint8)) if moved else "")
+        if largest is not None and bias is not None:
+            return self.node("MatMulIntegerToFloat", *given, self.constant(bias), domain=MICROSOFT)
         out = self.node("MatMulIntegerToFloat", *given, domain=MICROSOFT)
-        if x not in self.bounded:
+        if largest is None:
             out = self.node("Mul", out, step)
+        if bias is not None:
+            added = self.constant(bias)
         return out if added is None else self.node("Add", out, added)
 
-    def _quantized(self, x: str) -> tuple[str, str, str]:
-        """Quantizes x float32 [rows, n] to (uint8 [rows, n], float32 [rows, 1] or scalar, uint8 scalar).
+    def _saturated(self, x: str, largest: float) -> tuple[str, str, str]:
+        """Quantizes x with one step for all rows, as `_quantized` otherwise; numbers beyond saturate."""
+        positive = x in self.rectified
+        step = max(largest / (255 if positive else 127), float(np.finfo(np.float32).tiny))
+        fixed = self.constant(np.array(step, np.float32)), self.constant(_zero(positive))
+        return self.node("QuantizeLinear", x, *fixed), *fixed
 
-        x = step * (q - zero). zero is 0 after a ReLU, so that all 255 levels are positive, else 128. If x is
-        known to be within [-1, 1], its step is a scalar.
+    def _quantized(self, x: str) -> tuple[str, str, str]:
+        """Quantizes x float32 [rows, n] to (uint8 [rows, n], float32 [rows, 1], uint8 scalar).
+
+        x = step * (q - zero). zero is 0 after a ReLU, so that all 255 levels are positive, else 128.
         """
-        if x in self.bounded:
-            fixed = self.constant(np.array(1 / 127, np.float32)), self.constant(np.array(128, np.uint8))
-            return self.node("QuantizeLinear", x, *fixed), *fixed
         positive = x in self.rectified
         largest = self.node("ReduceMax", x if positive else self.node("Abs", x), axes=[1], keepdims=0)
         levels = self.constant(np.array(1.0 / (255.0 if positive else 127.0), np.float32))
         # at least the smallest normal number: a row may be all zeros
         tiny = self.constant(np.array(np.finfo(np.float32).tiny))
         step = self.node("Max", self.node("Mul", largest, levels), tiny)
-        zero = 0 if positive else 128
+        zero = _zero(positive)
         zeros = self.node(
             "ConstantOfShape",
             self.node("Shape", step),
-            value=helper.make_tensor("zero", TensorProto.UINT8, [1], [zero]),
+            value=helper.make_tensor("zero", TensorProto.UINT8, [1], [int(zero)]),
         )
         numbers = self.node("QuantizeLinear", x, step, zeros, axis=0)
-        return numbers, self.node("Unsqueeze", step, self.shape(1)), self.constant(np.array(zero, np.uint8))
+        return numbers, self.node("Unsqueeze", step, self.shape(1)), self.constant(zero)
 
     def mlp(self, x: str, layers: nn.Sequential) -> str:
         for layer in layers:
@@ -141,3 +168,8 @@ class GraphWriter:
         made = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
         onnx.checker.check_model(made)
         return made
+
+
+def _zero(positive: bool) -> NDArray[np.uint8]:
+    """The quantized zero of numbers that are all positive, or of both signs."""
+    return np.array(0 if positive else 128, np.uint8)

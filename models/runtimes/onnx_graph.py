@@ -10,6 +10,7 @@ exporter at run time, and contains exactly the products that the model needs.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 
 import numpy as np
@@ -25,14 +26,19 @@ from polyrec.models.dlrm.precision import DensePrecision
 from polyrec.models.runtimes.graph_writer import GraphWriter
 from polyrec.models.runtimes.pairs import pair_columns, pair_weights
 
+UNKNOWN: Mapping[str, float] = {}
 
-def plain_graph(net: DenseNet, precision: DensePrecision = "fp32") -> onnx.ModelProto:
+
+def plain_graph(
+    net: DenseNet, precision: DensePrecision = "fp32", largest: Mapping[str, float] = UNKNOWN
+) -> onnx.ModelProto:
     """Builds the graph in which row r has context r.
 
-    precision: fp32, or int8 for the products with at least QUANTIZED_FROM weights; smaller ones, and the
-    interaction, which multiplies vectors with one another, stay in fp32.
+    precision: fp32, or int8 for large products; smaller ones, and the interaction, which multiplies vectors
+    with one another, stay in fp32. largest: absolute inputs of layers by name (models/dlrm/activations.py),
+    for static scales in int8.
     """
-    g = GraphWriter(precision)
+    g = _writer(net, precision, largest)
     dense = _dense_inputs(g, net, "rows")
     parts = _vector_inputs(g, net, "rows")
     if net.bottom is not None:
@@ -47,7 +53,10 @@ def plain_graph(net: DenseNet, precision: DensePrecision = "fp32") -> onnx.Model
 
 
 def ranking_graph(
-    net: DenseNet, precision: DensePrecision = "fp32", one_context: bool = False
+    net: DenseNet,
+    precision: DensePrecision = "fp32",
+    largest: Mapping[str, float] = UNKNOWN,
+    one_context: bool = False,
 ) -> onnx.ModelProto:
     """Builds the graph with shared contexts: polyrec.models.dlrm.context_once.ContextOnce, node by node.
 
@@ -55,7 +64,7 @@ def ranking_graph(
     whose inputs repeat the context for each row.
     """
     once = ContextOnce(net)
-    g = GraphWriter(precision)
+    g = _writer(net, precision, largest)
     row = None if one_context else g.input("context_row", "rows", integers=True)
     dense = _dense_inputs(g, net, "contexts", "rows")
     vectors = _vector_inputs(g, net, "contexts", "rows")
@@ -89,8 +98,12 @@ def ranking_graph(
     else:
         c = g.node("Reshape", x, g.shape(-1, shared * width))
         r = g.node("Reshape", y, g.shape(-1, own * width))
-    constant = g.product(c, once.get_buffer("shared"), g.constant(once.get_buffer("bias")))
-    hidden = g.product(r, own_weight, constant if row is None else g.node("Gather", constant, row, axis=0))
+    # parts of the input of one layer; products that are not its input have weight zero, and may saturate
+    halved = _linear(net.interaction.down[0]) if isinstance(net.interaction, Cross) else first_layer(net)
+    most = g.largest.get(halved)
+    constant = g.product(c, once.get_buffer("shared"), once.get_buffer("bias"), largest=most)
+    added = constant if row is None else g.node("Gather", constant, row, axis=0)
+    hidden = g.product(r, own_weight, added=added, largest=most)
     if isinstance(net.interaction, Cross):
         assert row is not None
         parts = [g.node("Gather", x, row, axis=0), y]
@@ -110,11 +123,15 @@ def _bottom_of_rows(g: GraphWriter, net: DenseNet, row: str | None) -> str:
     """
     assert net.bottom is not None
     first, *others = net.bottom
-    weight, added = _linear(first).weight, g.constant(_linear(first).bias)
+    layer = _linear(first)
+    weight, most = layer.weight, g.largest.get(layer)
     if net.dense.context:
-        added = g.product("dense_context", weight[:, : net.dense.context], added)
+        added = g.product("dense_context", weight[:, : net.dense.context], layer.bias, largest=most)
         added = added if row is None else g.node("Gather", added, row, axis=0)
-    sums = g.product("dense_candidate", weight[:, net.dense.context :], added)
+        own = weight[:, net.dense.context :]
+        sums = g.product("dense_candidate", own, added=added, largest=most)
+    else:
+        sums = g.product("dense_candidate", weight, layer.bias, largest=most)
     return g.mlp(sums, nn.Sequential(*others))
 
 
@@ -147,6 +164,12 @@ def _cross(g: GraphWriter, cross: Cross, first: str, low: str) -> str:
     return x
 
 
+def _writer(net: DenseNet, precision: DensePrecision, largest: Mapping[str, float]) -> GraphWriter:
+    """A writer that knows the largest inputs of the net's layers."""
+    layers = {name: layer for name, layer in net.named_modules() if isinstance(layer, nn.Linear)}
+    return GraphWriter(precision, {layer: largest[name] for name, layer in layers.items() if name in largest})
+
+
 def _linear(module: nn.Module) -> nn.Linear:
     assert isinstance(module, nn.Linear)
     return module
@@ -163,7 +186,7 @@ def _dot(g: GraphWriter, net: DenseNet, x: str, count: int) -> str:
     if net.bottom is not None:
         joined = g.concat((_first_vector(g, x), joined))
     weight = torch.cat((weight[:, :ahead], pair_weights(square, count, itself)), dim=1)
-    return g.product(joined, weight, g.constant(first.bias))
+    return g.product(joined, weight, first.bias, largest=g.largest.get(first))
 
 
 def _finish(g: GraphWriter, hidden: str, net: DenseNet) -> onnx.ModelProto:

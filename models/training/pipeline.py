@@ -20,6 +20,7 @@ from polyrec.models.bundle.manifest import metrics_key
 from polyrec.models.data.encoded import MEMORY_BYTES, EncodedRows, encode
 from polyrec.models.data.reader import DataReader
 from polyrec.models.data.split import TEST, TRAIN, VALIDATION, Splitter, fit_splitter
+from polyrec.models.dlrm.activations import Activations, observe_activations
 from polyrec.models.dlrm.dlrm import DLRM, dense_slots, initial_net
 from polyrec.models.dlrm.representation import Kind, Representation, initial_stage
 from polyrec.models.embeddings.decoder import fold_norms
@@ -58,7 +59,11 @@ Phase = Callable[[str, int | None], Callable[[int], object]]
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """The result of a training. unseen: see models/training/unseen.py. scales: of each head's logits."""
+    """The result of a training.
+
+    unseen: see models/training/unseen.py. scales: of each head's logits. activations: of the model, on rows
+    that chose its weights or trained it.
+    """
 
     encoder: Encoder
     history: History
@@ -66,6 +71,7 @@ class Fitted:
     unseen: dict[str, float]
     baselines: Baselines | None = None
     scales: tuple[LogitScale, ...] = ()
+    activations: Activations | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +194,7 @@ class Learner:
                 **self.record,
             },
             replace=replace,
+            activations=fitted.activations,
         )
 
     def _fit(self, splitter: Splitter, checkpoints: Checkpoints | None) -> Fitted:
@@ -229,25 +236,25 @@ class Learner:
         if recipe.calibrate:
             heads = predict_heads(model, validation.data, validation.rows)
             scales = tuple(fit_scale(p, validation.label) for p in heads)
-        return Fitted(encoder, history, model, unseen, scales=scales)
+        activations = observe_activations(model, validation.data.batch, validation.rows)
+        return Fitted(encoder, history, model, unseen, scales=scales, activations=activations)
 
     def _refit(self, splitter: Splitter, fitted: Fitted, checkpoints: Checkpoints | None) -> Fitted:
         """Trains a fresh model on training and validation rows together."""
         which = TRAIN, VALIDATION
         encoder, baselines = self.encoder_of(splitter, which), fitted.baselines
         if self.window_rows:
-            model = self._refitted(fitted, encoder, self._streamed(encoder, splitter, which), checkpoints)
-            return dataclasses.replace(fitted, encoder=encoder, model=model)
+            return self._refitted(fitted, encoder, self._streamed(encoder, splitter, which), checkpoints)
         with self.encoded(encoder, splitter, which) as data:
             rows = data.select(*which)
-            model = self._refitted(fitted, encoder, Rows(data, rows), checkpoints)
+            refitted = self._refitted(fitted, encoder, Rows(data, rows), checkpoints)
             if baselines:
                 baselines = baselines.refit(encoder, data, rows, self.training.recipe.seed)
-        return dataclasses.replace(fitted, encoder=encoder, model=model, baselines=baselines)
+        return dataclasses.replace(refitted, baselines=baselines)
 
     def _refitted(
         self, fitted: Fitted, encoder: Encoder, source: RowSource, checkpoints: Checkpoints | None
-    ) -> DLRM:
+    ) -> Fitted:
         model, recipe = self.initial_model(encoder, REFIT).to(self.device), self.recipe
         hide = id_dropout(recipe, encoder, lookups_to_hide(recipe, encoder, source), fitted.unseen)
         table = model.stage
@@ -255,7 +262,10 @@ class Learner:
             model = self.workers.sharded(model, encoder.vocabularies)
         history, goes_on = fitted.history, self.start is not None
         refit(model, source, recipe, history, hide, self.progress, checkpoints, self.workers, goes_on)
-        return self._whole(model, table)
+        model = self._whole(model, table)
+        some = next(source.windows())
+        activations = observe_activations(model, some.data.batch, some.rows)
+        return dataclasses.replace(fitted, encoder=encoder, model=model, activations=activations)
 
     def _whole(self, model: DLRM, table: Stage) -> DLRM:
         """Returns the model that was trained with all of its rows."""

@@ -86,7 +86,11 @@ def run(args: argparse.Namespace) -> int:
             metrics |= named_by_width("test", quality)
     derived = {"derived_from": bundle.manifest.version, "by": "distill", "steps": args.steps}
     derived |= keep_reference(bundle.manifest.training)
-    out = write_bundle(args.out, model, representation, bundle.encoder, metrics, derived, args.replace)
+    # quantized rows are nearly the same, a computed representation's vectors are not
+    activations = bundle.manifest.activations if args.representation in PRECISIONS else None
+    out = write_bundle(
+        args.out, model, representation, bundle.encoder, metrics, derived, args.replace, activations
+    )
     result |= {"bundle": str(out.path), "representation": out.name, "bytes": out.bytes}
     result |= {"seconds": round(time.perf_counter() - begin, 1), "metrics": metrics}
     if args.json:

@@ -34,7 +34,14 @@ def run(args: argparse.Namespace) -> int:
     derived = {"derived_from": bundle.manifest.version, "by": "materialize", "rows": args.rows}
     derived |= keep_reference(bundle.manifest.training)
     out = write_bundle(
-        args.out, model, representation, bundle.encoder, bundle.manifest.metrics, derived, args.replace
+        args.out,
+        model,
+        representation,
+        bundle.encoder,
+        bundle.manifest.metrics,
+        derived,
+        args.replace,
+        bundle.manifest.activations,
     )
     result = {"bundle": str(out.path), "representation": out.name, "bytes": out.bytes, "was": bundle.bytes}
     if args.json:

@@ -37,7 +37,14 @@ def run(args: argparse.Namespace) -> int:
     derived = {"derived_from": manifest.version, "by": "reserve", "rows": rows}
     derived |= keep_reference(manifest.training)
     out = write_bundle(
-        args.out, model, manifest.representation, encoder, manifest.metrics, derived, args.replace
+        args.out,
+        model,
+        manifest.representation,
+        encoder,
+        manifest.metrics,
+        derived,
+        args.replace,
+        manifest.activations,
     )
     if args.json:
         result = {"bundle": str(out.path), "reserved": rows, "bytes": out.bytes, "was": bundle.bytes}

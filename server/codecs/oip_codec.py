@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -61,8 +60,7 @@ _NESTED: dict[str, msgspec.json.Decoder[Any]] = {
 _REQUEST = msgspec.json.Decoder(RequestHeader)
 
 
-@dataclass(frozen=True, slots=True)
-class InferRequest:
+class InferRequest(NamedTuple):
     """A decoded request, with the form of its answer. timeout_us: budget, 0 for the default."""
 
     rows: Tensors | RankedTensors

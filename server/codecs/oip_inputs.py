@@ -47,12 +47,14 @@ from polyrec.server.errors import Malformed, TooLarge, shortened
 
 Array = NDArray[Any]
 
+MOST_ROWS = 2**40
+"""The first size of every tensor is smaller, so that no product of sizes overflows."""
 CONTEXT_LENGTHS, GROUP_LENGTHS = "context_lengths", "group.lengths"
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One input of the model: its type (lengths may also be `INT32`) and shape, -1 for any size."""
+    """One input of the model: its type (lengths may also be `INT32`) and shape, whose first size is -1."""
 
     name: str
     datatype: Literal["FP32", "INT64"]
@@ -65,7 +67,7 @@ class TensorSpec:
 
     def check_shape(self, datatype: str, shape: Sequence[int]) -> tuple[int, ...]:
         """Checks type and shape of an array; returns the shape to use. Raises Malformed."""
-        if datatype not in self.accepted:
+        if datatype != self.datatype and datatype not in self.accepted:
             raise Malformed(
                 f"input '{self.name}' has datatype {shortened(datatype)}; "
                 f"expected {' or '.join(self.accepted)}"
@@ -74,9 +76,7 @@ class TensorSpec:
         # some clients send [B, 1] for a batch of scalars, [B]
         if len(self.shape) == 1 and len(found) == 2 and found[1] == 1:
             found = found[:1]
-        if len(found) != len(self.shape) or any(
-            n < 0 or n >= 2**40 or want not in (-1, n) for n, want in zip(found, self.shape, strict=True)
-        ):
+        if not found or not 0 <= found[0] < MOST_ROWS or found[1:] != self.shape[1:]:
             raise Malformed(f"input '{self.name}' has shape {list(shape)}; expected {list(self.shape)}")
         return found
 

@@ -12,8 +12,7 @@ are opening brackets: with one for each list that was looked at, there are no ot
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -27,10 +26,10 @@ KINDS = {"FP32": "d", "INT64": "i", "INT32": "i"}
 """Kind of buffer by datatype: float64 or int64."""
 TYPES: dict[str, Any] = {"d": np.float64, "i": np.int64}
 TENSOR_KEYS = 4
+ONLY_INTEGERS = {int}
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedRequest:
+class ParsedRequest(NamedTuple):
     """A request, and the data of each input as float64 or int64 [values], as many as its shape says."""
 
     header: RequestHeader
@@ -61,7 +60,7 @@ def _request(document: Any, brackets: int) -> ParsedRequest | None:
         shape, values = given["shape"].as_list(), given["data"]
         if len(given) != TENSOR_KEYS or type(name) is not str or not 0 < len(shape) <= MAX_DIMENSIONS:
             return None
-        if not all(type(n) is int for n in shape) or (size := math.prod(shape)) <= 0:
+        if set(map(type, shape)) != ONLY_INTEGERS or (size := math.prod(shape)) <= 0:
             return None
         seen += 2
         if isinstance(values[0], simdjson.Array):

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from polyrec.models.schema.batch import F32
 from polyrec.planner.routing.query import Query
@@ -18,8 +18,7 @@ from polyrec.server.tracing.trace import Trace
 log = logging.getLogger("polyrec.dispatcher")
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """The probabilities of one query, float32 [rows], and how they were computed.
 
     path: index into the plan's paths. reason: why quality was degraded, None if it was not. queue_s: this

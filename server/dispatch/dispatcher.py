@@ -270,6 +270,7 @@ class Dispatcher:
             outbox.held = False
             # Now, not after the next iteration's reading, which takes as long as a batch when overloaded.
             outbox.deliver()
+            self._executor.end_executed()
         if turns is not None:
             if turns.yielded and self._scheduled is None:
                 self._scheduled = loop.call_soon(self._dispatch_all, loop)

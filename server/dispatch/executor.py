@@ -39,6 +39,7 @@ class ActiveDispatch:
     batch: the one in the lane. batch_view: its view of the tiers, if the path's rows are in tiers.
     encoding_s: when its encoding began; encode_s: seconds that it took. broken: queries that failed alone.
     executed: batches that succeeded. looping: `_execute_groups` is on the stack. in_lane: not settled yet.
+    ended_s: when the last group was settled.
     """
 
     dispatch: Dispatch
@@ -51,6 +52,7 @@ class ActiveDispatch:
     executed: int = 0
     looping: bool = False
     in_lane: bool = False
+    ended_s: float = 0.0
 
 
 class Executor:
@@ -84,15 +86,28 @@ class Executor:
         self._freed, self._deliver = freed, deliver
         self._defects = [0] * len(self._lanes)
         self._closed = False
+        self._ended: list[tuple[int, ActiveDispatch]] = []
 
     def free(self, lane: int) -> bool:
         """Whether a lane is alive and executes nothing."""
         return self.active[lane] is None and self._lanes[lane].alive
 
     def execute(self, lane: int, dispatch: Dispatch) -> None:
-        """Executes a dispatch on a free lane; an inline lane has executed it before this returns."""
+        """Executes a dispatch on a free lane; an inline lane has executed it before this returns.
+
+        The lane stays busy until `end_executed`.
+        """
         active = self.active[lane] = ActiveDispatch(dispatch, [dispatch.parts])
         self._execute(lane, active)
+
+    def end_executed(self) -> None:
+        """Frees lanes whose dispatches have ended, and reports these to the router.
+
+        Called after the answers were delivered, so that no client waits for the router's bookkeeping.
+        """
+        ended, self._ended = self._ended, []
+        for lane, active in ended:
+            self._end(lane, active)
 
     def close(self) -> None:
         """Ignores results from now on."""
@@ -105,7 +120,7 @@ class Executor:
         self._control.executing_s += time.thread_time() - began_s
 
     def _execute_groups(self, lane: int, active: ActiveDispatch) -> None:
-        """Encodes each group and hands it to the lane; then ends the dispatch.
+        """Encodes each group and hands it to the lane; after the last one the dispatch has ended.
 
         An inline lane settles before it returns, and the loop goes on; otherwise `_settled` continues.
         """
@@ -138,7 +153,8 @@ class Executor:
             if active.in_lane:
                 active.looping = False
                 return
-        self._end(lane, active)
+        active.ended_s = clock()
+        self._ended.append((lane, active))
 
     def _settled(
         self, lane: int, active: ActiveDispatch, parts: list[Part], result: Executed | Exception
@@ -160,6 +176,7 @@ class Executor:
         if not active.looping:
             self._execute(lane, active)
             self._deliver()
+            self.end_executed()
 
     def _broken(self, lane: int, active: ActiveDispatch, parts: list[Part], error: Exception) -> None:
         """Retries the parts of a failed group one by one, so that a query that breaks a batch fails alone."""
@@ -186,7 +203,9 @@ class Executor:
         else:
             self._defects[lane] = 0
             untypical = active.broken or not active.executed
-            self._router.done(dispatch, now_s, dispatch.median_s if untypical else now_s - dispatch.started_s)
+            self._router.done(
+                dispatch, now_s, dispatch.median_s if untypical else active.ended_s - dispatch.started_s
+            )
         self._freed(dispatch)
 
     def _scatter(

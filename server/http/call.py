@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from starlette.types import Scope
 
@@ -54,8 +53,7 @@ BY_BUDGET = (Overloaded.outcome, DeadlinePassed.outcome)
 """Outcomes of requests whose budget was too small for the version."""
 
 
-@dataclass(frozen=True, slots=True)
-class Parsed:
+class Parsed(NamedTuple):
     """A parsed body. request: data of the request for `EndpointCodec.write`. options: those in the body.
 
     pinned: whether it names the model's version.
@@ -290,7 +288,7 @@ class Call:
         self._outcomes = self._counters.outcomes
         reply = self._codec.write(serving, self._parsed, answer, path)
         if self._arm is not None:
-            reply = replace(reply, headers=(*reply.headers, self._arm.arm.header))
+            reply = reply._replace(headers=(*reply.headers, self._arm.arm.header))
         self._written_s = clock()
         return reply
 

@@ -64,17 +64,19 @@ def _forbidden(right: Right, value: str, where: str) -> Forbidden:
 
 def parse_options(headers: Headers) -> RequestOptions:
     """Parses the options in headers (lower-case names); the last of a name counts. Raises Malformed."""
-    options = NO_OPTIONS
+    budget_s: float | None = None
+    priority: int | None = None
+    required: bool | None = None
     for name, value in headers:
-        if name[:2] != b"x-":
-            continue
         if name == BUDGET:
-            options = options._replace(budget_s=parse_budget_s(value))
+            budget_s = parse_budget_s(value)
         elif name == PRIORITY:
-            options = options._replace(priority=parse_priority(value))
+            priority = parse_priority(value)
         elif name == QUALITY:
-            options = options._replace(required=parse_quality(value))
-    return options
+            required = parse_quality(value)
+    # the same object, by which the caller sees that there is nothing to check
+    given = budget_s is not None or priority is not None or required is not None
+    return RequestOptions(budget_s, priority, required) if given else NO_OPTIONS
 
 
 def parse_budget_s(value: bytes, where: str = "header X-Latency-Budget-Ms") -> float:

@@ -73,13 +73,15 @@ class OnnxRuntime:
         if computed is not None and where.type == "cpu":
             computed.decode = session_decoders(computed, device, precision)
         net = bundle.net()
-        self._plain = self._session(plain_graph(net, precision))
+        largest = bundle.activations
+        self._plain = self._session(plain_graph(net, precision, largest))
         self._ranking: _Session | None = None
         self._one_context: _Session | None = None
         if min(net.slots):
-            self._ranking = self._session(ranking_graph(net, precision))
+            self._ranking = self._session(ranking_graph(net, precision, largest))
             if not isinstance(net.interaction, Cross):
-                self._one_context = self._session(ranking_graph(net, precision, one_context=True))
+                one_context = ranking_graph(net, precision, largest, one_context=True)
+                self._one_context = self._session(one_context)
 
     def _session(self, graph: ModelProto) -> _Session:
         session = open_session(graph.SerializeToString(), self.device, self._stream)

@@ -75,7 +75,7 @@ def test_a_cut_or_missing_file_is_rejected(copy: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda m: m.update(format_version=3), "format version 3, this Polyrec reads 1 and 2"),
+        (lambda m: m.update(format_version=4), "format version 4, this Polyrec reads 1, 2, 3"),
         (lambda m: m.update(name="a\nWARNING all is lost"), r"name has a control character: 'a\\nWARN"),
         (lambda m: m["schema"]["label"].update(column="\x1b[2J"), "schema.label.column has a control"),
         (lambda m: m["metrics"].update({"a\u2028b": {}}), "metrics.key has a control character"),
@@ -132,6 +132,14 @@ def test_a_manifest_of_the_format_without_a_checksum_is_checked_otherwise(
     else:
         with pytest.raises(BundleError, match=reason):
             load_bundle(copy)
+
+
+def test_a_bundle_of_version_2_is_read_and_has_no_ranges_of_activations(copy: Path) -> None:
+    manifest = json.loads((copy / MANIFEST).read_text())
+    assert manifest.pop("activations")["rows"] > 0
+    manifest["format_version"] = 2
+    (copy / MANIFEST).write_text(json.dumps(manifest | {"sha256": checksum(manifest)}))
+    assert load_bundle(copy).activations == {}
 
 
 def test_a_loaded_bundle_is_unchanged_when_its_folder_is_replaced(copy: Path) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from torch import nn
 
 from polyrec.models.bundle.bundle import Bundle, load_bundle, write_bundle
 from polyrec.models.bundle.rename import with_schema
@@ -40,6 +41,8 @@ def test_data_give_counts_order_and_the_quality_of_the_test_rows(
     out = write_recalibrated(bare, observed, tmp_path / "out")
     assert out.test_metrics == pytest.approx(bundle.test_metrics, abs=1e-6)
     assert out.manifest.training["imported"] == {"format": "x"}
+    assert bare.activations == {}
+    assert out.activations.keys() == bundle.activations.keys()
     assert out.manifest.training["calibrated"]["rows"] == observed.rows == 6000
     schema = bundle.manifest.schema_
     reader = open_data(clicks, schema)
@@ -79,6 +82,8 @@ def test_nested_widths_are_measured_each(nested: Bundle, clicks: Path, tmp_path:
     for width in nested.widths:
         was, now = (b.at_width(width).test_metrics for b in (nested, out))
         assert now["auc"] == pytest.approx(was["auc"], abs=1e-6)
+        layers = {n for n, layer in out.at_width(width).net().named_modules() if isinstance(layer, nn.Linear)}
+        assert out.at_width(width).activations.keys() == layers
 
 
 def test_a_log_gives_counts_and_order_and_leaves_the_quality(bundle: Bundle, tmp_path: Path) -> None:
@@ -91,6 +96,7 @@ def test_a_log_gives_counts_and_order_and_leaves_the_quality(bundle: Bundle, tmp
     assert now.rank_of_id[coldest] == 0
     assert now.counts.tolist() == [1] + [0] * (now.rows - 1)
     assert out.test_metrics == bundle.test_metrics
+    assert out.manifest.activations == bundle.manifest.activations
 
 
 def test_the_old_bundle_is_replaced_only_when_asked(bundle: Bundle, clicks: Path, tmp_path: Path) -> None:
