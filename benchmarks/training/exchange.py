@@ -54,8 +54,6 @@ T = TypeVar("T")
 WIDTH, ZIPF = 64, 1.05
 LINKS = {"as it is": None, "10 Gbit/s": "10gbit", "1 Gbit/s": "1gbit"}
 DELAY_S = 1e-4
-HOT_SHARE = 0.25
-"""Share of all rows that FAE and Hotline replicate."""
 FORMS: dict[str, tuple[Scheme, bool]] = {
     "baseline": ("plain", False),
     "FAE": ("fae", False),
@@ -118,7 +116,7 @@ def zipf_training(batch_rows: int, precision: str) -> Training:
 
 
 class DelayedGroup(WorkerGroup):
-    """A group whose collective calls wait first, as over a link with a delay. Every call of gloo is a round."""
+    """A group whose collective calls wait first, as over a link with a delay."""
 
     delay_s = 0.0
 
@@ -167,7 +165,7 @@ def work(args: argparse.Namespace) -> None:
     taken: dict[str, Iterator[Any]] = {}
     workers: dict[str, Workers] = {}
     total = sum(v.rows for v in encoder.vocabularies.values())
-    hot_bytes = int(HOT_SHARE * total) * 4 * learner.training.architecture.width
+    hot_bytes = int(args.hot_share * total) * 4 * learner.training.architecture.width
     for form in args.forms:
         scheme, distinct = FORMS[form]
         workers[form] = Workers(group, WorkerSettings(scheme, distinct, hot_bytes))
@@ -237,7 +235,7 @@ def linked() -> Iterator[None]:
 def measure(name: str, data: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Runs both workers on one data set; returns the measurements."""
     command = [sys.executable, "-m", "benchmarks.training.exchange", "--name", name, "--data", str(data)]
-    for key in ("batch_rows", "steps", "rounds", "request_rows", "precision"):
+    for key in ("batch_rows", "steps", "rounds", "request_rows", "hot_share", "precision"):
         command += [f"--{key.replace('_', '-')}", str(getattr(args, key))]
     command += ["--forms", *args.forms, "--links", *args.links]
     environment = os.environ | {
@@ -297,10 +295,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--trivago", type=Path, help="impressions.parquet, to train on as well")
-    parser.add_argument("--rows", type=int, default=200_000, help="of the generated data; 0: none")
+    parser.add_argument("--rows", type=int, default=110_000, help="of the generated data; 0: none")
     parser.add_argument("--request-rows", type=int, default=8, help="of the generated data")
-    parser.add_argument("--batch-rows", type=int, default=4096)
+    parser.add_argument("--batch-rows", type=int, default=8192)
     parser.add_argument("--steps", type=int, default=12, help="of a window")
+    parser.add_argument(
+        "--hot-share", type=float, default=0.25, help="of rows that FAE and Hotline replicate"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--forms", nargs="+", choices=FORMS, default=[*FORMS])
@@ -325,7 +326,8 @@ def main() -> None:
         print(f"\n{name}\n\n{table(of_data, args.forms, args.links)}")
     if args.json:
         result = {"machine": processor(), "date": datetime.now(UTC).date().isoformat()}
-        options = {key: getattr(args, key) for key in ("batch_rows", "request_rows", "precision", "steps")}
+        keys = ("batch_rows", "request_rows", "hot_share", "precision", "steps")
+        options = {key: getattr(args, key) for key in keys}
         args.json.write_text(json.dumps({**result, **options, "runs": runs}, indent=1) + "\n")
 
 

@@ -31,6 +31,7 @@ from polyrec.models.training.row_order import epoch
 from polyrec.models.training.source import Rows
 from polyrec.models.training.workers.group import WorkerGroup, split
 from polyrec.models.training.workers.phases import Phases, hot_rows_of, whole_requests
+from polyrec.models.training.workers.popularity import PopularityTracker
 from polyrec.models.training.workers.settings import WorkerSettings
 from polyrec.models.training.workers.stage import ShardedStage
 
@@ -46,6 +47,8 @@ class Workers:
         self._fetcher = ThreadPoolExecutor(1, "polyrec-fetch")
         self._phases = Phases()
         self._hot_of: tuple[Rows, NDArray[np.bool_]] | None = None
+        self._tracker: PopularityTracker | None = None
+        self._steps = 0
 
     @property
     def rank(self) -> int:
@@ -69,11 +72,15 @@ class Workers:
         table = model.stage
         if not isinstance(table, TableStage):
             raise DataError("several workers train the representation `table` only")
-        hot = None
+        hot, room = None, 0
+        self._tracker = None
         if self.settings.scheme != "plain":
-            rows = self.settings.hot_bytes // (4 * table.width)
-            hot = hot_prefix(table, vocabularies, stored_within(vocabularies, rows))
-        return DLRM(ShardedStage(table, self.group, hot, self.settings.distinct), model.net)
+            rows = min(self.settings.hot_bytes // (4 * table.width), table.rows.total)
+            if self.settings.follow:
+                self._tracker, room = PopularityTracker(rows), rows
+            else:
+                hot = hot_prefix(table, vocabularies, stored_within(vocabularies, rows))
+        return DLRM(ShardedStage(table, self.group, hot, self.settings.distinct, room), model.net)
 
     def whole(self, model: DLRM, table: Stage) -> DLRM:
         """Returns an ordinary model with all rows, in `table`. To be called after `settle` or a check."""
@@ -95,6 +102,7 @@ class Workers:
         ]
         self._phases = Phases()
         self._hot_of = None
+        self._steps = 0
 
     def epoch(
         self, window: Rows, group: I64 | None, batch_rows: int, random: np.random.Generator
@@ -103,6 +111,8 @@ class Workers:
         if self.settings.scheme != "fae":
             yield from epoch(window.rows, group, batch_rows, random)
             return
+        if self._tracker and self._steps:
+            self._replicate_popular(self._tracker)
         if self._hot_of is None or self._hot_of[0] is not window:
             self._hot_of = window, hot_rows_of(self._stage, window, group)
         hot = self._hot_of[1]
@@ -112,6 +122,11 @@ class Workers:
             self._switch(is_hot)
             self._stage.local = is_hot
             yield chosen
+
+    def _replicate_popular(self, tracker: PopularityTracker) -> None:
+        """Replicates the rows that are popular now."""
+        self._stage.rows.replicate(tracker.choose(self.group), self._pairs)
+        self._hot_of = None
 
     def _switch(self, hot: bool) -> None:
         """Makes the replicas (hot) or the owners' rows current, with their optimizer state."""
@@ -147,6 +162,9 @@ class Workers:
 
         draw: returns the batch of some rows. loss_of: returns the mean loss of a batch of some rows.
         """
+        tracker = self._tracker
+        if tracker and self.settings.scheme == "hotline" and tracker.chooses_before(self._steps):
+            self._replicate_popular(tracker)
         own = self.share(chosen, group)
         total = torch.zeros((), device=self._stage.rows.device, dtype=self._stage.shard.dtype)
         if not own.size:
@@ -156,6 +174,7 @@ class Workers:
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         self._stage.push()
+        self._steps += 1
         return self._sum_dense(total)
 
     def _micro_batches(self, own: I64, group: I64 | None, draw: Draw) -> Iterator[tuple[Batch, I64]]:
@@ -163,6 +182,8 @@ class Workers:
         batch = draw(own)
         if not self.settings.distinct:
             batch = batch.exploded()
+        if self._tracker and self._tracker.counts_step(self._steps):
+            self._tracker.add(stage.table_rows.lookups(batch).rows())
         if self.settings.scheme != "hotline":
             yield batch, own
             return
