@@ -26,12 +26,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 
-from benchmarks.peers.models import CARDINALITIES, DENSE
+from benchmarks.training.zipf_clicks import generate_zipf, zipf_schema
 from polyrec.loadtest.machine import processor
 from polyrec.models.allocator import retain_freed_memory
 from polyrec.models.data.encoded import EncodedRows, encode
@@ -39,7 +36,7 @@ from polyrec.models.data.reader import open_data
 from polyrec.models.data.split import TRAIN, fit_splitter
 from polyrec.models.dlrm.dlrm import Architecture
 from polyrec.models.schema.encoder import Encoder
-from polyrec.models.schema.schema import Schema, load_schema
+from polyrec.models.schema.schema import load_schema
 from polyrec.models.training.pipeline import Learner
 from polyrec.models.training.recipe import Recipe, Training, default_training
 from polyrec.models.training.source import Rows
@@ -51,7 +48,7 @@ from polyrec.models.training.workers.workers import Workers
 
 T = TypeVar("T")
 
-WIDTH, ZIPF = 64, 1.05
+WIDTH = 64
 LINKS = {"as it is": None, "10 Gbit/s": "10gbit", "1 Gbit/s": "1gbit"}
 DELAY_S = 1e-4
 FORMS: dict[str, tuple[Scheme, bool]] = {
@@ -65,48 +62,6 @@ FORMS: dict[str, tuple[Scheme, bool]] = {
 SPACES = ("polyrec-worker-0", "polyrec-worker-1")
 INTERFACES = ("polyrec0", "polyrec1")
 ADDRESSES = ("10.231.7.1", "10.231.7.2")
-
-
-def shared(table: int, request_rows: int) -> bool:
-    """Whether the rows of a request share their id of a generated table."""
-    return request_rows > 1 and table % 2 == 0
-
-
-def zipf_schema(request_rows: int) -> Schema:
-    """Returns a DLRM's schema: 13 numbers, 26 tables, of which every second belongs to the request."""
-    return Schema.model_validate(
-        {
-            "name": f"zipf_{request_rows}",
-            "dense": [{"name": f"n{i}"} for i in range(DENSE)],
-            "categorical": [
-                {
-                    "name": f"c{i}",
-                    "type": "integer",
-                    "role": "context" if shared(i, request_rows) else "candidate",
-                }
-                for i in range(len(CARDINALITIES))
-            ],
-            "label": {"column": "clicked"},
-            "group": "request_id",
-            "split": {"rule": "time", "columns": ["request_id"], "train": 0.9, "validation": 0.05},
-        }
-    )
-
-
-def generate_zipf(path: Path, rows: int, request_rows: int) -> None:
-    """Writes rows of Zipf-distributed ids; those of every second table are constant within a request."""
-    random = np.random.default_rng(0)
-    request = np.arange(rows) // request_rows
-    columns: dict[str, Any] = {"request_id": request, "clicked": (random.random(rows) < 0.25).astype(np.int8)}
-    for i in range(DENSE):
-        columns[f"n{i}"] = random.normal(size=rows).astype(np.float32)
-    for i, size in enumerate(CARDINALITIES):
-        weights = np.cumsum(np.arange(1, size + 1) ** -ZIPF)
-        of_request = shared(i, request_rows)
-        drawn = random.random(request[-1] + 1 if of_request else rows)
-        ids = np.searchsorted(weights, drawn * weights[-1])
-        columns[f"c{i}"] = ids[request] if of_request else ids
-    pq.write_table(pa.table(columns), path)
 
 
 def zipf_training(batch_rows: int, precision: str) -> Training:
