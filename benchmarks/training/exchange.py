@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from benchmarks.training.torchrec_steps import TorchRecSteps
 from benchmarks.training.zipf_clicks import generate_zipf, zipf_schema
 from polyrec.loadtest.machine import processor
 from polyrec.models.allocator import retain_freed_memory
@@ -40,7 +42,7 @@ from polyrec.models.schema.schema import load_schema
 from polyrec.models.training.pipeline import Learner
 from polyrec.models.training.recipe import Recipe, Training, default_training
 from polyrec.models.training.source import Rows
-from polyrec.models.training.stepper import Stepper
+from polyrec.models.training.stepper import Step, Stepper
 from polyrec.models.training.trainer import start_at_base_rate
 from polyrec.models.training.workers.group import WorkerGroup
 from polyrec.models.training.workers.settings import Scheme, WorkerSettings
@@ -59,6 +61,8 @@ FORMS: dict[str, tuple[Scheme, bool]] = {
     "FAE and RecD": ("fae", True),
     "Hotline and RecD": ("hotline", True),
 }
+TORCHREC = "TorchRec"
+"""Form of the generated data where TorchRec is installed: benchmarks/training/torchrec_steps.py."""
 SPACES = ("polyrec-worker-0", "polyrec-worker-1")
 INTERFACES = ("polyrec0", "polyrec1")
 ADDRESSES = ("10.231.7.1", "10.231.7.2")
@@ -117,11 +121,14 @@ def work(args: argparse.Namespace) -> None:
     group = DelayedGroup(*_joined(WorkerGroup.join()))
     size = args.steps * args.batch_rows
     window = Rows(data, data.select(TRAIN)[:size])
-    taken: dict[str, Iterator[Any]] = {}
+    taken: dict[str, Iterator[Step]] = {}
     workers: dict[str, Workers] = {}
     total = sum(v.rows for v in encoder.vocabularies.values())
     hot_bytes = int(args.hot_share * total) * 4 * learner.training.architecture.width
     for form in args.forms:
+        if form == TORCHREC:
+            taken[form] = iter(TorchRecSteps(learner, encoder, window, group))
+            continue
         scheme, distinct = FORMS[form]
         workers[form] = Workers(group, WorkerSettings(scheme, distinct, hot_bytes))
         model = workers[form].sharded(learner.initial_model(encoder), encoder.vocabularies)
@@ -141,7 +148,7 @@ def work(args: argparse.Namespace) -> None:
             while rows < window.size:
                 step = next(taken[form])
                 rows, steps, loss = rows + step.rows, steps + 1, step.loss
-                hot += workers[form]._stage.local
+                hot += form in workers and workers[form]._stage.local
             seconds = time.perf_counter() - begin
             found = {
                 "data": args.name,
@@ -259,7 +266,7 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
-    parser.add_argument("--forms", nargs="+", choices=FORMS, default=[*FORMS])
+    parser.add_argument("--forms", nargs="+", choices=[*FORMS, TORCHREC], default=[*FORMS])
     parser.add_argument("--links", nargs="+", choices=LINKS, default=[*LINKS])
     parser.add_argument("--json", type=Path)
     parser.add_argument("--name", help=argparse.SUPPRESS)
@@ -268,6 +275,8 @@ def main() -> None:
     if args.name:
         work(args)
         return
+    # so that workers and namespaces go when the command is ended
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     runs: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         if args.rows:
@@ -275,10 +284,12 @@ def main() -> None:
             generate_zipf(data, args.rows, args.request_rows)
             runs += measure("zipf", data, args)
         if args.trivago:
+            args.forms = [form for form in args.forms if form != TORCHREC]
             runs += measure("trivago", args.trivago.resolve(), args)
     for name in dict.fromkeys(run["data"] for run in runs):
         of_data = [run for run in runs if run["data"] == name]
-        print(f"\n{name}\n\n{table(of_data, args.forms, args.links)}")
+        forms = [*dict.fromkeys(run["form"] for run in of_data)]
+        print(f"\n{name}\n\n{table(of_data, forms, args.links)}")
     if args.json:
         result = {"machine": processor(), "date": datetime.now(UTC).date().isoformat()}
         keys = ("batch_rows", "request_rows", "hot_share", "precision", "steps")

@@ -173,9 +173,10 @@ def draw(runs: list[dict[str, Any]], picture: Path) -> None:
                     panel.plot(np.arange(len(values)) * BUCKET, values, style, label=run["choice"])
             what = "fetched before computing" if FORMS[form] else "exchanged"
             panel.set_title(f"{form}, {stream}: {what}", fontsize=9)
-            panel.set_ylim(0)
             if not column:
                 panel.set_ylabel("bytes a row")
+    for panel in panels[:, 0]:
+        panel.set_ylim(bottom=0)
     panels[0, 0].legend(fontsize=8)
     for panel in panels[1]:
         panel.set_xlabel("step")
