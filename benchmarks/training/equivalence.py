@@ -172,9 +172,12 @@ def gradients_of(name: str, file: Path) -> dict[str, dict[str, float]]:
     return found
 
 
-def trained(name: str, file: Path, way: str, seed: int, folder: Path, memory: int) -> dict[str, Any]:
+def trained(
+    name: str, file: Path, way: str, seed: int, folder: Path, memory: int, batch_rows: int | None
+) -> dict[str, Any]:
     """Trains as a user does; returns the bundle's version, test metrics and table bytes."""
-    training = default_training(load_schema(name)).with_recipe({"refit": False})
+    changes = {"refit": False} | ({"batch_rows": batch_rows, "epochs": 1} if batch_rows else {})
+    training = default_training(load_schema(name)).with_recipe(changes)
     recipe, out = folder / "recipe.yaml", folder / "bundle"
     recipe.write_text(yaml.safe_dump(training.model_dump(mode="json")))
     options = [str(memory) if word == "MEMORY" else word for word in WAYS[way]]
@@ -205,6 +208,7 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", choices=DATA, default=[*DATA])
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=[*WAYS])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--batch-rows", type=int, help="of one epoch (default: as the recipe says)")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--gradients", choices=DATA, help=argparse.SUPPRESS)
     parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
@@ -222,7 +226,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             for way in args.ways:
                 for seed in args.seeds if way in MANY_SEEDS else args.seeds[:1]:
-                    found = trained(name, file, way, seed, Path(folder), memory)
+                    found = trained(name, file, way, seed, Path(folder), memory, args.batch_rows)
                     memory = memory or int(MEMORY_SHARE * found["rows_bytes"])
                     record["quality"].append({"data": name, "way": way, "seed": seed, **found})
                     print(json.dumps(record["quality"][-1]), flush=True)
