@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import torch
 import yaml
 from numpy.typing import NDArray
@@ -208,6 +209,7 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", choices=DATA, default=[*DATA])
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=[*WAYS])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--rows", type=int, help="the first so many of each data set (default: all)")
     parser.add_argument("--batch-rows", type=int, help="of one epoch (default: as the recipe says)")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--gradients", choices=DATA, help=argparse.SUPPRESS)
@@ -217,22 +219,31 @@ def main() -> None:
         gradients(args.gradients, args.file)
         return
     record: dict[str, Any] = {"machine": processor(), "date": datetime.now(UTC).date().isoformat()}
-    record |= {"gradients": {}, "quality": []}
+    record |= {"rows": args.rows, "batch_rows": args.batch_rows, "gradients": {}, "quality": []}
+    with tempfile.TemporaryDirectory() as folder:
+        compare(args, Path(folder), record)
+    print(tables(record))
+
+
+def compare(args: argparse.Namespace, folder: Path, record: dict[str, Any]) -> None:
+    """Fills the record, and writes it after each training."""
     for name in args.sets:
         file = (args.data_folder / DATA[name]).resolve()
+        if args.rows:
+            first = pq.read_table(file).slice(0, args.rows)
+            file = folder / f"{name}.parquet"
+            pq.write_table(first, file)
         record["gradients"][name] = gradients_of(name, file)
         print(name, json.dumps(record["gradients"][name]), flush=True)
         memory = 0
-        with tempfile.TemporaryDirectory() as folder:
-            for way in args.ways:
-                for seed in args.seeds if way in MANY_SEEDS else args.seeds[:1]:
-                    found = trained(name, file, way, seed, Path(folder), memory, args.batch_rows)
-                    memory = memory or int(MEMORY_SHARE * found["rows_bytes"])
-                    record["quality"].append({"data": name, "way": way, "seed": seed, **found})
-                    print(json.dumps(record["quality"][-1]), flush=True)
-                    if args.json:
-                        args.json.write_text(json.dumps(record, indent=1) + "\n")
-    print(tables(record))
+        for way in args.ways:
+            for seed in args.seeds if way in MANY_SEEDS else args.seeds[:1]:
+                found = trained(name, file, way, seed, folder, memory, args.batch_rows)
+                memory = memory or int(MEMORY_SHARE * found["rows_bytes"])
+                record["quality"].append({"data": name, "way": way, "seed": seed, **found})
+                print(json.dumps(record["quality"][-1]), flush=True)
+                if args.json:
+                    args.json.write_text(json.dumps(record, indent=1) + "\n")
 
 
 def tables(record: dict[str, Any]) -> str:

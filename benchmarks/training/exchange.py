@@ -46,6 +46,7 @@ from polyrec.models.training.stepper import Step, Stepper
 from polyrec.models.training.trainer import start_at_base_rate
 from polyrec.models.training.workers.group import WorkerGroup
 from polyrec.models.training.workers.settings import Scheme, WorkerSettings
+from polyrec.models.training.workers.stage import ShardedStage
 from polyrec.models.training.workers.workers import Workers
 
 T = TypeVar("T")
@@ -122,7 +123,7 @@ def work(args: argparse.Namespace) -> None:
     size = args.steps * args.batch_rows
     window = Rows(data, data.select(TRAIN)[:size])
     taken: dict[str, Iterator[Step]] = {}
-    workers: dict[str, Workers] = {}
+    stages: dict[str, ShardedStage] = {}
     total = sum(v.rows for v in encoder.vocabularies.values())
     hot_bytes = int(args.hot_share * total) * 4 * learner.training.architecture.width
     for form in args.forms:
@@ -130,10 +131,12 @@ def work(args: argparse.Namespace) -> None:
             taken[form] = iter(TorchRecSteps(learner, encoder, window, group))
             continue
         scheme, distinct = FORMS[form]
-        workers[form] = Workers(group, WorkerSettings(scheme, distinct, hot_bytes))
-        model = workers[form].sharded(learner.initial_model(encoder), encoder.vocabularies)
+        workers = Workers(group, WorkerSettings(scheme, distinct, hot_bytes))
+        model = workers.sharded(learner.initial_model(encoder), encoder.vocabularies)
+        assert isinstance(model.stage, ShardedStage)
+        stages[form] = model.stage
         start_at_base_rate(model, window.base_rate)
-        taken[form] = iter(Stepper(model, window, learner.recipe, 10**6, workers=workers[form]))
+        taken[form] = iter(Stepper(model, window, learner.recipe, 10**6, workers=workers))
     settings: list[tuple[str, int]] = [("as it is", -1)]
     settings += [(link, r) for link in args.links for r in range(args.rounds)]
     for link, round_ in settings:
@@ -148,7 +151,7 @@ def work(args: argparse.Namespace) -> None:
             while rows < window.size:
                 step = next(taken[form])
                 rows, steps, loss = rows + step.rows, steps + 1, step.loss
-                hot += form in workers and workers[form]._stage.local
+                hot += form in stages and stages[form].local
             seconds = time.perf_counter() - begin
             found = {
                 "data": args.name,

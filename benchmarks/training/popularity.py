@@ -48,7 +48,7 @@ STREAMS, CHOICES = ("steady", "drift"), ("calibration", "tracker", "full countin
 FORMS = {"Hotline": False, "Hotline and RecD": True}
 
 
-class InOrder:
+class BatchWindows:
     """Windows of one batch each, in the order of the data."""
 
     def __init__(self, data: EncodedRows, rows: I64, batch_rows: int) -> None:
@@ -81,7 +81,7 @@ def work(file: Path, batch_rows: int, hot_share: float) -> None:
     most = int(hot_share * sum(v.rows for v in encoder.vocabularies.values()))
     with encode(reader, encoder, splitter, (TRAIN,)) as data, WorkerGroup.join() as group:
         rows = data.select(TRAIN)
-        source = InOrder(data, rows, batch_rows)
+        source = BatchWindows(data, rows, batch_rows)
         steps = -(-rows.size // batch_rows)
         for form, distinct in FORMS.items():
             for choice in CHOICES:
@@ -90,12 +90,12 @@ def work(file: Path, batch_rows: int, hot_share: float) -> None:
                 stage = model.stage
                 assert isinstance(stage, ShardedStage)
                 stepper = Stepper(model, source, recipe, steps, workers=workers)
-                tracker = workers._tracker
+                tracker = workers.tracker
                 assert tracker
                 if choice == "calibration":
                     first_half = rows[: rows.size // 2]
-                    stage.rows.replicate(counted_most(stage, data, first_half, most), workers._pairs)
-                    workers._tracker = None
+                    stage.rows.replicate(counted_most(stage, data, first_half, most), workers.pairs)
+                    workers.tracker = None
                 elif choice == "full counting":
                     tracker.capacity = stage.table_rows.total
                 moved = counted(group, stepper, fetches_of(stage, group))

@@ -40,14 +40,18 @@ LossOf = Callable[[Batch, I64], Tensor]
 
 
 class Workers:
-    """One worker of a command's trainings. Close it, or use it with `with`."""
+    """One worker of a command's trainings. Close it, or use it with `with`.
+
+    tracker: what chooses the replicated rows, if they follow popularity. pairs: the owned and the replicated
+    part of the rows, and of each of their accumulators.
+    """
 
     def __init__(self, group: WorkerGroup, settings: WorkerSettings) -> None:
         self.group, self.settings = group, settings
         self._fetcher = ThreadPoolExecutor(1, "polyrec-fetch")
         self._phases = Phases()
         self._hot_of: tuple[Rows, NDArray[np.bool_]] | None = None
-        self._tracker: PopularityTracker | None = None
+        self.tracker: PopularityTracker | None = None
         self._steps = 0
 
     @property
@@ -73,11 +77,11 @@ class Workers:
         if not isinstance(table, TableStage):
             raise DataError("several workers train the representation `table` only")
         hot, room = None, 0
-        self._tracker = None
+        self.tracker = None
         if self.settings.scheme != "plain":
             rows = min(self.settings.hot_bytes // (4 * table.width), table.rows.total)
             if self.settings.follow:
-                self._tracker, room = PopularityTracker(rows), rows
+                self.tracker, room = PopularityTracker(rows), rows
             else:
                 hot = hot_prefix(table, vocabularies, stored_within(vocabularies, rows))
         return DLRM(ShardedStage(table, self.group, hot, self.settings.distinct, room), model.net)
@@ -96,7 +100,7 @@ class Workers:
         # of shard and replicas, block by block
         accumulators = sparse.accumulators()
         blocks = len(accumulators) // 2
-        self._pairs = [
+        self.pairs = [
             (self._stage.shard.data, self._stage.replicas.data),
             *zip(accumulators[:blocks], accumulators[blocks:], strict=True),
         ]
@@ -111,8 +115,8 @@ class Workers:
         if self.settings.scheme != "fae":
             yield from epoch(window.rows, group, batch_rows, random)
             return
-        if self._tracker and self._steps:
-            self._replicate_popular(self._tracker)
+        if self.tracker and self._steps:
+            self._replicate_popular(self.tracker)
         if self._hot_of is None or self._hot_of[0] is not window:
             self._hot_of = window, hot_rows_of(self._stage, window, group)
         hot = self._hot_of[1]
@@ -125,7 +129,7 @@ class Workers:
 
     def _replicate_popular(self, tracker: PopularityTracker) -> None:
         """Replicates the rows that are popular now."""
-        self._stage.rows.replicate(tracker.choose(self.group), self._pairs)
+        self._stage.rows.replicate(tracker.choose(self.group), self.pairs)
         self._hot_of = None
 
     def _switch(self, hot: bool) -> None:
@@ -133,7 +137,7 @@ class Workers:
         rows = self._stage.rows
         if rows.use_hot == hot or not rows.hot_rows.size:
             return
-        for own, replicated in self._pairs:
+        for own, replicated in self.pairs:
             if hot:
                 rows.refresh(own, replicated)
             else:
@@ -144,7 +148,7 @@ class Workers:
         """Copies replicated rows to their owners, so that the owners hold the current state."""
         rows = self._stage.rows
         if rows.use_hot:
-            for own, replicated in self._pairs:
+            for own, replicated in self.pairs:
                 rows.publish(own, replicated)
 
     def share(self, chosen: I64, group: I64 | None) -> I64:
@@ -162,7 +166,7 @@ class Workers:
 
         draw: returns the batch of some rows. loss_of: returns the mean loss of a batch of some rows.
         """
-        tracker = self._tracker
+        tracker = self.tracker
         if tracker and self.settings.scheme == "hotline" and tracker.chooses_before(self._steps):
             self._replicate_popular(tracker)
         own = self.share(chosen, group)
@@ -182,8 +186,8 @@ class Workers:
         batch = draw(own)
         if not self.settings.distinct:
             batch = batch.exploded()
-        if self._tracker and self._tracker.counts_step(self._steps):
-            self._tracker.add(stage.table_rows.lookups(batch).rows())
+        if self.tracker and self.tracker.counts_step(self._steps):
+            self.tracker.add(stage.table_rows.lookups(batch).rows())
         if self.settings.scheme != "hotline":
             yield batch, own
             return
