@@ -43,6 +43,12 @@ def add_worker_arguments(group: argparse._ArgumentGroup) -> None:
         default=256,
         help="popular rows on every worker, with fae and hotline (default 256)",
     )
+    group.add_argument(
+        "--follow-popularity",
+        action="store_true",
+        help="with fae and hotline, replicate the rows that are popular while training instead of those that "
+        "the calibration counted most",
+    )
 
 
 def refuse_with_workers(args: argparse.Namespace) -> None:
@@ -76,7 +82,9 @@ def workers_of(args: argparse.Namespace) -> Iterator[Workers | None]:
     from polyrec.models.training.workers.settings import WorkerSettings
     from polyrec.models.training.workers.workers import Workers
 
-    settings = WorkerSettings(args.exchange, not args.every_lookup, args.hot_mb * 2**20)
+    settings = WorkerSettings(
+        args.exchange, not args.every_lookup, args.hot_mb * 2**20, args.follow_popularity
+    )
     started = []
     if "RANK" not in os.environ:
         environment = local_environment(args.workers)

@@ -45,23 +45,32 @@ class WorkerRows:
     """This worker's rows: its shard, and replicas of hot rows.
 
     weight: the whole fused weight [rows, width], of which the own rows are copied.
-    hot: bool [rows], which are replicated; None: none.
+    hot: bool [rows], which are replicated at first; None: none.
     distinct: whether equal look-ups of a batch travel once.
+    room: rows that may be replicated at most, if `replicate` is to change them; 0: as many as at first.
+    hot_rows: int64, the row of each replica; -1: none.
     use_hot: whether look-ups use the replicas; while it is False the owners' rows are current (`refresh`).
     """
 
     def __init__(
-        self, group: WorkerGroup, weight: Tensor, hot: NDArray[np.bool_] | None = None, distinct: bool = True
+        self,
+        group: WorkerGroup,
+        weight: Tensor,
+        hot: NDArray[np.bool_] | None = None,
+        distinct: bool = True,
+        room: int = 0,
     ) -> None:
         self.group, self.distinct = group, distinct
         self.total, self.width = weight.shape
         self.shard = nn.Parameter(weight[group.rank :: group.size].detach().clone())
-        self.hot_rows = np.flatnonzero(hot) if hot is not None else np.zeros(0, np.int64)
+        first = np.flatnonzero(hot) if hot is not None else np.zeros(0, np.int64)
+        self.hot_rows = np.full(max(first.size, room), -1, np.int64)
+        self.hot_rows[: first.size] = first
         self.use_hot = self.hot_rows.size > 0
         self._slot = np.full(self.total if self.hot_rows.size else 0, -1, np.int64)
-        if self.hot_rows.size:
-            self._slot[self.hot_rows] = np.arange(self.hot_rows.size)
-        self.replicas = nn.Parameter(weight[torch.from_numpy(self.hot_rows)].detach().clone())
+        self._slot[first] = np.arange(first.size)
+        # a place without a row holds row 0's values, which nobody reads
+        self.replicas = nn.Parameter(weight[torch.from_numpy(np.maximum(self.hot_rows, 0))].detach().clone())
 
     @property
     def device(self) -> torch.device:
@@ -137,17 +146,47 @@ class WorkerRows:
 
         own, replicated: `shard` and `replicas`, or the optimizer's accumulators of both.
         """
-        mine = np.flatnonzero(self.hot_rows % self.group.size == self.group.rank)
+        mine = self._slots_of(self.group.rank, slice(None))
         own[torch.from_numpy(self.hot_rows[mine] // self.group.size)] = replicated[torch.from_numpy(mine)]
 
     @torch.no_grad()
-    def refresh(self, own: Tensor, replicated: Tensor) -> None:
-        """Copies the owners' rows to all replicas, the reverse of `publish`; every worker calls it."""
-        group = self.group
-        mine = self.hot_rows[self.hot_rows % group.size == group.rank] // group.size
-        found = group.gather(own[torch.from_numpy(mine)])
+    def refresh(self, own: Tensor, replicated: Tensor, slots: I64 | slice = slice(None)) -> None:
+        """Copies the owners' rows to the replicas, of all or some slots; every worker calls it.
+
+        It is the reverse of `publish`.
+        """
+        mine = self.hot_rows[self._slots_of(self.group.rank, slots)] // self.group.size
+        found = self.group.gather(own[torch.from_numpy(mine)])
         for rank, values in enumerate(found):
-            replicated[torch.from_numpy(np.flatnonzero(self.hot_rows % group.size == rank))] = values
+            replicated[torch.from_numpy(self._slots_of(rank, slots))] = values
+
+    def _slots_of(self, rank: int, slots: I64 | slice) -> I64:
+        """Returns which of some slots hold rows of a worker, ascending."""
+        chosen = np.arange(self.hot_rows.size)[slots]
+        rows = self.hot_rows[chosen]
+        found: I64 = chosen[(rows >= 0) & (rows % self.group.size == rank)]
+        return found
+
+    def replicate(self, wanted: I64, pairs: Sequence[tuple[Tensor, Tensor]]) -> int:
+        """Replicates other rows from now on; every worker calls it. Returns how many it did not before.
+
+        wanted: int64, distinct, at most as many as replicas. pairs: of `shard` and `replicas`, and of all
+        their accumulators: they move with the rows, so that no result changes.
+        """
+        if self.use_hot:
+            for pair in pairs:
+                self.publish(*pair)
+        leave = np.flatnonzero(~np.isin(self.hot_rows, wanted))
+        enter = wanted[self._slot[wanted] < 0]
+        left = self.hot_rows[leave]
+        self._slot[left[left >= 0]] = -1
+        self.hot_rows[leave] = -1
+        slots = leave[: enter.size]
+        self.hot_rows[slots], self._slot[enter] = enter, slots
+        if self.use_hot:
+            for own, replicated in pairs:
+                self.refresh(own, replicated, slots)
+        return int(enter.size)
 
     @torch.no_grad()
     def whole(self) -> Tensor:

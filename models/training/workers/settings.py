@@ -18,8 +18,11 @@ class WorkerSettings:
     one computes (models/training/workers/workers.py).
     distinct: whether equal look-ups of a batch travel once.
     hot_bytes: of the rows that fae and hotline replicate on every worker.
+    follow: whether these are the rows that a tracker finds popular while training, none at first; otherwise
+    those that the calibration counted most.
     """
 
     scheme: Scheme = "plain"
     distinct: bool = True
     hot_bytes: int = 256 * 2**20
+    follow: bool = False

@@ -31,6 +31,7 @@ from polyrec.models.training.row_order import epoch
 from polyrec.models.training.source import Rows
 from polyrec.models.training.workers.group import WorkerGroup, split
 from polyrec.models.training.workers.phases import Phases, hot_rows_of, whole_requests
+from polyrec.models.training.workers.popularity import PopularityTracker
 from polyrec.models.training.workers.settings import WorkerSettings
 from polyrec.models.training.workers.stage import ShardedStage
 
@@ -39,13 +40,19 @@ LossOf = Callable[[Batch, I64], Tensor]
 
 
 class Workers:
-    """One worker of a command's trainings. Close it, or use it with `with`."""
+    """One worker of a command's trainings. Close it, or use it with `with`.
+
+    tracker: what chooses the replicated rows, if they follow popularity. pairs: the owned and the replicated
+    part of the rows, and of each of their accumulators.
+    """
 
     def __init__(self, group: WorkerGroup, settings: WorkerSettings) -> None:
         self.group, self.settings = group, settings
         self._fetcher = ThreadPoolExecutor(1, "polyrec-fetch")
         self._phases = Phases()
         self._hot_of: tuple[Rows, NDArray[np.bool_]] | None = None
+        self.tracker: PopularityTracker | None = None
+        self._steps = 0
 
     @property
     def rank(self) -> int:
@@ -69,11 +76,15 @@ class Workers:
         table = model.stage
         if not isinstance(table, TableStage):
             raise DataError("several workers train the representation `table` only")
-        hot = None
+        hot, room = None, 0
+        self.tracker = None
         if self.settings.scheme != "plain":
-            rows = self.settings.hot_bytes // (4 * table.width)
-            hot = hot_prefix(table, vocabularies, stored_within(vocabularies, rows))
-        return DLRM(ShardedStage(table, self.group, hot, self.settings.distinct), model.net)
+            rows = min(self.settings.hot_bytes // (4 * table.width), table.rows.total)
+            if self.settings.follow:
+                self.tracker, room = PopularityTracker(rows), rows
+            else:
+                hot = hot_prefix(table, vocabularies, stored_within(vocabularies, rows))
+        return DLRM(ShardedStage(table, self.group, hot, self.settings.distinct, room), model.net)
 
     def whole(self, model: DLRM, table: Stage) -> DLRM:
         """Returns an ordinary model with all rows, in `table`. To be called after `settle` or a check."""
@@ -89,12 +100,13 @@ class Workers:
         # of shard and replicas, block by block
         accumulators = sparse.accumulators()
         blocks = len(accumulators) // 2
-        self._pairs = [
+        self.pairs = [
             (self._stage.shard.data, self._stage.replicas.data),
             *zip(accumulators[:blocks], accumulators[blocks:], strict=True),
         ]
         self._phases = Phases()
         self._hot_of = None
+        self._steps = 0
 
     def epoch(
         self, window: Rows, group: I64 | None, batch_rows: int, random: np.random.Generator
@@ -103,6 +115,8 @@ class Workers:
         if self.settings.scheme != "fae":
             yield from epoch(window.rows, group, batch_rows, random)
             return
+        if self.tracker and self._steps:
+            self._replicate_popular(self.tracker)
         if self._hot_of is None or self._hot_of[0] is not window:
             self._hot_of = window, hot_rows_of(self._stage, window, group)
         hot = self._hot_of[1]
@@ -113,12 +127,17 @@ class Workers:
             self._stage.local = is_hot
             yield chosen
 
+    def _replicate_popular(self, tracker: PopularityTracker) -> None:
+        """Replicates the rows that are popular now."""
+        self._stage.rows.replicate(tracker.choose(self.group), self.pairs)
+        self._hot_of = None
+
     def _switch(self, hot: bool) -> None:
         """Makes the replicas (hot) or the owners' rows current, with their optimizer state."""
         rows = self._stage.rows
         if rows.use_hot == hot or not rows.hot_rows.size:
             return
-        for own, replicated in self._pairs:
+        for own, replicated in self.pairs:
             if hot:
                 rows.refresh(own, replicated)
             else:
@@ -129,7 +148,7 @@ class Workers:
         """Copies replicated rows to their owners, so that the owners hold the current state."""
         rows = self._stage.rows
         if rows.use_hot:
-            for own, replicated in self._pairs:
+            for own, replicated in self.pairs:
                 rows.publish(own, replicated)
 
     def share(self, chosen: I64, group: I64 | None) -> I64:
@@ -147,6 +166,9 @@ class Workers:
 
         draw: returns the batch of some rows. loss_of: returns the mean loss of a batch of some rows.
         """
+        tracker = self.tracker
+        if tracker and self.settings.scheme == "hotline" and tracker.chooses_before(self._steps):
+            self._replicate_popular(tracker)
         own = self.share(chosen, group)
         total = torch.zeros((), device=self._stage.rows.device, dtype=self._stage.shard.dtype)
         if not own.size:
@@ -156,6 +178,7 @@ class Workers:
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         self._stage.push()
+        self._steps += 1
         return self._sum_dense(total)
 
     def _micro_batches(self, own: I64, group: I64 | None, draw: Draw) -> Iterator[tuple[Batch, I64]]:
@@ -163,6 +186,8 @@ class Workers:
         batch = draw(own)
         if not self.settings.distinct:
             batch = batch.exploded()
+        if self.tracker and self.tracker.counts_step(self._steps):
+            self.tracker.add(stage.table_rows.lookups(batch).rows())
         if self.settings.scheme != "hotline":
             yield batch, own
             return

@@ -64,6 +64,7 @@ def test_several_workers_go_on_from_a_bundle(bundle_dir: Path, tmp_path: Path) -
     later = generate(tmp_path / "later.parquet", 2000, seed=9, items=400, users=300).path
     out = tmp_path / "new"
     options = ("--data", later, "--from", bundle_dir, "--workers", 2, "--out", out)
+    options += ("--exchange", "hotline", "--hot-mb", 1, "--follow-popularity")
     command = [sys.executable, "-m", "polyrec", "train", *map(str, options)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -11,14 +11,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from polyrec.cli.train_workers import local_environment
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.data.split import TRAIN, VALIDATION
+from polyrec.models.training.optimizer import RowWiseAdagrad
 from polyrec.models.training.source import Rows
 from polyrec.models.training.stepper import Stepper
 from polyrec.models.training.trainer import fit
 from tests.models.training.workers.two_processes import (
+    MOVES,
     RECIPE,
     SETTINGS,
     STEPS,
@@ -26,6 +30,8 @@ from tests.models.training.workers.two_processes import (
     data_of,
     fresh,
     gradients,
+    look_ups,
+    moved_weight,
 )
 
 ROOT = Path(__file__).parents[4]
@@ -47,7 +53,7 @@ def found(bundle: Bundle, bundle_dir: Path, clicks: Path, tmp_path_factory: pyte
     assert [process.wait(120) for process in started] == [0, 0]
     return {
         name: tuple(dict(np.load(out / f"{name}.{rank}.npz")) for rank in range(2))  # type: ignore[misc]
-        for name in SETTINGS
+        for name in (*SETTINGS, "moves")
     }
 
 
@@ -101,14 +107,40 @@ def test_one_order_of_rows_whatever_is_exchanged(found: Found, bundle: Bundle, c
     data = data_of(bundle, clicks)
     model, training = fresh(bundle), Rows(data, data.select(TRAIN))
     history = fit(model, training, Rows(data, data.select(VALIDATION)), RECIPE)
-    for name in ("every", "distinct", "hotline"):
+    for name in ("every", "distinct", "hotline", "hotline, followed"):
         for of_worker in found[name]:
             np.testing.assert_allclose(of_worker["checks"], [c.log_loss for c in history.checks], rtol=1e-3)
     np.testing.assert_array_equal(found["fae"][0]["checks"], found["fae"][1]["checks"])
 
 
+def test_rows_move_between_replicas_and_owners_with_their_state_to_the_bit(found: Found) -> None:
+    weight = nn.Parameter(moved_weight())
+    optimizer = RowWiseAdagrad([weight], 0.1)
+    for move in range(MOVES):
+        ids, gradients_ = zip(*(look_ups(move, rank) for rank in range(2)), strict=True)
+        weight.grad = torch.sparse_coo_tensor(
+            torch.from_numpy(np.concatenate(ids)).unsqueeze(0),
+            torch.from_numpy(np.concatenate(gradients_)),
+            weight.shape,
+            check_invariants=False,
+        )
+        optimizer.step()
+    (squares,) = optimizer.accumulators()
+    for of_worker in found["moves"]:
+        np.testing.assert_array_equal(of_worker["rows"], weight.detach().numpy())
+        np.testing.assert_array_equal(of_worker["squares"], np.concatenate((squares[::2], squares[1::2])))
+        assert of_worker["entered"] > 20
+
+
+def test_a_tracker_finds_rows_to_replicate_while_training(found: Found) -> None:
+    assert found["fae, followed"][0]["hot_steps"] > 0
+    replicated = [of_worker["replicated"] for of_worker in found["hotline, followed"]]
+    assert replicated[0].size > 100
+    np.testing.assert_array_equal(*replicated)
+
+
 def test_hot_batches_and_distinct_rows_send_less(found: Found) -> None:
-    sent = {name: int(first["sent"]) for name, (first, _) in found.items()}
+    sent = {name: int(found[name][0]["sent"]) for name in SETTINGS}
     assert sent["distinct"] < sent["every"]
     assert sent["fae"] < sent["every"]
     assert 0 < found["fae"][0]["hot_steps"] < STEPS

@@ -21,11 +21,13 @@ from polyrec.models.data.split import TRAIN, VALIDATION, fit_splitter
 from polyrec.models.dlrm.dlrm import DLRM, Architecture, DenseNet, dense_slots
 from polyrec.models.embeddings.table import TableStage
 from polyrec.models.schema.batch import F32, I64, Batch, Block
+from polyrec.models.training.optimizer import RowWiseAdagrad
 from polyrec.models.training.recipe import Recipe
 from polyrec.models.training.source import Rows
 from polyrec.models.training.stepper import Stepper, loss_of_heads
 from polyrec.models.training.trainer import fit
 from polyrec.models.training.workers.group import WorkerGroup
+from polyrec.models.training.workers.row_exchange import WorkerRows
 from polyrec.models.training.workers.settings import WorkerSettings
 from polyrec.models.training.workers.stage import ShardedStage
 from polyrec.models.training.workers.workers import Workers
@@ -39,6 +41,8 @@ SETTINGS = {
     "distinct": WorkerSettings("plain"),
     "fae": WorkerSettings("fae", hot_bytes=HOT_BYTES),
     "hotline": WorkerSettings("hotline", hot_bytes=HOT_BYTES),
+    "fae, followed": WorkerSettings("fae", hot_bytes=HOT_BYTES, follow=True),
+    "hotline, followed": WorkerSettings("hotline", hot_bytes=HOT_BYTES, follow=True),
 }
 RECIPE = Recipe(batch_rows=256, by_request=True, sparse_lr=0.05, epochs=2, patience=100, checks_per_epoch=2)
 STEPS = 30
@@ -135,7 +139,50 @@ def steps(bundle: Bundle, workers: Workers, training: Rows) -> Arrays:
         "cuts": cuts,
         "sent": np.array(sent),
         "hot_steps": np.array(hot),
+        "replicated": np.sort(stage.rows.hot_rows[stage.rows.hot_rows >= 0]),
     }
+
+
+MOVED_ROWS, MOVED_WIDTH, MOVES = 60, 4, 30
+
+
+def moved_weight() -> torch.Tensor:
+    return torch.from_numpy(
+        np.random.default_rng(1).normal(size=(MOVED_ROWS, MOVED_WIDTH)).astype(np.float32)
+    )
+
+
+def look_ups(move: int, rank: int) -> tuple[I64, NDArray[np.float32]]:
+    """Rows that a worker looks up in a step, and gradients that are whole numbers: their sums are exact."""
+    random = np.random.default_rng((2, move, rank))
+    return random.integers(MOVED_ROWS, size=25), random.integers(-9, 10, (25, MOVED_WIDTH)).astype(np.float32)
+
+
+def moves(group: WorkerGroup) -> Arrays:
+    """The rows and accumulators after steps between which other rows are replicated, or none are used."""
+    rows = WorkerRows(group, moved_weight(), room=20)
+    optimizer = RowWiseAdagrad([rows.shard, rows.replicas], 0.1)
+    pairs = [(rows.shard.data, rows.replicas.data), tuple(optimizer.accumulators())]
+    random, entered = np.random.default_rng(3), 0
+    for move in range(MOVES):
+        if move % 3 == 0:
+            wanted = random.choice(MOVED_ROWS, random.integers(21), replace=False)
+            entered += rows.replicate(wanted, pairs)  # type: ignore[arg-type]
+        if move % 7 == 6:
+            for pair in pairs:
+                (rows.publish if rows.use_hot else rows.refresh)(*pair)
+            rows.use_hot = not rows.use_hot
+        wanted, gradients = look_ups(move, group.rank)
+        fetched = rows.fetch(wanted)
+        fetched.values.grad = torch.zeros_like(fetched.values)
+        fetched.values.grad.index_add_(0, torch.from_numpy(fetched.position), torch.from_numpy(gradients))
+        rows.push([fetched])
+        optimizer.step()
+    if rows.use_hot:
+        for pair in pairs:
+            rows.publish(*pair)
+    squares = torch.cat(group.gather(pairs[1][0]))
+    return {"rows": rows.whole().numpy(), "squares": squares.numpy(), "entered": np.array(entered)}
 
 
 def worker(bundle: Bundle, clicks: Path, out: Path) -> None:
@@ -150,6 +197,7 @@ def worker(bundle: Bundle, clicks: Path, out: Path) -> None:
         history = fit(model, training, Rows(data, data.select(VALIDATION)), RECIPE, workers=workers)
         found["checks"] = np.array([c.log_loss for c in history.checks])
         np.savez(out / f"{name}.{group.rank}.npz", **found)
+    np.savez(out / f"moves.{group.rank}.npz", **moves(group))
     group.close()
 
 

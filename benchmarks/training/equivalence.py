@@ -1,0 +1,272 @@
+"""Compares the ways to train with one worker that has all rows in memory: gradients of a step, and quality.
+
+    python -m benchmarks.training.equivalence --data-folder ../shared/data \\
+        --json docs/results/training-equivalence.json
+
+Gradients: of one batch of 512 training rows, with net and tables of the shipped recipe, in fp64 and fp32. Two
+workers compute them together, worker 0 also alone; shown is the greatest difference of any gradient, over the
+greatest value of its tensor. Quality: `polyrec train` as a user calls it, with the shipped recipe but for
+`refit`, metrics on the test rows. Prints the tables of docs/results/training-equivalence.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import torch
+import yaml
+from numpy.typing import NDArray
+from torch import Tensor
+
+from polyrec.cli.train_workers import local_environment
+from polyrec.loadtest.machine import processor
+from polyrec.models.bundle.bundle import load_bundle
+from polyrec.models.data.encoded import EncodedRows, encode
+from polyrec.models.data.reader import open_data
+from polyrec.models.data.split import TRAIN, fit_splitter
+from polyrec.models.dlrm.dlrm import DLRM
+from polyrec.models.schema.batch import I64, Batch, Block
+from polyrec.models.schema.schema import load_schema
+from polyrec.models.training.pipeline import Learner
+from polyrec.models.training.recipe import default_training
+from polyrec.models.training.source import Rows
+from polyrec.models.training.stepper import Stepper, loss_of_heads
+from polyrec.models.training.workers.group import WorkerGroup
+from polyrec.models.training.workers.phases import hot_rows_of
+from polyrec.models.training.workers.settings import WorkerSettings
+from polyrec.models.training.workers.stage import ShardedStage
+from polyrec.models.training.workers.workers import Workers
+
+DATA = {
+    "trivago": "trivago/impressions.parquet",
+    "bookcrossing": "bookcrossing/ratings.parquet",
+    "ml1m": "ml1m/ratings.parquet",
+}
+BATCH_ROWS, LOOKED_AT = 512, 20_000
+HOT_BYTES = 2**20
+FORMS = {
+    "every look-up": WorkerSettings("plain", distinct=False),
+    "RecD": WorkerSettings("plain"),
+    "FAE, cold batch": WorkerSettings("fae", hot_bytes=HOT_BYTES),
+    "FAE, hot batch": WorkerSettings("fae", hot_bytes=HOT_BYTES),
+    "Hotline": WorkerSettings("hotline", hot_bytes=HOT_BYTES),
+}
+WORKERS = ["--workers", "2"]
+WAYS = {
+    "one worker": [],
+    "tables beyond memory": ["--memory", "MEMORY"],
+    "two workers": WORKERS,
+    "two workers, FAE": [*WORKERS, "--exchange", "fae", "--hot-mb", "1"],
+    "two workers, Hotline": [*WORKERS, "--exchange", "hotline", "--hot-mb", "1"],
+    "two workers, Hotline followed": [
+        *(*WORKERS, "--exchange", "hotline", "--hot-mb", "1", "--follow-popularity")
+    ],
+}
+MANY_SEEDS = ("one worker", "two workers, FAE")
+"""Ways whose rows come in an order of their own by seed; the others take the rows of one worker."""
+MEMORY_SHARE = 0.4
+METRICS = {"auc": 4, "log_loss": 5}
+
+
+class InPrecision:
+    """Rows whose numbers and labels are of a type. label, group: as those of encoded rows."""
+
+    def __init__(self, data: EncodedRows, dtype: type[np.floating[Any]]) -> None:
+        self.label: NDArray[Any] = data.label.astype(dtype)
+        self.group, self._data, self._dtype = data.group, data, dtype
+
+    def batch(self, rows: I64) -> Batch:
+        found = self._data.batch(rows)
+        return Batch(self._of(found.context), self._of(found.candidate), found.context_row)
+
+    def loss(self, model: DLRM, batch: Batch, rows: I64) -> Tensor:
+        return loss_of_heads(model.logits(batch), torch.from_numpy(self.label[rows]), 0.0)
+
+    def _of(self, block: Block) -> Block:
+        return dataclasses.replace(block, dense=block.dense.astype(self._dtype))
+
+
+def dense_gradients(model: DLRM) -> dict[str, Tensor]:
+    return {name: p.grad.clone() for name, p in model.net.named_parameters() if p.grad is not None}
+
+
+def sharded_gradients(
+    workers: Workers, model: DLRM, rows: InPrecision, chosen: I64, group: I64 | None, hot: bool
+) -> dict[str, Tensor]:
+    """The gradients of a batch as two workers compute them; those of rows collected from both."""
+    stage = model.stage
+    assert isinstance(stage, ShardedStage)
+    stage.rows.use_hot &= hot or workers.settings.scheme == "hotline"
+    stage.local = hot
+    workers.backward(chosen, group, rows.batch, lambda batch, own: rows.loss(model, batch, own))
+    gradient = torch.zeros_like(stage.shard) if stage.shard.grad is None else stage.shard.grad.to_dense()
+    if stage.replicas.grad is not None:
+        replicated = torch.zeros_like(gradient)
+        stage.rows.publish(replicated, stage.replicas.grad.to_dense())
+        gradient = gradient + replicated
+    stage.shard.data.copy_(gradient)
+    return dense_gradients(model) | {"rows": stage.rows.whole()}
+
+
+def gradients(name: str, file: Path) -> None:
+    """One of two workers: worker 0 prints the differences, by precision and form."""
+    torch.set_num_threads(1)
+    schema, reader = load_schema(name), open_data(file, load_schema(name))
+    training = default_training(schema)
+    learner = Learner(reader, schema, training)
+    splitter = fit_splitter(reader, schema)
+    encoder = learner.encoder_of(splitter, (TRAIN,))
+    found: dict[str, dict[str, float]] = {}
+    with encode(reader, encoder, splitter, (TRAIN,)) as data, WorkerGroup.join() as joined:
+        train = Rows(data, data.select(TRAIN))
+        group = data.group if training.recipe.by_request is not False else None
+        for precision, dtype in (("fp64", np.float64), ("fp32", np.float32)):
+            rows, found[precision] = InPrecision(data, dtype), {}
+            for form, settings in FORMS.items():
+                workers = Workers(joined, settings)
+                model = learner.initial_model(encoder).to(torch.float64 if precision == "fp64" else None)
+                whole = learner.initial_model(encoder).to(torch.float64 if precision == "fp64" else None)
+                sharded = workers.sharded(model, encoder.vocabularies)
+                Stepper(sharded, train, training.recipe, 1, workers=workers)
+                chosen, hot = train.rows[:BATCH_ROWS], form == "FAE, hot batch"
+                if hot:
+                    assert isinstance(sharded.stage, ShardedStage)
+                    first = Rows(data, train.rows[:LOOKED_AT])
+                    chosen = first.rows[hot_rows_of(sharded.stage, first, group)][:BATCH_ROWS]
+                    if not chosen.size:
+                        continue
+                computed = sharded_gradients(workers, sharded, rows, chosen, group, hot)
+                rows.loss(whole, rows.batch(chosen), chosen).backward()  # type: ignore[no-untyped-call]
+                (weight,) = whole.stage.sparse_parameters()
+                assert weight.grad is not None
+                expected = dense_gradients(whole) | {"rows": weight.grad.to_dense()}
+                found[precision][form] = max(
+                    float((computed[key] - value).abs().max() / value.abs().max().clamp(min=1e-30))
+                    for key, value in expected.items()
+                )
+        if joined.rank == 0:
+            print(json.dumps(found))
+
+
+def gradients_of(name: str, file: Path) -> dict[str, dict[str, float]]:
+    """Starts the two workers of `gradients`."""
+    command = [sys.executable, "-m", "benchmarks.training.equivalence", "--gradients", name]
+    command += ["--file", str(file)]
+    environment = os.environ | local_environment(2)
+    started = [
+        subprocess.Popen(command, env=environment | {"RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    answers = [process.communicate()[0] for process in started]
+    found: dict[str, dict[str, float]] = json.loads(answers[0].splitlines()[-1])
+    return found
+
+
+def trained(
+    name: str, file: Path, way: str, seed: int, folder: Path, memory: int, batch_rows: int | None
+) -> dict[str, Any]:
+    """Trains as a user does; returns the bundle's version, test metrics and table bytes."""
+    changes = {"refit": False} | ({"batch_rows": batch_rows, "epochs": 1} if batch_rows else {})
+    training = default_training(load_schema(name)).with_recipe(changes)
+    recipe, out = folder / "recipe.yaml", folder / "bundle"
+    recipe.write_text(yaml.safe_dump(training.model_dump(mode="json")))
+    options = [str(memory) if word == "MEMORY" else word for word in WAYS[way]]
+    command = [sys.executable, "-m", "polyrec", "train", "--data", str(file), "--schema", name]
+    command += [
+        "--out",
+        str(out),
+        "--recipe",
+        str(recipe),
+        "--seed",
+        str(seed),
+        "--replace",
+        "--json",
+        *options,
+    ]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    bundle = load_bundle(out)
+    rows = (out / "embeddings.safetensors").stat().st_size
+    quality = {m: bundle.test_metrics[m] for m in METRICS}
+    return quality | {"version": bundle.manifest.version, "rows_bytes": rows}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data-folder", type=Path)
+    parser.add_argument("--sets", nargs="+", choices=DATA, default=[*DATA])
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=[*WAYS])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--rows", type=int, help="the first so many of each data set (default: all)")
+    parser.add_argument("--batch-rows", type=int, help="of one epoch (default: as the recipe says)")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--gradients", choices=DATA, help=argparse.SUPPRESS)
+    parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.gradients:
+        gradients(args.gradients, args.file)
+        return
+    record: dict[str, Any] = {"machine": processor(), "date": datetime.now(UTC).date().isoformat()}
+    record |= {"rows": args.rows, "batch_rows": args.batch_rows, "gradients": {}, "quality": []}
+    with tempfile.TemporaryDirectory() as folder:
+        compare(args, Path(folder), record)
+    print(tables(record))
+
+
+def compare(args: argparse.Namespace, folder: Path, record: dict[str, Any]) -> None:
+    """Fills the record, and writes it after each training."""
+    for name in args.sets:
+        file = (args.data_folder / DATA[name]).resolve()
+        if args.rows:
+            first = pq.read_table(file).slice(0, args.rows)
+            file = folder / f"{name}.parquet"
+            pq.write_table(first, file)
+        record["gradients"][name] = gradients_of(name, file)
+        print(name, json.dumps(record["gradients"][name]), flush=True)
+        memory = 0
+        for way in args.ways:
+            for seed in args.seeds if way in MANY_SEEDS else args.seeds[:1]:
+                found = trained(name, file, way, seed, folder, memory, args.batch_rows)
+                memory = memory or int(MEMORY_SHARE * found["rows_bytes"])
+                record["quality"].append({"data": name, "way": way, "seed": seed, **found})
+                print(json.dumps(record["quality"][-1]), flush=True)
+                if args.json:
+                    args.json.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def tables(record: dict[str, Any]) -> str:
+    """Returns both tables in Markdown."""
+    sets = [*record["gradients"]]
+    lines = ["| gradients | " + " | ".join(f"{s}, {p}" for p in ("fp64", "fp32") for s in sets) + " |"]
+    lines.append("|---" * (1 + 2 * len(sets)) + "|")
+    for form in FORMS:
+        cells = [record["gradients"][s][p].get(form) for p in ("fp64", "fp32") for s in sets]
+        lines.append(f"| {form} | " + " | ".join("" if c is None else f"{c:.0e}" for c in cells) + " |")
+    lines += ["", "| quality | " + " | ".join(f"{s}: {m}" for s in sets for m in METRICS) + " |"]
+    lines.append("|---" * (1 + len(METRICS) * len(sets)) + "|")
+    for way in dict.fromkeys(run["way"] for run in record["quality"]):
+        cells = []
+        for name in sets:
+            runs = [r for r in record["quality"] if r["way"] == way and r["data"] == name]
+            for metric, digits in METRICS.items():
+                values = [run[metric] for run in runs]
+                spread = f" ({min(values):.{digits}f} to {max(values):.{digits}f})" if len(values) > 1 else ""
+                cells.append(f"{np.mean(values):.{digits}f}{spread}" if values else "")
+        lines.append(f"| {way} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Follows which rows are popular while training, in bounded memory.
+
+A summary keeps counts of at most `capacity` rows, as Misra and Gries do: what does not fit is subtracted from
+all counts, so that a row's count is too small by at most look-ups / (capacity + 1). Summaries of several
+workers are summaries of all their look-ups once they are merged (Agarwal et al., PODS'12). Hotline counts in
+hardware beside the memory (Adnan et al., ISCA'24); here a share of the steps is counted.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from polyrec.models.schema.batch import F32, I64
+from polyrec.models.training.workers.group import WorkerGroup
+
+COUNTED_EVERY = 4
+"""Steps of which one is counted."""
+FIRST_CHOICE, CHOICE_EVERY = 8, 256
+"""Steps after which popular rows are chosen: the first time, twice as many the next time, ... up to these."""
+PLACES = 2
+"""Rows that are counted, for each one that may be replicated."""
+DECAY = 0.5
+"""Weight of older look-ups after each choice."""
+
+
+class PopularityTracker:
+    """Counts look-ups and chooses the popular rows, the same on all workers.
+
+    most: rows to choose. rows: int64, those counted now, ascending. counts: float32, of each.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most, self.capacity = most, PLACES * most
+        self.rows, self.counts = np.zeros(0, np.int64), np.zeros(0, np.float32)
+        self._waiting: list[I64] = []
+
+    def counts_step(self, step: int) -> bool:
+        """Whether the look-ups of a step, from 0, are counted."""
+        return step % COUNTED_EVERY == 0
+
+    def chooses_before(self, step: int) -> bool:
+        """Whether popular rows are to be chosen before a step, from 0."""
+        doubled = step >= FIRST_CHOICE and step & (step - 1) == 0
+        return step > 0 and (step % CHOICE_EVERY == 0 or (doubled and step < CHOICE_EVERY))
+
+    def add(self, rows: I64) -> None:
+        """Counts look-ups, int64 [any]."""
+        self._waiting.append(rows)
+        # merging costs as much as sorting both
+        if sum(part.size for part in self._waiting) >= self.capacity:
+            self._merge()
+
+    def _merge(self) -> None:
+        rows, counts = np.unique(np.concatenate([self.rows[:0], *self._waiting]), return_counts=True)
+        self._waiting = []
+        both = np.concatenate((self.rows, rows)), np.concatenate((self.counts, counts.astype(np.float32)))
+        self.rows, self.counts = summary(*both, self.capacity)
+
+    def choose(self, group: WorkerGroup) -> I64:
+        """Returns the most popular rows, int64 [at most `most`]; every worker calls it and gets the same.
+
+        Older look-ups count less from now on.
+        """
+        self._merge()
+        own = np.stack((self.rows.astype(np.int32), self.counts.view(np.int32)), axis=1)
+        found = torch.cat(group.gather(torch.from_numpy(own))).numpy()
+        rows, _ = summary(found[:, 0].astype(np.int64), found[:, 1].copy().view(np.float32), self.most)
+        self.counts *= np.float32(DECAY)
+        return rows
+
+
+def summary(rows: I64, counts: F32, capacity: int) -> tuple[I64, F32]:
+    """Returns distinct rows, ascending, and their counts, of at most `capacity`.
+
+    rows: int64, may repeat; their counts are added. Where there are more, the greatest count that does not
+    fit is subtracted from all.
+    """
+    distinct, place = np.unique(rows, return_inverse=True)
+    summed = np.bincount(place, weights=counts, minlength=distinct.size)
+    if distinct.size > capacity:
+        summed -= np.partition(summed, -capacity - 1)[-capacity - 1]
+        kept = summed > 0
+        distinct, summed = distinct[kept], summed[kept]
+    return distinct, summed.astype(np.float32)
