@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,11 @@ settings.register_profile(
     print_blob=True,
 )
 settings.load_profile("polyrec")
+
+# A shell starts what it runs in the background with SIGINT ignored. Programs that tests start would inherit
+# that, and never end on the Ctrl-C that they are sent.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
