@@ -96,6 +96,16 @@ def plan_of(bundle: Bundle, folder: Path, lane: str) -> Path:
     return folder / "plan.json"
 
 
+def settings_of(bundle: Bundle, folder: Path, lane: str) -> dict[str, Any]:
+    """Settings of the server: plan, token, a log of updates in the folder `log`."""
+    return {
+        "plan": plan_of(bundle, folder, lane),
+        "admin_token": TOKEN,
+        "update_log": folder / "log",
+        "default_budget_ms": 1000,
+    }
+
+
 def update_body(random: np.random.Generator, items: int, width: int) -> bytes:
     """Returns a file of updates of CALL_ROWS items by Zipf's law."""
     values = random.normal(0, 0.1, (CALL_ROWS, width)).astype(np.float32)
@@ -212,12 +222,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.folder.mkdir(parents=True, exist_ok=True)
     bundle = bundle_in(args.folder, args.rows, args.items, args.width)
     items = bundle.encoder.vocabularies["item"].size - 10_000
-    settings = {
-        "plan": plan_of(bundle, args.folder, args.lane),
-        "admin_token": TOKEN,
-        "update_log": args.folder / "log",
-        "default_budget_ms": 1000,
-    }
+    settings = settings_of(bundle, args.folder, args.lane)
     source = open_source(None, bundle, 1)
     many, body = source.sampled(np.full(2000, args.candidates), 0)
     _, one = source.sampled(np.full(1, 1), 0)

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from benchmarks.operations.update_feed import TOKEN, bundle_in, feed, new_values, plan_of, turn
+from benchmarks.operations.update_feed import bundle_in, feed, new_values, settings_of, turn
 from polyrec.loadtest.machine import machine
 from polyrec.loadtest.traffic.source import open_source
 from polyrec.server.child import start
@@ -53,13 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.folder.mkdir(parents=True, exist_ok=True)
     bundle = bundle_in(args.folder, 400_000, 100_000, 64)
     items = bundle.encoder.vocabularies["item"].size - 10_000
-    log = args.folder / "log"
-    settings = {
-        "plan": plan_of(bundle, args.folder, "thread"),
-        "admin_token": TOKEN,
-        "update_log": log,
-        "default_budget_ms": 1000,
-    }
+    settings = settings_of(bundle, args.folder, "thread")
     source = open_source(None, bundle, 1)
     _, one = source.sampled(np.full(1, 1), 0)
     spawn = multiprocessing.get_context("spawn")
@@ -78,7 +72,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         adder.start()
         for minute in range(args.minutes):
             each = turn(server.url, source, args.rate, 60.0, minute, 23, ())
-            each |= {"minute": minute + 1, **memory_of(process, log), "new_values": len(new)}
+            each |= {
+                "minute": minute + 1,
+                **memory_of(process, settings["update_log"]),
+                "new_values": len(new),
+            }
             found.append(each)
             print(json.dumps(each), flush=True)
         adder.join()

@@ -54,6 +54,12 @@ class FeatureBins(Strict):
     unknown: Share
     independent: Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
+    @model_validator(mode="after")
+    def _edges_fit(self) -> Self:
+        if not len(self.edges) < len(self.shares) <= len(self.edges) + 2:
+            raise ValueError(f"{len(self.edges)} edges, {len(self.shares)} shares")
+        return self
+
 
 class FeatureReference(Strict):
     """The references of a bundle's features, in the order of its rows. rows, requests: that they are of."""
@@ -87,7 +93,7 @@ class FeatureCounts:
         of_bins = np.zeros(shape), np.zeros(shape), np.zeros(shape)
         return cls(*of_bins, np.zeros(features), np.zeros(features))
 
-    def add(self, other: FeatureCounts) -> None:
+    def merge(self, other: FeatureCounts) -> None:
         """Adds the counts of other requests."""
         self.counts += other.counts
         self.squares += other.squares
@@ -184,9 +190,8 @@ class _Layout:
             yield bins_of_ranks(block.ranks[:, i], edges, missing, unknown), None
         if not self.bags:
             return
-        lengths = np.diff(block.bag_offsets).reshape(block.rows, -1)
-        column = np.repeat(np.tile(np.arange(block.bags), block.rows), lengths.ravel())
-        row = np.repeat(np.arange(block.rows), lengths.sum(1))
+        column = block.bag_columns()
+        row = np.repeat(np.arange(block.rows), np.diff(block.bag_offsets).reshape(block.rows, -1).sum(1))
         for i, edges, missing, unknown in self.bags:
             mine = column == i
             yield bins_of_ranks(block.bag_values[mine], edges, missing, unknown), row[mine]
@@ -212,19 +217,20 @@ def reference_of(encoder: Encoder, data: EncodedRows, rows: I64) -> FeatureRefer
         runs = [rows[start : start + length] for start in starts]
     else:
         runs = [rows[start : start + length] for start in range(0, rows.size, length)]
-    edges = _edges(encoder, [data.batch(run) for run in runs])
+    batches = [data.batch(run) for run in runs]
+    edges = _edges(encoder, batches)
     binner = FeatureBinner(encoder, edges)
     counts = FeatureCounts.empty(len(binner.features))
-    for run in runs:
+    for run, batch in zip(runs, batches, strict=True):
         request = None if data.group is None else np.unique(data.group[run], return_inverse=True)[1]
-        counts.add(binner.count(data.batch(run), request))
+        counts.merge(binner.count(batch, request))
     features = {}
-    for i, name in enumerate(binner.features):
-        lookups = counts.lookups[i]
+    ids = {f.name for f in encoder.schema.categorical}
+    for i, (name, lookups) in enumerate(zip(binner.features, counts.lookups.tolist(), strict=True)):
         if not lookups:
             continue
-        # bins of numbers, then of ids: these have one for missing values
-        used = len(edges[name]) + 1 + (name in {f.name for f in encoder.schema.categorical})
+        # ids have one more bin, for missing values
+        used = len(edges[name]) + 1 + (name in ids)
         shares = counts.counts[i, :used] / lookups
         spread = counts.variances(i).sum()
         features[name] = FeatureBins(
@@ -247,9 +253,7 @@ def _edges(encoder: Encoder, batches: Iterable[Batch]) -> dict[str, list[float]]
                 values.setdefault(number.name, []).append(block.dense[:, i])
             for i, single in enumerate(layout.singles):
                 values.setdefault(single.name, []).append(block.ranks[:, i])
-            column = np.repeat(
-                np.tile(np.arange(block.bags), block.rows), np.diff(block.bag_offsets) if block.bags else 0
-            )
+            column = block.bag_columns()
             for i, bag in enumerate(layout.bags):
                 values.setdefault(bag.name, []).append(block.bag_values[column == i])
     vocabulary = {f.name: encoder.vocabulary(f) for f in encoder.schema.categorical}
@@ -271,7 +275,7 @@ def stability_index(reference: FeatureBins, counts: FeatureCounts, feature: int)
 
     At least 0: it is the part that chance does not explain.
     """
-    if not counts.lookups[feature]:
+    if not counts.counts[feature].any():
         return None
     used = len(reference.shares)
     smoothed = counts.counts[feature, :used] + SMOOTHING
@@ -289,22 +293,9 @@ def keep_reference(training: Mapping[str, Any]) -> dict[str, Any]:
     return {FEATURE_REFERENCE: training[FEATURE_REFERENCE]} if FEATURE_REFERENCE in training else {}
 
 
-class _Entry(Strict):
-    """Checks a reference against the number of its bins."""
-
-    reference: FeatureReference
-
-    @model_validator(mode="after")
-    def _bins_fit(self) -> Self:
-        for name, one in self.reference.features.items():
-            if not len(one.edges) < len(one.shares) <= len(one.edges) + 2:
-                raise ValueError(f"feature '{name}' has {len(one.edges)} edges, {len(one.shares)} shares")
-        return self
-
-
 def read_reference(training: Mapping[str, Any]) -> FeatureReference | None:
     """Returns the reference in a manifest's `training`; None if it has none, or one of another version."""
     entry = training.get(FEATURE_REFERENCE)
     if not isinstance(entry, dict) or entry.get("version") != 1:
         return None
-    return _Entry.model_validate({"reference": entry}).reference
+    return FeatureReference.model_validate(entry)

@@ -54,6 +54,10 @@ class Block:
         """Number of multi-valued features (0 for an empty block)."""
         return (self.bag_offsets.size - 1) // self.rows if self.rows else 0
 
+    def bag_columns(self) -> I64:
+        """Returns the multi-valued feature of each of bag_values by its number, int64 [total]."""
+        return np.repeat(np.tile(np.arange(self.bags), self.rows), np.diff(self.bag_offsets))
+
     def take(self, rows: I64) -> Block:
         """The given rows, in the given order, repeats allowed."""
         bags = self.bags

@@ -54,7 +54,7 @@ def make_id_dropout(encoder: Encoder, probabilities: Probabilities) -> IdDropout
             if feature.name in probabilities and data.rows:
                 if values is data.bag_values:
                     values = values.copy()
-                    bag = np.repeat(np.tile(np.arange(data.bags), data.rows), np.diff(data.bag_offsets))
+                    bag = data.bag_columns()
                 own = np.flatnonzero(bag == column)
                 dropped = random.random(own.size) < probabilities[feature.name][values[own]]
                 values[own[dropped]] = encoder.vocabulary(feature).oov_rank

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Generic, Protocol, Self, TypeVar
 
 SLICES = 10
-"""Number of slices; the oldest is dropped when a new one begins."""
+"""Usual number of slices; the oldest is dropped when a new one begins."""
 
 
 class Sums(Protocol):
@@ -22,12 +22,12 @@ S = TypeVar("S", bound=Sums)
 
 
 class SlidingWindow(Generic[S]):
-    """Sums over the last span_s seconds. make: makes empty sums."""
+    """Sums over the last span_s seconds. make: makes empty sums. slices: number of them."""
 
-    def __init__(self, span_s: float, make: Callable[[], S]) -> None:
-        self._slice_s = span_s / SLICES
+    def __init__(self, span_s: float, make: Callable[[], S], slices: int = SLICES) -> None:
+        self._span_s, self._slice_s = span_s, span_s / slices
         self._make = make
-        self._slices: deque[tuple[float, S]] = deque(maxlen=SLICES)
+        self._slices: deque[tuple[float, S]] = deque(maxlen=slices)
 
     def current(self, now_s: float) -> S:
         """Returns the slice to add to. now_s: on a monotonic clock."""
@@ -39,6 +39,6 @@ class SlidingWindow(Generic[S]):
         """Returns the sum of all slices in the window."""
         total = self._make()
         for start_s, part in self._slices:
-            if start_s >= now_s - SLICES * self._slice_s:
+            if start_s >= now_s - self._span_s:
                 total.merge(part)
         return total

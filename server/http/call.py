@@ -100,7 +100,6 @@ class Call:
     __slots__ = (
         "_answer",
         "_answered_s",
-        "_arm",
         "_arrival_s",
         "_begun_s",
         "_budget_s",
@@ -110,6 +109,7 @@ class Call:
         "_deadline_is_budget",
         "_deadline_s",
         "_engine",
+        "_group",
         "_logged_body",
         "_options",
         "_outcomes",
@@ -147,7 +147,7 @@ class Call:
         self._options = NO_OPTIONS
         self._serving: Serving | None = None
         self._query: Query | None = None
-        self._arm: ArmGroup | None = None
+        self._group: ArmGroup | None = None
         self._suspect: ArmGroup | None = None
         self._rows = self._size = 0
         self._outcomes = engine.without_path[codec.endpoint]
@@ -205,9 +205,9 @@ class Call:
         self._parsed_s = clock()
         rollout = self._engine.rollout
         if rollout is not None:
-            self._arm = rollout.choose(parsed.rows, self._scope["headers"], parsed.pinned)
-            if self._arm is not None:
-                self._serving = self._arm.arm.serving
+            self._group = rollout.choose(parsed.rows, self._scope["headers"], parsed.pinned)
+            if self._group is not None:
+                self._serving = self._group.arm.serving
         prediction_log = self._engine.prediction_log
         if prediction_log is not None and self._codec.logged and prediction_log.wants():
             self._logged_body = body
@@ -224,19 +224,19 @@ class Call:
 
         Raises RequestError if the stable version rejects it.
         """
-        arm = self._arm
-        if arm is None or not arm.arm.is_canary or not isinstance(error, RETRIED):
+        group = self._group
+        if group is None or not group.arm.is_canary or not isinstance(error, RETRIED):
             return None
         is_refusal = isinstance(error, Overloaded)
         if isinstance(error, Invalid | FeatureError):
-            self._suspect = arm  # the client's mistake, unless the stable version answers
+            self._suspect = group  # the client's mistake, unless the stable version answers
         elif not is_refusal:
-            arm.failed()
-        self._arm = None
+            group.failed()
+        self._group = None
         self._serving = self._engine.serving
         query = self._queue()
         if is_refusal:  # and the stable version did not refuse it as well
-            arm.failed(self._budget_s)
+            group.failed(self._budget_s)
         return query
 
     async def answer(self, query: Query) -> Answer:
@@ -287,8 +287,8 @@ class Call:
         self._counters = path.endpoints[self._codec.endpoint]
         self._outcomes = self._counters.outcomes
         reply = self._codec.write(serving, self._parsed, answer, path)
-        if self._arm is not None:
-            reply = reply._replace(headers=(*reply.headers, self._arm.arm.header))
+        if self._group is not None:
+            reply = reply._replace(headers=(*reply.headers, self._group.arm.header))
         self._written_s = clock()
         return reply
 
@@ -311,8 +311,8 @@ class Call:
             self._trace.end(moments, outcome, status, self._rows, self._budget_s, path, answer.reason)
         if self._suspect is not None:
             self._suspect.failed()
-        if self._arm is not None:
-            self._arm.answered(took_s, self._budget_s, answer, self._parsed.rows)
+        if self._group is not None:
+            self._group.answered(took_s, self._budget_s, answer, self._parsed.rows)
         self._counters.answered(
             in_time, took_s, self._rows, parse_s, answer.queue_s, serialize_s, answer.reason
         )
@@ -365,8 +365,8 @@ class Call:
         end_s = clock()
         took_s = end_s - self._arrival_s
         self._outcomes.finished(outcome, took_s)
-        if self._arm is not None and outcome in SLO_MISSES:
-            self._arm.failed(self._budget_s if outcome in BY_BUDGET else math.inf)
+        if self._group is not None and outcome in SLO_MISSES:
+            self._group.failed(self._budget_s if outcome in BY_BUDGET else math.inf)
         if self._trace is not None:
             self._trace.end(self._moments(end_s), outcome, status, self._rows, self._budget_s)
         return took_s

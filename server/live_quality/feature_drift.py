@@ -8,7 +8,6 @@ labels and no log. Memory is that of a few hundred numbers a feature, whatever t
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -28,6 +27,7 @@ from polyrec.models.schema.batch import I64, Batch, Block
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.schema import Categorical
 from polyrec.models.schema.vocabulary import ids_of_ranks
+from polyrec.planner.rollout.window import SlidingWindow
 
 SAMPLE_S = 0.2
 """Least time between batches that are counted."""
@@ -64,31 +64,6 @@ class DriftDocument(Strict):
     features: dict[str, dict[str, FeatureDriftDocument]]
 
 
-class SlidingCounts:
-    """Counts of the last `span_s` seconds, as of the latest SLICES of them."""
-
-    def __init__(self, features: int, span_s: float) -> None:
-        self._features, self._slice_s = features, span_s / SLICES
-        self._slices: deque[tuple[float, FeatureCounts]] = deque()
-
-    def add(self, counts: FeatureCounts, now_s: float) -> None:
-        if not self._slices or now_s >= self._slices[-1][0] + self._slice_s:
-            self._slices.append((now_s, FeatureCounts.empty(self._features)))
-        self._slices[-1][1].add(counts)
-        self._forget(now_s)
-
-    def total(self, now_s: float) -> FeatureCounts:
-        self._forget(now_s)
-        total = FeatureCounts.empty(self._features)
-        for _, counts in self._slices:
-            total.add(counts)
-        return total
-
-    def _forget(self, now_s: float) -> None:
-        while self._slices and now_s >= self._slices[0][0] + SLICES * self._slice_s:
-            self._slices.popleft()
-
-
 class FeatureDrift:
     """Drift of the features of one bundle. Used from one thread."""
 
@@ -97,7 +72,10 @@ class FeatureDrift:
         self._reference = reference
         edges = {} if reference is None else {n: one.edges for n, one in reference.features.items()}
         self._binner = FeatureBinner(encoder, edges)
-        self._windows = {name: SlidingCounts(len(edges), span_s) for name, span_s in WINDOWS_S.items()}
+        self._windows = {
+            name: SlidingWindow(span_s, lambda: FeatureCounts.empty(len(edges)), SLICES)
+            for name, span_s in WINDOWS_S.items()
+        }
         self._next_s = -np.inf
         self._moved: dict[str, tuple[I64, I64]] = {}
 
@@ -123,7 +101,7 @@ class FeatureDrift:
             batch = moved
         counts = self._binner.count(batch)
         for window in self._windows.values():
-            window.add(counts, now_s)
+            window.current(now_s).merge(counts)
 
     def document(self, now_s: float) -> DriftDocument:
         """Returns the drift in each window."""
@@ -135,9 +113,9 @@ class FeatureDrift:
             if self._reference is None or total.requests < LEAST_REQUESTS:
                 continue
             found[name] = {}
-            for i, feature in enumerate(self._binner.features):
+            every = (total.lookups + total.unknown).tolist()
+            for i, (feature, lookups) in enumerate(zip(self._binner.features, every, strict=True)):
                 reference = self._reference.features[feature]
-                lookups = float(total.lookups[i] + total.unknown[i])
                 found[name][feature] = FeatureDriftDocument(
                     index=stability_index(reference, total, i),
                     unknown=float(total.unknown[i]) / lookups if lookups else 0.0,
@@ -179,7 +157,7 @@ def _translated(
     for i, feature in enumerate(singles):
         if feature.table_name in orders:
             ranks[:, i] = orders[feature.table_name][ranks[:, i]]
-    column = np.repeat(np.tile(np.arange(len(bags)), block.rows), np.diff(block.bag_offsets) if bags else 0)
+    column = block.bag_columns()
     for i, feature in enumerate(bags):
         if feature.table_name in orders:
             mine = column == i

@@ -87,16 +87,13 @@ class ModelSource:
         """Reads a plan by URL and fetches its bundles. Raises FetchError, BundleError or PlanError."""
         what = f"plan '{url}'"
         plan = parse_plan(read(url, MOST_SERVED_BYTES), what)
-        if plan.placement is not None and plan.placement.files:
+        placement = plan.placement
+        if placement is not None and placement.files:
             raise PlanError(
-                f"{what}: placement: {' and '.join(plan.placement.files)}: a plan by URL names no files of "
+                f"{what}: placement: {' and '.join(placement.files)}: a plan by URL names no files of "
                 "this machine; leave them to the settings (--tier-directory, --store-password-file)"
             )
-        if (
-            plan.placement is not None
-            and plan.placement.remote is not None
-            and self._settings.store_url is None
-        ):
+        if placement is not None and placement.remote is not None and self._settings.store_url is None:
             # who can write there could have the server connect anywhere, and send the operator's password
             raise PlanError(
                 f"{what}: placement: the store of a plan by URL is named by the settings: --store-url"

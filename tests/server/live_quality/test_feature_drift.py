@@ -12,13 +12,13 @@ from polyrec.models.runtimes import open_runtime
 from polyrec.models.schema.batch import Batch
 from polyrec.models.schema.encoder import Encoder
 from polyrec.planner.plan import Plan
+from polyrec.planner.rollout.window import SlidingWindow
 from polyrec.server.codecs.json_rows import Decoder
 from polyrec.server.live_quality.feature_drift import (
     LEAST_REQUESTS,
     SAMPLE_S,
     SLICES,
     FeatureDrift,
-    SlidingCounts,
     drifts_of,
     first_rows,
 )
@@ -39,11 +39,11 @@ def counts_of(requests: int) -> FeatureCounts:
 
 
 def test_a_window_has_what_was_counted_within_its_span() -> None:
-    window = SlidingCounts(1, 120.0)
+    window = SlidingWindow(120.0, lambda: FeatureCounts.empty(1), SLICES)
     random = np.random.default_rng(0)
     at = np.cumsum(random.exponential(4.0, 300))
     for i, now_s in enumerate(at.tolist()):
-        window.add(counts_of(1), now_s)
+        window.current(now_s).merge(counts_of(1))
         total = window.total(now_s).requests
         # whole slices leave
         assert (at[: i + 1] > now_s - 120.0 + 120.0 / SLICES).sum() <= total
