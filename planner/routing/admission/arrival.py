@@ -16,19 +16,26 @@ INF = float("inf")
 
 
 class Arrival(NamedTuple):
-    """When a request arrived, in seconds. earliest_s: not before. likely_s: by its place among those read."""
+    """When a request arrived, in seconds. earliest_s: not before. likely_s: by its place among those read.
+
+    between_s: between two arrivals, on average; infinity if unknown.
+    """
 
     earliest_s: float
     likely_s: float
+    between_s: float
 
     def budget_start_s(self, budget_s: float, now_s: float) -> float:
         """Returns the earliest time, or the likely one if the earliest leaves nothing of the budget.
 
         The earliest time alone would reject everything read after a pause longer than the budget, and what
-        arrived at its end is in time.
+        arrived at its end is in time. A budget that is shorter than the time between arrivals begins now: a
+        place among them says nothing so exact.
         """
         if now_s - self.earliest_s < budget_s:
             return self.earliest_s
+        if budget_s < self.between_s:
+            return now_s
         return max(self.earliest_s, min(self.likely_s, now_s))
 
 
@@ -63,5 +70,5 @@ class ArrivalTimes:
     def arrival(self, answered_s: float = 0.0) -> Arrival:
         """Returns when the last request begun arrived. answered_s: when its client got the answer before."""
         after_s = self._earliest_s
-        likely_s = after_s + (self._count - 0.5) / self._rate if self._rate > 0 else INF
-        return Arrival(max(after_s, answered_s), likely_s)
+        between_s = 1 / self._rate if self._rate > 0 else INF
+        return Arrival(max(after_s, answered_s), after_s + (self._count - 0.5) * between_s, between_s)

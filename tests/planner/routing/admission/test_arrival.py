@@ -81,3 +81,14 @@ def test_a_client_that_waited_for_its_answer_sent_the_next_request_after_it():
     times.begin()
     assert times.arrival(1.5).earliest_s == 1.5
     assert times.arrival(1.995).budget_start_s(0.004, 2.0) >= 1.995
+
+
+def test_a_budget_shorter_than_the_time_between_arrivals_begins_now():
+    times = ArrivalTimes()
+    times.look(1.0, slept=True)
+    for step in range(1, 100):
+        read(times, 1.0 + 0.01 * step, 10)
+    now_s = times.looked_s + 0.01
+    for each in read(times, now_s, 10):
+        assert each.budget_start_s(1e-8, now_s) == now_s
+        assert each.budget_start_s(0.002, now_s) < now_s
