@@ -9,7 +9,8 @@
 in the candidate, so that profile, plan and requests are of independent rows. `measure` plans twice, for all
 rows in memory and for half of their bytes, on one core, and opens a server by each plan, one after the other
 so that they share no memory; it loads them over 16 connections in a closed loop from another core, and checks
-every answer. The plans' prediction is compared at the mean batch that the server formed.
+every answer. Each turn has requests of its own, which are not repeated unless the turn sends more than
+REQUESTS. The plans' prediction is compared at the mean batch that the server formed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -42,7 +44,10 @@ from polyrec.planner.traffic import Sizes, Traffic
 from polyrec.server.child import start
 
 ROWS = 23
-REQUESTS = 4096
+REQUESTS = 16384
+"""Different ones of a turn."""
+AT_ONCE = 128
+"""Requests whose reference is computed together."""
 CONNECTIONS = 16
 SLO_S = 0.05
 PHASES = ("encode", "embed", "dense")
@@ -67,22 +72,31 @@ def counted(url: str) -> dict[str, float]:
     return found
 
 
-def known_requests(bundle: Bundle, url: str) -> Known:
-    """Draws requests and computes their answers."""
-    drawn = draw(bundle.manifest.schema_, value_of_rank(bundle), REQUESTS, ROWS)
+def known_requests(bundle: Bundle, turns: int) -> list[Known]:
+    """Draws the requests of each turn and computes their answers; `url` is to be set."""
+    drawn = draw(bundle.manifest.schema_, value_of_rank(bundle), REQUESTS * turns, ROWS)
     reference = Reference(bundle)
-    expected = np.stack([reference(*one) for one in zip(drawn.dense, drawn.sparse, strict=True)])
+    parts = []
+    for first in range(0, len(drawn), AT_ONCE):
+        some = slice(first, first + AT_ONCE)
+        dense, sparse = drawn.dense[some], drawn.sparse[some]
+        found = reference(dense.reshape(-1, dense.shape[2]), sparse.reshape(-1, sparse.shape[2]))
+        parts.append(found.reshape(-1, ROWS))
+    expected = np.concatenate(parts)
     headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": "0"}
     bodies = [binary_body(drawn, i) for i in range(len(drawn))]
-    return Known(url + INFER, headers, bodies, expected, 1e-5, binary=True)
+    return [
+        Known("", headers, bodies[first : first + REQUESTS], expected[first : first + REQUESTS], 1e-5, True)
+        for first in range(0, len(drawn), REQUESTS)
+    ]
 
 
-def measured(known: Known, url: str, seconds: float, turns: int) -> dict[str, Any]:
-    """Loads a server; the first turn is not counted."""
+def measured(known: list[Known], url: str, seconds: float) -> dict[str, Any]:
+    """Loads a server with the requests of each turn; the first turn is not counted."""
     rates, moved = [], dict[str, float]()
-    for turn in range(turns + 1):
+    for turn, requests in enumerate(known):
         before = counted(url)
-        loop = closed(known, CONNECTIONS, seconds)
+        loop = closed(replace(requests, url=url + INFER), CONNECTIONS, seconds)
         if not turn:
             continue
         rates.append(loop.requests_per_s * ROWS)
@@ -107,7 +121,7 @@ def main() -> None:
         "--folder", type=Path, default=Path("runs/half"), help="of model and files; a real disk"
     )
     parser.add_argument("--share", type=float, default=0.5, help="of the rows' bytes as memory")
-    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--seconds", type=float, default=3.0, help="of a turn")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
@@ -117,7 +131,7 @@ def main() -> None:
         return
     profile = load_profile(args.folder / "profile.json")
     bundle = load_bundle(args.folder / "large")
-    known: Known | None = None
+    known = known_requests(bundle, args.turns + 1)
     found: dict[str, Any] = {}
     for name, share in (("memory", None), ("tiers", args.share)):
         proposal = plan_for(profile, share)
@@ -128,9 +142,7 @@ def main() -> None:
         save_plan(plan.model_copy(update={"placement": placement}), args.folder / "plan.json")
         with start({"plan": args.folder / "plan.json", "drain_grace_s": 0}, core=SERVER_CORE) as server:
             os.sched_setaffinity(0, {CLIENT_CORE})
-            known = known_requests(bundle, server.url) if known is None else known
-            known = Known(server.url + INFER, known.headers, known.bodies, known.expected, 1e-5, True)
-            result = measured(known, server.url, args.seconds, args.turns)
+            result = measured(known, server.url, args.seconds)
         rows = result["batch_rows"]
         result |= {
             "predicted_batch_ms": 1e3 * option.timing.median(rows),
