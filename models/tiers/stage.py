@@ -51,9 +51,7 @@ def open_tiers(
     stage = _storing(bundle.at_width(None).stage())
     weight = stage.state_dict()["store.weight"]
     row_format = RowFormat(stage.store.width, bundle.manifest.representation.precision)
-    names = stage.rows.tables
-    stored = stage.rows.sizes if isinstance(stage, TableStage) else stage.cuts.tolist()
-    sizes = dict(zip(names, stored, strict=True))
+    sizes = _sizes(stage)
     if not sum(sizes.values()):
         raise RuntimeUnavailable("placement: the representation stores no rows, there is nothing to place")
     if encoder is None and isinstance(bundle, Bundle):
@@ -61,6 +59,14 @@ def open_tiers(
     return open_stack(
         row_format, sizes, rows_of_weight(weight, row_format), placement, encoder, device, changes
     )
+
+
+def stored_rows(bundle: Bundle | BundleWeights) -> dict[str, int]:
+    """Returns the number of rows of each table that a representation stores; empty if it stores none."""
+    stage = bundle.stage()
+    part = stage.table if isinstance(stage, HybridStage) else stage
+    sizes = _sizes(part) if isinstance(part, TableStage | ComputedStage) else {}
+    return sizes if sum(sizes.values()) else {}
 
 
 def open_stage(
@@ -124,6 +130,11 @@ def prefetch(stage: Stage, batch: Batch) -> int:
     if rows is None or fused is None or rows.stack.tiers.disk is None:
         return 0
     return rows.prefetch(fused.lookups(batch).rows())
+
+
+def _sizes(stage: TableStage | ComputedStage) -> dict[str, int]:
+    stored = stage.rows.sizes if isinstance(stage, TableStage) else stage.cuts.tolist()
+    return dict(zip(stage.rows.tables, stored, strict=True))
 
 
 def _storing(stage: Stage | nn.Module) -> TableStage | ComputedStage:

@@ -95,6 +95,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     tiers = parser.add_argument_group("memory tiers of a plan")
     tiers.add_argument("--tier-directory", help="with --plan: folder for files of rows on disk (a real disk)")
     tiers.add_argument(
+        "--updates",
+        action="store_true",
+        default=None,
+        help="also take updates of rows that are all in memory (implied by --update-log)",
+    )
+    tiers.add_argument(
         "--update-log",
         metavar="FOLDER",
         help="log updates of rows, on the disk before they are acknowledged, and serve them after a restart",

@@ -128,8 +128,10 @@ class Settings(Strict):
     tier_directory, drift_s, drift_every, drift_memory: only with a plan that has a placement, in place of its
         own: folder of the disk tiers' files; seconds between reorderings of rows by observed accesses; of how
         many batches one is observed; weight of earlier accesses, in look-ups.
+    updates: whether rows that the plan has all in memory can be updated as well as those in tiers; they are
+        then copied into the process's own memory.
     update_log: folder of the logs of row updates, which then survive the process; a subfolder for each of
-        several models. For a single server process.
+        several models. Implies `updates`. For a single server process, as `updates` is.
     store_url, store_password, store_password_file: of the remote store, in place of the plan's. The password
         itself can be given by a variable only.
     max_connections, max_buffered_bytes, keep_alive_s, head_timeout_s, body_timeout_s, write_timeout_s: limits
@@ -178,6 +180,7 @@ class Settings(Strict):
     drift_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     drift_every: Annotated[int, Field(ge=1)] | None = None
     drift_memory: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    updates: bool = False
     update_log: Path | None = None
     store_url: StoreUrl | None = None
     store_password: SecretStr | None = None
@@ -239,8 +242,9 @@ class Settings(Strict):
             raise ValueError(
                 "store_url: leave the password out; POLYREC_STORE_PASSWORD and a file keep it secret"
             )
-        if self.update_log is not None and self.processes > 1:
-            raise ValueError("--update-log is for one server process: an update reaches only one of several")
+        if self.processes > 1 and (self.updates or self.update_log is not None):
+            name = "--updates" if self.update_log is None else "--update-log"
+            raise ValueError(f"{name} is for one server process: an update reaches only one of several")
         if self.live_quality != "off" and self.prediction_log is None:
             raise ValueError("--live-quality needs --prediction-log FOLDER")
         return self

@@ -157,13 +157,13 @@ class Embeddings:
         stacks = self._stacks()
         known = ", ".join(stacks)
         if not stacks:
-            raise Invalid("no path has its rows in tiers: the plan has no placement for any")
+            raise Invalid("no path takes updates of rows; start the server with --updates or --update-log")
         if path is None:
             if len({id(stack) for stack in stacks.values()}) > 1:
                 raise Invalid(f"name the path whose rows change; with tiers are: {known}")
             return next(iter(stacks.items()))
         if path not in stacks:
-            raise Invalid(f"path '{path}' has no tiers; those that have: {known}")
+            raise Invalid(f"path '{path}' takes no updates; those that do: {known}")
         return path, stacks[path]
 
 

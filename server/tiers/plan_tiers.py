@@ -1,7 +1,8 @@
 """Opens the tiers of a plan's placement: one stack for each bundle on a device, shared by its paths and
 lanes.
 
-A path whose placement puts all rows into its device's own memory gets no tiers and pays nothing for them.
+A path whose rows are all in its device's own memory gets no tiers and pays nothing for them, unless they are
+to be updated: then it has one tier, that memory.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from polyrec.models.embeddings.table import TableStage
 from polyrec.models.errors import RuntimeUnavailable
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.tiers.stack import TierStack
-from polyrec.models.tiers.stage import open_tiers
-from polyrec.models.tiers.tier_settings import PAGE_BYTES, TierSettings
+from polyrec.models.tiers.stage import open_tiers, stored_rows
+from polyrec.models.tiers.tier_settings import PAGE_BYTES, TierCuts, TierSettings
 from polyrec.models.tiers.updates.changes import Changes
 from polyrec.models.tiers.updates.drift import Drift
 from polyrec.planner.placement import DIRECTORY, PlacedPath, Placement
@@ -90,12 +91,13 @@ def open_tier_set(
     been served, which the tiers contain from the start.
     Raises PlanError for an impossible placement, RuntimeUnavailable for one that this machine cannot hold.
     """
-    tier_set, placement = TierSet(), plan.placement
-    if placement is None:
-        return tier_set
+    tier_set, placement = TierSet(), plan.placement or Placement(paths=())
     owners: dict[Place, TierStack] = {}
+    to_open = _paths_to_open(plan, placement)
+    if update_store.in_memory:
+        to_open = _in_memory(plan, bundles) | to_open
     try:
-        for place, (placed, planned) in _paths_to_open(plan, placement).items():
+        for place, (placed, planned) in to_open.items():
             bundle = bundles[planned.bundle]
             shared = _shared(plan, planned, bundle, placed)
             changes = update_store.changes_of(bundle, planned.device, placement.directory or DIRECTORY)
@@ -130,6 +132,28 @@ def _paths_to_open(plan: Plan, placement: Placement) -> dict[Place, tuple[Placed
         elif place not in found or placed.rows(tier) > found[place][0].rows(tier):
             found[place] = placed, planned
     return {place: paths for place, paths in found.items() if place not in in_memory}
+
+
+def _in_memory(plan: Plan, bundles: Mapping[Path, Bundle]) -> dict[Place, tuple[PlacedPath, PlannedPath]]:
+    """For each place whose rows an update can reach in its device's own memory: that placement.
+
+    A path that takes no updates so is reported.
+    """
+    found: dict[Place, tuple[PlacedPath, PlannedPath]] = {}
+    for planned in plan.paths:
+        place, bundle = (planned.bundle, planned.device), bundles[planned.bundle]
+        if place in found:
+            continue
+        rows, tier = stored_rows(bundle), own_tier(planned.device)
+        placed = PlacedPath(path=planned.name, tables={t: TierCuts(**{tier: n}) for t, n in rows.items()})
+        try:
+            if rows:
+                _require_places(planned, placed)
+                _shared(plan, planned, bundle, placed)
+                found[place] = placed, planned
+        except PlanError as e:
+            log.warning("no updates of rows: %s", e)
+    return found
 
 
 def needs_tiers(placed: PlacedPath, device: str) -> bool:
@@ -171,10 +195,7 @@ def _open_stack(
     changes: Changes,
     shared: bool,
 ) -> TierStack:
-    if placed.rows("device") and planned.runtime != "torch":
-        raise PlanError(
-            f"path '{planned.name}': {planned.runtime} looks rows up on the host; put none on the device"
-        )
+    _require_places(planned, placed)
     cuts = TierSettings(
         cuts=placed.tables,
         directory=placement.directory or DIRECTORY,
@@ -189,6 +210,14 @@ def _open_stack(
         raise RuntimeUnavailable(f"path '{planned.name}': {e}") from None
     log.info("tiers of %s are open after %.1f s", planned.name, time.perf_counter() - start)
     return stack
+
+
+def _require_places(planned: PlannedPath, placed: PlacedPath) -> None:
+    """Raises PlanError where the path's runtime cannot read rows of the device's tier."""
+    if placed.rows("device") and planned.runtime != "torch":
+        raise PlanError(
+            f"path '{planned.name}': {planned.runtime} looks rows up on the host; put none on the device"
+        )
 
 
 def _add_background_work(

@@ -30,6 +30,8 @@ class UpdateStore:
         self._changes: dict[Key, Changes] = {}
         self.log_folder: Path | None = None
         """Folder of the update logs; None: updates end with the process."""
+        self.in_memory = False
+        """Whether rows that are all in memory can be updated too, for which their path needs a stack."""
 
     def changes_of(self, bundle: Bundle, device: str, directory: Path) -> Changes:
         """Returns the updates of a bundle's rows on a device; the first time, those of its log.

@@ -167,6 +167,8 @@ def test_logged_updates_are_served_after_kill_9(paged: Bundle, request_: Request
             assert http.post(f"{server.url}/v1/rank", json=body).json()["scores"] == updated_scores
 
 
-def test_an_update_log_needs_a_single_process() -> None:
-    with pytest.raises(SettingsError, match="--update-log is for one server process"):
-        load_settings({"plan": "p.json", "update_log": "log", "processes": 2}, {})
+@pytest.mark.parametrize("given", [{"update_log": "log"}, {"updates": True}])
+def test_updates_need_a_single_process(given: dict[str, object]) -> None:
+    (name,) = given
+    with pytest.raises(SettingsError, match=f"--{name.replace('_', '-')} is for one server process"):
+        load_settings({"plan": "p.json", "processes": 2} | given, {})
