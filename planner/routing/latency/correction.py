@@ -12,7 +12,8 @@ of a ratio of observed to profiled seconds:
 Four rules keep a disturbance from affecting predictions for longer than it lasts:
 
     - State that no new batch confirms decays: shift with a time constant of SHIFT_MEMORY_S, wider with
-      TAIL_MEMORY_S, the bias of a path that is not executed with BIAS_MEMORY_S.
+      TAIL_MEMORY_S, and with BIAS_MEMORY_S the bias of a path that is not executed, to what the executed
+      paths of the lane suggest (`_suggested`).
     - No prediction exceeds what was observed in the last one to two windows: the biased tail plus MARGIN
       times the longest delay of any batch of the lane, and for a path with ENOUGH batches of its own MARGIN
       times the slowest of these.
@@ -25,7 +26,7 @@ Four rules keep a disturbance from affecting predictions for longer than it last
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import exp, log
+from math import exp, log, log1p
 
 from polyrec.planner.routing.latency.latency_table import LatencyTable
 
@@ -186,18 +187,32 @@ class Correction:
             self._begun_s = now_s
             self._next_window()
         kept_tail, kept_bias = exp(-passed_s / TAIL_MEMORY_S), exp(-passed_s / BIAS_MEMORY_S)
+        mean_bias, mean_extra_s = self._mean_error(rows)
         for path, latency in enumerate(self._latencies):
             at = rows if rows < latency.rows else latency.rows
             self._usual[path] = latency.tail[at], exp(-latency.spread[at]), latency.safe_factor
             self._wider[path] *= kept_tail
             if not self._count[path] and not self._count_before[path]:
-                self._bias[path] *= kept_bias
-                self._biased[path] = exp(self._bias[path])
+                suggested = _suggested(latency.median[at], mean_bias, mean_extra_s)
+                bias = suggested + (self._bias[path] - suggested) * kept_bias
+                self._bias[path], self._biased[path] = bias, exp(bias)
                 self._seen[path] *= kept_bias
             self._update(path)
             lasting = self._biased[path] * exp(min(self._shift, self._least_shift))
             self.lasting[path] = min(self.median[path], lasting)
         self._least_shift = self._shift
+
+    def _mean_error(self, rows: int) -> tuple[float, float]:
+        """Means over the batches of both windows: bias, and extra seconds of a batch of `rows` rows."""
+        batches, bias, extra_s = 0, 0.0, 0.0
+        for path, latency in enumerate(self._latencies):
+            count = self._count[path] + self._count_before[path]
+            if count:
+                batches += count
+                bias += count * self._bias[path]
+                median_s = latency.median[rows if rows < latency.rows else latency.rows]
+                extra_s += count * median_s * (self._biased[path] - 1)
+        return (bias / batches, extra_s / batches) if batches else (0.0, 0.0)
 
     def reset(self, anew: bool = False) -> None:
         """Clears the shift and the maxima. anew: the lane was restarted, so its first batches are slow."""
@@ -217,3 +232,13 @@ class Correction:
         self._count_before, self._count = self._count, [0] * paths
         self._slowest_before, self._slowest = self._slowest, [0.0] * paths
         self._delay_before_s, self._delay_s = self._delay_s, 0.0
+
+
+def _suggested(median_s: float, bias: float, extra_s: float) -> float:
+    """Bias of a path that is not executed. median_s: by its profile; bias, extra_s: of the executed paths.
+
+    A slow core costs every path the same factor, work around a batch the same seconds. Of the two the smaller
+    is taken: a path that seems too fast is tried and measured, one that seems too slow is not. Without either
+    it would seem faster than the executed paths, which are measured in the server, and be tried in vain.
+    """
+    return min(bias, log1p(extra_s / median_s)) if extra_s > 0 else bias

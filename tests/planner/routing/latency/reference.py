@@ -66,11 +66,21 @@ class Correction:
         if now_s - self.begun_s >= correction.WINDOW_S:
             self.window += 1
             self.begun_s = now_s
+        executed = [(p, len(self.recent_residuals(p))) for p in range(len(self.latencies))]
+        batches = sum(n for _, n in executed)
+        mean_bias = sum(n * self.bias[p] for p, n in executed) / max(batches, 1)
+        extra_s = 0.0
+        for p, n in executed:
+            median_s = self.latencies[p].median[min(rows, self.latencies[p].rows)]
+            extra_s += n * (exp(self.bias[p]) * median_s - median_s) / max(batches, 1)
         for path, latency in enumerate(self.latencies):
             self.usual[path] = min(rows, latency.rows)
             self.wider[path] *= exp(-passed_s / correction.TAIL_MEMORY_S)
             if not self.recent_residuals(path):
-                self.bias[path] *= exp(-passed_s / correction.BIAS_MEMORY_S)
+                kept = exp(-passed_s / correction.BIAS_MEMORY_S)
+                median_s = latency.median[self.usual[path]]
+                to = min(mean_bias, log(1 + extra_s / median_s)) if extra_s > 0 else mean_bias
+                self.bias[path] = kept * self.bias[path] + (1 - kept) * to
                 self.known[path] *= exp(-passed_s / correction.BIAS_MEMORY_S)
         least = min(*self.shifts, self.shift)
         self.lasting = [min(exp(bias + least), m) for bias, m in zip(self.bias, self.median, strict=True)]
