@@ -47,7 +47,7 @@ STEP_UP, STEP_DOWN = TAIL_STEP * TAIL_QUANTILE, TAIL_STEP * (TAIL_QUANTILE - 1)
 MOST_BIAS = log(4.0)
 MOST_TAIL = log(3.0)
 LEAST_TAIL = log(0.9)
-SHIFT_MEMORY_S, TAIL_MEMORY_S, BIAS_MEMORY_S = 0.5, 3.0, 5.0
+SHIFT_MEMORY_S, TAIL_MEMORY_S, BIAS_MEMORY_S = 0.5, 3.0, 2.5
 """Time constants of exponential decay."""
 WINDOW_S = 1.5
 """Maxima are kept of the current and the previous window."""
@@ -207,8 +207,8 @@ class Correction:
     def _follow_executed(self, new: list[int], rows: int, kept: float) -> None:
         """Updates the bias of each path without a new batch by those of the paths that have some.
 
-        new: batches since the last tick, by path. kept: of a path's own deviation since then, if neither
-        window has a batch of it.
+        new: batches since the last tick, by path. kept: of a path's own deviation since then, if others were
+        executed meanwhile, or no window has a batch of it.
         """
         medians = [table.median[rows if rows < table.rows else table.rows] for table in self._latencies]
         windows = [now + then for now, then in zip(self._count, self._count_before, strict=True)]
@@ -223,7 +223,7 @@ class Correction:
             if new[path]:
                 continue
             own = self._bias[path] - _expected_bias(before, median_s)
-            if not windows[path]:
+            if not windows[path] or any(new):
                 own *= kept
                 self._seen[path] = min(self._seen[path], NEW) * kept
             bias = min(MOST_BIAS, max(-MOST_BIAS, _expected_bias(after, median_s) + own))

@@ -80,7 +80,7 @@ class Correction:
             self.wider[path] *= exp(-passed_s / correction.TAIL_MEMORY_S)
             if path not in latest:
                 own = self.bias[path] - before[path]
-                if path not in window:
+                if latest or path not in window:
                     own *= exp(-passed_s / correction.BIAS_MEMORY_S)
                     kept = min(self.known[path], correction.NEW)
                     self.known[path] = kept * exp(-passed_s / correction.BIAS_MEMORY_S)
