@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks.paired import ratio
+from benchmarks.paired import ratio, ratio_at_equal
 
 
 def test_a_ratio_has_students_interval_of_paired_logarithms() -> None:
@@ -24,3 +24,19 @@ def test_one_pair_has_no_interval() -> None:
     assert mean == 2
     assert math.isnan(low)
     assert math.isnan(high)
+
+
+def test_the_ratio_at_equal_speed_is_the_intercept_of_a_regression() -> None:
+    random = np.random.default_rng(2)
+    by = np.exp(random.normal(0, 0.1, (2, 12)))
+    under = np.exp(random.normal(0, 0.01, 12)) / by[1]
+    over = 1.05 * np.exp(random.normal(0, 0.01, 12)) / by[0]
+    middle, low, high = ratio_at_equal(over.tolist(), under.tolist(), by[0].tolist(), by[1].tolist())
+    plain = stats.linregress(np.log(by[0] / by[1]), np.log(over / under))
+    half = stats.t.ppf(0.975, 10) * plain.intercept_stderr
+    assert [math.log(low), math.log(middle), math.log(high)] == pytest.approx(
+        [plain.intercept - half, plain.intercept, plain.intercept + half]
+    )
+    assert low < 1.05 < high
+    wide = ratio(over.tolist(), under.tolist())
+    assert high - low < (wide[2] - wide[1]) / 3
