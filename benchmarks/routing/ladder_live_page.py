@@ -36,7 +36,7 @@ AIMS = {
 """Least ratios asked of `priced`, and over what."""
 SLICES = 400
 """Number of parts of a day, each with its own rate."""
-ENOUGH = 6
+ENOUGH = 8
 """Pairs from which on the effect of the core's speed is estimated and taken out."""
 NOTHING = 1e-9
 """Information of a run without an answer in time, so that ratios are finite."""

@@ -26,16 +26,22 @@ def test_one_pair_has_no_interval() -> None:
     assert math.isnan(high)
 
 
-def test_the_ratio_at_equal_speed_is_the_intercept_of_a_regression() -> None:
+def test_a_ratio_at_equal_speed_is_the_intercept_of_a_regression() -> None:
     random = np.random.default_rng(2)
-    by = np.exp(random.normal(0, 0.1, (2, 12)))
-    under = np.exp(random.normal(0, 0.01, 12)) / by[1]
-    over = 1.05 * np.exp(random.normal(0, 0.01, 12)) / by[0]
+    by = np.exp(random.normal(0, 0.1, (2, 16)))
+
+    def information(by: np.ndarray) -> np.ndarray:
+        return np.exp(random.normal(0, 0.01, 16) - np.log(by) - 3 * np.log(by) ** 2)
+
+    over, under = 1.05 * information(by[0]), information(by[1])
     middle, low, high = ratio_at_equal(over.tolist(), under.tolist(), by[0].tolist(), by[1].tolist())
-    plain = stats.linregress(np.log(by[0] / by[1]), np.log(over / under))
-    half = stats.t.ppf(0.975, 10) * plain.intercept_stderr
+    x = np.log(by) - np.log(by).mean()
+    design = np.stack((np.ones(16), x[0] - x[1], x[0] ** 2 - x[1] ** 2), axis=1)
+    (intercept, *_), (squares,), _, _ = np.linalg.lstsq(design, np.log(over / under), rcond=None)
+    error = math.sqrt(squares / 13 * np.linalg.inv(design.T @ design)[0, 0])
+    half = stats.t.ppf(0.975, 13) * error
     assert [math.log(low), math.log(middle), math.log(high)] == pytest.approx(
-        [plain.intercept - half, plain.intercept, plain.intercept + half]
+        [intercept - half, intercept, intercept + half]
     )
     assert low < 1.05 < high
     wide = ratio(over.tolist(), under.tolist())

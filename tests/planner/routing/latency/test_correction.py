@@ -131,7 +131,7 @@ CHEAP, USED, DEAR = (
 
 
 def executed_alone(took_s: float, seconds: float = 60.0) -> Correction:
-    """Of three paths the second one alone executes, each batch of one row in took_s."""
+    """Makes three paths of which only the second one executes, each batch of one row in took_s."""
     correction = Correction([CHEAP, USED, DEAR])
     for i in range(round(10 * seconds)):
         fed([took_s] * 10, correction, path=1)
