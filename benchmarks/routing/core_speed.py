@@ -103,6 +103,10 @@ class CoreSpeedMonitor:
         """A quantile of the duration of the work, seconds, between two moments of perf_counter."""
         return float(np.quantile(between(self._samples(), begin_s, end_s)[:, 1], quantile))
 
+    def mean_unit_s(self, begin_s: float, end_s: float) -> float:
+        """The mean duration of the work in the same period, interruptions included."""
+        return float(between(self._samples(), begin_s, end_s)[:, 1].mean())
+
     def slowdown(self, begin_s: float, end_s: float, unit_s: float) -> MeasuredSlowdown:
         """Returns the slowdown from begin_s (perf_counter) on, relative to unit_s, the usual duration."""
         found = between(self._samples(), begin_s, end_s)

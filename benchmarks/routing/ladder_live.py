@@ -7,6 +7,13 @@ policies take turns with the same requests at the same times: constant loads, sh
 capacity, and a day, a rate of sin squared with its peak at --peak times the widest path's capacity. Turns are
 added to those that the file has, so that a long measurement can be made in pieces;
 benchmarks/routing/ladder_live_page.py compares the policies.
+
+A virtual core is a tenth or a fifth faster in one run than in the next, and past capacity information follows
+it. So the core's speed is measured during each run, and differences of one per cent take some twenty turns of
+the two policies in question:
+
+    python -m benchmarks.routing.ladder_live PLAN --data ratings.parquet --ahead --loads 1.5 --turns 20 \
+        --policies priced,static:table.w8@cpu --out ladder-live.json
 """
 
 from __future__ import annotations
@@ -24,7 +31,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.routing.ladder import ROWS, RULES, SWING, Ladder, planned
+from benchmarks.routing.core_speed import CoreSpeedMonitor
+from benchmarks.routing.ladder import ROWS, SWING, Ladder, planned
 from polyrec.loadtest.comparison.comparison import Conditions, PolicyComparison
 from polyrec.loadtest.comparison.policy_server import PolicyServer
 from polyrec.loadtest.machine import processor, raised_priority
@@ -37,8 +45,8 @@ from polyrec.planner.plan import load_plan
 from polyrec.planner.traffic import Arrivals, Sizes
 
 LOADS = "0.05,0.3,0.7,1.0,1.5,day"
-WARM_UP_S = 3.0
-"""Seconds until a router has forgotten the losses of the policy and the load before it."""
+WARM_UP_S = 1.5
+"""Seconds until a router knows the load; of the policy before it, it forgets the losses at once."""
 MOST_LAG_S = 0.004
 """Accepted 99th percentile of the driver's lag, which counts as latency of every policy alike."""
 DAY = "day"
@@ -49,7 +57,8 @@ FIGURES = ("information", "ok", "late", "refused", "expired", "p50_ms", "p99_ms"
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """Arrivals of a load. load: as given; rate: the mean, requests/s; chosen: the static path that one would
-    choose for twice that rate; peak: the highest rate over the capacity of the costliest path.
+    choose for twice that rate; peak: the highest rate over the capacity of the costliest path; warm_up_s:
+    before the seconds that count.
     """
 
     load: str
@@ -57,25 +66,26 @@ class Schedule:
     seconds: float
     chosen: str
     peak: float
+    warm_up_s: float
 
     def due_s(self, turn: int) -> F64:
         """Departures of a turn, the warm-up included: float64 [requests], seconds."""
         random = np.random.default_rng((turn, round(self.rate)))
         if self.load != DAY:
-            return arrival_times(Arrivals(), self.rate, WARM_UP_S + self.seconds, random)
+            return arrival_times(Arrivals(), self.rate, self.warm_up_s + self.seconds, random)
         shape = Arrivals(kind="diurnal", factor=SWING, period_s=self.seconds)
-        before_s = arrival_times(Arrivals(), self.rate / SWING, WARM_UP_S, random)
+        before_s = arrival_times(Arrivals(), self.rate / SWING, self.warm_up_s, random)
         day_s = arrival_times(shape, self.rate, self.seconds, random)
-        return np.concatenate((before_s, WARM_UP_S + day_s))
+        return np.concatenate((before_s, self.warm_up_s + day_s))
 
 
 def schedule(ladder: Ladder, load: str, seconds: float, day_seconds: float, peak: float) -> Schedule:
     """load: a share of the narrowest path's capacity, or DAY. peak: of the day, in the widest's capacity."""
     most = ladder.capacity(ladder.paths[-1])
     if load == DAY:
-        return Schedule(load, peak * most / 2, day_seconds, ladder.chosen_for(peak * most), peak)
+        return Schedule(load, peak * most / 2, day_seconds, ladder.chosen_for(peak * most), peak, WARM_UP_S)
     rate = float(load) * ladder.capacity(ladder.paths[0])
-    return Schedule(load, rate, seconds, ladder.chosen_for(2 * rate), rate / most)
+    return Schedule(load, rate, seconds, ladder.chosen_for(2 * rate), rate / most, WARM_UP_S)
 
 
 def policies_in_turn(policies: Sequence[str], turn: int) -> list[str]:
@@ -85,16 +95,20 @@ def policies_in_turn(policies: Sequence[str], turn: int) -> list[str]:
     return order[::-1] if turn % 2 else order
 
 
-def measure(comparison: PolicyComparison, wanted: Schedule, turn: int) -> dict[str, Any] | None:
+def measure(
+    comparison: PolicyComparison, monitor: CoreSpeedMonitor, wanted: Schedule, turn: int
+) -> dict[str, Any] | None:
     """Runs every policy under one schedule; None if the driver was late in one of them."""
-    due_s = wanted.due_s(turn)
+    load = comparison.prepared(wanted.due_s(turn), wanted.warm_up_s + wanted.seconds, turn)
     runs = {}
     for policy in policies_in_turn(comparison.server.policies, turn):
-        outcome = comparison.run_schedule(policy, due_s, WARM_UP_S + wanted.seconds, turn)
+        outcome = comparison.run_load(policy, load)
         if outcome is None:
             return None  # a turn counts for all policies or for none
-        found = asdict(figures(outcome.since(WARM_UP_S), comparison.quality))
+        found = asdict(figures(outcome.since(wanted.warm_up_s), comparison.quality))
+        begin_s = outcome.started_s + wanted.warm_up_s
         runs[policy] = {key: found[key] for key in FIGURES}
+        runs[policy]["unit_us"] = 1e6 * monitor.mean_unit_s(begin_s, begin_s + wanted.seconds)
     return {"load": wanted.load, "turn": turn, "runs": runs}
 
 
@@ -107,10 +121,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--loads", default=LOADS, help=f"of the narrowest path's capacity ({LOADS})")
     parser.add_argument("--peak", type=float, default=3.0, help="of the day, in the widest path's capacity")
     parser.add_argument("--turns", type=int, default=1, help="to add (1)")
-    parser.add_argument("--seconds", type=float, default=2.0, help="of a constant load (2)")
+    parser.add_argument("--policies", help="those that take turns, after commas (all)")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of a constant load (3)")
     parser.add_argument("--day-seconds", type=float, default=8.0)
     parser.add_argument("--slo-ms", type=float, default=10.0)
-    parser.add_argument("--ahead", action="store_true", help="at the highest normal priority; takes root")
+    parser.add_argument("--ahead", action="store_true", help="at the highest normal priority")
     parser.add_argument("--out", type=Path, required=True, help="file of every run, as JSON; added to")
     args = parser.parse_args(argv)
     plan = load_plan(args.plan)
@@ -130,11 +145,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = json.loads(args.out.read_text())
         if other := [key for key in setting if found[key] != setting[key]]:
             raise SystemExit(f"{args.out} has turns with another {other[0]}: give another --out")
-    found["loads"] |= {wanted.load: asdict(wanted) for wanted in loads}
+    for wanted in loads:
+        if found["loads"].setdefault(wanted.load, asdict(wanted)) != asdict(wanted):
+            raise SystemExit(f"{args.out} has turns of another load {wanted.load}: give another --out")
     source = open_source(args.data, load_bundle(plan.paths[0].bundle), 0)
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[-1]})
-    policies = (*RULES, *(f"static:{path.name}" for path in ladder.paths))
+    policies = tuple(args.policies.split(",")) if args.policies else ladder.policies
     conditions = Conditions(
         slo_s=args.slo_ms / 1e3,
         warmup_s=WARM_UP_S,
@@ -144,12 +161,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     with (
         raised_priority() if args.ahead else nullcontext(),
         PolicyServer(plan, policies, {cores[0]}, {}) as server,
+        CoreSpeedMonitor({cores[0]}) as monitor,
     ):
         comparison = PolicyComparison(server, source, conditions, partial(print, flush=True))
         for _ in range(args.turns):
             for wanted in loads:
                 turn = sum(each["load"] == wanted.load for each in found["turns"])
-                measured = measure(comparison, wanted, turn)
+                measured = measure(comparison, monitor, wanted, turn)
                 if measured is not None:
                     found["turns"].append(measured)
                     found["made"] = datetime.now(UTC).isoformat(timespec="seconds")

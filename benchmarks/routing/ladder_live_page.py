@@ -3,9 +3,10 @@
     python -m benchmarks.routing.ladder_live_page docs/results/ladder-live*.json
 
 Files of benchmarks/routing/ladder_live.py come in. Every figure is a ratio of information a second (rows
-answered within the SLO, each worth its path's 1 - NE) in pairs of the same turn, with Student's 95% interval
-of log-ratios. Beside what is asked of `priced` stands what no policy can exceed, so that a ratio that is out
-of reach is told from one that was missed.
+answered within the SLO, each worth its path's 1 - NE) in pairs of the same turn, with a 95% interval: from
+ENOUGH pairs on at equal speed of the server's core in both runs, else Student's. Beside what is asked of
+`priced` stands what no policy can exceed, so that a ratio that is out of reach is told from one that was
+missed.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.paired import ratio
+from benchmarks.paired import ratio, ratio_at_equal
 from benchmarks.routing.ladder import ROWS, SWING
-from benchmarks.routing.ladder_live import DAY, WARM_UP_S, Schedule
+from benchmarks.routing.ladder_live import DAY, Schedule
 from polyrec.models.amounts import rate
 from polyrec.planner.routing.prices import solve_prices
 from polyrec.report.page import Page, Section, Table
@@ -35,6 +36,8 @@ AIMS = {
 """Least ratios asked of `priced`, and over what."""
 SLICES = 400
 """Number of parts of a day, each with its own rate."""
+ENOUGH = 8
+"""Pairs from which on the effect of the core's speed is estimated and taken out."""
 NOTHING = 1e-9
 """Information of a run without an answer in time, so that ratios are finite."""
 
@@ -42,7 +45,7 @@ NOTHING = 1e-9
 def arrived(schedule: Mapping[str, Any], turn: int) -> float:
     """Requests a second that really arrived in a turn, which differ from the rate at random."""
     due_s = Schedule(**schedule).due_s(turn)
-    return float((due_s >= WARM_UP_S).sum() / schedule["seconds"])
+    return float((due_s >= schedule["warm_up_s"]).sum() / schedule["seconds"])
 
 
 def most_work(found: Mapping[str, Any]) -> float:
@@ -82,29 +85,49 @@ def bound(paths: Sequence[Mapping[str, Any]], load: str, mean: float, work: floa
 def compared(
     turns: Sequence[Mapping[str, Mapping[str, Any]]], chosen: str, widest: str, most: float
 ) -> dict[str, Any]:
-    """Figures of one load. turns: of each turn, figures by policy. most: as `bound` says.
+    """Figures of one load. turns: of each turn, figures by policy, maybe not of all. most: as `bound` says.
 
-    information, ok, refused: means by policy; best: the static path with the most information over all turns;
-    over_best, over_chosen, over_widest, mprec_over_best: ratios; at_most: what no policy can exceed, by name
-    of the ratio; mix: mean share of rows by path of `priced`.
+    information, ok, refused: means by policy; best: the static path with the most information over the turns
+    of all policies; over_best, over_chosen, over_widest, mprec_over_best: ratios; at_most: what no policy can
+    exceed, by name of the ratio; mix: mean share of rows by path of `priced`; turns: those with it and best.
     """
-    of = {p: [turn[p]["information"] or NOTHING for turn in turns] for p in turns[0]}
-    static = [p for p in of if p.startswith("static:")]
-    best = max(static, key=lambda p: mean(of[p]))
-    paths = {path for turn in turns for path in turn["priced"]["mix"]}
+    policies = list(dict.fromkeys(policy for turn in turns for policy in turn))
+    of = {p: [turn[p] for turn in turns if p in turn] for p in policies}
+    information = {p: mean(run["information"] or NOTHING for run in runs) for p, runs in of.items()}
+    whole = [turn for turn in turns if len(turn) == len(policies)] or turns[:1]
+    static = [p for p in whole[0] if p.startswith("static:")]
+    best = max(static, key=lambda p: mean(turn[p]["information"] or NOTHING for turn in whole))
+    paths = {path for run in of["priced"] for path in run["mix"]}
     over = {"over_best": best, "over_chosen": chosen, "over_widest": f"static:{widest}"}
     return {
-        "turns": len(turns),
-        "information": {p: mean(each) for p, each in of.items()},
-        "ok": {p: mean(turn[p]["ok"] for turn in turns) for p in of},
-        "refused": {p: mean(turn[p]["refused"] for turn in turns) for p in of},
+        "turns": len(_pairs(turns, "priced", best)),
+        "information": information,
+        "ok": {p: mean(run["ok"] for run in runs) for p, runs in of.items()},
+        "refused": {p: mean(run["refused"] for run in runs) for p, runs in of.items()},
         "best": best,
-        **{key: ratio(of["priced"], of[static_path]) for key, static_path in over.items()},
-        "at_most": {key: most / mean(of[static_path]) for key, static_path in over.items()},
-        "of_bound": mean(of["priced"]) / most,
-        "mprec_over_best": ratio(of["mprec"], of[best]),
-        "mix": {path: mean(turn["priced"]["mix"].get(path, 0.0) for turn in turns) for path in paths},
+        **{key: _paired(_pairs(turns, "priced", static_path)) for key, static_path in over.items()},
+        "at_most": {key: most / information[static_path] for key, static_path in over.items()},
+        "of_bound": information["priced"] / most,
+        "mprec_over_best": _paired(_pairs(turns, "mprec", best)),
+        "mix": {path: mean(run["mix"].get(path, 0.0) for run in of["priced"]) for path in paths},
     }
+
+
+Run = Mapping[str, Any]
+
+
+def _pairs(turns: Sequence[Mapping[str, Run]], over: str, under: str) -> list[tuple[Run, Run]]:
+    return [(turn[over], turn[under]) for turn in turns if over in turn and under in turn]
+
+
+def _paired(pairs: Sequence[tuple[Run, Run]]) -> tuple[float, float, float]:
+    """Ratio of information with its interval; at equal speed of the core, if that was measured."""
+    over, under = ([run["information"] or NOTHING for run in runs] for runs in zip(*pairs, strict=True))
+    if len(pairs) < ENOUGH or any("unit_us" not in run for pair in pairs for run in pair):
+        return ratio(over, under)
+    return ratio_at_equal(
+        over, under, *([run["unit_us"] for run in runs] for runs in zip(*pairs, strict=True))
+    )
 
 
 def comparisons(found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -141,7 +164,8 @@ def page(files: Sequence[Mapping[str, Any]]) -> Page:
         "Results: a ladder of widths on a live server",
         f"One core serves queries of {ROWS} rows over HTTP, another one sends them; policies take turns with "
         "the same requests at the same times on one server. Information: rows answered within the SLO, each "
-        "worth its path's 1 - NE. Ratios are of information a second, with 95% intervals over paired turns. "
+        "worth its path's 1 - NE. Ratios are of information a second, with 95% intervals over paired turns; "
+        f"from {ENOUGH} turns on at equal speed of the server's core, which is measured during each run. "
         "Load: share of the cheapest path's capacity, the front included. Bound: no policy answers more than "
         "arrives, or than one core executes at these capacities (raised to what the fastest run did), if "
         "rejections cost nothing. `python -m "

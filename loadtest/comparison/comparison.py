@@ -20,7 +20,7 @@ from polyrec.loadtest.comparison.load_step import AROUND_S, Step, step_of
 from polyrec.loadtest.comparison.policy_server import PolicyServer
 from polyrec.loadtest.comparison.simulated import completed, simulated
 from polyrec.loadtest.drivers.connection import LoadError, Target
-from polyrec.loadtest.drivers.load import load_of
+from polyrec.loadtest.drivers.load import Load, load_of
 from polyrec.loadtest.drivers.open_loop import Limits, run
 from polyrec.loadtest.drivers.server_pages import get_json, path_qualities, request_buckets
 from polyrec.loadtest.results.figures import Figures, figures
@@ -247,16 +247,18 @@ class PolicyComparison:
         return self._source.sampled(sizes.sample(n, random), seed)
 
     def run_schedule(self, policy: str, due_s: F64, seconds: float, seed: int) -> Outcome | None:
-        """Sends requests at given times, the warm-up included; None if the driver was late in every attempt.
+        """Sends requests at given times, as `run_load` does."""
+        return self.run_load(policy, self.prepared(due_s, seconds, seed))
+
+    def prepared(self, due_s: F64, seconds: float, seed: int) -> Load:
+        """Builds requests at given times, for several runs.
 
         due_s: float64 [requests], ascending, below `seconds`. seed: of the requests' rows.
         """
         c = self.conditions
         rows, body = self._requests(due_s.size, seed)
-        self.server.set_policy(policy)
-        target = Target(self.server.url + RANK, {"Content-Type": "application/json"})
-        load = load_of(
-            target,
+        return load_of(
+            self._target,
             due_s,
             seconds,
             body,
@@ -265,12 +267,20 @@ class PolicyComparison:
             sent_budget_s=c.slo_s - c.margin_s,
             prepare=True,
         )
+
+    def run_load(self, policy: str, load: Load) -> Outcome | None:
+        """Sends a load, the warm-up included; None if the driver was late in every attempt."""
+        self.server.set_policy(policy)
         for _ in range(ATTEMPTS):
-            outcome = run(target, load, Limits())
+            outcome = run(self._target, load, Limits())
             try:
-                outcome.since(c.warmup_s).require_punctual(c.max_lag_s)
+                outcome.since(self.conditions.warmup_s).require_punctual(self.conditions.max_lag_s)
                 return outcome
             except DriverTooSlow as e:
                 self.discarded_runs += 1
                 self._progress(f"discarded: {e}")
         return None
+
+    @property
+    def _target(self) -> Target:
+        return Target(self.server.url + RANK, {"Content-Type": "application/json"})

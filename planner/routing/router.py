@@ -333,6 +333,7 @@ class Router:
     def set_policy(self, routing: Routing, now_s: float) -> None:
         """Changes policy and weights at run time; waiting queries are routed by the new policy."""
         state = self.state
+        state.loss_backoff.reset()
         state.set_routing(routing)
         self.policy = make_policy(routing, state)
         waiting = list(state.queue.unsettled())

@@ -38,6 +38,11 @@ class LossBackoff:
             self._set(self.level * KEPT_PER_TICK)
         self._has_loss = False
 
+    def reset(self) -> None:
+        """Forgets all losses: those of one policy say nothing about the next."""
+        self._has_loss = False
+        self._set(0.0)
+
     def _set(self, level: float) -> None:
         self.level = level
         self.fill_share = MAX_FILL_SHARE * (1 - level)

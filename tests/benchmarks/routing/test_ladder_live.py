@@ -34,7 +34,8 @@ def test_a_day_is_busiest_at_its_middle_and_begins_at_rest() -> None:
     wanted = schedule(ml1m(), "day", 1.0, 4.0, 0.5)
     due_s = wanted.due_s(0)
     before, first, middle = (
-        int(((due_s >= begin) & (due_s < end)).sum()) for begin, end in ((0.0, 3.0), (3.0, 3.5), (4.75, 5.25))
+        int(((due_s >= WARM_UP_S + begin) & (due_s < WARM_UP_S + end)).sum())
+        for begin, end in ((-WARM_UP_S, 0.0), (0.0, 0.5), (1.75, 2.25))
     )
     assert before < 0.05 * middle
     assert first < 0.2 * middle

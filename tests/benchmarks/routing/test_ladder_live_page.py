@@ -44,6 +44,28 @@ def test_the_best_static_path_is_that_of_all_turns_and_ratios_are_of_the_same_tu
     assert told["of_bound"] == 15 / 40
 
 
+def test_turns_of_some_policies_count_for_the_ratios_of_these() -> None:
+    turns = [runs(priced=10.0, mprec=5.0, static_a=9.0, static_b=2.0), runs(priced=20.0, static_b=90.0)]
+    told = compared(turns, chosen="static:b", widest="b", most=40.0)
+    assert (told["best"], told["turns"]) == ("static:a", 1)
+    assert told["over_best"][0] == pytest.approx(10 / 9)
+    assert told["over_chosen"] == ratio([10.0, 20.0], [2.0, 90.0])
+
+
+def test_from_eight_turns_on_runs_are_compared_at_equal_speed_of_the_core() -> None:
+    random = np.random.default_rng(1)
+    turns = []
+    for _ in range(8):
+        priced_us, static_us = random.uniform(8, 12, 2)
+        turn = runs(priced=1000 / priced_us, mprec=1.0, static_a=990 / static_us)
+        turn["priced"]["unit_us"], turn["static:a"]["unit_us"] = priced_us, static_us
+        turn["mprec"]["unit_us"] = 10.0
+        turns.append(turn)
+    told = compared(turns, chosen="static:a", widest="a", most=200.0)
+    assert told["over_best"] == pytest.approx((100 / 99,) * 3)
+    assert compared(turns[:7], "static:a", "a", 200.0)["over_best"][2] > 1.02
+
+
 def test_a_run_without_an_answer_in_time_has_a_finite_ratio() -> None:
     turns = [runs(priced=1.0, mprec=None, static_a=0.0)] * 2
     assert math.isfinite(compared(turns, "static:a", "a", 1.0)["over_best"][0])
@@ -67,7 +89,14 @@ def test_a_day_is_worth_no_more_than_its_mean_rate_all_day() -> None:
 
 
 def test_a_server_faster_than_its_profile_raises_the_bound() -> None:
-    schedule = {"load": "1.5", "rate": 150.0, "seconds": 2.0, "chosen": "static:a", "peak": 1.5}
+    schedule = {
+        "load": "1.5",
+        "rate": 150.0,
+        "seconds": 2.0,
+        "chosen": "static:a",
+        "peak": 1.5,
+        "warm_up_s": 3.0,
+    }
     run = {"ok": 0.6, "late": 0.2, "mix": {"a": 1.0}}
     found = {
         "paths": [{"name": "a", "capacity": 100.0}],
@@ -93,8 +122,8 @@ def test_the_page_says_at_which_loads_the_router_falls_short(tmp_path: Path) -> 
         {"name": name, "quality": quality, "few_us": 1.0, "many_us": 2.0, "capacity": 3.0}
         for name, quality in (("a", 0.1), ("b", 0.2))
     ]
-    low = {"load": "0.05", "rate": 10.0, "seconds": 2.0, "chosen": "static:b", "peak": 0.1}
-    day = {"load": "day", "rate": 20.0, "seconds": 8.0, "chosen": "static:a", "peak": 3.0}
+    low = {"load": "0.05", "rate": 10.0, "seconds": 2.0, "chosen": "static:b", "peak": 0.1, "warm_up_s": 1.5}
+    day = {"load": "day", "rate": 20.0, "seconds": 8.0, "chosen": "static:a", "peak": 3.0, "warm_up_s": 1.5}
     turns = [
         {"load": load, "turn": turn, "runs": runs(priced=priced, mprec=1.0, static_a=1.0, static_b=1.0)}
         for turn in range(3)

@@ -22,6 +22,8 @@ class Correction:
         self.shifts = [0.0]
         self.lasting = [1.0 for _ in paths]
         self.new = 0
+        self.latest: list[int] = []
+        self.ticked = [0.0 for _ in paths]
         self.window = 0
         self.begun_s = 0.0
         self.usual = [1 for _ in paths]
@@ -38,6 +40,7 @@ class Correction:
         if self.batches[path] <= correction.FIRST_BATCHES and residual - bias > noise:
             return
         self.new += 1
+        self.latest.append(path)
         self.residuals.append((self.window, path, residual))
         if residual > bias + spread:
             self.delays.append((self.window, took_s - latency.tail[rows] * exp(bias)))
@@ -66,15 +69,33 @@ class Correction:
         if now_s - self.begun_s >= correction.WINDOW_S:
             self.window += 1
             self.begun_s = now_s
+        latest, self.latest = self.latest, []
+        medians = [t.median[min(rows, t.rows)] for t in self.latencies]
+        known = [p for p in latest if self.known[p] - latest.count(p) >= correction.NEW]
+        window = [p for p in range(len(medians)) for _ in self.recent_residuals(p)]
+        after = self.expected(known or latest or window, self.bias, medians)
+        before = self.expected(known, self.ticked, medians) if known else after
         for path, latency in enumerate(self.latencies):
             self.usual[path] = min(rows, latency.rows)
             self.wider[path] *= exp(-passed_s / correction.TAIL_MEMORY_S)
-            if not self.recent_residuals(path):
-                self.bias[path] *= exp(-passed_s / correction.BIAS_MEMORY_S)
-                self.known[path] *= exp(-passed_s / correction.BIAS_MEMORY_S)
+            if path not in latest:
+                own = self.bias[path] - before[path]
+                if latest or path not in window:
+                    own *= exp(-passed_s / correction.BIAS_MEMORY_S)
+                    kept = min(self.known[path], correction.NEW)
+                    self.known[path] = kept * exp(-passed_s / correction.BIAS_MEMORY_S)
+                bias = after[path] + own
+                self.bias[path] = max(-correction.MOST_BIAS, min(correction.MOST_BIAS, bias))
+        self.ticked = list(self.bias)
         least = min(*self.shifts, self.shift)
         self.lasting = [min(exp(bias + least), m) for bias, m in zip(self.bias, self.median, strict=True)]
         self.shifts = [self.shift]
+
+    def expected(self, executed: list[int], bias: list[float], medians: list[float]) -> list[float]:
+        """Bias to expect of each path by the paths of executed batches."""
+        mean = sum(bias[p] for p in executed) / max(len(executed), 1)
+        extra_s = sum(exp(bias[p]) * medians[p] - medians[p] for p in executed) / max(len(executed), 1)
+        return [min(mean, log(1 + extra_s / m)) if extra_s > 0 else mean for m in medians]
 
     def recent_residuals(self, path: int) -> list[float]:
         return [r for window, p, r in self.residuals if p == path and window >= self.window - 1]

@@ -124,6 +124,85 @@ def test_at_ten_batches_a_second_the_present_outweighs_a_disturbance_within_two_
     assert correction.tail[0] < 1.5
 
 
+CHEAP, USED, DEAR = (
+    LatencyTable(LatencyModel(rows=(1, 100), median_s=(s, 2 * s), tail_s=(2 * s, 4 * s)), 100)
+    for s in (2e-4, 4e-4, 1.6e-3)
+)
+
+
+def executed_alone(took_s: float, seconds: float = 60.0) -> Correction:
+    """Makes three paths of which only the second one executes, each batch of one row in took_s."""
+    correction = Correction([CHEAP, USED, DEAR])
+    for i in range(round(10 * seconds)):
+        fed([took_s] * 10, correction, path=1)
+        correction.tick(0.1 * i, 0.1, 1)
+    return correction
+
+
+def test_a_dearer_path_that_is_not_executed_is_expected_to_take_the_same_extra_seconds():
+    correction = executed_alone(6e-4)
+    assert correction.median[1] * USED.median[1] == pytest.approx(6e-4, rel=0.01)
+    assert correction.median[2] * DEAR.median[1] == pytest.approx(1.6e-3 + 2e-4, rel=0.01)
+
+
+@pytest.mark.parametrize("factor", [0.7, 1.0, 1.5, 2.5])
+def test_a_cheaper_path_that_is_not_executed_is_expected_to_be_off_by_the_same_factor(factor):
+    correction = executed_alone(factor * 4e-4)
+    assert correction.median[0] == pytest.approx(factor, rel=0.01)
+    assert correction.lasting[0] == pytest.approx(factor, rel=0.01)
+
+
+@pytest.mark.parametrize("slowdown", [0.8, 1.25])
+def test_paths_that_are_not_executed_follow_the_speed_of_the_core_at_once(slowdown):
+    correction = executed_alone(6e-4)
+    before = list(correction.median)
+    for i in range(5):
+        fed([slowdown * 6e-4] * 40, correction, path=1)
+        correction.tick(60.0 + 0.1 * i, 0.1, 1)
+    assert correction.median[1] == pytest.approx(slowdown * before[1], rel=0.02)
+    assert correction.median[0] == pytest.approx(slowdown * before[0], rel=0.02)
+    assert (correction.median[2] > before[2]) == (slowdown > 1)
+
+
+def test_a_path_measured_on_a_slower_core_is_not_held_slow_against_one_measured_now():
+    correction = executed_alone(6e-4)
+    for i in range(10):
+        fed([1.25 * 6e-4] * 40, correction, path=1)
+        fed([1.25 * 1.8e-3] * 40, correction, path=2)
+        correction.tick(60.0 + 0.1 * i, 0.1, 1)
+    for i in range(10):
+        fed([1.8e-3] * 40, correction, path=2)
+        correction.tick(61.0 + 0.1 * i, 0.1, 1)
+    assert correction.median[1] * USED.median[1] <= 6e-4
+
+
+def test_what_the_first_batches_of_a_path_say_hardly_changes_another_path():
+    correction = executed_alone(4e-4)
+    fed([2 * 1.6e-3] * 30, correction, path=2)
+    correction.tick(60.0, 0.1, 1)
+    assert correction.median[2] > 1.2
+    assert correction.median[1] == pytest.approx(1.0, rel=0.03)
+
+
+@given(
+    took=st.lists(st.tuples(st.integers(0, 2), st.floats(0.3, 3.5)), min_size=1, max_size=3),
+    medians=st.lists(st.floats(1e-4, 1e-2), min_size=4, max_size=4, unique=True),
+)
+def test_paths_that_are_not_executed_keep_the_order_of_their_profiles(took, medians):
+    tables = [
+        LatencyTable(LatencyModel(rows=(1, 10), median_s=(s, 2 * s), tail_s=(2 * s, 4 * s)), 10)
+        for s in sorted(medians)
+    ]
+    correction = Correction(tables)
+    executed = {path for path, _ in took}
+    for i in range(600):
+        for path, factor in took:
+            fed([factor * tables[path].median[1]] * 3, correction, path)
+        correction.tick(0.1 * i, 0.1, 1)
+    unused_s = [correction.median[p] * table.median[1] for p, table in enumerate(tables) if p not in executed]
+    assert unused_s == sorted(unused_s)
+
+
 @given(
     steps=st.lists(
         st.one_of(

@@ -49,3 +49,13 @@ def chosen(with_losses: bool) -> str:
 def test_recent_losses_make_it_take_the_fastest_path():
     assert chosen(with_losses=False) == "hybrid@cpu"
     assert chosen(with_losses=True) == "table@cpu"
+
+
+def test_a_new_policy_does_not_pay_for_the_losses_of_the_one_before():
+    driver = RouterDriver(router(CPU, cpu_lanes(1), policy="static:table@cpu"))
+    backoff = driver.router.state.loss_backoff
+    for _ in range(4):
+        backoff.record_loss()
+        backoff.tick()
+    driver.router.set_policy(driver.router.state.routing.model_copy(update={"policy": "priced"}), 0.0)
+    assert (backoff.level, backoff.fill_share) == (0.0, MAX_FILL_SHARE)
