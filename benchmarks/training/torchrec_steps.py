@@ -5,8 +5,10 @@
         lightning-utilities portalocker pyre-extensions typing-inspect mypy-extensions orjson pyvers
     python -m benchmarks.training.torchrec_steps --json docs/results/training-torchrec.json
 
-TorchRec's tables are sharded by its planner, row-wise Adagrad is fused into their backward pass (fbgemm), and
-its net is data-parallel. The command compares one worker of each, in turns on the same rows, a thread each;
+
+
+TorchRec's planner places whole tables on workers, row-wise Adagrad is fused into their backward pass (fbgemm),
+and its net is data-parallel. The command compares one worker of each, in turns on the same rows, a thread each;
 with two workers TorchRec is a form of `benchmarks.training.exchange`.
 """
 
@@ -84,7 +86,7 @@ class TorchRecSteps:
         topology = Topology(world_size=group.size, compute_device="cpu", local_world_size=group.size)
         sharders = [EmbeddingBagCollectionSharder()]
         # the optimizer in the backward pass leaves data-parallel tables as they are
-        sharded = ParameterConstraints(sharding_types=["table_wise", "row_wise"])
+        sharded = ParameterConstraints(sharding_types=["table_wise"])
         planner = EmbeddingShardingPlanner(
             topology=topology, constraints=dict.fromkeys(schema.tables, sharded)
         )
