@@ -5,11 +5,9 @@
         lightning-utilities portalocker pyre-extensions typing-inspect mypy-extensions orjson pyvers
     python -m benchmarks.training.torchrec_steps --json docs/results/training-torchrec.json
 
-
-
-TorchRec's planner places whole tables on workers, row-wise Adagrad is fused into their backward pass (fbgemm),
-and its net is data-parallel. The command compares one worker of each, in turns on the same rows, a thread each;
-with two workers TorchRec is a form of `benchmarks.training.exchange`.
+TorchRec's planner places whole tables on workers, row-wise Adagrad is fused into their backward pass
+(fbgemm), and its net is data-parallel. The command compares one worker of each, in turns on the same rows, a
+thread each; with two workers TorchRec is a form of `benchmarks.training.exchange`.
 """
 
 from __future__ import annotations
