@@ -11,7 +11,8 @@ is limited by a cgroup (as root) to what it used before it made the tables, --me
     mapped     TableStage over a mapped file of as many rows, and mapped accumulators
     advised    the same with madvise(MADV_RANDOM): the kernel reads no neighbors of a page
 
-The rate is that of the last steps; those before fill the cache.
+The rate is that of the second half of the steps; those before fill the cache, for which they must have read
+more than the limit.
 """
 
 from __future__ import annotations
@@ -101,18 +102,26 @@ class Generated:
 class InOrder:
     """Windows of one batch each, in order."""
 
-    def __init__(self, data: Generated) -> None:
+    def __init__(self, data: Generated, batch_rows: int) -> None:
         self.data, self.size, self.base_rate = data, len(data.label), 0.25
+        self._batch_rows = batch_rows
 
     def windows(self, first: int = 0) -> Iterator[Rows]:
-        for start in range(first * BATCH_ROWS, self.size, BATCH_ROWS):
-            yield Rows(self.data, np.arange(start, min(start + BATCH_ROWS, self.size)))
+        for start in range(first * self._batch_rows, self.size, self._batch_rows):
+            yield Rows(self.data, np.arange(start, min(start + self._batch_rows, self.size)))
 
 
 def anonymous_bytes() -> int:
     found = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found
     return int(found[1]) * 1024
+
+
+def read_bytes() -> int:
+    """Returns how much this process has read from disks, mapped pages included."""
+    found = re.search(r"^read_bytes: (\d+)", Path("/proc/self/io").read_text(), re.MULTILINE)
+    assert found
+    return int(found[1])
 
 
 def limited(own: Path | None, memory: int) -> int:
@@ -141,7 +150,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     schema = load_schema("criteo")
     total = memory // (RECORD_BYTES + 1) * (1 if way == "memory" else TIMES)
     table_rows = total // TABLES
-    data = Generated.create(folder / f"ranks-{table_rows}-{steps}.npy", steps * BATCH_ROWS, table_rows)
+    batch_rows = args.batch_rows
+    data = Generated.create(folder / f"ranks-{table_rows}-{steps}.npy", steps * batch_rows, table_rows)
     sizes = dict.fromkeys(schema.tables, table_rows)
     slots = PerBlock(0, TABLES)
     torch.manual_seed(0)
@@ -174,26 +184,30 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     else:
         weight = mapped(rows_file, fused.total * WIDTH, way == "advised")
         stage = TableStage(schema, sizes, weight.view(-1, WIDTH))
-    recipe = Recipe(batch_rows=BATCH_ROWS, by_request=False, hide=0.0, precision=args.precision)
-    stepper = Stepper(DLRM(stage, net), InOrder(data), recipe, steps)
+    recipe = Recipe(batch_rows=batch_rows, by_request=False, hide=0.0, precision=args.precision)
+    stepper = Stepper(DLRM(stage, net), InOrder(data, batch_rows), recipe, steps)
     if way in ("mapped", "advised"):
         (squares,) = stepper._sparse.accumulators()
         squares.set_(mapped(squares_file, fused.total, way == "advised"))  # type: ignore[call-overload]
-    begin = time.perf_counter()
-    ends, losses, cpu = [], [], []
+    begin, before = time.perf_counter(), read_bytes()
+    ends, losses, cpu, read = [], [], [], []
     for step in stepper:
         ends.append(time.perf_counter() - begin)
         cpu.append(time.process_time())
         losses.append(step.loss)
+        read.append(read_bytes() - before)
         if ends[-1] > args.most_s and len(ends) >= LEAST_STEPS:
             break
     half = len(ends) // 2
     found: dict[str, Any] = {
         "way": way,
-        "rows_per_s": BATCH_ROWS * (len(ends) - 1 - half) / (ends[-1] - ends[half]),
+        "batch_rows": batch_rows,
+        "rows_per_s": batch_rows * (len(ends) - 1 - half) / (ends[-1] - ends[half]),
         "precision": args.precision,
         "cpu_per_s": (cpu[-1] - cpu[half]) / (ends[-1] - ends[half]),
         "steps": len(ends),
+        "read_bytes_before": read[half],
+        "read_bytes_per_step": (read[-1] - read[half]) // (len(ends) - 1 - half),
         "table_rows": fused.total,
         "limit_bytes": limit if own else None,
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
@@ -218,6 +232,7 @@ def in_process(way: str, args: argparse.Namespace, folder: Path) -> dict[str, An
     command = [sys.executable, "-m", "benchmarks.training.beyond_memory", "--folder", str(folder)]
     command += ["--way", way, "--memory", str(args.memory), "--steps", str(args.steps)]
     command += ["--precision", args.precision, "--most-s", str(args.most_s)]
+    command += ["--batch-rows", str(args.batch_rows)]
     command += [*(["--cgroup", str(own)] if limits else [])]
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
@@ -236,6 +251,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True, help="on a real disk")
     parser.add_argument("--memory", type=int, default=512_000_000, help="bytes for rows")
     parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--batch-rows", type=int, default=BATCH_ROWS)
     parser.add_argument("--most-s", type=float, default=100.0, help="of one run")
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--rounds", type=int, default=3)

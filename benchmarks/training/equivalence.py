@@ -91,6 +91,7 @@ class InPrecision:
         return Batch(self._of(found.context), self._of(found.candidate), found.context_row)
 
     def loss(self, model: DLRM, batch: Batch, rows: I64) -> Tensor:
+        """Returns the mean loss of a batch of some rows."""
         return loss_of_heads(model.logits(batch), torch.from_numpy(self.label[rows]), 0.0)
 
     def _of(self, block: Block) -> Block:
@@ -103,20 +104,24 @@ def dense_gradients(model: DLRM) -> dict[str, Tensor]:
 
 def sharded_gradients(
     workers: Workers, model: DLRM, rows: InPrecision, chosen: I64, group: I64 | None, hot: bool
-) -> dict[str, Tensor]:
-    """The gradients of a batch as two workers compute them; those of rows collected from both."""
+) -> tuple[float, dict[str, Tensor]]:
+    """The loss and the gradients of a batch as workers compute them; those of rows collected from all.
+
+    hot: whether all look-ups of the batch are of replicated rows. Overwrites the rows of the model, for which
+    a Stepper must have begun.
+    """
     stage = model.stage
     assert isinstance(stage, ShardedStage)
     stage.rows.use_hot &= hot or workers.settings.scheme == "hotline"
     stage.local = hot
-    workers.backward(chosen, group, rows.batch, lambda batch, own: rows.loss(model, batch, own))
+    loss = workers.backward(chosen, group, rows.batch, lambda batch, own: rows.loss(model, batch, own))
     gradient = torch.zeros_like(stage.shard) if stage.shard.grad is None else stage.shard.grad.to_dense()
     if stage.replicas.grad is not None:
         replicated = torch.zeros_like(gradient)
         stage.rows.publish(replicated, stage.replicas.grad.to_dense())
         gradient = gradient + replicated
     stage.shard.data.copy_(gradient)
-    return dense_gradients(model) | {"rows": stage.rows.whole()}
+    return loss, dense_gradients(model) | {"rows": stage.rows.whole()}
 
 
 def gradients(name: str, file: Path) -> None:
@@ -146,7 +151,7 @@ def gradients(name: str, file: Path) -> None:
                     chosen = first.rows[hot_rows_of(sharded.stage, first, group)][:BATCH_ROWS]
                     if not chosen.size:
                         continue
-                computed = sharded_gradients(workers, sharded, rows, chosen, group, hot)
+                _, computed = sharded_gradients(workers, sharded, rows, chosen, group, hot)
                 rows.loss(whole, rows.batch(chosen), chosen).backward()  # type: ignore[no-untyped-call]
                 (weight,) = whole.stage.sparse_parameters()
                 assert weight.grad is not None

@@ -1,8 +1,8 @@
 """Encodes data once so that training and evaluation can read rows in any order.
 
-A reader's rows go through the encoder into compact arrays (ranks in 32 bits, one jagged array of
-bags a role), in memory or, where they outgrow it, in memory-mapped files of a temporary folder. Any
-set of rows comes back as a `Batch`.
+A reader's rows go through the encoder into compact arrays (ranks in 32 bits if those of all tables fit, one
+jagged array of bags a role), in memory or, where they outgrow it, in memory-mapped files of a temporary
+folder. Any set of rows comes back as a `Batch`.
 
 Consecutive rows with the same context share it: it is stored once, and a batch with several of these rows
 carries it once. Packed data provide it; in plain data each row's encoded context is compared with the one
@@ -31,13 +31,13 @@ from polyrec.models.data.request_columns import RequestReader, group_codes
 from polyrec.models.data.requests import Requests, concat_batches
 from polyrec.models.data.split import I8, TEST, TRAIN, VALIDATION, Splitter
 from polyrec.models.errors import DataError
-from polyrec.models.schema.batch import F32, I64, Batch, Block, take_bags
+from polyrec.models.schema.batch import F32, I64, Batch, Block, index_type, take_bags
 from polyrec.models.schema.distinct import row_changes
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.features import block_columns
 from polyrec.models.schema.schema import ROLES, Role, Schema
 
-I32 = NDArray[np.int32]
+Ranks = NDArray[np.int32] | I64
 T = TypeVar("T")
 
 MEMORY_BYTES = 2 << 30
@@ -50,11 +50,11 @@ SHARE_FROM = 2
 
 @dataclass(frozen=True, slots=True)
 class _StoredBlock:
-    """A stored block: like polyrec.models.schema.batch.Block, with ranks in 32 bits."""
+    """A stored block: like polyrec.models.schema.batch.Block, with smaller ranks."""
 
     dense: F32
-    ranks: I32
-    bag_values: I32
+    ranks: Ranks
+    bag_values: Ranks
     bag_offsets: I64
     bags: int
 
@@ -70,7 +70,7 @@ class _StoredBlock:
             values, offsets = take_bags(cast(I64, self.bag_values), self.bag_offsets, which)
         return Block(
             np.take(self.dense, rows, axis=0),
-            np.take(self.ranks, rows, axis=0).astype(np.int64),
+            np.take(self.ranks, rows, axis=0).astype(np.int64, copy=False),
             values.astype(np.int64, copy=False),
             offsets,
         )
@@ -290,6 +290,7 @@ def _batched(parts: Iterable[T], rows: int, rows_of: Callable[[T], int]) -> Iter
 
 def _append(store: GrowingArrays, encoder: Encoder, part: Requests, share: bool) -> None:
     schema = encoder.schema
+    ranks = index_type(max((v.rows for v in encoder.vocabularies.values()), default=0))
     requests = bool(part.shared.num_columns)
     context = encoder.arrow_block("context", part.shared if requests else part.per_row)
     if share:
@@ -299,8 +300,8 @@ def _append(store: GrowingArrays, encoder: Encoder, part: Requests, share: bool)
         store.append("lengths", np.add.reduceat(lengths, heads).astype(np.int32))
     for role, block in (("context", context), ("candidate", encoder.arrow_block("candidate", part.per_row))):
         store.append(f"{role}.dense", block.dense)
-        store.append(f"{role}.ranks", block.ranks.astype(np.int32))
-        store.append(f"{role}.bag_values", block.bag_values.astype(np.int32))
+        store.append(f"{role}.ranks", block.ranks.astype(ranks))
+        store.append(f"{role}.bag_values", block.bag_values.astype(ranks))
         store.append(f"{role}.bag_lengths", np.diff(block.bag_offsets).astype(np.int32))
     label = schema.label
     names = [label.column] if schema.group is None else [label.column, schema.group]

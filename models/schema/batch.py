@@ -22,6 +22,11 @@ F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 
 
+def index_type(count: int) -> type[np.int32] | type[np.int64]:
+    """Returns the smaller type that holds the numbers 0 ... count - 1."""
+    return np.int32 if count <= 2**31 else np.int64
+
+
 @dataclass(frozen=True, slots=True)
 class Block:
     """The features of one role.

@@ -190,6 +190,7 @@ class Learner:
                 "logit_scales": [asdict(scale) for scale in fitted.scales],
                 "data": {"fingerprint": fingerprint, "path": self.reader.path.name},
                 **({"from": self.start.record(encoder)} if self.start else {}),
+                **({"workers": self.workers.record()} if self.workers else {}),
                 **({FEATURE_REFERENCE: reference.model_dump()} if reference else {}),
                 **self.record,
             },

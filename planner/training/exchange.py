@@ -86,8 +86,9 @@ def _fae(
     gathered = _gathered(popularity.distinct(own, replicated, 1 / run_shares), step) if popular else 0.0
     if popular >= 1:
         return Exchange(0, gathered, summed, 3, 1.0)
-    # rows of cold batches look up replicated rows too, less often than an average one
-    rest = popularity.distinct(own, replicated, (1 - popular / run_shares) / (1 - popular))
+    # rows of cold batches look up replicated rows too, less often than an average one; not at all in a table
+    # that so few rows look up that the product over all tables is greater than its own share
+    rest = popularity.distinct(own, replicated, np.maximum(1 - popular / run_shares, 0) / (1 - popular))
     rest += popularity.distinct(own, popularity.rows - replicated, 1 / (1 - popular))
     cold = _by_owner(rest, step, summed)
     share = 1 - popular

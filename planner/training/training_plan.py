@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from pydantic import NonNegativeInt, PositiveInt
+
 from polyrec.planner.training.description import TrainingDescription, TrainingNode, TrainingPlanError
 from polyrec.planner.training.exchange import FORMS, REPLICATING, Form, Step, expected_exchange
 from polyrec.planner.training.node_placement import NodePlacement, place, slow_seconds
@@ -18,6 +20,8 @@ from polyrec.planner.training.popularity import Popularity
 
 Limit = Literal["compute", "network", "slow memory", "disk"]
 LEAST_SHARE = 2**-12
+LEAST_POPULAR = 0.01
+"""Share of popular rows below which fae has no batch of them to draw; it then only copies replicas."""
 DENSE_COUNTS = 16
 GROWTH = 1.1
 """All numbers of nodes up to DENSE_COUNTS are computed, then each about GROWTH times the one before."""
@@ -34,7 +38,7 @@ class TrainingOption:
     """
 
     node: str
-    nodes: int
+    nodes: PositiveInt
     form: Form
     rows_per_s: float
     binds: Limit
@@ -42,7 +46,7 @@ class TrainingOption:
     popular: float
     replicated_bytes: int
     seconds: dict[str, float]
-    tables: dict[str, dict[str, int]]
+    tables: dict[str, dict[str, NonNegativeInt]]
     price_per_hour: float
 
     @property
@@ -157,6 +161,7 @@ def _fastest(
         for form in (FORMS if nodes > 1 else FORMS[1:2])
         for hot in _budgets(description, node, popularity, form)
         if (option := option_of(description, popularity, node, nodes, form, hot)) is not None
+        and not (form == "fae" and option.popular < LEAST_POPULAR)
     ]
     return max(options, key=lambda o: (o.rows_per_s, -o.sent_per_row), default=None)
 

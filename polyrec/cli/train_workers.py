@@ -8,12 +8,16 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import get_context
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from polyrec.loadtest.arguments import positive_int
 
 if TYPE_CHECKING:
+    from polyrec.models.training.workers.settings import WorkerSettings
     from polyrec.models.training.workers.workers import Workers
+
+HOT_MB = 256
 
 
 def add_worker_arguments(group: argparse._ArgumentGroup) -> None:
@@ -25,8 +29,14 @@ def add_worker_arguments(group: argparse._ArgumentGroup) -> None:
         "starts them, leave it out",
     )
     group.add_argument(
+        "--plan",
+        type=Path,
+        metavar="FILE",
+        help="exchange rows and replicate popular ones as `polyrec plan --train --out FILE` says, instead of "
+        "--exchange, --every-lookup and --hot-mb",
+    )
+    group.add_argument(
         "--exchange",
-        default="plain",
         choices=["plain", "fae", "hotline"],
         help="exchange rows in every step; draw batches of popular ids, which need none (fae); fetch while "
         "popular rows of the batch compute (hotline) (default plain)",
@@ -40,8 +50,7 @@ def add_worker_arguments(group: argparse._ArgumentGroup) -> None:
         "--hot-mb",
         type=positive_int,
         metavar="MB",
-        default=256,
-        help="popular rows on every worker, with fae and hotline (default 256)",
+        help=f"popular rows on every worker, with fae and hotline (default {HOT_MB})",
     )
     group.add_argument(
         "--follow-popularity",
@@ -56,6 +65,11 @@ def refuse_with_workers(args: argparse.Namespace) -> None:
     from polyrec.models.errors import PolyrecError
 
     if not several(args):
+        if args.plan:
+            raise PolyrecError(
+                "--plan is of several workers: start them with --workers or torchrun; for one, give the "
+                "memory that its node has for rows as --memory"
+            )
         return
     for flag, given in (
         ("--checkpoint", args.checkpoint),
@@ -79,12 +93,9 @@ def workers_of(args: argparse.Namespace) -> Iterator[Workers | None]:
         yield None
         return
     from polyrec.models.training.workers.group import WorkerGroup
-    from polyrec.models.training.workers.settings import WorkerSettings
     from polyrec.models.training.workers.workers import Workers
 
-    settings = WorkerSettings(
-        args.exchange, not args.every_lookup, args.hot_mb * 2**20, args.follow_popularity
-    )
+    settings = planned_settings(args) if args.plan else settings_of(args)
     started = []
     if "RANK" not in os.environ:
         environment = local_environment(args.workers)
@@ -105,6 +116,43 @@ def workers_of(args: argparse.Namespace) -> Iterator[Workers | None]:
         if started:
             for name in environment | {"RANK": ""}:
                 os.environ.pop(name, None)
+
+
+def settings_of(args: argparse.Namespace) -> WorkerSettings:
+    """Returns the settings that options say."""
+    from polyrec.models.training.workers.settings import WorkerSettings
+
+    hot_mb = HOT_MB if args.hot_mb is None else args.hot_mb
+    return WorkerSettings(
+        args.exchange or "plain", not args.every_lookup, hot_mb * 2**20, args.follow_popularity
+    )
+
+
+def planned_settings(args: argparse.Namespace) -> WorkerSettings:
+    """Returns the settings that the training plan of --plan says. Raises PolyrecError: it does not fit."""
+    from polyrec.models.errors import PolyrecError
+    from polyrec.models.training.workers.settings import Scheme, WorkerSettings
+    from polyrec.planner.training.plan_file import load_proposal
+
+    for flag in ("exchange", "every_lookup", "hot_mb", "follow_popularity"):
+        if getattr(args, flag):
+            raise PolyrecError(
+                f"--{flag.replace('_', '-')}: the plan of --plan says it; leave one of both out"
+            )
+    plan = load_proposal(args.plan)
+    workers = int(os.environ.get("WORLD_SIZE", args.workers))
+    if plan.nodes != workers:
+        raise PolyrecError(f"plan '{args.plan}' is of {plan.nodes} nodes, not of {workers} workers")
+    for place in ("slow memory", "disk"):
+        rows = sum(places.get(place, 0) for places in plan.tables.values())
+        if rows:
+            raise PolyrecError(
+                f"plan '{args.plan}' has {rows:,} rows in {place}: several workers hold all rows in memory; "
+                "plan for nodes without it"
+            )
+    scheme: Scheme = plan.form if plan.form in ("fae", "hotline") else "plain"
+    replicated = {name: places.get("replicated", 0) for name, places in plan.tables.items()}
+    return WorkerSettings(scheme, plan.form != "every look-up", replicated=replicated)
 
 
 def local_environment(size: int) -> dict[str, str]:

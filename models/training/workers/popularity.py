@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from polyrec.models.schema.batch import F32, I64
+from polyrec.models.schema.batch import F32, I64, index_type
 from polyrec.models.training.workers.group import WorkerGroup
 
 COUNTED_EVERY = 4
@@ -27,11 +27,14 @@ DECAY = 0.5
 class PopularityTracker:
     """Counts look-ups and chooses the popular rows, the same on all workers.
 
-    most: rows to choose. rows: int64, those counted now, ascending. counts: float32, of each.
+    most: rows to choose, of `total`. rows: int64, those counted now, ascending. counts: float32, of each.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, total: int) -> None:
         self.most, self.capacity = most, PLACES * most
+        # ids and counts travel in one message, so both have as many bytes
+        self._id_type = index_type(total)
+        self._count_type = np.float32 if self._id_type is np.int32 else np.float64
         self.rows, self.counts = np.zeros(0, np.int64), np.zeros(0, np.float32)
         self._waiting: list[I64] = []
 
@@ -63,9 +66,11 @@ class PopularityTracker:
         Older look-ups count less from now on.
         """
         self._merge()
-        own = np.stack((self.rows.astype(np.int32), self.counts.view(np.int32)), axis=1)
+        own_counts = self.counts.astype(self._count_type).view(self._id_type)
+        own = np.stack((self.rows.astype(self._id_type), own_counts), axis=1)
         found = torch.cat(group.gather(torch.from_numpy(own))).numpy()
-        rows, _ = summary(found[:, 0].astype(np.int64), found[:, 1].copy().view(np.float32), self.most)
+        counts: F32 = found[:, 1].copy().view(self._count_type).astype(np.float32)
+        rows, _ = summary(found[:, 0].astype(np.int64), counts, self.most)
         self.counts *= np.float32(DECAY)
         return rows
 

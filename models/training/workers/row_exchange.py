@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from polyrec.models.schema.batch import I64
+from polyrec.models.schema.batch import I64, index_type
 from polyrec.models.training.workers.group import WorkerGroup, split
 
 
@@ -62,6 +62,8 @@ class WorkerRows:
     ) -> None:
         self.group, self.distinct = group, distinct
         self.total, self.width = weight.shape
+        # of the number of a row among its owner's
+        self._id_type = index_type(-(-self.total // group.size))
         self.shard = nn.Parameter(weight[group.rank :: group.size].detach().clone())
         first = np.flatnonzero(hot) if hot is not None else np.zeros(0, np.int64)
         self.hot_rows = np.full(max(first.size, room), -1, np.int64)
@@ -106,7 +108,7 @@ class WorkerRows:
             values = self.replicas[:0]
             asked, asked_cuts = torch.zeros(0, dtype=torch.int64), [0] * self.group.size
             if not local:
-                ids = torch.from_numpy((fetched // self.group.size).astype(np.int32)).to(self.device)
+                ids = torch.from_numpy((fetched // self.group.size).astype(self._id_type)).to(self.device)
                 asked_cuts = self.group.counts(cuts, self.device)
                 asked = self.group.exchange(split(ids, cuts), asked_cuts).long()
                 values = self.group.exchange(split(self.shard.index_select(0, asked), asked_cuts), cuts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,6 +19,8 @@ class WorkerSettings:
     one computes (models/training/workers/workers.py).
     distinct: whether equal look-ups of a batch travel once.
     hot_bytes: of the rows that fae and hotline replicate on every worker.
+    replicated: number of these rows by table, its hottest, as a training plan says them; None: the hottest of
+    all tables within hot_bytes.
     follow: whether these are the rows that a tracker finds popular while training, none at first; otherwise
     those that the calibration counted most.
     """
@@ -26,3 +29,4 @@ class WorkerSettings:
     distinct: bool = True
     hot_bytes: int = 256 * 2**20
     follow: bool = False
+    replicated: Mapping[str, int] | None = None

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,7 +43,8 @@ LossOf = Callable[[Batch, I64], Tensor]
 class Workers:
     """One worker of a command's trainings. Close it, or use it with `with`.
 
-    tracker: what chooses the replicated rows, if they follow popularity. pairs: the owned and the replicated
+    tracker: what chooses the replicated rows, if they follow popularity. replicated: number of them by table
+    otherwise. pairs: the owned and the replicated
     part of the rows, and of each of their accumulators.
     """
 
@@ -52,6 +54,7 @@ class Workers:
         self._phases = Phases()
         self._hot_of: tuple[Rows, NDArray[np.bool_]] | None = None
         self.tracker: PopularityTracker | None = None
+        self.replicated: Mapping[str, int] = {}
         self._steps = 0
 
     @property
@@ -71,19 +74,23 @@ class Workers:
     def sharded(self, model: DLRM, vocabularies: Mapping[str, Vocabulary]) -> DLRM:
         """Returns the model with this worker's part of the rows, and the same net.
 
-        Raises DataError: not a table representation.
+        Raises DataError: not a table representation, or the settings do not fit the tables.
         """
         table = model.stage
         if not isinstance(table, TableStage):
             raise DataError("several workers train the representation `table` only")
+        planned = self.settings.replicated
+        if planned is not None:
+            require_cuts(planned, vocabularies)
         hot, room = None, 0
-        self.tracker = None
+        self.tracker, self.replicated = None, {}
         if self.settings.scheme != "plain":
             rows = min(self.settings.hot_bytes // (4 * table.width), table.rows.total)
             if self.settings.follow:
-                self.tracker, room = PopularityTracker(rows), rows
+                self.tracker, room = PopularityTracker(rows, table.rows.total), rows
             else:
-                hot = hot_prefix(table, vocabularies, stored_within(vocabularies, rows))
+                self.replicated = stored_within(vocabularies, rows) if planned is None else planned
+                hot = hot_prefix(table, vocabularies, self.replicated)
         return DLRM(ShardedStage(table, self.group, hot, self.settings.distinct, room), model.net)
 
     def whole(self, model: DLRM, table: Stage) -> DLRM:
@@ -92,6 +99,16 @@ class Workers:
         with torch.no_grad():
             weight.copy_(_stage(model).rows.whole())
         return DLRM(table, model.net)
+
+    def record(self) -> dict[str, Any]:
+        """Returns how many workers train, how they exchange rows and which are replicated; JSON-able."""
+        return {
+            "number": self.group.size,
+            "exchange": self.settings.scheme,
+            "distinct": self.settings.distinct,
+            "follow_popularity": self.settings.follow,
+            "replicated": dict(self.replicated),
+        }
 
     def begin(self, model: DLRM, sparse: RowWiseAdagrad) -> None:
         """Begins a training of a sharded model, whose rows `sparse` updates."""
@@ -252,6 +269,20 @@ def hot_prefix(
             if rank >= 0:
                 hot[base + rank] = True
     return hot
+
+
+def require_cuts(cuts: Mapping[str, int], vocabularies: Mapping[str, Vocabulary]) -> None:
+    """Raises DataError if planned cuts, numbers of rows by table, are of other tables."""
+    if set(cuts) != set(vocabularies):
+        tables = f"{', '.join(cuts)}, the model has {', '.join(vocabularies)}"
+        raise DataError(f"the plan is of the tables {tables}")
+    for name, rows in cuts.items():
+        of = vocabularies[name].rows
+        if rows > of:
+            raise DataError(
+                f"the plan replicates {rows:,} of the {of:,} rows of table '{name}': plan with the file of "
+                "--calibration"
+            )
 
 
 def take_rows(batch: Batch, rows: I64) -> Batch:

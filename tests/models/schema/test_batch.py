@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrec.models.schema.batch import I64, Batch, Block, take_bags
+from polyrec.models.schema.batch import I64, Batch, Block, index_type, take_bags
 from polyrec.models.schema.encoder import interleave
 
 Bag = list[int]
@@ -146,3 +146,10 @@ def test_contexts_that_do_not_match_rows_need_context_row() -> None:
     for own, plain in ((None, 1), (np.zeros(1, np.int64), 2), (np.zeros(1, np.int64), -1)):
         with pytest.raises(ValueError, match="cannot be plain rows"):
             Batch(block_of(row, 1), block_of(row, 1), own, plain)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2**31, 2**31 + 1, 2**40])
+def test_an_index_type_holds_every_index(count: int) -> None:
+    last = np.array([max(count - 1, 0)]).astype(index_type(count))
+    assert last[0] == max(count - 1, 0)
+    assert (last.itemsize == 4) == (count <= 2**31)

@@ -89,6 +89,26 @@ def test_replicas_pay_on_two_nodes_with_a_slow_link() -> None:
     assert 0 < plan.chosen.popular < 1
 
 
+def test_fae_is_not_proposed_without_popular_rows() -> None:
+    tables = [{"name": f"t{i}", "rows": 2000, "zipf": 1.05} for i in range(26)]
+    plan = planned(tables=tables, nodes=[{**DRAM, "memory": "8MB", "most": 2}], fixed_bytes=0)
+    assert plan.chosen.nodes == 2
+    assert plan.chosen.form == "distinct"
+
+
+def test_bytes_are_never_negative_where_few_rows_look_a_table_up() -> None:
+    tables = [{"name": "rare", "rows": 500, "zipf": 0.5, "lookups": 0.05}]
+    plan = planned(tables=tables, nodes=[{**DRAM, "memory": 80_000, "most": 2}], fixed_bytes=0)
+    description = TrainingDescription.model_validate(described(tables=tables, fixed_bytes=0))
+    popularity = described_popularity(description.tables, 1.0)
+    for hot in range(0, 500, 50):
+        option = option_of(description, popularity, description.nodes[0], 2, "fae", hot)
+        assert option is not None
+        assert option.sent_per_row > 0
+        assert option.seconds["network"] > 0
+    assert plan.chosen.rows_per_s > 0
+
+
 def test_a_slow_disk_binds() -> None:
     disk = {**DISK, "reads_per_s": 1000}
     plan = planned(nodes=[{**DRAM, "memory": "8GB", "disk": disk, "most": 2}])

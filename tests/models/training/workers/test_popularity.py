@@ -48,7 +48,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> WorkerGroup:
 
 def test_popular_rows_are_those_of_full_counting_also_after_a_drift(alone: WorkerGroup) -> None:
     random = np.random.default_rng(0)
-    tracker, full = PopularityTracker(MOST), np.zeros(ROWS)
+    tracker, full = PopularityTracker(MOST, ROWS), np.zeros(ROWS)
     with alone:
         for order in (random.permutation(ROWS), random.permutation(ROWS)):
             for _ in range(4):
@@ -66,13 +66,22 @@ def test_popular_rows_are_those_of_full_counting_also_after_a_drift(alone: Worke
 
 
 def test_few_rows_are_all_counted_exactly(alone: WorkerGroup) -> None:
-    tracker = PopularityTracker(50)
+    tracker = PopularityTracker(50, ROWS)
     with alone:
         tracker.add(np.repeat(np.arange(40), np.arange(40)))
         assert tracker.choose(alone).tolist() == list(range(1, 40))
     assert tracker.counts.tolist() == [n * DECAY for n in range(1, 40)]
 
 
+@pytest.mark.parametrize("total", [2**31, 2**31 + 1, 2**40])
+def test_rows_are_chosen_by_their_whole_number(alone: WorkerGroup, total: int) -> None:
+    popular = np.array([3, total // 2, total - 1])
+    tracker = PopularityTracker(2, total)
+    with alone:
+        tracker.add(np.repeat(popular, [1, 5, 7]))
+        assert tracker.choose(alone).tolist() == popular[1:].tolist()
+
+
 def test_choices_come_twice_as_late_each_time_until_they_are_regular() -> None:
-    tracker = PopularityTracker(1)
+    tracker = PopularityTracker(1, ROWS)
     assert [n for n in range(800) if tracker.chooses_before(n)] == [8, 16, 32, 64, 128, 256, 512, 768]

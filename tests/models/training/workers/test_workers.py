@@ -14,22 +14,25 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.training.equivalence import InPrecision, dense_gradients
 from polyrec.cli.train_workers import local_environment
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.data.split import TRAIN, VALIDATION
+from polyrec.models.embeddings.table import TableStage
+from polyrec.models.errors import DataError
 from polyrec.models.training.optimizer import RowWiseAdagrad
 from polyrec.models.training.source import Rows
 from polyrec.models.training.stepper import Stepper
 from polyrec.models.training.trainer import fit
+from polyrec.models.training.workers.workers import require_cuts
 from tests.models.training.workers.two_processes import (
     MOVES,
+    PLANNED,
     RECIPE,
     SETTINGS,
     STEPS,
-    DoubleRows,
     data_of,
     fresh,
-    gradients,
     look_ups,
     moved_weight,
 )
@@ -62,7 +65,7 @@ def test_gradients_of_a_step_are_those_of_one_worker(
     name: str, found: Found, bundle: Bundle, clicks: Path
 ) -> None:
     data = data_of(bundle, clicks)
-    double, model = DoubleRows(data), fresh(bundle).double()
+    double, model = InPrecision(data, np.float64), fresh(bundle).double()
     rows = data.select(TRAIN)[:256]
     loss = double.loss(model, double.batch(rows), rows)
     loss.backward()  # type: ignore[no-untyped-call]
@@ -70,7 +73,8 @@ def test_gradients_of_a_step_are_those_of_one_worker(
     assert weight.grad is not None
     for of_worker in found[name]:
         np.testing.assert_allclose(of_worker["loss"], loss.item(), rtol=1e-12)
-        for key, expected in gradients(model, weight.grad.to_dense()).items():
+        for key, gradient in (dense_gradients(model) | {"rows": weight.grad.to_dense()}).items():
+            expected = gradient.numpy()
             scale = np.abs(expected).max()
             np.testing.assert_allclose(of_worker[key], expected, rtol=1e-6, atol=1e-12 * scale, err_msg=key)
 
@@ -107,7 +111,7 @@ def test_one_order_of_rows_whatever_is_exchanged(found: Found, bundle: Bundle, c
     data = data_of(bundle, clicks)
     model, training = fresh(bundle), Rows(data, data.select(TRAIN))
     history = fit(model, training, Rows(data, data.select(VALIDATION)), RECIPE)
-    for name in ("every", "distinct", "hotline", "hotline, followed"):
+    for name in ("every", "distinct", "hotline", "hotline, followed", "hotline, planned"):
         for of_worker in found[name]:
             np.testing.assert_allclose(of_worker["checks"], [c.log_loss for c in history.checks], rtol=1e-3)
     np.testing.assert_array_equal(found["fae"][0]["checks"], found["fae"][1]["checks"])
@@ -137,6 +141,30 @@ def test_a_tracker_finds_rows_to_replicate_while_training(found: Found) -> None:
     replicated = [of_worker["replicated"] for of_worker in found["hotline, followed"]]
     assert replicated[0].size > 100
     np.testing.assert_array_equal(*replicated)
+
+
+@pytest.mark.parametrize("name", ["fae, planned", "hotline, planned"])
+def test_planned_rows_are_replicated_and_the_special_ones(name: str, found: Found, bundle: Bundle) -> None:
+    table = fresh(bundle).stage
+    assert isinstance(table, TableStage)
+    planned = set()
+    for tab, vocabulary in bundle.encoder.vocabularies.items():
+        ranks = {*range(PLANNED[tab]), vocabulary.oov_rank, vocabulary.missing_rank}
+        planned |= {table.rows.base[tab] + rank for rank in ranks}
+    for of_worker in found[name]:
+        assert of_worker["replicated"].tolist() == sorted(planned)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"user_id": 10**6}, "the plan replicates 1,000,000 of the"),
+        ({"nobody": 1}, "the plan is of the tables .*nobody, the model has user_id"),
+    ],
+)
+def test_a_plan_of_other_tables_is_refused(changes: dict[str, int], says: str, bundle: Bundle) -> None:
+    with pytest.raises(DataError, match=says):
+        require_cuts(PLANNED | changes, bundle.encoder.vocabularies)
 
 
 def test_hot_batches_and_distinct_rows_send_less(found: Found) -> None:

@@ -14,17 +14,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.training.equivalence import InPrecision, sharded_gradients
 from polyrec.models.bundle.bundle import Bundle, load_bundle
 from polyrec.models.data.encoded import EncodedRows, encode
 from polyrec.models.data.reader import open_data
 from polyrec.models.data.split import TRAIN, VALIDATION, fit_splitter
 from polyrec.models.dlrm.dlrm import DLRM, Architecture, DenseNet, dense_slots
 from polyrec.models.embeddings.table import TableStage
-from polyrec.models.schema.batch import F32, I64, Batch, Block
+from polyrec.models.schema.batch import I64
 from polyrec.models.training.optimizer import RowWiseAdagrad
 from polyrec.models.training.recipe import Recipe
 from polyrec.models.training.source import Rows
-from polyrec.models.training.stepper import Stepper, loss_of_heads
+from polyrec.models.training.stepper import Stepper
 from polyrec.models.training.trainer import fit
 from polyrec.models.training.workers.group import WorkerGroup
 from polyrec.models.training.workers.row_exchange import WorkerRows
@@ -36,6 +37,11 @@ Arrays = dict[str, NDArray[Any]]
 
 WIDTH = 4
 HOT_BYTES = 250 * 4 * WIDTH
+PLANNED = {
+    **{"user_id": 90, "platform": 0, "city": 6, "device": 3, "item": 120},
+    **{"filters": 5, "position": 20, "seen": 2},
+}
+"""Rows to replicate by table, as a training plan says them; these are of no order of all rows."""
 SETTINGS = {
     "every": WorkerSettings("plain", distinct=False),
     "distinct": WorkerSettings("plain"),
@@ -43,6 +49,8 @@ SETTINGS = {
     "hotline": WorkerSettings("hotline", hot_bytes=HOT_BYTES),
     "fae, followed": WorkerSettings("fae", hot_bytes=HOT_BYTES, follow=True),
     "hotline, followed": WorkerSettings("hotline", hot_bytes=HOT_BYTES, follow=True),
+    "fae, planned": WorkerSettings("fae", replicated=PLANNED),
+    "hotline, planned": WorkerSettings("hotline", replicated=PLANNED),
 }
 RECIPE = Recipe(batch_rows=256, by_request=True, sparse_lr=0.05, epochs=2, patience=100, checks_per_epoch=2)
 STEPS = 30
@@ -62,55 +70,20 @@ def fresh(bundle: Bundle) -> DLRM:
     return DLRM(stage, DenseNet(shape, dense_slots(schema), stage.slots))
 
 
-class DoubleRows:
-    """The same rows with dense values and labels in fp64."""
-
-    def __init__(self, data: EncodedRows) -> None:
-        self.label: F32 = data.label.astype(np.float64)  # type: ignore[assignment]
-        self.group: I64 | None = data.group
-        self._data = data
-
-    def batch(self, rows: I64) -> Batch:
-        found = self._data.batch(rows)
-        return Batch(_double(found.context), _double(found.candidate), found.context_row)
-
-    def loss(self, model: DLRM, batch: Batch, rows: I64) -> torch.Tensor:
-        return loss_of_heads(model.logits(batch), torch.from_numpy(self.label[rows]), 0.0)
-
-
-def _double(block: Block) -> Block:
-    return Block(block.dense.astype(np.float64), block.ranks, block.bag_values, block.bag_offsets)  # type: ignore[arg-type]
-
-
 def stage_of(model: DLRM) -> ShardedStage:
     assert isinstance(model.stage, ShardedStage)
     return model.stage
-
-
-def gradients(model: DLRM, rows: torch.Tensor) -> Arrays:
-    """All gradients, those of rows dense."""
-    found = {name: p.grad.numpy() for name, p in model.net.named_parameters() if p.grad is not None}
-    return found | {"rows": rows.numpy()}
 
 
 def step_gradients(bundle: Bundle, workers: Workers, training: Rows) -> Arrays:
     """The gradients of the first 256 rows in fp64, summed over the workers."""
     data = training.data
     assert isinstance(data, EncodedRows)
-    double, model = DoubleRows(data), workers.sharded(fresh(bundle).double(), bundle.encoder.vocabularies)
-    stage = stage_of(model)
-    stage.rows.use_hot &= workers.settings.scheme == "hotline"
+    model = workers.sharded(fresh(bundle).double(), bundle.encoder.vocabularies)
     Stepper(model, training, RECIPE, STEPS, workers=workers)
-    loss = workers.backward(
-        training.rows[:256], data.group, double.batch, lambda batch, rows: double.loss(model, batch, rows)
-    )
-    gradient = torch.zeros_like(stage.shard) if stage.shard.grad is None else stage.shard.grad.to_dense()
-    if stage.replicas.grad is not None:
-        replicated = torch.zeros_like(gradient)
-        stage.rows.publish(replicated, stage.replicas.grad.to_dense())
-        gradient = gradient + replicated
-    stage.shard.data.copy_(gradient)
-    return gradients(model, stage.rows.whole()) | {"loss": np.array(loss)}
+    double, chosen = InPrecision(data, np.float64), training.rows[:256]
+    loss, found = sharded_gradients(workers, model, double, chosen, data.group, hot=False)
+    return {key: value.numpy() for key, value in found.items()} | {"loss": np.array(loss)}
 
 
 def steps(bundle: Bundle, workers: Workers, training: Rows) -> Arrays:
