@@ -66,8 +66,8 @@ MARGIN_S = 0.0005
 CONNECTIONS = 16
 DIFFERENT = 256
 ENDLESS = "600000"
-BISECTIONS = 9
-"""Halvings of the interval of the bound, to .002."""
+STEPS = 2
+"""Steps of the search for the bound between what was answered and everything."""
 MOST_LAG_S = 0.004
 """Accepted 99th percentile of the driver's own lag."""
 
@@ -282,13 +282,21 @@ def bound_of(servers: Servers, due_s: Sequence[F64], spent: Counters, seconds: f
         lanes = {"cpu": 1 - min(0.99, front.seconds(assumed * front.requests) / seconds)}
         return joint_bound(traces, lanes, guaranteed=GUARANTEED).rows / whole
 
-    least, most = 0.0, 1.0
-    if share(most) >= most - 1e-6:
-        return most
-    for _ in range(BISECTIONS):
-        middle = (least + most) / 2
-        least, most = (middle, most) if share(middle) > middle else (least, middle)
-    return most
+    # the share that is answered if it is assumed falls as more is assumed, nearly in a straight line
+    least, most = front.answered / front.requests, 1.0
+    over, under = share(least) - least, share(most) - most
+    for step in range(STEPS + 1):
+        if over <= 0 or under >= 0:
+            break
+        between = least + (most - least) * over / (over - under)
+        if step == STEPS:
+            return between
+        error = share(between) - between
+        if error > 0:
+            least, over = between, error
+        else:
+            most, under = between, error
+    return least + over if over <= 0 else most + under
 
 
 def page(found: dict[str, Any]) -> str:

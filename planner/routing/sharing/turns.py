@@ -1,8 +1,8 @@
 """Chooses the model whose batch is next in a pool: by deadline, unless another is behind its share.
 
-The model that has waited longest goes first if the most urgent one can still begin in time after its batch,
-else the most urgent. Urgency alone would serve the model of short budgets whenever one of its queries waits,
-in small batches, which cost more a row than what gathers during another model's batch.
+The model that has waited longest goes first if the most urgent one can still begin after its batch with time
+to spare, else the most urgent. Urgency alone would serve the model of short budgets whenever one of its
+queries waits, in small batches, which cost more a row than what gathers during another model's batch.
 
 Each model has a tag, the lane time that it used over its share. Deadlines alone would let one model delay
 another without limit, as start-time fair queuing does not. So they decide while no other model is behind by
@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 LEAST_SHARE = 1e-3
+KEPT_SHARE = 0.3
+"""Share of its time that the most urgent query must have left after another model's batch."""
 M = TypeVar("M", bound=Hashable)
 
 
@@ -51,8 +53,9 @@ class Turns(Generic[M]):
             self._activate(contender.model)
         tags = self._tags
         urgent = min(contenders, key=lambda c: c.start_s)
-        oldest = min(contenders, key=lambda c: c.arrival_s)
-        first = oldest if now_s + oldest.batch_s <= urgent.start_s else urgent
+        oldest = min(contenders, key=lambda c: (c.arrival_s, c.start_s))
+        kept_s = KEPT_SHARE * (urgent.start_s - urgent.arrival_s)
+        first = oldest if now_s + oldest.batch_s <= urgent.start_s - kept_s else urgent
         behind = min(contenders, key=lambda c: tags[c.model])
         owed_s = (tags[first.model] - tags[behind.model]) * self._share(behind.model)
         return behind.model if owed_s > behind.tolerated_s else first.model
