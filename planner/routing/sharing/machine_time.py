@@ -61,14 +61,8 @@ class SharingModel:
         """Returns its claim to the next turn. Its queue must not be empty."""
         state = self.router.state
         head = state.queue.pieces[0]
-        query = head.query
-        return Contender(
-            self,
-            query.deadline_s - state.service_time_s(head.rows, 0),
-            TOLERATED_SHARE * state.observed.budget_s,
-            query.arrival_s,
-            state.service_time_s(head.rows, state.queue.rows - head.rows),
-        )
+        start_s = head.query.deadline_s - state.service_time_s(head.rows, 0)
+        return Contender(self, start_s, TOLERATED_SHARE * state.observed.budget_s)
 
     def waits_in(self, pool: SharedPool) -> bool:
         """Whether it has waiting work and a free lane in a pool."""
@@ -164,7 +158,7 @@ class MachineTime:
         rivals = [m for m in pool.models if m is not model and m.scheduled and m.waits_in(pool)]
         if not rivals or not state.queue.pieces:
             return True
-        first = pool.turns.choose([m.contender(now_s) for m in (model, *rivals)], now_s)
+        first = pool.turns.choose([m.contender(now_s) for m in (model, *rivals)])
         if first is model:
             return True
         if before is None or before[0] is not first or before[2] != pool.started:

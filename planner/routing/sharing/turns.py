@@ -1,14 +1,10 @@
-"""Chooses the model whose batch is next in a pool: by deadline, unless another is behind its share.
+"""Chooses the model whose batch is next in a pool: the most urgent, unless another is behind its share.
 
-The model that has waited longest goes first if the most urgent one can still begin after its batch with time
-to spare, else the most urgent. Urgency alone would serve the model of short budgets whenever one of its
-queries waits, in small batches, which cost more a row than what gathers during another model's batch.
-
-Each model has a tag, the lane time that it used over its share. Deadlines alone would let one model delay
-another without limit, as start-time fair queuing does not. So they decide while no other model is behind by
-more than a tolerated time; then the one that is furthest behind goes first. A model that had nothing to
-execute starts level with the others: unused time is not saved. (Goyal, Vin and Cheng, Start-time fair
-queuing, SIGCOMM'96.)
+Each model has a tag, the lane time that it used over its share. Earliest deadline first makes the most of
+the deadlines, but lets one model delay another without limit, as start-time fair queuing does not. So the
+most urgent model goes first while no other is behind it by more than a tolerated time; then the one that is
+furthest behind. A model that had nothing to execute starts level with the others: unused time is not saved.
+(Goyal, Vin and Cheng, Start-time fair queuing, SIGCOMM'96.)
 """
 
 from __future__ import annotations
@@ -18,8 +14,6 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 LEAST_SHARE = 1e-3
-KEPT_SHARE = 0.3
-"""Share of its time that the most urgent query must have left after another model's batch."""
 M = TypeVar("M", bound=Hashable)
 
 
@@ -27,15 +21,13 @@ M = TypeVar("M", bound=Hashable)
 class Contender(Generic[M]):
     """A model with waiting work.
 
-    start_s: latest start that still meets the deadline of its first query. tolerated_s: lane time by which
-    others may be ahead of it. arrival_s: of its first query. batch_s: predicted time of its next batch.
+    start_s: latest start that still meets the deadline. tolerated_s: lane time by which others may be ahead
+    of it.
     """
 
     model: M
     start_s: float
     tolerated_s: float
-    arrival_s: float
-    batch_s: float
 
 
 class Turns(Generic[M]):
@@ -47,18 +39,15 @@ class Turns(Generic[M]):
         self._active: set[M] = set()
         self._now = 0.0
 
-    def choose(self, contenders: Sequence[Contender[M]], now_s: float) -> M:
+    def choose(self, contenders: Sequence[Contender[M]]) -> M:
         """Returns the model whose batch is next."""
         for contender in contenders:
             self._activate(contender.model)
         tags = self._tags
         urgent = min(contenders, key=lambda c: c.start_s)
-        oldest = min(contenders, key=lambda c: (c.arrival_s, c.start_s))
-        kept_s = KEPT_SHARE * (urgent.start_s - urgent.arrival_s)
-        first = oldest if now_s + oldest.batch_s <= urgent.start_s - kept_s else urgent
         behind = min(contenders, key=lambda c: tags[c.model])
-        owed_s = (tags[first.model] - tags[behind.model]) * self._share(behind.model)
-        return behind.model if owed_s > behind.tolerated_s else first.model
+        owed_s = (tags[urgent.model] - tags[behind.model]) * self._share(behind.model)
+        return behind.model if owed_s > behind.tolerated_s else urgent.model
 
     def charge(self, model: M, seconds: float, waiting: Iterable[M]) -> None:
         """Records that a model starts a batch of `seconds`. waiting: all that have work left."""

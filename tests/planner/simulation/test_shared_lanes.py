@@ -8,10 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyrec.planner.arrivals import arrival_times
-from polyrec.planner.latency_model import LatencyModel
 from polyrec.planner.plan import Limits, Routing
 from polyrec.planner.routing.lanes.lane import LaneSpec
-from polyrec.planner.routing.lanes.path import PathSpec
 from polyrec.planner.routing.sharing.machine_time import ModelShare
 from polyrec.planner.routing.sharing.pools import LanePlace
 from polyrec.planner.simulation.bound import Trace, joint_bound
@@ -101,26 +99,6 @@ def test_sharing_comes_close_to_the_bound_and_beats_half_of_the_machine_each(loa
     apart = sum(information(simulated([model(t, 1)]).outcomes[0]).sum() for t in traces)
     assert least * most < shared <= most * (1 + 1e-9)
     assert shared > apart
-
-
-def linear(fixed_s: float, row_s: float) -> LatencyModel:
-    rows = (1, 100, 200, 400, 700, 1024)
-    median_s = tuple(fixed_s + row_s * n for n in rows)
-    return LatencyModel(rows=rows, median_s=median_s, tail_s=tuple(1.1 * s for s in median_s))
-
-
-def test_a_model_of_short_budgets_is_not_served_in_small_batches_before_all_others():
-    """One lane a little past its capacity, and batches with a fixed cost; by deadline alone .943."""
-    kinds = [(linear(0.00015, 3.3e-6), 0.0095), (linear(0.00028, 1.28e-6), 0.0245)]
-    traces = []
-    for seed, (latency, budget_s) in enumerate(kinds):
-        rate = 0.52 * 1024 / latency.median(1024) / 100
-        times = arrival_times(Arrivals(), rate, 1.5, np.random.default_rng(seed))
-        path = PathSpec("table@cpu", "cpu", 1.0, latency)
-        traces.append(Trace((path,), Limits(), times, np.full(times.size, 100), budget_s))
-    most = joint_bound(traces, {"cpu": 1}, guaranteed=(0.5, 0.5)).information
-    found = simulated([model(t, 1) for t in traces])
-    assert sum(information(o).sum() for o in found.outcomes) > 0.95 * most
 
 
 def test_the_joint_bound_is_no_less_than_that_of_its_parts_and_no_more_than_their_sum():

@@ -13,28 +13,16 @@ def turns(shares: list[float]) -> Turns[int]:
     return made
 
 
-def waiting(model: int, start_s: float, tolerated_s: float, arrival_s: float = 0.0) -> Contender[int]:
-    """One whose next batch takes 1 ms."""
-    return Contender(model, start_s, tolerated_s, arrival_s, 0.001)
-
-
 def test_the_most_urgent_goes_first_within_what_is_tolerated():
     made = turns([0.5, 0.5])
     order = []
     for _ in range(20):
-        chosen = made.choose([waiting(0, 1.0, 0.004), waiting(1, 2.0, 0.004)], 1.0)
+        chosen = made.choose([Contender(0, 1.0, 0.004), Contender(1, 2.0, 0.004)])
         made.charge(chosen, 0.001, (0, 1))
         order.append(chosen)
     assert order[:5] == [0] * 5
     assert 8 <= order.count(1) <= 10  # later it is as fair as batches allow
     assert order[-10:].count(1) == 5
-
-
-def test_the_one_that_waits_longest_goes_first_if_the_most_urgent_can_wait_for_its_batch():
-    # 0 has waited for .1 s of the .11 s before its latest start, and keeps .3 of these
-    both = [waiting(0, 1.010, 1.0, arrival_s=0.9), waiting(1, 1.020, 1.0, arrival_s=0.8)]
-    assert turns([0.5, 0.5]).choose(both, 0.97) == 1
-    assert turns([0.5, 0.5]).choose(both, 0.98) == 0
 
 
 @settings(max_examples=100, deadline=None)
@@ -49,8 +37,8 @@ def test_lane_time_follows_shares_within_a_bound(shares, seconds, urgent, tolera
     models = range(len(shares))
     used = [0.0] * len(shares)
     for took in seconds:
-        contenders = [waiting(m, 0.0 if m == urgent else 1.0, tolerated_s) for m in models]
-        chosen = made.choose(contenders, 0.0)
+        contenders = [Contender(m, 0.0 if m == urgent else 1.0, tolerated_s) for m in models]
+        chosen = made.choose(contenders)
         made.charge(chosen, took, models)
         used[chosen] += took
     normal = [u / s for u, s in zip(used, shares, strict=True)]
@@ -67,7 +55,7 @@ def test_unused_time_is_not_saved():
         made.charge(0, 0.01, (0,))
     order = []
     for _ in range(10):
-        chosen = made.choose([waiting(0, 1.0, 0.0), waiting(1, 2.0, 0.0)], 1.0)
+        chosen = made.choose([Contender(0, 1.0, 0.0), Contender(1, 2.0, 0.0)])
         made.charge(chosen, 0.01, (0, 1))
         order.append(chosen)
     assert order.count(0) == 5
@@ -75,11 +63,11 @@ def test_unused_time_is_not_saved():
 
 def test_measured_time_replaces_the_predicted_one():
     made = turns([0.5, 0.5])
-    made.choose([waiting(0, 1.0, 0.0), waiting(1, 2.0, 0.0)], 1.0)
+    made.choose([Contender(0, 1.0, 0.0), Contender(1, 2.0, 0.0)])
     made.charge(0, 0.001, (0, 1))
     made.correct(0, 0.009)
     for _ in range(9):
-        chosen = made.choose([waiting(0, 1.0, 0.0), waiting(1, 2.0, 0.0)], 1.0)
+        chosen = made.choose([Contender(0, 1.0, 0.0), Contender(1, 2.0, 0.0)])
         assert chosen == 1
         made.charge(1, 0.001, (0, 1))
 
@@ -89,5 +77,5 @@ def test_a_model_that_left_is_forgotten(first: int):
     made = turns([0.5, 0.5])
     made.charge(0, 1.0, (0, 1))
     made.leave(0)
-    assert made.choose([waiting(1, 1.0, 0.0)], 1.0) == 1
+    assert made.choose([Contender(1, 1.0, 0.0)]) == 1
     assert 0 not in made.shares
