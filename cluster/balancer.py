@@ -18,7 +18,7 @@ log = logging.getLogger("polyrec.cluster")
 BALANCER = "polyrec-balancer"
 NAMESPACE = "polyrec"
 SILENT_S = 20.0
-"""Time without an announcement after which a replica is dropped; HAProxy's checks take it out earlier."""
+"""Time without an announcement after which a replica that HAProxy finds down is dropped."""
 CHECK_S = 1.0
 
 
@@ -38,6 +38,7 @@ class Balancer:
         if self._spec.way == "balancer":
             self._haproxy = HAProxy(self._folder, self._spec.host, self._spec.port)
         self._endpoints: dict[str, Endpoint] = {}
+        self._applied: dict[str, Endpoint] = {}
         self._states: dict[str, dict[str, Any]] = {}
         self._announced_s: dict[str, float] = {}
         self._left: set[str] = set()
@@ -66,13 +67,14 @@ class Balancer:
         self._start_checking()
         self._announced_s[endpoint.name] = time.monotonic()
         self._states[endpoint.name] = dict(state)
-        if self._endpoints.get(endpoint.name) != endpoint:
-            self._endpoints[endpoint.name] = endpoint
+        self._endpoints[endpoint.name] = endpoint
+        if self._applied.get(endpoint.name) != endpoint:
             await self._apply()
 
     async def remove(self, name: str) -> None:
         """Removes a replica for good; returns once it gets no new request."""
         self._left.add(name)
+        self._announced_s.pop(name, None)
         if self._endpoints.pop(name, None) is not None:
             await self._apply()
 
@@ -94,8 +96,10 @@ class Balancer:
 
     async def _apply(self) -> None:
         async with self._lock:
+            wanted = dict(self._endpoints)
             if self._haproxy is not None:
-                await self._haproxy.configure(self._endpoints.values())
+                await self._haproxy.configure(wanted.values())
+            self._applied = wanted
 
     def _start_checking(self) -> None:
         """Starts `_check`; needed in `add` too, since Ray restarts this actor without calling `open`."""
@@ -103,15 +107,28 @@ class Balancer:
             self._task = asyncio.get_running_loop().create_task(self._check())
 
     async def _check(self) -> None:
-        """Restarts HAProxy if it has ended; drops replicas that no longer announce themselves."""
+        """Restarts HAProxy if it has ended; drops replicas that are lost; tries again what failed."""
         while True:
             await asyncio.sleep(CHECK_S)
-            now_s = time.monotonic()
-            silent = [n for n in self._endpoints if now_s - self._announced_s[n] > SILENT_S]
-            for name in silent:
-                del self._endpoints[name]
-            if silent or (self._haproxy is not None and not self._haproxy.alive()):
+            states = None if self._haproxy is None else await self._haproxy.servers()
+            for name in lost(self._announced_s, states, time.monotonic()):
+                self._endpoints.pop(name, None)
+                del self._announced_s[name]
+            ended = self._haproxy is not None and not self._haproxy.alive()
+            if ended or self._applied != self._endpoints:
                 try:
                     await self._apply()
                 except ClusterError as e:
                     log.error("%s", e)  # tried again at the next check
+
+
+def lost(announced_s: Mapping[str, float], states: Mapping[str, str] | None, now_s: float) -> list[str]:
+    """Returns the replicas that are silent and down.
+
+    Silence alone does not count: where the machine was too busy for announcements, or stopped for a while,
+    all are silent, and without replicas every request would be refused.
+
+    announced_s: time of each one's last announcement. states: in HAProxy, None if there is none.
+    """
+    silent = (name for name, at_s in announced_s.items() if now_s - at_s > SILENT_S)
+    return [name for name in silent if states is None or states.get(name, "").startswith("DOWN")]

@@ -14,6 +14,8 @@ from polyrec.cluster.targets import ADMINISTRATION
 from polyrec.planner.fleet.weights import capacity_weights
 
 BACKEND = "replicas"
+UNCHECKED = "unchecked-"
+"""Begins the name under which a server is used while no server is up."""
 RETRIES = 3
 BUFFER_BYTES = 131072
 """Size of HAProxy's buffer; a larger request cannot be retried once it is sent."""
@@ -51,6 +53,11 @@ def configuration(host: str, port: int, socket: Path, endpoints: Iterable[Endpoi
         f" agent-addr {e.host} agent-port {e.agent_port}"
         for e, w in zip(known, weights, strict=True)
     ]
+    servers += [
+        f"    server {UNCHECKED}{e.name} {bracketed(e.host)}:{e.port} weight {w}"
+        " backup no-check no-agent-check"
+        for e, w in zip(known, weights, strict=True)
+    ]
     return "\n".join([_HEAD.format(socket=socket, host=bracketed(host), port=port), *servers, ""])
 
 
@@ -59,6 +66,8 @@ def configuration(host: str, port: int, socket: Path, endpoints: Iterable[Endpoi
 # - idle-close-on-response: after a reload, a client's idle connection is closed with its next response;
 #   closing it while idle could lose a request that is on its way.
 # - observe: the first failed connection takes a server out until its next check.
+# - backup, allbackups: checks choose among servers, but never refuse a request. If they fail at all (a busy
+#   machine, or a worker of an earlier configuration, which checks no more), all servers are tried.
 _HEAD = f"""\
 # written by `polyrec cluster`; changes are lost
 global
@@ -87,6 +96,7 @@ frontend clients
 
 backend {BACKEND}
     balance random(2)
+    option allbackups
     http-reuse always
     acl budgeted req.hdr(x-latency-budget-ms) -m found
     http-request set-timeout server req.hdr(x-latency-budget-ms),add(250) if budgeted

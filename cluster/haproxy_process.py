@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from polyrec.cluster.haproxy_config import BACKEND, Endpoint, configuration
+from polyrec.cluster.haproxy_config import BACKEND, UNCHECKED, Endpoint, configuration
 from polyrec.cluster.spec import ClusterError
 
 READY_S = 10.0
@@ -26,7 +26,7 @@ class HAProxy:
 
     def __init__(self, folder: Path, host: str, port: int) -> None:
         self._folder, self._host, self._port = folder, host, port
-        self._socket = folder / "haproxy.sock"
+        self._socket, self._master_socket = folder / "haproxy.sock", folder / "master.sock"
         self._file, self._pid_file = folder / "haproxy.cfg", folder / "haproxy.pid"
 
     def alive(self) -> bool:
@@ -42,20 +42,29 @@ class HAProxy:
         made = self._file.with_suffix(".new")
         made.write_text(configuration(self._host, self._port, self._socket, endpoints))
         made.replace(self._file)
-        master = self._master()
-        if master is None:
-            command = [binary(), "-W", "-D", "-p", str(self._pid_file), "-f", str(self._file)]
+        if not self.alive():
+            master = ["-W", "-D", "-S", f"{self._master_socket},mode,600", "-p", str(self._pid_file)]
+            command = [binary(), *master, "-f", str(self._file)]
+            done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True)
+            if done.returncode:
+                raise ClusterError(f"HAProxy: {(done.stderr or done.stdout).strip()}")
         else:
-            command = [binary(), "-c", "-q", "-f", str(self._file)]
-        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True)
-        if done.returncode:
-            raise ClusterError(f"HAProxy: {(done.stderr or done.stdout).strip()}")
-        if master is not None:
-            os.kill(master, signal.SIGUSR2)
+            await self._wait_for_master()
+            answer = ""
+            with suppress(OSError):  # before HAProxy 2.7 it closes the connection
+                answer = await asyncio.to_thread(_ask, self._master_socket, "reload")
+            if answer.startswith("Success=0"):
+                raise ClusterError(f"HAProxy: {answer.strip()}")
+        await self._wait_for_master()
         await self._wait_until_in_use({endpoint.name for endpoint in endpoints})
 
     async def stop(self) -> None:
-        """Ends HAProxy gracefully: it accepts no connections, and exits after the last one."""
+        """Ends HAProxy gracefully: it accepts no connections, and exits after the last one.
+
+        Raises ClusterError.
+        """
+        if self.alive():
+            await self._wait_for_master()
         master = self._master()
         if master is not None:
             os.kill(master, signal.SIGUSR1)
@@ -63,7 +72,7 @@ class HAProxy:
     async def servers(self) -> dict[str, str]:
         """Returns the state of each server (`UP`, `DOWN`, `DRAIN`); empty if HAProxy does not answer."""
         try:
-            text = await asyncio.to_thread(self._ask, "show stat")
+            text = await asyncio.to_thread(_ask, self._socket, "show stat")
         except OSError:
             return {}
         lines = [line.split(",") for line in text.splitlines()]
@@ -71,14 +80,7 @@ class HAProxy:
             return {}
         status = lines[0].index("status")
         rows = (line for line in lines[1:] if line[0] == BACKEND and line[1] != "BACKEND")
-        return {line[1]: line[status] for line in rows}
-
-    def _ask(self, command: str) -> str:
-        with socket.socket(socket.AF_UNIX) as client:
-            client.settimeout(2)
-            client.connect(str(self._socket))
-            client.sendall(command.encode() + b"\n")
-            return b"".join(iter(lambda: client.recv(65536), b"")).decode()
+        return {line[1]: line[status] for line in rows if not line[1].startswith(UNCHECKED)}
 
     def _master(self) -> int | None:
         with suppress(OSError, ValueError):
@@ -88,12 +90,36 @@ class HAProxy:
                 return pid
         return None
 
+    async def _wait_for_master(self) -> None:
+        """Waits until the master takes commands. Raises ClusterError.
+
+        It executes itself anew after each start of a worker; a signal would end it meanwhile, or be lost.
+        """
+        until_s = asyncio.get_running_loop().time() + READY_S
+        while True:
+            with suppress(OSError):
+                if await asyncio.to_thread(_ask, self._master_socket, "show proc"):
+                    return
+            if asyncio.get_running_loop().time() > until_s:
+                raise ClusterError(f"HAProxy's master did not answer within {READY_S:g} s")
+            await asyncio.sleep(STEP_S)
+
     async def _wait_until_in_use(self, names: set[str]) -> None:
         until_s = asyncio.get_running_loop().time() + READY_S
         while set(await self.servers()) != names:
             if asyncio.get_running_loop().time() > until_s:
                 raise ClusterError(f"HAProxy did not take over its configuration within {READY_S:g} s")
             await asyncio.sleep(STEP_S)
+
+
+def _ask(path: Path, command: str) -> str:
+    """Returns the answer to one of HAProxy's runtime commands. Raises OSError."""
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(READY_S)
+        client.connect(str(path))
+        client.sendall(command.encode() + b"\n")
+        client.shutdown(socket.SHUT_WR)  # the master closes its side only then
+        return b"".join(iter(lambda: client.recv(65536), b"")).decode()
 
 
 def binary() -> str:

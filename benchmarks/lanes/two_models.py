@@ -9,8 +9,9 @@ that want it, and leaves either what the other does not use, so they have at lea
 
 A model's capacity is what its server answers alone, in a closed loop. A load of 100% is half of either's
 capacity; Poisson arrivals, the same for both ways, which take turns. The bound is the clairvoyant one of the
-same requests, each model with half guaranteed (planner/simulation/bound.py), in the time that reading,
-answering and rejecting left of the core, and with batches as fast as they were in the shared server's run.
+same requests, each model with half guaranteed (planner/simulation/bound.py), with batches as fast as they
+were in the shared server's run, in the time that reading, answering and rejecting leave of the core
+(front_time.py).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ import numpy as np
 import uvloop
 
 from benchmarks.fleet.plan_page import markdown
+from benchmarks.lanes.front_time import Front
 from polyrec.loadtest.comparison.simulated import completed
 from polyrec.loadtest.drivers.closed_loop import closed_loop
 from polyrec.loadtest.drivers.connection import Target
@@ -64,6 +66,8 @@ MARGIN_S = 0.0005
 CONNECTIONS = 16
 DIFFERENT = 256
 ENDLESS = "600000"
+STEPS = 2
+"""Steps of the search for the bound between what was answered and everything."""
 MOST_LAG_S = 0.004
 """Accepted 99th percentile of the driver's own lag."""
 
@@ -142,12 +146,15 @@ class Servers:
         url = f"{self.of(way)[index].url}/v1/models/{self.tenants[index].name}/rank"
         return Target(url, {"Content-Type": "application/json"})
 
-    def capacity(self, index: int, seconds: float) -> float:
-        """Requests/s that a model's own server answers alone."""
+    def capacity(self, index: int, seconds: float) -> tuple[float, float]:
+        """Requests/s that a model's own server answers alone, and seconds of each beside its lanes."""
         target = self.target("apart", index)
         requests = self.tenants[index].requests(target, {BUDGET: ENDLESS})
         closed_loop(target.url, requests, CONNECTIONS, seconds / 4)
-        return closed_loop(target.url, requests, CONNECTIONS, seconds) / seconds
+        before = Counters.of(self, "apart")
+        answered = closed_loop(target.url, requests, CONNECTIONS, seconds)
+        spent = Counters.of(self, "apart").since(before)
+        return answered / seconds, (spent.core_s - float(spent.busy_s.sum())) / answered
 
     def _latency(self, index: int) -> LatencyModel:
         """Latency of a model's path, as its server measured it."""
@@ -209,9 +216,15 @@ async def drive_both(servers: Servers, way: str, due_s: Sequence[F64], seconds: 
 
 
 def measure(
-    servers: Servers, way: str, load: float, turn: int, rates: Sequence[float], seconds: float
+    servers: Servers,
+    way: str,
+    load: float,
+    turn: int,
+    rates: Sequence[float],
+    seconds: float,
+    answer_s: Sequence[float],
 ) -> Run | None:
-    """None if the driver was late."""
+    """None if the driver was late. answer_s: of each model, as in Front."""
     random = np.random.default_rng((turn, round(1000 * load)))
     whole_s = WARM_UP_S + seconds
     due_s = [arrival_times(Arrivals(), rate, whole_s, random) for rate in rates]
@@ -224,6 +237,13 @@ def measure(
         return None
     found = [figures(outcome, {}) for outcome in counted]
     total = sum(f.requests for f in found)
+    answered = [int((outcome.status == 200).sum()) for outcome in outcomes]
+    front = Front(
+        spent.core_s - float(spent.busy_s.sum()),
+        sum(due.size for due in due_s),
+        sum(answered),
+        float(np.average(answer_s, weights=answered)),
+    )
     return Run(
         load,
         turn,
@@ -236,13 +256,12 @@ def measure(
         sum(f.ok * f.requests for f in found) / total,
         float(spent.busy_s.sum()),
         spent.core_s,
-        bound_of(servers, due_s, spent, whole_s) if way == "shared" else None,
+        bound_of(servers, due_s, spent, whole_s, front) if way == "shared" else None,
     )
 
 
-def bound_of(servers: Servers, due_s: Sequence[F64], spent: Counters, seconds: float) -> float:
+def bound_of(servers: Servers, due_s: Sequence[F64], spent: Counters, seconds: float, front: Front) -> float:
     """The largest share of the requests that could be in time."""
-    front_s = spent.core_s - float(spent.busy_s.sum())
     traces = []
     for index, (each, due) in enumerate(zip(servers.tenants, due_s, strict=True)):
         latency = servers.latencies[index]
@@ -256,9 +275,28 @@ def bound_of(servers: Servers, due_s: Sequence[F64], spent: Counters, seconds: f
         rows = np.full(due.size, each.rows, np.int64)
         path = PathSpec(each.name, "cpu", 1.0, now)
         traces.append(Trace((path,), each.limits, due, rows, each.slo_s - MARGIN_S))
-    lanes = {"cpu": 1 - min(0.99, front_s / seconds)}
-    most = joint_bound(traces, lanes, guaranteed=GUARANTEED).rows
-    return most / sum(float(trace.rows.sum()) for trace in traces)
+    whole = sum(float(trace.rows.sum()) for trace in traces)
+
+    def share(assumed: float) -> float:
+        """The largest share, in the lane time that is left if the assumed share is answered."""
+        lanes = {"cpu": 1 - min(0.99, front.seconds(assumed * front.requests) / seconds)}
+        return joint_bound(traces, lanes, guaranteed=GUARANTEED).rows / whole
+
+    # the share that is answered if it is assumed falls as more is assumed, nearly in a straight line
+    least, most = front.answered / front.requests, 1.0
+    over, under = share(least) - least, share(most) - most
+    for step in range(STEPS + 1):
+        if over <= 0 or under >= 0:
+            break
+        between = least + (most - least) * over / (over - under)
+        if step == STEPS:
+            return between
+        error = share(between) - between
+        if error > 0:
+            least, over = between, error
+        else:
+            most, under = between, error
+    return least + over if over <= 0 else most + under
 
 
 def page(found: dict[str, Any]) -> str:
@@ -298,7 +336,8 @@ def page(found: dict[str, Any]) -> str:
             f"{about}. 100% is half of the capacity of each. Shared: one server with both models; apart: two "
             "servers on the same core, to each of which the kernel gives at least half of it and what the "
             "other leaves. The bound knows all arrivals, guarantees each model half, and has the time that "
-            "reading, answering and rejecting left of the core.",
+            "reading, answering and rejecting leave of the core, where each request more that is answered "
+            "takes what an answer costs more than a rejection.",
             "",
             *markdown(head, rows),
             "",
@@ -324,13 +363,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         tenants = [tenant(text, args.rows, Path(folder)) for text in args.models]
         servers = Servers(tenants, cores[0], opened)
         opened.enter_context(raised_priority() if args.ahead else nullcontext())
-        capacity = [servers.capacity(i, 2.0) for i in range(len(tenants))]
+        capacity, answer_s = zip(*(servers.capacity(i, 2.0) for i in range(len(tenants))), strict=True)
         print(f"alone: {', '.join(f'{rate:,.0f}' for rate in capacity)} requests/s", flush=True)
         for turn in range(args.turns):
             for load in LOADS:
                 rates = [load * rate / len(tenants) for rate in capacity]
                 for way in WAYS[:: -1 if turn % 2 else 1]:
-                    run = measure(servers, way, load, turn, rates, args.seconds)
+                    run = measure(servers, way, load, turn, rates, args.seconds, answer_s)
                     print(run or f"{way} at {load:.0%}: left out, as the driver was late", flush=True)
                     if run is not None:
                         runs.append(run)
@@ -345,8 +384,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "turns": args.turns,
         "seconds": args.seconds,
         "models": [
-            {"name": t.name, "slo_ms": 1e3 * t.slo_s, "rows": t.rows, "capacity": rate}
-            for t, rate in zip(tenants, capacity, strict=True)
+            {"name": t.name, "slo_ms": 1e3 * t.slo_s, "rows": t.rows, "capacity": rate, "answer_s": each_s}
+            for t, rate, each_s in zip(tenants, capacity, answer_s, strict=True)
         ],
         "runs": [asdict(run) for run in runs],
     }

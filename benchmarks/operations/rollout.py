@@ -69,9 +69,12 @@ def shuffled(bundle: Bundle, table: str, share: float, folder: Path) -> Bundle:
 
 
 def heavy(bundle: Bundle, folder: Path) -> Bundle:
-    """Writes a bundle of the same vectors with a net of random weights, a thousand times the work."""
+    """Writes a bundle of the same vectors with a net of random weights, a thousand times the work.
+
+    Of nested widths it has the largest alone.
+    """
     model = bundle.model()
-    made = bundle.manifest.architecture.model_copy(update={"top": HEAVY_TOP})
+    made = bundle.manifest.architecture.model_copy(update={"top": HEAVY_TOP, "widths": ()})
     net = DenseNet(made, dense_slots(bundle.manifest.schema_), model.stage.slots)
     return write_bundle(
         folder, DLRM(model.stage, net), bundle.manifest.representation, bundle.encoder, {}, {}

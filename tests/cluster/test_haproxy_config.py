@@ -15,7 +15,10 @@ def test_servers_stand_in_the_order_of_their_names_with_weights_of_their_capacit
     assert [line[1:5] for line in servers] == [
         ["a", "10.0.0.1:8000", "weight", "100"],
         ["b", "10.0.0.2:8001", "weight", "50"],
+        ["unchecked-a", "10.0.0.1:8000", "weight", "100"],
+        ["unchecked-b", "10.0.0.2:8001", "weight", "50"],
     ]
+    assert ["backup" in line for line in servers] == [False, False, True, True]
     assert text == configuration("127.0.0.1", 8080, tmp_path / "s", ENDPOINTS[::-1])
 
 

@@ -1,14 +1,13 @@
-"""The real HAProxy in front of a server that answers everything."""
+"""The real HAProxy in front of servers that answer everything."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import select
-import signal
 import socket
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -27,6 +26,8 @@ REFUSED = [
     "/v2/repository/models/x/load",
     "/v2/repository/%6dodels/x/unload",
 ]
+FALL = 3
+"""Failed checks after which HAProxy takes a server out."""
 TAKEN = ["/v1/predict", "/v1/models/administration/predict", "/v1/models/admin/rank", "/v2/repository/index"]
 
 
@@ -37,14 +38,25 @@ def a_free_port() -> int:
         return port
 
 
-async def statuses(folder: Path, targets: Sequence[str]) -> dict[str, str]:
-    """Returns the statuses that HAProxy answers, by target."""
+@asynccontextmanager
+async def replica(name: str, ready: bool, checked: asyncio.Event) -> AsyncIterator[Endpoint]:
+    """A server and its agent; the server answers 200, to health checks only if it is ready.
+
+    checked: set at the first check after HAProxy has taken a server that is not ready out.
+    """
+    checks = 0
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal checks
         try:
             with suppress(asyncio.IncompleteReadError, ConnectionError):
-                while await reader.readuntil(b"\r\n\r\n"):
-                    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+                while head := await reader.readuntil(b"\r\n\r\n"):
+                    check = head.startswith(b"GET /readyz ")
+                    checks += check
+                    if checks > FALL:
+                        checked.set()
+                    status = b"200 OK" if ready or not check else b"503 not ready"
+                    writer.write(b"HTTP/1.1 " + status + b"\r\ncontent-length: 0\r\n\r\n")
         finally:
             writer.close()  # also when the end of the loop cancels it
 
@@ -52,42 +64,91 @@ async def statuses(folder: Path, targets: Sequence[str]) -> dict[str, str]:
         writer.write(b"ready up 100%\n")
         writer.close()
 
-    port, haproxy, found = a_free_port(), None, {}
     async with (
         await asyncio.start_server(answer, "127.0.0.1", 0) as server,
         await asyncio.start_server(agent, "127.0.0.1", 0) as agents,
     ):
-        ports = [one.sockets[0].getsockname()[1] for one in (server, agents)]
-        haproxy = HAProxy(folder, "127.0.0.1", port)
-        await haproxy.configure([Endpoint("a", "127.0.0.1", *ports)])
-        try:
-            for target in targets:
-                reader, writer = await asyncio.open_connection("127.0.0.1", port)
-                writer.write(f"GET {target} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
-                found[target] = (await reader.read()).split(b" ")[1].decode()
-                writer.close()
-                await writer.wait_closed()
-        finally:
-            await haproxy.stop()
-            end(folder / "haproxy.pid")
-    return found
+        port, agent_port = (one.sockets[0].getsockname()[1] for one in (server, agents))
+        yield Endpoint(name, "127.0.0.1", port, agent_port)
 
 
-def end(pid_file: Path) -> None:
-    """Ends HAProxy at once: while it starts, it may not take the signal of `stop`."""
-    with suppress(ProcessLookupError):
-        master = os.pidfd_open(int(pid_file.read_text()))
-        signal.pidfd_send_signal(master, signal.SIGTERM)
+@asynccontextmanager
+async def balanced(folder: Path, *endpoints: Endpoint) -> AsyncIterator[tuple[HAProxy, int]]:
+    """HAProxy in front of these, and its port; stopped as soon as it is used."""
+    port = a_free_port()
+    haproxy = HAProxy(folder, "127.0.0.1", port)
+    await haproxy.configure(endpoints)
+    master = os.pidfd_open(int((folder / "haproxy.pid").read_text()))
+    try:
+        yield haproxy, port
+    finally:
+        await haproxy.stop()
         poller = select.poll()
         poller.register(master, select.POLLIN)
         assert poller.poll(30_000)
         os.close(master)
 
 
+async def status(port: int, target: str) -> str:
+    """Returns the status of an answer."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"GET {target} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
+    found = (await reader.read()).split(b" ")[1].decode()
+    writer.close()
+    await writer.wait_closed()
+    return found
+
+
 def test_administration_is_refused_however_its_path_is_written(tmp_path: Path) -> None:
-    found = asyncio.run(statuses(private_folder(tmp_path / "haproxy"), REFUSED + TAKEN))
-    assert found == dict.fromkeys(REFUSED, "403") | dict.fromkeys(TAKEN, "200")
+    async def statuses() -> dict[str, str]:
+        async with (
+            replica("a", True, asyncio.Event()) as a,
+            balanced(private_folder(tmp_path / "h"), a) as (_, port),
+        ):
+            return {target: await status(port, target) for target in REFUSED + TAKEN}
+
+    assert asyncio.run(statuses()) == dict.fromkeys(REFUSED, "403") | dict.fromkeys(TAKEN, "200")
     assert [is_administration(unquote(path)) for path in REFUSED + TAKEN] == [True] * 6 + [False] * 4
+
+
+def test_requests_are_answered_while_every_health_check_fails(tmp_path: Path) -> None:
+    async def statuses() -> list[str]:
+        down = asyncio.Event()
+        ended = Endpoint("ended", "127.0.0.1", a_free_port(), a_free_port())
+        async with (
+            replica("busy", False, down) as busy,
+            balanced(private_folder(tmp_path / "h"), busy, ended) as (haproxy, port),
+        ):
+            await down.wait()
+            found = [await status(port, "/v1/predict") for _ in range(20)]
+            return [*found, *(state.split()[0] for state in (await haproxy.servers()).values())]
+
+    assert asyncio.run(statuses()) == ["200"] * 20 + ["DOWN"] * 2
+
+
+def test_haproxy_stops_and_reloads_at_once_after_a_start(tmp_path: Path) -> None:
+    async def states(number: int) -> set[str]:
+        ended = Endpoint("ended", "127.0.0.1", a_free_port(), a_free_port())
+        async with balanced(private_folder(tmp_path / str(number))) as (haproxy, _):
+            await haproxy.configure([ended])
+            return set(await haproxy.servers())
+
+    # signals that came while the master executed itself anew were lost four times in five
+    for number in range(3):
+        assert asyncio.run(states(number)) == {"ended"}
+
+
+def test_a_configuration_that_haproxy_refuses_leaves_the_earlier_one(tmp_path: Path) -> None:
+    async def found() -> tuple[str, set[str]]:
+        async with (
+            replica("a", True, asyncio.Event()) as a,
+            balanced(private_folder(tmp_path / "h"), a) as (haproxy, port),
+        ):
+            with pytest.raises(ClusterError, match="HAProxy"):
+                await haproxy.configure([a, Endpoint("b", "no such host", 1, 1)])
+            return await status(port, "/v1/predict"), set(await haproxy.servers())
+
+    assert asyncio.run(found()) == ("200", {"a"})
 
 
 def test_a_folder_that_another_could_have_linked_is_refused(tmp_path: Path) -> None:

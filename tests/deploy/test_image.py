@@ -53,6 +53,13 @@ def test_the_ports_of_the_server_are_those_that_the_image_exposes_and_grpc_is_in
     assert "grpc" in service["build"]["args"]["EXTRAS"].split(",")
 
 
+def test_every_folder_of_the_package_goes_into_the_build() -> None:
+    kept = {line.removeprefix("!") for line in (ROOT / ".dockerignore").read_text().split() if line[0] == "!"}
+    links = {path.readlink().name for path in (ROOT / "polyrec").iterdir() if path.is_symlink()}
+    assert links
+    assert links <= kept
+
+
 def stages() -> dict[str, str]:
     """The stages of the Dockerfile, by name; the last one, which is the image, has none."""
     parts = re.split(r"^FROM (.*)$", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)[1:]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.lanes.front_time import Front
 from benchmarks.lanes.two_models import MARGIN_S, Counters, bound_of, page
 from polyrec.planner.latency_model import LatencyModel
 from polyrec.planner.plan import Limits
@@ -28,9 +29,11 @@ def counters(pace: float, front_s: float) -> Counters:
     return Counters(busy_s, batches, batches * ROWS, float(busy_s.sum()) + front_s)
 
 
-def bound(rate: float, pace: float, front_s: float) -> float:
+def bound(rate: float, pace: float, front_s: float, answered: float = 1.0, answer_s: float = 0.0) -> float:
     due_s = [np.arange(0, 1, 1 / rate)] * 2
-    return bound_of(servers(0.02), due_s, counters(pace, front_s), 1.0)
+    requests = due_s[0].size * 2
+    front = Front(front_s, requests, round(answered * requests), answer_s)
+    return bound_of(servers(0.02), due_s, counters(pace, front_s), 1.0, front)
 
 
 def test_the_bound_is_what_the_time_that_is_left_executes() -> None:
@@ -40,6 +43,16 @@ def test_the_bound_is_what_the_time_that_is_left_executes() -> None:
     assert 0.45 < half < 0.6
     assert bound(1024, 2.0, 0.0) == pytest.approx(half / 2, rel=0.1)
     assert bound(1024, 1.0, 0.5) == pytest.approx(half / 2, rel=0.1)
+
+
+def test_answers_that_the_bound_adds_take_what_they_cost_more_than_rejections() -> None:
+    front = Front(0.5, 2000, 500, 8e-4)
+    # 1,500 rejections took the .1 s that 500 answers of .8 ms left
+    assert front.seconds(500) == 0.5
+    assert front.seconds(1000) == pytest.approx(0.5 + 500 * (8e-4 - 0.1 / 1500))
+    assert Front(0.5, 2000, 500, 1e-2).seconds(501) == pytest.approx(0.51)
+    half, paid = (bound(1024, 1.0, 0.5, 0.1, answer_s) for answer_s in (0.0, 5e-4))
+    assert 0.1 < paid < 0.9 * half
 
 
 def test_a_page_has_the_medians_of_both_ways() -> None:
