@@ -4,11 +4,11 @@
 
 Trains a model on generated clicks (kept in the folder), reserves rows in its item table, and serves it
 with half of each table on disk and with an update log. The highest rate is measured in a closed loop; then
-turns of Poisson arrivals at a share of it, with and without a process that posts updates of 1,000 rows each
-(A B A B ...), so many rows a second. In turns with updates, another client adds a new item every so often and
-asks for its score until it differs from an unknown item's. Server and clients share the machine's cores, so
-the clients make their updates before the turn. Also prints the processor time that the server, idle
-otherwise, takes for an update.
+come turns of Poisson arrivals at a share of it: alone; with so many more requests as take the processor time
+of the updates; and with a process that posts updates of 1,000 rows each, so many rows a second, and adds a
+new item every so often, for whose score it asks until it differs from an unknown item's. The clients make
+their updates before the turn. Also prints the processor time that the server, idle otherwise, takes for an
+update. --pin gives the server one core of its own and the clients all others: without it they share all.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from queue import SimpleQueue
 from statistics import median
 from typing import Any
 
@@ -61,6 +62,7 @@ NEW_EVERY_S = 0.5
 EXPIRES_S = 30
 POLL_S = 0.005
 IDLE_CALLS = 200
+KINDS = ("alone", "more requests", "updates")
 BODIES = 200
 TIMEOUT_S = 600
 
@@ -116,13 +118,12 @@ def idle_ms(url: str, server: psutil.Process, items: int, width: int) -> float:
     """Returns the milliseconds of processor time that the server, otherwise idle, takes for an update."""
     random = np.random.default_rng(1)
     bodies = [update_body(random, items, width) for _ in range(IDLE_CALLS)]
-    before = server.cpu_times()
+    before = cpu_ms(server)
     with httpx.Client(base_url=url, headers=BINARY, timeout=TIMEOUT_S) as client:
         for body in bodies:
             client.post(CALL, content=body, params={"time": time.time()}).raise_for_status()
             time.sleep(0.02)
-    after = server.cpu_times()
-    return 1e3 * (after.user - before.user + after.system - before.system) / IDLE_CALLS
+    return (cpu_ms(server) - before) / IDLE_CALLS
 
 
 def feed(url: str, items: int, width: int, rows_s: float, seconds: float, go: Any, said: Any) -> None:
@@ -172,24 +173,41 @@ def new_values(url: str, request: dict[str, Any], width: int, ends: float, found
             time.sleep(NEW_EVERY_S)
 
 
-def turn(
+def feed_and_add(
     url: str,
-    source: Source,
-    rate: float,
+    request: dict[str, Any],
+    items: int,
+    width: int,
+    rows_s: float,
     seconds: float,
-    seed: int,
-    candidates: int,
-    beside: Sequence[Callable[[float], Any]],
-) -> dict[str, Any]:
-    """One turn of load; `beside` are started with it, and get the time at which they end."""
+    go: Any,
+    said: Any,
+) -> None:
+    """Runs `feed` and, in another thread, `new_values`; says what either found at the end."""
+    new: list[float] = []
+    ready, fed = threading.Event(), SimpleQueue[Any]()
+    feeder = threading.Thread(target=feed, args=(url, items, width, rows_s, seconds, ready, fed))
+    feeder.start()
+    said.put(fed.get())
+    go.wait()
+    ready.set()
+    new_values(url, request, width, time.monotonic() + seconds, new)
+    feeder.join()
+    said.put((*fed.get(), new))
+
+
+def cpu_ms(process: psutil.Process) -> float:
+    """Returns the milliseconds of processor time that a process has taken."""
+    times = process.cpu_times()
+    return 1e3 * float(times.user + times.system)
+
+
+def turn(url: str, source: Source, rate: float, seconds: float, seed: int, candidates: int) -> dict[str, Any]:
+    """One turn of load: so many requests a second."""
     due_s = arrival_times(Arrivals(), rate, seconds, np.random.default_rng(seed))
     rows, body = source.sampled(np.full(due_s.size, candidates), seed)
     target = Target(url + RANK, {"Content-Type": "application/json"})
-    load = load_of(target, due_s, seconds, body, rows=rows, prepare=True)
-    running = [begin(time.monotonic() + seconds) for begin in beside]
-    outcome = run(target, load, Limits())
-    for one in running:
-        one.join()
+    outcome = run(target, load_of(target, due_s, seconds, body, rows=rows, prepare=True), Limits())
     ok = outcome.status == 200
     latency_ms = 1e3 * outcome.latency_s[ok]
     return {
@@ -217,6 +235,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--updates", type=float, default=10_000, help="rows a second (10,000)")
     parser.add_argument("--seconds", type=float, default=15.0, help="of a turn (15)")
     parser.add_argument("--turns", type=int, default=5, help="of each kind (5)")
+    parser.add_argument("--pin", action="store_true", help="a core for the server, the others for clients")
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args(argv)
     args.folder.mkdir(parents=True, exist_ok=True)
@@ -227,59 +246,63 @@ def main(argv: Sequence[str] | None = None) -> int:
     many, body = source.sampled(np.full(2000, args.candidates), 0)
     _, one = source.sampled(np.full(1, 1), 0)
     found: list[dict[str, Any]] = []
-    with start(settings, lifeline=True) as server:
+    core = None
+    if args.pin:
+        # before threads start, which inherit it
+        core, *others = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, others)
+    with start(settings, lifeline=True, core=core) as server:
         target = Target(server.url + RANK, {"Content-Type": "application/json"})
         requests = [target.request(body(i), {}) for i in range(many.size)]
+        process = psutil.Process(server.process.pid)
         closed_loop(server.url, requests, CONNECTIONS, 3.0)
         highest = median(closed_loop(server.url, requests, CONNECTIONS, 4.0) / 4.0 for _ in range(3))
-        process = psutil.Process(server.process.pid)
-        memory = process.memory_info
         each_ms = idle_ms(server.url, process, items, args.width)
         print(f"processor time of an update of {CALL_ROWS} rows: {each_ms:.2f} ms", flush=True)
         print(f"highest rate {highest:,.0f} requests/s; the load is {args.load:g} of it", flush=True)
-        for number in range(args.turns):
-            for updated in (False, True):
-                spawn = multiprocessing.get_context("spawn")
-                go, said = spawn.Event(), spawn.Queue()
-                given = (server.url, items, args.width, args.updates, args.seconds, go, said)
-                feeder = spawn.Process(target=feed, args=given)
-                if updated:
-                    feeder.start()
-                    said.get()
-                new: list[float] = []
-
-                def feeding(ends: float, feeder: Any = feeder, go: Any = go) -> Any:
-                    go.set()
-                    return feeder
-
-                def adding(ends: float, new: list[float] = new) -> Any:
-                    given = (server.url, json.loads(one(0)), args.width, ends, new)
-                    thread = threading.Thread(target=new_values, args=given)
-                    thread.start()
-                    return thread
-
-                beside = (feeding, adding) if updated else ()
-                each = turn(
-                    server.url, source, args.load * highest, args.seconds, number, args.candidates, beside
-                )
-                each = {"updates": updated, **each, "rss_mb": round(memory().rss / 1e6)}
-                if updated:
-                    rows, waited = said.get()
-                    each |= {
-                        "rows_s": round(rows / args.seconds),
-                        "longest_update_ms": round(1e3 * waited, 1),
-                    }
-                    each |= {"new_values": len(new), "new_value_ms": round(1e3 * median(new), 1)}
-                    each |= {"longest_new_value_ms": round(1e3 * max(new), 1)}
-                found.append(each)
-                print(json.dumps(each), flush=True)
+        rate = args.load * highest
+        request_ms = 0.0
+        # not counted: the caches fill
+        turn(server.url, source, rate, args.seconds, args.turns, args.candidates)
+        for number in range(args.turns * len(KINDS)):
+            kind = KINDS[number % len(KINDS)]
+            # requests that take the processor time of the updates
+            more = each_ms * args.updates / CALL_ROWS / request_ms if kind == "more requests" else 0.0
+            spawn = multiprocessing.get_context("spawn")
+            go, said = spawn.Event(), spawn.Queue()
+            given = (server.url, json.loads(one(0)), items, args.width, args.updates, args.seconds, go, said)
+            feeder = spawn.Process(target=feed_and_add, args=given)
+            if kind == "updates":
+                feeder.start()
+                said.get()
+            before = cpu_ms(process)
+            go.set()
+            each = turn(server.url, source, rate + more, args.seconds, number // len(KINDS), args.candidates)
+            took_ms = cpu_ms(process) - before
+            if kind == "alone":
+                request_ms = took_ms / each["requests"]
+            each = {"kind": kind, **each, "server_cores": round(took_ms / 1e3 / args.seconds, 3)}
+            if kind == "updates":
+                rows, waited, new = said.get()
+                feeder.join()
+                each |= {
+                    "rows_s": round(rows / args.seconds),
+                    "longest_update_ms": round(1e3 * waited, 1),
+                    "new_values": len(new),
+                    "new_value_ms": round(1e3 * median(new), 1),
+                    "longest_new_value_ms": round(1e3 * max(new), 1),
+                }
+            found.append(each)
+            print(json.dumps(each), flush=True)
         page = httpx.get(f"{server.url}/metrics").text
         lines = [
             line for line in page.splitlines() if line.startswith(("polyrec_update", "polyrec_reserved"))
         ]
-    ratios = [b["p99_ms"] / a["p99_ms"] for a, b in zip(found[::2], found[1::2], strict=True)]
-    print(f"p99 with updates over without, of each pair: {', '.join(f'{r:.2f}' for r in ratios)}")
-    print(f"median {median(ratios):.3f}")
+    ratios = {}
+    for at, kind in enumerate(KINDS[1:], 1):
+        pairs = zip(found[:: len(KINDS)], found[at :: len(KINDS)], strict=True)
+        ratios[kind] = [round(b["p99_ms"] / a["p99_ms"], 3) for a, b in pairs]
+        print(f"p99 with {kind} over alone: median {median(ratios[kind]):.2f} of {ratios[kind]}")
     if args.json:
         settings = {k: str(v) for k, v in vars(args).items() if k != "json"}
         whole = {"machine": machine(), "cores": os.cpu_count(), "settings": settings, "highest": highest}

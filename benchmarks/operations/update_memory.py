@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         adder = threading.Thread(target=new_values, args=given)
         adder.start()
         for minute in range(args.minutes):
-            each = turn(server.url, source, args.rate, 60.0, minute, 23, ())
+            each = turn(server.url, source, args.rate, 60.0, minute, 23)
             time.sleep(CLOSING_S)
             each |= {
                 "minute": minute + 1,
