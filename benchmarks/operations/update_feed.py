@@ -167,7 +167,7 @@ def new_values(
 
     def score(client: httpx.Client, item: str) -> float:
         body = {"context": request["context"], "candidates": {**request["candidates"], "item": [item]}}
-        while (answer := client.post(RANK, json=body)).status_code == 429:
+        while (answer := client.post(RANK, json=body)).status_code in (429, 504):
             time.sleep(0.01)
         return float(answer.raise_for_status().json()["scores"][0])
 
