@@ -42,7 +42,7 @@ def test_a_write_that_fails_raises_and_the_next_one_succeeds(tmp_path: Path, kin
     file = os.open(tmp_path / "rows", os.O_RDWR)
     writer = opened(file, kind)
     values = np.ones((2, ROW), np.uint8)
-    with pytest.raises(OSError):
+    with pytest.raises(OSError, match="Invalid argument"):
         writer.write(np.array([0, -ROW]), values)
     writer.write(np.array([0, 2 * ROW]), values)
     assert (tmp_path / "rows").read_bytes() == (bytes([1]) * ROW + bytes(ROW)) * 2
