@@ -1,14 +1,16 @@
 """Latency of a server beside a feed of row updates, and the time until a new value is served.
 
-    python -m benchmarks.operations.update_feed --folder /var/tmp/feed --json docs/results/update-feed.json
+    python -m benchmarks.operations.update_feed --folder /var/tmp/feed --pin --json update-feed.json
 
 Trains a model on generated clicks (kept in the folder), reserves rows in its item table, and serves it
-with half of each table on disk and with an update log. The highest rate is measured in a closed loop; then
-turns of Poisson arrivals at a share of it, with and without a process that posts updates of 1,000 rows each
-(A B A B ...), so many rows a second. In turns with updates, another client adds a new item every so often and
-asks for its score until it differs from an unknown item's. Server and clients share the machine's cores, so
-the clients make their updates before the turn. Also prints the processor time that the server, idle
-otherwise, takes for an update.
+with half of each table on disk and with an update log. The highest rate is measured in a closed loop. Then
+comes one run of Poisson arrivals at a share of it, in slices of a few seconds by turns: alone; with so many
+more requests as take the processor time of the updates; and with updates of 1,000 rows each, so many rows a
+second. A slice with updates also adds a new item and asks for its score until it differs from an unknown
+item's. p99 is the median of the slices of a kind, less the beginning of each, so that a stall of the machine
+counts once; the intervals are bootstrapped over the turns. Also prints the processor time that the server,
+idle otherwise, takes for an update. --pin gives the server one core of its own and the clients all others:
+without it they share all.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -31,16 +33,18 @@ import psutil
 from benchmarks.tiers.generated_model import zipf
 from polyrec.loadtest.drivers.closed_loop import closed_loop
 from polyrec.loadtest.drivers.connection import Target
-from polyrec.loadtest.drivers.load import load_of
+from polyrec.loadtest.drivers.load import Load
 from polyrec.loadtest.drivers.open_loop import Limits, run
 from polyrec.loadtest.machine import machine
+from polyrec.loadtest.results.outcome import Outcome
 from polyrec.loadtest.traffic.request_bodies import RANK
-from polyrec.loadtest.traffic.source import Source, open_source
+from polyrec.loadtest.traffic.source import open_source
 from polyrec.models.bundle.bundle import Bundle, load_bundle, write_bundle
 from polyrec.models.bundle.reserve import reserve
 from polyrec.models.data.reader import open_data
 from polyrec.models.data.synthetic.generator import generate
 from polyrec.models.dlrm.dlrm import Architecture
+from polyrec.models.schema.batch import F64
 from polyrec.models.schema.schema import load_schema
 from polyrec.models.tiers.updates.update import TableUpdate
 from polyrec.models.tiers.updates.update_file import encode_update
@@ -57,10 +61,19 @@ BINARY = {**HEADERS, "content-type": "application/octet-stream"}
 CALL = "/v1/admin/embeddings"
 CALL_ROWS = 1000
 CONNECTIONS = 16
-NEW_EVERY_S = 0.5
 EXPIRES_S = 30
 POLL_S = 0.005
 IDLE_CALLS = 200
+FAILED_MS = 1000.0
+"""The budget: latency that a failed request counts with."""
+DISTINCT = 20_000
+"""Requests with bodies of their own."""
+SETTLES_S = 0.5
+"""Not counted, of each slice."""
+STARTS_S = 6.0
+"""Time for the feed to start."""
+WARMS_S = 6.0
+KINDS = ("alone", "more requests", "updates")
 BODIES = 200
 TIMEOUT_S = 600
 
@@ -116,50 +129,54 @@ def idle_ms(url: str, server: psutil.Process, items: int, width: int) -> float:
     """Returns the milliseconds of processor time that the server, otherwise idle, takes for an update."""
     random = np.random.default_rng(1)
     bodies = [update_body(random, items, width) for _ in range(IDLE_CALLS)]
-    before = server.cpu_times()
+    before = cpu_ms(server)
     with httpx.Client(base_url=url, headers=BINARY, timeout=TIMEOUT_S) as client:
         for body in bodies:
             client.post(CALL, content=body, params={"time": time.time()}).raise_for_status()
             time.sleep(0.02)
-    after = server.cpu_times()
-    return 1e3 * (after.user - before.user + after.system - before.system) / IDLE_CALLS
+    return (cpu_ms(server) - before) / IDLE_CALLS
 
 
-def feed(url: str, items: int, width: int, rows_s: float, seconds: float, go: Any, said: Any) -> None:
-    """Says that it is ready, waits for `go`, and posts updates at their times for so many seconds.
+def feed(
+    url: str, items: int, width: int, rows_s: float, slices: Sequence[float], seconds: float, said: Any
+) -> None:
+    """Says that it is ready, and posts updates in slices that begin at these times of the monotonic clock.
 
-    Says then the number of rows, and the longest wait for an answer in seconds.
+    said: gets "ready", then the number of rows and the longest wait for an answer in seconds.
     """
     random = np.random.default_rng(os.getpid())
     bodies = [update_body(random, items, width) for _ in range(BODIES)]
     calls, waited = 0, 0.0
     with httpx.Client(base_url=url, headers=BINARY, timeout=TIMEOUT_S) as client:
         said.put("ready")
-        go.wait()
-        begun = time.monotonic()
-        while (due := begun + calls * CALL_ROWS / rows_s) < begun + seconds:
-            time.sleep(max(due - time.monotonic(), 0))
-            asked = time.monotonic()
-            client.post(CALL, content=bodies[calls % BODIES], params={"time": time.time()}).raise_for_status()
-            waited = max(waited, time.monotonic() - asked)
-            calls += 1
+        for begins in slices:
+            for due in begins + np.arange(0, seconds, CALL_ROWS / rows_s):
+                time.sleep(max(due - time.monotonic(), 0))
+                asked, body = time.monotonic(), bodies[calls % BODIES]
+                client.post(CALL, content=body, params={"time": time.time()}).raise_for_status()
+                waited = max(waited, time.monotonic() - asked)
+                calls += 1
     said.put((calls * CALL_ROWS, waited))
 
 
-def new_values(url: str, request: dict[str, Any], width: int, ends: float, found: list[float]) -> None:
-    """Adds items, and measures the seconds from the call until the score is not that of an unknown one."""
-    number = 0
+def new_values(
+    url: str, request: dict[str, Any], width: int, times: Sequence[float], found: list[float]
+) -> None:
+    """Adds an item at each of these times of the monotonic clock.
+
+    found: gets the seconds from each call until the item's score is not that of an unknown one.
+    """
 
     def score(client: httpx.Client, item: str) -> float:
         body = {"context": request["context"], "candidates": {**request["candidates"], "item": [item]}}
-        while (answer := client.post(RANK, json=body)).status_code == 429:
+        while (answer := client.post(RANK, json=body)).status_code in (429, 504):
             time.sleep(0.01)
         return float(answer.raise_for_status().json()["scores"][0])
 
     with httpx.Client(base_url=url, headers=HEADERS, timeout=TIMEOUT_S) as client:
-        while time.monotonic() < ends:
+        for number, due in enumerate(times):
+            time.sleep(max(due - time.monotonic(), 0))
             name = f"new {time.time_ns()}"
-            number += 1
             unknown = score(client, name)
             row = [float(x) for x in np.random.default_rng(number).normal(0, 3, width)]
             table = {"values": [name], "rows": [row]}
@@ -169,36 +186,80 @@ def new_values(url: str, request: dict[str, Any], width: int, ends: float, found
             while score(client, name) == unknown and time.monotonic() - begun < 10:
                 time.sleep(POLL_S)
             found.append(time.monotonic() - begun)
-            time.sleep(NEW_EVERY_S)
 
 
-def turn(
+def feed_and_add(
     url: str,
-    source: Source,
-    rate: float,
+    request: dict[str, Any],
+    items: int,
+    width: int,
+    rows_s: float,
+    slices: Sequence[float],
     seconds: float,
-    seed: int,
-    candidates: int,
-    beside: Sequence[Callable[[float], Any]],
-) -> dict[str, Any]:
-    """One turn of load; `beside` are started with it, and get the time at which they end."""
-    due_s = arrival_times(Arrivals(), rate, seconds, np.random.default_rng(seed))
-    rows, body = source.sampled(np.full(due_s.size, candidates), seed)
-    target = Target(url + RANK, {"Content-Type": "application/json"})
-    load = load_of(target, due_s, seconds, body, rows=rows, prepare=True)
-    running = [begin(time.monotonic() + seconds) for begin in beside]
-    outcome = run(target, load, Limits())
-    for one in running:
-        one.join()
+    said: Any,
+) -> None:
+    """Runs `feed` and, in another thread, `new_values` in the middle of each slice; says what both found."""
+    new: list[float] = []
+    middles = [begins + seconds / 2 for begins in slices]
+    adder = threading.Thread(target=new_values, args=(url, request, width, middles, new))
+    adder.start()
+    feed(url, items, width, rows_s, slices, seconds, said)
+    adder.join()
+    said.put(new)
+
+
+def cpu_ms(process: psutil.Process) -> float:
+    """Returns the milliseconds of processor time that a process has taken."""
+    times = process.cpu_times()
+    return 1e3 * float(times.user + times.system)
+
+
+def arrivals(rates: Sequence[float], seconds: float) -> F64:
+    """Returns the times of Poisson arrivals in slices of so many seconds, each with a rate of its own."""
+    random = np.random.default_rng(7)
+    return np.concatenate(
+        [i * seconds + arrival_times(Arrivals(), rate, seconds, random) for i, rate in enumerate(rates)]
+    )
+
+
+def load_run(target: Target, made: Sequence[bytes], due_s: F64, candidates: int) -> Outcome:
+    """Sends requests at these times, over again where there are more times than requests."""
+    rows = np.full(due_s.size, candidates)
+    no_budget = np.full(due_s.size, np.inf)
+    load = Load(due_s, float(due_s[-1]) + 1e-6, rows, no_budget, lambda i: made[i % len(made)])
+    return run(target, load, Limits())
+
+
+def compare(outcome: Outcome, seconds: float, turns: int) -> dict[str, Any]:
+    """Returns the figures of each kind of slice, and p99 over that of `alone` with an interval of 95%.
+
+    p99: the median of the slices' own.
+    """
+    number = (outcome.due_s / seconds).astype(int)
+    counted = outcome.due_s - number * seconds >= SETTLES_S
     ok = outcome.status == 200
-    latency_ms = 1e3 * outcome.latency_s[ok]
-    return {
-        "requests": int(ok.size),
-        "failed": int((~ok).sum()),
-        "p50_ms": round(float(np.quantile(latency_ms, 0.5)), 3),
-        "p99_ms": round(float(np.quantile(latency_ms, 0.99)), 3),
-        "driver_lag_p99_ms": round(1e3 * float(np.quantile(outcome.lag_s, 0.99)), 3),
-    }
+    every_ms = np.where(ok, 1e3 * outcome.latency_s, FAILED_MS)
+    latency_ms = [every_ms[counted & (number == i)] for i in range(turns * len(KINDS))]
+    found: dict[str, Any] = {}
+    random = np.random.default_rng(1)
+    drawn = random.integers(0, turns, (10_000, turns))
+    p99_ms = np.array([np.quantile(one, 0.99) for one in latency_ms]).reshape(turns, len(KINDS))
+    medians = np.median(p99_ms[drawn], axis=1)
+    for at, kind in enumerate(KINDS):
+        here = counted & (number % len(KINDS) == at)
+        found[kind] = {
+            "requests": int(here.sum()),
+            "failed": int((here & ~ok).sum()),
+            "p50_ms": round(float(np.median(np.concatenate(latency_ms[at :: len(KINDS)]))), 3),
+            "p99_ms": round(float(np.median(p99_ms[:, at])), 3),
+            "driver_lag_p99_ms": round(1e3 * float(np.quantile(outcome.lag_s[here], 0.99)), 3),
+            "p99_ms_of_slices": p99_ms[:, at].round(1).tolist(),
+        }
+        if at:
+            low, high = np.quantile(medians[:, at] / medians[:, 0], (0.025, 0.975)).round(2).tolist()
+            ratio = found[kind]["p99_ms"] / found["alone"]["p99_ms"]
+            found[kind] |= {"p99_over_alone": round(ratio, 2), "interval": [low, high]}
+    return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -215,8 +276,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--lane", default="thread", choices=["inline", "thread", "process"])
     parser.add_argument("--load", type=float, default=0.7, help="share of the highest rate (.7)")
     parser.add_argument("--updates", type=float, default=10_000, help="rows a second (10,000)")
-    parser.add_argument("--seconds", type=float, default=15.0, help="of a turn (15)")
-    parser.add_argument("--turns", type=int, default=5, help="of each kind (5)")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of a slice (3)")
+    parser.add_argument("--turns", type=int, default=18, help="slices of each kind (18)")
+    parser.add_argument("--pin", action="store_true", help="a core for the server, the others for clients")
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args(argv)
     args.folder.mkdir(parents=True, exist_ok=True)
@@ -224,67 +286,69 @@ def main(argv: Sequence[str] | None = None) -> int:
     items = bundle.encoder.vocabularies["item"].size - 10_000
     settings = settings_of(bundle, args.folder, args.lane)
     source = open_source(None, bundle, 1)
-    many, body = source.sampled(np.full(2000, args.candidates), 0)
+    many, body = source.sampled(np.full(DISTINCT, args.candidates), 0)
     _, one = source.sampled(np.full(1, 1), 0)
-    found: list[dict[str, Any]] = []
-    with start(settings, lifeline=True) as server:
+    core = None
+    if args.pin:
+        # before threads start, which inherit it
+        core, *others = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, others)
+    with start(settings, lifeline=True, core=core) as server:
         target = Target(server.url + RANK, {"Content-Type": "application/json"})
         requests = [target.request(body(i), {}) for i in range(many.size)]
+        process = psutil.Process(server.process.pid)
         closed_loop(server.url, requests, CONNECTIONS, 3.0)
         highest = median(closed_loop(server.url, requests, CONNECTIONS, 4.0) / 4.0 for _ in range(3))
-        process = psutil.Process(server.process.pid)
-        memory = process.memory_info
         each_ms = idle_ms(server.url, process, items, args.width)
         print(f"processor time of an update of {CALL_ROWS} rows: {each_ms:.2f} ms", flush=True)
         print(f"highest rate {highest:,.0f} requests/s; the load is {args.load:g} of it", flush=True)
-        for number in range(args.turns):
-            for updated in (False, True):
-                spawn = multiprocessing.get_context("spawn")
-                go, said = spawn.Event(), spawn.Queue()
-                given = (server.url, items, args.width, args.updates, args.seconds, go, said)
-                feeder = spawn.Process(target=feed, args=given)
-                if updated:
-                    feeder.start()
-                    said.get()
-                new: list[float] = []
-
-                def feeding(ends: float, feeder: Any = feeder, go: Any = go) -> Any:
-                    go.set()
-                    return feeder
-
-                def adding(ends: float, new: list[float] = new) -> Any:
-                    given = (server.url, json.loads(one(0)), args.width, ends, new)
-                    thread = threading.Thread(target=new_values, args=given)
-                    thread.start()
-                    return thread
-
-                beside = (feeding, adding) if updated else ()
-                each = turn(
-                    server.url, source, args.load * highest, args.seconds, number, args.candidates, beside
-                )
-                each = {"updates": updated, **each, "rss_mb": round(memory().rss / 1e6)}
-                if updated:
-                    rows, waited = said.get()
-                    each |= {
-                        "rows_s": round(rows / args.seconds),
-                        "longest_update_ms": round(1e3 * waited, 1),
-                    }
-                    each |= {"new_values": len(new), "new_value_ms": round(1e3 * median(new), 1)}
-                    each |= {"longest_new_value_ms": round(1e3 * max(new), 1)}
-                found.append(each)
-                print(json.dumps(each), flush=True)
+        due_s = arrivals([args.load * highest], WARMS_S)
+        before = cpu_ms(process)
+        load_run(target, requests, due_s, args.candidates)
+        request_ms = (cpu_ms(process) - before) / due_s.size
+        # requests that take the processor time of the updates
+        more = each_ms * args.updates / CALL_ROWS / request_ms
+        rates = {"alone": 0.0, "more requests": more, "updates": 0.0}
+        due_s = arrivals([args.load * highest + rates[kind] for kind in KINDS] * args.turns, args.seconds)
+        spawn = multiprocessing.get_context("spawn")
+        said = spawn.Queue()
+        begins = time.monotonic() + STARTS_S
+        first = begins + KINDS.index("updates") * args.seconds
+        slices = [first + turn * len(KINDS) * args.seconds for turn in range(args.turns)]
+        given = (server.url, json.loads(one(0)), items, args.width, args.updates, slices, args.seconds, said)
+        feeder = spawn.Process(target=feed_and_add, args=given)
+        feeder.start()
+        said.get()
+        time.sleep(max(begins - time.monotonic(), 0))
+        outcome = load_run(target, requests, due_s, args.candidates)
+        rows, waited = said.get()
+        new = said.get()
+        feeder.join()
+        found = compare(outcome, args.seconds, args.turns)
+        found["updates"] |= {
+            "load_begins_late_s": round(outcome.started_s - begins, 3),
+            "rows_s": round(rows / args.seconds / args.turns),
+            "longest_update_ms": round(1e3 * waited, 1),
+            "new_values": len(new),
+            "new_value_ms": round(1e3 * median(new), 1),
+            "longest_new_value_ms": round(1e3 * max(new), 1),
+        }
+        for kind, figures in found.items():
+            print(kind, json.dumps(figures), flush=True)
         page = httpx.get(f"{server.url}/metrics").text
         lines = [
             line for line in page.splitlines() if line.startswith(("polyrec_update", "polyrec_reserved"))
         ]
-    ratios = [b["p99_ms"] / a["p99_ms"] for a, b in zip(found[::2], found[1::2], strict=True)]
-    print(f"p99 with updates over without, of each pair: {', '.join(f'{r:.2f}' for r in ratios)}")
-    print(f"median {median(ratios):.3f}")
     if args.json:
         settings = {k: str(v) for k, v in vars(args).items() if k != "json"}
-        whole = {"machine": machine(), "cores": os.cpu_count(), "settings": settings, "highest": highest}
+        whole: dict[str, Any] = {
+            "machine": machine(),
+            "cores": os.cpu_count(),
+            "settings": settings,
+            "highest": highest,
+        }
         whole["update_cpu_ms"] = round(each_ms, 3)
-        whole |= {"turns": found, "ratios": ratios, "metrics": lines}
+        whole |= {"kinds": found, "metrics": lines}
         args.json.write_text(json.dumps(whole, indent=1) + "\n")
     return 0
 

@@ -4,7 +4,8 @@
 
 The model, the plan and the clients are those of benchmarks.operations.update_feed; requests come at a low
 rate, so that the run can stay in the background. Each minute gives a line: resident memory, what of it is the
-process's own, threads, open files, and the bytes of the log.
+process's own, threads, open files by kind, and the bytes of the log. The driver
+opens up to 1,024 connections while requests overlap, as after a stall, and closes them before that line.
 """
 
 from __future__ import annotations
@@ -16,16 +17,42 @@ import os
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 
-from benchmarks.operations.update_feed import bundle_in, feed, new_values, settings_of, turn
+from benchmarks.operations.update_feed import (
+    STARTS_S,
+    arrivals,
+    bundle_in,
+    feed,
+    load_run,
+    new_values,
+    settings_of,
+)
+from polyrec.loadtest.drivers.connection import Target
 from polyrec.loadtest.machine import machine
+from polyrec.loadtest.traffic.request_bodies import RANK
 from polyrec.loadtest.traffic.source import open_source
 from polyrec.server.child import start
+
+CANDIDATES = 23
+REQUESTS = 2000
+NEW_EVERY_S = 0.5
+CLOSING_S = 1.0
+"""Time for the server to close the connections of a minute."""
+
+
+def open_files(server: psutil.Process) -> dict[str, int]:
+    """Returns the number of open sockets, and of all other descriptors."""
+    kinds = []
+    for descriptor in Path(f"/proc/{server.pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            kinds.append(os.readlink(descriptor).startswith("socket:"))
+    return {"sockets": sum(kinds), "files": len(kinds) - sum(kinds)}
 
 
 def memory_of(server: psutil.Process, log: Path) -> dict[str, Any]:
@@ -35,7 +62,7 @@ def memory_of(server: psutil.Process, log: Path) -> dict[str, Any]:
         "rss_mb": round(full.rss / 1e6, 1),
         "own_mb": round(full.uss / 1e6, 1),
         "threads": server.num_threads(),
-        "files": server.num_fds(),
+        **open_files(server),
         "log_mb": round(sum(f.stat().st_size for f in log.iterdir()) / 1e6, 1),
     }
 
@@ -55,25 +82,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     items = bundle.encoder.vocabularies["item"].size - 10_000
     settings = settings_of(bundle, args.folder, "thread")
     source = open_source(None, bundle, 1)
+    _, body = source.sampled(np.full(REQUESTS, CANDIDATES), 0)
     _, one = source.sampled(np.full(1, 1), 0)
     spawn = multiprocessing.get_context("spawn")
-    go, said = spawn.Event(), spawn.Queue()
+    said = spawn.Queue()
     found: list[dict[str, Any]] = []
     new: list[float] = []
     with start(settings, lifeline=True) as server:
         process = psutil.Process(server.process.pid)
+        target = Target(server.url + RANK, {"Content-Type": "application/json"})
+        requests = [target.request(body(i), {}) for i in range(REQUESTS)]
         seconds = 60.0 * args.minutes
-        feeder = spawn.Process(target=feed, args=(server.url, items, 64, args.updates, seconds, go, said))
+        begins = time.monotonic() + STARTS_S
+        given = (server.url, items, 64, args.updates, [begins], seconds, said)
+        feeder = spawn.Process(target=feed, args=given)
         feeder.start()
         said.get()
-        go.set()
-        given = (server.url, json.loads(one(0)), 64, time.monotonic() + seconds, new)
-        adder = threading.Thread(target=new_values, args=given)
+        time.sleep(max(begins - time.monotonic(), 0))
+        times = np.arange(begins, begins + seconds, NEW_EVERY_S)
+        adder = threading.Thread(target=new_values, args=(server.url, json.loads(one(0)), 64, times, new))
         adder.start()
         for minute in range(args.minutes):
-            each = turn(server.url, source, args.rate, 60.0, minute, 23, ())
-            each |= {
+            outcome = load_run(target, requests, arrivals([args.rate], 60.0), CANDIDATES)
+            time.sleep(CLOSING_S)
+            each = {
                 "minute": minute + 1,
+                "requests": outcome.status.size,
+                "failed": int((outcome.status != 200).sum()),
                 **memory_of(process, settings["update_log"]),
                 "new_values": len(new),
             }

@@ -28,6 +28,7 @@ from polyrec.models.tiers.disk.pinned_rows import PinnedRows
 from polyrec.models.tiers.disk.reads import Kind, open_reader
 from polyrec.models.tiers.disk.row_cache import RowCache
 from polyrec.models.tiers.disk.row_index import NOWHERE
+from polyrec.models.tiers.disk.row_writer import RowWriter
 from polyrec.models.tiers.disk.staging import StagedPages
 from polyrec.models.tiers.slab import Bytes, Slab
 
@@ -86,6 +87,7 @@ class DiskTier:
         self._direct, self.direct = open_direct(path, slab.page_bytes)
         self._reader = open_reader(self._direct, slab.bytes, reader)
         self.reader = self._reader.kind
+        self._writer = RowWriter(self._file, slab.row_format.bytes, reader)
         self._ticket_of_slot = np.zeros(slab.pages, np.int64)
         self._flying: deque[tuple[int, I64]] = deque()
         self._is_ahead = np.zeros(slab.pages, bool)
@@ -296,16 +298,16 @@ class DiskTier:
             return
         size = self._slab.page_bytes
         order = np.argsort(rows, kind="stable")
-        page, place = np.divmod(rows[order], self._slab.rows_a_page)
+        rows = rows[order]
+        page, place = np.divmod(rows, self._slab.rows_a_page)
         row_bytes = self._slab.row_format.bytes
-        offsets = (page * size + place * row_bytes).tolist()
-        for offset, value in zip(offsets, values[order], strict=True):
-            os.pwrite(self._file, value, offset)
+        values = values[order]
+        self._writer.write(page * size + place * row_bytes, values)
         # Reads that began before may return old values; reads from here on return the new ones.
         with self._lock:
             slots = self.staged.find(page)
             here = slots != NOWHERE
-            slots, place, paged = slots[here], place[here], values[order][here]
+            slots, place, paged = slots[here], place[here], values[here]
             self.staged.pins[slots] += 1
             tickets = np.unique(self._ticket_of_slot[slots])
         for ticket in tickets[tickets > 0].tolist():
@@ -325,6 +327,7 @@ class DiskTier:
     def close(self) -> None:
         """Closes the reader and the file; does not delete the file."""
         self._reader.close()
+        self._writer.close()
         os.close(self._direct)
         os.close(self._file)
 

@@ -134,3 +134,21 @@ def test_a_batch_of_more_pages_than_slots_is_served_in_parts(roomy: DiskTier) ->
     roomy.release(roomy.acquire(rows[:0]))  # lets go of what has been read
     assert not roomy.staged.pins.any()
     assert not roomy.row_cache.pins.any()
+
+
+def test_written_rows_are_read_from_the_cache_the_pages_and_the_file(roomy: DiskTier) -> None:
+    random = np.random.default_rng(0)
+    wanted = np.arange(roomy.rows)
+    for _ in range(5):
+        for asked in (random.permutation(roomy.rows)[:300], np.arange(40)):
+            look = asked
+            while look.size:
+                held = roomy.acquire(look)
+                roomy.ready(held)
+                served = np.setdiff1d(np.arange(look.size), held.left)
+                assert (numbers(roomy, held)[served] == wanted[look[served]]).all()
+                roomy.release(held)
+                look = look[held.left]
+        written = random.permutation(roomy.rows)[:700]
+        wanted[written] += roomy.rows
+        roomy.write(written, rows_of(wanted[written]))

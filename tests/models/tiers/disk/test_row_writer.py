@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from polyrec.models.tiers.disk.reads import Kind
+from polyrec.models.tiers.disk.row_writer import ROWS, RowWriter
+
+ROW = 256
+
+
+def opened(file: int, kind: Kind) -> RowWriter:
+    try:
+        return RowWriter(file, ROW, kind)
+    except OSError as e:
+        pytest.skip(f"this machine has no {kind}: {e}")
+
+
+@pytest.mark.parametrize("kind", ["io_uring", "threads"])
+@pytest.mark.parametrize("count", [0, 1, ROWS, 3 * ROWS + 5])
+def test_rows_are_written_to_their_places_and_nothing_else(tmp_path: Path, kind: Kind, count: int) -> None:
+    random = np.random.default_rng(count)
+    wanted = random.integers(0, 256, (2000, ROW), np.uint8)
+    (tmp_path / "rows").write_bytes(wanted.tobytes())
+    file = os.open(tmp_path / "rows", os.O_RDWR)
+    writer = opened(file, kind)
+    for _ in range(3):
+        rows = random.permutation(2000)[:count]
+        wanted[rows] = values = random.integers(0, 256, (count, ROW), np.uint8)
+        writer.write(rows * ROW, values)
+        assert (tmp_path / "rows").read_bytes() == wanted.tobytes()
+    writer.close()
+    os.close(file)
+
+
+@pytest.mark.parametrize("kind", ["io_uring", "threads"])
+def test_a_write_that_fails_raises_and_the_next_one_succeeds(tmp_path: Path, kind: Kind) -> None:
+    (tmp_path / "rows").write_bytes(bytes(4 * ROW))
+    file = os.open(tmp_path / "rows", os.O_RDWR)
+    writer = opened(file, kind)
+    values = np.ones((2, ROW), np.uint8)
+    with pytest.raises(OSError, match="Invalid argument"):
+        writer.write(np.array([0, -ROW]), values)
+    writer.write(np.array([0, 2 * ROW]), values)
+    assert (tmp_path / "rows").read_bytes() == (bytes([1]) * ROW + bytes(ROW)) * 2
+    writer.close()
+    os.close(file)
