@@ -30,7 +30,7 @@ def test_no_wrong_row_is_served_while_rows_follow_their_popularity(
     chosen = [r for r in requests if r.table.num_rows > 2][-6:]
     bodies = [orjson.dumps({"columns": r.columns}) for r in chosen]
     right = [whole(r) for r in chosen]
-    for _ in range(60):
+    for _ in range(600):  # a timer reorders rows meanwhile, as often as a busy machine lets it
         calls = [("POST", "/v1/predict", {"content": b}) for b in bodies for _ in range(8)]
         for i, answer in enumerate(client.together(calls)):
             assert answer.status_code == 200
