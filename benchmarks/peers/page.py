@@ -28,22 +28,22 @@ turns in which the servers alternate; every answer is compared with a float64 re
 
 NOTES = """## What bounds the figures
 
-- **Alone**, 23 rows in fp32 take 280 us in the server without sockets, by its thread's clock: the session
-  116, parse, encode, embed and answer 67 ([phases](phases.md)), and some 100 for HTTP, admission,
-  routing, accounting of latency and metrics. FastAPI's request has none of the last three. It is 16%
-  slower so, at 270 rows 4%. With 16 connections batches share that work.
+- **fp32.** The products of the dense net run at some 94% of what the core's instructions allow (240 of 256
+  GFLOP/s by ONNX Runtime's profile), and are most of a request: at 270 rows 1.24 of 1.7 ms. Peers run the
+  same session, so what is left to gain is the front: 0.1 ms of the 0.22 of 23 rows. Aims were 1.35 times
+  the best peer at 23 rows, 1.3 at 270, and 75% of the session.
+- **int8** has static scales; its aims were 2.2 and 2 times. 23 rows take 66 us in the session, 564 at 270.
+  OpenVINO's int8 with the same scales takes 112 and 616, its bf16 126 and 770 (one run, in turns).
+- **Alone**, fp32 at 23 rows is slower than FastAPI, whose request has no admission, routing, accounting of
+  latency or metrics; at 270 rows, and in int8, it is faster. With 16 connections batches share that work.
 - **The knee.** Polyrec rejects at once what its latency model expects to be late, and a rejected request
-  counts as missed. At 23 rows in fp32 and 4,134 to 4,251 requests/s, 90 to 93% of the closed loop, 3 to
-  7% were rejected and p99 of the answered was 8.9 to 9.4 ms of 10. Peers reject nothing; past their knee
-  p99 passes the limit, to hundreds of ms within one trial.
-- **The processor.** The session of 23 rows alone runs 8,459 times a second here (Zen 5), 5,497 times on
-  the machine of the run before (2026-11-23, Intel Xeon, where closed loops were 2.0 and 2.5 times the
-  best peer), so what the front does weighs more. Aims were 1.35 times the best peer in fp32, 2.2 in
-  reduced precision, and 75% of the session. bf16 is OpenVINO's, int8 ONNX Runtime's.
+  counts as missed. Peers reject nothing; past their knee p99 passes the limit, to hundreds of ms within one
+  trial.
 - **One context.** Aims were 2, 3 and 3.5 times the best peer at 23, 270 and 2,048 candidates. By the
-  layers' sizes, half of the features in the context leave 435 of 480 thousand multiply-adds a row in this
-  model: its bottom MLP reads dense features of both roles, so it runs for each candidate. Where all dense
-  features are the context's (model `user`), 269 thousand are left; `user` was not measured.
+  layers' sizes, half of the features in the context leave 435 of 480 thousand multiply-adds a row in the
+  model `kaggle`: its bottom MLP reads dense features of both roles, so it runs for each candidate. Where all
+  dense features are the context's (model `user`), 269 thousand are left, so 1.8 times is what fp32 gives by
+  operations.
 
 ## Why requests are rejected below capacity
 
