@@ -8,7 +8,8 @@ medians), and keeps what limits every policy:
 - rows are executed after they arrive and before their deadline, to the bin;
 - a batch's fixed cost: a row costs at least median(n) / n, where all n rows of a batch must have come
   within (longest budget - median(n)), for the batch begins after the last and ends before the first's
-  deadline. So n is at most what the trace has in any such window near the bin, and at most a batch's limit.
+  deadline. So n is at most what the trace has in any such window near the bin, and at most a batch's limit,
+  or the largest query, which is executed alone.
 """
 
 from __future__ import annotations
@@ -173,7 +174,8 @@ def _assignments(trace: Trace, devices: Sequence[str], bins: int, width: float) 
     # Queries of one arrival bin and one deadline bin are one group: their rows cost the same.
     groups, group_of = np.unique(np.stack([first, last]), axis=1, return_inverse=True)
     group_rows = np.bincount(group_of.ravel(), weights=rows).astype(np.float64)
-    biggest = min(int(rows.sum()), limits.max_batch_rows)
+    # a query larger than the limit of a batch is executed alone
+    biggest = min(int(rows.sum()), max(limits.max_batch_rows, int(rows.max())))
     longest_s = float(budgets.max())
     none = np.zeros(0, np.int64)
     found: list[tuple[I64, I64, F64, F64]] = [(none, none, np.zeros(0), np.zeros(0))]

@@ -120,5 +120,14 @@ def test_a_fixed_cost_weighs_where_few_queries_meet():
     assert many.information == pytest.approx(800)
 
 
+def test_a_query_larger_than_a_batch_is_executed_alone():
+    """Its rows cost less than in batches of the limit, four of which would be late."""
+    path = PathSpec(
+        "table@cpu", "cpu", 0.8, LatencyModel(rows=(1, 4096), median_s=(1e-3, 2e-3), tail_s=(1e-3, 2e-3))
+    )
+    found = bound((path,), cpu_lanes(1), Limits(), np.zeros(1), np.array([4096]), 2.1e-3)
+    assert found.information == pytest.approx(0.8 * 4096)
+
+
 def test_no_traffic_is_no_prediction():
     assert bound(CPU, cpu_lanes(1), Limits(), np.zeros(0), np.zeros(0, np.int64), 0.01).information == 0
