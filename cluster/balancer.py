@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -90,14 +90,18 @@ class Balancer:
         """Ends HAProxy and forgets the spec."""
         if self._task is not None:
             self._task.cancel()
-        if self._haproxy is not None:
-            await self._haproxy.stop()
-        self._file.unlink(missing_ok=True)
+        try:
+            if self._haproxy is not None:
+                await self._haproxy.stop()
+        finally:
+            self._file.unlink(missing_ok=True)
 
     async def _apply(self) -> None:
         async with self._lock:
             wanted = dict(self._endpoints)
             if self._haproxy is not None:
+                if wanted == self._applied and self._haproxy.alive():
+                    return  # while this waited, another call has applied it
                 await self._haproxy.configure(wanted.values())
             self._applied = wanted
 
@@ -111,7 +115,7 @@ class Balancer:
         while True:
             await asyncio.sleep(CHECK_S)
             states = None if self._haproxy is None else await self._haproxy.servers()
-            for name in lost(self._announced_s, states, time.monotonic()):
+            for name in lost(self._announced_s, states, self._applied, time.monotonic()):
                 self._endpoints.pop(name, None)
                 del self._announced_s[name]
             ended = self._haproxy is not None and not self._haproxy.alive()
@@ -122,13 +126,21 @@ class Balancer:
                     log.error("%s", e)  # tried again at the next check
 
 
-def lost(announced_s: Mapping[str, float], states: Mapping[str, str] | None, now_s: float) -> list[str]:
-    """Returns the replicas that are silent and down.
+def lost(
+    announced_s: Mapping[str, float],
+    states: Mapping[str, str] | None,
+    applied: Collection[str],
+    now_s: float,
+) -> list[str]:
+    """Returns the replicas that are silent, and down or never got into HAProxy.
 
     Silence alone does not count: where the machine was too busy for announcements, or stopped for a while,
     all are silent, and without replicas every request would be refused.
 
-    announced_s: time of each one's last announcement. states: in HAProxy, None if there is none.
+    announced_s: time of each one's last announcement. states: in HAProxy, None if there is none. applied:
+    names in its configuration; one that it refuses would otherwise keep all others out for good.
     """
-    silent = (name for name, at_s in announced_s.items() if now_s - at_s > SILENT_S)
-    return [name for name in silent if states is None or states.get(name, "").startswith("DOWN")]
+    silent = [name for name, at_s in announced_s.items() if now_s - at_s > SILENT_S]
+    if states is None:
+        return silent
+    return [name for name in silent if name not in applied or states.get(name, "").startswith("DOWN")]

@@ -15,6 +15,7 @@ from polyrec.cluster.haproxy_config import BACKEND, UNCHECKED, Endpoint, configu
 from polyrec.cluster.spec import ClusterError
 
 READY_S = 10.0
+STAT_S = 2.0
 STEP_S = 0.02
 
 
@@ -59,12 +60,10 @@ class HAProxy:
         await self._wait_until_in_use({endpoint.name for endpoint in endpoints})
 
     async def stop(self) -> None:
-        """Ends HAProxy gracefully: it accepts no connections, and exits after the last one.
-
-        Raises ClusterError.
-        """
+        """Ends HAProxy gracefully: it accepts no connections, and exits after the last one."""
         if self.alive():
-            await self._wait_for_master()
+            with suppress(ClusterError):  # one without a socket, or that hangs, gets the signal all the same
+                await self._wait_for_master()
         master = self._master()
         if master is not None:
             os.kill(master, signal.SIGUSR1)
@@ -72,7 +71,7 @@ class HAProxy:
     async def servers(self) -> dict[str, str]:
         """Returns the state of each server (`UP`, `DOWN`, `DRAIN`); empty if HAProxy does not answer."""
         try:
-            text = await asyncio.to_thread(_ask, self._socket, "show stat")
+            text = await asyncio.to_thread(_ask, self._socket, "show stat", STAT_S)
         except OSError:
             return {}
         lines = [line.split(",") for line in text.splitlines()]
@@ -112,10 +111,10 @@ class HAProxy:
             await asyncio.sleep(STEP_S)
 
 
-def _ask(path: Path, command: str) -> str:
+def _ask(path: Path, command: str, timeout_s: float = READY_S) -> str:
     """Returns the answer to one of HAProxy's runtime commands. Raises OSError."""
     with socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(READY_S)
+        client.settimeout(timeout_s)
         client.connect(str(path))
         client.sendall(command.encode() + b"\n")
         client.shutdown(socket.SHUT_WR)  # the master closes its side only then

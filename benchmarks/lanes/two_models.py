@@ -283,14 +283,14 @@ def bound_of(servers: Servers, due_s: Sequence[F64], spent: Counters, seconds: f
         return joint_bound(traces, lanes, guaranteed=GUARANTEED).rows / whole
 
     # the share that is answered if it is assumed falls as more is assumed, nearly in a straight line
-    least, most = front.answered / front.requests, 1.0
+    least, most = 0.0, 1.0
     over, under = share(least) - least, share(most) - most
     for step in range(STEPS + 1):
         if over <= 0 or under >= 0:
             break
         between = least + (most - least) * over / (over - under)
         if step == STEPS:
-            return between
+            return min(least + over, most)  # from above
         error = share(between) - between
         if error > 0:
             least, over = between, error

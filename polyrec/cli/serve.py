@@ -98,7 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--updates",
         action="store_true",
         default=None,
-        help="also take updates of rows that are all in memory (implied by --update-log)",
+        help="also take updates of rows that are all in memory",
     )
     tiers.add_argument(
         "--update-log",

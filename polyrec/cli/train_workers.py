@@ -140,7 +140,8 @@ def planned_settings(args: argparse.Namespace) -> WorkerSettings:
                 f"--{flag.replace('_', '-')}: the plan of --plan says it; leave one of both out"
             )
     plan = load_proposal(args.plan)
-    workers = int(os.environ.get("WORLD_SIZE", args.workers))
+    # torchrun sets both; some containers set WORLD_SIZE=1 alone
+    workers = int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ else args.workers
     if plan.nodes != workers:
         raise PolyrecError(f"plan '{args.plan}' is of {plan.nodes} nodes, not of {workers} workers")
     for place in ("slow memory", "disk"):

@@ -311,7 +311,7 @@ def _open_model(
 
     Raises PolyrecError.
     """
-    engine.update_store.in_memory = settings.updates or settings.update_log is not None
+    engine.update_store.in_memory = settings.updates
     if (folder := settings.update_log) is not None:
         engine.update_store.log_folder = folder if file is None else folder / engine.name
     serving = engine.open(*source.read(file))

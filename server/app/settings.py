@@ -125,13 +125,13 @@ class Settings(Strict):
     grpc_port: port of the gRPC server, 0 for a free one, which all processes share; None: there is none.
     drain_grace_s: seconds after SIGTERM in which the server still serves while /readyz is 503.
     drain_timeout_s: seconds after that in which requests in progress may finish.
-    tier_directory, drift_s, drift_every, drift_memory: only with a plan that has a placement, in place of its
-        own: folder of the disk tiers' files; seconds between reorderings of rows by observed accesses; of how
-        many batches one is observed; weight of earlier accesses, in look-ups.
+    tier_directory, drift_s, drift_every, drift_memory: only with `updates`, or a plan that has a placement, in
+        place of its own: folder of the disk tiers' files; seconds between reorderings of rows by observed
+        accesses; of how many batches one is observed; weight of earlier accesses, in look-ups.
     updates: whether rows that the plan has all in memory can be updated as well as those in tiers; they are
         then copied into the process's own memory.
     update_log: folder of the logs of row updates, which then survive the process; a subfolder for each of
-        several models. Implies `updates`. For a single server process, as `updates` is.
+        several models. For a single server process, as `updates` is.
     store_url, store_password, store_password_file: of the remote store, in place of the plan's. The password
         itself can be given by a variable only.
     max_connections, max_buffered_bytes, keep_alive_s, head_timeout_s, body_timeout_s, write_timeout_s: limits
@@ -298,11 +298,11 @@ class Settings(Strict):
             "drift_memory": self.drift_memory,
         }
         if given := {k: v for k, v in tiers.items() if v is not None}:
-            if plan.placement is None:
+            if plan.placement is None and not self.updates:
                 raise SettingsError(
-                    "tier_directory and drift_... are for a plan with a placement; there is none"
+                    "tier_directory and drift_... are for updates, or a plan with a placement; there is none"
                 )
-            merged["placement"] |= given
+            merged["placement"] = (merged["placement"] or {"paths": ()}) | given
         if plan.placement is not None and plan.placement.remote is not None:
             merged["placement"]["remote"] |= self._store()
         try:

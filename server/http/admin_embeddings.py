@@ -157,10 +157,10 @@ class Embeddings:
         stacks = self._stacks()
         known = ", ".join(stacks)
         if not stacks:
-            raise Invalid("no path takes updates of rows; start the server with --updates or --update-log")
+            raise Invalid("no path takes updates of rows; start the server with --updates")
         if path is None:
             if len({id(stack) for stack in stacks.values()}) > 1:
-                raise Invalid(f"name the path whose rows change; with tiers are: {known}")
+                raise Invalid(f"name the path whose rows change; those that take updates: {known}")
             return next(iter(stacks.items()))
         if path not in stacks:
             raise Invalid(f"path '{path}' takes no updates; those that do: {known}")

@@ -95,7 +95,7 @@ def open_tier_set(
     owners: dict[Place, TierStack] = {}
     to_open = _paths_to_open(plan, placement)
     if update_store.in_memory:
-        to_open = _in_memory(plan, bundles) | to_open
+        to_open |= _in_memory(plan, bundles, set(to_open))
     try:
         for place, (placed, planned) in to_open.items():
             bundle = bundles[planned.bundle]
@@ -134,15 +134,18 @@ def _paths_to_open(plan: Plan, placement: Placement) -> dict[Place, tuple[Placed
     return {place: paths for place, paths in found.items() if place not in in_memory}
 
 
-def _in_memory(plan: Plan, bundles: Mapping[Path, Bundle]) -> dict[Place, tuple[PlacedPath, PlannedPath]]:
-    """For each place whose rows an update can reach in its device's own memory: that placement.
+def _in_memory(
+    plan: Plan, bundles: Mapping[Path, Bundle], others: set[Place]
+) -> dict[Place, tuple[PlacedPath, PlannedPath]]:
+    """For each place but `others` whose rows updates can reach in its device's own memory: that placement.
 
-    A path that takes no updates so is reported.
+    Updates must reach all paths of a place. One whose rows take none is reported.
     """
     found: dict[Place, tuple[PlacedPath, PlannedPath]] = {}
+    refused: set[Place] = set()
     for planned in plan.paths:
         place, bundle = (planned.bundle, planned.device), bundles[planned.bundle]
-        if place in found:
+        if place in others or place in refused:
             continue
         rows, tier = stored_rows(bundle), own_tier(planned.device)
         placed = PlacedPath(path=planned.name, tables={t: TierCuts(**{tier: n}) for t, n in rows.items()})
@@ -150,8 +153,10 @@ def _in_memory(plan: Plan, bundles: Mapping[Path, Bundle]) -> dict[Place, tuple[
             if rows:
                 _require_places(planned, placed)
                 _shared(plan, planned, bundle, placed)
-                found[place] = placed, planned
+                found.setdefault(place, (placed, planned))
         except PlanError as e:
+            refused.add(place)
+            found.pop(place, None)
             log.warning("no updates of rows: %s", e)
     return found
 
@@ -244,6 +249,8 @@ def _add_background_work(
             on_disk[i] = stack, bundle
         if placement.drift_s is None or any(stack is other for other in seen):
             continue
+        if stack.tiers.disk is None and stack.tiers.remote is None and own_tier(planned.device) == "host":
+            continue  # all rows are in one tier
         seen.append(stack)
         if isinstance(bundle.stage(), HybridStage):
             log.warning("path '%s' stays in its order: a hybrid computes vectors by rank", planned.name)

@@ -225,6 +225,7 @@ class Correction:
             own = self._bias[path] - _expected_bias(before, median_s)
             if not windows[path] or any(new):
                 own *= kept
+            if not windows[path]:
                 self._seen[path] = min(self._seen[path], NEW) * kept
             bias = min(MOST_BIAS, max(-MOST_BIAS, _expected_bias(after, median_s) + own))
             self._bias[path], self._biased[path] = bias, exp(bias)
@@ -265,8 +266,8 @@ def _mean_error(
 def _expected_bias(error: tuple[float, float], median_s: float) -> float:
     """Bias to expect of a path that takes median_s by its profile. error: of others, as `_mean_error`.
 
-    A slow core costs every path the same factor, work around a batch the same seconds. The smaller of the two
-    is expected: a path that seems too fast is tried and measured, one that seems too slow is not.
+    A slow core costs every path the same factor, work around a batch the same seconds. Of what is slower, the
+    smaller is expected: a path that seems too fast is tried and measured, one that seems too slow is not.
     """
     bias, extra_s = error
-    return min(bias, log1p(extra_s / median_s)) if extra_s > 0 else bias
+    return bias if bias <= 0 else min(bias, log1p(max(extra_s, 0.0) / median_s))

@@ -120,6 +120,19 @@ def test_a_fixed_cost_weighs_where_few_queries_meet():
     assert many.information == pytest.approx(800)
 
 
+def test_rows_are_in_no_larger_batch_than_the_limit():
+    """All come at once; only a batch of all of them would be in time."""
+    path = PathSpec(
+        "table@cpu", "cpu", 0.8, LatencyModel(rows=(1, 4096), median_s=(1e-3, 2e-3), tail_s=(1e-3, 2e-3))
+    )
+    times, rows = np.zeros(178), np.full(178, 23)
+    assert Limits().max_batch_rows < rows.sum() / 2
+    found = bound((path,), cpu_lanes(1), Limits(), times, rows, 2.1e-3)
+    whole = bound((path,), cpu_lanes(1), Limits(max_batch_rows=4096), times, rows, 2.1e-3)
+    assert whole.information == pytest.approx(0.8 * rows.sum())
+    assert found.information < 0.6 * whole.information
+
+
 def test_a_query_larger_than_a_batch_is_executed_alone():
     """Its rows cost less than in batches of the limit, four of which would be late."""
     path = PathSpec(

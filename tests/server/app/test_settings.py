@@ -113,9 +113,13 @@ def test_tier_settings_apply_where_a_plan_has_a_placement_and_rejected_where_it_
     drift = {"drift_every": 4, "drift_memory": 1e6}
     given = load_settings({"plan": "p.json", "tier_directory": "/disk"} | drift, {"POLYREC_DRIFT_S": "600"})
     with pytest.raises(
-        SettingsError, match=r"tier_directory and drift_\.\.\. are for a plan with a placement"
+        SettingsError, match=r"tier_directory and drift_\.\.\. are for updates, or a plan with"
     ):
         given.apply_to(PLAN)
+    updatable = load_settings({"plan": "p.json", "tier_directory": "/disk", "updates": True}, {}).apply_to(
+        PLAN
+    )
+    assert updatable.placement == Placement(paths=(), directory=Path("/disk"))
     placement = Placement(paths=(PlacedPath(path="table@cpu", tables={"t": TierCuts(host=1, disk=2)}),))
     bent = given.apply_to(PLAN.model_copy(update={"placement": placement})).placement
     assert bent is not None

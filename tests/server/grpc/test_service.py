@@ -270,7 +270,10 @@ def test_a_canceled_call_cancels_its_query(
     assert server.grpc is not None
     with grpc.insecure_channel(server.grpc) as channel:
         method = Stub(channel).method("ModelInfer")
-        waiting = [method.future(infer_request(tensors(request_))) for _ in range(3)]
+        waiting = [method.future(infer_request(tensors(request_)))]
+        # once the first is in the lane, the others cannot join its batch
+        eventually(lambda: counts(page, "polyrec_in_flight_queries") == 1)
+        waiting += [method.future(infer_request(tensors(request_))) for _ in range(2)]
         eventually(lambda: counts(page, "polyrec_queue_rows") >= 2 * request_.table.num_rows)
         for call in waiting:
             call.cancel()

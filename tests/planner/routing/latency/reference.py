@@ -82,6 +82,7 @@ class Correction:
                 own = self.bias[path] - before[path]
                 if latest or path not in window:
                     own *= exp(-passed_s / correction.BIAS_MEMORY_S)
+                if path not in window:
                     kept = min(self.known[path], correction.NEW)
                     self.known[path] = kept * exp(-passed_s / correction.BIAS_MEMORY_S)
                 bias = after[path] + own
@@ -95,7 +96,7 @@ class Correction:
         """Bias to expect of each path by the paths of executed batches."""
         mean = sum(bias[p] for p in executed) / max(len(executed), 1)
         extra_s = sum(exp(bias[p]) * medians[p] - medians[p] for p in executed) / max(len(executed), 1)
-        return [min(mean, log(1 + extra_s / m)) if extra_s > 0 else mean for m in medians]
+        return [min(mean, log(1 + max(extra_s, 0) / m)) if mean > 0 else mean for m in medians]
 
     def recent_residuals(self, path: int) -> list[float]:
         return [r for window, p, r in self.residuals if p == path and window >= self.window - 1]
