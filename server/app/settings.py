@@ -125,7 +125,7 @@ class Settings(Strict):
     grpc_port: port of the gRPC server, 0 for a free one, which all processes share; None: there is none.
     drain_grace_s: seconds after SIGTERM in which the server still serves while /readyz is 503.
     drain_timeout_s: seconds after that in which requests in progress may finish.
-    tier_directory, drift_s, drift_every, drift_memory: only with `updates`, or a plan that has a placement, in
+    tier_directory, drift_s, drift_every, drift_memory: only with `updates`, or a plan with a placement, in
         place of its own: folder of the disk tiers' files; seconds between reorderings of rows by observed
         accesses; of how many batches one is observed; weight of earlier accesses, in look-ups.
     updates: whether rows that the plan has all in memory can be updated as well as those in tiers; they are
