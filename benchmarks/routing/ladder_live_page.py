@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
+from math import nan
 from pathlib import Path
 from statistics import fmean, mean
 from typing import Any
@@ -106,7 +107,7 @@ def compared(
         "refused": {p: mean(run["refused"] for run in runs) for p, runs in of.items()},
         "best": best,
         **{key: _paired(_pairs(turns, "priced", static_path)) for key, static_path in over.items()},
-        "at_most": {key: most / information[static_path] for key, static_path in over.items()},
+        "at_most": {key: most / information.get(static_path, nan) for key, static_path in over.items()},
         "of_bound": information["priced"] / most,
         "mprec_over_best": _paired(_pairs(turns, "mprec", best)),
         "mix": {path: mean(run["mix"].get(path, 0.0) for run in of["priced"]) for path in paths},
@@ -121,7 +122,12 @@ def _pairs(turns: Sequence[Mapping[str, Run]], over: str, under: str) -> list[tu
 
 
 def _paired(pairs: Sequence[tuple[Run, Run]]) -> tuple[float, float, float]:
-    """Ratio of information with its interval; at equal speed of the core, if that was measured."""
+    """Ratio of information with its interval; at equal speed of the core, if that was measured.
+
+    NaN without pairs, as where only some policies were run.
+    """
+    if not pairs:
+        return nan, nan, nan
     over, under = ([run["information"] or NOTHING for run in runs] for runs in zip(*pairs, strict=True))
     if len(pairs) < ENOUGH or any("unit_us" not in run for pair in pairs for run in pair):
         return ratio(over, under)

@@ -16,6 +16,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -84,10 +85,15 @@ class DiskTier:
         if os.fstat(self._file).st_size < self.pages * slab.page_bytes:
             os.close(self._file)
             raise OSError(f"'{path}' is shorter than the {self.pages} pages that it should hold")
-        self._direct, self.direct = open_direct(path, slab.page_bytes)
-        self._reader = open_reader(self._direct, slab.bytes, reader)
+        with ExitStack() as opened:
+            opened.callback(os.close, self._file)
+            self._direct, self.direct = open_direct(path, slab.page_bytes)
+            opened.callback(os.close, self._direct)
+            self._reader = open_reader(self._direct, slab.bytes, reader)
+            opened.callback(self._reader.close)
+            self._writer = RowWriter(self._file, slab.row_format.bytes, reader)
+            opened.pop_all()
         self.reader = self._reader.kind
-        self._writer = RowWriter(self._file, slab.row_format.bytes, reader)
         self._ticket_of_slot = np.zeros(slab.pages, np.int64)
         self._flying: deque[tuple[int, I64]] = deque()
         self._is_ahead = np.zeros(slab.pages, bool)

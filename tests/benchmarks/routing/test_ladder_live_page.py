@@ -52,6 +52,13 @@ def test_turns_of_some_policies_count_for_the_ratios_of_these() -> None:
     assert told["over_chosen"] == ratio([10.0, 20.0], [2.0, 90.0])
 
 
+def test_policies_that_were_not_run_have_no_ratio() -> None:
+    told = compared([runs(priced=10.0, static_a=9.0)] * 2, chosen="static:a", widest="b", most=40.0)
+    assert told["over_best"] == ratio([10.0, 10.0], [9.0, 9.0])
+    assert all(map(math.isnan, (*told["over_widest"], *told["mprec_over_best"])))
+    assert math.isnan(told["at_most"]["over_widest"])
+
+
 def test_from_eight_turns_on_runs_are_compared_at_equal_speed_of_the_core() -> None:
     random = np.random.default_rng(1)
     turns = []
