@@ -174,14 +174,19 @@ def _assignments(trace: Trace, devices: Sequence[str], bins: int, width: float) 
     # Queries of one arrival bin and one deadline bin are one group: their rows cost the same.
     groups, group_of = np.unique(np.stack([first, last]), axis=1, return_inverse=True)
     group_rows = np.bincount(group_of.ravel(), weights=rows).astype(np.float64)
-    # a query larger than the limit of a batch is executed alone
-    biggest = min(int(rows.sum()), max(limits.max_batch_rows, int(rows.max())))
+    biggest = min(int(rows.sum()), limits.max_batch_rows)
+    # a query larger than the limit is executed alone
+    large = np.flatnonzero(rows > limits.max_batch_rows)
     longest_s = float(budgets.max())
     none = np.zeros(0, np.int64)
     found: list[tuple[I64, I64, F64, F64]] = [(none, none, np.zeros(0), np.zeros(0))]
     for path in trace.paths:
         device = devices.index(path.device)
         cost = _row_costs(LatencyTable(path.latency, biggest), arrival_s, rows, longest_s, groups[0], width)
+        if large.size:
+            alone_s = np.array([path.latency.median(int(n)) for n in rows[large]])
+            each = np.where(alone_s <= budgets[large], alone_s / rows[large], np.inf)
+            np.minimum.at(cost, group_of.ravel()[large], each)
         # Rows that exceed the longest budget even alone cannot use this path.
         usable = np.isfinite(cost)
         for offset in range(int((groups[1] - groups[0]).max()) + 1):
