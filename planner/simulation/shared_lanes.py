@@ -150,9 +150,11 @@ def _turns(tenants: Sequence[_Tenant], machine: MachineTime, now_s: float) -> li
         for query in tenant.router.expire(now_s):
             tenant.end(query.payload, Status.EXPIRED, now_s)
     begun: list[tuple[int, Dispatch]] = []
-    again = True
-    while again:
+    again, idle = True, 0
+    # who lets another go first is asked again; after two rounds without a batch all wait for something else
+    while again and idle < 2:
         again = False
+        before = len(begun)
         for m, tenant in enumerate(tenants):
             router, sharing = tenant.router, tenant.sharing
             sharing.passes += 1
@@ -167,4 +169,5 @@ def _turns(tenants: Sequence[_Tenant], machine: MachineTime, now_s: float) -> li
                 if dispatch is not None:
                     machine.started(sharing, dispatch)
                     begun.append((m, dispatch))
+        idle = idle + 1 if len(begun) == before else 0
     return begun
