@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -94,21 +94,28 @@ class HAProxy:
 
         It executes itself anew after each start of a worker; a signal would end it meanwhile, or be lost.
         """
-        until_s = asyncio.get_running_loop().time() + READY_S
-        while True:
+
+        async def answers() -> bool:
             with suppress(OSError):
-                if await asyncio.to_thread(_ask, self._master_socket, "show proc"):
-                    return
-            if asyncio.get_running_loop().time() > until_s:
-                raise ClusterError(f"HAProxy's master did not answer within {READY_S:g} s")
-            await asyncio.sleep(STEP_S)
+                return bool(await asyncio.to_thread(_ask, self._master_socket, "show proc"))
+            return False
+
+        await _until(answers, "HAProxy's master did not answer")
 
     async def _wait_until_in_use(self, names: set[str]) -> None:
-        until_s = asyncio.get_running_loop().time() + READY_S
-        while set(await self.servers()) != names:
-            if asyncio.get_running_loop().time() > until_s:
-                raise ClusterError(f"HAProxy did not take over its configuration within {READY_S:g} s")
-            await asyncio.sleep(STEP_S)
+        async def in_use() -> bool:
+            return set(await self.servers()) == names
+
+        await _until(in_use, "HAProxy did not take over its configuration")
+
+
+async def _until(ready: Callable[[], Awaitable[bool]], failure: str) -> None:
+    """Asks again until it is ready. Raises ClusterError with `failure` after READY_S."""
+    until_s = asyncio.get_running_loop().time() + READY_S
+    while not await ready():
+        if asyncio.get_running_loop().time() > until_s:
+            raise ClusterError(f"{failure} within {READY_S:g} s")
+        await asyncio.sleep(STEP_S)
 
 
 def _ask(path: Path, command: str, timeout_s: float = READY_S) -> str:

@@ -285,18 +285,16 @@ def bound_of(servers: Servers, due_s: Sequence[F64], spent: Counters, seconds: f
     # the share that is answered if it is assumed falls as more is assumed, nearly in a straight line
     least, most = 0.0, 1.0
     over, under = share(least) - least, share(most) - most
-    for step in range(STEPS + 1):
-        if over <= 0 or under >= 0:
-            break
+    if over <= 0 or under >= 0:
+        return least + over if over <= 0 else most + under
+    for _ in range(STEPS):
         between = least + (most - least) * over / (over - under)
-        if step == STEPS:
-            return min(least + over, most)  # from above
         error = share(between) - between
         if error > 0:
             least, over = between, error
         else:
             most, under = between, error
-    return least + over if over <= 0 else most + under
+    return min(least + over, most)  # from above
 
 
 def page(found: dict[str, Any]) -> str:

@@ -39,6 +39,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.training.streamed import anonymous_bytes
 from polyrec.loadtest.machine import processor
 from polyrec.models.allocator import retain_freed_memory
 from polyrec.models.dlrm.dlrm import DLRM, Architecture, dense_slots, initial_net
@@ -109,12 +110,6 @@ class InOrder:
     def windows(self, first: int = 0) -> Iterator[Rows]:
         for start in range(first * self._batch_rows, self.size, self._batch_rows):
             yield Rows(self.data, np.arange(start, min(start + self._batch_rows, self.size)))
-
-
-def anonymous_bytes() -> int:
-    found = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found
-    return int(found[1]) * 1024
 
 
 def read_bytes() -> int:

@@ -85,11 +85,10 @@ class Watch:
         bars.training(report)
 
 
-def anonymous_bytes() -> int:
-    """Returns the anonymous memory of this process."""
-    found = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found
-    return int(found[1]) * 1024
+def anonymous_bytes(process: int | str = "self") -> int:
+    """Returns the anonymous memory of a process, by default this one; 0 if it has ended."""
+    found = re.search(r"RssAnon:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text())
+    return int(found[1]) * 1024 if found else 0
 
 
 def measure(data: Path, rows: int, window: int, folder: Path, precision: str) -> dict[str, Any]:

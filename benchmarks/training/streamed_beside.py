@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -34,7 +33,7 @@ from typing import Any
 
 import yaml
 
-from benchmarks.training.streamed import BATCH_ROWS, ITEMS, USERS, schema_of
+from benchmarks.training.streamed import BATCH_ROWS, ITEMS, USERS, anonymous_bytes, schema_of
 from polyrec.cli.train_workers import local_environment
 from polyrec.loadtest.machine import processor
 from polyrec.models.allocator import retain_freed_memory
@@ -74,13 +73,11 @@ def watched(command: Sequence[str], environment: dict[str, str], folder: Path) -
     begin, peak, out = time.perf_counter(), 0, folder / "out"
     with out.open("wb") as file:
         started = subprocess.Popen(command, env=os.environ | environment, cwd=folder, stdout=file)
-        status = Path(f"/proc/{started.pid}/status")
         while True:
             pid, code, usage = os.wait4(started.pid, os.WNOHANG)
             if pid:
                 break
-            found = re.search(r"RssAnon:\s+(\d+) kB", status.read_text())
-            peak = max(peak, int(found[1]) * 1024 if found else 0)
+            peak = max(peak, anonymous_bytes(started.pid))
             time.sleep(LOOK_EVERY_S)
     started.returncode = os.waitstatus_to_exitcode(code)
     if started.returncode:

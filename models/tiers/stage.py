@@ -63,8 +63,7 @@ def open_tiers(
 
 def stored_rows(bundle: Bundle | BundleWeights) -> dict[str, int]:
     """Returns the number of rows of each table that a representation stores; empty if it stores none."""
-    stage = bundle.stage()
-    part = stage.table if isinstance(stage, HybridStage) else stage
+    part = _part(bundle.stage())
     sizes = _sizes(part) if isinstance(part, TableStage | ComputedStage) else {}
     return sizes if sum(sizes.values()) else {}
 
@@ -103,21 +102,19 @@ def stage_over(
 
 def slab_reader(stage: Stage) -> SlabReader | None:
     """Returns the store of a stage that reads another process's slab; None if it has none."""
-    part = stage.table if isinstance(stage, HybridStage) else stage
-    store = getattr(part, "store", None)
+    store = getattr(_part(stage), "store", None)
     return store if isinstance(store, SlabReader) else None
 
 
 def tiered_rows(stage: Stage) -> TieredRows | None:
     """Returns the tiered store of a stage; None if it has none."""
-    part = stage.table if isinstance(stage, HybridStage) else stage
-    store = getattr(part, "store", None)
+    store = getattr(_part(stage), "store", None)
     return store if isinstance(store, TieredRows) else None
 
 
 def fused_rows(stage: Stage) -> FusedRows | None:
     """Returns what finds the rows of a batch in the fused weight; None if a stage computes its vectors."""
-    part = stage.table if isinstance(stage, HybridStage) else stage
+    part = _part(stage)
     return part.rows if isinstance(part, TableStage) else None
 
 
@@ -137,8 +134,13 @@ def _sizes(stage: TableStage | ComputedStage) -> dict[str, int]:
     return dict(zip(stage.rows.tables, stored, strict=True))
 
 
+def _part(stage: Stage | nn.Module) -> Stage | nn.Module:
+    """The part of a stage that stores rows, if any does: of a hybrid, its table."""
+    return stage.table if isinstance(stage, HybridStage) else stage
+
+
 def _storing(stage: Stage | nn.Module) -> TableStage | ComputedStage:
-    part = stage.table if isinstance(stage, HybridStage) else stage
+    part = _part(stage)
     if not isinstance(part, TableStage | ComputedStage):
         raise RuntimeUnavailable(f"placement: a {type(part).__name__} has no rows to place")
     return part

@@ -148,12 +148,13 @@ def _in_memory(
         if place in others or place in refused:
             continue
         rows, tier = stored_rows(bundle), own_tier(planned.device)
+        if not rows:
+            continue
         placed = PlacedPath(path=planned.name, tables={t: TierCuts(**{tier: n}) for t, n in rows.items()})
         try:
-            if rows:
-                _require_places(planned, placed)
-                _shared(plan, planned, bundle, placed)
-                found.setdefault(place, (placed, planned))
+            _require_places(planned, placed)
+            _shared(plan, planned, bundle, placed)
+            found.setdefault(place, (placed, planned))
         except PlanError as e:
             refused.add(place)
             found.pop(place, None)
@@ -249,7 +250,7 @@ def _add_background_work(
             on_disk[i] = stack, bundle
         if placement.drift_s is None or any(stack is other for other in seen):
             continue
-        if stack.tiers.disk is None and stack.tiers.remote is None and own_tier(planned.device) == "host":
+        if not stack.waits and own_tier(planned.device) == "host":
             continue  # all rows are in one tier
         seen.append(stack)
         if isinstance(bundle.stage(), HybridStage):

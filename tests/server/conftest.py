@@ -240,11 +240,15 @@ def client_of(client: Client, opened: Callable[[Plan], Engine]) -> Callable[[Pla
     """A client of an engine of that plan, which can be administered."""
 
     def ask(plan: Plan) -> Client:
-        engine = opened(plan)
-        engine.access = Access(engine.metrics, admin_token=TOKEN)
-        return Client(client.runner, create_app(engine, Admin(engine)))
+        return administered(client, opened(plan))
 
     return ask
+
+
+def administered(client: Client, engine: Engine) -> Client:
+    """A client of an engine, on the loop of another client, which can be administered."""
+    engine.access = Access(engine.metrics, admin_token=TOKEN)
+    return Client(client.runner, create_app(engine, Admin(engine)))
 
 
 @pytest.fixture(scope="session")

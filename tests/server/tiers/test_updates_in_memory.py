@@ -14,11 +14,8 @@ from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.schema.batch import F32
 from polyrec.planner.plan import Plan
 from polyrec.server.app.engine import Engine
-from polyrec.server.http.access import Access
-from polyrec.server.http.admin import Admin
-from polyrec.server.http.app import create_app
-from tests.server.conftest import Client, Request
-from tests.server.placing import ALLOWED, TOKEN, placed_plan
+from tests.server.conftest import Client, Request, administered
+from tests.server.placing import ALLOWED, placed_plan
 
 
 @pytest.fixture
@@ -31,8 +28,7 @@ def updatable(client: Client) -> Iterator[Callable[[Plan], Client]]:
         engine.update_store.in_memory = True
         engine.load(plan)
         engines.append(engine)
-        engine.access = Access(engine.metrics, admin_token=TOKEN)
-        return Client(client.runner, create_app(engine, Admin(engine)))
+        return administered(client, engine)
 
     yield ask
     for engine in engines:
