@@ -225,6 +225,7 @@ class Correction:
             own = self._bias[path] - _expected_bias(before, median_s)
             if not windows[path] or any(new):
                 own *= kept
+            if not windows[path]:
                 self._seen[path] = min(self._seen[path], NEW) * kept
             bias = min(MOST_BIAS, max(-MOST_BIAS, _expected_bias(after, median_s) + own))
             self._bias[path], self._biased[path] = bias, exp(bias)

@@ -82,6 +82,7 @@ class Correction:
                 own = self.bias[path] - before[path]
                 if latest or path not in window:
                     own *= exp(-passed_s / correction.BIAS_MEMORY_S)
+                if path not in window:
                     kept = min(self.known[path], correction.NEW)
                     self.known[path] = kept * exp(-passed_s / correction.BIAS_MEMORY_S)
                 bias = after[path] + own
