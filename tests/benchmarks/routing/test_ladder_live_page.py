@@ -11,7 +11,7 @@ from scipy.optimize import linprog
 
 from benchmarks.paired import ratio
 from benchmarks.routing.ladder import ROWS
-from benchmarks.routing.ladder_live_page import arrived, bound, compared, main, most_work, verdict
+from benchmarks.routing.ladder_live_page import arrived, bound, capacities, compared, main, verdict
 
 
 def runs(**information: float | None) -> dict[str, dict[str, Any]]:
@@ -33,7 +33,9 @@ def test_the_best_static_path_is_that_of_all_turns_and_ratios_are_of_the_same_tu
         runs(priced=10.0, mprec=5.0, static_a=9.0, static_b=2.0),
         runs(priced=20.0, mprec=10.0, static_a=16.0, static_b=18.0),
     ]
-    told = compared(turns, chosen="static:b", widest="b", most=40.0)
+    told = compared(
+        turns, chosen="static:b", widest="b", most=dict.fromkeys(("priced", "static:a", "static:b"), 40.0)
+    )
     assert told["best"] == "static:a"
     assert told["over_best"] == ratio([10.0, 20.0], [9.0, 16.0])
     assert told["over_chosen"] == told["over_widest"] == ratio([10.0, 20.0], [2.0, 18.0])
@@ -46,14 +48,21 @@ def test_the_best_static_path_is_that_of_all_turns_and_ratios_are_of_the_same_tu
 
 def test_turns_of_some_policies_count_for_the_ratios_of_these() -> None:
     turns = [runs(priced=10.0, mprec=5.0, static_a=9.0, static_b=2.0), runs(priced=20.0, static_b=90.0)]
-    told = compared(turns, chosen="static:b", widest="b", most=40.0)
+    told = compared(
+        turns, chosen="static:b", widest="b", most=dict.fromkeys(("priced", "static:a", "static:b"), 40.0)
+    )
     assert (told["best"], told["turns"]) == ("static:a", 1)
     assert told["over_best"][0] == pytest.approx(10 / 9)
     assert told["over_chosen"] == ratio([10.0, 20.0], [2.0, 90.0])
 
 
 def test_policies_that_were_not_run_have_no_ratio() -> None:
-    told = compared([runs(priced=10.0, static_a=9.0)] * 2, chosen="static:a", widest="b", most=40.0)
+    told = compared(
+        [runs(priced=10.0, static_a=9.0)] * 2,
+        chosen="static:a",
+        widest="b",
+        most=dict.fromkeys(("priced", "static:a", "static:b"), 40.0),
+    )
     assert told["over_best"] == ratio([10.0, 10.0], [9.0, 9.0])
     assert all(map(math.isnan, (*told["over_widest"], *told["mprec_over_best"])))
     assert math.isnan(told["at_most"]["over_widest"])
@@ -68,24 +77,24 @@ def test_from_eight_turns_on_runs_are_compared_at_equal_speed_of_the_core() -> N
         turn["priced"]["unit_us"], turn["static:a"]["unit_us"] = priced_us, static_us
         turn["mprec"]["unit_us"] = 10.0
         turns.append(turn)
-    told = compared(turns, chosen="static:a", widest="a", most=200.0)
+    told = compared(turns, chosen="static:a", widest="a", most={"priced": 200.0})
     assert told["over_best"] == pytest.approx((100 / 99,) * 3)
-    assert compared(turns[:7], "static:a", "a", 200.0)["over_best"][2] > 1.02
+    assert compared(turns[:7], "static:a", "a", {"priced": 200.0})["over_best"][2] > 1.02
 
 
 def test_a_run_without_an_answer_in_time_has_a_finite_ratio() -> None:
     turns = [runs(priced=1.0, mprec=None, static_a=0.0)] * 2
-    assert math.isfinite(compared(turns, "static:a", "a", 1.0)["over_best"][0])
+    assert math.isfinite(compared(turns, "static:a", "a", {"priced": 1.0})["over_best"][0])
 
 
 def test_the_bound_is_the_optimum_of_a_linear_program() -> None:
     random = np.random.default_rng(5)
     for _ in range(50):
         paths = [{"quality": q, "capacity": c} for q, c in random.uniform((0.1, 500), (0.4, 5000), (4, 2))]
-        rate, work = random.uniform(100, 8000), random.uniform(1, 1.5)
+        rate, speed = random.uniform(100, 8000), random.uniform(0.8, 1.5)
         limits = [[1 / path["capacity"] for path in paths], [1.0] * len(paths)]
-        best = linprog([-path["quality"] for path in paths], limits, [work, rate])
-        assert bound(paths, "1.5", rate, work) == pytest.approx(-ROWS * best.fun, rel=1e-6)
+        best = linprog([-path["quality"] for path in paths], limits, [speed, rate])
+        assert bound(paths, "1.5", rate, speed) == pytest.approx(-ROWS * best.fun, rel=1e-6)
 
 
 def test_a_day_is_worth_no_more_than_its_mean_rate_all_day() -> None:
@@ -95,7 +104,7 @@ def test_a_day_is_worth_no_more_than_its_mean_rate_all_day() -> None:
     assert bound(paths, "day", 200.0, 1.0) == pytest.approx(ROWS * 200 * 0.3)  # the best path all day
 
 
-def test_a_server_faster_than_its_profile_raises_the_bound() -> None:
+def test_a_path_has_the_capacity_that_its_static_policy_showed_at_equal_speed_of_the_core() -> None:
     schedule = {
         "load": "1.5",
         "rate": 150.0,
@@ -104,20 +113,38 @@ def test_a_server_faster_than_its_profile_raises_the_bound() -> None:
         "peak": 1.5,
         "warm_up_s": 3.0,
     }
-    run = {"ok": 0.6, "late": 0.2, "mix": {"a": 1.0}}
+    few = schedule | {"load": "0.5", "rate": 50.0}
+    slow = {"ok": 0.6, "late": 0.1, "mix": {"a": 1.0}, "unit_us": 12.0}
+    fast = slow | {"ok": 0.8, "unit_us": 8.0}
+    idle = {"ok": 1.0, "late": 0.0, "mix": {"b": 1.0}, "unit_us": 10.0}
     found = {
-        "paths": [{"name": "a", "capacity": 100.0}],
-        "loads": {"1.5": schedule},
-        "turns": [{"load": "1.5", "turn": 3, "runs": {"static:a": run}}],
+        "paths": [{"name": "a", "capacity": 100.0}, {"name": "b", "capacity": 90.0}],
+        "loads": {"0.5": few, "1.5": schedule},
+        "turns": [
+            {"load": "1.5", "turn": 3, "runs": {"static:a": slow}},
+            {"load": "1.5", "turn": 4, "runs": {"static:a": fast}},
+            {"load": "0.5", "turn": 0, "runs": {"static:a": idle, "static:b": idle}},
+        ],
     }
-    assert most_work(found) == pytest.approx(0.8 * arrived(schedule, 3) / 100)
-    schedule["rate"] = 50.0
-    assert most_work(found) == 1.0
+    usual = (1 / 12 + 1 / 8 + 2 / 10) / 4
+    executed = usual * (0.7 * 12 * arrived(schedule, 3) + 0.9 * 8 * arrived(schedule, 4)) / 2
+    assert capacities(found) == pytest.approx({"a": executed, "b": 90.0})
+
+
+def test_a_day_tells_the_capacity_with_which_so_much_of_it_is_executed() -> None:
+    day = {"load": "day", "rate": 100.0, "seconds": 4.0, "chosen": "static:a", "peak": 1, "warm_up_s": 1.0}
+    rate = arrived(day, 0)
+    for capacity in (60.0, 120.0, 190.0):
+        done = bound([{"quality": 1 / ROWS, "capacity": capacity}], "day", 100.0, 1.0)
+        run = {"ok": done / rate, "late": 0.0, "mix": {"a": 1.0}}
+        turns = [{"load": "day", "turn": 0, "runs": {"static:a": run}}]
+        found = {"paths": [{"name": "a", "capacity": 5.0}], "loads": {"day": day}, "turns": turns}
+        assert capacities(found)["a"] == pytest.approx(capacity, rel=0.01)
 
 
 def test_a_ratio_out_of_reach_is_told_from_one_that_was_missed() -> None:
     assert verdict((1.1, 1.06, 1.2), 1.05, 1.3) == "met"
-    assert verdict((1.0, 1.0, 1.0), 1.05, 1.01) == "cannot be met: at most 1.010"
+    assert verdict((1.0, 1.0, 1.0), 1.05, 1.01) == "out of reach: at most 1.010"
     assert verdict((1.0, 0.9, 1.04), 1.05, 1.3) == "missed"
     assert verdict((1.0, 0.9, 1.2), 1.05, 1.3) == "not shown"
     assert verdict((1.0, math.nan, math.nan), 1.05, 1.3) == "not shown"
