@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import socket
 import threading
@@ -15,19 +14,16 @@ import numpy as np
 import pytest
 import redis
 
-from polyrec.cli.feed_run import Entry, Feed, FeedFailed, joined, merged, parse_entry
 from polyrec.cli.main import main
-from polyrec.models.bundle.bundle import Bundle, load_bundle, write_bundle
-from polyrec.models.bundle.reserve import reserve
-from polyrec.models.tiers.updates.update import TableUpdate, UpdateError
+from polyrec.feed.feed import Feed
+from polyrec.feed.redis_stream import RedisStream
+from polyrec.feed.source import FeedFailed
+from polyrec.models.bundle.bundle import Bundle
+from polyrec.models.tiers.updates.update import TableUpdate
 from polyrec.models.tiers.updates.update_file import encode_update
-from polyrec.planner.plan import save_plan
-from polyrec.server.child import ServerProcess, start
+from polyrec.server.child import ServerProcess
 from tests.models.tiers.redis_server import RedisServer
-from tests.server.placing import placed_plan
-
-TOKEN = "a token of sixteen and more"
-WIDTH = 8
+from tests.polyrec.feed.updates import WIDTH, document, metrics
 
 
 @pytest.fixture(scope="module")
@@ -35,34 +31,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     server = RedisServer(tmp_path_factory.mktemp("redis"))
     yield server
     server.kill()
-
-
-@pytest.fixture(scope="module")
-def server(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    folder = tmp_path_factory.mktemp("served")
-    model, encoder = reserve(bundle, {"item": 3})
-    out = write_bundle(folder / "bundle", model, bundle.manifest.representation, encoder, {}, {})
-    save_plan(placed_plan(load_bundle(out.path), folder), folder / "plan.json")
-    with start({"plan": folder / "plan.json", "admin_token": TOKEN, "drain_grace_s": 0}) as child:
-        yield child
-
-
-@pytest.fixture(autouse=True)
-def _token(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POLYREC_ADMIN_TOKEN", TOKEN)
-
-
-def document(value: str, number: float, **options: Any) -> bytes:
-    return json.dumps(
-        {"tables": {"item": {"values": [value], "rows": [[number] * WIDTH]}}, **options}
-    ).encode()
-
-
-def metrics(server: ServerProcess, name: str) -> dict[str, float]:
-    lines = httpx.get(f"{server.url}/metrics").text.splitlines()
-    return {
-        line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if line.startswith(name)
-    }
 
 
 def test_updates_of_a_stream_are_served_and_acknowledged(
@@ -167,44 +135,6 @@ def test_what_cannot_go_on_ends_with_a_line(
     assert "se/" not in reported
 
 
-def entry(id: int, names: list[str], number: float, **options: str) -> Entry:
-    rows = np.full((len(names), WIDTH), number, np.float32)
-    return Entry(f"{id}-0", options, {"item": TableUpdate(np.empty(0, np.int64), rows, names)})
-
-
-def test_merged_entries_keep_their_order_and_their_options() -> None:
-    entries = [entry(i, [f"v{i % 3}"], i) for i in range(7)]
-    entries += [entry(7, ["w"], 7, add="true"), entry(8, ["x"], 8, add="true"), entry(9, ["y"], 9)]
-    gone = Entry("10-0", {}, {"item": TableUpdate.retraction(("y",))})
-    runs = list(merged([*entries, gone, entry(11, ["y"], 11)], 5))
-    assert [[e.id for e in run] for run in runs] == [
-        ["0-0", "1-0", "2-0", "3-0", "4-0"],
-        ["5-0", "6-0"],
-        ["7-0", "8-0"],
-        ["9-0"],
-        ["10-0"],
-        ["11-0"],
-    ]
-    one = joined(runs[0])["item"]
-    assert one.names == ["v0", "v1", "v2", "v0", "v1"]
-    assert one.values[:, 0].tolist() == [0, 1, 2, 3, 4]
-
-
-@pytest.mark.parametrize(
-    ("fields", "offense"),
-    [
-        ({b"text": b"x"}, "one field `json` or `safetensors`"),
-        ({b"json": b"{}", b"add": b"true"}, "one field `json` or `safetensors`"),
-        ({b"json": b'{"file": "/etc/passwd"}'}, "an entry has `tables`"),
-        ({b"json": b'{"tables": {}, "key": "k"}'}, "neither `file`, `key` nor `time`"),
-        ({b"safetensors": b"x"}, "is not safetensors"),
-    ],
-)
-def test_an_entry_that_is_no_update_is_reported(fields: dict[bytes, bytes], offense: str) -> None:
-    with pytest.raises(UpdateError, match=offense):
-        parse_entry("1-0", fields)
-
-
 def losing(port: int, marker: bytes) -> int:
     """Forwards connections to a port; the first reply with the marker is lost, and its connection too."""
     listening, lost = socket.create_server(("127.0.0.1", 0)), threading.Event()
@@ -263,8 +193,8 @@ def test_nothing_is_sent_after_what_the_end_kept_from_being_sent(store: RedisSer
         return httpx.Response(503 if len(calls) == 1 else 200, json={"error": "later"})
 
     with httpx.Client(transport=httpx.MockTransport(answer)) as http:
-        feed = Feed(client, "ends", "polyrec", http, "http://server/")
-        feed.open()
+        feed = Feed(RedisStream(client, "ends", "polyrec"), http, "http://server/")
+        feed.source.open()
         feed.run(once=True)
     assert len(calls) == 1
     assert (feed.sent, client.xpending("ends", "polyrec")["pending"]) == (0, 3)
@@ -276,8 +206,8 @@ def test_an_answer_that_stays_the_same_ends_the_feed(status: int, offense: str, 
     client.xadd(stream, {"json": document("a", 1.0)})
     transport = httpx.MockTransport(lambda request: httpx.Response(status))
     with httpx.Client(transport=transport) as http:
-        feed = Feed(client, stream, "polyrec", http, "http://server/")
-        feed.open()
+        feed = Feed(RedisStream(client, stream, "polyrec"), http, "http://server/")
+        feed.source.open()
         with pytest.raises(FeedFailed, match=offense):
             feed.run(once=True)
 
@@ -288,7 +218,7 @@ def test_an_entry_larger_than_a_call_is_rejected(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("polyrec.cli.feed_run.MAX_BODY_BYTES", 300)
+    monkeypatch.setattr("polyrec.feed.feed.MAX_BODY_BYTES", 300)
     client = redis.Redis.from_url(store.url)
     client.xadd("large", {"json": document("a" * 300, 1.0, add=True)})
     assert main(["feed", store.url, "--stream", "large", "--url", server.url, "--once"]) == 0

@@ -1,0 +1,102 @@
+"""Parses the messages of a feed as updates, and joins consecutive ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from pydantic import ValidationError
+
+from polyrec.feed.source import Message
+from polyrec.models.files import one_line
+from polyrec.models.tiers.updates.update import TableUpdate, UpdateError
+from polyrec.models.tiers.updates.update_file import parse_update
+from polyrec.server.http.admin_embeddings import UpdateRequest, table_update
+
+OPTIONS = ("add", "expires_s", "path")
+"""Options of the HTTP call that a message may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A message that is an update. options: of the call. update: by table."""
+
+    message: Message
+    options: Mapping[str, str]
+    update: Mapping[str, TableUpdate]
+
+    @property
+    def rows(self) -> int:
+        return sum(len(t.values) + len(t.retracted) for t in self.update.values())
+
+
+def parse_entry(message: Message) -> Entry:
+    """Parses a message: `json` is the document of the HTTP call, or `safetensors` a file of updates.
+
+    With `safetensors` the options of the call are further fields. Raises UpdateError.
+    """
+    fields = message.fields
+    names = {name.decode(errors="replace") for name in fields}
+    if "safetensors" in names and not names - {"safetensors", *OPTIONS}:
+        given = {name: fields[name.encode()].decode(errors="replace") for name in names & set(OPTIONS)}
+        return Entry(message, given, parse_update(fields[b"safetensors"]))
+    if names != {"json"}:
+        raise UpdateError(f"an entry has one field `json` or `safetensors`, not {', '.join(sorted(names))}")
+    try:
+        request = UpdateRequest.model_validate_json(fields[b"json"])
+    except ValidationError as e:
+        raise UpdateError(one_line(e)) from None
+    if request.tables is None or request.key is not None or request.time is not None:
+        raise UpdateError("an entry has `tables`, and neither `file`, `key` nor `time`")
+    chosen = request.model_dump(include=set(OPTIONS), exclude_defaults=True)
+    update = {name: table_update(name, table) for name, table in request.tables.items()}
+    return Entry(message, {name: _text(value) for name, value in chosen.items()}, update)
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def merged(entries: Sequence[Entry], most_rows: int) -> Iterator[list[Entry]]:
+    """Yields runs of entries that one call can carry in their order.
+
+    Entries of one run are of one part and have the same options, and name the rows of a table in the same
+    way. A call retracts values after it applies all rows, so a retraction ends a run.
+    """
+    run: list[Entry] = []
+    for entry in entries:
+        if run and not (_can_join(run[0], entry) and sum(e.rows for e in run) + entry.rows <= most_rows):
+            yield run
+            run = []
+        run.append(entry)
+        if any(t.retracted for t in entry.update.values()):
+            yield run
+            run = []
+    if run:
+        yield run
+
+
+def _can_join(first: Entry, entry: Entry) -> bool:
+    return (first.message.part, first.options) == (entry.message.part, entry.options) and all(
+        (t.names is None) == (first.update[name].names is None)
+        and t.values.shape[1:] == first.update[name].values.shape[1:]
+        if name in first.update
+        else False
+        for name, t in entry.update.items()
+    )
+
+
+def joined(run: Sequence[Entry]) -> dict[str, TableUpdate]:
+    """Returns the updates of a run as one."""
+    update: dict[str, TableUpdate] = {}
+    for name in run[0].update:
+        parts = [entry.update[name] for entry in run if name in entry.update]
+        names = None if parts[0].names is None else [v for part in parts for v in part.names or ()]
+        update[name] = TableUpdate(
+            np.concatenate([part.ids for part in parts]),
+            np.concatenate([part.values for part in parts]),
+            names,
+            tuple(v for part in parts for v in part.retracted),
+        )
+    return update

@@ -1,0 +1,167 @@
+"""Posts the updates of a source to a server in their order.
+
+A message is acknowledged in its source once the server has acknowledged its update, so delivery is at least
+once. Each call has a key, so that the server does not apply a repeated one again. Updates that the server
+refuses are rejected with the reason, since they would block all later ones. While the server cannot be
+reached, the feed retries. While the source cannot be reached, it retries from the first unacknowledged
+message, since a lost reply may have delivered some.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from urllib.parse import quote
+
+import httpx
+
+from polyrec.feed.entries import Entry, joined, merged, parse_entry
+from polyrec.feed.source import FeedFailed, Message, Source, SourceAway
+from polyrec.models.errors import PolyrecError
+from polyrec.models.text import printable
+from polyrec.models.tiers.updates.update import UpdateError
+from polyrec.models.tiers.updates.update_file import encode_update
+from polyrec.server.http.admin_embeddings import BINARY, MAX_BODY_BYTES
+
+log = logging.getLogger("polyrec.feed")
+
+FIRST_WAIT_S = 0.1
+LONGEST_WAIT_S = 5.0
+KEY_CHARACTERS = 40
+"""Characters of the source's name in a call's key, which may have 128 in all."""
+REPORT_S = 30.0
+
+
+class Rejected(PolyrecError):
+    """The server refuses an update, and would refuse it again."""
+
+
+class Ended(Exception):
+    """A signal ended the feed before an update was sent; later ones must not be sent either."""
+
+
+@dataclass(slots=True)
+class Feed:
+    """A source and the server that gets its updates.
+
+    call_url: of the admin call. most_rows: of a call. sent: rows so far. rejected: messages so far. lag_s:
+    age of the last sent message when the server acknowledged it.
+    """
+
+    source: Source
+    client: httpx.Client
+    call_url: str
+    path: str | None = None
+    most_rows: int = 1000
+    ending: threading.Event = field(default_factory=threading.Event)
+    sent: int = 0
+    rejected: int = 0
+    lag_s: float = 0.0
+
+    def run(self, once: bool) -> None:
+        """Sends updates until `ending`, or with `once` until there are no more. Raises FeedFailed."""
+        reported, wait_s, away = time.monotonic(), FIRST_WAIT_S, False
+        while not self.ending.is_set():
+            try:
+                if away:
+                    self.source.rewind()
+                    away = False
+                messages = self.source.read(block=not once)
+                if once and not messages:
+                    return
+                self._send(messages)
+            except Ended:
+                return
+            except SourceAway as e:
+                log.warning("the source does not answer, trying again in %.1f s: %s", wait_s, e)
+                self.ending.wait(wait_s)
+                wait_s, away = min(2 * wait_s, LONGEST_WAIT_S), True
+                continue
+            wait_s = FIRST_WAIT_S
+            if time.monotonic() - reported > REPORT_S:
+                reported = time.monotonic()
+                log.info(
+                    "%d rows sent, %d entries rejected, lag %.2f s", self.sent, self.rejected, self.lag_s
+                )
+
+    def _send(self, read: Sequence[Message]) -> None:
+        good: list[Entry] = []
+        for message in read:
+            try:
+                good.append(parse_entry(message))
+            except UpdateError as e:
+                self._post_all(good)
+                good = []
+                self._reject(message, str(e))
+        self._post_all(good)
+
+    def _post_all(self, entries: Sequence[Entry]) -> None:
+        for run in merged(entries, self.most_rows):
+            try:
+                self._post(run)
+            except Rejected as e:
+                if len(run) == 1:
+                    self._reject(run[0].message, str(e))
+                else:
+                    # one by one, to find the wrong entry
+                    for entry in run:
+                        try:
+                            self._post([entry])
+                        except Rejected as of_one:
+                            self._reject(entry.message, str(of_one))
+
+    def _post(self, run: Sequence[Entry]) -> None:
+        """Posts a run, and acknowledges it. Raises Rejected, FeedFailed, Ended."""
+        messages = [entry.message for entry in run]
+        name = quote(self.source.name, safe="")[:KEY_CHARACTERS]
+        query = {**run[0].options, "key": f"{name}:{messages[0].id}:{messages[-1].id}"}
+        made_s = messages[-1].time_s
+        if made_s is not None:
+            query["time"] = str(made_s)
+        if self.path is not None:
+            query["path"] = self.path
+        body, wait_s = encode_update(joined(run)), FIRST_WAIT_S
+        if len(body) > MAX_BODY_BYTES:
+            raise Rejected(f"an update of {len(body)} bytes; a call has at most {MAX_BODY_BYTES}")
+        while not self.ending.is_set():
+            try:
+                answer = self.client.post(
+                    self.call_url, params=query, content=body, headers={"content-type": BINARY}
+                )
+                failed = f"{answer.status_code}: {_error_of(answer)}"
+            except (httpx.InvalidURL, httpx.UnsupportedProtocol) as e:
+                raise FeedFailed(f"'{self.call_url}': {e}") from None
+            except httpx.TransportError as e:
+                failed, status = str(e), 0
+            else:
+                status = answer.status_code
+            if status == 200:
+                self.source.acknowledge(messages)
+                self.sent += sum(entry.rows for entry in run)
+                if made_s is not None:
+                    self.lag_s = time.time() - made_s
+                return
+            if status in (400, 413, 422):
+                raise Rejected(failed)
+            if 300 <= status < 500 and status != 429:
+                raise FeedFailed(f"'{self.call_url}' answers {failed}")
+            log.warning("the server did not take an update, trying again in %.1f s: %s", wait_s, failed)
+            self.ending.wait(wait_s)
+            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+        raise Ended
+
+    def _reject(self, message: Message, reason: str) -> None:
+        log.warning("entry %s is rejected: %s", message.id, reason)
+        self.source.reject(message, reason)
+        self.rejected += 1
+
+
+def _error_of(answer: httpx.Response) -> str:
+    try:
+        return printable(str(json.loads(answer.content)["error"]))
+    except (ValueError, KeyError, TypeError):
+        return printable(answer.text[:200])

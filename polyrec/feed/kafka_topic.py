@@ -1,0 +1,246 @@
+"""A Kafka topic as the source of a feed: offsets of a consumer group remember what was acknowledged.
+
+The feed takes all partitions of the topic itself (`assign`), instead of sharing them with the group's other
+members: a member that is slow to poll, as while the server is away, would be evicted, and another one, which
+gets its partitions, could send newer values before older ones. So a group has one feed, as each server has.
+
+The value of a message is the document of the HTTP call, or a file of updates if a header `format` says
+`safetensors`; then the call's options are headers too. Rejected messages go to the topic `<name>.rejected`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    TIMESTAMP_NOT_AVAILABLE,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Producer,
+    TopicPartition,
+)
+
+from polyrec.feed.entries import OPTIONS
+from polyrec.feed.source import ANSWER_S, BLOCK_S, READ_MESSAGES, FeedFailed, Message, SourceAway
+from polyrec.models.text import printable
+
+PARTITIONS_S = 60.0
+"""Time between two looks for new partitions."""
+LOG_LEVEL = "2"
+"""Of librdkafka, which else prints each failed connection itself."""
+LASTING = frozenset(
+    (
+        KafkaError._AUTHENTICATION,
+        KafkaError._SSL,
+        KafkaError._UNSUPPORTED_FEATURE,
+        KafkaError.SASL_AUTHENTICATION_FAILED,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError._UNKNOWN_PARTITION,
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.TOPIC_EXCEPTION,
+    )
+)
+"""Errors that stay until somebody changes something; all others are retried."""
+
+
+def read_settings(file: Path) -> dict[str, str]:
+    """Reads settings of librdkafka, a line NAME=VALUE each, as Kafka's own tools take them.
+
+    Raises FeedFailed.
+    """
+    found = {}
+    try:
+        lines = file.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as e:
+        raise FeedFailed(f"'{file}': {getattr(e, 'strerror', None) or 'is no text'}") from None
+    for number, line in enumerate(lines, 1):
+        stripped = line.strip()
+        if stripped and not stripped.startswith("#"):
+            name, equals, value = stripped.partition("=")
+            if not equals:
+                # the line may hold a password
+                raise FeedFailed(f"'{file}', line {number}: a setting is NAME=VALUE")
+            found[name.strip()] = value.strip()
+    return found
+
+
+class KafkaTopic:
+    """A topic of updates. brokers: HOST:PORT after commas. settings: further ones of librdkafka."""
+
+    def __init__(self, brokers: str, name: str, group: str, settings: Mapping[str, str] = {}) -> None:
+        self.name = name
+        self._lasting: KafkaError | None = None
+        common = {"log_level": LOG_LEVEL, **settings, "bootstrap.servers": brokers, "error_cb": self._failed}
+        own = {
+            "group.id": group,
+            "enable.auto.commit": "false",
+            "auto.offset.reset": "earliest",
+            "enable.partition.eof": "true",
+        }
+        try:
+            self._consumer = Consumer(common | own)
+            self._producer = Producer(common)
+        except KafkaException as e:
+            raise FeedFailed(f"the settings for Kafka: {e.args[0].str()}") from None
+        self._partitions = 0
+        self._looked_s = 0.0
+        self._at_end: set[int] = set()
+
+    def open(self) -> None:
+        self._assign(self._count())
+
+    def rewind(self) -> None:
+        self._assign(self._count())
+
+    def read(self, block: bool) -> list[Message]:
+        if time.monotonic() - self._looked_s > PARTITIONS_S and (count := self._count()) != self._partitions:
+            self._assign(count)
+        until_s = time.monotonic() + (BLOCK_S if block else ANSWER_S)
+        while True:
+            with self._reported():
+                first = self._consumer.poll(max(0.0, until_s - time.monotonic()))
+                raw = [] if first is None else [first, *self._consumer.consume(READ_MESSAGES - 1, 0)]
+            self._raise_lasting()
+            messages = [self._message(one) for one in raw if not self._ends(one)]
+            if messages:
+                # runs are of one partition each
+                return sorted(messages, key=lambda message: message.part)
+            if not block and len(self._at_end) == self._partitions:
+                return []
+            if time.monotonic() >= until_s:
+                if block:
+                    return []
+                raise SourceAway(f"topic '{printable(self.name)}': no answer within {ANSWER_S:g} s")
+
+    def acknowledge(self, messages: Sequence[Message]) -> None:
+        last = {message.part: _offset(message) for message in messages}
+        offsets = [TopicPartition(self.name, part, offset + 1) for part, offset in last.items()]
+        with self._reported():
+            # a synchronous commit waits for a broker that is away for most of a minute, whatever the limits
+            self._consumer.commit(offsets=offsets, asynchronous=True)
+            for one in self._consumer.committed(offsets, timeout=ANSWER_S):
+                if one.error is not None:
+                    self._raise(one.error)
+                if one.offset != last[one.partition] + 1:
+                    raise SourceAway(f"topic '{printable(self.name)}': offset {one.offset} is remembered")
+
+    def reject(self, message: Message, reason: str) -> None:
+        failed: list[KafkaError] = []
+        headers: list[tuple[str, Any]] = [("rejected_id", message.id), ("rejected_reason", reason)]
+        value = None
+        for name, content in message.fields.items():
+            if name in (b"json", b"safetensors"):
+                value = content
+                headers.append(("format", name))
+            else:
+                headers.append((name.decode(), content))
+        with self._reported():
+            self._producer.produce(
+                f"{self.name}.rejected",
+                value=value,
+                headers=headers,
+                on_delivery=lambda error, _: failed.append(error) if error is not None else None,
+            )
+            left = self._producer.flush(ANSWER_S)
+        if failed:
+            self._raise(failed[0], f"{self.name}.rejected")
+        if left:
+            self._producer.purge()
+            raise SourceAway(f"topic '{printable(self.name)}.rejected': no answer within {ANSWER_S:g} s")
+        self.acknowledge([message])
+
+    def close(self) -> None:
+        # waits for a commit to brokers that are away for most of a minute
+        closing = threading.Thread(target=self._consumer.close, daemon=True)
+        closing.start()
+        closing.join(ANSWER_S)
+
+    def _count(self) -> int:
+        """Number of partitions."""
+        with self._reported():
+            topic = self._consumer.list_topics(self.name, timeout=ANSWER_S).topics[self.name]
+        if topic.error is not None:
+            self._raise(topic.error)
+        self._looked_s = time.monotonic()
+        return len(topic.partitions)
+
+    def _assign(self, count: int) -> None:
+        """Reads from all partitions, after what was acknowledged of each."""
+        asked = [TopicPartition(self.name, part) for part in range(count)]
+        with self._reported():
+            known = self._consumer.committed(asked, timeout=ANSWER_S)
+            for one in known:
+                if one.error is not None:
+                    self._raise(one.error)
+                if one.offset < 0:
+                    one.offset = OFFSET_BEGINNING
+            self._consumer.assign(known)
+        self._partitions = count
+        self._at_end.clear()
+
+    def _ends(self, raw: Any) -> bool:
+        """Whether it is no message but the end of a partition; raises another error."""
+        error = raw.error()
+        if error is None:
+            self._at_end.discard(raw.partition())
+            return False
+        if error.code() != KafkaError._PARTITION_EOF:
+            self._raise(error)
+        self._at_end.add(raw.partition())
+        return True
+
+    def _message(self, raw: Any) -> Message:
+        headers = {name: value or b"" for name, value in raw.headers() or ()}
+        kind, made_ms = raw.timestamp()
+        value = raw.value()
+        if value is None:
+            fields = {b"nothing": b""}
+        elif headers.get("format") == b"safetensors":
+            fields = {b"safetensors": value}
+            fields |= {name.encode(): headers[name] for name in OPTIONS if name in headers}
+        else:
+            fields = {b"json": value}
+        known = kind != TIMESTAMP_NOT_AVAILABLE and made_ms >= 0
+        # offsets begin again if a topic is made anew, and keys of calls must not
+        id = f"{raw.partition()}-{raw.offset()}-{made_ms}"
+        return Message(id, fields, made_ms / 1e3 if known else None, raw.partition())
+
+    def _failed(self, error: KafkaError) -> None:
+        """Called by librdkafka with errors of connections."""
+        if error.fatal() or error.code() in LASTING:
+            self._lasting = error
+
+    def _raise_lasting(self) -> None:
+        if self._lasting is not None:
+            self._raise(self._lasting)
+
+    def _raise(self, error: KafkaError, name: str | None = None) -> NoReturn:
+        kind = FeedFailed if error.fatal() or error.code() in LASTING else SourceAway
+        raise kind(f"topic '{printable(name or self.name)}': {error.str()}")
+
+    @contextmanager
+    def _reported(self) -> Iterator[None]:
+        try:
+            yield
+        except KafkaException as e:
+            self._raise_lasting()
+            self._raise(e.args[0])
+        except BufferError:
+            raise SourceAway(
+                f"topic '{printable(self.name)}': the queue of rejected messages is full"
+            ) from None
+
+
+def _offset(message: Message) -> int:
+    return int(message.id.split("-")[1])

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from polyrec.feed.entries import Entry, joined, merged, parse_entry
+from polyrec.feed.source import Message
+from polyrec.models.tiers.updates.update import TableUpdate, UpdateError
+
+WIDTH = 8
+
+
+def entry(id: int, names: list[str], number: float, **options: str) -> Entry:
+    rows = np.full((len(names), WIDTH), number, np.float32)
+    return Entry(Message(f"{id}-0", {}), options, {"item": TableUpdate(np.empty(0, np.int64), rows, names)})
+
+
+def test_merged_entries_keep_their_order_and_their_options() -> None:
+    entries = [entry(i, [f"v{i % 3}"], i) for i in range(7)]
+    entries += [entry(7, ["w"], 7, add="true"), entry(8, ["x"], 8, add="true"), entry(9, ["y"], 9)]
+    gone = Entry(Message("10-0", {}), {}, {"item": TableUpdate.retraction(("y",))})
+    runs = list(merged([*entries, gone, entry(11, ["y"], 11)], 5))
+    assert [[e.message.id for e in run] for run in runs] == [
+        ["0-0", "1-0", "2-0", "3-0", "4-0"],
+        ["5-0", "6-0"],
+        ["7-0", "8-0"],
+        ["9-0"],
+        ["10-0"],
+        ["11-0"],
+    ]
+    one = joined(runs[0])["item"]
+    assert one.names == ["v0", "v1", "v2", "v0", "v1"]
+    assert one.values[:, 0].tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("fields", "offense"),
+    [
+        ({b"text": b"x"}, "one field `json` or `safetensors`"),
+        ({b"json": b"{}", b"add": b"true"}, "one field `json` or `safetensors`"),
+        ({b"json": b'{"file": "/etc/passwd"}'}, "an entry has `tables`"),
+        ({b"json": b'{"tables": {}, "key": "k"}'}, "neither `file`, `key` nor `time`"),
+        ({b"safetensors": b"x"}, "is not safetensors"),
+    ],
+)
+def test_an_entry_that_is_no_update_is_reported(fields: dict[bytes, bytes], offense: str) -> None:
+    with pytest.raises(UpdateError, match=offense):
+        parse_entry(Message("1-0", fields))
+
+
+def test_entries_of_two_parts_are_not_merged() -> None:
+    entries = [
+        Entry(Message(f"{part}-{i}", {}, part=part), one.options, one.update)
+        for part in range(2)
+        for i, one in enumerate([entry(0, ["v"], 1.0), entry(1, ["w"], 2.0)])
+    ]
+    assert [[e.message.id for e in run] for run in merged(entries, 9)] == [["0-0", "0-1"], ["1-0", "1-1"]]

@@ -1,0 +1,199 @@
+"""`polyrec feed` from a topic to a real server; the brokers are those of librdkafka's own mock cluster."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from polyrec.cli.main import main
+from polyrec.feed.feed import Feed
+from polyrec.feed.kafka_topic import KafkaTopic, read_settings
+from polyrec.feed.source import FeedFailed, SourceAway
+from polyrec.models.bundle.bundle import Bundle
+from polyrec.models.tiers.updates.update import TableUpdate
+from polyrec.models.tiers.updates.update_file import encode_update
+from polyrec.server.child import ServerProcess
+from tests.polyrec.feed.updates import WIDTH, document, metrics
+
+kafka = pytest.importorskip("confluent_kafka")
+
+BROKER = """
+import sys
+from confluent_kafka import Producer
+producer = Producer({"bootstrap.servers": "mock", "test.mock.num.brokers": 1, "log_level": "0"})
+(broker,) = producer.list_topics(timeout=10).brokers.values()
+print(f"{broker.host}:{broker.port}", flush=True)
+sys.stdin.read()
+"""
+
+
+class Brokers:
+    """A cluster of one broker in a process of its own; topics are made by their first message."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-c", BROKER]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        assert self._process.stdout is not None
+        self.address = self._process.stdout.readline().strip()
+        self._producer = kafka.Producer({"bootstrap.servers": self.address, "linger.ms": 0})
+
+    def send(self, topic: str, value: bytes | None, part: int = 0, **headers: str) -> None:
+        self._producer.produce(topic, value, partition=part, headers=list(headers.items()))
+        assert self._producer.flush(10) == 0
+
+    def messages(self, topic: str) -> list[Any]:
+        """All messages of a topic."""
+        consumer = kafka.Consumer(
+            {"bootstrap.servers": self.address, "group.id": "test", "enable.partition.eof": "true"}
+        )
+        parts = consumer.list_topics(topic, timeout=10).topics[topic].partitions
+        consumer.assign([kafka.TopicPartition(topic, part, kafka.OFFSET_BEGINNING) for part in parts])
+        found, ended = [], 0
+        while ended < len(parts):
+            message = consumer.poll(10)
+            assert message is not None
+            if message.error() is None:
+                found.append(message)
+            else:
+                ended += 1
+        consumer.close()
+        return found
+
+    def kill(self) -> None:
+        """Ends the brokers; what they held is gone."""
+        self._process.kill()
+        self._process.communicate()
+
+
+@pytest.fixture(scope="module")
+def brokers() -> Iterator[Brokers]:
+    made = Brokers()
+    yield made
+    made.kill()
+
+
+def test_updates_of_a_topic_are_served_and_acknowledged(
+    brokers: Brokers, server: ServerProcess, bundle: Bundle, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = bundle.encoder.vocabularies["item"].values
+    assert values is not None
+    before = sum(metrics(server, "polyrec_update_rows_total").values())
+    for i in range(40):
+        brokers.send("t", document(values[i].as_py(), i), part=i % 4, traceparent="of some tracer")
+    brokers.send("t", document("not known", 1.0), part=1)
+    brokers.send("t", b"{", part=2)
+    brokers.send("t", None, part=2)
+    update = {"item": TableUpdate(np.empty(0, np.int64), np.ones((1, WIDTH), np.float32), ["new"])}
+    brokers.send("t", encode_update(update), part=3, format="safetensors", add="true", expires_s="3600")
+    update = {"item": TableUpdate(np.array([3]), np.zeros((1, WIDTH), np.float32), retracted=("new",))}
+    brokers.send("t", encode_update(update), part=3, format="safetensors")
+    arguments = ["feed", f"kafka://{brokers.address}", "--stream", "t", "--url", server.url, "--once"]
+    assert main([*arguments, "--most-rows", "16"]) == 0
+    assert "43 rows sent, 3 entries rejected" in capsys.readouterr().out
+    reasons = [
+        dict(message.headers())["rejected_reason"].decode() for message in brokers.messages("t.rejected")
+    ]
+    assert len(reasons) == 3
+    assert sum("has no value 'not known'" in reason for reason in reasons) == 1
+    assert sum(metrics(server, "polyrec_update_rows_total").values()) == before + 43
+    assert 0 <= next(iter(metrics(server, "polyrec_update_lag_seconds").values())) < 3600
+    # nothing is sent twice
+    assert main(arguments) == 0
+    assert "0 rows sent, 0 entries rejected" in capsys.readouterr().out
+    # another group begins at the beginning
+    assert main([*arguments, "--group", "another"]) == 0
+    assert "3 entries rejected" in capsys.readouterr().out
+
+
+def test_messages_that_were_not_acknowledged_are_read_again(brokers: Brokers) -> None:
+    for i in range(6):
+        brokers.send("again", document(f"v{i}", i), part=i % 2)
+    first = KafkaTopic(brokers.address, "again", "g")
+    first.open()
+    read = [first.read(block=False)]
+    while messages := first.read(block=False):
+        read.append(messages)
+    every = [message for messages in read for message in messages]
+    assert sorted(message.part for message in every) == [0, 0, 0, 1, 1, 1]
+    part = [message for message in every if message.part == 1]
+    first.acknowledge(part[:2])
+    first.rewind()
+    left = [message.id for message in first.read(block=False)]
+    while messages := first.read(block=False):
+        left += [message.id for message in messages]
+    assert sorted(left) == sorted(message.id for message in every if message not in part[:2])
+    first.close()
+    second = KafkaTopic(brokers.address, "again", "g")
+    second.open()
+    (message, *_) = second.read(block=True)
+    assert message.id in left
+    second.close()
+
+
+def test_an_update_whose_acknowledgment_was_lost_does_not_count_as_sent(bundle: Bundle) -> None:
+    """The brokers die between the answer of the server and its acknowledgment."""
+    brokers = Brokers()
+    brokers.send("dies", document("a", 1.0))
+    topic = KafkaTopic(brokers.address, "dies", "g")
+    topic.open()
+    calls = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        calls.append(request.url.params["key"])
+        if len(calls) == 1:
+            brokers.kill()
+        feed.ending.set()
+        return httpx.Response(200)
+
+    with httpx.Client(transport=httpx.MockTransport(answer)) as http:
+        feed = Feed(topic, http, "http://server/")
+        feed.run(once=True)
+    assert (len(calls), feed.sent) == (1, 0)
+    with pytest.raises(SourceAway):
+        topic.rewind()
+    topic.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "offense"),
+    [
+        (["kafka://", "--stream", "t"], "brokers are kafka://HOST:PORT"),
+        (["kafka://me:secret@here:9092", "--stream", "t"], "passwords are in the file"),
+        (["kafka://here:9092/t", "--stream", "t"], "the topic is --stream"),
+        (["kafka://127.0.0.1:1", "--stream", "t"], "topic 't': "),
+        (["BROKERS", "--stream", "none"], "Unknown topic"),
+        (["BROKERS", "--stream", "t", "--kafka-config", "none"], "No such file"),
+        (["BROKERS", "--stream", "t", "--kafka-config", "FILE"], "a setting is NAME=VALUE"),
+        (["redis://127.0.0.1:1", "--stream", "t", "--kafka-config", "FILE"], "is for kafka://"),
+    ],
+)
+def test_what_cannot_go_on_ends_with_a_line(
+    arguments: list[str],
+    offense: str,
+    brokers: Brokers,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "settings").write_text("# of the cluster\nsasl.password secret\n")
+    given = {"BROKERS": f"kafka://{brokers.address}", "FILE": str(tmp_path / "settings")}
+    assert main(["feed", *(given.get(a, a) for a in arguments), "--once"]) == 2
+    reported = capsys.readouterr().err
+    assert offense in reported
+    assert "secret" not in reported
+
+
+def test_settings_of_kafka_are_read_and_checked(tmp_path: Path) -> None:
+    file = tmp_path / "settings"
+    file.write_text("# comment\n\nsasl.mechanism = PLAIN\nsasl.password=a=b\n")
+    assert read_settings(file) == {"sasl.mechanism": "PLAIN", "sasl.password": "a=b"}
+    with pytest.raises(FeedFailed, match="No such configuration property"):
+        KafkaTopic("127.0.0.1:1", "t", "g", {"no.such": "1"})
