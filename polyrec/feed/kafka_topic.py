@@ -34,7 +34,7 @@ from polyrec.models.text import printable
 PARTITIONS_S = 60.0
 """Time between two looks for new partitions."""
 LOG_LEVEL = "2"
-"""Of librdkafka, which else prints each failed connection itself."""
+"""The highest severity that librdkafka itself prints, which are no failed connections."""
 LASTING = frozenset(
     (
         KafkaError._AUTHENTICATION,

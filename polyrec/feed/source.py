@@ -1,4 +1,4 @@
-"""What a feed reads: messages in their order, each to be acknowledged or rejected."""
+"""The messages that a feed reads in their order, each to be acknowledged or rejected."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Source(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the stream or topic."""
+        """Name of the stream or topic."""
 
     def open(self) -> None:
         """Connects, and begins after what was acknowledged, or at the beginning."""
