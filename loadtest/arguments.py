@@ -33,6 +33,14 @@ def non_negative_int(text: str) -> int:
     return number
 
 
+def port(text: str) -> int:
+    """Parses a port to listen on, 0 for a free one. Raises ArgumentTypeError."""
+    number = int(text)
+    if not 0 <= number < 2**16:
+        raise argparse.ArgumentTypeError(f"{text} is not a port from 0 to 65535")
+    return number
+
+
 def positive_int(text: str) -> int:
     """Parses a whole number above 0. Raises ArgumentTypeError."""
     number = int(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -184,13 +185,16 @@ def atomic_path(target: Path) -> Iterator[Path]:
     """Yields a temporary path beside `target` that is renamed to `target` at the end of the block.
 
     Works for files and folders. Readers see the old content or the new one, never a part. On an exception the
-    old content stays and the temporary one is removed.
+    old content stays and the temporary one is removed. A file never takes the place of a folder
+    (IsADirectoryError).
     """
     partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
     _remove(partial)
     try:
         yield partial
         if target.is_dir():
+            if not partial.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
             old = target.with_name(f".{target.name}.old-{os.getpid()}")
             target.rename(old)
             partial.rename(target)

@@ -7,6 +7,7 @@ import re
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from http.client import HTTPException
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,7 @@ LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 def get_json(url: str, page: str) -> Any:
     """Fetches a JSON page of a server."""
-    with urllib.request.urlopen(url + page, timeout=TIMEOUT_S) as answer:
-        return json.load(answer)
+    return json.loads(_fetch(url + page))
 
 
 def path_qualities(url: str) -> tuple[dict[str, float], dict[str, float]]:
@@ -93,9 +93,17 @@ class MetricSamples:
 
 def metrics_page(url: str) -> str:
     """Fetches a server's metrics as text."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=TIMEOUT_S) as answer:
-        page: str = answer.read().decode()
-    return page
+    return _fetch(f"{url}/metrics").decode()
+
+
+def _fetch(address: str) -> bytes:
+    """Fetches a page. Raises OSError, also if what answers does not speak HTTP, or ValueError."""
+    try:
+        with urllib.request.urlopen(address, timeout=TIMEOUT_S) as answer:
+            content: bytes = answer.read()
+    except HTTPException:
+        raise OSError("the answer is not HTTP/1.1, or ends early") from None
+    return content
 
 
 def read_metrics(url: str) -> MetricSamples:

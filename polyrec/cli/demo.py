@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyrec.loadtest.arguments import non_negative_int
+from polyrec.loadtest.arguments import non_negative_int, port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=non_negative_int, default=0, help="seed of the data (default 0)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
     parser.add_argument(
-        "--port", type=int, default=8000, help="port to listen on, 0 for a free one (default 8000)"
+        "--port", type=port, default=8000, help="port to listen on, 0 for a free one (default 8000)"
     )
     parser.add_argument(
         "--loop",

@@ -46,6 +46,7 @@ def measure_profile(args: argparse.Namespace) -> Profile:
         quality_differences,
     )
     from polyrec.models.bundle.bundle import load_bundle
+    from polyrec.models.data.reader import open_data
     from polyrec.planner.profile import Profile, ProfileError
 
     _check_flags(args)
@@ -59,6 +60,9 @@ def measure_profile(args: argparse.Namespace) -> Profile:
     }
     said = parse_quality(args.quality, "BUNDLE=VALUE", ProfileError, list(labels_of_views))
     given = {labels_of_views[n]: v for n, v in said.items()}
+    if args.data:
+        for bundle in bundles.values():
+            open_data(args.data, bundle.manifest.schema_)  # reports what cannot be read before the work
     out = Path(args.out)
     print("detecting devices ...", file=sys.stderr)
     inventory = discover(out.parent)
@@ -152,6 +156,8 @@ def _check_flags(args: argparse.Namespace) -> None:
                 raise ProfileError(f"--{flag}: there is no '{name}'; known: {', '.join(known)}")
     if not Path(args.out).resolve().parent.is_dir():
         raise ProfileError(f"--out '{args.out}': there is no folder '{Path(args.out).parent}'")
+    if Path(args.out).is_dir():
+        raise ProfileError(f"--out '{args.out}' is a folder; name a file")
 
 
 def _split_names(text: str | None) -> list[Any] | None:

@@ -64,5 +64,7 @@ def _rows(given: list[str]) -> dict[str, int]:
         table, _, number = argument.rpartition("=")
         if not table or not number.isdecimal() or not 0 < int(number) <= 2**31:
             raise BundleError(f"--rows {argument}: give TABLE=N, such as item=1000")
+        if table in rows:
+            raise BundleError(f"--rows {argument}: table '{table}' is named twice")
         rows[table] = int(number)
     return rows

@@ -119,7 +119,7 @@ class _InputGroup:
         return rows
 
     def read(self, tensors: Mapping[str, Array], rows: int) -> RoleTensors:
-        """Collects the inputs. Raises Malformed for lengths without values, or of a different sum."""
+        """Collects the inputs. Raises Malformed for lengths that do not fit the values, or stand alone."""
         dense, sparse = tensors.get(self.dense.name), tensors.get(self.sparse.name)
         bags: dict[str, tuple[I64, I64]] = {}
         for name in self.bags:
@@ -129,6 +129,13 @@ class _InputGroup:
                 raise Malformed(f"input '{name}.{given}' is given without '{name}.{absent}'")
             if values is None or lengths is None:
                 values, lengths = np.empty(0, np.int64), np.zeros(rows, np.int64)
+            # before they are added up, as sums of huge lengths overflow to any total
+            if lengths.size and (lengths.min() < 0 or lengths.max() > values.size):
+                at = int(np.argmax((lengths < 0) | (lengths > values.size)))
+                raise Malformed(
+                    f"input '{name}.lengths': {int(lengths[at])} at position {at} is outside "
+                    f"[0, {values.size}], as '{name}.values' has {values.size}"
+                )
             # before merging, where one query's surplus could hide another's lack
             if int(lengths.sum()) != values.size:
                 raise Malformed(

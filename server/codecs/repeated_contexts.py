@@ -21,7 +21,7 @@ FROM_ROWS = 8
 
 
 class RepeatedContexts:
-    """Recognizes the requests of one schema."""
+    """Recognizes the requests of one schema, whose lengths were checked to add up to their values."""
 
     def __init__(self, schema: Schema) -> None:
         dense = [d.name for d in schema.dense]
@@ -38,7 +38,7 @@ class RepeatedContexts:
         if not self._saves or rows.rows < FROM_ROWS or self._differs_at_once(rows):
             return rows
         changed = self._changed(rows)
-        if changed is None or np.count_nonzero(changed) * FROM_ROWS > rows.rows:
+        if np.count_nonzero(changed) * FROM_ROWS > rows.rows:
             return rows
         first = np.flatnonzero(changed)
         context, candidate = self._of("context", rows), self._of("candidate", rows)
@@ -56,11 +56,8 @@ class RepeatedContexts:
         first, second = rows.sparse[:2, self._sparse["context"]]
         return bool(first.tobytes() != second.tobytes())
 
-    def _changed(self, rows: Tensors) -> NDArray[np.bool_] | None:
-        """Whether the context of each row differs from that of the row before; bool [rows], first True.
-
-        None: there are negative lengths, which the encoder refuses.
-        """
+    def _changed(self, rows: Tensors) -> NDArray[np.bool_]:
+        """Whether the context of each row differs from that of the row before; bool [rows], first True."""
         ids = rows.sparse[:, self._sparse["context"]]
         # as integers: NaN differs from itself, and -0.0 equals 0.0
         numbers = rows.dense.view(np.int32)[:, self._dense["context"]]
@@ -69,8 +66,6 @@ class RepeatedContexts:
         changed[1:] |= (numbers[1:] != numbers[:-1]).any(axis=1)
         for name in self._bags["context"]:
             values, lengths = rows.bags[name]
-            if lengths.min() < 0:
-                return None
             changed[1:] |= lengths[1:] != lengths[:-1]
             # where lengths are equal, a value's counterpart in the row before is `length` places ahead of it
             row = np.repeat(np.arange(rows.rows), lengths)

@@ -10,6 +10,7 @@ other hosts that the server can reach. Clients can name no URL.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -57,7 +58,7 @@ class ModelSource:
                 plan, bundles = self._plan_at(place)
                 return settings.apply_to(plan), bundles
             bundle = self._cache().load(place)
-        elif place != settings.bundle and not place.is_dir():
+        elif place != settings.bundle and not os.path.isdir(place):  # is_dir may raise
             return settings.apply_to(load_plan(place)), {}
         else:
             bundle = load_bundle(place)

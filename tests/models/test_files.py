@@ -116,6 +116,16 @@ def test_files_and_folders_are_written_atomically(tmp_path: Path) -> None:
     assert {p.name for p in tmp_path.iterdir()} == {"file", "folder"}
 
 
+def test_a_file_takes_no_folders_place(tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    (folder / "bundle").touch()
+    with pytest.raises(IsADirectoryError), atomic_path(folder) as partial:
+        partial.write_text("a calibration")
+    assert (folder / "bundle").exists()
+    assert [p.name for p in tmp_path.iterdir()] == ["runs"]
+
+
 def _half(target: Path) -> None:
     with atomic_path(target) as partial:
         if target.is_dir():

@@ -197,7 +197,9 @@ def open_session(model: bytes, device: str, stream: Any = None) -> ort.Inference
     except Exception as e:  # onnxruntime raises its own pybind classes, and RuntimeError
         raise RuntimeUnavailable(f"onnx cannot use device '{device}': {str(e).splitlines()[0]}") from None
     if session.get_providers()[0] != provider:
-        raise RuntimeUnavailable(f"onnx fell back from {provider} to {session.get_providers()[0]}")
+        raise RuntimeUnavailable(
+            f"onnx cannot use device '{device}': there is none, or {provider} lacks its libraries"
+        )
     return session
 
 

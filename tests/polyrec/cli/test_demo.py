@@ -43,3 +43,13 @@ def test_a_port_in_use_is_reported_before_the_training(
         listener.close()
     assert "cannot listen" in capsys.readouterr().err
     assert not (tmp_path / "demo").exists()
+
+
+@pytest.mark.parametrize("port", ["65536", "-1"])
+def test_a_port_that_cannot_be_is_reported_before_the_training(
+    port: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["demo", "--once", f"--port={port}", "--out", str(tmp_path / "demo")])
+    assert f"{port} is not a port from 0 to 65535" in capsys.readouterr().err
+    assert not (tmp_path / "demo").exists()

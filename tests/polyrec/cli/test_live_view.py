@@ -4,8 +4,10 @@ import json
 import os
 import pty
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -117,3 +119,19 @@ def test_no_server_is_one_line(url: str, capsys: pytest.CaptureFixture[str]) -> 
     said = capsys.readouterr().err
     assert f"no metrics at {url}" in said
     assert said.count("\n") == 1
+
+
+def test_what_does_not_speak_http_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(b"\x00\x00\x06\x04 as a gRPC port answers\r\n\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        assert main(["top", f"http://127.0.0.1:{listener.getsockname()[1]}", "--once"]) == 2
+        thread.join()
+    assert "the answer is not HTTP/1.1, or ends early" in capsys.readouterr().err

@@ -200,6 +200,7 @@ def test_users_mistakes_are_one_line(
         capsys, bundle, "--runtimes", "jax"
     )
     assert "--precisions: there is no 'fp8'" in error_of(capsys, bundle, "--precisions", "fp8")
+    assert "is a folder; name a file" in error_of(capsys, bundle, "--out", str(tmp_path))
     assert "there is no folder" in error_of(capsys, bundle, "--out", str(tmp_path / "no" / "p.json"))
     assert "no bundle at" in error_of(capsys, str(tmp_path), *out)
     assert "has no device 'gpu7'; it has cpu" in error_of(capsys, bundle, "--devices", "gpu7", *out)
@@ -208,3 +209,13 @@ def test_users_mistakes_are_one_line(
     assert "'79%' is not a number" in error_of(capsys, bundle, "--quality", f"{bundle}=79%", *out)
     only = ("--runtimes", "torch", "--precisions", "int8")
     assert "there is no path to measure" in error_of(capsys, bundle, "--devices", "cpu", *only, *out)
+
+
+def test_data_that_cannot_be_read_are_reported_before_the_work(
+    bundle_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--data", str(tmp_path / "no.parquet"), "--out", str(tmp_path / "p.json")]
+    assert main(["profile", str(bundle_dir), *given]) == 2
+    said = capsys.readouterr().err
+    assert "no data file" in said
+    assert "detecting devices" not in said

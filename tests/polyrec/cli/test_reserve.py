@@ -29,3 +29,9 @@ def test_what_is_no_number_of_rows_is_reported(
 ) -> None:
     assert main(["reserve", str(bundle_dir), "--rows", given, "--out", str(tmp_path / "out")]) == 2
     assert "give TABLE=N" in capsys.readouterr().err
+
+
+def test_a_table_is_named_once(bundle_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = ["--rows", "item=3", "--rows", "item=5"]
+    assert main(["reserve", str(bundle_dir), *rows, "--out", str(tmp_path / "out")]) == 2
+    assert "table 'item' is named twice" in capsys.readouterr().err

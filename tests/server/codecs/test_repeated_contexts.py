@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyrec.models.bundle.bundle import Bundle
-from polyrec.models.errors import FeatureError
 from polyrec.models.runtimes import open_runtime
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.schema import Schema
@@ -17,6 +16,7 @@ from polyrec.planner.plan import Limits
 from polyrec.server.codecs.oip_inputs import Inputs
 from polyrec.server.codecs.repeated_contexts import FROM_ROWS, RepeatedContexts
 from polyrec.server.codecs.rows import RankedTensors, Tensors, encode
+from polyrec.server.errors import Malformed
 from tests.server.codecs.test_rows import assert_equal
 
 SPLIT = {"label": {"column": "clicked"}, "split": {"rule": "time", "columns": ["clicked"]}}
@@ -120,14 +120,24 @@ def test_contexts_are_compared_by_their_bits() -> None:
     assert isinstance(RECOGNIZE(rows), RankedTensors)
 
 
-def test_lengths_that_the_encoder_refuses_are_left_to_it() -> None:
-    rows = drawn(0, [20])
-    values, lengths = rows.bags["tags"]
-    rows.bags = {**rows.bags, "tags": (values, lengths.copy())}
-    rows.bags["tags"][1][:2] += [-5, 5]
-    assert RECOGNIZE(rows) is rows
-    with pytest.raises(FeatureError, match="tags"):
-        RECOGNIZE(rows).encode(ENCODER)
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        pytest.param([2**61] * 8, id="that overflow to zero"),
+        pytest.param([2**62, 2**62, -(2**63)] + [0] * 5, id="that overflow with a negative one"),
+        pytest.param([-5, 5] + [0] * 6, id="that are negative"),
+        pytest.param([2**63 - 1] + [0] * 7, id="that are too large"),
+    ],
+)
+def test_lengths_are_refused_before_contexts_are_compared(lengths: list[int]) -> None:
+    arrays = {
+        "dense": np.zeros((8, 3), np.float32),
+        "sparse": np.zeros((8, 3), np.int64),
+        "tags.values": np.empty(0, np.int64),
+        "tags.lengths": np.array(lengths),
+    }
+    with pytest.raises(Malformed, match=r"input 'tags\.lengths': -?\d+ at position 0 is outside \[0, 0\]"):
+        Inputs(SCHEMA, Limits()).rows(arrays)
 
 
 @pytest.mark.parametrize("role", ["context", "candidate"])

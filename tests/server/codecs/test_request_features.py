@@ -17,7 +17,7 @@ from polyrec.loadtest.traffic.queries import Queries
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.data.encoded import encode as encode_data
 from polyrec.models.data.reader import open_data
-from polyrec.models.errors import FeatureError, PolyrecError
+from polyrec.models.errors import PolyrecError
 from polyrec.models.schema.batch import Batch
 from polyrec.planner.plan import Limits
 from polyrec.server.codecs.json_rows import Decoder
@@ -206,5 +206,5 @@ def test_list_lengths_are_checked_before_anything_is_computed(served: Served) ->
         "recent_items.values": np.zeros(3, np.int64),
         "recent_items.lengths": np.array([-1, 4, 0]),
     }
-    with pytest.raises(FeatureError, match="length -1 is outside"):
+    with pytest.raises(Malformed, match=r"-1 at position 0 is outside \[0, 3\]"):
         served.codec.inputs.rows(arrays)

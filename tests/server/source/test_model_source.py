@@ -142,6 +142,13 @@ def test_an_admin_call_names_urls_below_a_prefix_only(web: tuple[str, list[str]]
         named.read_for_admin("a", bundles)
 
 
+def test_a_name_too_long_for_a_file_is_reported_as_one_that_cannot_be_read(
+    bundle_dir: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(PlanError, match="cannot read plan 'aaa"):
+        source(tmp_path, bundle=bundle_dir).read_for_admin(None, Path("a" * 5000))
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
