@@ -19,6 +19,7 @@ from polyrec.server.app.serving import Serving
 from polyrec.server.codecs.rows import Columns, RankedTensors, Rows, Tensors
 from polyrec.server.dispatch.answer import Answer
 from polyrec.server.errors import Invalid
+from polyrec.server.rollout.lane_waits import Waits
 from polyrec.server.rollout.shadow import Shadow
 
 MAX_SCORED = 2000
@@ -34,10 +35,21 @@ class Arm:
 
     header: names the arm in answers. shadow: repeats answered requests. groups: its requests by group of
     values. least_budget_s: a request with a smaller budget is answered, and cannot fail the version; until
-    the first comparison the server's default.
+    the first comparison the server's default. waited: looks up what its lanes have waited for a processor so
+    far; of a canary. waited_before: that of one to two comparisons ago.
     """
 
-    __slots__ = ("groups", "header", "is_canary", "least_budget_s", "serving", "shadow")
+    __slots__ = (
+        "_waited_last",
+        "groups",
+        "header",
+        "is_canary",
+        "least_budget_s",
+        "serving",
+        "shadow",
+        "waited",
+        "waited_before",
+    )
 
     def __init__(
         self,
@@ -46,6 +58,7 @@ class Arm:
         least_budget_s: float,
         shadow: Shadow | None = None,
         groups: int = 1,
+        waited: Callable[[], Waits] = tuple,
     ) -> None:
         self.serving = serving
         self.is_canary = is_canary
@@ -53,6 +66,8 @@ class Arm:
         self.shadow = shadow
         self.header = (b"x-polyrec-arm", b"canary" if is_canary else b"stable")
         self.groups = tuple(ArmGroup(self) for _ in range(groups))
+        self.waited = waited
+        self.waited_before = self._waited_last = waited()
 
     def group(self, value: bytes) -> ArmGroup:
         """The group of a value of the field of the split."""
@@ -60,7 +75,13 @@ class Arm:
 
     def take(self) -> list[ArmRecords]:
         """Returns what was recorded since the last call, by group."""
+        self.waited_before, self._waited_last = self._waited_last, self.waited()
         return [group.take() for group in self.groups]
+
+    def budget_s(self, budget_s: float) -> float:
+        """Returns the budget of a request here: a canary leaves the stable version the time to answer it."""
+        reserve_s = self.least_budget_s
+        return budget_s - reserve_s if self.is_canary and budget_s >= 2 * reserve_s else budget_s
 
 
 class ArmGroup:
@@ -72,11 +93,17 @@ class ArmGroup:
         self.arm = arm
         self._records = ArmRecords()
 
-    def answered(self, took_s: float, budget_s: float, answer: Answer, rows: Rows) -> None:
-        """Records an answer that is written. took_s: seconds that the request took."""
+    def answered(self, took_s: float, budget_s: float, answer: Answer, rows: Rows, since: Waits = ()) -> None:
+        """Records an answer that is written.
+
+        took_s: seconds that the request took. since: `Arm.waited` when it was queued.
+        """
         records = self._records
+        waits = _waits(since, self.arm.waited())
+        waited_s = min(took_s, waits[answer.lane]) if waits else 0.0
         records.took_s.append(took_s)
-        records.late += took_s > budget_s >= self.arm.least_budget_s
+        records.waited_s.append(waited_s)
+        records.late += took_s - waited_s > budget_s >= self.arm.least_budget_s
         scores = answer.probabilities.copy()  # a lane may write its next answers into the same memory
         if len(records.scores) < MAX_SCORED:
             records.scores.append(scores)
@@ -84,14 +111,38 @@ class ArmGroup:
         if shadow is not None and answer.reason is None:
             shadow.offer(rows, scores)
 
-    def failed(self, budget_s: float = math.inf) -> None:
-        """Records a request that this version did not answer. budget_s: where it was too little."""
-        self._records.failed += budget_s >= self.arm.least_budget_s
+    def failed(self, budget_s: float = math.inf, since: Waits = ()) -> None:
+        """Records a request that this version did not answer.
+
+        budget_s: where it was too little. since: `Arm.waited` when it was queued; what the lane that waited
+        most has waited since is taken from the budget.
+        """
+        waited_s = max(_waits(since, self.arm.waited()), default=0.0)
+        self._unanswered(budget_s, is_excused=budget_s - waited_s < self.arm.least_budget_s)
+
+    def refused(self, budget_s: float) -> None:
+        """Records a request that the canary refused and the stable version answered.
+
+        Lanes that wait become overdue, and later predictions are corrected. So it does not count if a lane
+        has lately waited as long as an answer may take: whether it is too slow, its answers show.
+        """
+        arm = self.arm
+        waited_s = max(_waits(arm.waited_before, arm.waited()), default=0.0)
+        self._unanswered(budget_s, is_excused=waited_s >= arm.least_budget_s)
+
+    def _unanswered(self, budget_s: float, is_excused: bool) -> None:
+        if budget_s >= self.arm.least_budget_s:
+            self._records.excused += is_excused
+            self._records.failed += not is_excused
 
     def take(self) -> ArmRecords:
         """Returns what was recorded since the last call."""
         taken, self._records = self._records, ArmRecords()
         return taken
+
+
+def _waits(since: Waits, now: Waits) -> Waits:
+    return tuple(max(0.0, end_s - begin_s) for begin_s, end_s in zip(since, now, strict=False))
 
 
 @dataclass(slots=True)
