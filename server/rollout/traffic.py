@@ -80,8 +80,8 @@ class Arm:
 
     def budget_s(self, budget_s: float) -> float:
         """Returns the budget of a request here: a canary leaves the stable version the time to answer it."""
-        reserve_s = self.least_budget_s
-        return budget_s - reserve_s if self.is_canary and budget_s >= 2 * reserve_s else budget_s
+        half_s = budget_s / 2
+        return half_s if self.is_canary and half_s >= self.least_budget_s else budget_s
 
 
 class ArmGroup:
@@ -123,8 +123,8 @@ class ArmGroup:
     def refused(self, budget_s: float) -> None:
         """Records a request that the canary refused and the stable version answered.
 
-        Lanes that wait become overdue, and later predictions are corrected. So it does not count if a lane
-        has lately waited as long as an answer may take: whether it is too slow, its answers show.
+        Lanes that wait become overdue, and their queue grows. So it does not count if a lane has lately
+        waited as long as an answer may take: whether the version is too slow, its answers show.
         """
         arm = self.arm
         waited_s = max(_waits(arm.waited_before, arm.waited()), default=0.0)
