@@ -12,6 +12,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 from polyrec.server.lanes.lane import Lane
 
@@ -20,6 +21,13 @@ LOOK_S = 5e-4
 """The files are not read again sooner than this."""
 Waits = tuple[float, ...]
 """Seconds of waiting so far, by lane."""
+
+
+class Look(NamedTuple):
+    """What lanes had waited at a time. No waits: they are not watched."""
+
+    at_s: float = 0.0
+    waits: Waits = ()
 
 
 class WaitClock:
@@ -54,12 +62,12 @@ class LaneWaits:
         self._waits: Waits = ()
         self._looked_s = -math.inf
 
-    def look(self, now_s: float) -> Waits:
-        """Returns the waits so far."""
+    def look(self, now_s: float) -> Look:
+        """Looks up the waits so far."""
         if now_s - self._looked_s >= LOOK_S:
             self._looked_s = now_s
             self._waits = tuple(lane.look(now_s) for lane in self._lanes)
-        return self._waits
+        return Look(now_s, self._waits)
 
 
 class _WatchedLane:

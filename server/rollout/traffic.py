@@ -15,15 +15,18 @@ from zlib import crc32
 from polyrec.models.schema.schema import Schema
 from polyrec.planner.rollout.arm_sums import ArmRecords
 from polyrec.planner.rollout.split import Split
+from polyrec.planner.routing.lanes.breaker import OVERDUE_EXTRA_S
 from polyrec.server.app.serving import Serving
 from polyrec.server.codecs.rows import Columns, RankedTensors, Rows, Tensors
 from polyrec.server.dispatch.answer import Answer
 from polyrec.server.errors import Invalid
-from polyrec.server.rollout.lane_waits import Waits
+from polyrec.server.rollout.lane_waits import Look, Waits
 from polyrec.server.rollout.shadow import Shadow
 
 MAX_SCORED = 2000
 """Maximum requests between two comparisons whose scores are kept; others are only counted."""
+LATELY_S = 0.2
+"""What lanes waited in this time, at most twice it, may be why they refuse a request."""
 HEADER = "header:"
 Headers = Iterable[tuple[bytes, bytes]]
 ValueOf = Callable[[Rows, Headers], bytes | None]
@@ -35,20 +38,20 @@ class Arm:
 
     header: names the arm in answers. shadow: repeats answered requests. groups: its requests by group of
     values. least_budget_s: a request with a smaller budget is answered, and cannot fail the version; until
-    the first comparison the server's default. waited: looks up what its lanes have waited for a processor so
-    far; of a canary. waited_before: that of one to two comparisons ago.
+    the first comparison the server's default. look: looks up what a canary's lanes have waited for a
+    processor so far.
     """
 
     __slots__ = (
-        "_waited_last",
+        "_before",
+        "_last",
+        "_look",
         "groups",
         "header",
         "is_canary",
         "least_budget_s",
         "serving",
         "shadow",
-        "waited",
-        "waited_before",
     )
 
     def __init__(
@@ -58,7 +61,7 @@ class Arm:
         least_budget_s: float,
         shadow: Shadow | None = None,
         groups: int = 1,
-        waited: Callable[[], Waits] = tuple,
+        look: Callable[[], Look] = Look,
     ) -> None:
         self.serving = serving
         self.is_canary = is_canary
@@ -66,8 +69,8 @@ class Arm:
         self.shadow = shadow
         self.header = (b"x-polyrec-arm", b"canary" if is_canary else b"stable")
         self.groups = tuple(ArmGroup(self) for _ in range(groups))
-        self.waited = waited
-        self.waited_before = self._waited_last = waited()
+        self._look = look
+        self._before = self._last = look()
 
     def group(self, value: bytes) -> ArmGroup:
         """The group of a value of the field of the split."""
@@ -75,8 +78,19 @@ class Arm:
 
     def take(self) -> list[ArmRecords]:
         """Returns what was recorded since the last call, by group."""
-        self.waited_before, self._waited_last = self._waited_last, self.waited()
         return [group.take() for group in self.groups]
+
+    def waited(self) -> Waits:
+        """Seconds for which the lanes of a canary have waited for a processor so far."""
+        look = self._look()
+        if look.at_s >= self._last.at_s + LATELY_S:
+            self._before, self._last = self._last, look
+        return look.waits
+
+    def waited_lately_s(self) -> float:
+        """The same of the lane that waited most in the last LATELY_S, at most twice that."""
+        now = self.waited()
+        return max(_waits(self._before.waits, now), default=0.0)
 
     def budget_s(self, budget_s: float) -> float:
         """Returns the budget of a request here: a canary leaves the stable version the time to answer it."""
@@ -124,11 +138,9 @@ class ArmGroup:
         """Records a request that the canary refused and the stable version answered.
 
         Lanes that wait become overdue, and their queue grows. So it does not count if a lane has lately
-        waited as long as an answer may take: whether the version is too slow, its answers show.
+        waited long enough for that: whether the version is too slow, its answers show.
         """
-        arm = self.arm
-        waited_s = max(_waits(arm.waited_before, arm.waited()), default=0.0)
-        self._unanswered(budget_s, is_excused=waited_s >= arm.least_budget_s)
+        self._unanswered(budget_s, is_excused=self.arm.waited_lately_s() >= OVERDUE_EXTRA_S)
 
     def _unanswered(self, budget_s: float, is_excused: bool) -> None:
         if budget_s >= self.arm.least_budget_s:

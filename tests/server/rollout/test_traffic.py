@@ -14,6 +14,7 @@ from polyrec.server.app.engine import Engine
 from polyrec.server.codecs.rows import Rows
 from polyrec.server.dispatch.answer import Answer
 from polyrec.server.errors import Invalid
+from polyrec.server.rollout.lane_waits import Look
 from polyrec.server.rollout.traffic import Arm, RolloutTraffic, value_reader
 
 
@@ -109,7 +110,7 @@ def test_a_budget_that_is_too_small_fails_no_version(engine: Engine, ranked: Cal
 
 
 def test_what_a_lane_waited_is_not_the_versions_time(engine: Engine, ranked: Callable[[str], Rows]) -> None:
-    arm = Arm(engine.serving, True, 0.02, waited=lambda: (5.03,))
+    arm = Arm(engine.serving, True, 0.02, look=lambda: Look(1.0, (5.03,)))
     (group,) = arm.groups
     answer = Answer(np.zeros(2, np.float32), 0, None, 0.0, 0.0, 2, 0)
     group.answered(0.11, 0.1, answer, ranked("ann"), since=(5.0,))  # late by the wait
@@ -125,14 +126,15 @@ def test_what_a_lane_waited_is_not_the_versions_time(engine: Engine, ranked: Cal
 
 
 def test_refusals_count_unless_lanes_waited_lately(engine: Engine) -> None:
-    now = [0.0]
-    arm = Arm(engine.serving, True, 0.02, waited=lambda: (now[0],))
+    looks = [Look(0.0, (5.0, 0.0))]
+    arm = Arm(engine.serving, True, 0.02, look=lambda: looks[-1])
     (group,) = arm.groups
-    for now[0], failed in ((0.0, 1), (0.01, 1), (0.04, 0), (0.04, 0), (0.04, 1)):
+    for at_s, waited_s, failed in ((0.1, 5.0, 1), (0.2, 5.004, 1), (0.3, 5.006, 0), (0.5, 5.006, 1)):
+        looks.append(Look(at_s, (waited_s, 0.0)))
         group.refused(0.01)  # a budget that is too small for any version
         group.refused(0.1)
         (taken,) = arm.take()
-        assert (taken.failed, taken.excused) == (failed, 1 - failed)
+        assert (taken.failed, taken.excused) == (failed, 1 - failed), at_s
 
 
 def test_a_canary_leaves_the_stable_version_time_to_answer(engine: Engine) -> None:
