@@ -24,7 +24,7 @@ Waits = tuple[float, ...]
 
 
 class Look(NamedTuple):
-    """What lanes had waited at a time. No waits: they are not watched."""
+    """Waits of some lanes at a time; none if they are not watched."""
 
     at_s: float = 0.0
     waits: Waits = ()

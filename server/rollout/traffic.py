@@ -26,7 +26,7 @@ from polyrec.server.rollout.shadow import Shadow
 MAX_SCORED = 2000
 """Maximum requests between two comparisons whose scores are kept; others are only counted."""
 LATELY_S = 0.2
-"""What lanes waited in this time, at most twice it, may be why they refuse a request."""
+"""Time before a refusal, or at most twice it, in which waits of lanes may explain it."""
 HEADER = "header:"
 Headers = Iterable[tuple[bytes, bytes]]
 ValueOf = Callable[[Rows, Headers], bytes | None]

@@ -1,4 +1,4 @@
-"""What the router is told of executed batches."""
+"""Executed batches, as the router is told of them."""
 
 from __future__ import annotations
 
