@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from pathlib import Path
 
 
 def lower_priority() -> None:
@@ -16,3 +17,21 @@ def take_spare_time() -> None:
     os.nice(19)
     with suppress(OSError, AttributeError):  # not on every kernel
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
+class OwnWaits:
+    """The time for which this thread waited for a processor, as the kernel counts it (sched-stats)."""
+
+    def __init__(self) -> None:
+        self._file = Path("/proc/thread-self/schedstat")
+        self._seen_s = 0.0
+        self.since_last_s()
+
+    def since_last_s(self) -> float:
+        """Returns the seconds waited since the last call; 0 where the kernel does not count them."""
+        try:
+            waited_s = int(self._file.read_bytes().split()[1]) / 1e9
+        except OSError:
+            return 0.0
+        since_s, self._seen_s = waited_s - self._seen_s, waited_s
+        return since_s

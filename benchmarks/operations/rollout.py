@@ -5,8 +5,9 @@
 Worse: rows of one table shuffled, all of them or a share; the quality on the data's test rows is
 printed for each. Last, half of the requests go to a canary with a net so large that it needs more than its
 share of the machine, with bounds that let it be: the stable version's latency beside it, and beside an idle
-one. Rankings with Poisson arrivals, of contexts and candidates drawn from the data, split by a
-context feature. The rollout starts a while after the load; every answer is counted.
+one. With `--beside`, programs that use a core each run instead, beside all the others. Rankings with Poisson
+arrivals, of contexts and candidates drawn from the data, split by a context feature. The rollout starts a
+while after the load; every answer is counted.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
+import sys
 import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -49,6 +53,8 @@ LAX = {
     **{"max_psi": 1e6, "max_loss": 1e6},
 }
 """Bounds that nothing exceeds."""
+OTHER = "import os, sys; os.setpriority(os.PRIO_PROCESS, 0, int(sys.argv[1]))\nwhile True: pass"
+"""A program that uses a core."""
 HEAVY_TOP = (4096, 4096)
 BEFORE_S = 5.0
 """Load before the rollout starts."""
@@ -162,18 +168,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--candidates", type=int, default=20)
     parser.add_argument("--budget-ms", type=float, default=100.0)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--beside", type=int, default=0, metavar="N", help="programs of one core each (0)")
+    parser.add_argument("--beside-nice", type=int, default=19, help="their nice value (19)")
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     stable = load_bundle(args.bundle)
     turns: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory(prefix="polyrec-rollout-") as made:
+    with ExitStack() as opened:
+        made = opened.enter_context(tempfile.TemporaryDirectory(prefix="polyrec-rollout-"))
         shares = [float(share) for share in args.shuffled.split(",")]
         worse = {s: shuffled(stable, args.table, s, Path(made) / f"shuffled-{s:g}") for s in shares}
         good = stable if args.good is None else load_bundle(args.good)
         of = {"good": good} | {f"{s:g} shuffled": bundle for s, bundle in worse.items()}
         predicted = predict_all({"stable": stable, **of}, args.data, (TEST,))
         aucs = {name: auc(p, predicted.label) for name, p in predicted.probabilities.items()}
+        for _ in range(args.beside):
+            other = opened.enter_context(
+                subprocess.Popen([sys.executable, "-c", OTHER, str(args.beside_nice)])
+            )
+            opened.callback(other.kill)
         for name, bundle in of.items():
             for repeat in range(args.repeats):
                 bounds = {"promote_after_s": args.promote_after} if name == "good" else {}
@@ -185,7 +199,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(json.dumps(turns[-1]), flush=True)
         large = heavy(stable, Path(made) / "heavy")
         for name, request in (("idle", {"share": 0, "shadow": 1e-9}), ("heavy", {"share": 0.5, "shadow": 0})):
-            for repeat in range(args.repeats):
+            for repeat in range(0 if args.beside else args.repeats):
                 found = turn(stable.path, large.path, args, {**request, "bounds": LAX}, repeat)
                 turns.append({"canary": name} | found)
                 print(json.dumps(turns[-1]), flush=True)

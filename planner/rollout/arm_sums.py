@@ -20,21 +20,26 @@ class ArmRecords:
     took_s: seconds of each answered request. late: number of answers past their budget. failed: number of
     requests that the arm did not answer. Both without those that no version can fail, as their budget is too
     small (`decision.least_budget_s`). scores: float32 [rows] of each answered request, or of some of them.
+    waited_s: seconds of each answered request for which its lane waited for a processor, which other programs
+    had; empty: none. excused: number of unanswered requests that such waits explain.
     """
 
     took_s: list[float] = field(default_factory=list)
     late: int = 0
     failed: int = 0
     scores: list[F32] = field(default_factory=list)
+    waited_s: list[float] = field(default_factory=list)
+    excused: int = 0
 
 
 class ArmSums:
-    """Sums over requests of one arm."""
+    """Sums over requests of one arm. latency: of the answers, by bin, without their lanes' waits."""
 
-    __slots__ = ("answered", "failed", "late", "latency", "scores")
+    __slots__ = ("answered", "excused", "failed", "late", "latency", "scores", "waited_s")
 
     def __init__(self) -> None:
-        self.answered = self.late = self.failed = 0
+        self.answered = self.late = self.failed = self.excused = 0
+        self.waited_s = 0.0
         self.latency = np.zeros(LATENCY_EDGES_S.size + 1)
         self.scores = ScoreCounts.empty(BINS)
 
@@ -47,7 +52,10 @@ class ArmSums:
         self.answered += len(records.took_s)
         self.late += records.late
         self.failed += records.failed
-        found = np.searchsorted(LATENCY_EDGES_S, records.took_s)
+        self.excused += records.excused
+        self.waited_s += sum(records.waited_s)
+        own_s = np.subtract(records.took_s, records.waited_s or 0.0)
+        found = np.searchsorted(LATENCY_EDGES_S, own_s)
         self.latency += np.bincount(found, minlength=self.latency.size)
         if edges is not None:
             self.scores.add(scores, edges)
@@ -57,6 +65,8 @@ class ArmSums:
         self.answered += other.answered
         self.late += other.late
         self.failed += other.failed
+        self.excused += other.excused
+        self.waited_s += other.waited_s
         self.latency += other.latency
         self.scores.merge(other.scores)
 

@@ -29,7 +29,11 @@ GROUPS = 16
 
 @dataclass(frozen=True, slots=True)
 class ArmFigures:
-    """Requests of one arm in the window. failed: not answered by it. late: answered past their budget."""
+    """Requests of one arm in the window. failed: not answered by it. late: answered past their budget.
+
+    waited_ms: mean time of an answer for which its lane waited for a processor; the quantiles are without it.
+    excused: unanswered requests that such waits explain, in none of the other figures.
+    """
 
     requests: int
     failed: int
@@ -37,11 +41,14 @@ class ArmFigures:
     p50_ms: float | None
     p95_ms: float | None
     p99_ms: float | None
+    waited_ms: float = 0.0
+    excused: int = 0
 
     @classmethod
     def of(cls, total: ArmSums) -> ArmFigures:
         p50, p95, p99 = (_milliseconds(total.quantile_s(share)) for share in (0.5, 0.95, 0.99))
-        return cls(total.requests, total.failed, total.late, p50, p95, p99)
+        waited_ms = round(1e3 * total.waited_s / max(1, total.answered), 3)
+        return cls(total.requests, total.failed, total.late, p50, p95, p99, waited_ms, total.excused)
 
 
 @dataclass(slots=True)

@@ -150,24 +150,21 @@ def _turns(tenants: Sequence[_Tenant], machine: MachineTime, now_s: float) -> li
         for query in tenant.router.expire(now_s):
             tenant.end(query.payload, Status.EXPIRED, now_s)
     begun: list[tuple[int, Dispatch]] = []
-    again, idle = True, 0
-    # who lets another go first is asked again; after two rounds without a batch all wait for something else
-    while again and idle < 2:
+    again = True
+    while again:
         again = False
-        before = len(begun)
         for m, tenant in enumerate(tenants):
             router, sharing = tenant.router, tenant.sharing
-            sharing.passes += 1
             for lane in tuple(router.lane_order):
                 state = router.state.lanes[lane]
                 if state.in_flight is not None:
                     continue
                 if not machine.may_start(sharing, lane, now_s):
-                    again |= bool(sharing.yielded)
                     continue
                 dispatch = router.next(lane, now_s)
                 if dispatch is not None:
                     machine.started(sharing, dispatch)
                     begun.append((m, dispatch))
-        idle = idle + 1 if len(begun) == before else 0
+            again |= sharing.yielded
+            sharing.passed(scheduled=True)
     return begun

@@ -19,6 +19,8 @@ ROLLED_BACK = 3
 STILL_RUNNING = 4
 """Exit status of `start --wait` if the rollout still runs at the end of `--timeout`."""
 POLL_S = 1.0
+WAITED_MS = 0.5
+"""Waits of the canary's lanes that are shown: mean milliseconds an answer."""
 BOUNDS = (
     "max_psi",
     "max_loss",
@@ -123,6 +125,12 @@ def _decision(decision: Mapping[str, Any], max_psi: float | None) -> list[str]:
         low, high = figures["psi_low"], figures["psi_high"]
         psi = f"scores: PSI {figures['psi']:.3f}, beyond chance {low:.3f} to {high:.3f}{allowed}"
     shown = [*aligned(rows), psi]
+    canary = figures["canary"]
+    if canary.get("waited_ms", 0) > WAITED_MS or canary.get("excused"):
+        shown.append(
+            f"the canary's lanes waited for a processor: {canary['waited_ms']:.2f} ms an answer and "
+            f"{canary['excused']} requests without one are not counted"
+        )
     if figures.get("pairs") is not None:
         pairs = f"same requests: {figures['pairs']} answered by both, {figures['pairs_failed']} failed"
         if figures["loss"] is not None:

@@ -22,7 +22,8 @@ class Answer(NamedTuple):
     """The probabilities of one query, float32 [rows], and how they were computed.
 
     path: index into the plan's paths. reason: why quality was degraded, None if it was not. queue_s: this
-    query's queue delay. execute_s: seconds of the whole batch of batch_rows (the last one of a split query).
+    query's queue delay. execute_s: seconds of the whole batch of batch_rows, on lane (the last one of a split
+    query).
     """
 
     probabilities: F32
@@ -31,6 +32,7 @@ class Answer(NamedTuple):
     queue_s: float
     execute_s: float
     batch_rows: int
+    lane: int
 
     @property
     def degraded(self) -> bool:

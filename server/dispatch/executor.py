@@ -39,7 +39,7 @@ class ActiveDispatch:
     batch: the one in the lane. batch_view: its view of the tiers, if the path's rows are in tiers.
     encoding_s: when its encoding began; encode_s: seconds that it took. broken: queries that failed alone.
     executed: batches that succeeded. looping: `_execute_groups` is on the stack. in_lane: not settled yet.
-    ended_s: when the last group was settled.
+    ended_s: when the last group was settled. waited_s: for which the lane waited for a processor.
     """
 
     dispatch: Dispatch
@@ -53,6 +53,7 @@ class ActiveDispatch:
     looping: bool = False
     in_lane: bool = False
     ended_s: float = 0.0
+    waited_s: float = 0.0
 
 
 class Executor:
@@ -172,6 +173,7 @@ class Executor:
             self._broken(lane, active, parts, result)
         else:
             active.executed += 1
+            active.waited_s += result.waited_s
             self._scatter(lane, active, parts, result, batch_view)
         if not active.looping:
             self._execute(lane, active)
@@ -203,9 +205,9 @@ class Executor:
         else:
             self._defects[lane] = 0
             untypical = active.broken or not active.executed
-            self._router.done(
-                dispatch, now_s, dispatch.median_s if untypical else active.ended_s - dispatch.started_s
-            )
+            # waits say nothing about later batches
+            took_s = max(0.0, active.ended_s - dispatch.started_s - active.waited_s)
+            self._router.done(dispatch, now_s, dispatch.median_s if untypical else took_s)
         self._freed(dispatch)
 
     def _scatter(

@@ -78,7 +78,7 @@ def scatter(dispatch: Dispatch, parts: Sequence[Part], probabilities: F32, took_
         query.settled = True
         queue_s = max(0.0, dispatch.started_s - query.arrival_s)
         reason_of_query = Reason.FAILURE.value if payload.lost else reason
-        settle(query, Answer(answered, dispatch.path, reason_of_query, queue_s, took_s, rows))
+        settle(query, Answer(answered, dispatch.path, reason_of_query, queue_s, took_s, rows, dispatch.lane))
 
 
 def _rows(part: Part) -> Rows:

@@ -38,12 +38,11 @@ class LaneTurns:
     @property
     def yielded(self) -> bool:
         """Whether the last pass let another model go first, so that another pass must follow."""
-        return bool(self.model.yielded)
+        return self.model.yielded
 
     def passed(self, scheduled: bool) -> None:
         """Ends a pass. scheduled: whether another one will follow."""
-        self.model.passes += 1
-        self.model.scheduled = scheduled
+        self.model.passed(scheduled)
 
     def tick(self, now_s: float) -> None:
         """Allots the models' time again if that is due."""

@@ -43,11 +43,12 @@ from polyrec.server.http.options import (
 from polyrec.server.metrics.counting import OK, EndpointMetrics
 from polyrec.server.metrics.error_budget import SLO_MISSES
 from polyrec.server.request_ids import SCOPE_KEY, log_extra
+from polyrec.server.rollout.lane_waits import Waits
 from polyrec.server.rollout.traffic import ArmGroup
 
 log = logging.getLogger("polyrec.http")
 
-RETRIED = (Overloaded, NotReady, Defect, Invalid, FeatureError)
+RETRIED = (Overloaded, NotReady, DeadlinePassed, Defect, Invalid, FeatureError)
 """Errors of a canary after which the stable version answers."""
 BY_BUDGET = (Overloaded.outcome, DeadlinePassed.outcome)
 """Outcomes of requests whose budget was too small for the version."""
@@ -123,6 +124,7 @@ class Call:
         "_size",
         "_suspect",
         "_trace",
+        "_waited",
         "_written_s",
     )
     _answer: Answer
@@ -149,6 +151,7 @@ class Call:
         self._query: Query | None = None
         self._group: ArmGroup | None = None
         self._suspect: ArmGroup | None = None
+        self._waited: Waits = ()
         self._rows = self._size = 0
         self._outcomes = engine.without_path[codec.endpoint]
         self._budget_s = self._begun_s = self._parsed_s = self._answered_s = self._written_s = 0.0
@@ -208,6 +211,7 @@ class Call:
             self._group = rollout.choose(parsed.rows, self._scope["headers"], parsed.pinned)
             if self._group is not None:
                 self._serving = self._group.arm.serving
+                self._waited = self._group.arm.waited()
         prediction_log = self._engine.prediction_log
         if prediction_log is not None and self._codec.logged and prediction_log.wants():
             self._logged_body = body
@@ -227,16 +231,20 @@ class Call:
         group = self._group
         if group is None or not group.arm.is_canary or not isinstance(error, RETRIED):
             return None
-        is_refusal = isinstance(error, Overloaded)
+        is_refusal = isinstance(error, Overloaded | NotReady)
         if isinstance(error, Invalid | FeatureError):
             self._suspect = group  # the client's mistake, unless the stable version answers
+        elif isinstance(error, DeadlinePassed):
+            if clock() >= self._arrival_s + self._budget_s:
+                return None
+            group.failed(group.arm.budget_s(self._budget_s), self._waited)
         elif not is_refusal:
             group.failed()
         self._group = None
         self._serving = self._engine.serving
         query = self._queue()
         if is_refusal:  # and the stable version did not refuse it as well
-            group.failed(self._budget_s)
+            group.refused(self._budget_s)
         return query
 
     async def answer(self, query: Query) -> Answer:
@@ -253,11 +261,11 @@ class Call:
     def _queue(self) -> Query:
         """Queues the query at the chosen version. Raises RequestError."""
         assert self._serving is not None
-        options = self._options
+        options, group = self._options, self._group
         query = self._query = self._serving.dispatcher.submit(
             self._parsed.rows,
             self._arrival_s,
-            self._budget_s,
+            self._budget_s if group is None else group.arm.budget_s(self._budget_s),
             options.priority or 0,
             options.required or False,
             self._trace,
@@ -312,7 +320,7 @@ class Call:
         if self._suspect is not None:
             self._suspect.failed()
         if self._group is not None:
-            self._group.answered(took_s, self._budget_s, answer, self._parsed.rows)
+            self._group.answered(took_s, self._budget_s, answer, self._parsed.rows, self._waited)
         self._counters.answered(
             in_time, took_s, self._rows, parse_s, answer.queue_s, serialize_s, answer.reason
         )
@@ -366,7 +374,8 @@ class Call:
         took_s = end_s - self._arrival_s
         self._outcomes.finished(outcome, took_s)
         if self._group is not None and outcome in SLO_MISSES:
-            self._group.failed(self._budget_s if outcome in BY_BUDGET else math.inf)
+            budget_s = self._budget_s if outcome in BY_BUDGET else math.inf
+            self._group.failed(budget_s, self._waited)
         if self._trace is not None:
             self._trace.end(self._moments(end_s), outcome, status, self._rows, self._budget_s)
         return took_s

@@ -29,11 +29,15 @@ class ExecutionFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Executed:
-    """One executed batch. probabilities: float32 [rows], owned by the caller; seconds of the two stages."""
+    """One executed batch. probabilities: float32 [rows], owned by the caller; seconds of the two stages.
+
+    waited_s: seconds for which a lane that runs in spare time waited for a processor.
+    """
 
     probabilities: F32
     embed_s: float
     dense_s: float
+    waited_s: float = 0.0
 
     @property
     def took_s(self) -> float:

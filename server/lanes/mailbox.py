@@ -39,7 +39,7 @@ less than writing nine arrays one by one."""
 MAX_LAYOUTS = 1024
 """Maximum layouts that a worker keeps, of 2 KB each."""
 
-_REPLY = Struct("=qddq")  # state, seconds of embed and dense, bytes of the message
+_REPLY = Struct("=qdddq")  # state, seconds of embed, dense and waiting, bytes of the message
 _REPLY_AT = 160
 _DATA_AT = 256
 _INT, _FLOAT = np.dtype(np.int64), np.dtype(np.float32)
@@ -190,25 +190,25 @@ class Mailbox:
         self._layouts[head] = layout = Layout.of(head, self._ints, self._floats)
         return layout
 
-    def answer(self, probabilities: F32, embed_s: float, dense_s: float) -> None:
-        """Writes the probabilities of the last batch taken, and the seconds of each stage (worker only)."""
+    def answer(self, probabilities: F32, embed_s: float, dense_s: float, waited_s: float = 0.0) -> None:
+        """Writes the probabilities of the last batch taken, and its seconds, see Executed (worker only)."""
         self._answer[:] = probabilities
-        _REPLY.pack_into(self._memory, _REPLY_AT, _EXECUTED, embed_s, dense_s, 0)
+        _REPLY.pack_into(self._memory, _REPLY_AT, _EXECUTED, embed_s, dense_s, waited_s, 0)
 
     def say(self, state: WorkerState, message: str = "") -> None:
         """Writes a message in place of an answer or, at the worker's start, of a batch."""
         text = message.encode("utf-8", "backslashreplace")[: self.capacity]
         self._memory[_DATA_AT : _DATA_AT + len(text)] = text
-        _REPLY.pack_into(self._memory, _REPLY_AT, state, 0.0, 0.0, len(text))
+        _REPLY.pack_into(self._memory, _REPLY_AT, state, 0.0, 0.0, 0.0, len(text))
 
     def said(self) -> tuple[WorkerState, str]:
         """Reads the last message."""
-        state, _, _, size = _REPLY.unpack_from(self._memory, _REPLY_AT)
+        state, _, _, _, size = _REPLY.unpack_from(self._memory, _REPLY_AT)
         return WorkerState(state), self._memory[_DATA_AT : _DATA_AT + size].decode("utf-8", "replace")
 
     def outcome(self) -> Executed | ExecutionFailed:
         """The outcome of the last batch put (server only); its probabilities are a copy."""
-        state, embed_s, dense_s, _ = _REPLY.unpack_from(self._memory, _REPLY_AT)
+        state, embed_s, dense_s, waited_s, _ = _REPLY.unpack_from(self._memory, _REPLY_AT)
         if state != _EXECUTED:
             return ExecutionFailed(self.said()[1])
-        return Executed(self._floats[self._expected].copy(), embed_s, dense_s)
+        return Executed(self._floats[self._expected].copy(), embed_s, dense_s, waited_s)

@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from polyrec.server.priority import lower_priority, take_spare_time
+from polyrec.server.priority import OwnWaits, lower_priority, take_spare_time
 
 if TYPE_CHECKING:
     from polyrec.models.runtimes.runtime import Runtime
@@ -59,7 +59,7 @@ def main(name: str, mailbox_fd: int, wake: int, done: int, lifeline: int, spare:
         take_spare_time()
     mailbox.say(WorkerState.READY)
     os.eventfd_write(done, 1)
-    _work(mailbox, paths, wake, done)
+    _work(mailbox, paths, wake, done, OwnWaits() if spare else None)
 
 
 def die_with(lifeline: int) -> None:
@@ -95,20 +95,20 @@ def _open_paths(task_json: str) -> OpenPaths:
     return paths
 
 
-def _work(mailbox: Mailbox, paths: OpenPaths, wake: int, done: int) -> None:
+def _work(mailbox: Mailbox, paths: OpenPaths, wake: int, done: int, waits: OwnWaits | None) -> None:
     from polyrec.server.lanes.mailbox import WorkerState
 
     while True:
         os.eventfd_read(wake)
         try:
-            _execute(mailbox, paths, done)
+            _execute(mailbox, paths, done, waits)
         except Exception as e:
             log.exception("a batch failed")
             mailbox.say(WorkerState.FAILED, f"{type(e).__name__}: {_one_line(e)}")
             os.eventfd_write(done, 1)
 
 
-def _execute(mailbox: Mailbox, paths: OpenPaths, done: int) -> None:
+def _execute(mailbox: Mailbox, paths: OpenPaths, done: int, waits: OwnWaits | None) -> None:
     """Executes one batch. Intermediate arrays are freed after the server, which waits, has been signaled."""
     path, batch, found = mailbox.take()
     runtime, reader = paths[path]
@@ -118,7 +118,9 @@ def _execute(mailbox: Mailbox, paths: OpenPaths, done: int) -> None:
     embedded = runtime.embed(batch)
     middle = clock()
     probabilities = runtime.dense(embedded)
-    mailbox.answer(probabilities, middle - start, clock() - middle)
+    # between batches it does not wait, but for what frees the arrays of the last one
+    waited_s = 0.0 if waits is None else waits.since_last_s()
+    mailbox.answer(probabilities, middle - start, clock() - middle, waited_s)
     os.eventfd_write(done, 1)
 
 

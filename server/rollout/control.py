@@ -45,6 +45,7 @@ from polyrec.server.rollout.documents import (
     ShareRequest,
     StartRequest,
 )
+from polyrec.server.rollout.lane_waits import LaneWaits
 from polyrec.server.rollout.shadow import Shadow
 from polyrec.server.rollout.traffic import Arm, RolloutTraffic, value_reader
 from polyrec.server.source.model_source import LoadedPlan
@@ -104,9 +105,10 @@ class RolloutControl:
         async with self._engine.changing():
             plan, canary = await _open_in_thread(lambda: self._open(read))
             shadow = Shadow(stable, canary, arguments.shadow) if arguments.shadow else None
+            groups, waits = 1 if by is None else GROUPS, LaneWaits(canary.lanes)
             traffic = RolloutTraffic(
                 Arm(stable, False, engine.default_budget_s, shadow),
-                Arm(canary, True, engine.default_budget_s, groups=1 if by is None else GROUPS),
+                Arm(canary, True, engine.default_budget_s, None, groups, lambda: waits.look(clock())),
                 Split(arguments.share, canary.version),
                 value_of,
                 same_ids(stable.paths[0].encoder, canary.paths[0].encoder),

@@ -18,7 +18,7 @@ from polyrec.server.app.serving import Serving
 from polyrec.server.codecs.rows import Rows
 from polyrec.server.dispatch.answer import Answer, Pending
 from polyrec.server.dispatch.dispatcher import clock
-from polyrec.server.errors import Defect, Invalid, NotReady, RequestError
+from polyrec.server.errors import Defect, Invalid, RequestError
 
 INTERVAL_S = 0.02
 BUDGET_S = 1.0
@@ -78,6 +78,9 @@ class Shadow:
             self._records.pairs.append((scores, outcome.probabilities.copy()))
 
     def _failed(self, error: BaseException | None) -> None:
-        """Counts errors of the canary; a late or rejected query only means that there was no time."""
-        if isinstance(error, Defect | NotReady | Invalid | FeatureError) and not self._closed:
+        """Counts errors of the canary; a late or rejected query only means that there was no time.
+
+        So does one for which no lane was ready: a lane that died ends the rollout by itself.
+        """
+        if isinstance(error, Defect | Invalid | FeatureError) and not self._closed:
             self._records.failed += 1

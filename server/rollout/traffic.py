@@ -15,14 +15,18 @@ from zlib import crc32
 from polyrec.models.schema.schema import Schema
 from polyrec.planner.rollout.arm_sums import ArmRecords
 from polyrec.planner.rollout.split import Split
+from polyrec.planner.routing.lanes.breaker import OVERDUE_EXTRA_S
 from polyrec.server.app.serving import Serving
 from polyrec.server.codecs.rows import Columns, RankedTensors, Rows, Tensors
 from polyrec.server.dispatch.answer import Answer
 from polyrec.server.errors import Invalid
+from polyrec.server.rollout.lane_waits import Look, Waits
 from polyrec.server.rollout.shadow import Shadow
 
 MAX_SCORED = 2000
 """Maximum requests between two comparisons whose scores are kept; others are only counted."""
+LATELY_S = 0.2
+"""Time before a refusal, or at most twice it, in which waits of lanes may explain it."""
 HEADER = "header:"
 Headers = Iterable[tuple[bytes, bytes]]
 ValueOf = Callable[[Rows, Headers], bytes | None]
@@ -34,10 +38,21 @@ class Arm:
 
     header: names the arm in answers. shadow: repeats answered requests. groups: its requests by group of
     values. least_budget_s: a request with a smaller budget is answered, and cannot fail the version; until
-    the first comparison the server's default.
+    the first comparison the server's default. look: looks up what a canary's lanes have waited for a
+    processor so far.
     """
 
-    __slots__ = ("groups", "header", "is_canary", "least_budget_s", "serving", "shadow")
+    __slots__ = (
+        "_before",
+        "_last",
+        "_look",
+        "groups",
+        "header",
+        "is_canary",
+        "least_budget_s",
+        "serving",
+        "shadow",
+    )
 
     def __init__(
         self,
@@ -46,6 +61,7 @@ class Arm:
         least_budget_s: float,
         shadow: Shadow | None = None,
         groups: int = 1,
+        look: Callable[[], Look] = Look,
     ) -> None:
         self.serving = serving
         self.is_canary = is_canary
@@ -53,6 +69,8 @@ class Arm:
         self.shadow = shadow
         self.header = (b"x-polyrec-arm", b"canary" if is_canary else b"stable")
         self.groups = tuple(ArmGroup(self) for _ in range(groups))
+        self._look = look
+        self._before = self._last = look()
 
     def group(self, value: bytes) -> ArmGroup:
         """The group of a value of the field of the split."""
@@ -61,6 +79,23 @@ class Arm:
     def take(self) -> list[ArmRecords]:
         """Returns what was recorded since the last call, by group."""
         return [group.take() for group in self.groups]
+
+    def waited(self) -> Waits:
+        """Seconds for which the lanes of a canary have waited for a processor so far."""
+        look = self._look()
+        if look.at_s >= self._last.at_s + LATELY_S:
+            self._before, self._last = self._last, look
+        return look.waits
+
+    def waited_lately_s(self) -> float:
+        """The same of the lane that waited most in the last LATELY_S, at most twice that."""
+        now = self.waited()
+        return max(_waits(self._before.waits, now), default=0.0)
+
+    def budget_s(self, budget_s: float) -> float:
+        """Returns the budget of a request here: a canary leaves the stable version the time to answer it."""
+        half_s = budget_s / 2
+        return half_s if self.is_canary and half_s >= self.least_budget_s else budget_s
 
 
 class ArmGroup:
@@ -72,11 +107,17 @@ class ArmGroup:
         self.arm = arm
         self._records = ArmRecords()
 
-    def answered(self, took_s: float, budget_s: float, answer: Answer, rows: Rows) -> None:
-        """Records an answer that is written. took_s: seconds that the request took."""
+    def answered(self, took_s: float, budget_s: float, answer: Answer, rows: Rows, since: Waits = ()) -> None:
+        """Records an answer that is written.
+
+        took_s: seconds that the request took. since: `Arm.waited` when it was queued.
+        """
         records = self._records
+        waits = _waits(since, self.arm.waited())
+        waited_s = min(took_s, waits[answer.lane]) if waits else 0.0
         records.took_s.append(took_s)
-        records.late += took_s > budget_s >= self.arm.least_budget_s
+        records.waited_s.append(waited_s)
+        records.late += took_s - waited_s > budget_s >= self.arm.least_budget_s
         scores = answer.probabilities.copy()  # a lane may write its next answers into the same memory
         if len(records.scores) < MAX_SCORED:
             records.scores.append(scores)
@@ -84,14 +125,36 @@ class ArmGroup:
         if shadow is not None and answer.reason is None:
             shadow.offer(rows, scores)
 
-    def failed(self, budget_s: float = math.inf) -> None:
-        """Records a request that this version did not answer. budget_s: where it was too little."""
-        self._records.failed += budget_s >= self.arm.least_budget_s
+    def failed(self, budget_s: float = math.inf, since: Waits = ()) -> None:
+        """Records a request that this version did not answer.
+
+        budget_s: where it was too little. since: `Arm.waited` when it was queued; what the lane that waited
+        most has waited since is taken from the budget.
+        """
+        waited_s = max(_waits(since, self.arm.waited()), default=0.0)
+        self._unanswered(budget_s, is_excused=budget_s - waited_s < self.arm.least_budget_s)
+
+    def refused(self, budget_s: float) -> None:
+        """Records a request that the canary refused and the stable version answered.
+
+        Lanes that wait become overdue, and their queue grows. So it does not count if a lane has lately
+        waited long enough for that: whether the version is too slow, its answers show.
+        """
+        self._unanswered(budget_s, is_excused=self.arm.waited_lately_s() >= OVERDUE_EXTRA_S)
+
+    def _unanswered(self, budget_s: float, is_excused: bool) -> None:
+        if budget_s >= self.arm.least_budget_s:
+            self._records.excused += is_excused
+            self._records.failed += not is_excused
 
     def take(self) -> ArmRecords:
         """Returns what was recorded since the last call."""
         taken, self._records = self._records, ArmRecords()
         return taken
+
+
+def _waits(since: Waits, now: Waits) -> Waits:
+    return tuple(max(0.0, end_s - begin_s) for begin_s, end_s in zip(since, now, strict=False))
 
 
 @dataclass(slots=True)

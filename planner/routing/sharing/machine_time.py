@@ -42,6 +42,7 @@ class SharingModel:
     """One model of a machine.
 
     scheduled: whether its next pass over the free lanes is scheduled. passes: number of passes so far.
+    yielded: whether the current pass has let another model go first, so that another pass must follow.
     allotted: seconds per second in all pools together. guaranteed: share of every pool.
     """
 
@@ -54,8 +55,14 @@ class SharingModel:
         self.scheduled = False
         self.passes = 0
         self.pools: list[SharedPool | None] = [None] * len(self.places)
-        self.yielded: dict[SharedPool, tuple[SharingModel, int, int]] = {}
-        """By pool: the model that it let go first, that model's passes then, and the pool's batches then."""
+        self.yielded = False
+        self.let_first: dict[SharedPool, tuple[int, dict[SharingModel, int]]] = {}
+        """By pool: its number of batches, and the models let go first since the last, with their passes."""
+
+    def passed(self, scheduled: bool) -> None:
+        """Ends a pass over the free lanes. scheduled: whether another one will follow."""
+        self.passes += 1
+        self.scheduled, self.yielded = scheduled, False
 
     def contender(self, now_s: float) -> Contender[SharingModel]:
         """Returns its claim to the next turn. Its queue must not be empty."""
@@ -146,26 +153,35 @@ class MachineTime:
     def may_start(self, model: SharingModel, lane: int, now_s: float) -> bool:
         """Whether a free lane may begin a batch.
 
-        After False, ask again soon if the model has `yielded`, else when a batch of the pool ends.
+        After False, ask again soon if the model has `yielded`, else when a batch of the pool ends. Between
+        two batches of a pool a model lets each other one go first until that one's next pass, not again, so
+        models that begin nothing cannot wait for one another for ever.
         """
         pool = model.pools[lane]
         if pool is None:
             return True
-        before = model.yielded.pop(pool, None)
         if pool.running() >= pool.capacity:
             return False
         state = model.router.state
-        rivals = [m for m in pool.models if m is not model and m.scheduled and m.waits_in(pool)]
+        begun, let_first = model.let_first.get(pool, (-1, {}))
+        if begun != pool.started:
+            let_first = {}
+            model.let_first[pool] = pool.started, let_first
+        rivals = [
+            m
+            for m in pool.models
+            if m is not model
+            and m.scheduled
+            and m.waits_in(pool)
+            and let_first.get(m, m.passes) == m.passes  # else it has passed since, and begun nothing
+        ]
         if not rivals or not state.queue.pieces:
             return True
         first = pool.turns.choose([m.contender(now_s) for m in (model, *rivals)])
         if first is model:
             return True
-        if before is None or before[0] is not first or before[2] != pool.started:
-            before = first, first.passes, pool.started
-        elif before[1] != first.passes:
-            return True  # the other model has passed since and started nothing
-        model.yielded[pool] = before
+        let_first[first] = first.passes
+        model.yielded = True
         return False
 
     def started(self, model: SharingModel, dispatch: Dispatch) -> None:
@@ -224,6 +240,7 @@ class MachineTime:
             asked = model.asked.guaranteed
             model.guaranteed = max(0.0, free) / len(equal) if asked is None else asked
             model.pools = [None] * len(model.places)
+            model.let_first.clear()
             for lane in model.router.state.lanes:
                 lane.share = 1.0
         self.pools = []

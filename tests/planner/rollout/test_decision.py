@@ -125,6 +125,29 @@ def test_promotion_needs_age_requests_and_proof() -> None:
     assert "too few requests to show" in decided(records(210), bounds=bounds).reason
 
 
+def test_a_canary_is_judged_by_its_time_without_the_waits_for_a_processor() -> None:
+    own = records(3000)
+    waits_s = list(np.random.default_rng(3).exponential(0.03, 3000))
+    starved = ArmRecords(
+        [took_s + wait_s for took_s, wait_s in zip(own.took_s, waits_s, strict=True)],
+        scores=own.scores,
+        waited_s=waits_s,
+        excused=500,
+    )
+    bounds = RolloutBounds(promote_after_s=30)
+    decision = decided(starved, bounds=bounds)
+    assert decision.verdict == "promote"
+    canary, alone = decision.figures.canary, decided(own, bounds=bounds).figures.canary
+    assert (canary.p50_ms, canary.p95_ms, canary.p99_ms) == (alone.p50_ms, alone.p95_ms, alone.p99_ms)
+    assert canary.waited_ms == pytest.approx(30, rel=0.1)
+    assert (canary.requests, canary.failed, canary.excused) == (3000, 0, 500)
+    # without the account of its waits, and with its own time longer, it is slow
+    starved.waited_s = []
+    assert "took over" in decided(starved).reason
+    slow = records(3000, ms=20)
+    assert "took over" in decided(ArmRecords([t + 0.03 for t in slow.took_s], waited_s=[0.03] * 3000)).reason
+
+
 HOSTILE = {
     "fails": records(400, failed=400),
     "is late": records(400, late=400),

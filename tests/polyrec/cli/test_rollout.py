@@ -109,3 +109,7 @@ def test_the_status_shows_both_versions_and_the_decision() -> None:
     assert shown[4] == "scores: PSI 0.213, beyond chance 0.120 to 0.300"
     assert shown[5] == "decision after 12 s: rollback: scores shifted"
     assert shown[6].startswith("earlier: rolled back at")
+    figures["canary"] = arm | {"waited_ms": 12.0, "excused": 7}
+    shown = lines({"rollout": None, "ended": [ended | {"decision": decision}]})
+    assert "waited for a processor: 12.00 ms an answer" in shown[5]
+    assert "7 requests" in shown[5]

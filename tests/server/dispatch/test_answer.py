@@ -13,7 +13,7 @@ from polyrec.server.errors import Defect
 
 
 def answer(path: int = 0) -> Answer:
-    return Answer(np.zeros(1, np.float32), path, None, 0.0, 0.0, 1)
+    return Answer(np.zeros(1, np.float32), path, None, 0.0, 0.0, 1, 0)
 
 
 def test_settled_answers_are_delivered_by_the_loop_or_before() -> None:

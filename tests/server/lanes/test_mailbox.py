@@ -50,10 +50,10 @@ def exchanged(ends: Ends, path: int, put: Batch, seed: int, found: Found | None 
         np.testing.assert_array_equal(mine, its, strict=True)
         assert not its.flags.owndata
     said = np.random.default_rng(seed).random(put.rows).astype(np.float32)
-    worker.answer(said, 0.25, 0.5)
+    worker.answer(said, 0.25, 0.5, 0.125)
     got = server.outcome()
     assert isinstance(got, Executed)
-    assert (got.embed_s, got.dense_s) == (0.25, 0.5)
+    assert (got.embed_s, got.dense_s, got.waited_s) == (0.25, 0.5, 0.125)
     np.testing.assert_array_equal(got.probabilities, said, strict=True)
     return taken
 

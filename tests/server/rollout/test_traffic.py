@@ -14,6 +14,7 @@ from polyrec.server.app.engine import Engine
 from polyrec.server.codecs.rows import Rows
 from polyrec.server.dispatch.answer import Answer
 from polyrec.server.errors import Invalid
+from polyrec.server.rollout.lane_waits import Look
 from polyrec.server.rollout.traffic import Arm, RolloutTraffic, value_reader
 
 
@@ -88,7 +89,7 @@ def test_only_eligible_requests_are_split(
 def test_records_are_taken_once(engine: Engine, ranked: Callable[[str], Rows]) -> None:
     arm = Arm(engine.serving, True, 0.1)
     (group,) = arm.groups
-    answer = Answer(np.zeros(2, np.float32), 0, None, 0.0, 0.0, 2)
+    answer = Answer(np.zeros(2, np.float32), 0, None, 0.0, 0.0, 2, 0)
     group.answered(0.1, 0.15, answer, ranked("ann"))
     group.answered(0.2, 0.15, answer, ranked("ann"))
     group.failed()
@@ -100,12 +101,46 @@ def test_records_are_taken_once(engine: Engine, ranked: Callable[[str], Rows]) -
 def test_a_budget_that_is_too_small_fails_no_version(engine: Engine, ranked: Callable[[str], Rows]) -> None:
     arm = Arm(engine.serving, True, 0.1)
     (group,) = arm.groups
-    answer = Answer(np.zeros(2, np.float32), 0, None, 0.0, 0.0, 2)
+    answer = Answer(np.zeros(2, np.float32), 0, None, 0.0, 0.0, 2, 0)
     for budget_s in (1e-6, 0.09, 0.1):
         group.failed(budget_s)
         group.answered(0.2, budget_s, answer, ranked("ann"))
     (taken,) = arm.take()
     assert (len(taken.took_s), taken.late, taken.failed) == (3, 1, 1)
+
+
+def test_what_a_lane_waited_is_not_the_versions_time(engine: Engine, ranked: Callable[[str], Rows]) -> None:
+    arm = Arm(engine.serving, True, 0.02, look=lambda: Look(1.0, (5.03,)))
+    (group,) = arm.groups
+    answer = Answer(np.zeros(2, np.float32), 0, None, 0.0, 0.0, 2, 0)
+    group.answered(0.11, 0.1, answer, ranked("ann"), since=(5.0,))  # late by the wait
+    group.answered(0.14, 0.1, answer, ranked("ann"), since=(5.0,))  # late anyway
+    group.answered(0.01, 0.1, answer, ranked("ann"), since=(5.0,))  # the wait began before it
+    group.failed(0.1, since=(5.0,))  # .07 s were left to answer
+    group.failed(0.1, since=(4.94,))  # .01 s were left
+    group.failed(since=(4.0,))  # a defect
+    (taken,) = arm.take()
+    assert taken.took_s == [0.11, 0.14, 0.01]
+    assert taken.waited_s == pytest.approx([0.03, 0.03, 0.01])
+    assert (taken.late, taken.failed, taken.excused) == (1, 2, 1)
+
+
+def test_refusals_count_unless_lanes_waited_lately(engine: Engine) -> None:
+    looks = [Look(0.0, (5.0, 0.0))]
+    arm = Arm(engine.serving, True, 0.02, look=lambda: looks[-1])
+    (group,) = arm.groups
+    for at_s, waited_s, failed in ((0.1, 5.0, 1), (0.2, 5.004, 1), (0.3, 5.006, 0), (0.5, 5.006, 1)):
+        looks.append(Look(at_s, (waited_s, 0.0)))
+        group.refused(0.01)  # a budget that is too small for any version
+        group.refused(0.1)
+        (taken,) = arm.take()
+        assert (taken.failed, taken.excused) == (failed, 1 - failed), at_s
+
+
+def test_a_canary_leaves_the_stable_version_time_to_answer(engine: Engine) -> None:
+    stable, canary = Arm(engine.serving, False, 0.02), Arm(engine.serving, True, 0.02)
+    assert [stable.budget_s(b) for b in (0.03, 0.04, 0.1)] == [0.03, 0.04, 0.1]
+    assert [canary.budget_s(b) for b in (0.03, 0.04, 0.1)] == [0.03, 0.02, 0.05]
 
 
 def test_a_value_has_one_group(engine: Engine) -> None:

@@ -150,11 +150,43 @@ def test_a_turn_that_the_other_does_not_use_is_not_lost():
     offer(hurried, 0.05)
     assert not machine.may_start(calm, 0, 0.0)
     assert not machine.may_start(calm, 0, 0.0)  # the other has not been asked yet
-    hurried.passes += 1
+    hurried.passed(scheduled=True)
     assert machine.may_start(calm, 0, 0.0)
+    assert machine.may_start(calm, 0, 0.0)
+    # with the next batch it has another turn
+    end(machine, calm, start(machine, calm), 1e-4)
+    offer(calm, 0.5)
+    assert not machine.may_start(calm, 0, 1e-4)
     # one that is not about to ask is not waited for
     hurried.scheduled = False
-    assert machine.may_start(calm, 0, 0.0)
+    assert machine.may_start(calm, 0, 1e-4)
+
+
+@pytest.mark.parametrize("pools", [1, 2])
+def test_models_that_begin_nothing_do_not_let_one_another_go_first_for_ever(pools: int) -> None:
+    """Each model has two lanes a pool. With two pools each model is behind its share in another one."""
+    machine = MachineTime(frozenset(range(2 * pools)))
+    places = [LanePlace("cpu", "process", frozenset({2 * p, 2 * p + 1})) for p in range(pools) for _ in "12"]
+    models = []
+    for _ in range(2):
+        state = RouterState((TABLE,), cpu_lanes(len(places), "process"), Routing(), Limits(), 0.0)
+        models.append(machine.join(Router(state), places, ModelShare()))
+    assert len(machine.pools) == pools
+    for model in models:
+        offer(model, 0.05)
+        model.scheduled = True
+    for ahead, pool in zip(models, machine.pools, strict=False):
+        pool.turns.charge(ahead, 10.0, models)
+    rounds = 0
+    while any(model.scheduled for model in models):
+        rounds += 1
+        assert rounds < 5
+        for model in models:
+            if model.scheduled:
+                free = [machine.may_start(model, lane, 0.0) for lane in range(len(places))]
+                assert all(free) != model.yielded
+                model.passed(scheduled=model.yielded)
+    assert rounds > 1
 
 
 def test_a_stalled_batch_does_not_hold_the_others_up():

@@ -1,0 +1,102 @@
+"""Measures how long the lanes of a version waited for a processor.
+
+A canary's lanes have the kernel's idle class, so other programs on the machine delay them as they will not
+delay the version once it is promoted. The kernel counts that time: /proc/PID/schedstat has the seconds that a
+thread was ready to run and did not (sched-stats in the kernel's documentation), added when such a wait ends.
+A wait that still lasts shows as a thread that is ready and has not run since it was last looked at.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from polyrec.server.lanes.lane import Lane
+
+NANOSECOND_S = 1e-9
+LOOK_S = 5e-4
+"""The files are not read again sooner than this."""
+Waits = tuple[float, ...]
+"""Seconds of waiting so far, by lane."""
+
+
+class Look(NamedTuple):
+    """Waits of some lanes at a time; none if they are not watched."""
+
+    at_s: float = 0.0
+    waits: Waits = ()
+
+
+class WaitClock:
+    """Adds up the waits of one thread, from what the kernel says at each look."""
+
+    def __init__(self) -> None:
+        self._seen: bytes | None = None
+        self._looked_s = self._lasting_s = 0.0
+
+    def look(self, now_s: float, schedstat: bytes, is_ready: Callable[[], bool]) -> float:
+        """Returns the seconds waited so far.
+
+        schedstat: nanoseconds on a processor, nanoseconds waited, and number of times it got a processor.
+        is_ready: whether the thread runs or is ready to; asked only if the figures have not changed.
+        """
+        if schedstat != self._seen:
+            self._seen, self._lasting_s = schedstat, 0.0
+        elif is_ready():
+            self._lasting_s += now_s - self._looked_s
+        self._looked_s = now_s
+        return int(schedstat.split()[1]) * NANOSECOND_S + self._lasting_s
+
+
+class LaneWaits:
+    """The waits of some lanes. A lane without a process of its own, or whose process ended, has none.
+
+    So has every lane where the kernel does not count (/proc/PID/schedstat is absent).
+    """
+
+    def __init__(self, lanes: Sequence[Lane]) -> None:
+        self._lanes = [_WatchedLane(lane) for lane in lanes]
+        self._waits: Waits = ()
+        self._looked_s = -math.inf
+
+    def look(self, now_s: float) -> Look:
+        """Looks up the waits so far."""
+        if now_s - self._looked_s >= LOOK_S:
+            self._looked_s = now_s
+            self._waits = tuple(lane.look(now_s) for lane in self._lanes)
+        return Look(now_s, self._waits)
+
+
+class _WatchedLane:
+    __slots__ = ("_clock", "_lane", "_pid")
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+        self._pid: int | None = None
+        self._clock = WaitClock()
+
+    def look(self, now_s: float) -> float:
+        pid = self._lane.pid
+        if pid is None:
+            return 0.0
+        if pid != self._pid:
+            self._pid, self._clock = pid, WaitClock()
+        with suppress(OSError, IndexError):
+            return self._clock.look(now_s, _read(pid, "schedstat"), lambda: _state(pid) == b"R")
+        return 0.0
+
+
+def _state(pid: int) -> bytes:
+    """State of a process's first thread (proc_pid_stat(5)). The name before it may hold any character."""
+    return _read(pid, "stat").rpartition(b")")[2].split()[0]
+
+
+def _read(pid: int, name: str) -> bytes:
+    fd = os.open(f"/proc/{pid}/{name}", os.O_RDONLY)
+    try:
+        return os.read(fd, 1024)
+    finally:
+        os.close(fd)
