@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,6 +30,19 @@ class ArmRecords:
     scores: list[F32] = field(default_factory=list)
     waited_s: list[float] = field(default_factory=list)
     excused: int = 0
+
+    @classmethod
+    def joined(cls, parts: Iterable[ArmRecords]) -> ArmRecords:
+        """Returns the records of several groups as one's."""
+        total = cls()
+        for part in parts:
+            total.took_s += part.took_s
+            total.late += part.late
+            total.failed += part.failed
+            total.scores += part.scores
+            total.waited_s += part.waited_s
+            total.excused += part.excused
+        return total
 
 
 class ArmSums:

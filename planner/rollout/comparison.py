@@ -1,14 +1,15 @@
 """Compares the two arms of a rollout over a sliding window: records of both in, sums and figures out.
 
 The bins of the scores are deciles of the stable version's first scores, fixed for the whole rollout; scores
-are kept until the bins are known. Where values of a field are split, the canary's requests are summed by
-GROUPS groups of values, so that a decision can be made without any one of them.
+are kept until the bins are known. Where values of a field are split, the canary's requests and those that
+both answered are summed by GROUPS groups of values, so that a decision can be made without any one of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -16,6 +17,8 @@ from polyrec.planner.rollout.arm_sums import ArmRecords, ArmSums
 from polyrec.planner.rollout.expected_loss import ExpectedLoss, PairRecords, PairSums, expected_loss
 from polyrec.planner.rollout.score_shift import F32, F64, ScoreShift, bin_edges, score_shift
 from polyrec.planner.rollout.window import SlidingWindow
+
+T = TypeVar("T")
 
 SPAN_S = 300.0
 """Length of the window: short enough that a version that becomes worse later is noticed."""
@@ -55,8 +58,8 @@ class ArmFigures:
 class Compared:
     """Sums of both arms in the window, the shift of their scores, and the answers to the same requests.
 
-    pairs: None without a shadow. shift, loss: None with too few requests. groups: the canary's sums by group
-    of values.
+    pairs: None without a shadow. shift, loss: None with too few requests. groups, pair_groups: the sums of
+    canary and pairs by group of values.
     """
 
     stable: ArmSums
@@ -65,13 +68,25 @@ class Compared:
     pairs: PairSums | None = None
     loss: ExpectedLoss | None = None
     groups: Sequence[ArmSums] = ()
+    pair_groups: Sequence[PairSums] = ()
+
+    @property
+    def evidence(self) -> int:
+        """Requests by which the canary can be judged: its own, or if these are more, shadowed ones."""
+        shadowed = 0 if self.pairs is None else self.pairs.requests + self.pairs.failed
+        return max(self.canary.requests, shadowed)
 
     def without_each_group(self) -> Iterator[Compared]:
-        """The same without the canary's requests of one group of values, for each; none of a single one."""
-        for left_out in self.groups if len(self.groups) > 1 else ():
-            canary = _sum(group for group in self.groups if group is not left_out)
-            shift = score_shift(self.stable.scores, canary.scores)
-            yield replace(self, canary=canary, shift=shift, groups=())
+        """The same without the requests of one group of values, for each; none of a single one."""
+        for left_out in range(len(self.groups)) if len(self.groups) > 1 else ():
+            canary = _sum(_others(self.groups, left_out))
+            without = replace(
+                self, canary=canary, shift=score_shift(self.stable.scores, canary.scores), groups=()
+            )
+            if self.pairs is not None:
+                without.pairs = _sum_of_pairs(_others(self.pair_groups, left_out))
+                without.loss = expected_loss(without.pairs)
+            yield without
 
 
 @dataclass(slots=True)
@@ -83,12 +98,12 @@ class _Arm:
 class Comparison:
     """Collects the records of both arms.
 
-    paired: whether a shadow lets both arms answer some requests. groups: number of the canary's groups.
+    paired: whether a shadow lets both arms answer some requests. groups: number of groups of values.
     """
 
     def __init__(self, paired: bool = False, groups: int = 1) -> None:
         self._stable, self._canary = _Arm(), [_Arm() for _ in range(groups)]
-        self._pairs = SlidingWindow(SPAN_S, PairSums) if paired else None
+        self._pairs = [SlidingWindow(SPAN_S, PairSums) for _ in range(groups)] if paired else None
         self._edges: F64 | None = None
 
     def add(
@@ -96,11 +111,12 @@ class Comparison:
         now_s: float,
         stable: ArmRecords,
         canary: Sequence[ArmRecords],
-        pairs: PairRecords | None = None,
+        pairs: Sequence[PairRecords] | None = None,
     ) -> None:
-        """Adds the records since the last call. now_s: on a monotonic clock. canary: by group."""
+        """Adds the records since the last call. now_s: on a monotonic clock. canary, pairs: by group."""
         if self._pairs is not None and pairs is not None:
-            self._pairs.current(now_s).add(pairs)
+            for window, found in zip(self._pairs, pairs, strict=True):
+                window.current(now_s).add(found)
         arms = ((self._stable, stable), *zip(self._canary, canary, strict=True))
         for arm, records in arms:
             arm.waiting += finite_scores(records)
@@ -120,7 +136,8 @@ class Comparison:
         canary = _sum(groups)
         compared = Compared(stable, canary, score_shift(stable.scores, canary.scores), groups=groups)
         if self._pairs is not None:
-            compared.pairs = self._pairs.total(now_s)
+            compared.pair_groups = [window.total(now_s) for window in self._pairs]
+            compared.pairs = _sum_of_pairs(compared.pair_groups)
             compared.loss = expected_loss(compared.pairs)
         return compared
 
@@ -137,6 +154,17 @@ def _sum(parts: Iterable[ArmSums]) -> ArmSums:
     for part in parts:
         total.merge(part)
     return total
+
+
+def _sum_of_pairs(parts: Iterable[PairSums]) -> PairSums:
+    total = PairSums()
+    for part in parts:
+        total.merge(part)
+    return total
+
+
+def _others(groups: Sequence[T], left_out: int) -> list[T]:
+    return [*groups[:left_out], *groups[left_out + 1 :]]
 
 
 def _milliseconds(seconds: float | None) -> float | None:

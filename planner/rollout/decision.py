@@ -106,7 +106,7 @@ def decide(
     decision = _decide_of_all(compared, lane_deaths, age_s, bounds, live)
     if decision.verdict == "rollback" and not lane_deaths:
         for others in compared.without_each_group():
-            if others.canary.requests < bounds.min_requests:
+            if others.evidence < bounds.min_requests:
                 continue
             if _decide_of_all(others, 0, age_s, bounds, live).verdict != "rollback":
                 reason = f"only by one group of values: {decision.reason}"

@@ -26,6 +26,7 @@ from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.errors import PolyrecError
 from polyrec.models.text import public
 from polyrec.planner.plan import Plan
+from polyrec.planner.rollout.arm_sums import ArmRecords
 from polyrec.planner.rollout.canary_plan import canary_plan
 from polyrec.planner.rollout.comparison import GROUPS, Comparison
 from polyrec.planner.rollout.decision import RolloutBounds, RolloutDecision, decide, least_budget_s
@@ -104,10 +105,10 @@ class RolloutControl:
         read = self._admin.reader(arguments.plan)
         async with self._engine.changing():
             plan, canary = await _open_in_thread(lambda: self._open(read))
-            shadow = Shadow(stable, canary, arguments.shadow) if arguments.shadow else None
             groups, waits = 1 if by is None else GROUPS, LaneWaits(canary.lanes)
+            shadow = Shadow(stable, canary, arguments.shadow, groups) if arguments.shadow else None
             traffic = RolloutTraffic(
-                Arm(stable, False, engine.default_budget_s, shadow),
+                Arm(stable, False, engine.default_budget_s, shadow, groups),
                 Arm(canary, True, engine.default_budget_s, None, groups, lambda: waits.look(clock())),
                 Split(arguments.share, canary.version),
                 value_of,
@@ -162,7 +163,7 @@ class RolloutControl:
         """Compares the arms now. Raises Conflict without a rollout."""
         rollout = self._current()
         traffic, now_s = rollout.traffic, clock()
-        (stable,), canary = traffic.stable.take(), traffic.canary.take()
+        stable, canary = ArmRecords.joined(traffic.stable.take()), traffic.canary.take()
         shadow = traffic.stable.shadow
         pairs = None if shadow is None else shadow.take()
         rollout.comparison.add(now_s, stable, canary, pairs)

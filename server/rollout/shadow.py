@@ -25,9 +25,12 @@ BUDGET_S = 1.0
 
 
 class Shadow:
-    """Collects both versions' answers to the same requests. share: of the stable requests, in spare time."""
+    """Collects both versions' answers to the same requests.
 
-    def __init__(self, stable: Serving, canary: Serving, share: float) -> None:
+    share: of the stable requests, in spare time. groups: number of groups of values of the split's field.
+    """
+
+    def __init__(self, stable: Serving, canary: Serving, share: float, groups: int = 1) -> None:
         self.share = share
         self._stable = stable.dispatcher
         self._canary = canary.dispatcher
@@ -35,12 +38,12 @@ class Shadow:
         self._split = Split(share, "")
         self._next_s = 0.0
         self._closed = False
-        self._records = PairRecords()
+        self._records = [PairRecords() for _ in range(groups)]
 
-    def offer(self, rows: Rows, scores: F32) -> None:
+    def offer(self, rows: Rows, scores: F32, group: int = 0) -> None:
         """Repeats a request whose answer is written, if it is chosen and there is time.
 
-        scores: float32 [rows], of the stable version's answer.
+        scores: float32 [rows], of the stable version's answer. group: of its value.
         """
         if not self._split.takes_next():
             return
@@ -49,38 +52,38 @@ class Shadow:
         if busy or now_s < self._next_s:
             return
         self._next_s = now_s + INTERVAL_S
-        asyncio.get_running_loop().call_soon(self._send, rows, scores)
+        asyncio.get_running_loop().call_soon(self._send, rows, scores, group)
 
-    def take(self) -> PairRecords:
-        """Returns the pairs of answers since the last call."""
-        taken, self._records = self._records, PairRecords()
+    def take(self) -> list[PairRecords]:
+        """Returns the pairs of answers since the last call, by group."""
+        taken, self._records = self._records, [PairRecords() for _ in self._records]
         return taken
 
     def close(self) -> None:
         """Sends nothing from now on."""
         self._closed = True
 
-    def _send(self, rows: Rows, scores: F32) -> None:
+    def _send(self, rows: Rows, scores: F32, group: int) -> None:
         if self._closed:
             return
         try:
             query = self._canary.submit(rows, clock(), BUDGET_S)
         except RequestError as e:
-            self._failed(e)
+            self._failed(e, group)
         else:
-            query.payload.answer.listen(partial(self._answered, scores))
+            query.payload.answer.listen(partial(self._answered, scores, group))
 
-    def _answered(self, scores: F32, pending: Pending) -> None:
+    def _answered(self, scores: F32, group: int, pending: Pending) -> None:
         outcome = pending.outcome
         if not isinstance(outcome, Answer):
-            self._failed(outcome)
+            self._failed(outcome, group)
         elif outcome.reason is None:  # a degraded answer is of another path, whose scores differ anyway
-            self._records.pairs.append((scores, outcome.probabilities.copy()))
+            self._records[group].pairs.append((scores, outcome.probabilities.copy()))
 
-    def _failed(self, error: BaseException | None) -> None:
+    def _failed(self, error: BaseException | None, group: int) -> None:
         """Counts errors of the canary; a late or rejected query only means that there was no time.
 
         So does one for which no lane was ready: a lane that died ends the rollout by itself.
         """
         if isinstance(error, Defect | Invalid | FeatureError) and not self._closed:
-            self._records.failed += 1
+            self._records[group].failed += 1

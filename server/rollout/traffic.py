@@ -68,7 +68,7 @@ class Arm:
         self.least_budget_s = least_budget_s
         self.shadow = shadow
         self.header = (b"x-polyrec-arm", b"canary" if is_canary else b"stable")
-        self.groups = tuple(ArmGroup(self) for _ in range(groups))
+        self.groups = tuple(ArmGroup(self, number) for number in range(groups))
         self._look = look
         self._before = self._last = look()
 
@@ -101,10 +101,11 @@ class Arm:
 class ArmGroup:
     """The requests to one version that have one group of values."""
 
-    __slots__ = ("_records", "arm")
+    __slots__ = ("_number", "_records", "arm")
 
-    def __init__(self, arm: Arm) -> None:
+    def __init__(self, arm: Arm, number: int = 0) -> None:
         self.arm = arm
+        self._number = number
         self._records = ArmRecords()
 
     def answered(self, took_s: float, budget_s: float, answer: Answer, rows: Rows, since: Waits = ()) -> None:
@@ -123,7 +124,7 @@ class ArmGroup:
             records.scores.append(scores)
         shadow = self.arm.shadow
         if shadow is not None and answer.reason is None:
-            shadow.offer(rows, scores)
+            shadow.offer(rows, scores, self._number)
 
     def failed(self, budget_s: float = math.inf, since: Waits = ()) -> None:
         """Records a request that this version did not answer.

@@ -170,6 +170,28 @@ def test_one_value_of_the_field_rolls_nothing_back(hostile: ArmRecords) -> None:
     assert decide(alone.compare(0.0), 0, 60.0, RolloutBounds()).verdict == "rollback"
 
 
+@pytest.mark.parametrize("share", [0.0, 0.05])
+@pytest.mark.parametrize("hostile", ["fails", "differs"])
+def test_one_value_of_the_field_rolls_nothing_back_by_its_shadows(hostile: str, share: float) -> None:
+    random = np.random.default_rng(2)
+    scores = [random.beta(1, 20, 10).astype(np.float32) for _ in range(100 * GROUPS)]
+    pairs = [PairRecords([(s, s) for s in scores[group::GROUPS]]) for group in range(GROUPS)]
+    if hostile == "fails":
+        pairs[3].failed = 200
+    else:
+        pairs[3].pairs += [(np.full(10, 0.999, np.float32), np.full(10, 1e-6, np.float32))] * 200
+    comparison = Comparison(paired=True, groups=GROUPS)
+    canary = [records(60, seed=10 + group) if share else ArmRecords() for group in range(GROUPS)]
+    comparison.add(0.0, records(4000, seed=1), canary, pairs)
+    decision = decide(comparison.compare(0.0), 0, 60.0, RolloutBounds())
+    assert decision.verdict == "continue"
+    assert decision.reason.startswith("only by one group of values: ")
+    # a version that does so for all values is rolled back
+    everywhere = Comparison(paired=True, groups=GROUPS)
+    everywhere.add(0.0, records(4000, seed=1), canary, [pairs[3]] * GROUPS)
+    assert decide(everywhere.compare(0.0), 0, 60.0, RolloutBounds()).verdict == "rollback"
+
+
 @pytest.mark.parametrize("bad", [{"failed": 3}, {"late": 5}, {"ms": 20}, {"shift": 0.7}], ids=str)
 def test_a_version_that_is_bad_for_all_values_is_rolled_back(bad: dict[str, Any]) -> None:
     comparison = Comparison(groups=GROUPS)
@@ -243,7 +265,7 @@ def paired(bounds: RolloutBounds, noise: float, pairs: int = 400, failed: int = 
     stable, canary = (scores.astype(np.float32) for scores in of)
     comparison = Comparison(paired=True)
     both = PairRecords(list(zip(stable, canary, strict=True)), failed)
-    comparison.add(0.0, records(4000, seed=1), [records(3000)], both)
+    comparison.add(0.0, records(4000, seed=1), [records(3000)], [both])
     return decide(comparison.compare(0.0), 0, 60.0, bounds)
 
 
