@@ -148,6 +148,22 @@ def test_a_canary_is_judged_by_its_time_without_the_waits_for_a_processor() -> N
     assert "took over" in decided(ArmRecords([t + 0.03 for t in slow.took_s], waited_s=[0.03] * 3000)).reason
 
 
+@pytest.mark.parametrize(
+    ("requests", "failed", "excused"), [(144, 9, 93), (12, 5, 71), (62, 7, 155), (34, 5, 157)]
+)
+def test_a_canary_without_time_is_not_rolled_back_for_waits_that_were_not_seen(
+    requests: int, failed: int, excused: int
+) -> None:
+    """Figures of good and shuffled canaries beside programs that kept both cores busy."""
+    canary = records(requests, failed=failed)
+    canary.excused = excused
+    assert decided(canary).verdict == "continue"
+    # but for failures of its own it is, beside any
+    broken = records(requests + 50, failed=failed + 50)
+    broken.excused = excused
+    assert "failed" in decided(broken).reason
+
+
 HOSTILE = {
     "fails": records(400, failed=400),
     "is late": records(400, late=400),
