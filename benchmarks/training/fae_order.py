@@ -43,7 +43,8 @@ SHUFFLED = 0
 
 
 def measure(args: argparse.Namespace, group: WorkerGroup) -> list[dict[str, Any]]:
-    """Returns the figures of every order; prints each as it is known."""
+    """Returns the figures of every order; prints each as it is known, and writes those known so far."""
+    result = {"machine": processor(), "date": datetime.now(UTC).date().isoformat()}
     schema = load_schema(args.set)
     training = default_training(schema).with_recipe({"refit": False, "seed": args.seed})
     reader = open_data(args.data_folder / DATA[args.set], schema)
@@ -70,6 +71,8 @@ def measure(args: argparse.Namespace, group: WorkerGroup) -> list[dict[str, Any]
                     run[f"{name}_{kind}_too_high"] = float(p[chosen].mean() - rows.label[chosen].mean())
             print(json.dumps(run), flush=True)
             found.append(run)
+            if args.json:
+                args.json.write_text(json.dumps({**result, "runs": found}, indent=1) + "\n")
     return found
 
 
@@ -112,9 +115,6 @@ def main() -> None:
     with WorkerGroup.join() as group:
         found = measure(args, group)
     print(table(found))
-    if args.json:
-        result = {"machine": processor(), "date": datetime.now(UTC).date().isoformat(), "runs": found}
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":
