@@ -6,7 +6,8 @@
 Gradients: of one batch of 512 training rows, with net and tables of the shipped recipe, in fp64 and fp32. Two
 workers compute them together, worker 0 also alone; shown is the greatest difference of any gradient, over the
 greatest value of its tensor. Quality: `polyrec train` as a user calls it, with the shipped recipe but for
-`refit`, metrics on the test rows. Prints the tables of docs/results/training-equivalence.md.
+`refit`, metrics on the test rows. Where the file of --json exists, trainings are added to it, in place of
+equal ones. Prints the tables of docs/results/training-equivalence.md.
 """
 
 from __future__ import annotations
@@ -223,15 +224,18 @@ def main() -> None:
     if args.gradients:
         gradients(args.gradients, args.file)
         return
-    record: dict[str, Any] = {"machine": processor(), "date": datetime.now(UTC).date().isoformat()}
-    record |= {"rows": args.rows, "batch_rows": args.batch_rows, "gradients": {}, "quality": []}
+    record: dict[str, Any] = {"gradients": {}, "runs": []}
+    if args.json and args.json.exists():
+        record = json.loads(args.json.read_text())
     with tempfile.TemporaryDirectory() as folder:
         compare(args, Path(folder), record)
     print(tables(record))
 
 
 def compare(args: argparse.Namespace, folder: Path, record: dict[str, Any]) -> None:
-    """Fills the record, and writes it after each training."""
+    """Adds trainings to the record, in place of equal ones, and writes it after each."""
+    setting = {"rows": args.rows, "batch_rows": args.batch_rows}
+    measured = {"machine": processor(), "date": datetime.now(UTC).date().isoformat()}
     for name in args.sets:
         file = (args.data_folder / DATA[name]).resolve()
         if args.rows:
@@ -240,13 +244,15 @@ def compare(args: argparse.Namespace, folder: Path, record: dict[str, Any]) -> N
             pq.write_table(first, file)
         record["gradients"][name] = gradients_of(name, file)
         print(name, json.dumps(record["gradients"][name]), flush=True)
-        memory = 0
         for way in args.ways:
             for seed in args.seeds if way in MANY_SEEDS else args.seeds[:1]:
-                found = trained(name, file, way, seed, folder, memory, args.batch_rows)
-                memory = memory or int(MEMORY_SHARE * found["rows_bytes"])
-                record["quality"].append({"data": name, "way": way, "seed": seed, **found})
-                print(json.dumps(record["quality"][-1]), flush=True)
+                run = {**setting, "data": name, "way": way, "seed": seed}
+                kept = [r for r in record["runs"] if any(r[key] != run[key] for key in run)]
+                whole = [r["rows_bytes"] for r in kept if r["data"] == name and r["rows"] == args.rows]
+                memory = int(MEMORY_SHARE * max(whole, default=0))
+                run |= {**trained(name, file, way, seed, folder, memory, args.batch_rows), **measured}
+                record["runs"] = [*kept, run]
+                print(json.dumps(run), flush=True)
                 if args.json:
                     args.json.write_text(json.dumps(record, indent=1) + "\n")
 
@@ -261,10 +267,10 @@ def tables(record: dict[str, Any]) -> str:
         lines.append(f"| {form} | " + " | ".join("" if c is None else f"{c:.0e}" for c in cells) + " |")
     lines += ["", "| quality | " + " | ".join(f"{s}: {m}" for s in sets for m in METRICS) + " |"]
     lines.append("|---" * (1 + len(METRICS) * len(sets)) + "|")
-    for way in dict.fromkeys(run["way"] for run in record["quality"]):
+    for way in dict.fromkeys(run["way"] for run in record["runs"]):
         cells = []
         for name in sets:
-            runs = [r for r in record["quality"] if r["way"] == way and r["data"] == name]
+            runs = [r for r in record["runs"] if r["way"] == way and r["data"] == name]
             for metric, digits in METRICS.items():
                 values = [run[metric] for run in runs]
                 spread = f" ({min(values):.{digits}f} to {max(values):.{digits}f})" if len(values) > 1 else ""

@@ -21,6 +21,9 @@ from torch import Tensor, nn
 from polyrec.models.schema.batch import I64, index_type
 from polyrec.models.training.workers.group import WorkerGroup, split
 
+Pairs = Sequence[tuple[Tensor, Tensor]]
+"""Tensors of owned rows, each with that of their replicas."""
+
 
 @dataclass(slots=True)
 class Fetched:
@@ -49,7 +52,10 @@ class WorkerRows:
     distinct: whether equal look-ups of a batch travel once.
     room: rows that may be replicated at most, if `replicate` is to change them; 0: as many as at first.
     hot_rows: int64, the row of each replica; -1: none.
-    use_hot: whether look-ups use the replicas; while it is False the owners' rows are current (`refresh`).
+    use_hot: whether look-ups use the replicas; while it is False the owners' rows are current (`switch`).
+
+    Replicas and the rows of their owners differ in rows that steps changed since both were equal; only these
+    are copied at a switch.
     """
 
     def __init__(
@@ -71,6 +77,8 @@ class WorkerRows:
         self.use_hot = self.hot_rows.size > 0
         self._slot = np.full(self.total if self.hot_rows.size else 0, -1, np.int64)
         self._slot[first] = np.arange(first.size)
+        # replicas that differ from their owners' rows; while the owners' are current, of the own rows only
+        self._changed = np.zeros(self.hot_rows.size, bool)
         # a place without a row holds row 0's values, which nobody reads
         self.replicas = nn.Parameter(weight[torch.from_numpy(np.maximum(self.hot_rows, 0))].detach().clone())
 
@@ -136,48 +144,75 @@ class WorkerRows:
             kept.append(gradient[cold:])
             slots.append(torch.from_numpy(part.slots).to(self.device))
         if asked:
-            self.shard.grad = _sparse(torch.cat(asked), torch.cat(received), self.shard)
+            rows = torch.cat(asked)
+            self.shard.grad = _sparse(rows, torch.cat(received), self.shard)
+            if self.hot_rows.size and not self.use_hot:
+                changed = self._slot[rows.cpu().numpy() * self.group.size + self.group.rank]
+                self._changed[changed[changed >= 0]] = True
         if self.use_hot:
             own = _sparse(torch.cat(slots), torch.cat(kept), self.replicas).coalesce()
             found = torch.cat(self.group.gather(_packed(own.indices()[0], own.values())))
-            self.replicas.grad = _sparse(*_unpacked(found), self.replicas)
+            ids, gradients = _unpacked(found)
+            self.replicas.grad = _sparse(ids, gradients, self.replicas)
+            self._changed[ids.cpu().numpy()] = True
+
+    def switch(self, hot: bool, pairs: Pairs) -> None:
+        """Makes the replicas (hot) or the owners' rows current; every worker calls it.
+
+        pairs: of `shard` and `replicas`, and of all their accumulators.
+        """
+        if self.use_hot == hot or not self.hot_rows.size:
+            return
+        if hot:
+            own = self._slots_of(self.group.rank, np.flatnonzero(self._changed))
+            sent = torch.from_numpy(own.astype(index_type(self.hot_rows.size))).to(self.device)
+            changed = torch.cat(self.group.gather(sent)).cpu().numpy().astype(np.int64)
+            for pair in pairs:
+                self._refresh(*pair, np.sort(changed))
+            self._changed[:] = False
+        else:
+            self.settle(pairs)
+        self.use_hot = hot
+
+    def settle(self, pairs: Pairs) -> None:
+        """Makes the owners' rows equal to the replicas, if these are current; nothing travels."""
+        if self.use_hot:
+            changed = np.flatnonzero(self._changed)
+            for pair in pairs:
+                self.publish(*pair, changed)
+            self._changed[:] = False
 
     @torch.no_grad()
-    def publish(self, own: Tensor, replicated: Tensor) -> None:
-        """Copies the replicated rows to their owners, in `own` [own rows, ...]; nothing travels.
+    def publish(self, own: Tensor, replicated: Tensor, slots: I64 | None = None) -> None:
+        """Copies replicas to their owners, in `own` [own rows, ...]; nothing travels.
 
-        own, replicated: `shard` and `replicas`, or the optimizer's accumulators of both.
+        own, replicated: `shard` and `replicas`, or the optimizer's accumulators of both. slots: None for all.
         """
-        mine = self._slots_of(self.group.rank, slice(None))
+        mine = self._slots_of(self.group.rank, slots)
         own[torch.from_numpy(self.hot_rows[mine] // self.group.size)] = replicated[torch.from_numpy(mine)]
 
     @torch.no_grad()
-    def refresh(self, own: Tensor, replicated: Tensor, slots: I64 | slice = slice(None)) -> None:
-        """Copies the owners' rows to the replicas, of all or some slots; every worker calls it.
-
-        It is the reverse of `publish`.
-        """
+    def _refresh(self, own: Tensor, replicated: Tensor, slots: I64) -> None:
+        """Copies the owners' rows to the replicas of some slots, the same on every worker."""
         mine = self.hot_rows[self._slots_of(self.group.rank, slots)] // self.group.size
         found = self.group.gather(own[torch.from_numpy(mine)])
         for rank, values in enumerate(found):
             replicated[torch.from_numpy(self._slots_of(rank, slots))] = values
 
-    def _slots_of(self, rank: int, slots: I64 | slice) -> I64:
-        """Returns which of some slots hold rows of a worker, ascending."""
-        chosen = np.arange(self.hot_rows.size)[slots]
+    def _slots_of(self, rank: int, slots: I64 | None) -> I64:
+        """Returns which of some slots (None: of all) hold rows of a worker, in their order."""
+        chosen = np.arange(self.hot_rows.size) if slots is None else slots
         rows = self.hot_rows[chosen]
         found: I64 = chosen[(rows >= 0) & (rows % self.group.size == rank)]
         return found
 
-    def replicate(self, wanted: I64, pairs: Sequence[tuple[Tensor, Tensor]]) -> int:
+    def replicate(self, wanted: I64, pairs: Pairs) -> int:
         """Replicates other rows from now on; every worker calls it. Returns how many it did not before.
 
-        wanted: int64, distinct, at most as many as replicas. pairs: of `shard` and `replicas`, and of all
-        their accumulators: they move with the rows, so that no result changes.
+        wanted: int64, distinct, at most as many as replicas. pairs: see `switch`; accumulators move with the
+        rows, so that no result changes.
         """
-        if self.use_hot:
-            for pair in pairs:
-                self.publish(*pair)
+        self.settle(pairs)
         leave = np.flatnonzero(~np.isin(self.hot_rows, wanted))
         enter = wanted[self._slot[wanted] < 0]
         left = self.hot_rows[leave]
@@ -186,8 +221,10 @@ class WorkerRows:
         slots = leave[: enter.size]
         self.hot_rows[slots], self._slot[enter] = enter, slots
         if self.use_hot:
-            for own, replicated in pairs:
-                self.refresh(own, replicated, slots)
+            for pair in pairs:
+                self._refresh(*pair, slots)
+        else:
+            self._changed[slots] = True
         return int(enter.size)
 
     @torch.no_grad()

@@ -51,7 +51,7 @@ class Workers:
     def __init__(self, group: WorkerGroup, settings: WorkerSettings) -> None:
         self.group, self.settings = group, settings
         self._fetcher = ThreadPoolExecutor(1, "polyrec-fetch")
-        self._phases = Phases()
+        self._phases = Phases(settings.round_steps)
         self._hot_of: tuple[Rows, NDArray[np.bool_]] | None = None
         self.tracker: PopularityTracker | None = None
         self.replicated: Mapping[str, int] = {}
@@ -121,7 +121,7 @@ class Workers:
             (self._stage.shard.data, self._stage.replicas.data),
             *zip(accumulators[:blocks], accumulators[blocks:], strict=True),
         ]
-        self._phases = Phases()
+        self._phases = Phases(self.settings.round_steps)
         self._hot_of = None
         self._steps = 0
 
@@ -140,7 +140,7 @@ class Workers:
         cold_batches = list(epoch(window.rows[~hot], group, batch_rows, random)) if not hot.all() else []
         hot_batches = list(epoch(window.rows[hot], group, batch_rows, random)) if hot.any() else []
         for is_hot, chosen in self._phases.interleave(cold_batches, hot_batches):
-            self._switch(is_hot)
+            self._stage.rows.switch(is_hot, self.pairs)
             self._stage.local = is_hot
             yield chosen
 
@@ -149,24 +149,9 @@ class Workers:
         self._stage.rows.replicate(tracker.choose(self.group), self.pairs)
         self._hot_of = None
 
-    def _switch(self, hot: bool) -> None:
-        """Makes the replicas (hot) or the owners' rows current, with their optimizer state."""
-        rows = self._stage.rows
-        if rows.use_hot == hot or not rows.hot_rows.size:
-            return
-        for own, replicated in self.pairs:
-            if hot:
-                rows.refresh(own, replicated)
-            else:
-                rows.publish(own, replicated)
-        rows.use_hot = hot
-
     def settle(self) -> None:
         """Copies replicated rows to their owners, so that the owners hold the current state."""
-        rows = self._stage.rows
-        if rows.use_hot:
-            for own, replicated in self.pairs:
-                rows.publish(own, replicated)
+        self._stage.rows.settle(self.pairs)
 
     def share(self, chosen: I64, group: I64 | None) -> I64:
         """Returns this worker's rows of a batch: a W-th of them, cut between requests."""

@@ -136,6 +136,12 @@ def test_rows_move_between_replicas_and_owners_with_their_state_to_the_bit(found
         assert of_worker["entered"] > 20
 
 
+def test_a_switch_copies_nothing_that_did_not_change(found: Found) -> None:
+    for of_worker in found["moves"]:
+        # the numbers of rows that follow: of changed rows, of their values and of their accumulators
+        assert of_worker["sent_unchanged"] == 3 * 8
+
+
 def test_a_tracker_finds_rows_to_replicate_while_training(found: Found) -> None:
     assert found["fae, followed"][0]["hot_steps"] > 0
     replicated = [of_worker["replicated"] for of_worker in found["hotline, followed"]]

@@ -135,27 +135,28 @@ def moves(group: WorkerGroup) -> Arrays:
     """The rows and accumulators after steps between which other rows are replicated, or none are used."""
     rows = WorkerRows(group, moved_weight(), room=20)
     optimizer = RowWiseAdagrad([rows.shard, rows.replicas], 0.1)
-    pairs = [(rows.shard.data, rows.replicas.data), tuple(optimizer.accumulators())]
+    own, replicated = optimizer.accumulators()
+    pairs = [(rows.shard.data, rows.replicas.data), (own, replicated)]
     random, entered = np.random.default_rng(3), 0
     for move in range(MOVES):
         if move % 3 == 0:
             wanted = random.choice(MOVED_ROWS, random.integers(21), replace=False)
-            entered += rows.replicate(wanted, pairs)  # type: ignore[arg-type]
+            entered += rows.replicate(wanted, pairs)
         if move % 7 == 6:
-            for pair in pairs:
-                (rows.publish if rows.use_hot else rows.refresh)(*pair)
-            rows.use_hot = not rows.use_hot
+            rows.switch(not rows.use_hot, pairs)
         wanted, gradients = look_ups(move, group.rank)
         fetched = rows.fetch(wanted)
         fetched.values.grad = torch.zeros_like(fetched.values)
         fetched.values.grad.index_add_(0, torch.from_numpy(fetched.position), torch.from_numpy(gradients))
         rows.push([fetched])
         optimizer.step()
-    if rows.use_hot:
-        for pair in pairs:
-            rows.publish(*pair)
-    squares = torch.cat(group.gather(pairs[1][0]))
-    return {"rows": rows.whole().numpy(), "squares": squares.numpy(), "entered": np.array(entered)}
+    rows.switch(False, pairs)
+    sent = group.sent_bytes
+    rows.switch(True, pairs)
+    sent = group.sent_bytes - sent
+    squares = torch.cat(group.gather(own))
+    found = {"rows": rows.whole().numpy(), "squares": squares.numpy()}
+    return found | {"entered": np.array(entered), "sent_unchanged": np.array(sent)}
 
 
 def worker(bundle: Bundle, clicks: Path, out: Path) -> None:
