@@ -195,12 +195,15 @@ class UpdateLog:
         self._appended += len(frame)
         return self._appended
 
-    def _frame(self, record: Record) -> bytes:
+    def _frame(self, record: Record) -> bytearray:
         """Returns the bytes of a record. Raises OSError if it is so long that it would be read as torn."""
-        payload = self._encoder.encode(record)
-        if len(payload) > MOST_RECORD_BYTES:
-            raise OSError(errno.EFBIG, f"an update of {len(payload)} bytes; at most {MOST_RECORD_BYTES}")
-        return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
+        frame = bytearray(_FRAME.size)
+        self._encoder.encode_into(record, frame, _FRAME.size)
+        length = len(frame) - _FRAME.size
+        if length > MOST_RECORD_BYTES:
+            raise OSError(errno.EFBIG, f"an update of {length} bytes; at most {MOST_RECORD_BYTES}")
+        _FRAME.pack_into(frame, 0, length, zlib.crc32(memoryview(frame)[_FRAME.size :]))
+        return frame
 
     @property
     def position(self) -> int:
@@ -280,7 +283,7 @@ class UpdateLog:
         os.close(self._lock)
 
 
-def _write_at(fd: int, content: bytes, at: int) -> int:
+def _write_at(fd: int, content: bytes | bytearray, at: int) -> int:
     """Writes all of the content; returns its length."""
     view, done = memoryview(content), 0
     while done < len(view):
