@@ -25,5 +25,6 @@ def last_of_equal(rows: I64, values: NDArray[Number]) -> tuple[I64, NDArray[Numb
     keys |= np.arange(rows.size)
     keys.sort()
     distinct = keys >> bits
-    last = np.append(distinct[1:] != distinct[:-1], True)
+    last = np.ones(rows.size, bool)
+    np.not_equal(distinct[1:], distinct[:-1], out=last[:-1])
     return distinct[last], values.take(keys[last] & ((1 << bits) - 1), axis=0)
