@@ -23,7 +23,7 @@ from polyrec.models.tiers.slab import Bytes
 
 ROWS = 256
 """Rows of a system call."""
-MAPPED_ROWS = 1 << 14
+MAPPED_ROWS = 1 << 12
 """Rows after which the file is mapped anew: the pages written so far count as memory of the process."""
 
 _copy = ctypes.CDLL(None, use_errno=True).process_vm_writev

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from polyrec.models.tiers.disk.reads import Kind
-from polyrec.models.tiers.disk.row_writer import ROWS, RowWriter
+from polyrec.models.tiers.disk.row_writer import MAPPED_ROWS, ROWS, RowWriter
 
 ROW = 256
 KINDS = [None, "io_uring", "threads"]
@@ -21,17 +21,17 @@ def opened(file: int, kind: Kind | None) -> RowWriter:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("count", [0, 1, ROWS, 3 * ROWS + 5])
+@pytest.mark.parametrize("count", [0, 1, ROWS, 3 * ROWS + 5, MAPPED_ROWS // 2 + 1])
 def test_rows_are_written_to_their_places_and_nothing_else(
     tmp_path: Path, kind: Kind | None, count: int
 ) -> None:
     random = np.random.default_rng(count)
-    wanted = random.integers(0, 256, (2000, ROW), np.uint8)
+    wanted = random.integers(0, 256, (3000, ROW), np.uint8)
     (tmp_path / "rows").write_bytes(wanted.tobytes())
     file = os.open(tmp_path / "rows", os.O_RDWR)
     writer = opened(file, kind)
     for _ in range(3):
-        rows = random.permutation(2000)[:count]
+        rows = random.permutation(3000)[:count]
         wanted[rows] = values = random.integers(0, 256, (count, ROW), np.uint8)
         writer.write(rows * ROW, values)
         assert (tmp_path / "rows").read_bytes() == wanted.tobytes()
