@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +24,8 @@ from polyrec.models.schema.batch import I64
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.tiers.slab import Bytes, RowSource
 from polyrec.models.tiers.stack import TierStack
+from polyrec.models.tiers.updates.kept_values import KeptValues
+from polyrec.models.tiers.updates.last import last_of_equal
 from polyrec.models.tiers.updates.names import Names
 from polyrec.models.tiers.updates.update import (
     Stored,
@@ -51,18 +52,6 @@ EXPIRY_INTERVAL_S = 0.5
 EXPIRY_RETRY_S = 10.0
 """Time until an expiry is tried again that failed, as on a full disk."""
 NONE = np.empty(0, np.int64)
-
-
-@dataclass(frozen=True, slots=True)
-class KeptValues:
-    """Updated rows of one table. ids: int64 [n], sorted; slots: row in the file; at: number of the update."""
-
-    ids: I64
-    slots: I64
-    at: I64
-
-
-UNCHANGED = KeptValues(NONE, NONE, NONE)
 
 
 class Changes:
@@ -336,31 +325,13 @@ class Changes:
         self._make_room(update)
         self._latest += 1
         for table, given in update.items():
-            kept = self._tables.get(table, UNCHANGED)
-            last, back = np.unique(given.ids[::-1], return_index=True)
-            values = given.values[::-1][back]
-            place = np.searchsorted(kept.ids, last)
-            known = np.zeros(last.size, bool)
-            inside = place < kept.ids.size
-            known[inside] = kept.ids[place[inside]] == last[inside]
-            if known.all():
-                # in place, since all reads hold the lock; new ids, below, need new arrays
-                self._values[kept.slots[place]] = values
-                kept.at[place] = self._latest
-                continue
-            new = ~known
-            slots = np.empty(last.size, np.int64)
-            slots[known] = kept.slots[place[known]]
-            slots[new] = self._rows + np.arange(int(new.sum()))
-            self._rows += int(new.sum())
+            # logs of earlier versions repeat ids
+            ids, values = last_of_equal(given.ids, given.values)
+            kept = self._tables.setdefault(table, KeptValues())
+            slots, new = kept.put(ids, self._latest, self._rows)
+            self._rows += new
+            # in place, since all reads hold the lock
             self._values[slots] = values
-            at = kept.at.copy()
-            at[place[known]] = self._latest
-            self._tables[table] = KeptValues(
-                np.insert(kept.ids, place[new], last[new]),
-                np.insert(kept.slots, place[new], slots[new]),
-                np.insert(at, place[new], self._latest),
-            )
 
     def _make_room(self, update: Mapping[str, Stored]) -> None:
         wanted = self._rows + sum(given.ids.size for given in update.values())
@@ -381,11 +352,11 @@ class Changes:
     def _ordered(self, sizes: Mapping[str, int], encoder: Encoder) -> tuple[I64, I64]:
         """Returns (updated rows of the fused weight, sorted; their rows in the file)."""
         if self._in_order[0] != self._latest:
-            rows, slots, first = [], [], 0
+            rows, slots, first = [NONE], [NONE], 0
             for table, size in sizes.items():
-                kept = self._tables.get(table, UNCHANGED)
-                rows.append(first + encoder.vocabularies[table].rank_of_id[kept.ids])
-                slots.append(kept.slots)
+                if (kept := self._tables.get(table)) is not None:
+                    rows.append(first + encoder.vocabularies[table].rank_of_id[kept.ids])
+                    slots.append(kept.slots)
                 first += size
             fused, where = np.concatenate(rows), np.concatenate(slots)
             order = np.argsort(fused)

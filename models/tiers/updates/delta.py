@@ -14,6 +14,7 @@ from torch import Tensor
 from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.row_format import RowFormat
 from polyrec.models.tiers.slab import Bytes
+from polyrec.models.tiers.updates.last import last_of_equal
 
 
 class UpdateLayer:
@@ -23,9 +24,10 @@ class UpdateLayer:
     """
 
     def __init__(self, row_format: RowFormat, rows: I64, values: Bytes) -> None:
-        last, back = np.unique(rows[::-1], return_index=True)
+        last, kept = last_of_equal(rows, values)
         self.rows: I64 = last
-        self.values: Bytes = np.ascontiguousarray(values[::-1][back])
+        # the caller's own values may change
+        self.values: Bytes = kept.copy() if kept is values else kept
         self._units: Tensor = torch.from_numpy(self.values).view(row_format.unit)
         # most look-ups are not in a layer: a mask by low bits rules out most of them
         self._mask = (1 << max(int(4 * last.size).bit_length(), 10)) - 1

@@ -23,6 +23,7 @@ from polyrec.models.schema.vocabulary import REJECTED, Value, Vocabulary
 from polyrec.models.tiers.layout import REMOTE
 from polyrec.models.tiers.slab import Bytes
 from polyrec.models.tiers.stack import TierStack
+from polyrec.models.tiers.updates.last import last_of_equal
 from polyrec.models.tiers.updates.names import NamedId, Names, NoReservedRow
 
 MOST_CHARACTERS = 1024
@@ -67,7 +68,10 @@ Update = Mapping[str, TableUpdate]
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """An update of one table in the stored format. ids: int64 [n]; values: uint8 [n, bytes of a row]."""
+    """An update of one table in the stored format. ids: int64 [n]; values: uint8 [n, bytes of a row].
+
+    The last of equal ids counts. Distinct, ascending ids take the least time.
+    """
 
     ids: I64
     values: Bytes
@@ -174,10 +178,11 @@ def overlay(
     with stack.writing:
         encoder = stack.views.newest.encoder
         vocabularies = _vocabularies(encoder)
-        rows = [layout.base[t] + vocabularies[t].rank_of_id[given.ids] for t, given in update.items()]
+        rows = [layout.base[t] + vocabularies[t].rank_of_id.take(given.ids) for t, given in update.items()]
+        values = [given.values for given in update.values()]
         stack.update(
-            np.concatenate(rows),
-            np.concatenate([given.values for given in update.values()]),
+            rows[0] if len(rows) == 1 else np.concatenate(rows),
+            values[0] if len(rows) == 1 else np.concatenate(values),
             None if added is None or encoder is None else encoder.with_added(added),
         )
         if remote is None or not layout.rows[REMOTE]:
@@ -213,11 +218,9 @@ def _pack(
     _check_ids(table, ids, vocabulary.rank_of_id, layout.sizes[layout.tables.index(table)])
     stored = np.empty((0, row_format.bytes), np.uint8)
     if ids.size:
-        values = _values(table, ids, given.values, row_format.width)
-        last, back = np.unique(ids[::-1], return_index=True)
-        if last.size < ids.size:
-            # a feed repeats hot rows: only the last value is quantized, logged and kept
-            ids, values = last, values[::-1][back]
+        _check_values(table, ids, given.values, row_format.width)
+        # only the last value of a row is quantized, logged and kept
+        ids, values = last_of_equal(ids, given.values)
         quantized = quantize(torch.from_numpy(values), row_format.precision)
         stored = quantized.contiguous().view(torch.uint8).numpy().reshape(ids.size, row_format.bytes)
     new = {n.value: n.id for n in named if n.id is not None and n.value not in vocabulary.added}
@@ -225,6 +228,7 @@ def _pack(
     if gone:
         ids = np.concatenate((ids, np.array(list(gone.values()), np.int64)))
         stored = np.concatenate((stored, np.repeat(_unknown_row(stack, table), len(gone), 0)))
+        ids, stored = last_of_equal(ids, stored)
         named += [NamedId(value, None) for value in gone if value in new or value in vocabulary.added]
     if ids.size:
         packed.rows[table] = Stored(ids, stored)
@@ -315,21 +319,23 @@ def _unknown_row(stack: TierStack, table: str) -> Bytes:
 
 
 def _check_ids(table: str, ids: I64, rank_of_id: I64, stored: int) -> None:
-    outside = (ids < 0) | (ids >= rank_of_id.size)
-    if outside.any():
+    if not ids.size:
+        return
+    if ids.min() < 0 or ids.max() >= rank_of_id.size:
+        outside = ids[(ids < 0) | (ids >= rank_of_id.size)][0]
+        raise UpdateError(f"update: table '{table}' has ids 0 to {rank_of_id.size - 1}, not {outside}")
+    if stored == rank_of_id.size:
+        return
+    computed = ids[rank_of_id[ids] >= stored]
+    if computed.size:
         raise UpdateError(
-            f"update: table '{table}' has ids 0 to {rank_of_id.size - 1}, not {ids[outside][0]}"
+            f"update: the vector of id {computed[0]} of table '{table}' is computed, not stored"
         )
-    ranks = rank_of_id[ids]
-    if ranks.size and ranks.max() >= stored:
-        computed = ids[ranks >= stored][0]
-        raise UpdateError(f"update: the vector of id {computed} of table '{table}' is computed, not stored")
 
 
-def _values(table: str, ids: I64, values: F32, width: int) -> F32:
+def _check_values(table: str, ids: I64, values: F32, width: int) -> None:
     if values.shape != (ids.size, width):
         raise UpdateError(f"update: table '{table}' wants ({ids.size}, {width}) numbers, not {values.shape}")
-    # not (all within) instead of any beyond: NaN compares as false
-    if not (np.abs(values) <= GREATEST_VALUE).all():
+    # not (both within) instead of any beyond: NaN compares as false
+    if not (values.max() <= GREATEST_VALUE and values.min() >= -GREATEST_VALUE):
         raise UpdateError(f"update: a value of table '{table}' is not within {GREATEST_VALUE:,.0f} of 0")
-    return values

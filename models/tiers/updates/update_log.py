@@ -17,20 +17,28 @@ import os
 import struct
 import threading
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from polyrec.models.errors import PolyrecError
 from polyrec.models.tiers.updates.names import NameChanges, NamedId
 from polyrec.models.tiers.updates.update import Stored
 
+Buffer = bytes | memoryview
+
 log = logging.getLogger("polyrec.serving")
 
 MAGIC = b"polyrec-updates-1\n"
 _FRAME = struct.Struct("<II")
+# msgpack's heads: of arrays of 2 and 3, of a map, of bytes
+_ARRAY_OF_2, _ARRAY_OF_3, _MAP, _BYTES = b"\x92", b"\x93", struct.Struct(">BI"), struct.Struct(">BI")
+MOST_PARTS = 1024
+"""Parts of a system call, the kernel's limit."""
 MOST_RECORD_BYTES = 2**31
 SUPERSEDED = 4
 """The log is rewritten when it is this many times as large as its rows' last values."""
@@ -42,10 +50,10 @@ class UpdateLogError(PolyrecError):
 
 
 class StoredRows(msgspec.Struct, array_like=True, frozen=True):
-    """Rows of one table. ids: int64, little-endian; values: bytes of all rows."""
+    """Bytes of the rows of one table. ids: int64, little-endian; values: of all rows."""
 
-    ids: bytes
-    values: bytes
+    ids: memoryview
+    values: memoryview
 
 
 class Record(msgspec.Struct, array_like=True, frozen=True):
@@ -77,7 +85,7 @@ def record_of(key: str, update: Mapping[str, Stored], names: NameChanges | None 
     return Record(
         key,
         {
-            table: StoredRows(given.ids.astype("<i8", copy=False).tobytes(), given.values.tobytes())
+            table: StoredRows(_bytes(given.ids.astype("<i8", copy=False)), _bytes(given.values))
             for table, given in update.items()
             if given.ids.size
         },
@@ -126,7 +134,7 @@ class UpdateLog:
         if os.fstat(fd).st_size < len(MAGIC) and MAGIC.startswith(os.pread(fd, len(MAGIC), 0)):
             # new, or a crash came before its first record
             os.ftruncate(fd, 0)
-            _write_at(fd, MAGIC, 0)
+            _write_at(fd, [MAGIC], 0)
             os.fsync(fd)
             new = True
         if new:
@@ -187,20 +195,31 @@ class UpdateLog:
             raise OSError(0, self._broken)
         frame = self._frame(record)
         try:
-            _write_at(self._fd, frame, self.bytes)
+            written = _write_at(self._fd, frame, self.bytes)
         except OSError:
             os.ftruncate(self._fd, self.bytes)
             raise
-        self.bytes += len(frame)
-        self._appended += len(frame)
+        self.bytes += written
+        self._appended += written
         return self._appended
 
-    def _frame(self, record: Record) -> bytes:
-        """Returns the bytes of a record. Raises OSError if it is so long that it would be read as torn."""
-        payload = self._encoder.encode(record)
-        if len(payload) > MOST_RECORD_BYTES:
-            raise OSError(errno.EFBIG, f"an update of {len(payload)} bytes; at most {MOST_RECORD_BYTES}")
-        return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
+    def _frame(self, record: Record) -> list[Buffer]:
+        """Returns the bytes of a record in parts, as other threads wait while a long one is copied.
+
+        Raises OSError if it is so long that it would be read as torn.
+        """
+        encode = self._encoder.encode
+        parts: list[Buffer] = [_ARRAY_OF_3 + encode(record.key) + _MAP.pack(0xDF, len(record.tables))]
+        for table, rows in record.tables.items():
+            parts.append(encode(table) + _ARRAY_OF_2 + _BYTES.pack(0xC6, len(rows.ids)))
+            parts += rows.ids, _BYTES.pack(0xC6, len(rows.values)), rows.values
+        parts.append(encode(record.names))
+        length, checksum = sum(map(len, parts)), 0
+        if length > MOST_RECORD_BYTES:
+            raise OSError(errno.EFBIG, f"an update of {length} bytes; at most {MOST_RECORD_BYTES}")
+        for part in parts:
+            checksum = zlib.crc32(part, checksum)
+        return [_FRAME.pack(length, checksum), *parts]
 
     @property
     def position(self) -> int:
@@ -238,7 +257,7 @@ class UpdateLog:
             fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             # opened first: behind the replacement nothing may fail for want of a descriptor
             folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
-            at = _write_at(fd, MAGIC, 0)
+            at = _write_at(fd, [MAGIC], 0)
             for record in records:
                 at += _write_at(fd, self._frame(record), at)
             os.fsync(fd)
@@ -280,12 +299,22 @@ class UpdateLog:
         os.close(self._lock)
 
 
-def _write_at(fd: int, content: bytes, at: int) -> int:
-    """Writes all of the content; returns its length."""
-    view, done = memoryview(content), 0
-    while done < len(view):
-        done += os.pwrite(fd, view[done:], at + done)
+def _write_at(fd: int, parts: Sequence[Buffer], at: int) -> int:
+    """Writes all parts, one after another; returns their length."""
+    left, done = [memoryview(part) for part in parts], 0
+    while left:
+        written = os.pwritev(fd, left[:MOST_PARTS], at + done)
+        done += written
+        while left and written >= len(left[0]):
+            written -= len(left.pop(0))
+        if left:
+            left[0] = left[0][written:]
     return done
+
+
+def _bytes(array: NDArray[Any]) -> memoryview:
+    """Returns the bytes of an array, without a copy if it is contiguous."""
+    return np.ascontiguousarray(array).data.cast("B")
 
 
 def _read_at(fd: int, length: int, at: int) -> bytes:

@@ -7,28 +7,31 @@ import numpy as np
 import pytest
 
 from polyrec.models.tiers.disk.reads import Kind
-from polyrec.models.tiers.disk.row_writer import ROWS, RowWriter
+from polyrec.models.tiers.disk.row_writer import MAPPED_ROWS, ROWS, RowWriter
 
 ROW = 256
+KINDS = [None, "io_uring", "threads"]
 
 
-def opened(file: int, kind: Kind) -> RowWriter:
+def opened(file: int, kind: Kind | None) -> RowWriter:
     try:
         return RowWriter(file, ROW, kind)
     except OSError as e:
         pytest.skip(f"this machine has no {kind}: {e}")
 
 
-@pytest.mark.parametrize("kind", ["io_uring", "threads"])
-@pytest.mark.parametrize("count", [0, 1, ROWS, 3 * ROWS + 5])
-def test_rows_are_written_to_their_places_and_nothing_else(tmp_path: Path, kind: Kind, count: int) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("count", [0, 1, ROWS, 3 * ROWS + 5, MAPPED_ROWS // 2 + 1])
+def test_rows_are_written_to_their_places_and_nothing_else(
+    tmp_path: Path, kind: Kind | None, count: int
+) -> None:
     random = np.random.default_rng(count)
-    wanted = random.integers(0, 256, (2000, ROW), np.uint8)
+    wanted = random.integers(0, 256, (3000, ROW), np.uint8)
     (tmp_path / "rows").write_bytes(wanted.tobytes())
     file = os.open(tmp_path / "rows", os.O_RDWR)
     writer = opened(file, kind)
     for _ in range(3):
-        rows = random.permutation(2000)[:count]
+        rows = random.permutation(3000)[:count]
         wanted[rows] = values = random.integers(0, 256, (count, ROW), np.uint8)
         writer.write(rows * ROW, values)
         assert (tmp_path / "rows").read_bytes() == wanted.tobytes()
@@ -36,8 +39,8 @@ def test_rows_are_written_to_their_places_and_nothing_else(tmp_path: Path, kind:
     os.close(file)
 
 
-@pytest.mark.parametrize("kind", ["io_uring", "threads"])
-def test_a_write_that_fails_raises_and_the_next_one_succeeds(tmp_path: Path, kind: Kind) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_write_that_fails_raises_and_the_next_one_succeeds(tmp_path: Path, kind: Kind | None) -> None:
     (tmp_path / "rows").write_bytes(bytes(4 * ROW))
     file = os.open(tmp_path / "rows", os.O_RDWR)
     writer = opened(file, kind)
@@ -46,5 +49,17 @@ def test_a_write_that_fails_raises_and_the_next_one_succeeds(tmp_path: Path, kin
         writer.write(np.array([0, -ROW]), values)
     writer.write(np.array([0, 2 * ROW]), values)
     assert (tmp_path / "rows").read_bytes() == (bytes([1]) * ROW + bytes(ROW)) * 2
+    writer.close()
+    os.close(file)
+
+
+def test_a_row_beyond_the_end_of_a_file_that_was_cut_is_an_error_and_no_signal(tmp_path: Path) -> None:
+    """A store to the mapping would end the process."""
+    (tmp_path / "rows").write_bytes(bytes(64 * ROW))
+    file = os.open(tmp_path / "rows", os.O_RDWR)
+    writer = RowWriter(file, ROW)
+    os.truncate(tmp_path / "rows", 8 * ROW)
+    with pytest.raises(OSError, match="could not be written"):
+        writer.write(np.array([0, 32 * ROW]), np.ones((2, ROW), np.uint8))
     writer.close()
     os.close(file)

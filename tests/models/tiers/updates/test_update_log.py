@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 
 from polyrec.models.tiers.updates import update_log as update_log_module
 from polyrec.models.tiers.updates.changes import Changes
+from polyrec.models.tiers.updates.names import NamedId
 from polyrec.models.tiers.updates.update import Stored, StoredUpdate, UpdateNotKept
 from polyrec.models.tiers.updates.update_log import MAGIC, Record, UpdateLog, UpdateLogError, record_of
 
@@ -153,21 +156,55 @@ def test_a_full_disk_leaves_the_log_as_it_was(tmp_path: Path, monkeypatch: pytes
     file = tmp_path / "u"
     changes = Changes(tmp_path, UpdateLog(file))
     changes.apply(stored([1], 1))
-    actual = os.pwrite
+    before = file.read_bytes()
 
-    def half(fd: int, content: bytes, at: int) -> int:
+    def half(fd: int, parts: Sequence[bytes], at: int) -> int:
+        content = b"".join(parts)
         if len(content) < 30:
             raise OSError(28, "No space left on device")
-        return actual(fd, content[: len(content) - 20], at)
+        return os.pwrite(fd, content[: len(content) - 20], at)
 
     with monkeypatch.context() as patched:
-        patched.setattr(os, "pwrite", half)
+        patched.setattr(os, "pwritev", half)
         with pytest.raises(UpdateNotKept, match="No space left"):
             changes.apply(stored([2], 2))
+    assert file.read_bytes() == before
     assert rows_of(changes) == {1: bytes([1]) * WIDTH}
     changes.apply(stored([3], 3))
     changes.close(remove=False)
     assert reopened(file) == {1: bytes([1]) * WIDTH, 3: bytes([3]) * WIDTH}
+
+
+@pytest.mark.parametrize("most_bytes", [11, 10_000])
+@pytest.mark.parametrize("tables", [0, 1, 3, 700])
+def test_a_record_in_the_file_is_what_msgpack_encodes_however_the_kernel_cuts_writes(
+    tables: int, most_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random = np.random.default_rng(tables)
+    update = {}
+    for number in range(tables):
+        count = int(random.integers(1, 4))
+        values = random.integers(0, 256, (2 * count, WIDTH), np.uint8)
+        # not contiguous
+        update[f"table {number}"] = Stored(random.integers(0, 2**40, count), values[::2])
+    names = {"table 0": [NamedId("Köln", 3, 1.5), NamedId(7, None)]}
+    record = record_of("key", update, names)
+
+    def short(fd: int, parts: Sequence[bytes], at: int) -> int:
+        return os.pwrite(fd, b"".join(parts)[:most_bytes], at)
+
+    monkeypatch.setattr(os, "pwritev", short)
+    log = UpdateLog(tmp_path / "u")
+    log.append(record)
+    payload = (tmp_path / "u").read_bytes()[len(MAGIC) + 8 :]
+    assert msgspec.msgpack.decode(payload) == msgspec.msgpack.decode(msgspec.msgpack.encode(record))
+    (again,) = log.replay()
+    assert again.name_changes() == names
+    assert again.updates().keys() == update.keys()
+    for table, rows in again.updates().items():
+        assert np.array_equal(rows.ids, update[table].ids)
+        assert np.array_equal(rows.values, update[table].values)
+    log.close()
 
 
 def test_a_file_that_is_no_log_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

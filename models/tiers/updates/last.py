@@ -1,0 +1,30 @@
+"""The last of equal rows in an update: a feed repeats hot rows, and only their last values count."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyrec.models.schema.batch import I64
+
+Number = TypeVar("Number", bound=np.generic)
+
+
+def last_of_equal(rows: I64, values: NDArray[Number]) -> tuple[I64, NDArray[Number]]:
+    """Returns (distinct rows, ascending; the last values of each). rows: int64 [n], none negative.
+
+    values: [n, ...]. Rows that are distinct and ascending are returned as they are.
+    """
+    if (rows[1:] > rows[:-1]).all():
+        return rows, values
+    # one sort of plain numbers, the place below the row: several times as fast as sorting places by rows
+    bits = int(rows.size).bit_length()
+    keys = rows << bits
+    keys |= np.arange(rows.size)
+    keys.sort()
+    distinct = keys >> bits
+    last = np.ones(rows.size, bool)
+    np.not_equal(distinct[1:], distinct[:-1], out=last[:-1])
+    return distinct[last], values.take(keys[last] & ((1 << bits) - 1), axis=0)
