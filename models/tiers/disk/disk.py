@@ -344,6 +344,9 @@ class DiskTier:
             self._reap()
 
     def _read(self, pages: I64) -> I64:
+        """Starts reading distinct pages that have no slot, as far as there is room; returns their slots."""
+        if not pages.size:
+            return pages
         slots = self.staged.claim(pages)
         size = self._slab.page_bytes
         ticket = self._reader.submit(pages[: slots.size] * size, self._slab.page(slots), size)
