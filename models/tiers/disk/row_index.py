@@ -20,7 +20,7 @@ LOAD = 0.625
 """Maximum share of the entries in use. A key has two buckets; at this load 1 in 50,000 finds both full."""
 INDEX_BYTES = (4 + 4) / LOAD + 4
 """Bytes for each slot: key and slot of the entries, and each slot's entry."""
-_MULTIPLIERS = np.array([[0x9E3779B1], [0x85EBCA77]])
+_MULTIPLIERS: I64 = np.array([[0x9E3779B1], [0x85EBCA77]])
 _LOW = 0xFFFFFFFF
 
 
@@ -134,7 +134,7 @@ class RecentRows:
 def _buckets(keys: I64, buckets: int, choices: int = 2) -> I64:
     """Returns the buckets of each key, int64 [choices, n]."""
     # multiplicative hashing onto any number of buckets
-    mixed = (keys * _MULTIPLIERS[:choices]) & _LOW
+    mixed: I64 = (keys * _MULTIPLIERS[:choices]) & _LOW
     return (mixed * buckets) >> 32
 
 
