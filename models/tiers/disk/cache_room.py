@@ -48,7 +48,7 @@ def divide(
     pages = max(min(int(cache_bytes * PAGE_SHARE / a_page), MOST_PAGES, file_pages), 1)
     # memory is mapped in whole pages, and has one row more
     rounding = mmap.PAGESIZE + page_bytes + row_bytes + ROUNDING_BYTES
-    left = max(cache_bytes - pages * a_page - rounding, 0)
+    left: float = max(cache_bytes - pages * a_page - rounding, 0)
     joining = min(joining, int(left * JOINING_SHARE / SLOT_BYTES))
     if joining:
         left -= joining * SLOT_BYTES + (host_rows - joining) * UNUSED_SLOT_BYTES

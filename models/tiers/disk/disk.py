@@ -3,8 +3,8 @@
 The missing pages of a batch are found with whole-array operations and read once each, concurrently, into
 staging slots of the slab that the batch is gathered from; a batch with more missing pages than slots is
 served in parts. `prefetch` starts these reads for a queued batch. The rows that were asked for are copied to
-the row cache, which is most of the memory. The file is opened for direct reads if possible, because the
-kernel's page cache would hold the same rows, and their neighbors, once more.
+the row cache, which is most of the memory, those of some batches at a time. The file is opened for direct
+reads if possible, because the kernel's page cache would hold the same rows, and their neighbors, once more.
 
 The file is a working copy: bundles are immutable, and updated rows are written here.
 """
@@ -31,6 +31,7 @@ from polyrec.models.tiers.disk.row_cache import RowCache
 from polyrec.models.tiers.disk.row_index import NOWHERE
 from polyrec.models.tiers.disk.row_writer import RowWriter
 from polyrec.models.tiers.disk.staging import StagedPages
+from polyrec.models.tiers.disk.waiting_rows import WaitingRows
 from polyrec.models.tiers.slab import Bytes, Slab
 
 log = logging.getLogger("polyrec.tiers")
@@ -73,7 +74,8 @@ class DiskTier:
         self.path, self.rows = path, rows
         self._slab = slab
         self.pages = pages_of(slab, rows)
-        self.staged = StagedPages(self.pages, slab.pages)
+        self.staged = StagedPages(slab.pages)
+        self._waiting = WaitingRows(self.staged.pins)
         # slots are numbered from the first row that may become one
         self._first = 0 if joining else kept
         self.row_cache = RowCache(rows, slab.rows - kept, kept - self._first, joining)
@@ -127,38 +129,27 @@ class DiskTier:
             self.row_cache.pins[kept] += 1
             addresses = self._slab.of_rows(np.maximum(slots, 0) + self._first)
             away = np.flatnonzero(~here)
-            none, claims = away[:0], self.row_cache.claims
+            none = away[:0]
             if not away.size:
-                return PinnedRows(addresses, none, none, kept, (), none, 0, none, none, (none, none), claims)
-            fresh, first, back, looked_up = np.unique(
-                rows[away], return_index=True, return_inverse=True, return_counts=True
-            )
-            # rows are sorted, so equal pages are adjacent
-            page, place = np.divmod(fresh, self._slab.rows_a_page)
+                return PinnedRows(addresses, none, none, kept, (), none, 0, (none, none, none))
+            # equal rows are adjacent, and so are equal pages
+            away = away[np.argsort(rows[away], kind="stable")]
+            row = rows[away]
+            page, place = np.divmod(row, self._slab.rows_a_page)
             begins = _begins(page)
             of_page = np.cumsum(begins) - 1
             slot_of_page, read = self._stage(page[begins], wait=not kept.size)
             served = slot_of_page[slot_of_page != NOWHERE]
             tickets = set(self._ticket_of_slot[served].tolist()) - {0} if self._flying else set()
         slot = slot_of_page[of_page]
-        staged = slot != NOWHERE
-        addresses[away] = self._slab.of_pages(np.maximum(slot, 0), place)[back]
-        left = none if staged.all() else away[~staged[back]]
-        missed = away[first[staged & read[of_page]]]
-        if left.size:
-            fresh, looked_up, slot, place = fresh[staged], looked_up[staged], slot[staged], place[staged]
+        missed = away[read[of_page] & _begins(row)]
+        left = none
+        if served.size < slot_of_page.size:
+            staged = slot != NOWHERE
+            left, away, row, slot, place = (away[~staged], *(x[staged] for x in (away, row, slot, place)))
+        addresses[away] = self._slab.of_pages(slot, place)
         return PinnedRows(
-            addresses,
-            left,
-            served,
-            kept,
-            tuple(tickets),
-            missed,
-            int(read.sum()),
-            fresh,
-            looked_up - 1,
-            (slot, place),
-            claims,
+            addresses, left, served, kept, tuple(tickets), missed, int(read.sum()), (row, slot, place)
         )
 
     def _stage(self, pages: I64, wait: bool) -> tuple[I64, NDArray[np.bool_]]:
@@ -193,19 +184,20 @@ class DiskTier:
             except OSError:
                 self._lost(ticket)
                 raise
-        if held.fresh.size and self.row_cache.slots:
+        if held.paged[0].size and self.row_cache.slots:
             with self._lock:
-                fresh, repeats, (page, place) = held.fresh, held.repeats, held.places
-                # an update does not reach pages that the index lacks: they are read, but not kept
-                new = self.staged.holds(page)
-                if self.row_cache.claims != held.claims:
-                    # another batch may have added the same rows meanwhile
-                    new &= self.row_cache.find(fresh) == NOWHERE
-                fresh, repeats, page, place = fresh[new], repeats[new], page[new], place[new]
-                order = np.argsort(-repeats, kind="stable")
-                slots, which = self.row_cache.claim(fresh[order], repeats[order])
-                which = order[which]
-                self._slots[slots] = self._paged[page[which], place[which]]
+                self._waiting.add(*held.paged)
+                if self._waiting.many:
+                    self._enter()
+
+    def _enter(self) -> None:
+        """Copies waiting rows from their pages into the row cache."""
+        rows, page, place, lookups = self._waiting.take()
+        # some may have entered after they were looked up
+        new = np.flatnonzero(self.row_cache.find(rows) == NOWHERE)
+        slots, which = self.row_cache.claim(rows[new], lookups[new] - 1)
+        which = new[which]
+        self._slots[slots] = self._paged[page[which], place[which]]
 
     def release(self, held: PinnedRows) -> None:
         """Unpins rows."""
@@ -352,6 +344,9 @@ class DiskTier:
             self._reap()
 
     def _read(self, pages: I64) -> I64:
+        """Starts reading distinct pages that have no slot, as far as there is room; returns their slots."""
+        if not pages.size:
+            return pages
         slots = self.staged.claim(pages)
         size = self._slab.page_bytes
         ticket = self._reader.submit(pages[: slots.size] * size, self._slab.page(slots), size)

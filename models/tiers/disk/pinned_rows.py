@@ -15,8 +15,7 @@ class PinnedRows:
     found no room, to be acquired after `release`.
     kept: slots in the row cache, which may repeat. slots: distinct slots of pages, for the other rows.
     missed: look-ups that waited for a read: the first of each row that was not in memory.
-    fresh, repeats, places: the distinct rows in pages, their look-ups but the first, and the (slot, place in
-    page) of each. claims: the row cache's count of claims when the rows were not in it.
+    paged: (row, slot of its page, place in the page) of each served look-up of the other rows.
     """
 
     addresses: I64
@@ -26,7 +25,4 @@ class PinnedRows:
     tickets: tuple[int, ...]
     missed: I64
     pages_read: int
-    fresh: I64
-    repeats: I64
-    places: tuple[I64, I64]
-    claims: int
+    paged: tuple[I64, I64, I64]

@@ -34,8 +34,8 @@ class RowCache:
     slots: number of slots at the start; their numbers begin at `first`. joining: how many of the slots
     `0 ... first - 1` may `join` later.
 
-    pins: int16 [first + slots]; a pinned slot keeps its row. claims: number of `claim` calls. returned: rows
-    that `claim` was given soon after their eviction.
+    pins: int16 [first + slots]; a pinned slot keeps its row. returned: rows that `claim` was given soon after
+    their eviction.
     """
 
     def __init__(self, rows: int, slots: int, first: int = 0, joining: int = 0) -> None:
@@ -51,7 +51,7 @@ class RowCache:
         self._joining = joining
         self._uses = np.zeros(first + slots, np.uint8)
         self.pins = np.zeros(first + slots, np.int16)
-        self.claims = self.returned = 0
+        self.returned = 0
 
     @property
     def slots(self) -> int:
@@ -107,7 +107,6 @@ class RowCache:
         already have. Returns (slots, which), int64 [m] both: slot i is for rows[which[i]]. Rows that would
         leave the small queue before the end of the batch, or find all others pinned, get none.
         """
-        self.claims += 1
         if not self.slots:
             return rows[:0], rows[:0]
         returning = self._remembered.has(rows)

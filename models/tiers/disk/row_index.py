@@ -20,7 +20,7 @@ LOAD = 0.625
 """Maximum share of the entries in use. A key has two buckets; at this load 1 in 50,000 finds both full."""
 INDEX_BYTES = (4 + 4) / LOAD + 4
 """Bytes for each slot: key and slot of the entries, and each slot's entry."""
-_MULTIPLIERS = (0x9E3779B1, 0x85EBCA77)
+_MULTIPLIERS: I64 = np.array([[0x9E3779B1], [0x85EBCA77]])
 _LOW = 0xFFFFFFFF
 
 
@@ -45,21 +45,14 @@ class RowIndex:
     def find(self, keys: I64) -> I64:
         """Returns the slot of each key, int64 [n], or NOWHERE. Keys may repeat."""
         slots = np.full(keys.size, NOWHERE, np.int64)
-        at, entry = self._probe(keys, 0)
-        slots[at] = self._slot.take(entry)
-        if at.size < keys.size:
-            left = np.flatnonzero(slots == NOWHERE)
-            at, entry = self._probe(keys[left], 1)
-            slots[left[at]] = self._slot.take(entry)
-        return slots
-
-    def _probe(self, keys: I64, choice: int) -> tuple[I64, I64]:
-        """Returns (which keys are in their first or second bucket, their entries)."""
-        bucket = _bucket(keys, self._buckets, choice)
-        # a key is in one entry at most
-        same = np.flatnonzero(self._key.take(bucket, axis=0) == keys[:, None])
+        # both buckets at once: for the keys of a query, the number of array operations is what counts
+        buckets = _buckets(keys, self._buckets).ravel()
+        found = self._key.take(buckets, axis=0).reshape(2, keys.size, WAYS) == keys[:, None]
+        same = np.flatnonzero(found)
         at = same // WAYS
-        return at, bucket.take(at) * WAYS + same % WAYS
+        # a key is in one entry at most
+        slots[at % keys.size] = self._slot.take(buckets.take(at) * WAYS + same % WAYS)
+        return slots
 
     def key(self, slots: I64) -> I64:
         """Returns the key of each slot, int64 [n], or NOWHERE."""
@@ -74,7 +67,7 @@ class RowIndex:
         """
         stored = np.zeros(keys.size, bool)
         left = np.arange(keys.size)
-        both = np.stack([_bucket(keys, self._buckets, choice) for choice in (0, 1)])
+        both = _buckets(keys, self._buckets)
         in_first, in_second = (self._key.take(both, axis=0) == NOWHERE).sum(axis=2)
         choice = (in_second > in_first).astype(np.int64)
         for tried in (0, 1):
@@ -123,13 +116,13 @@ class RecentRows:
 
     def has(self, keys: I64) -> NDArray[np.bool_]:
         """Returns which keys are remembered, bool [n]."""
-        bucket = _bucket(keys, self._buckets, 0)
+        bucket = _buckets(keys, self._buckets, 1)[0]
         known: NDArray[np.bool_] = (self._key.take(bucket, axis=0) == keys[:, None]).any(axis=1)
         return known
 
     def add(self, keys: I64) -> None:
         """Remembers keys, int64 [n], distinct."""
-        bucket = _bucket(keys, self._buckets, 0)
+        bucket = _buckets(keys, self._buckets, 1)[0]
         order = np.argsort(bucket, kind="stable")
         keys, bucket = keys[order], bucket[order]
         way = (self._next[bucket] + _turns(bucket)) % WAYS
@@ -138,10 +131,10 @@ class RecentRows:
         self._next[bucket] = (way + 1) % WAYS
 
 
-def _bucket(keys: I64, buckets: int, choice: int) -> I64:
-    """Returns the first (choice 0) or second bucket of each key."""
+def _buckets(keys: I64, buckets: int, choices: int = 2) -> I64:
+    """Returns the buckets of each key, int64 [choices, n]."""
     # multiplicative hashing onto any number of buckets
-    mixed = (keys * _MULTIPLIERS[choice]) & _LOW
+    mixed: I64 = (keys * _MULTIPLIERS[:choices]) & _LOW
     return (mixed * buckets) >> 32
 
 

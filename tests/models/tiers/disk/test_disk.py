@@ -105,6 +105,25 @@ def test_two_batches_that_wait_for_the_same_rows_keep_them_once(roomy: DiskTier)
     roomy.release(again)
 
 
+def test_rows_wait_in_their_pages_and_enter_the_row_cache_together(roomy: DiskTier) -> None:
+    value = np.arange(roomy.rows)
+    pages_read = []
+    cached = []
+    for rows in ([0, 1], [1, 0], [800], [0, 1, 800]):
+        held = roomy.acquire(np.array(rows))
+        roomy.ready(held)
+        assert (numbers(roomy, held) == value[rows]).all()
+        roomy.release(held)
+        pages_read.append(held.pages_read)
+        cached.append(int((roomy.row_cache.find(np.array([0, 1, 800])) >= 0).sum()))
+        # rows that wait are written as well
+        value[1] += roomy.rows
+        roomy.write(np.array([1]), rows_of(value[[1]]))
+    assert pages_read == [1, 0, 1, 0]
+    assert cached == [0, 0, 3, 3]
+    assert not roomy.staged.pins.any()
+
+
 def test_of_rows_to_keep_the_hottest_find_a_place(roomy: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ROWS_AT_ONCE", 50)
     slots = roomy.row_cache.slots
