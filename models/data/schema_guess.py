@@ -23,6 +23,7 @@ import yaml
 from polyrec.models.data.parquet import open_parquet, parquet_files
 from polyrec.models.data.remote.path import DataPath, data_path
 from polyrec.models.errors import DataError, SchemaError
+from polyrec.models.evaluation.metrics import auc
 from polyrec.models.files import validate_as
 from polyrec.models.schema.schema import RESERVED, Schema
 
@@ -41,6 +42,8 @@ FEW_VALUES = 64
 """Integers below this that take most values of their range are ids rather than amounts."""
 MANY_VALUES = 1000
 """A vocabulary beyond this leaves out values seen once: their rows cannot be learned."""
+TELLING = 0.95
+"""AUC of a number alone from which on it was probably written with the label, or after it."""
 UNIQUE_SHARE = 0.9
 """A text that differs in so many of the rows names the row, and says nothing about others."""
 
@@ -105,6 +108,13 @@ def guess_schema(
     features: dict[str, list[dict[str, Any]]] = {"dense": [], "categorical": []}
     for column in rest:
         found, why = _feature(column, data[column])
+        if found is not None and _is_number(data[column].type):
+            alone = _auc_alone(data[column], data[label_of["column"]], label_of.get("positive_above", 0.0))
+            if alone > TELLING:
+                found, why = (
+                    None,
+                    (f"alone it tells the label (AUC {alone:.2f}): known only later? If not, add it"),
+                )
         if found is None:
             left_out[column] = why
             continue
@@ -328,6 +338,17 @@ def _is_time(name: str, type_: pa.DataType) -> bool:
 
 def _is_number(type_: pa.DataType) -> bool:
     return bool(pt.is_integer(type_) or pt.is_floating(type_) or pt.is_boolean(type_))
+
+
+def _auc_alone(column: pa.ChunkedArray, label: pa.ChunkedArray, above: float) -> float:
+    """AUC of a column's values, or of their negatives if that is more, for the label above a value."""
+    values, labels = (c.cast(pa.float64()).to_numpy(zero_copy_only=False) for c in (column, label))
+    known = np.isfinite(values) & np.isfinite(labels)
+    positive = (labels[known] > above).astype(np.float64)
+    if not 0 < positive.sum() < positive.size:
+        return 0.5
+    found = auc(values[known], positive)
+    return max(found, 1 - found)
 
 
 def _distinct_numbers(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:

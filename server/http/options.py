@@ -82,7 +82,7 @@ def parse_options(headers: Headers) -> RequestOptions:
 def parse_budget_s(value: bytes, where: str = "header X-Latency-Budget-Ms") -> float:
     """Parses a number of milliseconds; returns seconds. where: its place, for messages. Raises Malformed."""
     try:
-        budget_ms = float(value)
+        budget_ms = math.nan if b"_" in value else float(value)  # float takes 1_000
     except ValueError:
         budget_ms = math.nan
     if not 0 < budget_ms <= MOST_BUDGET_MS:

@@ -68,6 +68,21 @@ def test_columns_become_what_they_look_like(file: Path) -> None:
     assert set(guess.left_out) == {"query_id", "at", "row_key", "always", "raw", "fold"}
 
 
+def test_a_number_that_tells_the_label_is_left_out(columns: dict[str, Any], tmp_path: Path) -> None:
+    random = np.random.default_rng(2)
+    clicked = columns["clicked"]
+    columns = columns | {
+        "seconds_read": np.where(clicked, 30.0, 0.0) + random.random(ROWS),
+        "seconds_until_gone": 9 - 5 * clicked,
+        "hint": clicked + random.normal(0, 1, ROWS),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "f.parquet")
+    guess = guess_schema(tmp_path / "f.parquet")
+    assert "alone it tells the label (AUC 1.00)" in guess.left_out["seconds_read"]
+    assert "seconds_until_gone" in guess.left_out
+    assert "hint" in guess.schema.candidate.names
+
+
 def test_the_file_is_the_schema_and_says_why(file: Path, tmp_path: Path) -> None:
     guess = guess_schema(file)
     text = guess.as_yaml("clicks.parquet")

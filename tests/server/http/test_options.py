@@ -40,6 +40,7 @@ def test_the_smallest_budget_is_not_the_default_one() -> None:
     [
         (b"x-latency-budget-ms", b"0", "X-Latency-Budget-Ms is '0'"),
         (b"x-latency-budget-ms", b"nan", "X-Latency-Budget-Ms is 'nan'"),
+        (b"x-latency-budget-ms", b"1_000", "X-Latency-Budget-Ms is '1_000'"),
         (b"x-latency-budget-ms", b"3600001", "an hour"),
         (b"x-polyrec-priority", b"-1", "X-Polyrec-Priority is '-1'"),
         (b"x-polyrec-priority", b"9999999999", "X-Polyrec-Priority"),
