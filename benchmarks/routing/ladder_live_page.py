@@ -123,19 +123,22 @@ def bound(paths: Sequence[Mapping[str, Any]], load: str, mean: float, speed: flo
 def compared(
     turns: Sequence[Mapping[str, Run]], chosen: str, widest: str, most: Mapping[str, float]
 ) -> dict[str, Any]:
-    """Figures of one load. turns: of each turn, figures by policy, maybe not of all. most: by
-    policy, the bound at the speed of the core during its runs.
+    """Figures of one load. turns: of each turn, figures by policy, maybe not of all. most: by policy, the
+    bound at the speed of the core during its runs.
 
-    information, ok, refused: means by policy; best: the static path with the most information over the turns
-    of all policies; over_best, over_chosen, over_widest, mprec_over_best: ratios; at_most: what no policy can
-    exceed, by name of the ratio; mix: mean share of rows by path of `priced`; turns: those with it and best.
+    information, ok, refused: means by policy; best: of the static paths with at least half as many turns as
+    any, the one of most information in the turns of all these; over_best, over_chosen, over_widest,
+    mprec_over_best: ratios; at_most: what no policy can exceed, by name of the ratio; mix: mean share of rows
+    by path of `priced`; turns: those with it and best.
     """
     policies = list(dict.fromkeys(policy for turn in turns for policy in turn))
     of = {p: [turn[p] for turn in turns if p in turn] for p in policies}
     information = {p: mean(run["information"] or NOTHING for run in runs) for p, runs in of.items()}
-    whole = [turn for turn in turns if len(turn) == len(policies)] or turns[:1]
-    static = [p for p in whole[0] if p.startswith("static:")]
-    best = max(static, key=lambda p: mean(turn[p]["information"] or NOTHING for turn in whole))
+    counts = {p: len(runs) for p, runs in of.items() if p.startswith("static:")}
+    static = [p for p, count in counts.items() if 2 * count >= max(counts.values())]
+    whole = [turn for turn in turns if turn.keys() >= set(static)]
+    told = {p: mean(turn[p]["information"] for turn in whole) for p in static} if whole else information
+    best = max(static, key=lambda p: told[p])
     paths = {path for run in of["priced"] for path in run["mix"]}
     over = {"over_best": best, "over_chosen": chosen, "over_widest": f"static:{widest}"}
     return {
