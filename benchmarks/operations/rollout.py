@@ -137,7 +137,9 @@ def _roll_out(
             }
             return
         time.sleep(0.2)
-    found |= {"outcome": "running", "figures": status["rollout"]["decision"]["figures"]}
+    # where opening took nearly all of the turn, nothing may have been decided yet
+    decision = status["rollout"]["decision"]
+    found |= {"outcome": "running", "figures": None if decision is None else decision["figures"]}
 
 
 def _fates(outcome: Outcome) -> dict[str, Any]:
