@@ -28,7 +28,15 @@ from confluent_kafka import (
 )
 
 from polyrec.feed.entries import OPTIONS
-from polyrec.feed.source import ANSWER_S, BLOCK_S, READ_MESSAGES, FeedFailed, Message, SourceAway
+from polyrec.feed.source import (
+    ANSWER_S,
+    BLOCK_S,
+    LATEST_TIME_S,
+    READ_MESSAGES,
+    FeedFailed,
+    Message,
+    SourceAway,
+)
 from polyrec.models.text import printable
 
 PARTITIONS_S = 60.0
@@ -211,7 +219,8 @@ class KafkaTopic:
             fields |= {name.encode(): headers[name] for name in OPTIONS if name in headers}
         else:
             fields = {b"json": value}
-        known = kind != TIMESTAMP_NOT_AVAILABLE and made_ms >= 0
+        # a producer may give any number, such as microseconds
+        known = kind != TIMESTAMP_NOT_AVAILABLE and 0 <= made_ms <= 1e3 * LATEST_TIME_S
         # offsets begin again if a topic is made anew, and keys of calls must not
         id = f"{raw.partition()}-{raw.offset()}-{made_ms}"
         return Message(id, fields, made_ms / 1e3 if known else None, raw.partition())

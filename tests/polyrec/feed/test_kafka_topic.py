@@ -46,8 +46,9 @@ class Brokers:
         self.address = self._process.stdout.readline().strip()
         self._producer = kafka.Producer({"bootstrap.servers": self.address, "linger.ms": 0})
 
-    def send(self, topic: str, value: bytes | None, part: int = 0, **headers: str) -> None:
-        self._producer.produce(topic, value, partition=part, headers=list(headers.items()))
+    def send(self, topic: str, value: bytes | None, part: int = 0, time_ms: int = 0, **headers: str) -> None:
+        """time_ms: 0 for now."""
+        self._producer.produce(topic, value, partition=part, timestamp=time_ms, headers=list(headers.items()))
         assert self._producer.flush(10) == 0
 
     def messages(self, topic: str) -> list[Any]:
@@ -137,6 +138,18 @@ def test_messages_that_were_not_acknowledged_are_read_again(brokers: Brokers) ->
     (message, *_) = second.read(block=True)
     assert message.id in left
     second.close()
+
+
+def test_updates_whose_timestamp_is_no_time_are_sent(
+    brokers: Brokers, server: ServerProcess, bundle: Bundle, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = bundle.encoder.vocabularies["item"].values
+    assert values is not None
+    for time_ms in (1764041000000, 1764041000000000000, 2**62):  # the second is of nanoseconds
+        brokers.send("times", document(values[0].as_py(), 1.0), time_ms=time_ms)
+    arguments = ["feed", f"kafka://{brokers.address}", "--stream", "times", "--url", server.url, "--once"]
+    assert main([*arguments, "--most-rows", "1"]) == 0
+    assert "3 rows sent, 0 entries rejected" in capsys.readouterr().out
 
 
 def test_an_update_whose_acknowledgment_was_lost_does_not_count_as_sent(bundle: Bundle) -> None:
