@@ -218,7 +218,8 @@ def page(files: Sequence[Mapping[str, Any]]) -> Page:
         f"from {ENOUGH} turns on at equal speed of the server's core, which is measured during each run. "
         "Load: share of the cheapest path's capacity, the front included. Bound: no policy answers more than "
         "arrives, nor a path more a second than its static policy did at any load, at equal speed "
-        "of the core; so past the capacity of all paths it is the best static one. `python -m "
+        "of the core, or its capacity above if no load was past it; so past the capacity of all paths it is "
+        "the best static one. `python -m "
         "benchmarks.routing.ladder_live` adds turns to a JSON file beside this page, `python -m "
         "benchmarks.routing.ladder_live_page` writes the page.",
         tuple(sections),

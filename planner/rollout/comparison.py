@@ -71,10 +71,9 @@ class Compared:
     pair_groups: Sequence[PairSums] = ()
 
     @property
-    def evidence(self) -> int:
-        """Requests by which the canary can be judged: its own, or if these are more, shadowed ones."""
-        shadowed = 0 if self.pairs is None else self.pairs.requests + self.pairs.failed
-        return max(self.canary.requests, shadowed)
+    def shadowed(self) -> int:
+        """Number of requests that were repeated at the canary."""
+        return 0 if self.pairs is None else self.pairs.requests + self.pairs.failed
 
     def without_each_group(self) -> Iterator[Compared]:
         """The same without the requests of one group of values, for each; none of a single one."""

@@ -12,7 +12,7 @@ back: the bound must be exceeded without any one group of values, too.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -108,8 +108,10 @@ def decide(
     """Decides from the sums of both arms in the window. age_s: of the rollout. live: see `RolloutFigures`."""
     decision = _decide_of_all(compared, lane_deaths, age_s, bounds, live)
     if decision.verdict == "rollback" and not lane_deaths:
+        unshadowed = replace(compared, pairs=None, loss=None)
+        by_own = _decide_of_all(unshadowed, 0, age_s, bounds, live).verdict == "rollback"
         for others in compared.without_each_group():
-            if others.evidence < bounds.min_requests:
+            if (others.canary.requests if by_own else others.shadowed) < bounds.min_requests:
                 continue
             if _decide_of_all(others, 0, age_s, bounds, live).verdict != "rollback":
                 reason = f"only by one group of values: {decision.reason}"

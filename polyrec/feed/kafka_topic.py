@@ -28,11 +28,21 @@ from confluent_kafka import (
 )
 
 from polyrec.feed.entries import OPTIONS
-from polyrec.feed.source import ANSWER_S, BLOCK_S, READ_MESSAGES, FeedFailed, Message, SourceAway
+from polyrec.feed.source import (
+    ANSWER_S,
+    BLOCK_S,
+    LATEST_TIME_S,
+    READ_MESSAGES,
+    FeedFailed,
+    Message,
+    SourceAway,
+)
 from polyrec.models.text import printable
 
 PARTITIONS_S = 60.0
 """Time between two looks for new partitions."""
+MOST_BYTES = "1000000000"
+"""Maximum bytes of a rejected message; librdkafka's own limit is that of no broker, 1,000,000."""
 LOG_LEVEL = "2"
 """The highest severity that librdkafka itself prints, which are no failed connections."""
 LASTING = frozenset(
@@ -90,7 +100,8 @@ class KafkaTopic:
         }
         try:
             self._consumer = Consumer(common | own)
-            self._producer = Producer(common)
+            # what was read must fit when it is rejected, and only the brokers know their limit
+            self._producer = Producer({"message.max.bytes": MOST_BYTES} | common)
         except KafkaException as e:
             raise FeedFailed(f"the settings for Kafka: {e.args[0].str()}") from None
         self._partitions = 0
@@ -108,15 +119,17 @@ class KafkaTopic:
             self._assign(count)
         until_s = time.monotonic() + (BLOCK_S if block else ANSWER_S)
         while True:
+            left_s = max(0.0, until_s - time.monotonic())
             with self._reported():
-                first = self._consumer.poll(max(0.0, until_s - time.monotonic()))
+                self._producer.poll(0)  # its reports of errors are kept until they are taken
+                first = self._consumer.poll(0.0 if self._ended(block) else left_s)
                 raw = [] if first is None else [first, *self._consumer.consume(READ_MESSAGES - 1, 0)]
             self._raise_lasting()
             messages = [self._message(one) for one in raw if not self._ends(one)]
             if messages:
                 # runs are of one partition each
                 return sorted(messages, key=lambda message: message.part)
-            if not block and len(self._at_end) == self._partitions:
+            if self._ended(block):
                 return []
             if time.monotonic() >= until_s:
                 if block:
@@ -133,7 +146,9 @@ class KafkaTopic:
                 if one.error is not None:
                     self._raise(one.error)
                 if one.offset != last[one.partition] + 1:
-                    raise SourceAway(f"topic '{printable(self.name)}': offset {one.offset} is remembered")
+                    raise SourceAway(
+                        f"topic '{printable(self.name)}': offset {last[one.partition] + 1} was not committed"
+                    )
 
     def reject(self, message: Message, reason: str) -> None:
         failed: list[KafkaError] = []
@@ -189,6 +204,10 @@ class KafkaTopic:
         self._partitions = count
         self._at_end.clear()
 
+    def _ended(self, block: bool) -> bool:
+        """Whether a read that does not wait for new messages has found all."""
+        return not block and len(self._at_end) == self._partitions
+
     def _ends(self, raw: Any) -> bool:
         """Whether it is no message but the end of a partition; raises another error."""
         error = raw.error()
@@ -211,7 +230,8 @@ class KafkaTopic:
             fields |= {name.encode(): headers[name] for name in OPTIONS if name in headers}
         else:
             fields = {b"json": value}
-        known = kind != TIMESTAMP_NOT_AVAILABLE and made_ms >= 0
+        # a producer may give any number, such as microseconds
+        known = kind != TIMESTAMP_NOT_AVAILABLE and 0 <= made_ms <= 1e3 * LATEST_TIME_S
         # offsets begin again if a topic is made anew, and keys of calls must not
         id = f"{raw.partition()}-{raw.offset()}-{made_ms}"
         return Message(id, fields, made_ms / 1e3 if known else None, raw.partition())

@@ -14,14 +14,20 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from polyrec.feed.source import ANSWER_S, BLOCK_S, READ_MESSAGES, FeedFailed, Message, SourceAway
+from polyrec.feed.source import (
+    ANSWER_S,
+    BLOCK_S,
+    LATEST_TIME_S,
+    READ_MESSAGES,
+    FeedFailed,
+    Message,
+    SourceAway,
+)
 from polyrec.models.text import printable, public
 
 CONSUMER = "polyrec"
 MOST_REJECTED = 10_000
 """Maximum rejected entries that are kept."""
-LATEST_TIME_S = 1e11
-"""Ids above are no times; the latest Unix time that an update call accepts."""
 PENDING, NEW = "0", ">"
 """Positions of a read: entries that were read and not acknowledged, and those never read."""
 

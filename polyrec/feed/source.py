@@ -14,6 +14,8 @@ BLOCK_S = 0.5
 """Longest wait of a read for a message."""
 ANSWER_S = 5.0
 """Longest wait for any other answer."""
+LATEST_TIME_S = 1e11
+"""Latest Unix time that an update call accepts; what a source gives beyond it is no time in seconds."""
 
 
 class FeedFailed(PolyrecError):

@@ -204,9 +204,9 @@ class Executor:
                 self._router.done(dispatch, now_s, dispatch.median_s)
         else:
             self._defects[lane] = 0
-            untypical = active.broken or not active.executed
-            # waits say nothing about later batches
-            took_s = max(0.0, active.ended_s - dispatch.started_s - active.waited_s)
+            # waits say nothing about later batches; some may be of before this one
+            took_s = active.ended_s - dispatch.started_s - active.waited_s
+            untypical = active.broken or not active.executed or took_s <= 0
             self._router.done(dispatch, now_s, dispatch.median_s if untypical else took_s)
         self._freed(dispatch)
 

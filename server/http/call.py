@@ -237,7 +237,8 @@ class Call:
         elif isinstance(error, DeadlinePassed):
             if clock() >= self._arrival_s + self._budget_s:
                 return None
-            group.failed(group.arm.budget_s(self._budget_s), self._waited)
+            read_s = self._parsed_s - self._arrival_s  # of the budget, before the canary got the request
+            group.failed(group.arm.budget_s(self._budget_s) - read_s, self._waited)
         elif not is_refusal:
             group.failed()
         self._group = None

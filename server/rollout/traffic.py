@@ -19,12 +19,13 @@ from polyrec.planner.routing.lanes.breaker import OVERDUE_EXTRA_S
 from polyrec.server.app.serving import Serving
 from polyrec.server.codecs.rows import Columns, RankedTensors, Rows, Tensors
 from polyrec.server.dispatch.answer import Answer
+from polyrec.server.dispatch.dispatcher import clock
 from polyrec.server.errors import Invalid
 from polyrec.server.rollout.lane_waits import Look, Waits
 from polyrec.server.rollout.shadow import Shadow
 
 MAX_SCORED = 2000
-"""Maximum requests between two comparisons whose scores are kept; others are only counted."""
+"""Maximum requests of an arm between two comparisons whose scores are kept; others are only counted."""
 LATELY_S = 0.2
 """Time before a refusal, or at most twice it, in which waits of lanes may explain it."""
 HEADER = "header:"
@@ -39,7 +40,7 @@ class Arm:
     header: names the arm in answers. shadow: repeats answered requests. groups: its requests by group of
     values. least_budget_s: a request with a smaller budget is answered, and cannot fail the version; until
     the first comparison the server's default. look: looks up what a canary's lanes have waited for a
-    processor so far.
+    processor so far. scored: requests whose scores were kept since the last comparison.
     """
 
     __slots__ = (
@@ -50,6 +51,7 @@ class Arm:
         "header",
         "is_canary",
         "least_budget_s",
+        "scored",
         "serving",
         "shadow",
     )
@@ -67,6 +69,7 @@ class Arm:
         self.is_canary = is_canary
         self.least_budget_s = least_budget_s
         self.shadow = shadow
+        self.scored = 0
         self.header = (b"x-polyrec-arm", b"canary" if is_canary else b"stable")
         self.groups = tuple(ArmGroup(self, number) for number in range(groups))
         self._look = look
@@ -78,6 +81,7 @@ class Arm:
 
     def take(self) -> list[ArmRecords]:
         """Returns what was recorded since the last call, by group."""
+        self.scored = 0
         return [group.take() for group in self.groups]
 
     def waited(self) -> Waits:
@@ -87,8 +91,16 @@ class Arm:
             self._before, self._last = self._last, look
         return look.waits
 
+    def watch(self, now_s: float) -> None:
+        """Looks at the lanes' waits every LATELY_S, however few requests the canary gets."""
+        if now_s >= self._last.at_s + LATELY_S:
+            self.waited()
+
     def waited_lately_s(self) -> float:
-        """The same of the lane that waited most in the last LATELY_S, at most twice that."""
+        """The same of the lane that waited most, in the last LATELY_S to twice that.
+
+        Longer where requests, of both versions together, are rarer.
+        """
         now = self.waited()
         return max(_waits(self._before.waits, now), default=0.0)
 
@@ -120,9 +132,11 @@ class ArmGroup:
         records.waited_s.append(waited_s)
         records.late += took_s - waited_s > budget_s >= self.arm.least_budget_s
         scores = answer.probabilities.copy()  # a lane may write its next answers into the same memory
-        if len(records.scores) < MAX_SCORED:
+        arm = self.arm
+        if arm.scored < MAX_SCORED:
+            arm.scored += 1
             records.scores.append(scores)
-        shadow = self.arm.shadow
+        shadow = arm.shadow
         if shadow is not None and answer.reason is None:
             shadow.offer(rows, scores, self._number)
 
@@ -177,6 +191,7 @@ class RolloutTraffic:
 
         pinned: whether the request names a version.
         """
+        self.canary.watch(clock())
         if pinned or not (self.same_ids or isinstance(rows, Columns)):
             return None
         if self.value_of is None:

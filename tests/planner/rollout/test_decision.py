@@ -186,6 +186,15 @@ def test_one_value_of_the_field_rolls_nothing_back(hostile: ArmRecords) -> None:
     assert decide(alone.compare(0.0), 0, 60.0, RolloutBounds()).verdict == "rollback"
 
 
+@pytest.mark.parametrize("bad", HOSTILE.values(), ids=HOSTILE)
+def test_shadows_of_other_values_do_not_excuse_a_canary_with_one_value(bad: ArmRecords) -> None:
+    scores = np.random.default_rng(2).beta(1, 20, (100, 10)).astype(np.float32)
+    comparison = Comparison(paired=True, groups=GROUPS)
+    groups = [bad, *[ArmRecords()] * (GROUPS - 1)]
+    comparison.add(0.0, records(4000, seed=1), groups, [PairRecords([(s, s) for s in scores])] * GROUPS)
+    assert decide(comparison.compare(0.0), 0, 60.0, RolloutBounds()).verdict == "rollback"
+
+
 @pytest.mark.parametrize("share", [0.0, 0.05])
 @pytest.mark.parametrize("hostile", ["fails", "differs"])
 def test_one_value_of_the_field_rolls_nothing_back_by_its_shadows(hostile: str, share: float) -> None:

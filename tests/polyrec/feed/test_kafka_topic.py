@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import confluent_kafka as kafka
 import httpx
 import numpy as np
 import pytest
@@ -21,8 +22,6 @@ from polyrec.models.tiers.updates.update import TableUpdate
 from polyrec.models.tiers.updates.update_file import encode_update
 from polyrec.server.child import ServerProcess
 from tests.polyrec.feed.updates import WIDTH, document, metrics
-
-kafka = pytest.importorskip("confluent_kafka")
 
 BROKER = """
 import sys
@@ -44,10 +43,13 @@ class Brokers:
         )
         assert self._process.stdout is not None
         self.address = self._process.stdout.readline().strip()
-        self._producer = kafka.Producer({"bootstrap.servers": self.address, "linger.ms": 0})
+        self._producer = kafka.Producer(
+            {"bootstrap.servers": self.address, "linger.ms": 0, "message.max.bytes": 10_000_000}
+        )
 
-    def send(self, topic: str, value: bytes | None, part: int = 0, **headers: str) -> None:
-        self._producer.produce(topic, value, partition=part, headers=list(headers.items()))
+    def send(self, topic: str, value: bytes | None, part: int = 0, time_ms: int = 0, **headers: str) -> None:
+        """time_ms: 0 for now."""
+        self._producer.produce(topic, value, partition=part, timestamp=time_ms, headers=list(headers.items()))
         assert self._producer.flush(10) == 0
 
     def messages(self, topic: str) -> list[Any]:
@@ -137,6 +139,31 @@ def test_messages_that_were_not_acknowledged_are_read_again(brokers: Brokers) ->
     (message, *_) = second.read(block=True)
     assert message.id in left
     second.close()
+
+
+def test_updates_whose_timestamp_is_no_time_are_sent(
+    brokers: Brokers, server: ServerProcess, bundle: Bundle, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = bundle.encoder.vocabularies["item"].values
+    assert values is not None
+    for time_ms in (1764041000000, 1764041000000000000, 2**62):  # the second is of nanoseconds
+        brokers.send("times", document(values[0].as_py(), 1.0), time_ms=time_ms)
+    arguments = ["feed", f"kafka://{brokers.address}", "--stream", "times", "--url", server.url, "--once"]
+    assert main([*arguments, "--most-rows", "1"]) == 0
+    assert "3 rows sent, 0 entries rejected" in capsys.readouterr().out
+
+
+def test_a_message_larger_than_librdkafkas_limit_is_rejected(brokers: Brokers) -> None:
+    brokers.send("large", b"{" + 2_000_000 * b" ")
+    topic = KafkaTopic(brokers.address, "large", "g")
+    topic.open()
+    (message,) = topic.read(block=False)
+    topic.reject(message, "no update")
+    assert topic.read(block=False) == []
+    topic.close()
+    (rejected,) = brokers.messages("large.rejected")
+    assert rejected.value() == message.fields[b"json"]
+    assert dict(rejected.headers())["rejected_reason"] == b"no update"
 
 
 def test_an_update_whose_acknowledgment_was_lost_does_not_count_as_sent(bundle: Bundle) -> None:

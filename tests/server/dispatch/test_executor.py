@@ -10,19 +10,33 @@ import pytest
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.runtimes import open_runtime
 from polyrec.models.schema.batch import Batch
+from polyrec.planner.routing.router_state import RouterState
+from polyrec.server.dispatch.dispatcher import clock
 from polyrec.server.lanes.inline import InlineLane
 from polyrec.server.lanes.lane import Executed, Settle
 from tests.server.dispatch.test_dispatcher import Ranking, dispatcher, ranking, submit
 
 __all__ = ["ranking"]
 
+SPENT_S = 0.2
+
+
+@pytest.fixture(autouse=True)
+def _no_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tick would begin the sum of the lane's seconds anew."""
+    monkeypatch.setattr("polyrec.server.dispatch.control_loop.TICK_S", 1e3)
+
 
 class WaitingLane(InlineLane):
-    """A lane that waited for a processor, longer than its batches take or not at all."""
+    """A lane whose batches take SPENT_S longer, and that then reports a wait for a processor."""
 
     waited_s = 0.0
 
     def execute(self, path: str, batch: Batch, settle: Settle) -> None:
+        begun_s = clock()
+        while clock() < begun_s + SPENT_S:
+            pass
+
         def settle_later(outcome: Executed | Exception) -> None:
             assert isinstance(outcome, Executed)
             settle(replace(outcome, waited_s=self.waited_s))
@@ -30,8 +44,8 @@ class WaitingLane(InlineLane):
         super().execute(path, batch, settle_later)
 
 
-@pytest.mark.parametrize("waited_s", [0.0, 1e6])
-def test_what_a_lane_waited_is_not_its_speed(bundle: Bundle, ranking: Ranking, waited_s: float) -> None:
+def executed(bundle: Bundle, ranking: Ranking, waited_s: float) -> tuple[RouterState, float]:
+    """The router's state after a batch of two rows, and the seconds of all."""
     lane = WaitingLane("cpu", {"table@cpu": open_runtime("torch", bundle)})
     lane.waited_s = waited_s
     made, tally = dispatcher(bundle, lane, "inline")
@@ -39,9 +53,24 @@ def test_what_a_lane_waited_is_not_its_speed(bundle: Bundle, ranking: Ranking, w
     async def run() -> None:
         await submit(made, ranking("a", "b"))
 
+    begun_s = clock()
     try:
         asyncio.run(run())
     finally:
         made.close()
     assert tally.batches == [(2, 1)]
-    assert (made.router.state.lanes[0].busy_s > 0) == (waited_s == 0)
+    return made.router.state, clock() - begun_s
+
+
+def test_what_a_lane_waited_is_not_its_speed(bundle: Bundle, ranking: Ranking) -> None:
+    state, whole_s = executed(bundle, ranking, 0.0)
+    assert SPENT_S <= state.lanes[0].busy_s <= whole_s
+    state, whole_s = executed(bundle, ranking, SPENT_S)
+    assert 0 < state.lanes[0].busy_s <= whole_s - SPENT_S
+
+
+def test_a_wait_longer_than_the_batch_says_nothing_of_its_speed(bundle: Bundle, ranking: Ranking) -> None:
+    """A part of it was before the batch."""
+    state, _ = executed(bundle, ranking, 1e6)
+    assert state.lanes[0].busy_s == pytest.approx(state.paths[0].latency.median[2])
+    assert state.lanes[0].correction.quickest == [1.0]

@@ -18,6 +18,10 @@ import pytest
 import torch
 
 from polyrec.models.bundle.bundle import Bundle, write_bundle
+from polyrec.planner.routing.admission.arrival import Arrival
+from polyrec.server.dispatch.dispatcher import clock
+from polyrec.server.http.call import Call
+from polyrec.server.http.predictions import RankCodec
 from tests.server.placing import ALLOWED
 from tests.server.rollout.conftest import Trial
 
@@ -282,6 +286,35 @@ def test_impossible_budgets_of_chosen_users_roll_nothing_back(
         decision = trial.status()["rollout"]["decision"]
         figures = decision and decision["figures"]
     assert figures["canary"]["failed"] == figures["canary"]["late"] == 0
+    trial.call("rollback")
+
+
+@pytest.mark.parametrize("waited_s", [0.0, 1200.0])
+def test_what_passed_before_a_request_was_read_is_not_the_canarys(
+    trial: Trial, plan_of: PlanOf, requests: list[Any], waited_s: float
+) -> None:
+    """The event loop reads a request after more than half of its budget: the stable version answers."""
+    trial.start(plan_of(1.0), share=0.5, shadow=0)
+    rollout = trial.engine.rollout
+    assert rollout is not None
+    body = orjson.dumps({"context": requests[0].context, "candidates": requests[0].candidates})
+    headers = [(b"content-type", b"application/json"), (b"x-latency-budget-ms", b"2000000")]
+    trial.engine.max_budget_s = 2000.0
+
+    async def ask() -> None:
+        call = Call(trial.engine, RankCodec(), {"type": "http", "headers": headers})
+        call.admit()
+        begun_s = clock() - waited_s
+        call.reply(await call.answer(call.submit(body, Arrival(begun_s, begun_s, 1.0))))
+        call.finish(200)
+
+    for _ in range(4):
+        trial.client.runner.run(ask())
+    (canary,) = rollout.canary.take()
+    of = {"name": "polyrec_rollout_requests_total", "arm": "canary"}  # those that were compared meanwhile
+    assert canary.failed + trial.client.metric(**of, outcome="failed") == 0
+    answered = len(canary.took_s) + trial.client.metric(**of) - trial.client.metric(**of, outcome="failed")
+    assert answered == (0 if waited_s else 2)
     trial.call("rollback")
 
 

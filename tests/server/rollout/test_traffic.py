@@ -137,6 +137,32 @@ def test_refusals_count_unless_lanes_waited_lately(engine: Engine) -> None:
         assert (taken.failed, taken.excused) == (failed, 1 - failed), at_s
 
 
+def test_lanes_are_watched_while_other_requests_come(engine: Engine, ranked: Callable[[str], Rows]) -> None:
+    looks = [Look(0.0, (5.0,))]
+    canary = Arm(engine.serving, True, 0.02, look=lambda: looks[-1])
+    traffic = RolloutTraffic(Arm(engine.serving, False, 0.02), canary, Split(0.0, "v2"), None, same_ids=True)
+    for at_s in (0.5, 1.0, 1.5):
+        looks.append(Look(at_s, (6.0,)))  # it waited once, more than a second before the refusal
+        assert traffic.choose(ranked("ann"), [], pinned=False) is traffic.stable.groups[0]
+    canary.groups[0].refused(0.1)
+    (taken,) = canary.take()
+    assert (taken.failed, taken.excused) == (1, 0)
+
+
+def test_scores_of_so_many_requests_are_kept_in_all_groups_together(
+    engine: Engine, ranked: Callable[[str], Rows], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polyrec.server.rollout.traffic.MAX_SCORED", 10)
+    arm = Arm(engine.serving, False, 0.1, groups=4)
+    answer, rows = Answer(np.zeros(2, np.float32), 0, None, 0.0, 0.0, 2, 0), ranked("ann")
+    for _ in range(2):
+        for i in range(40):
+            arm.group(b"u%d" % i).answered(0.01, 0.1, answer, rows)
+        taken = arm.take()
+        assert sum(len(records.took_s) for records in taken) == 40
+        assert sum(len(records.scores) for records in taken) == 10
+
+
 def test_a_canary_leaves_the_stable_version_time_to_answer(engine: Engine) -> None:
     stable, canary = Arm(engine.serving, False, 0.02), Arm(engine.serving, True, 0.02)
     assert [stable.budget_s(b) for b in (0.03, 0.04, 0.1)] == [0.03, 0.04, 0.1]
