@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from polyrec.models.tiers.updates.last import last_of_equal
 
-
 NUMBERS = [(np.int64, 2**40), (np.int32, 2**31 - 1)]
 
 
