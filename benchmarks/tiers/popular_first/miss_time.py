@@ -61,8 +61,8 @@ def queries(bundle: Bundle, stack: TierStack, count: int, rows: int, exponent: f
     base = stack.tiers.layout.base
     columns = []
     for table, vocabulary in bundle.encoder.vocabularies.items():
-        ranks = zipf(random, vocabulary.size, exponent, count * rows)
-        columns.append(base[table] + vocabulary.rank_of_id[ranks])
+        ids = zipf(random, vocabulary.size, exponent, count * rows)
+        columns.append(base[table] + vocabulary.rank_of_id[ids])
     return np.stack(columns, 1).reshape(count, -1).astype(np.int64)
 
 

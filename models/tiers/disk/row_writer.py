@@ -24,7 +24,7 @@ from polyrec.models.tiers.slab import Bytes
 ROWS = 256
 """Rows of a system call."""
 MAPPED_ROWS = 1 << 12
-"""Rows after which the file is mapped anew: the pages written so far count as memory of the process."""
+"""Rows after which the pages written so far are let go: they count as memory of the process."""
 
 _copy = ctypes.CDLL(None, use_errno=True).process_vm_writev
 # process; what and how many; where and how many; flags
@@ -62,9 +62,12 @@ class _MappedRows:
     """Writes to a mapping of the file."""
 
     def __init__(self, file: int, row_bytes: int) -> None:
-        self._file, self._row_bytes = file, row_bytes
+        self._row_bytes = row_bytes
         self._written = 0
-        self._map()
+        self._memory = mmap.mmap(file, 0)
+        # rows are far apart: the kernel would read the pages around each
+        self._memory.madvise(mmap.MADV_RANDOM)
+        self._address = np.frombuffer(self._memory, np.uint8).ctypes.data
 
     @staticmethod
     def opened(file: int, row_bytes: int) -> _MappedRows | None:
@@ -77,12 +80,6 @@ class _MappedRows:
             return None
         return rows
 
-    def _map(self) -> None:
-        self._memory = mmap.mmap(self._file, 0)
-        # rows are far apart: the kernel would read the pages around each
-        self._memory.madvise(mmap.MADV_RANDOM)
-        self._address = np.frombuffer(self._memory, np.uint8).ctypes.data
-
     def write(self, offsets: I64, values: Bytes) -> None:
         if offsets.min() < 0 or offsets.max() > len(self._memory) - self._row_bytes:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
@@ -92,8 +89,8 @@ class _MappedRows:
         self._written += offsets.size
         if self._written > MAPPED_ROWS:
             self._written = 0
-            self._memory.close()
-            self._map()
+            # of a shared mapping: what was written stays in the kernel's page cache
+            self._memory.madvise(mmap.MADV_DONTNEED)
 
     def close(self) -> None:
         self._memory.close()

@@ -13,7 +13,7 @@ import numpy as np
 from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.disk.row_index import NOWHERE
 
-ENTRY_BYTES = 160
+ENTRY_BYTES = 172
 """Bytes of an entry of the dictionary with its two numbers, at most (when it has just grown)."""
 PAGE_SLOT_BYTES = ENTRY_BYTES + 8 + 4 + 8 + 1
 """Bytes for each slot beside its page: index, its page, pins, the ticket of its read, whether prefetched."""

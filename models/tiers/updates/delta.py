@@ -25,9 +25,11 @@ class UpdateLayer:
 
     def __init__(self, row_format: RowFormat, rows: I64, values: Bytes) -> None:
         last, kept = last_of_equal(rows, values)
+        if last is rows:
+            # the caller's own arrays may change
+            last, kept = rows.copy(), values.copy()
         self.rows: I64 = last
-        # the caller's own values may change
-        self.values: Bytes = kept.copy() if kept is values else kept
+        self.values: Bytes = kept
         self._units: Tensor = torch.from_numpy(self.values).view(row_format.unit)
         # most look-ups are not in a layer: a mask by low bits rules out most of them
         self._mask = (1 << max(int(4 * last.size).bit_length(), 10)) - 1

@@ -16,7 +16,8 @@ LEAST = 64
 class KeptValues:
     """Updated rows of one table, in the order of their first update. Not thread-safe.
 
-    The array of places by id is as long as the greatest id, but has memory only where ids were updated.
+    The array of places by id is up to twice as long as the greatest id, and has memory in pages of the kernel
+    where ids were updated.
     """
 
     def __init__(self) -> None:

@@ -13,15 +13,16 @@ Number = TypeVar("Number", bound=np.generic)
 
 
 def last_of_equal(rows: I64, values: NDArray[Number]) -> tuple[I64, NDArray[Number]]:
-    """Returns (distinct rows, ascending; the last values of each). rows: int64 [n], none negative.
+    """Returns (distinct rows, ascending; the last values of each). rows: integers [n], none negative.
 
-    values: [n, ...]. Rows that are distinct and ascending are returned as they are.
+    values: [n, ...]. Rows that are distinct and ascending are returned as they are, values too. The greatest
+    row times n must fit in 62 bits.
     """
     if (rows[1:] > rows[:-1]).all():
         return rows, values
     # one sort of plain numbers, the place below the row: several times as fast as sorting places by rows
     bits = int(rows.size).bit_length()
-    keys = rows << bits
+    keys = np.left_shift(rows, bits, dtype=np.int64)
     keys |= np.arange(rows.size)
     keys.sort()
     distinct = keys >> bits

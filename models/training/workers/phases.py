@@ -19,11 +19,10 @@ from numpy.typing import NDArray
 
 from polyrec.models.schema.batch import I64
 from polyrec.models.training.source import Rows
-from polyrec.models.training.workers.settings import ROUND_STEPS
 from polyrec.models.training.workers.stage import ShardedStage
 
-LEAST_STEPS = 2
-"""Batches of a round, at least."""
+LEAST_STEPS, ROUND_STEPS = 2, 8
+"""Batches of a round, at least and at most."""
 MOST_SHARE = 0.5
 """Share of a window's batches in a round, at most."""
 PATIENCE = 4
@@ -31,13 +30,10 @@ CLASSIFIED_AT_ONCE = 8192
 
 
 class Phases:
-    """The turns of cold and hot batches.
+    """The turns of cold and hot batches. steps: batches of the next rounds, but for rounding."""
 
-    round_steps: batches of a round, at most but for rounding. steps: those of the next rounds.
-    """
-
-    def __init__(self, round_steps: int = ROUND_STEPS) -> None:
-        self.steps = self._most = round_steps
+    def __init__(self) -> None:
+        self.steps = ROUND_STEPS
         self._last, self._better = inf, 0
 
     def checked(self, log_loss: float) -> None:
@@ -47,7 +43,7 @@ class Phases:
         else:
             self._better += 1
             if self._better == PATIENCE:
-                self.steps, self._better = min(self._most, self.steps * 2), 0
+                self.steps, self._better = min(ROUND_STEPS, self.steps * 2), 0
         self._last = log_loss
 
     def interleave(self, cold: Sequence[I64], hot: Sequence[I64]) -> Iterator[tuple[bool, I64]]:

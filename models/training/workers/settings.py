@@ -6,9 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-ROUND_STEPS = 8
-"""Batches of a round of fae's schedule, at most."""
-
 Scheme = Literal["plain", "fae", "hotline"]
 SCHEMES: tuple[Scheme, ...] = ("plain", "fae", "hotline")
 
@@ -26,7 +23,6 @@ class WorkerSettings:
     all tables within hot_bytes.
     follow: whether these are the rows that a tracker finds popular while training, none at first; otherwise
     those that the calibration counted most.
-    round_steps: batches of a round of fae's schedule, at most: more switch more rarely, and cost quality.
     """
 
     scheme: Scheme = "plain"
@@ -34,4 +30,3 @@ class WorkerSettings:
     hot_bytes: int = 256 * 2**20
     follow: bool = False
     replicated: Mapping[str, int] | None = None
-    round_steps: int = ROUND_STEPS

@@ -51,7 +51,7 @@ class Workers:
     def __init__(self, group: WorkerGroup, settings: WorkerSettings) -> None:
         self.group, self.settings = group, settings
         self._fetcher = ThreadPoolExecutor(1, "polyrec-fetch")
-        self._phases = Phases(settings.round_steps)
+        self._phases = Phases()
         self._hot_of: tuple[Rows, NDArray[np.bool_]] | None = None
         self.tracker: PopularityTracker | None = None
         self.replicated: Mapping[str, int] = {}
@@ -121,7 +121,7 @@ class Workers:
             (self._stage.shard.data, self._stage.replicas.data),
             *zip(accumulators[:blocks], accumulators[blocks:], strict=True),
         ]
-        self._phases = Phases(self.settings.round_steps)
+        self._phases = Phases()
         self._hot_of = None
         self._steps = 0
 

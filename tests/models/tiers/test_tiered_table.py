@@ -67,6 +67,20 @@ def test_the_example_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     np.testing.assert_array_equal(told["vectors"], told["rows"][told["ids"]])
 
 
+@pytest.mark.parametrize("ids", [[3, 9], [9, 3]])
+def test_arrays_of_an_update_may_change_after_it(tmp_path: Path, ids: list[int]) -> None:
+    rows, given = np.zeros((4000, 16), np.float32), np.array(ids)
+    with TieredTable(rows, 65_536, tmp_path) as table:
+        views = table._stack.views
+        # a reader that began before: the update stays a layer over the tiers
+        view = views.enter()
+        values = np.repeat(np.array(ids, np.float32)[:, None], 16, axis=1)
+        table.update(given, values)
+        given[:], values[:] = 20, 7
+        assert table.gather(np.array([3, 9, 20]))[:, 0].tolist() == [3, 9, 0]
+        views.leave(view)
+
+
 def test_what_is_wrong_is_told(tmp_path: Path) -> None:
     rows = np.zeros((10, 4), np.float32)
     with pytest.raises(ValueError, match="counts must be of the 10 rows"):

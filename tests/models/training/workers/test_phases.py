@@ -7,8 +7,7 @@ from itertools import groupby
 import numpy as np
 import pytest
 
-from polyrec.models.training.workers.phases import LEAST_STEPS, PATIENCE, Phases
-from polyrec.models.training.workers.settings import ROUND_STEPS
+from polyrec.models.training.workers.phases import LEAST_STEPS, PATIENCE, ROUND_STEPS, Phases
 
 
 def batches(count: int, first: int = 0) -> list[np.ndarray]:
