@@ -20,6 +20,7 @@ import torch
 from polyrec.models.bundle.bundle import Bundle, write_bundle
 from polyrec.planner.routing.admission.arrival import Arrival
 from polyrec.server.dispatch.dispatcher import clock
+from polyrec.server.errors import Defect
 from polyrec.server.http.call import Call
 from polyrec.server.http.predictions import RankCodec
 from tests.server.placing import ALLOWED
@@ -223,8 +224,7 @@ def test_a_shadow_that_fails_is_rolled_back(trial: Trial, plan_of: PlanOf, reque
     trial.start(plan_of(1.0), share=0, shadow=1)
     rollout = trial.engine.rollout
     assert rollout is not None
-    for lane in range(len(rollout.canary.serving.lanes)):
-        rollout.canary.serving.dispatcher.router.lane_down(lane, 0.0)
+    rollout.canary.serving.dispatcher.fail_all(Defect("broken"))
     while trial.engine.rollout is not None:
         assert trial.client.predict(requests[0])["path"] == "table@cpu"
     assert "as a shadow" in trial.ended()["reason"]
