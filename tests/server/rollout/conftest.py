@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
@@ -55,6 +56,15 @@ class Trial:
 
         self.client.runner.run(wait())
         return dict(self.status()["ended"][0])
+
+    def ask_until_ended(self, requests: list[Any]) -> list[httpx.Response]:
+        """Asks again and again until the rollout has ended. Returns all answers."""
+        answers: list[httpx.Response] = []
+        end_s = time.monotonic() + PATIENCE_S
+        while self.engine.rollout is not None:
+            assert time.monotonic() < end_s
+            answers += self.ask(requests)
+        return answers
 
     def ask(
         self, requests: list[Any], times: int = 1, headers: dict[str, str] | None = None
