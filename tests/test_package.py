@@ -22,7 +22,19 @@ from polyrec.cli.extras import NEEDS
 
 ROOT = Path(__file__).parent.parent
 CLEAN = {k: v for k, v in os.environ.items() if k != "PYTHONPATH" and not k.startswith("POLYREC_")}
-ROOMS = {"cli", "client", "cluster", "feed", "loadtest", "loop", "measure", "models", "planner", "report", "server"}
+ROOMS = {
+    "cli",
+    "client",
+    "cluster",
+    "feed",
+    "loadtest",
+    "loop",
+    "measure",
+    "models",
+    "planner",
+    "report",
+    "server",
+}
 pytestmark = pytest.mark.long
 
 
