@@ -62,26 +62,24 @@ def capacities(found: Mapping[str, Any]) -> dict[str, float]:
     """
     most = {path["name"]: 0.0 for path in found["paths"]}
     saturated = set()
-    usual = _speed([run for turn in found["turns"] for run in turn["runs"].values()])
+    usual = _usual_speed(found)
     for load, schedule in found["loads"].items():
-        for path in most:
+        for name in most:
             pairs = [
-                (arrived(schedule, turn["turn"]), turn["runs"][f"static:{path}"])
+                (arrived(schedule, turn["turn"]), turn["runs"][f"static:{name}"])
                 for turn in found["turns"]
-                if turn["load"] == load and f"static:{path}" in turn["runs"]
+                if turn["load"] == load and f"static:{name}" in turn["runs"]
             ]
             if not pairs:
                 continue
             executed = [rate * (run["ok"] + run["late"]) * usual / _speed([run]) for rate, run in pairs]
-            most[path] = max(most[path], _least_capacity(load, schedule["rate"], fmean(executed)))
+            most[name] = max(most[name], _least_capacity(load, schedule["rate"], fmean(executed)))
             if fmean(run["ok"] for _, run in pairs) < FULL:
-                saturated.add(path)
-    return {
-        path["name"]: most[path["name"]]
-        if path["name"] in saturated
-        else max(most[path["name"]], path["capacity"])
-        for path in found["paths"]
-    }
+                saturated.add(name)
+    for path in found["paths"]:
+        if path["name"] not in saturated:
+            most[path["name"]] = max(most[path["name"]], path["capacity"])
+    return most
 
 
 def _least_capacity(load: str, mean: float, executed: float) -> float:
@@ -103,6 +101,11 @@ def _rates(load: str, mean: float) -> F64:
 def _speed(runs: Sequence[Run]) -> float:
     """Mean speed of the core during some runs, units of work a microsecond; 1 where it was not measured."""
     return fmean(1 / run["unit_us"] if "unit_us" in run else 1.0 for run in runs)
+
+
+def _usual_speed(found: Mapping[str, Any]) -> float:
+    """Mean speed of the core during all runs of a file, as `_speed`."""
+    return _speed([run for turn in found["turns"] for run in turn["runs"].values()])
 
 
 def bound(paths: Sequence[Mapping[str, Any]], load: str, mean: float, speed: float) -> float:
@@ -178,7 +181,7 @@ def comparisons(found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """`compared` by load, in their order, of one file."""
     widest = max(found["paths"], key=lambda path: path["quality"])["name"]
     most_s = capacities(found)
-    usual = _speed([run for turn in found["turns"] for run in turn["runs"].values()])
+    usual = _usual_speed(found)
     paths = [path | {"capacity": most_s[path["name"]]} for path in found["paths"]]
     told = {}
     for load, schedule in sorted(found["loads"].items()):

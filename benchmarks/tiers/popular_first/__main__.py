@@ -58,12 +58,25 @@ def hot_rows(bundle: Bundle, memory: int) -> list[int]:
     ]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.tiers.popular_first")
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `kept_bundle`, and of the queries' size."""
     add = parser.add_argument
     add("--large-rows", type=int, default=300_000, help="of each of five tables (300,000: 400 MB in all)")
     add("--exponent", type=float, default=1.05, help="of Zipf's law (1.05)")
     add("--rows", type=int, default=16, help="of a query (16)")
+    add("--directory", type=Path, default=Path("/var/tmp"), help="a real disk; the model is kept there")
+
+
+def kept_bundle(args: argparse.Namespace) -> Bundle:
+    """Opens the model that the arguments describe; makes it if it is not there."""
+    model: Path = args.directory / f"popular-first-{args.large_rows}-{args.exponent:g}"
+    return load_bundle(model) if model.exists() else bundle_of(model, args.large_rows, args.exponent)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tiers.popular_first")
+    add = parser.add_argument
+    add_model_arguments(parser)
     add("--hot-share", type=float, default=0.5, help="of the queries (0.5)")
     add("--load", type=float, default=0.6, help="of the tiered server's rows/s (0.6)")
     add("--budget-ms", type=float, default=100.0)
@@ -71,11 +84,9 @@ def main() -> int:
     add("--open-s", type=float, default=6.0, help="of Poisson arrivals (6)")
     add("--turns", type=int, default=3)
     add("--lane", default="thread", choices=["thread", "inline", "process"])
-    add("--directory", type=Path, default=Path("/var/tmp"), help="a real disk; the model is kept there")
     add("--json", type=Path)
     args = parser.parse_args()
-    model = args.directory / f"popular-first-{args.large_rows}-{args.exponent:g}"
-    bundle = load_bundle(model) if model.exists() else bundle_of(model, args.large_rows, args.exponent)
+    bundle = kept_bundle(args)
     memory = bundle.bytes // SHARE
     latency = measure(open_runtime("onnx", bundle), bundle.encoder)
     with tempfile.TemporaryDirectory(dir=args.directory) as made:

@@ -13,7 +13,6 @@ import argparse
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -22,9 +21,9 @@ import numpy as np
 import torch
 
 from benchmarks.tiers.generated_model import zipf
-from benchmarks.tiers.popular_first.__main__ import SHARE
-from benchmarks.tiers.serving import bundle_of, plan_of
-from polyrec.models.bundle.bundle import Bundle, load_bundle
+from benchmarks.tiers.popular_first.__main__ import SHARE, add_model_arguments, kept_bundle
+from benchmarks.tiers.serving import plan_of
+from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.stage import open_tiers
@@ -69,15 +68,11 @@ def queries(bundle: Bundle, stack: TierStack, count: int, rows: int, exponent: f
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tiers.popular_first.miss_time")
     add = parser.add_argument
-    add("--large-rows", type=int, default=300_000, help="of each of five tables (300,000: 400 MB in all)")
-    add("--exponent", type=float, default=1.05, help="of Zipf's law (1.05)")
-    add("--rows", type=int, default=16, help="of a query (16)")
+    add_model_arguments(parser)
     add("--queries", type=int, default=2000, help="gathered in each of two runs, after as many (2,000)")
-    add("--directory", type=Path, default=Path("/var/tmp"), help="a real disk; the model is kept there")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    model = args.directory / f"popular-first-{args.large_rows}-{args.exponent:g}"
-    bundle = load_bundle(model) if model.exists() else bundle_of(model, args.large_rows, args.exponent)
+    bundle = kept_bundle(args)
     placement = plan_of(bundle, args.directory, bundle.bytes // SHARE, True).placement
     assert placement is not None
     (placed,) = placement.paths
