@@ -111,10 +111,8 @@ def guess_schema(
         if found is not None and _is_number(data[column].type):
             alone = _auc_alone(data[column], data[label_of["column"]], label_of.get("positive_above", 0.0))
             if alone > TELLING:
-                found, why = (
-                    None,
-                    (f"alone it tells the label (AUC {alone:.2f}): known only later? If not, add it"),
-                )
+                found = None
+                why = f"alone it tells the label (AUC {alone:.2f}): known only later? If not, add it"
         if found is None:
             left_out[column] = why
             continue

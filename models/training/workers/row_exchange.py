@@ -166,9 +166,9 @@ class WorkerRows:
         if hot:
             own = self._slots_of(self.group.rank, np.flatnonzero(self._changed))
             sent = torch.from_numpy(own.astype(index_type(self.hot_rows.size))).to(self.device)
-            changed = torch.cat(self.group.gather(sent)).cpu().numpy().astype(np.int64)
+            changed = np.sort(torch.cat(self.group.gather(sent)).cpu().numpy().astype(np.int64))
             for pair in pairs:
-                self._refresh(*pair, np.sort(changed))
+                self._refresh(*pair, changed)
             self._changed[:] = False
         else:
             self.settle(pairs)
