@@ -39,23 +39,22 @@ class RowWriter:
     """
 
     def __init__(self, file: int, row_bytes: int, kind: Kind | None = None) -> None:
-        self._mapped = _MappedRows.opened(file, row_bytes) if kind is None else None
-        self._queued = _QueuedRows(file, row_bytes, kind) if self._mapped is None else None
+        mapped = _MappedRows.opened(file, row_bytes) if kind is None else None
+        self._rows = mapped or _QueuedRows(file, row_bytes, kind)
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether rows are copied into a mapping."""
+        return isinstance(self._rows, _MappedRows)
 
     def write(self, offsets: I64, values: Bytes) -> None:
         """Writes values [n, row_bytes] at offsets [n] of the file, distinct. Raises OSError."""
         for first in range(0, offsets.size, ROWS):
             part = slice(first, first + ROWS)
-            if self._mapped is not None:
-                self._mapped.write(offsets[part], values[part])
-            elif self._queued is not None:
-                self._queued.write(offsets[part], values[part])
+            self._rows.write(offsets[part], values[part])
 
     def close(self) -> None:
-        if self._mapped is not None:
-            self._mapped.close()
-        if self._queued is not None:
-            self._queued.close()
+        self._rows.close()
 
 
 class _MappedRows:
