@@ -19,6 +19,14 @@ def take_spare_time() -> None:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
+def waited_s(schedstat: bytes) -> float:
+    """Returns the seconds for which a thread has waited for a processor, by its sched-stats in /proc.
+
+    schedstat: nanoseconds on a processor, nanoseconds waited, and number of times it got a processor.
+    """
+    return int(schedstat.split()[1]) / 1e9
+
+
 class OwnWaits:
     """The time for which this thread waited for a processor, as the kernel counts it (sched-stats)."""
 
@@ -30,8 +38,8 @@ class OwnWaits:
     def since_last_s(self) -> float:
         """Returns the seconds waited since the last call; 0 where the kernel does not count them."""
         try:
-            waited_s = int(self._file.read_bytes().split()[1]) / 1e9
+            now_s = waited_s(self._file.read_bytes())
         except OSError:
             return 0.0
-        since_s, self._seen_s = waited_s - self._seen_s, waited_s
+        since_s, self._seen_s = now_s - self._seen_s, now_s
         return since_s

@@ -7,7 +7,7 @@ both answered are summed by GROUPS groups of values, so that a decision can be m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -16,7 +16,7 @@ import numpy as np
 from polyrec.planner.rollout.arm_sums import ArmRecords, ArmSums
 from polyrec.planner.rollout.expected_loss import ExpectedLoss, PairRecords, PairSums, expected_loss
 from polyrec.planner.rollout.score_shift import F32, F64, ScoreShift, bin_edges, score_shift
-from polyrec.planner.rollout.window import SlidingWindow
+from polyrec.planner.rollout.window import SlidingWindow, merged
 
 T = TypeVar("T")
 
@@ -78,12 +78,12 @@ class Compared:
     def without_each_group(self) -> Iterator[Compared]:
         """The same without the requests of one group of values, for each; none of a single one."""
         for left_out in range(len(self.groups)) if len(self.groups) > 1 else ():
-            canary = _sum(_others(self.groups, left_out))
+            canary = merged(ArmSums, _others(self.groups, left_out))
             without = replace(
                 self, canary=canary, shift=score_shift(self.stable.scores, canary.scores), groups=()
             )
             if self.pairs is not None:
-                without.pairs = _sum_of_pairs(_others(self.pair_groups, left_out))
+                without.pairs = merged(PairSums, _others(self.pair_groups, left_out))
                 without.loss = expected_loss(without.pairs)
             yield without
 
@@ -132,11 +132,11 @@ class Comparison:
         """Returns the window's sums."""
         stable = self._stable.window.total(now_s)
         groups = [arm.window.total(now_s) for arm in self._canary]
-        canary = _sum(groups)
+        canary = merged(ArmSums, groups)
         compared = Compared(stable, canary, score_shift(stable.scores, canary.scores), groups=groups)
         if self._pairs is not None:
             compared.pair_groups = [window.total(now_s) for window in self._pairs]
-            compared.pairs = _sum_of_pairs(compared.pair_groups)
+            compared.pairs = merged(PairSums, compared.pair_groups)
             compared.loss = expected_loss(compared.pairs)
         return compared
 
@@ -146,20 +146,6 @@ def finite_scores(records: ArmRecords) -> list[F32]:
     kept = [scores for scores in records.scores if np.isfinite(scores).all()]
     records.failed += len(records.scores) - len(kept)
     return [scores for scores in kept if scores.size]
-
-
-def _sum(parts: Iterable[ArmSums]) -> ArmSums:
-    total = ArmSums()
-    for part in parts:
-        total.merge(part)
-    return total
-
-
-def _sum_of_pairs(parts: Iterable[PairSums]) -> PairSums:
-    total = PairSums()
-    for part in parts:
-        total.merge(part)
-    return total
 
 
 def _others(groups: Sequence[T], left_out: int) -> list[T]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Generic, Protocol, Self, TypeVar
 
 SLICES = 10
@@ -19,6 +19,14 @@ class Sums(Protocol):
 
 
 S = TypeVar("S", bound=Sums)
+
+
+def merged(make: Callable[[], S], parts: Iterable[S]) -> S:
+    """Returns the sum of parts. make: makes empty sums."""
+    total = make()
+    for part in parts:
+        total.merge(part)
+    return total
 
 
 class SlidingWindow(Generic[S]):
@@ -37,8 +45,4 @@ class SlidingWindow(Generic[S]):
 
     def total(self, now_s: float) -> S:
         """Returns the sum of all slices in the window."""
-        total = self._make()
-        for start_s, part in self._slices:
-            if start_s >= now_s - self._span_s:
-                total.merge(part)
-        return total
+        return merged(self._make, (part for start_s, part in self._slices if start_s >= now_s - self._span_s))

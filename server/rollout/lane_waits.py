@@ -15,8 +15,8 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from polyrec.server.lanes.lane import Lane
+from polyrec.server.priority import waited_s
 
-NANOSECOND_S = 1e-9
 LOOK_S = 5e-4
 """The files are not read again sooner than this."""
 Waits = tuple[float, ...]
@@ -40,15 +40,15 @@ class WaitClock:
     def look(self, now_s: float, schedstat: bytes, is_ready: Callable[[], bool]) -> float:
         """Returns the seconds waited so far.
 
-        schedstat: nanoseconds on a processor, nanoseconds waited, and number of times it got a processor.
-        is_ready: whether the thread runs or is ready to; asked only if the figures have not changed.
+        schedstat: see `waited_s`. is_ready: whether the thread runs or is ready to; asked only if the figures
+        have not changed.
         """
         if schedstat != self._seen:
             self._seen, self._lasting_s = schedstat, 0.0
         elif is_ready():
             self._lasting_s += now_s - self._looked_s
         self._looked_s = now_s
-        return int(schedstat.split()[1]) * NANOSECOND_S + self._lasting_s
+        return waited_s(schedstat) + self._lasting_s
 
 
 class LaneWaits:
