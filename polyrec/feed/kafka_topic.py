@@ -112,7 +112,7 @@ class KafkaTopic:
         self._assign(self._count())
 
     def rewind(self) -> None:
-        self._assign(self._count())
+        self.open()
 
     def read(self, block: bool) -> list[Message]:
         if time.monotonic() - self._looked_s > PARTITIONS_S and (count := self._count()) != self._partitions:

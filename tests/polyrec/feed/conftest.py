@@ -23,6 +23,14 @@ def server(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield child
 
 
+@pytest.fixture(scope="module")
+def items(bundle: Bundle) -> list[str]:
+    """Values of the item table."""
+    values = bundle.encoder.vocabularies["item"].values
+    assert values is not None
+    return [str(value) for value in values.to_pylist()]
+
+
 @pytest.fixture(autouse=True)
 def _token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POLYREC_ADMIN_TOKEN", TOKEN)

@@ -18,7 +18,6 @@ from polyrec.cli.main import main
 from polyrec.feed.feed import Feed
 from polyrec.feed.redis_stream import RedisStream
 from polyrec.feed.source import FeedFailed
-from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.tiers.updates.update import TableUpdate
 from polyrec.models.tiers.updates.update_file import encode_update
 from polyrec.server.child import ServerProcess
@@ -34,13 +33,11 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 
 
 def test_updates_of_a_stream_are_served_and_acknowledged(
-    store: RedisServer, server: ServerProcess, bundle: Bundle, capsys: pytest.CaptureFixture[str]
+    store: RedisServer, server: ServerProcess, items: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    values = bundle.encoder.vocabularies["item"].values
-    assert values is not None
     client = redis.Redis.from_url(store.url)
     for i in range(40):
-        client.xadd("s", {"json": document(values[i].as_py(), i)})
+        client.xadd("s", {"json": document(items[i], i)})
     wrong = client.xadd("s", {"json": document("not known", 1.0)})
     client.xadd("s", {"json": b"{"})
     client.xadd("s", {"json": document("new", 1.0, add=True, expires_s=3600)})
@@ -68,26 +65,22 @@ def test_updates_of_a_stream_are_served_and_acknowledged(
 
 
 def test_what_was_read_and_not_acknowledged_is_sent_again(
-    store: RedisServer, server: ServerProcess, bundle: Bundle, capsys: pytest.CaptureFixture[str]
+    store: RedisServer, server: ServerProcess, items: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     client = redis.Redis.from_url(store.url)
-    values = bundle.encoder.vocabularies["item"].values
-    assert values is not None
     client.xgroup_create("again", "polyrec", "0", mkstream=True)
-    client.xadd("again", {"json": document(values[0].as_py(), 1.0)})
+    client.xadd("again", {"json": document(items[0], 1.0)})
     assert client.xreadgroup("polyrec", "polyrec", {"again": ">"}, 10)
     assert main(["feed", store.url, "--stream", "again", "--url", server.url, "--once"]) == 0
     assert "1 rows sent" in capsys.readouterr().out
 
 
 def test_a_feed_waits_for_its_server(
-    store: RedisServer, server: ServerProcess, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+    store: RedisServer, server: ServerProcess, items: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first calls find no server at the port; the feed continues once there is one."""
     client = redis.Redis.from_url(store.url)
-    values = bundle.encoder.vocabularies["item"].values
-    assert values is not None
-    client.xadd("waits", {"json": document(values[0].as_py(), 1.0)})
+    client.xadd("waits", {"json": document(items[0], 1.0)})
     actual, asked = httpx.Client.post, threading.Event()
 
     def post(self: httpx.Client, url: str, **given: Any) -> httpx.Response:
@@ -120,7 +113,6 @@ def test_what_cannot_go_on_ends_with_a_line(
     offense: str,
     store: RedisServer,
     server: ServerProcess,
-    bundle: Bundle,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     client = redis.Redis.from_url(store.url)
@@ -167,14 +159,12 @@ def test_entries_whose_reply_was_lost_are_sent(
     protocol: int,
     store: RedisServer,
     server: ServerProcess,
-    bundle: Bundle,
+    items: list[str],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Redis has handed them to the feed, so that reading new ones alone would skip them."""
-    values = bundle.encoder.vocabularies["item"].values
-    assert values is not None
     client, stream = redis.Redis.from_url(store.url), f"lost{protocol}"
-    client.xadd(stream, {"json": document(values[0].as_py(), 1.0)})
+    client.xadd(stream, {"json": document(items[0], 1.0)})
     url = f"redis://127.0.0.1:{losing(store.port, b'tables')}?protocol={protocol}"
     assert main(["feed", url, "--stream", stream, "--url", server.url, "--once"]) == 0
     assert "1 rows sent" in capsys.readouterr().out
@@ -226,12 +216,10 @@ def test_an_entry_larger_than_a_call_is_rejected(
 
 
 def test_ids_that_are_no_milliseconds_are_sent(
-    store: RedisServer, server: ServerProcess, bundle: Bundle, capsys: pytest.CaptureFixture[str]
+    store: RedisServer, server: ServerProcess, items: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    values = bundle.encoder.vocabularies["item"].values
-    assert values is not None
     client, stream = redis.Redis.from_url(store.url), "a stream with a long name, " * 4
     for id in ("1764041000000000-0", f"{2**64 - 2}-{2**64 - 2}", f"{2**64 - 1}-{2**64 - 1}"):
-        client.xadd(stream, {"json": document(values[0].as_py(), 1.0)}, id=id)
+        client.xadd(stream, {"json": document(items[0], 1.0)}, id=id)
     assert main(["feed", store.url, "--stream", stream, "--url", server.url, "--once"]) == 0
     assert "3 rows sent, 0 entries rejected" in capsys.readouterr().out
