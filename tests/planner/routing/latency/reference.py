@@ -5,8 +5,67 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import exp, inf, log
 
-from polyrec.planner.routing.latency import correction
+import numpy as np
+
+from polyrec.planner.routing.latency import correction, path_speeds
 from polyrec.planner.routing.latency.latency_table import LatencyTable
+
+
+def expected(error: float, reference_s: float, median_s: float) -> float:
+    """Error to expect of a path by that of another: the same factor or the same seconds, if that is less."""
+    return min(error, log(1 + max(exp(error) - 1, 0) * reference_s / median_s)) if error > 0 else error
+
+
+class PathSpeeds:
+    """`latency.path_speeds.PathSpeeds` by the textbook: one observation matrix, Joseph's form."""
+
+    def __init__(self, paths: int) -> None:
+        self.errors = [0.0] * paths
+        common, own = path_speeds.UNKNOWN_VARIANCE, path_speeds.UNTRIED_VARIANCE
+        self.covariance = np.array([[common + own * (i == j) for i in range(paths)] for j in range(paths)])
+        self.reference = 0
+
+    def update(self, passed_s: float, latest: list[tuple[int, float]], medians: Sequence[float]) -> None:
+        paths = range(len(medians))
+        batches = {p: [error for path, error in latest if path == p] for p in paths}
+        own = [self.covariance[p, p] + path_speeds.COMMON_VARIANCE_S * passed_s for p in paths]
+        for i in paths:
+            for j in paths:
+                self.covariance[i, j] += path_speeds.COMMON_VARIANCE_S * passed_s
+            if own[i] < path_speeds.UNTRIED_VARIANCE:
+                self.covariance[i, i] += path_speeds.OWN_VARIANCE_S * passed_s
+        for p in paths:
+            if batches[p]:
+                noise = path_speeds.BATCH_VARIANCE / len(batches[p]) + path_speeds.TICK_VARIANCE
+                self.observe(p, sum(batches[p]) / len(batches[p]), noise, medians)
+        known = 1.0
+        if latest:
+            self.reference = max(paths, key=lambda p: len(batches[p]))
+        else:
+            known = exp(-passed_s / path_speeds.COMMON_MEMORY_S)
+        error, reference_s = self.errors[self.reference], medians[self.reference]
+        for p in paths:
+            if not batches[p]:
+                deviation = self.errors[p] - expected(error, reference_s, medians[p])
+                deviation *= exp(-passed_s / path_speeds.OWN_MEMORY_S)
+                self.errors[p] = expected(known * error, reference_s, medians[p]) + deviation
+
+    def observe(self, path: int, error: float, noise: float, medians: Sequence[float]) -> None:
+        size = len(medians)
+        observation = np.zeros((1, size))
+        observation[0, path] = 1
+        innovation = error - self.errors[path]
+        gain = (
+            self.covariance
+            @ observation.T
+            @ np.linalg.inv(observation @ self.covariance @ observation.T + noise)
+        )
+        rest = np.eye(size) - gain @ observation
+        self.covariance = rest @ self.covariance @ rest.T + noise * gain @ gain.T
+        old, new = self.errors[path], [self.errors[path] + g * innovation for g in gain[:, 0]]
+        for p in range(size):
+            s = medians[path], medians[p]
+            self.errors[p] += expected(new[p], *s) - expected(old, *s)
 
 
 class Correction:
@@ -22,8 +81,9 @@ class Correction:
         self.shifts = [0.0]
         self.lasting = [1.0 for _ in paths]
         self.new = 0
-        self.latest: list[int] = []
-        self.ticked = [0.0 for _ in paths]
+        self.latest: list[tuple[int, float]] = []
+        """(path, logarithm of observed over profiled seconds), without shift and outliers, of this tick"""
+        self.speeds = PathSpeeds(len(latencies))
         self.window = 0
         self.begun_s = 0.0
         self.usual = [1 for _ in paths]
@@ -40,7 +100,6 @@ class Correction:
         if self.batches[path] <= correction.FIRST_BATCHES and residual - bias > noise:
             return
         self.new += 1
-        self.latest.append(path)
         self.residuals.append((self.window, path, residual))
         if residual > bias + spread:
             self.delays.append((self.window, took_s - latency.tail[rows] * exp(bias)))
@@ -49,6 +108,7 @@ class Correction:
         self.shift = middle if middle >= noise else 0.0
         self.shifts.append(self.shift)
         off = residual - bias - self.shift
+        self.latest.append((path, bias + min(max(off, -correction.MOST_OFF), correction.MOST_OFF)))
         step, weight = correction.BIAS_STEP, correction.BIAS_WEIGHT
         if self.known[path] < correction.NEW:
             weight = 1 / (self.known[path] + 2)
@@ -69,34 +129,21 @@ class Correction:
         if now_s - self.begun_s >= correction.WINDOW_S:
             self.window += 1
             self.begun_s = now_s
-        latest, self.latest = self.latest, []
         medians = [t.median[min(rows, t.rows)] for t in self.latencies]
-        known = [p for p in latest if self.known[p] - latest.count(p) >= correction.NEW]
-        window = [p for p in range(len(medians)) for _ in self.recent_residuals(p)]
-        after = self.expected(known or latest or window, self.bias, medians)
-        before = self.expected(known, self.ticked, medians) if known else after
+        self.speeds.update(passed_s, self.latest, medians)
         for path, latency in enumerate(self.latencies):
             self.usual[path] = min(rows, latency.rows)
             self.wider[path] *= exp(-passed_s / correction.TAIL_MEMORY_S)
-            if path not in latest:
-                own = self.bias[path] - before[path]
-                if latest or path not in window:
-                    own *= exp(-passed_s / correction.BIAS_MEMORY_S)
-                if path not in window:
+            if path not in [executed for executed, _ in self.latest]:
+                if not self.recent_residuals(path):
                     kept = min(self.known[path], correction.NEW)
-                    self.known[path] = kept * exp(-passed_s / correction.BIAS_MEMORY_S)
-                bias = after[path] + own
-                self.bias[path] = max(-correction.MOST_BIAS, min(correction.MOST_BIAS, bias))
-        self.ticked = list(self.bias)
+                    self.known[path] = kept * exp(-passed_s / correction.SEEN_MEMORY_S)
+                error = self.speeds.errors[path]
+                self.bias[path] = max(-correction.MOST_BIAS, min(correction.MOST_BIAS, error))
+        self.latest = []
         least = min(*self.shifts, self.shift)
         self.lasting = [min(exp(bias + least), m) for bias, m in zip(self.bias, self.median, strict=True)]
         self.shifts = [self.shift]
-
-    def expected(self, executed: list[int], bias: list[float], medians: list[float]) -> list[float]:
-        """Bias to expect of each path by the paths of executed batches."""
-        mean = sum(bias[p] for p in executed) / max(len(executed), 1)
-        extra_s = sum(exp(bias[p]) * medians[p] - medians[p] for p in executed) / max(len(executed), 1)
-        return [min(mean, log(1 + max(extra_s, 0) / m)) if mean > 0 else mean for m in medians]
 
     def recent_residuals(self, path: int) -> list[float]:
         return [r for window, p, r in self.residuals if p == path and window >= self.window - 1]

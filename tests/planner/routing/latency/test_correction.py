@@ -181,7 +181,7 @@ def test_what_the_first_batches_of_a_path_say_hardly_changes_another_path():
     fed([2 * 1.6e-3] * 30, correction, path=2)
     correction.tick(60.0, 0.1, 1)
     assert correction.median[2] > 1.2
-    assert correction.median[1] == pytest.approx(1.0, rel=0.03)
+    assert correction.median[1] == pytest.approx(1.0, rel=0.05)
 
 
 @given(
@@ -263,3 +263,42 @@ def test_corrections_equal_the_reference(steps):
         assert fast.tail == pytest.approx(plain.tail)
         assert fast.safe == pytest.approx(plain.safe)
         assert fast.lasting == pytest.approx(plain.lasting)
+
+
+def test_a_path_slower_than_its_profile_is_still_known_to_be_after_ten_seconds_of_another_path():
+    correction = executed_alone(4e-4)
+    for i in range(20):
+        fed([4e-4] * 40, correction, path=1)
+        fed([1.3 * 2e-4] * 40, correction, path=0)
+        correction.tick(60.0 + 0.1 * i, 0.1, 1)
+    for i in range(100):
+        fed([1.1 * 4e-4] * 40, correction, path=1)
+        correction.tick(62.0 + 0.1 * i, 0.1, 1)
+    assert correction.median[0] / correction.median[1] == pytest.approx(1.3, abs=0.12)
+
+
+@pytest.mark.parametrize(
+    ("own", "best"), [((1.5, 1.0, 1.0), 1), ((1.15, 1.0, 1.0), 1), ((1.0, 1.0, 0.8), 2), ((1.3, 1.3, 1.0), 2)]
+)
+def test_the_most_valuable_path_is_found_on_a_core_whose_speed_changes(own, best):
+    """own: what paths take over their profiles. Each is chosen by value a second, as past capacity."""
+    values, used = (1.0, 1.08, 1.2), []
+    tables = [
+        LatencyTable(LatencyModel(rows=(1, 100), median_s=(s, 2 * s), tail_s=(2 * s, 4 * s)), 100)
+        for s in (1e-3, 1.1e-3, 1.4e-3)
+    ]
+    random = np.random.default_rng(0)
+    correction, path, speed = Correction(tables), 2, 0.0
+    for i in range(400):
+        speed += 0.1 * random.standard_normal() - 0.1 * speed
+        took_s = np.exp(speed) * own[path] * tables[path].median[1] * noise(50, i)
+        fed(took_s, correction, path)
+        correction.tick(0.1 * i, 0.1, 1)
+        used.append(path)
+        per_second = [
+            v / (f * t.median[1]) for v, f, t in zip(values, correction.lasting, tables, strict=True)
+        ]
+        path = int(np.argmax(per_second))
+    earned = [v / (o * t.median[1]) for v, o, t in zip(values, own, tables, strict=True)]
+    assert int(np.argmax(earned)) == best
+    assert np.mean([earned[p] for p in used[100:]]) > 0.985 * earned[best]
