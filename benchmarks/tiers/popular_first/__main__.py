@@ -166,7 +166,7 @@ def main() -> int:
     return 0
 
 
-HEAD = ("rows/s", "hot p50", "p99 ms", "cold p50", "p99 ms", "lost", "tail loss", "longer")
+HEAD = ("rows/s", "hot p50", "p99 ms", "cold p50", "p99 ms", "lost", "degraded", "tail loss", "longer")
 
 
 def report(
@@ -186,6 +186,7 @@ def report(
             "cold_p50_ms": median(t["cold"]["p50_ms"] for t in turns),
             "cold_p99_ms": median(t["cold"]["p99_ms"] for t in turns),
             "lost": sum(t["lost"] for t in turns),
+            "degraded": sum(t["degraded"] for t in turns),
             "tail_loss": median(t["tails"]["loss"] for t in turns),
             "longer": median(t["tails"]["longer"] for t in turns),
         }

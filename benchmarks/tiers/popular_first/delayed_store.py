@@ -24,8 +24,8 @@ from polyrec.models.tiers.tier_settings import RemoteStore, TierCuts, TierSettin
 from tests.models.tiers.redis_server import RedisServer
 
 CHUNK = 1 << 20
-PRIORITY = 10
-"""Of both processes: on another machine they would not take the server's cores."""
+YIELDS = 10
+"""By how much both processes are nicer than the server: on another machine they would not take its cores."""
 
 
 @contextmanager
@@ -33,12 +33,14 @@ def delayed_store(bundle: Bundle, cuts: dict[str, TierCuts], delay_s: float, fol
     """Starts both, stores the remote rows of the cuts, and yields the proxy's URL."""
     server = RedisServer(folder)
     try:
-        os.setpriority(os.PRIO_PROCESS, server.pid, PRIORITY)
+        nicer = min(os.getpriority(os.PRIO_PROCESS, 0) + YIELDS, 19)
+        os.setpriority(os.PRIO_PROCESS, server.pid, nicer)
         store = RemoteStore(url=server.url, fill=True, timeout_ms=10_000)
         open_tiers(bundle, TierSettings(cuts=cuts, remote=store)).close()
         command = [sys.executable, "-m", __spec__.name, str(server.port), str(delay_s)]
         proxy = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:
+            os.setpriority(os.PRIO_PROCESS, proxy.pid, nicer)
             assert proxy.stdout is not None
             yield f"redis://127.0.0.1:{int(proxy.stdout.readline())}"
         finally:
@@ -62,7 +64,6 @@ def forward(source: socket.socket, sink: socket.socket, delay_s: float) -> None:
 
 def main() -> None:
     port, delay_s = int(sys.argv[1]), float(sys.argv[2])
-    os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
     with socket.create_server(("127.0.0.1", 0)) as server:
         print(server.getsockname()[1], flush=True)
         while True:
