@@ -13,6 +13,7 @@ import pytest
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.updates.delta import UpdateLayer
 from polyrec.server.dispatch.fetcher import MOST_UNDER_WAY, Fetcher
+from tests.models.tiers.redis_cluster import RedisCluster
 from tests.models.tiers.redis_server import RedisServer
 from tests.models.tiers.worlds import encoder_of, flat_weight, world
 
@@ -70,6 +71,31 @@ def test_requests_under_way_do_not_wait_for_each_other_and_all_give_their_rows(
             np.testing.assert_array_equal(layer.values.view(np.float32), flat[wanted[i]])
     stack.views.leave(view)
     stack.close()
+
+
+@pytest.mark.parametrize("kind", ["TLS", "cluster"])
+def test_rows_come_over_tls_and_from_the_servers_of_a_cluster(
+    kind: str, fetcher: Fetcher, tmp_path: Path
+) -> None:
+    servers = RedisServer(tmp_path, tls=True) if kind == "TLS" else RedisCluster(tmp_path)
+    try:
+        remote = {"url": servers.url, "timeout_ms": 60_000, "fill": True}
+        if isinstance(servers, RedisServer):
+            remote["ca_file"] = servers.ca_file
+        stack, flat = world(ENCODER, tmp_path, (0.0, 0.2, 0.5), remote=remote), flat_weight(ENCODER).numpy()
+        given: SimpleQueue[UpdateLayer | None] = SimpleQueue()
+        view = stack.views.enter()
+        for _ in range(FETCHES):
+            fetcher.fetch(stack.ahead, view, REMOTE, given.put)
+        for _ in range(FETCHES):
+            layer = given.get(timeout=WAIT_S)
+            assert layer is not None
+            np.testing.assert_array_equal(layer.rows, REMOTE)
+            np.testing.assert_array_equal(layer.values.view(np.float32), flat[REMOTE])
+        stack.views.leave(view)
+        stack.close()
+    finally:
+        servers.kill()
 
 
 def test_a_store_that_hangs_gives_nothing_after_its_timeout(
