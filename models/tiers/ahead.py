@@ -19,11 +19,28 @@ from polyrec.models.tiers.disk.disk import NO_READS, ReadAhead
 from polyrec.models.tiers.figures import Counters
 from polyrec.models.tiers.layout import DISK, REMOTE
 from polyrec.models.tiers.releasing import Gathers
+from polyrec.models.tiers.remote.remote import PendingBatch
 from polyrec.models.tiers.tier_set import TierSet
 from polyrec.models.tiers.updates.delta import UpdateLayer
 from polyrec.models.tiers.view import View
 
 clock = time.perf_counter
+
+NONE: I64 = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fetch:
+    """A request for remote rows that has been sent.
+
+    number: of the gathering. rows: int64 [n], of the fused weight in the order of `view`. sent_s: by `clock`.
+    """
+
+    number: int
+    view: View
+    rows: I64
+    batch: PendingBatch
+    sent_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +76,15 @@ class MissingRows:
 
     def of(self, owns: NDArray[np.bool_]) -> tuple[I64, I64]:
         """Returns the distinct pages and remote rows of some look-ups. owns: bool [look-ups]."""
-        return np.unique(self.pages[owns[self.filed]]), np.unique(self.remote_rows[owns[self.remote]])
+        pages, remote = self.pages[owns[self.filed]], self.remote_rows[owns[self.remote]]
+        # most turns miss rows in one of the tiers
+        return np.unique(pages) if pages.size else pages, np.unique(remote) if remote.size else remote
 
 
 def _distinct(owner: I64, value: I64, owners: int) -> I64:
     """Number of distinct values of each owner, int64 [owners]."""
+    if not value.size:
+        return np.zeros(owners, np.int64)
     order = np.lexsort((value, owner))
     owner, value = owner[order], value[order]
     first = np.ones(owner.size, bool)
@@ -115,26 +136,42 @@ class RowsAhead:
         if self._tiers.disk is not None:
             self._tiers.disk.wait(tickets)
 
-    def fetch(self, view: View, rows: I64) -> UpdateLayer | None:
-        """Fetches remote rows, with the updates of a view, to be `View.staged` of a batch in the same order.
+    def send(self, view: View, rows: I64) -> Fetch | None:
+        """Sends the requests for remote rows, for `receive`; None if there is nothing to be had.
 
         rows: int64 [n], distinct, of the fused weight in the view's order. The view must be held until the
         batch has entered its own, so that no later update has left the newest view before the batch sees it.
-        Rows that the store does not give in time are left out; None if there are no others. Raises OSError if
-        the tiers are closed.
+        Raises OSError if the tiers are closed.
         """
         tiers = self._tiers
         if tiers.remote is None or not rows.size:
             return None
-        with self._gathers.one():
-            start = clock()
+        number = self._gathers.begin()
+        try:
             where = tiers.locate(rows)
             tables, ids = tiers.layout.table[where.segment], view.remote_ids[where.local]
-            values, found = tiers.remote.receive(tiers.remote.send(tables, ids))
-            self._counters.seconds["remote"] += clock() - start
-        at = np.flatnonzero(found)
-        if not at.size:
-            return None
-        rows, values = rows[at], values[at]
-        view.over(rows, torch.from_numpy(values).view(tiers.row_format.unit), at[:0])
+            return Fetch(number, view, rows, tiers.remote.send(tables, ids), clock())
+        except BaseException:
+            self._gathers.end(number)
+            raise
+
+    def receive(self, fetch: Fetch) -> UpdateLayer | None:
+        """Returns the rows, with the updates of the view, to be `View.staged` of a batch in the same order.
+
+        Waits for the replies, until the store's timeout at most. Rows that the store does not give are left
+        out; None if there are no others.
+        """
+        tiers, rows, view = self._tiers, fetch.rows, fetch.view
+        assert tiers.remote is not None
+        try:
+            values, found = tiers.remote.receive(fetch.batch)
+            self._counters.seconds["remote"] += clock() - fetch.sent_s
+        finally:
+            self._gathers.end(fetch.number)
+        if not found.all():
+            at = np.flatnonzero(found)
+            if not at.size:
+                return None
+            rows, values = rows[at], values[at]
+        view.over(rows, torch.from_numpy(values).view(tiers.row_format.unit), NONE)
         return UpdateLayer(tiers.row_format, rows, values)

@@ -24,6 +24,7 @@ from polyrec.models.embeddings.lookups import FusedRows, Lookups
 from polyrec.models.errors import FeatureError
 from polyrec.models.schema.batch import I64, Batch
 from polyrec.models.schema.encoder import Encoder
+from polyrec.models.tiers.ahead import RowsAhead
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.stage import fused_rows
 from polyrec.models.tiers.updates.delta import UpdateLayer
@@ -31,11 +32,9 @@ from polyrec.models.tiers.view import View
 from polyrec.planner.routing.latency.read_times import ReadSeconds
 from polyrec.planner.routing.query import Misses, Part, Query
 from polyrec.server.codecs.rows import encode
+from polyrec.server.dispatch.fetcher import Fetcher
 
 log = logging.getLogger("polyrec.serving")
-
-FETCHERS = 4
-"""Threads that wait for the remote store: requests under way at a time."""
 
 clock = time.perf_counter
 
@@ -117,7 +116,9 @@ class ColdRows:
         self._first = next(iter(self._paths), -1)
         self.figures = ColdRowFigures()
         self._readers = ThreadPoolExecutor(1, "polyrec-cold-disk")
-        self._fetchers = ThreadPoolExecutor(FETCHERS, "polyrec-cold-remote")
+        # its thread is for stores alone
+        remote = any(stack.tiers.remote is not None for stack, _ in self._paths.values())
+        self._fetcher = Fetcher() if remote else None
 
     def look(self, path: int | None, queries: Sequence[Query]) -> list[SeenQueries]:
         """Encodes queries and looks for their rows. Those that cannot be encoded are left out.
@@ -160,13 +161,14 @@ class ColdRows:
     def read(self, seen: SeenQueries, queries: Sequence[Query], done: OnRead) -> None:
         """Starts reading what cold queries miss, and calls `done` for each on the running loop."""
         Reading(seen, queries, self.figures, done, asyncio.get_running_loop()).begin(
-            self._readers, self._fetchers
+            self._readers, self._fetcher
         )
 
     def close(self) -> None:
         """Ends the threads, after the reads in progress."""
         self._readers.shutdown()
-        self._fetchers.shutdown()
+        if self._fetcher is not None:
+            self._fetcher.close()
 
 
 def owners(batch: Batch, lookups: Lookups, queries: Sequence[Query]) -> I64:
@@ -200,28 +202,34 @@ class Reading:
     took_s: list[float] = field(default_factory=lambda: [0.0, 0.0])
     left: int = 0
 
-    def begin(self, readers: ThreadPoolExecutor, fetchers: ThreadPoolExecutor) -> None:
+    def begin(self, readers: ThreadPoolExecutor, fetcher: Fetcher | None) -> None:
         seen = self.seen
         self.left = bool(seen.pages.size) + bool(seen.remote.size)
         if seen.pages.size:
             ahead = seen.stack.ahead
-            tickets = ahead.read(seen.pages).tickets
-            readers.submit(self._ended, 0, lambda: ahead.wait(tickets))
+            readers.submit(self._wait, ahead, ahead.read(seen.pages).tickets)
         if seen.remote.size:
+            assert fetcher is not None
             seen.hold(self.queries)
-            fetchers.submit(self._ended, 1, self._fetch)
+            if seen.view.encoder is seen.encoder:
+                fetcher.fetch(seen.stack.ahead, seen.view, seen.remote, self._fetched)
+            else:
+                self.loop.call_soon(self._read, 1)
 
-    def _fetch(self) -> None:
-        seen = self.seen
-        if seen.view.encoder is seen.encoder:
-            seen.fetched = seen.stack.ahead.fetch(seen.view, seen.remote)
-
-    def _ended(self, tier: int, work: Callable[[], None]) -> None:
-        """Does the work of a tier in its thread, and reports the end to the loop."""
+    def _wait(self, ahead: RowsAhead, tickets: tuple[int, ...]) -> None:
+        """Waits for the disk, in its thread."""
         try:
-            work()
+            ahead.wait(tickets)
         except Exception:
             log.exception("reading ahead failed")
+        self._report(0)
+
+    def _fetched(self, layer: UpdateLayer | None) -> None:
+        """Takes the remote rows, in the thread of the fetcher."""
+        self.seen.fetched = layer
+        self._report(1)
+
+    def _report(self, tier: int) -> None:
         with suppress(RuntimeError):  # the loop was closed meanwhile
             self.loop.call_soon_threadsafe(self._read, tier)
 

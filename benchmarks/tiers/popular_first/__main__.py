@@ -8,6 +8,9 @@ for queries that wait for a busy lane). A share of the queries is all-hot: drawn
 of what memory holds that is hottest. The others are drawn from all ranks. Each case is measured in a closed
 loop (rows/s), then with Poisson arrivals at --load of what the slower tiered case did in its first turn. In
 process, without sockets: the difference is the dispatcher's and the tiers'.
+
+With --store-delay-ms the other rows are not on disk but in a Redis server that answers after a delay, as one
+in another zone, or a busy one, does (delayed_store.py).
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,14 +30,18 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from benchmarks.tiers.serving import bundle_of, plan_of
+from benchmarks.tiers.popular_first.delayed_store import delayed_store
+from benchmarks.tiers.serving import WIDTH, bundle_of, plan_of
 from polyrec.models.bundle.bundle import Bundle, load_bundle
+from polyrec.models.embeddings.cuts import tiers_within
 from polyrec.models.runtimes import open_runtime
-from polyrec.planner.plan import save_plan
+from polyrec.models.tiers.tier_settings import RemoteStore, TierCuts
+from polyrec.planner.plan import Plan, save_plan
 from polyrec.server.app.serving import measure
 
 SHARE = 8
 """The model's bytes over those of its memory."""
+STORE_TIMEOUT_MS = 50.0
 
 
 def one(case: dict[str, Any]) -> dict[str, Any]:
@@ -44,16 +52,36 @@ def one(case: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def hot_rows(bundle: Bundle, memory: int) -> list[int]:
-    """Rows of each table that count as hot: an eighth of those that memory holds, or all if none is on disk.
+def store_cuts(bundle: Bundle, memory: int) -> dict[str, TierCuts]:
+    """Cuts of tables whose rows beyond the memory are in a store; nothing of the memory is a cache then."""
+    cuts = tiers_within(bundle.encoder.vocabularies, 4 * WIDTH, {"host": memory, "remote": 1 << 60})
+    return {table: TierCuts(**rows) for table, rows in cuts.items()}
 
-    Half of what memory holds is static prefix, and its colder part is released to the cache.
+
+def tiered_plan(bundle: Bundle, directory: Path, memory: int, cuts: dict[str, TierCuts], url: str) -> Plan:
+    """Plan of a server with so many bytes of memory. cuts, url: of a store; without one, a disk is used."""
+    plan = plan_of(bundle, directory, memory, True)
+    if not url:
+        return plan
+    assert plan.placement is not None
+    (path,) = plan.placement.paths
+    paths = (path.model_copy(update={"tables": cuts}),)
+    remote = RemoteStore(url=url, timeout_ms=STORE_TIMEOUT_MS)
+    return plan.model_copy(
+        update={"placement": plan.placement.model_copy(update={"paths": paths, "remote": remote})}
+    )
+
+
+def hot_rows(plan: Plan, bundle: Bundle) -> list[int]:
+    """Rows of each table that count as hot: an eighth of those that memory holds, or all if it holds all.
+
+    Of a table with rows on disk, half of what memory holds is static prefix, and its colder part is released
+    to the cache.
     """
-    plan = plan_of(bundle, Path("/var/tmp"), memory, True)
     assert plan.placement is not None
     cuts = plan.placement.paths[0].tables
     return [
-        v.size if t not in cuts or not cuts[t].disk else max(cuts[t].host // 8, 1)
+        v.size if t not in cuts or cuts[t].host >= v.rows else max(cuts[t].host // 8, 1)
         for t, v in bundle.encoder.vocabularies.items()
     ]
 
@@ -83,16 +111,22 @@ def main() -> int:
     add("--seconds", type=float, default=3.0, help="of a closed loop (3)")
     add("--open-s", type=float, default=6.0, help="of Poisson arrivals (6)")
     add("--turns", type=int, default=3)
+    add("--store-delay-ms", type=float, help="rows beyond the memory are in a Redis server so far away")
     add("--lane", default="thread", choices=["thread", "inline", "process"])
     add("--json", type=Path)
     args = parser.parse_args()
     bundle = kept_bundle(args)
     memory = bundle.bytes // SHARE
     latency = measure(open_runtime("onnx", bundle), bundle.encoder)
-    with tempfile.TemporaryDirectory(dir=args.directory) as made:
+    with ExitStack() as opened:
+        made = opened.enter_context(tempfile.TemporaryDirectory(dir=args.directory))
+        cuts, url = store_cuts(bundle, memory), ""
+        if args.store_delay_ms is not None:
+            url = opened.enter_context(delayed_store(bundle, cuts, args.store_delay_ms / 1e3, Path(made)))
+        tiered = tiered_plan(bundle, args.directory, memory, cuts, url)
         plans = {}
-        for name, budget in (("memory", None), ("popular first", memory), ("read ahead", memory)):
-            plan = plan_of(bundle, args.directory, budget, True)
+        for name in ("memory", "popular first", "read ahead"):
+            plan = plan_of(bundle, args.directory, None, True) if name == "memory" else tiered
             if plan.placement is not None:
                 placement = plan.placement.model_copy(update={"popular_first": name == "popular first"})
                 plan = plan.model_copy(update={"placement": placement})
@@ -102,7 +136,7 @@ def main() -> int:
             save_plan(plan.model_copy(update={"lanes": (lane,), "paths": (path,)}), plans[name])
         base = {
             "rows": args.rows, "exponent": args.exponent, "hot_share": args.hot_share,
-            "hot_rows": hot_rows(bundle, memory), "seconds": args.seconds, "open_s": args.open_s,
+            "hot_rows": hot_rows(tiered, bundle), "seconds": args.seconds, "open_s": args.open_s,
             "budget_s": args.budget_ms / 1e3, "warm_s": 2.0,
         }  # fmt: skip
         results: dict[str, list[dict[str, Any]]] = {name: [] for name in plans}
@@ -132,7 +166,7 @@ def main() -> int:
     return 0
 
 
-HEAD = ("rows/s", "hot p50", "p99 ms", "cold p50", "p99 ms", "lost", "tail loss", "longer")
+HEAD = ("rows/s", "hot p50", "p99 ms", "cold p50", "p99 ms", "lost", "degraded", "tail loss", "longer")
 
 
 def report(
@@ -152,6 +186,7 @@ def report(
             "cold_p50_ms": median(t["cold"]["p50_ms"] for t in turns),
             "cold_p99_ms": median(t["cold"]["p99_ms"] for t in turns),
             "lost": sum(t["lost"] for t in turns),
+            "degraded": sum(t["degraded"] for t in turns),
             "tail_loss": median(t["tails"]["loss"] for t in turns),
             "longer": median(t["tails"]["longer"] for t in turns),
         }

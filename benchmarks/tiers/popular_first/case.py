@@ -88,20 +88,21 @@ async def closed_loop(dispatcher: Any, rows: list[Tensors], first: int, seconds:
 
 async def open_loop(
     dispatcher: Any, rows: list[Tensors], first: int, rate: float, seconds: float, budget_s: float, seed: int
-) -> tuple[list[tuple[int, float]], int]:
-    """Poisson arrivals; returns (query, seconds to its answer) of those answered, and how many were not."""
+) -> tuple[list[tuple[int, float]], int, int]:
+    """Poisson arrivals; returns (query, seconds to its answer) of those answered, how many were not, and how
+    many answers lack rows of the store."""
     random = np.random.default_rng(seed)
     gaps = random.exponential(1 / rate, int(rate * seconds))
     due = clock() + 0.01 + np.cumsum(gaps)
     took: list[tuple[int, float]] = []
-    lost = 0
+    lost = degraded = 0
     finished = asyncio.Event()
     left = len(due)
 
     def answered(i: int, due_s: float, pending: Any) -> None:
-        nonlocal lost, left
+        nonlocal lost, degraded, left
         try:
-            pending.result()
+            degraded += pending.result().degraded
             took.append((i, clock() - due_s))
         except Exception:
             lost += 1
@@ -122,7 +123,7 @@ async def open_loop(
         pending.listen(lambda p, i=i, due_s=due_s: answered(i, due_s, p))
     if left:
         await finished.wait()
-    return took, lost
+    return took, lost, degraded
 
 
 def quantiles_ms(took: list[float]) -> dict[str, float]:
@@ -163,13 +164,13 @@ async def run(
     recorder = Recorder(dispatcher.router)
     rate = case["rate_rows_s"] / case["rows"]
     cpu = time.process_time()
-    took, lost = await open_loop(
+    took, lost, degraded = await open_loop(
         *(dispatcher, rows, QUERIES // 2, rate, case["open_s"], case["budget_s"], case["seed"])
     )
     found["cpu"] = (time.process_time() - cpu) / case["open_s"]
     found["hot"] = quantiles_ms([s for i, s in took if hot[i]])
     found["cold"] = quantiles_ms([s for i, s in took if not hot[i]])
-    found["lost"] = lost
+    found |= {"lost": lost, "degraded": degraded}
     found["tails"] = tail_errors(recorder.batches)
     if cold_rows is not None:
         found["cold_rows"] = {k: v - getattr(figures, k) for k, v in asdict(cold_rows.figures).items()}

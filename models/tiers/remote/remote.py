@@ -18,6 +18,7 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from socket import socket
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ MAX_REDIRECTS = 4
 """Maximum redirects of rows to be written."""
 LEAST_S = 0.001
 """Minimum timeout of a connection."""
-READ_BYTES = 1 << 18
+READ_BYTES = 1 << 16
 REDIRECT = re.compile(r"(MOVED|ASK) \d+ (.*):(\d+)")
 
 clock = time.monotonic
@@ -61,6 +62,11 @@ class PendingBatch:
     keys: list[bytes]
     requests: list[ServerRequest]
     until_s: float
+
+    @property
+    def sockets(self) -> list[socket]:
+        """Those from which replies come; once all can be read, `receive` hardly waits."""
+        return [request.connection._sock for request in self.requests]
 
 
 class RemoteTier:

@@ -48,6 +48,11 @@ class RedisServer:
     def url(self) -> str:
         return f"{'rediss' if self._tls else 'redis'}://127.0.0.1:{self.port}"
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def start(self) -> None:
         assert self.binary is not None
         self._process = subprocess.Popen(

@@ -16,7 +16,9 @@ from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.layout import DISK, REMOTE
 from polyrec.models.tiers.rows import TieredRows
 from polyrec.models.tiers.stack import TierStack
+from polyrec.models.tiers.updates.delta import UpdateLayer
 from polyrec.models.tiers.updates.update import TableUpdate, apply_update
+from polyrec.models.tiers.view import View
 from tests.models.tiers.redis_server import RedisServer
 from tests.models.tiers.worlds import encoder_of, flat_weight, row_of, world
 
@@ -52,6 +54,12 @@ def counted(stack: TierStack, rows: I64) -> tuple[int, int]:
             if disk.row_cache.find(where.local)[0] < 0 and disk.staged.find(page)[0] < 0:
                 pages.add(int(page[0]))
     return len(pages), len(remote)
+
+
+def fetch(stack: TierStack, view: View, rows: I64) -> UpdateLayer | None:
+    sent = stack.ahead.send(view, rows)
+    assert sent is not None
+    return stack.ahead.receive(sent)
 
 
 @given(st.integers(0, 2**32))
@@ -91,7 +99,7 @@ def test_fetched_rows_are_gathered_without_the_store(server: RedisServer, tmp_pa
     stack = with_store(server, tmp_path)
     index = np.arange(2000, 3000)
     view = stack.views.enter()
-    fetched = stack.ahead.fetch(view, np.unique(stack.ahead.missing(index).remote_rows))
+    fetched = fetch(stack, view, np.unique(stack.ahead.missing(index).remote_rows))
     assert fetched is not None
     stack.views.leave(view)
     server.send("FLUSHALL")
@@ -108,7 +116,7 @@ def test_rows_that_the_store_lacks_are_asked_for_again(server: RedisServer, tmp_
     index = np.arange(2900, 3000)
     server.send("FLUSHALL")
     view = stack.views.newest
-    assert stack.ahead.fetch(view, index) is None
+    assert fetch(stack, view, index) is None
     assert TieredRows(stack).gather(torch.from_numpy(index)).shape[0] == 100
     stack.close()
 
@@ -123,7 +131,7 @@ def test_an_update_beside_a_fetch_is_gathered_by_the_batch_and_reaches_the_store
     if before:
         apply_update(stack, new)
     held = stack.views.enter()
-    fetched = stack.ahead.fetch(held, np.arange(2500, 3000))
+    fetched = fetch(stack, held, np.arange(2500, 3000))
     if not before:
         apply_update(stack, new)
         assert not stack.settle(0.0)

@@ -1,0 +1,125 @@
+"""Fetches remote rows of held queries: one thread that keeps many requests to the store under way.
+
+It sends each request at once and receives replies in the order in which they come, so that a store's delay
+does not limit the queries a second, and none needs a thread of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from selectors import EVENT_READ, DefaultSelector
+from socket import socket
+
+from polyrec.models.schema.batch import I64
+from polyrec.models.tiers.ahead import Fetch, RowsAhead
+from polyrec.models.tiers.remote.remote import clock
+from polyrec.models.tiers.updates.delta import UpdateLayer
+from polyrec.models.tiers.view import View
+
+log = logging.getLogger("polyrec.serving")
+
+MOST_UNDER_WAY = 64
+"""Requests at a time, each over a connection of its own; further ones wait."""
+
+Done = Callable[[UpdateLayer | None], None]
+
+
+@dataclass(slots=True, eq=False)
+class Wanted:
+    """Remote rows to be fetched in a view. done: called in the thread with the rows, None if there are none.
+
+    silent: sockets of the request that cannot be read yet.
+    """
+
+    ahead: RowsAhead
+    view: View
+    rows: I64
+    done: Done
+    fetch: Fetch | None = None
+    silent: set[socket] = field(default_factory=set)
+
+
+class Fetcher:
+    """The thread and its queue. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._queue: deque[Wanted] = deque()
+        self._under_way: set[Wanted] = set()
+        self._selector = DefaultSelector()
+        self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._selector.register(self._event, EVENT_READ)
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="polyrec-cold-remote", daemon=True)
+        self._thread.start()
+
+    def fetch(self, ahead: RowsAhead, view: View, rows: I64, done: Done) -> None:
+        """Has rows fetched; never blocks. view, rows: as of `RowsAhead.send`."""
+        self._queue.append(Wanted(ahead, view, rows, done))
+        os.eventfd_write(self._event, 1)
+
+    def close(self) -> None:
+        """Ends the thread, after the requests in progress."""
+        self._closed = True
+        os.eventfd_write(self._event, 1)
+        self._thread.join()
+        self._selector.close()
+        os.close(self._event)
+
+    def _run(self) -> None:
+        while not self._closed or self._queue or self._under_way:
+            for key, _ in self._selector.select(self._timeout_s()):
+                if key.data is None:
+                    os.eventfd_read(self._event)
+                    continue
+                wanted, silent = key.data
+                self._forget(wanted, silent)
+                if not wanted.silent:
+                    self._receive(wanted)
+            now_s = clock()
+            for wanted in tuple(self._under_way):
+                if wanted.fetch is not None and wanted.fetch.batch.until_s <= now_s:
+                    self._receive(wanted)
+            while self._queue and len(self._under_way) < MOST_UNDER_WAY:
+                self._send(self._queue.popleft())
+
+    def _timeout_s(self) -> float | None:
+        """Until the first request is late; None: none is under way."""
+        until_s = [wanted.fetch.batch.until_s for wanted in self._under_way if wanted.fetch is not None]
+        return max(min(until_s) - clock(), 0.0) if until_s else None
+
+    def _send(self, wanted: Wanted) -> None:
+        try:
+            fetch = wanted.fetch = wanted.ahead.send(wanted.view, wanted.rows)
+        except Exception:
+            log.exception("fetching rows failed")
+            fetch = None
+        if fetch is None:
+            wanted.done(None)
+            return
+        self._under_way.add(wanted)
+        for one in fetch.batch.sockets:
+            wanted.silent.add(one)
+            self._selector.register(one, EVENT_READ, (wanted, one))
+        if not wanted.silent:
+            self._receive(wanted)
+
+    def _forget(self, wanted: Wanted, one: socket) -> None:
+        wanted.silent.discard(one)
+        self._selector.unregister(one)
+
+    def _receive(self, wanted: Wanted) -> None:
+        assert wanted.fetch is not None
+        for one in tuple(wanted.silent):
+            self._forget(wanted, one)
+        self._under_way.discard(wanted)
+        layer = None
+        try:
+            layer = wanted.ahead.receive(wanted.fetch)
+        except Exception:
+            log.exception("fetching rows failed")
+        wanted.done(layer)

@@ -1,0 +1,135 @@
+"""The fetcher: rows of many requests at once, whatever the delay, and nothing of a store that hangs."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from queue import SimpleQueue
+
+import numpy as np
+import pytest
+
+from polyrec.models.tiers.stack import TierStack
+from polyrec.models.tiers.updates.delta import UpdateLayer
+from polyrec.server.dispatch.fetcher import MOST_UNDER_WAY, Fetcher
+from tests.models.tiers.redis_cluster import RedisCluster
+from tests.models.tiers.redis_server import RedisServer
+from tests.models.tiers.worlds import encoder_of, flat_weight, world
+
+ENCODER = encoder_of({"a": 3000, "b": 500})
+FETCHES = MOST_UNDER_WAY + 20
+REMOTE = np.arange(2100, 3000)
+"""Rows of table a that `opened` leaves to the store."""
+WAIT_S = 60.0
+
+Fetched = tuple[int, UpdateLayer | None]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path)
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def fetcher() -> Iterator[Fetcher]:
+    fetcher = Fetcher()
+    yield fetcher
+    fetcher.close()
+
+
+def opened(store: RedisServer, folder: Path, timeout_ms: int) -> TierStack:
+    remote = {"url": store.url, "timeout_ms": timeout_ms, "fill": True}
+    return world(ENCODER, folder, (0.0, 0.2, 0.5), remote=remote)
+
+
+def test_requests_under_way_do_not_wait_for_each_other_and_all_give_their_rows(
+    store: RedisServer, fetcher: Fetcher, tmp_path: Path
+) -> None:
+    stack, random = opened(store, tmp_path, 60_000), np.random.default_rng(0)
+    flat = flat_weight(ENCODER).numpy()
+    wanted = [np.unique(random.choice(REMOTE, random.integers(1, 60))) for _ in range(FETCHES)]
+    given: SimpleQueue[Fetched] = SimpleQueue()
+    view = stack.views.enter()
+    # the first keep their connections, so that later ones are sent while the store is stopped
+    for i, rows in enumerate(wanted):
+        fetcher.fetch(stack.ahead, view, rows, lambda layer, i=i: given.put((i, layer)))  # type: ignore[misc]
+    before = [given.get(timeout=WAIT_S) for _ in wanted]
+    store.signal(signal.SIGSTOP)
+    for i, rows in enumerate(wanted):
+        fetcher.fetch(stack.ahead, view, rows, lambda layer, i=i: given.put((i, layer)))  # type: ignore[misc]
+    assert given.empty()
+    store.signal(signal.SIGCONT)
+    after = [given.get(timeout=WAIT_S) for _ in wanted]
+    for fetched in (before, after):
+        assert sorted(i for i, _ in fetched) == list(range(FETCHES))
+        for i, layer in fetched:
+            assert layer is not None
+            np.testing.assert_array_equal(layer.rows, wanted[i])
+            np.testing.assert_array_equal(layer.values.view(np.float32), flat[wanted[i]])
+    stack.views.leave(view)
+    stack.close()
+
+
+@pytest.mark.parametrize("kind", ["TLS", "cluster"])
+def test_rows_come_over_tls_and_from_the_servers_of_a_cluster(
+    kind: str, fetcher: Fetcher, tmp_path: Path
+) -> None:
+    servers = RedisServer(tmp_path, tls=True) if kind == "TLS" else RedisCluster(tmp_path)
+    try:
+        remote = {"url": servers.url, "timeout_ms": 60_000, "fill": True}
+        if isinstance(servers, RedisServer):
+            remote["ca_file"] = servers.ca_file
+        stack, flat = world(ENCODER, tmp_path, (0.0, 0.2, 0.5), remote=remote), flat_weight(ENCODER).numpy()
+        given: SimpleQueue[UpdateLayer | None] = SimpleQueue()
+        view = stack.views.enter()
+        for _ in range(FETCHES):
+            fetcher.fetch(stack.ahead, view, REMOTE, given.put)
+        for _ in range(FETCHES):
+            layer = given.get(timeout=WAIT_S)
+            assert layer is not None
+            np.testing.assert_array_equal(layer.rows, REMOTE)
+            np.testing.assert_array_equal(layer.values.view(np.float32), flat[REMOTE])
+        stack.views.leave(view)
+        stack.close()
+    finally:
+        servers.kill()
+
+
+def test_a_store_that_hangs_gives_nothing_after_its_timeout(
+    store: RedisServer, fetcher: Fetcher, tmp_path: Path
+) -> None:
+    stack = opened(store, tmp_path, 100)
+    given: SimpleQueue[UpdateLayer | None] = SimpleQueue()
+    view = stack.views.enter()
+    fetcher.fetch(stack.ahead, view, REMOTE[:50], given.put)
+    assert given.get(timeout=WAIT_S) is not None
+    store.signal(signal.SIGSTOP)
+    for _ in range(FETCHES):
+        fetcher.fetch(stack.ahead, view, REMOTE[:50], given.put)
+    assert [given.get(timeout=WAIT_S) for _ in range(FETCHES)] == [None] * FETCHES
+    store.signal(signal.SIGCONT)
+    stack.views.leave(view)
+    stack.close()
+
+
+def test_tiers_that_are_closed_give_nothing(store: RedisServer, fetcher: Fetcher, tmp_path: Path) -> None:
+    stack = opened(store, tmp_path, 60_000)
+    view = stack.views.newest
+    stack.close()
+    given: SimpleQueue[UpdateLayer | None] = SimpleQueue()
+    fetcher.fetch(stack.ahead, view, REMOTE[:5], given.put)
+    assert given.get(timeout=WAIT_S) is None
+
+
+def test_closing_waits_for_the_requests_under_way(store: RedisServer, tmp_path: Path) -> None:
+    stack, fetcher = opened(store, tmp_path, 60_000), Fetcher()
+    given: SimpleQueue[UpdateLayer | None] = SimpleQueue()
+    view = stack.views.newest
+    for _ in range(FETCHES):
+        fetcher.fetch(stack.ahead, view, REMOTE[:5], given.put)
+    fetcher.close()
+    assert given.qsize() == FETCHES
+    stack.close()
