@@ -21,7 +21,7 @@ STEPS = 2
 
 @dataclass(frozen=True, slots=True)
 class LaneUse:
-    """What lanes did in a run, by model. busy_s: seconds; batches, rows: executed."""
+    """Use of the lanes in a run, by model. busy_s: seconds; batches, rows: executed."""
 
     busy_s: F64
     batches: F64

@@ -38,7 +38,7 @@ ROWS = 100
 WARM_UP_S = 1.0
 REJECT_S, TURN_S = 1.0e-4, 1.0e-4
 BATCH = BatchCost(batch_s=2.0e-4)
-"""What a batch takes beyond the profile, as the other model has used the caches meanwhile."""
+"""A batch's time beyond the profile, as the other model has used the caches meanwhile."""
 
 
 def model(plan: Plan, tail: float, due_s: np.ndarray, slo_s: float) -> SharedModel:
