@@ -111,7 +111,7 @@ def tenant(text: str, rows: int, folder: Path) -> Tenant:
     """text: NAME=PLAN,DATA,SLO in ms."""
     name, _, rest = text.partition("=")
     file, data, slo_ms = rest.split(",")
-    plan = load_plan(file)
+    plan = load_plan(Path(file).resolve())  # its bundles are found from another folder, too
     best = max(plan.paths, key=lambda path: path.quality or 0.0)
     # without a latency, the server measures it as it starts, at the speed that the machine has now
     measured = best.model_copy(update={"latency": None})
