@@ -11,7 +11,7 @@ A model's capacity is what its server answers alone, in a closed loop. A load of
 capacity; Poisson arrivals, the same for both ways, which take turns. The bound is the clairvoyant one of the
 same requests, each model with half guaranteed (planner/simulation/bound.py), with batches as fast as they
 were in the shared server's run, in the time that reading, answering and rejecting leave of the core
-(front_time.py).
+(shared_bound.py).
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ import uvloop
 
 from benchmarks.fleet.plan_page import markdown
 from benchmarks.lanes.front_time import Front
+from benchmarks.lanes.shared_bound import LaneUse, bound_of
 from polyrec.loadtest.comparison.simulated import completed
 from polyrec.loadtest.drivers.closed_loop import closed_loop
 from polyrec.loadtest.drivers.connection import Target
@@ -52,13 +53,12 @@ from polyrec.planner.latency_model import LatencyModel
 from polyrec.planner.plan import Limits as PlanLimits
 from polyrec.planner.plan import load_plan, save_plan
 from polyrec.planner.routing.lanes.path import PathSpec
-from polyrec.planner.simulation.bound import Trace, joint_bound
+from polyrec.planner.simulation.bound import Trace
 from polyrec.planner.traffic import Arrivals
 from polyrec.server.child import ServerProcess, start
 
 LOADS = (0.6, 1.0, 1.4)
 WAYS = ("shared", "apart")
-GUARANTEED = (0.5, 0.5)
 WARM_UP_S = 1.5
 SOURCE_ROWS = 200_000
 MARGIN_S = 0.0005
@@ -66,8 +66,6 @@ MARGIN_S = 0.0005
 CONNECTIONS = 16
 DIFFERENT = 256
 ENDLESS = "600000"
-STEPS = 2
-"""Steps of the search for the bound between what was answered and everything."""
 MOST_LAG_S = 0.004
 """Accepted 99th percentile of the driver's own lag."""
 
@@ -113,7 +111,7 @@ def tenant(text: str, rows: int, folder: Path) -> Tenant:
     """text: NAME=PLAN,DATA,SLO in ms."""
     name, _, rest = text.partition("=")
     file, data, slo_ms = rest.split(",")
-    plan = load_plan(file)
+    plan = load_plan(Path(file).resolve())  # its bundles are found from another folder, too
     best = max(plan.paths, key=lambda path: path.quality or 0.0)
     # without a latency, the server measures it as it starts, at the speed that the machine has now
     measured = best.model_copy(update={"latency": None})
@@ -154,7 +152,18 @@ class Servers:
         before = Counters.of(self, "apart")
         answered = closed_loop(target.url, requests, CONNECTIONS, seconds)
         spent = Counters.of(self, "apart").since(before)
-        return answered / seconds, (spent.core_s - float(spent.busy_s.sum())) / answered
+        # lanes count elapsed time, which is more than the core's where other processes use it
+        beside_s = max(0.0, spent.core_s - float(spent.busy_s.sum()))
+        return answered / seconds, beside_s / answered
+
+    def traces(self, due_s: Sequence[F64]) -> list[Trace]:
+        """Requests that are due at these times, by model, with the latency that its server measured."""
+        found = []
+        for each, latency, due in zip(self.tenants, self.latencies, due_s, strict=True):
+            path = PathSpec(each.name, "cpu", 1.0, latency)
+            rows = np.full(due.size, each.rows, np.int64)
+            found.append(Trace((path,), each.limits, due, rows, each.slo_s - MARGIN_S))
+        return found
 
     def _latency(self, index: int) -> LatencyModel:
         """Latency of a model's path, as its server measured it."""
@@ -166,12 +175,9 @@ class Servers:
 
 
 @dataclass(frozen=True, slots=True)
-class Counters:
-    """Counters of servers: seconds of their lanes, batches and rows, by model; seconds on the core."""
+class Counters(LaneUse):
+    """Counters of servers. core_s: seconds on the core."""
 
-    busy_s: F64
-    batches: F64
-    rows: F64
     core_s: float
 
     @staticmethod
@@ -256,45 +262,8 @@ def measure(
         sum(f.ok * f.requests for f in found) / total,
         float(spent.busy_s.sum()),
         spent.core_s,
-        bound_of(servers, due_s, spent, whole_s, front) if way == "shared" else None,
+        bound_of(servers.traces(due_s), spent, whole_s, front) if way == "shared" else None,
     )
-
-
-def bound_of(servers: Servers, due_s: Sequence[F64], spent: Counters, seconds: float, front: Front) -> float:
-    """The largest share of the requests that could be in time."""
-    traces = []
-    for index, (each, due) in enumerate(zip(servers.tenants, due_s, strict=True)):
-        latency = servers.latencies[index]
-        usual = latency.median(max(1, round(spent.rows[index] / spent.batches[index])))
-        pace = float(spent.busy_s[index] / spent.batches[index]) / usual
-        now = LatencyModel(
-            rows=latency.rows,
-            median_s=tuple(pace * s for s in latency.median_s),
-            tail_s=tuple(pace * s for s in latency.tail_s),
-        )
-        rows = np.full(due.size, each.rows, np.int64)
-        path = PathSpec(each.name, "cpu", 1.0, now)
-        traces.append(Trace((path,), each.limits, due, rows, each.slo_s - MARGIN_S))
-    whole = sum(float(trace.rows.sum()) for trace in traces)
-
-    def share(assumed: float) -> float:
-        """The largest share, in the lane time that is left if the assumed share is answered."""
-        lanes = {"cpu": 1 - min(0.99, front.seconds(assumed * front.requests) / seconds)}
-        return joint_bound(traces, lanes, guaranteed=GUARANTEED).rows / whole
-
-    # the share that is answered if it is assumed falls as more is assumed, nearly in a straight line
-    least, most = 0.0, 1.0
-    over, under = share(least) - least, share(most) - most
-    if over <= 0 or under >= 0:
-        return least + over if over <= 0 else most + under
-    for _ in range(STEPS):
-        between = least + (most - least) * over / (over - under)
-        error = share(between) - between
-        if error > 0:
-            least, over = between, error
-        else:
-            most, under = between, error
-    return min(least + over, most)  # from above
 
 
 def page(found: dict[str, Any]) -> str:

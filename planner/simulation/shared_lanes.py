@@ -1,79 +1,94 @@
-"""Simulates several models that share lanes: live routers and turns on virtual lanes, in virtual time.
+"""Simulates several models of one server: live routers and turns on virtual lanes, in virtual time.
 
 The traffic of each model comes in, the outcomes of its queries go out. Service times are drawn from the
-profiles; reading and answering cost nothing, so lanes alone limit what is answered in time.
+profiles. One event loop reads, rejects and answers the requests of all models, and executes the batches of
+inline lanes, as in the simulation of a single model (simulator.py): what it spends on one model, the others
+lack.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from heapq import heappop, heappush
 
 import numpy as np
 
 from polyrec.planner.plan import Routing
+from polyrec.planner.routing.admission.arrival import ArrivalTimes
 from polyrec.planner.routing.lanes.lane import LaneSpec
+from polyrec.planner.routing.latency.front_cost import LoopTime
 from polyrec.planner.routing.query import Dispatch, Query
 from polyrec.planner.routing.router import Router
 from polyrec.planner.routing.router_state import RouterState
 from polyrec.planner.routing.sharing.machine_time import MachineTime, ModelShare, SharingModel
 from polyrec.planner.routing.sharing.pools import LanePlace
 from polyrec.planner.simulation.bound import Trace
+from polyrec.planner.simulation.costs import READ_SHARE, Costs
 from polyrec.planner.simulation.execution import ExecutionTimes
 from polyrec.planner.simulation.outcomes import Outcomes, Status
 
 TICK_S = 0.1
 INF = float("inf")
+NO_COSTS = Costs()
 
 
 @dataclass(frozen=True, slots=True)
 class SharedModel:
-    """One model. places: of its lanes. share: of their time."""
+    """One model. places: of its lanes. share: of their time.
+
+    costs: of reading, rejecting and answering, per batch, and beyond the profile; none without them.
+    """
 
     trace: Trace
     lanes: tuple[LaneSpec, ...]
     places: tuple[LanePlace, ...]
     share: ModelShare
     routing: Routing
+    costs: Costs = NO_COSTS
+
+
+@dataclass(frozen=True, slots=True)
+class SharedOutcomes:
+    """Results by model. busy_s: lane time used, seconds; batches: number executed. front_s: of the loop."""
+
+    outcomes: tuple[Outcomes, ...]
+    busy_s: tuple[float, ...]
+    batches: tuple[int, ...]
+    front_s: float
 
 
 class _Tenant:
-    """State of one model in a simulation. busy_s: lane time that it has used."""
+    """State of one model in a simulation. scheduled: whether its next pass over free lanes is."""
 
     def __init__(self, model: SharedModel, machine: MachineTime, rng: np.random.Generator) -> None:
-        trace = model.trace
+        trace, costs = model.trace, model.costs
         state = RouterState(trace.paths, model.lanes, model.routing, trace.limits, 0.0)
         self.router = Router(state)
         self.sharing: SharingModel = machine.join(self.router, model.places, model.share)
-        self.sharing.scheduled = True
-        self.execution = ExecutionTimes(state.paths, {}, (), rng)
+        self.execution = ExecutionTimes(state.paths, costs.batches, (), rng)
         self.trace = trace
-        self.budgets = trace.budgets
+        self.rows: list[int] = trace.rows.tolist()
+        self.budgets: list[float] = trace.budgets.tolist()
+        self.costs = costs
+        self.reject_s = costs.query_s if costs.refuse_s is None else costs.refuse_s
         n = trace.arrival_s.size
         self.finish = np.zeros(n)
         self.path = np.full(n, -1, np.int64)
         self.status = np.zeros(n, np.int64)
+        self.scheduled = False
         self.wake_s = INF
-        self.busy_s = 0.0
+        self.answering_s, self.answers = 0.0, 0
+        self.busy_s, self.batches = 0.0, 0
 
-    def offer(self, i: int, now_s: float) -> None:
-        query = Query(int(self.trace.rows[i]), now_s, now_s + float(self.budgets[i]), payload=i)
-        if self.router.offer(query, now_s) is not None:
-            self.end(i, Status.REJECTED, now_s)
+    def query_s(self, i: int) -> float:
+        """Seconds of reading and answering a query."""
+        return self.costs.query_s + self.costs.row_s * self.rows[i]
 
     def end(self, i: int, status: Status, now_s: float) -> None:
         self.status[i], self.finish[i] = status, now_s
-
-    def complete(self, dispatch: Dispatch, now_s: float) -> None:
-        took_s = now_s - dispatch.started_s
-        self.busy_s += took_s
-        self.router.done(dispatch, now_s, took_s)
-        for part in dispatch.parts:
-            query, i = part.query, part.query.payload
-            if query.settled and not self.status[i] and query.done_rows >= query.rows:
-                self.path[i] = query.path
-                self.end(i, Status.ANSWERED, now_s)
 
     def outcomes(self) -> Outcomes:
         arrival_s, paths = self.trace.arrival_s, self.router.paths
@@ -83,7 +98,7 @@ class _Tenant:
             tuple(p.accuracy for p in paths),
             arrival_s,
             self.trace.rows,
-            arrival_s + self.budgets,
+            arrival_s + self.trace.budgets,
             self.finish,
             self.path,
             self.status,
@@ -91,80 +106,177 @@ class _Tenant:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class SharedOutcomes:
-    """Results by model. busy_s: lane time used, seconds."""
+class _Loop:
+    """The event loop of a simulation. front_s: spent on all but batches; read_s: on reading since a tick."""
 
-    outcomes: tuple[Outcomes, ...]
-    busy_s: tuple[float, ...]
+    def __init__(
+        self, models: Sequence[SharedModel], cores: frozenset[int], rng: np.random.Generator
+    ) -> None:
+        self.machine = MachineTime(cores)
+        self.tenants = [_Tenant(model, self.machine, rng) for model in models]
+        self._by_sharing = {tenant.sharing: tenant for tenant in self.tenants}
+        self._is_observed = any(model.costs != NO_COSTS for model in models)
+        self._now_s = 0.0
+        self._ready: deque[Callable[[], None]] = deque()
+        self._ends: list[tuple[float, int, _Tenant, Dispatch]] = []
+        self._number = 0
+        self._arrivals = ArrivalTimes()
+        self.front_s = self._read_s = 0.0
+
+    def run(self) -> None:
+        """Simulates all queries to their end."""
+        arriving = sorted(
+            (float(at), m, i) for m, t in enumerate(self.tenants) for i, at in enumerate(t.trace.arrival_s)
+        )
+        arriving.reverse()
+        ends, ready = self._ends, self._ready
+        slept = True
+        tick_s = TICK_S
+        while True:
+            if not ready:
+                due_s = min(
+                    arriving[-1][0] if arriving else INF,
+                    ends[0][0] if ends else INF,
+                    *(tenant.wake_s for tenant in self.tenants),
+                )
+                if due_s == INF:
+                    break  # only ticks are left
+                due_s = min(due_s, tick_s)
+                if due_s > self._now_s:
+                    slept = True
+                    self._now_s = due_s
+            polled_s = self._now_s
+            if tick_s <= polled_s:
+                self._tick()
+                tick_s += TICK_S
+            for tenant in self.tenants:
+                if tenant.wake_s <= polled_s:
+                    tenant.wake_s = INF
+                    self._schedule(tenant)
+            while ends and ends[0][0] <= polled_s:
+                _, _, tenant, dispatch = heappop(ends)
+                ready.append(partial(self._complete, tenant, dispatch))
+            if arriving and arriving[-1][0] <= polled_s:
+                self._arrivals.look(self._now_s, slept)
+                slept = False
+                while arriving and arriving[-1][0] <= polled_s:
+                    _, m, i = arriving.pop()
+                    self._read(self.tenants[m], i)
+            for _ in range(len(ready)):
+                ready.popleft()()
+
+    def _tick(self) -> None:
+        queries = [tenant.router.state.observed.new_queries for tenant in self.tenants]
+        for tenant, own in zip(self.tenants, queries, strict=True):
+            # as live: the loop's reading is divided by arrivals
+            reading_s = self._read_s * own / max(1, sum(queries))
+            spent = LoopTime(reading_s + tenant.answering_s, tenant.answering_s, tenant.answers)
+            tenant.router.tick(self._now_s, spent if self._is_observed else None)
+            tenant.answering_s, tenant.answers = 0.0, 0
+            self._schedule(tenant)
+        self._read_s = 0.0
+        self.machine.tick(self._now_s)
+
+    def _read(self, tenant: _Tenant, i: int) -> None:
+        """Reads and offers a request, whose budget begins when it arrived by the server's estimate."""
+        self._arrivals.begin()
+        rows, budget_s = tenant.rows[i], tenant.budgets[i]
+        since_s = self._arrivals.arrival().budget_start_s(budget_s, self._now_s)
+        router = tenant.router
+        if router.reject_early(since_s, since_s + budget_s, rows, self._now_s) is not None:
+            self._spend(tenant.reject_s)
+            tenant.end(i, Status.REJECTED, self._now_s)
+            return
+        self._spend(tenant.query_s(i) * READ_SHARE)
+        query = Query(rows, since_s, since_s + budget_s, payload=i)
+        if router.offer(query, self._now_s, rows) is not None:
+            self._spend(tenant.reject_s * (1 - READ_SHARE))
+            tenant.end(i, Status.REJECTED, self._now_s)
+            return
+        self._schedule(tenant)
+
+    def _spend(self, seconds: float) -> None:
+        """Spends time of the loop beside lanes and answers."""
+        self._now_s += seconds
+        self.front_s += seconds
+        self._read_s += seconds
+
+    def _schedule(self, tenant: _Tenant) -> None:
+        if not tenant.scheduled:
+            tenant.scheduled = tenant.sharing.scheduled = True
+            self._ready.append(partial(self._gather, tenant))
+
+    def _gather(self, tenant: _Tenant) -> None:
+        """Schedules the pass for the next iteration, or begins it at once if the queue's head is urgent."""
+        if tenant.router.is_urgent(self._now_s):
+            self._pass(tenant)
+        else:
+            self._ready.append(partial(self._pass, tenant))
+
+    def _pass(self, tenant: _Tenant) -> None:
+        """Expires queries, gives free lanes their batches if it is the model's turn, and sets the timer."""
+        tenant.scheduled = False
+        router, sharing = tenant.router, tenant.sharing
+        expired = router.expire(self._now_s)
+        for lane in tuple(router.lane_order):
+            state = router.state.lanes[lane]
+            if state.in_flight is not None or not self.machine.may_start(sharing, lane, self._now_s):
+                continue
+            dispatch = router.next(lane, self._now_s)
+            if dispatch is None:
+                continue
+            self.machine.started(sharing, dispatch)
+            self._spend(tenant.costs.turn_s)
+            service_s = tenant.execution.draw_s(dispatch, self._now_s, 1.0)
+            if state.inline:
+                self._now_s += service_s
+                self._complete(tenant, dispatch, service_s)
+            else:
+                self._number += 1
+                heappush(self._ends, (self._now_s + service_s, self._number, tenant, dispatch))
+        for query in expired:
+            self._spend(tenant.reject_s * (1 - READ_SHARE))
+            tenant.end(query.payload, Status.EXPIRED, self._now_s)
+        if sharing.yielded and not tenant.scheduled:
+            tenant.scheduled = True
+            self._ready.append(partial(self._pass, tenant))
+        sharing.passed(tenant.scheduled)
+        # at the same moment the router would decide the same, so virtual time must advance
+        wake_s = router.wake_s()
+        tenant.wake_s = INF if wake_s is None else max(wake_s, self._now_s + 1e-6)
+
+    def _complete(self, tenant: _Tenant, dispatch: Dispatch, took_s: float | None = None) -> None:
+        """Ends a batch, answers its queries, and lets all models that may start another one pass."""
+        if took_s is None:
+            took_s = self._now_s - dispatch.started_s
+        tenant.busy_s += took_s
+        tenant.batches += 1
+        tenant.router.done(dispatch, self._now_s, took_s)
+        for part in dispatch.parts:
+            query, i = part.query, part.query.payload
+            if query.settled and not tenant.status[i] and query.done_rows >= query.rows:
+                seconds = tenant.query_s(i) * (1 - READ_SHARE)
+                self._now_s += seconds
+                self.front_s += seconds
+                tenant.answering_s += seconds
+                tenant.answers += 1
+                tenant.path[i] = query.path
+                tenant.end(i, Status.ANSWERED, self._now_s)
+        for other in self.machine.ended(tenant.sharing, dispatch, took_s):
+            self._schedule(self._by_sharing[other])
+        self._schedule(tenant)
 
 
 def simulate_shared(
     models: Sequence[SharedModel], cores: frozenset[int], rng: np.random.Generator
 ) -> SharedOutcomes:
     """Simulates all queries to their end. cores: those that lanes may use."""
-    machine = MachineTime(cores)
-    tenants = [_Tenant(model, machine, rng) for model in models]
-    arrivals = sorted(
-        (float(at), m, i) for m, t in enumerate(tenants) for i, at in enumerate(t.trace.arrival_s)
+    loop = _Loop(models, cores, rng)
+    loop.run()
+    tenants = loop.tenants
+    return SharedOutcomes(
+        tuple(t.outcomes() for t in tenants),
+        tuple(t.busy_s for t in tenants),
+        tuple(t.batches for t in tenants),
+        loop.front_s,
     )
-    arrivals.reverse()
-    ends: list[tuple[float, int, int, Dispatch]] = []
-    number = 0
-    tick_s = TICK_S
-    while True:
-        event_s = min(
-            arrivals[-1][0] if arrivals else INF,
-            ends[0][0] if ends else INF,
-            *(tenant.wake_s for tenant in tenants),
-        )
-        if event_s == INF:
-            break
-        now_s = min(event_s, tick_s)
-        if now_s == tick_s:
-            tick_s += TICK_S
-            for tenant in tenants:
-                tenant.router.tick(now_s)
-            machine.tick(now_s)
-        while ends and ends[0][0] <= now_s:
-            _, _, m, dispatch = heappop(ends)
-            tenants[m].complete(dispatch, now_s)
-            machine.ended(tenants[m].sharing, dispatch, now_s - dispatch.started_s)
-        while arrivals and arrivals[-1][0] <= now_s:
-            _, m, i = arrivals.pop()
-            tenants[m].offer(i, now_s)
-        for m, dispatch in _turns(tenants, machine, now_s):
-            number += 1
-            service_s = tenants[m].execution.draw_s(dispatch, now_s, 1.0)
-            heappush(ends, (now_s + service_s, number, m, dispatch))
-        for tenant in tenants:
-            wake_s = tenant.router.wake_s()
-            # at the same moment the router would decide the same, so virtual time must advance
-            tenant.wake_s = INF if wake_s is None else max(wake_s, now_s + 1e-6)
-    return SharedOutcomes(tuple(t.outcomes() for t in tenants), tuple(t.busy_s for t in tenants))
-
-
-def _turns(tenants: Sequence[_Tenant], machine: MachineTime, now_s: float) -> list[tuple[int, Dispatch]]:
-    """Expires queries, then lets models ask in turn until none of them can start a batch."""
-    for tenant in tenants:
-        for query in tenant.router.expire(now_s):
-            tenant.end(query.payload, Status.EXPIRED, now_s)
-    begun: list[tuple[int, Dispatch]] = []
-    again = True
-    while again:
-        again = False
-        for m, tenant in enumerate(tenants):
-            router, sharing = tenant.router, tenant.sharing
-            for lane in tuple(router.lane_order):
-                state = router.state.lanes[lane]
-                if state.in_flight is not None:
-                    continue
-                if not machine.may_start(sharing, lane, now_s):
-                    continue
-                dispatch = router.next(lane, now_s)
-                if dispatch is not None:
-                    machine.started(sharing, dispatch)
-                    begun.append((m, dispatch))
-            again |= sharing.yielded
-            sharing.passed(scheduled=True)
-    return begun

@@ -2,38 +2,36 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from benchmarks.lanes.front_time import Front
-from benchmarks.lanes.two_models import MARGIN_S, Counters, bound_of, page
+from benchmarks.lanes.shared_bound import LaneUse, bound_of
+from benchmarks.lanes.two_models import page
 from polyrec.planner.latency_model import LatencyModel
 from polyrec.planner.plan import Limits
+from polyrec.planner.routing.lanes.path import PathSpec
+from polyrec.planner.simulation.bound import Trace
 
 ROWS = 100
 LATENCY = LatencyModel(rows=(1, 1024), median_s=(1e-4, 1e-2), tail_s=(1e-4, 1e-2))
 
 
-def servers(slo_s: float) -> Any:
-    tenant = SimpleNamespace(name="m", slo_s=slo_s + MARGIN_S, rows=ROWS, limits=Limits())
-    return SimpleNamespace(tenants=[tenant, tenant], latencies=[LATENCY, LATENCY])
-
-
-def counters(pace: float, front_s: float) -> Counters:
+def lane_use(pace: float) -> LaneUse:
     """100 batches of ROWS rows of either model."""
     batches = np.full(2, 100.0)
-    busy_s = batches * pace * LATENCY.median(ROWS)
-    return Counters(busy_s, batches, batches * ROWS, float(busy_s.sum()) + front_s)
+    return LaneUse(batches * pace * LATENCY.median(ROWS), batches, batches * ROWS)
 
 
 def bound(rate: float, pace: float, front_s: float, answered: float = 1.0, answer_s: float = 0.0) -> float:
-    due_s = [np.arange(0, 1, 1 / rate)] * 2
-    requests = due_s[0].size * 2
+    due_s = np.arange(0, 1, 1 / rate)
+    requests = due_s.size * 2
     front = Front(front_s, requests, round(answered * requests), answer_s)
-    return bound_of(servers(0.02), due_s, counters(pace, front_s), 1.0, front)
+    rows = np.full(due_s.size, ROWS, np.int64)
+    trace = Trace((PathSpec("m", "cpu", 1.0, LATENCY),), Limits(), due_s, rows, 0.02)
+    return bound_of([trace, trace], lane_use(pace), 1.0, front)
 
 
 def test_the_bound_is_what_the_time_that_is_left_executes() -> None:

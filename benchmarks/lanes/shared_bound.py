@@ -1,0 +1,64 @@
+"""The bound of two models on one core: in the time that reading, answering and rejecting leave of it.
+
+The requests of the models and what a run used come in; the largest share that could be in time goes out. Each
+model has half of the lane time guaranteed (planner/simulation/bound.py); batches are as fast as in that run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from benchmarks.lanes.front_time import Front
+from polyrec.models.schema.batch import F64
+from polyrec.planner.latency_model import LatencyModel
+from polyrec.planner.simulation.bound import Trace, joint_bound
+
+GUARANTEED = (0.5, 0.5)
+STEPS = 2
+"""Steps of the search for the bound between what was answered and everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaneUse:
+    """Use of the lanes in a run, by model. busy_s: seconds; batches, rows: executed."""
+
+    busy_s: F64
+    batches: F64
+    rows: F64
+
+
+def bound_of(traces: Sequence[Trace], spent: LaneUse, seconds: float, front: Front) -> float:
+    """The largest share of the requests that could be in time. traces: of one path each."""
+    paced = []
+    for index, trace in enumerate(traces):
+        (path,) = trace.paths
+        latency = path.latency
+        usual = latency.median(max(1, round(spent.rows[index] / spent.batches[index])))
+        pace = float(spent.busy_s[index] / spent.batches[index]) / usual
+        now = LatencyModel(
+            rows=latency.rows,
+            median_s=tuple(pace * s for s in latency.median_s),
+            tail_s=tuple(pace * s for s in latency.tail_s),
+        )
+        paced.append(replace(trace, paths=(replace(path, latency=now),)))
+    whole = sum(float(trace.rows.sum()) for trace in paced)
+
+    def share(assumed: float) -> float:
+        """The largest share, in the lane time that is left if the assumed share is answered."""
+        lanes = {"cpu": 1 - min(0.99, front.seconds(assumed * front.requests) / seconds)}
+        return joint_bound(paced, lanes, guaranteed=GUARANTEED).rows / whole
+
+    # the share that is answered if it is assumed falls as more is assumed, nearly in a straight line
+    least, most = 0.0, 1.0
+    over, under = share(least) - least, share(most) - most
+    if over <= 0 or under >= 0:
+        return least + over if over <= 0 else most + under
+    for _ in range(STEPS):
+        between = least + (most - least) * over / (over - under)
+        error = share(between) - between
+        if error > 0:
+            least, over = between, error
+        else:
+            most, under = between, error
+    return min(least + over, most)  # from above
