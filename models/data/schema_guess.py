@@ -241,7 +241,7 @@ def _feature(name: str, column: pa.ChunkedArray) -> tuple[dict[str, Any] | None,
             return None, f"{distinct:,} values in {len(column):,} rows: it names the row"
         return {"type": "string"} | _rare(distinct), f"text, {distinct:,} values"
     if pt.is_boolean(type_):
-        return {"type": "integer", "cardinality": 2}, "true or false"
+        return {"type": "integer", "cardinality": 2}, "true or false, in a request 1 or 0"
     if pt.is_integer(type_):
         return _integer(name, column, distinct)
     if pt.is_floating(type_) or pt.is_decimal(type_):
