@@ -10,7 +10,8 @@
 
 A call needs a token with the right `admin` (server/http/access.py). If there is no such token, every call is
 403. A plan that cannot be opened is a 422 with the reason, and the old one still serves. Every change is
-logged, and every call leaves a line of `polyrec.audit`: the client, its address, the call and the status.
+logged, and every call leaves a line of `polyrec.audit`: the client, its address, the call, the status and the
+reason of a refusal.
 """
 
 from __future__ import annotations
@@ -95,16 +96,18 @@ class Admin:
             client = self._engine.access.authorized("admin", scope["headers"], peer)
         except RequestError as e:
             return error_reply(e)
-        status = HTTPStatus.INTERNAL_SERVER_ERROR
+        status, why = HTTPStatus.INTERNAL_SERVER_ERROR, ""
         try:
             reply = json_reply(await answer(await read_body(scope["headers"], request.receive, max_bytes)))
             status = HTTPStatus.OK
         except RequestError as e:
-            reply, status = error_reply(e), e.status
+            reply, status, why = error_reply(e), e.status, f": {public(str(e))}"
         finally:
             address, about = peer[0] if peer else "-", log_extra(scope.get(SCOPE_KEY, ""))
             level = logging.INFO if request.method == "GET" else logging.WARNING
-            audit.log(level, "%s by '%s' from %s: %d", action, client.name, address, status, extra=about)
+            audit.log(
+                level, "%s by '%s' from %s: %d%s", action, client.name, address, status, why, extra=about
+            )
         return reply
 
     async def reload(self, arguments: ReloadRequest) -> dict[str, Any]:
