@@ -114,8 +114,13 @@ class Balancer:
         """Restarts HAProxy if it has ended; drops replicas that are lost; tries again what failed."""
         while True:
             await asyncio.sleep(CHECK_S)
-            states = None if self._haproxy is None else await self._haproxy.servers()
-            for name in lost(self._announced_s, states, self._applied, time.monotonic()):
+            now_s = time.monotonic()
+            states: Mapping[str, str] | None = None
+            if self._haproxy is not None:
+                # asked only about silent ones: each time is a connection that HAProxy serves
+                is_silent = any(now_s - at_s > SILENT_S for at_s in self._announced_s.values())
+                states = await self._haproxy.servers() if is_silent else {}
+            for name in lost(self._announced_s, states, self._applied, now_s):
                 self._endpoints.pop(name, None)
                 del self._announced_s[name]
             ended = self._haproxy is not None and not self._haproxy.alive()

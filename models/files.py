@@ -8,6 +8,7 @@ import os
 import secrets
 import shutil
 import stat
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -215,6 +216,24 @@ def create_whole(file: Path, content: bytes) -> None:
             os.link(partial, file)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def require_target_file(path: str | Path, error: type[PolyrecError], flag: str = "--out") -> None:
+    """Checks that a file can be written, and creates its folder; called before long work.
+
+    Raises `error`, which names the flag that gave the path.
+    """
+    target = Path(path)
+    if target.is_dir():
+        raise error(f"{flag} '{path}' is a folder; name a file")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.exists() and not target.is_file():
+            return  # a pipe or a device, which is written directly
+        with tempfile.TemporaryFile(dir=target.resolve().parent):
+            pass
+    except OSError as e:
+        raise error(f"cannot write {flag} '{path}' ('{e.filename}'): {e.strerror}") from None
 
 
 def write_text(target: Path, text: str) -> None:

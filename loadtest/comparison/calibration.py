@@ -32,7 +32,7 @@ from scipy.optimize import nnls
 from polyrec.loadtest.comparison.policy_server import PolicyServer
 from polyrec.loadtest.comparison.simulated import completed
 from polyrec.loadtest.drivers.closed_loop import closed_loop
-from polyrec.loadtest.drivers.connection import Target
+from polyrec.loadtest.drivers.connection import LoadError, Target
 from polyrec.loadtest.drivers.load import BUDGET, Load
 from polyrec.loadtest.drivers.open_loop import Limits, run
 from polyrec.loadtest.drivers.server_pages import get_json, read_metrics
@@ -41,6 +41,7 @@ from polyrec.loadtest.traffic.request_bodies import RANK
 from polyrec.loadtest.traffic.source import Bodies, Source, open_source
 from polyrec.models.bundle.bundle import load_bundle
 from polyrec.models.errors import PolyrecError
+from polyrec.models.files import require_target_file
 from polyrec.planner.latency_model import LatencyModel
 from polyrec.planner.plan import Plan, PlannedPath, load_plan
 from polyrec.planner.routing.latency.latency_table import TAIL_DEVIATIONS
@@ -287,6 +288,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     cores = sorted(os.sched_getaffinity(0))
     try:
+        if args.out:
+            require_target_file(args.out, LoadError)
         plan = load_plan(args.plan)
         source = open_source(args.data, load_bundle(plan.paths[0].bundle), 0)
         os.sched_setaffinity(0, {cores[-1]})

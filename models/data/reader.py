@@ -22,6 +22,10 @@ from polyrec.models.data.remote.path import DataPath, RemotePath, data_path
 from polyrec.models.errors import DataError
 from polyrec.models.schema.schema import Schema
 
+OF_CSV = (
+    'of a CSV file make one: python -c "from pyarrow import csv, parquet; '
+    "parquet.write_table(csv.read_csv('clicks.csv'), 'clicks.parquet')\""
+)
 OnMalformed = Literal["fatal", "count"]
 
 
@@ -200,6 +204,8 @@ def _open(path: DataPath, schema: Schema, on_malformed: OnMalformed) -> DataRead
         raise DataError(f"'{path}' is empty")
     if path.suffix in (".tsv", ".txt", ".gz"):
         return CriteoReader(path, schema, on_malformed)
+    if path.suffix.lower() == ".csv":
+        raise DataError(f"'{path}' is not Parquet; {OF_CSV}")
     raise DataError(f"'{path}' is neither Parquet nor a Criteo file (.tsv, .txt or .gz)")
 
 

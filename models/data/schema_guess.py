@@ -32,8 +32,15 @@ LABELS = ("clicked", "click", "label", "is_click", "target", "purchased", "conve
 """Usual names of labels, the surest first."""
 GROUP = re.compile(r"request|impression|query|search|session|group|slate", re.IGNORECASE)
 TIME = re.compile(r"^(time|timestamp|date|datetime|ts|day|created)$|_(time|ts|at)$")
-ID = re.compile(r"(^|_)(id|code|isbn|sku|uuid|hash)$|^(item|user|product|movie|book)s?$", re.IGNORECASE)
-CONTEXT = re.compile(r"^(user|session|device|platform|country|city|state|region|gender|age|occupation|zip)")
+ID = re.compile(
+    r"(^|_)(id|code|isbn|sku|uuid|hash)$"
+    r"|^(item|user|product|movie|book)s?$"
+    r"|^(article|hotel|listing|song|track|video|ad|campaign|customer|visitor)$",  # more of them are counts
+    re.IGNORECASE,
+)
+CONTEXT = re.compile(
+    r"^(user|customer|visitor|session|device|platform|country|city|state|region|gender|age|occupation|zip)"
+)
 SPLIT = re.compile(r"^(fold|split|index|row|unnamed.*)$", re.IGNORECASE)
 """Names of columns that tell how the file was made."""
 SHARED, SHARED_FROM = 0.5, 100
@@ -241,7 +248,7 @@ def _feature(name: str, column: pa.ChunkedArray) -> tuple[dict[str, Any] | None,
             return None, f"{distinct:,} values in {len(column):,} rows: it names the row"
         return {"type": "string"} | _rare(distinct), f"text, {distinct:,} values"
     if pt.is_boolean(type_):
-        return {"type": "integer", "cardinality": 2}, "true or false"
+        return {"type": "integer", "cardinality": 2}, "true or false, in a request 1 or 0"
     if pt.is_integer(type_):
         return _integer(name, column, distinct)
     if pt.is_floating(type_) or pt.is_decimal(type_):

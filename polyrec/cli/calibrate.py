@@ -68,12 +68,14 @@ def _calibrate_data(args: argparse.Namespace) -> int:
     from polyrec.models.data.reader import open_data
     from polyrec.models.data.split import fit_splitter
     from polyrec.models.errors import DataError
+    from polyrec.models.files import require_target_file
     from polyrec.models.schema.popularity import calibrate, save_calibration
     from polyrec.models.schema.schema import load_schema
 
     if args.schema is None:
         raise DataError("--schema is missing; to calibrate a bundle, add --data FILE or --access-log FILE")
     schema = load_schema(args.schema)
+    require_target_file(args.out, DataError)
     reader = open_data(args.source, schema, args.on_malformed)
     splitter = fit_splitter(reader, schema)
     with tqdm(total=reader.rows_hint, unit=" rows", unit_scale=True, desc="calibrate", disable=None) as bar:

@@ -74,6 +74,7 @@ def run(args: argparse.Namespace) -> int:
     from polyrec.models.errors import PolyrecError
     from polyrec.models.evaluation.metrics import evaluate
     from polyrec.models.evaluation.predictions import predict_all
+    from polyrec.models.files import require_target_file
     from polyrec.report.page import make_folder, require_matplotlib
     from polyrec.report.quality.comparison import compare_models
 
@@ -88,6 +89,8 @@ def run(args: argparse.Namespace) -> int:
     if args.report:
         require_matplotlib()
         folder = make_folder(args.report)
+    if args.predictions:
+        require_target_file(args.predictions, PolyrecError, "--predictions")
     torch.set_num_threads(1)
     labels = labels_of(args.bundles)
     bundles, baseline_label = {}, labels[baseline]

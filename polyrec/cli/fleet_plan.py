@@ -8,17 +8,14 @@ import argparse
 def run_fleet(args: argparse.Namespace) -> int:
     """Plans the fleet of `args.fleet`. Raises PolyrecError."""
     from polyrec.cli.described_plan import refuse_other_flags, write_plan
-    from polyrec.cli.plan import stdout_to_stderr, write_figures
+    from polyrec.cli.plan import check_outputs, stdout_to_stderr, write_figures
     from polyrec.planner.fleet.provisioning.capability import load_profiles
     from polyrec.planner.fleet.provisioning.description import FleetError, load_fleet
     from polyrec.planner.fleet.provisioning.explain import page
     from polyrec.planner.fleet.provisioning.fleet_plan import plan_fleet
 
     refuse_other_flags(args, args.fleet, FleetError)
-    if args.pictures:
-        from polyrec.report.page import require_matplotlib
-
-        require_matplotlib()
+    check_outputs(args)
     fleet = load_fleet(args.fleet)
     with stdout_to_stderr():
         plan = plan_fleet(fleet, load_profiles(fleet))

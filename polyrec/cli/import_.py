@@ -75,12 +75,14 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from polyrec.cli.progress import Bars
+    from polyrec.models.bundle.bundle import require_target
     from polyrec.models.importers.dlrm import read_dlrm
     from polyrec.models.importers.foreign_model import write_foreign_model
     from polyrec.models.importers.torchrec import read_torchrec
     from polyrec.models.schema.schema import load_schema
 
     schema = load_schema(args.schema) if args.schema else None
+    require_target(args.out, args.replace)
     torch.set_num_threads(1)
     if args.format == "dlrm":
         parts = read_dlrm(args.checkpoint, args.interaction, args.interact_itself)

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import torch
 
-    from polyrec.models.bundle.bundle import load_bundle, write_bundle
+    from polyrec.models.bundle.bundle import load_bundle, require_target, write_bundle
     from polyrec.models.bundle.derive import materialize
     from polyrec.models.errors import BundleError
     from polyrec.models.evaluation.feature_drift import keep_reference
@@ -29,6 +29,7 @@ def run(args: argparse.Namespace) -> int:
     if args.rows is not None and args.rows < 0:
         raise BundleError(f"--rows {args.rows}: a number of rows cannot be negative")
     torch.set_num_threads(1)
+    require_target(args.out, args.replace)
     bundle = load_bundle(args.bundle)
     model, representation = materialize(bundle, args.rows)
     derived = {"derived_from": bundle.manifest.version, "by": "materialize", "rows": args.rows}

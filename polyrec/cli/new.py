@@ -27,10 +27,13 @@ def run(args: argparse.Namespace) -> int:
 
     from polyrec.models.data.schema_guess import guess_schema
     from polyrec.models.errors import PolyrecError
+    from polyrec.models.files import require_target_file
 
     out = None if args.out is None else Path(args.out)
-    if out is not None and out.exists() and not args.replace:
-        raise PolyrecError(f"'{out}' exists; --replace replaces it")
+    if out is not None:
+        require_target_file(out, PolyrecError)
+        if out.is_file() and not args.replace:
+            raise PolyrecError(f"'{out}' exists; --replace replaces it")
     guess = guess_schema(args.data, args.label, args.group, args.name)
     text = guess.as_yaml(args.data)
     if out is not None:

@@ -107,11 +107,12 @@ def run_load(args: argparse.Namespace) -> int:
         raise LoadError("--slo-share needs --budget-ms")
     if args.core is not None:
         os.sched_setaffinity(0, {args.core})
-    target, load = _load(args)
-    before = None
     if args.report is not None:
         require_matplotlib()
         make_folder(args.report)
+    target, load = _load(args)
+    before = None
+    if args.report is not None:
         before = _from_server(args.url, read_counters)
     whole = run(target, load, Limits(args.connections, args.max_connections, args.grace))
     outcome = whole.since(args.warmup)

@@ -103,10 +103,7 @@ def run(args: argparse.Namespace) -> int:
 
         return run_training(args)
     _check_flags(args)
-    if args.pictures:
-        from polyrec.report.page import require_matplotlib
-
-        require_matplotlib()
+    check_outputs(args)
     profile, requirements = _load_inputs(args)
     if args.sweep:
         return _sweep(args, profile, requirements)
@@ -138,6 +135,20 @@ def stdout_to_stderr() -> Iterator[None]:
     finally:
         os.dup2(saved, 1)
         os.close(saved)
+
+
+def check_outputs(args: argparse.Namespace) -> None:
+    """Raises PlanError or PolyrecError for what cannot be written, before a plan is made."""
+    from polyrec.models.files import require_target_file
+    from polyrec.planner.plan import PlanError
+
+    if args.out:
+        require_target_file(args.out, PlanError)
+    if args.pictures:
+        from polyrec.report.page import make_folder, require_matplotlib
+
+        require_matplotlib()
+        make_folder(args.pictures)
 
 
 def _explain(args: argparse.Namespace) -> int:
@@ -213,7 +224,6 @@ def _save(plan: Plan, out: str) -> None:
     target = Path(out)
     paths = tuple(p.model_copy(update={"bundle": _relative_bundle(p.bundle, target)}) for p in plan.paths)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
         save_plan(plan.model_copy(update={"paths": paths}), target)
     except OSError as e:
         raise PlanError(f"cannot write plan '{out}': {e.strerror}") from None
@@ -273,7 +283,6 @@ def write_figures(folder: str, figures: dict[str, Figure]) -> None:
     from polyrec.report.chart import png
 
     try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
         for name, figure in figures.items():
             (Path(folder) / name).write_bytes(png(figure))
     except OSError as e:

@@ -78,9 +78,12 @@ def run(args: argparse.Namespace) -> int:
     if args.list:
         return _list(args)
     if args.plot:
+        from polyrec.models.files import require_target_file
+        from polyrec.planner.profile import ProfileError
         from polyrec.report.page import require_matplotlib
 
         require_matplotlib()
+        require_target_file(args.plot, ProfileError, "--plot")
     if not args.bundles and args.plot:
         from polyrec.planner.profile import load_profile
 

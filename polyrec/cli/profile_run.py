@@ -138,6 +138,7 @@ def measure_profile(args: argparse.Namespace) -> Profile:
 
 def _check_flags(args: argparse.Namespace) -> None:
     """Raises ProfileError for invalid flags."""
+    from polyrec.models.files import require_target_file
     from polyrec.models.runtimes.registry import runtime_names
     from polyrec.planner.profile import ProfileError
 
@@ -154,10 +155,7 @@ def _check_flags(args: argparse.Namespace) -> None:
         for name in _split_names(getattr(args, flag)) or ():
             if name not in known:
                 raise ProfileError(f"--{flag}: there is no '{name}'; known: {', '.join(known)}")
-    if not Path(args.out).resolve().parent.is_dir():
-        raise ProfileError(f"--out '{args.out}': there is no folder '{Path(args.out).parent}'")
-    if Path(args.out).is_dir():
-        raise ProfileError(f"--out '{args.out}' is a folder; name a file")
+    require_target_file(args.out, ProfileError)
 
 
 def _split_names(text: str | None) -> list[Any] | None:

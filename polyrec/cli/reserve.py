@@ -25,12 +25,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import torch
 
-    from polyrec.models.bundle.bundle import load_bundle, write_bundle
+    from polyrec.models.bundle.bundle import load_bundle, require_target, write_bundle
     from polyrec.models.bundle.reserve import reserve
     from polyrec.models.evaluation.feature_drift import keep_reference
 
     rows = _rows(args.rows)
     torch.set_num_threads(1)
+    require_target(args.out, args.replace)
     bundle = load_bundle(args.bundle)
     model, encoder = reserve(bundle, rows)
     manifest = bundle.manifest

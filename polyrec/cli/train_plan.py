@@ -8,6 +8,7 @@ import argparse
 def run_training(args: argparse.Namespace) -> int:
     """Plans the training of `args.train`. Raises PolyrecError."""
     from polyrec.cli.described_plan import refuse_other_flags, write_plan
+    from polyrec.cli.plan import check_outputs
     from polyrec.planner.training.description import TrainingPlanError, load_description
     from polyrec.planner.training.explain import page
     from polyrec.planner.training.popularity import calibrated_popularity, described_popularity
@@ -16,6 +17,7 @@ def run_training(args: argparse.Namespace) -> int:
     refuse_other_flags(args, args.train, TrainingPlanError)
     if args.pictures:
         raise TrainingPlanError("--pictures draws no training: omit it")
+    check_outputs(args)
     description = load_description(args.train)
     if description.calibration is None:
         popularity = described_popularity(description.tables, description.rows_per_request)

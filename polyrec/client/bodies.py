@@ -48,4 +48,15 @@ def _json(content: dict[str, Any]) -> bytes:
     try:
         return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
     except orjson.JSONEncodeError as e:
-        raise InvalidRequest(f"a value cannot be sent as JSON: {e}") from None
+        raise InvalidRequest(f"{_unsendable(content)} cannot be sent as JSON: {e}") from None
+
+
+def _unsendable(content: Mapping[str, Any]) -> str:
+    """Names the first feature that JSON cannot hold."""
+    for features in content.values():
+        for name, values in features.items() if isinstance(features, Mapping) else ():
+            try:
+                orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)
+            except orjson.JSONEncodeError:
+                return f"'{name}'"
+    return "a value"

@@ -2,7 +2,8 @@
 
 Taken are: a list of mappings (one a row); a mapping of columns (lists, NumPy arrays, series); and what speaks
 Arrow's C stream: pyarrow tables and batches, pandas and polars data frames. None of these libraries is
-imported before rows of its kind arrive. NaN and nulls are missing values.
+imported before rows of its kind arrive. NaN and nulls are missing values; true
+and false are sent as 1 and 0, as a column of them is trained.
 """
 
 from __future__ import annotations
@@ -63,14 +64,14 @@ def _sent_as_array(values: np.ndarray[Any, Any]) -> bool:
 
 
 def _value(value: Any) -> Any:
-    """A value of a row as JSON has it: NumPy's numbers as Python's, arrays and series as lists."""
+    """A value of a row as JSON has it: NumPy's as Python's, arrays and series as lists, bools as 0 and 1."""
     if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()
     elif hasattr(value, "to_list"):
         value = value.to_list()
     elif isinstance(value, tuple | set | frozenset):
         value = list(value)
-    return value
+    return int(value) if isinstance(value, bool) else value
 
 
 def _transposed(rows: Sequence[Any]) -> Columns:
@@ -96,6 +97,8 @@ def _arrow_columns(rows: Any) -> Columns:
         raise InvalidRequest(f"rows are no table: {e}") from None
     columns: Columns = {}
     for name, column in zip(table.column_names, table.columns, strict=True):
+        if pa.types.is_boolean(column.type):
+            column = column.cast(pa.int8())
         number = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
         if number and column.null_count == 0:
             columns[name] = np.ascontiguousarray(column.to_numpy())

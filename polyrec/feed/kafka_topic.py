@@ -4,12 +4,19 @@ The feed takes all partitions of the topic itself (`assign`), instead of sharing
 members: a member that is slow to poll, as while the server is away, would be evicted, and another one, which
 gets its partitions, could send newer values before older ones. So a group has one feed, as each server has.
 
+A topic that grew has its keys in other partitions. So partitions of which nothing was acknowledged are read
+after the others, up to where these ended when the new ones were found.
+
+librdkafka reports errors of single brokers, and tries all of them again for ever. So such an error ends or
+interrupts the feed only if the brokers that lead the partitions do not answer either.
+
 The value of a message is the document of the HTTP call, or a file of updates if a header `format` says
 `safetensors`; then the call's options are headers too. Rejected messages go to the topic `<name>.rejected`.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,6 +45,8 @@ from polyrec.feed.source import (
     SourceAway,
 )
 from polyrec.models.text import printable
+
+log = logging.getLogger("polyrec.feed")
 
 PARTITIONS_S = 60.0
 """Time between two looks for new partitions."""
@@ -90,7 +99,7 @@ class KafkaTopic:
 
     def __init__(self, brokers: str, name: str, group: str, settings: Mapping[str, str] = {}) -> None:
         self.name = name
-        self._lasting: KafkaError | None = None
+        self._suspected: KafkaError | None = None
         common = {"log_level": LOG_LEVEL, **settings, "bootstrap.servers": brokers, "error_cb": self._failed}
         own = {
             "group.id": group,
@@ -105,6 +114,8 @@ class KafkaTopic:
         except KafkaException as e:
             raise FeedFailed(f"the settings for Kafka: {e.args[0].str()}") from None
         self._partitions = 0
+        self._assigned: tuple[int, ...] = ()
+        self._ends: dict[int, int] = {}
         self._looked_s = 0.0
         self._at_end: set[int] = set()
 
@@ -117,6 +128,8 @@ class KafkaTopic:
     def read(self, block: bool) -> list[Message]:
         if time.monotonic() - self._looked_s > PARTITIONS_S and (count := self._count()) != self._partitions:
             self._assign(count)
+        if self._ends and self._reached_ends():
+            self._assign_parts(range(self._partitions))
         until_s = time.monotonic() + (BLOCK_S if block else ANSWER_S)
         while True:
             left_s = max(0.0, until_s - time.monotonic())
@@ -124,11 +137,14 @@ class KafkaTopic:
                 self._producer.poll(0)  # its reports of errors are kept until they are taken
                 first = self._consumer.poll(0.0 if self._ended(block) else left_s)
                 raw = [] if first is None else [first, *self._consumer.consume(READ_MESSAGES - 1, 0)]
-            self._raise_lasting()
-            messages = [self._message(one) for one in raw if not self._ends(one)]
+            self._check_suspected()
+            messages = [self._message(one) for one in raw if not self._is_end(one)]
             if messages:
                 # runs are of one partition each
                 return sorted(messages, key=lambda message: message.part)
+            if self._ends and self._reached_ends():
+                self._assign_parts(range(self._partitions))
+                continue
             if self._ended(block):
                 return []
             if time.monotonic() >= until_s:
@@ -191,8 +207,32 @@ class KafkaTopic:
         return len(topic.partitions)
 
     def _assign(self, count: int) -> None:
-        """Reads from all partitions, after what was acknowledged of each."""
-        asked = [TopicPartition(self.name, part) for part in range(count)]
+        """Reads from all partitions, but first to its end each of which something was acknowledged."""
+        with self._reported():
+            known = self._consumer.committed(
+                [TopicPartition(self.name, part) for part in range(count)], timeout=ANSWER_S
+            )
+            begun = [one.partition for one in known if one.offset >= 0 or one.partition in self._assigned]
+            self._ends = {} if len(begun) == count else {part: self._end(part) for part in begun}
+        self._partitions = count
+        self._assign_parts(begun if self._ends else range(count), self._ends)
+
+    def _end(self, part: int) -> int:
+        """Offset after the last message of a partition now, asked of its leader."""
+        found = self._consumer.get_watermark_offsets(TopicPartition(self.name, part), timeout=ANSWER_S)
+        if found is None:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        return int(found[1])
+
+    def _reached_ends(self) -> bool:
+        """Whether all was read of the partitions that come first; the feed has acknowledged it by then."""
+        with self._reported():
+            places = self._consumer.position([TopicPartition(self.name, part) for part in self._ends])
+        return all(one.partition in self._at_end or one.offset >= self._ends[one.partition] for one in places)
+
+    def _assign_parts(self, parts: Sequence[int], ends: Mapping[int, int] = {}) -> None:
+        """Reads from these partitions, after what was acknowledged of each. ends: to be read to first."""
+        asked = [TopicPartition(self.name, part) for part in parts]
         with self._reported():
             known = self._consumer.committed(asked, timeout=ANSWER_S)
             for one in known:
@@ -201,14 +241,14 @@ class KafkaTopic:
                 if one.offset < 0:
                     one.offset = OFFSET_BEGINNING
             self._consumer.assign(known)
-        self._partitions = count
+        self._assigned, self._ends = tuple(parts), dict(ends)
         self._at_end.clear()
 
     def _ended(self, block: bool) -> bool:
         """Whether a read that does not wait for new messages has found all."""
-        return not block and len(self._at_end) == self._partitions
+        return not block and len(self._at_end) == len(self._assigned)
 
-    def _ends(self, raw: Any) -> bool:
+    def _is_end(self, raw: Any) -> bool:
         """Whether it is no message but the end of a partition; raises another error."""
         error = raw.error()
         if error is None:
@@ -238,15 +278,24 @@ class KafkaTopic:
 
     def _failed(self, error: KafkaError) -> None:
         """Called by librdkafka with errors of connections."""
-        if error.fatal() or error.code() in LASTING:
-            self._lasting = error
+        if _is_lasting(error) or (error.code() == KafkaError._ALL_BROKERS_DOWN and self._suspected is None):
+            self._suspected = error
 
-    def _raise_lasting(self) -> None:
-        if self._lasting is not None:
-            self._raise(self._lasting)
+    def _check_suspected(self) -> None:
+        """Raises the last error of connections, unless all partitions can be read none the less."""
+        error, self._suspected = self._suspected, None
+        if error is None:
+            return
+        try:
+            for part in range(self._partitions):
+                self._end(part)
+        except KafkaException:
+            self._raise(error)
+        if _is_lasting(error):
+            log.warning("topic '%s': its partitions can be read, but: %s", printable(self.name), error.str())
 
     def _raise(self, error: KafkaError, name: str | None = None) -> NoReturn:
-        kind = FeedFailed if error.fatal() or error.code() in LASTING else SourceAway
+        kind = FeedFailed if _is_lasting(error) else SourceAway
         raise kind(f"topic '{printable(name or self.name)}': {error.str()}")
 
     @contextmanager
@@ -254,12 +303,16 @@ class KafkaTopic:
         try:
             yield
         except KafkaException as e:
-            self._raise_lasting()
-            self._raise(e.args[0])
+            suspected, self._suspected = self._suspected, None
+            self._raise(suspected if suspected is not None and _is_lasting(suspected) else e.args[0])
         except BufferError:
             raise SourceAway(
                 f"topic '{printable(self.name)}': the queue of rejected messages is full"
             ) from None
+
+
+def _is_lasting(error: KafkaError) -> bool:
+    return error.fatal() or error.code() in LASTING
 
 
 def _offset(message: Message) -> int:

@@ -10,7 +10,8 @@
 
 A call needs a token with the right `admin` (server/http/access.py). If there is no such token, every call is
 403. A plan that cannot be opened is a 422 with the reason, and the old one still serves. Every change is
-logged, and every call leaves a line of `polyrec.audit`: the client, its address, the call and the status.
+logged, and every call leaves a line of `polyrec.audit`: the client, its address, the call, the status and the
+reason of a refusal.
 """
 
 from __future__ import annotations
@@ -95,16 +96,18 @@ class Admin:
             client = self._engine.access.authorized("admin", scope["headers"], peer)
         except RequestError as e:
             return error_reply(e)
-        status = HTTPStatus.INTERNAL_SERVER_ERROR
+        status, why = HTTPStatus.INTERNAL_SERVER_ERROR, ""
         try:
             reply = json_reply(await answer(await read_body(scope["headers"], request.receive, max_bytes)))
             status = HTTPStatus.OK
         except RequestError as e:
-            reply, status = error_reply(e), e.status
+            reply, status, why = error_reply(e), e.status, f": {public(str(e))}"
         finally:
             address, about = peer[0] if peer else "-", log_extra(scope.get(SCOPE_KEY, ""))
             level = logging.INFO if request.method == "GET" else logging.WARNING
-            audit.log(level, "%s by '%s' from %s: %d", action, client.name, address, status, extra=about)
+            audit.log(
+                level, "%s by '%s' from %s: %d%s", action, client.name, address, status, why, extra=about
+            )
         return reply
 
     async def reload(self, arguments: ReloadRequest) -> dict[str, Any]:
@@ -176,13 +179,18 @@ class Admin:
                 reason = public(str(e))
                 log.warning("a plan is not opened, the old one still serves: %s", reason)
                 raise Invalid(f"the plan is not opened, the old one still serves: {reason}") from None
+            changes = differences(engine.serving, serving)
             left_behind = engine.adopt(serving)
             engine.attach()
             names = [p.name for p in serving.paths]
-            log.warning("another plan serves: %s, bundle version %s", ", ".join(names), serving.version)
+            told = "".join(f"; {change}" for change in changes)
+            log.warning(
+                "another plan serves: %s, bundle version %s%s", ", ".join(names), serving.version, told
+            )
             return {
                 "paths": names,
                 "bundle_version": serving.version,
+                "changes": changes,
                 "updates": {
                     "carried": {path: c.rows for path, c in serving.tiers.changes.items() if c.rows},
                     "left_behind": left_behind,
@@ -192,6 +200,26 @@ class Admin:
     def _open_serving(self, read: Callable[[], LoadedPlan]) -> Serving:
         plan, loaded = read()
         return self._engine.open(plan, loaded)
+
+
+def differences(old: Serving, new: Serving) -> list[str]:
+    """Says what clients notice of another generation: features of requests, quality of the best path."""
+    found = []
+    names = [
+        {f.name for f in schema.dense} | {f.name for f in schema.categorical}
+        for schema in (serving.bundle.manifest.schema_ for serving in (old, new))
+    ]
+    for what, features in (
+        ("requests may not have any more", names[0] - names[1]),
+        ("requests have now", names[1] - names[0]),
+    ):
+        if features:
+            found.append(f"{what}: {', '.join(sorted(features))}")
+    best = [max((p.quality for p in s.paths if p.quality is not None), default=None) for s in (old, new)]
+    if old.plan.metric == new.plan.metric and best[0] != best[1]:
+        was, now = ("unknown" if quality is None else f"{quality:.4g}" for quality in best)
+        found.append(f"quality of the best path: {now}, was {was}")
+    return found
 
 
 def admin_routes(admin: Admin) -> list[Endpoint]:

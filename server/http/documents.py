@@ -351,10 +351,11 @@ class MovedUpdates(Document):
 
 
 class ReloadResponse(Document):
-    """The paths that answer from now on."""
+    """The paths that answer from now on. changes: what clients notice, such as other features."""
 
     paths: list[str]
     bundle_version: str
+    changes: list[str]
     updates: MovedUpdates
 
 

@@ -15,12 +15,19 @@ class RolloutMetrics:
     def __init__(self, registry: Registry, edges_s: Sequence[float]) -> None:
         self._requests = registry.counter(
             "polyrec_rollout_requests",
-            "Requests that a rollout compares. arm: stable or canary; outcome: ok, late, or failed: not"
-            " answered by that version (the stable one answers what the canary fails).",
+            "Requests that a rollout compares. arm: stable or canary; outcome: ok, late, failed: not"
+            " answered by that version (the stable one answers what the canary fails), or excused: not"
+            " answered because its lane waited for a processor that other programs had: in no bound.",
             *("arm", "outcome"),
         )
         self._seconds = registry.histogram(
             "polyrec_rollout_request_seconds", "Time of answered requests of a rollout.", edges_s, "arm"
+        )
+        self._waited = registry.counter(
+            "polyrec_rollout_waited_seconds",
+            "Part of polyrec_rollout_request_seconds for which the lane that answered waited for a processor"
+            " that other programs had, which the comparison leaves out.",
+            "arm",
         )
         self._share = registry.gauge(
             "polyrec_rollout_share", "Share of the requests that the canary gets; 0 without a rollout."
@@ -47,10 +54,12 @@ class RolloutMetrics:
             "ok": len(records.took_s) - records.late,
             "late": records.late,
             "failed": records.failed,
+            "excused": records.excused,
         }
         for outcome, number in by_outcome.items():
             self._requests.labels(arm, outcome).inc(number)
         self._seconds.labels(arm).observe_all(records.took_s)
+        self._waited.labels(arm).inc(sum(records.waited_s))
 
     def compared(self, figures: RolloutFigures, share: float) -> None:
         """Shows the latest comparison."""

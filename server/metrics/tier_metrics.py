@@ -122,6 +122,9 @@ class UpdateMetrics:
         self._updates = registry.counter(
             "polyrec_updates", "Updates of embedding rows, repeated ones not counted.", "path"
         )
+        self._failed = registry.counter(
+            "polyrec_updates_failed", "Updates that could not be kept, as where a disk is full (503).", "path"
+        )
         self._rows = registry.counter("polyrec_update_rows", "Embedding rows given by updates.", "path")
         self._values = registry.counter(
             "polyrec_update_values",
@@ -166,6 +169,7 @@ class UpdateMetrics:
             last = self._last.get(changes, UpdateFigures())
             self._last[changes] = now
             self._updates.labels(path).inc(now.updates - last.updates)
+            self._failed.labels(path).inc(now.failed - last.failed)
             self._rows.labels(path).inc(now.rows - last.rows)
             for change in ("added", "retracted", "expired"):
                 self._values.labels(path, change).inc(getattr(now, change) - getattr(last, change))

@@ -16,6 +16,7 @@ from polyrec.models.files import (
     read_json,
     read_regular,
     read_yaml,
+    require_target_file,
     validate_as,
     write_text,
 )
@@ -167,6 +168,20 @@ def test_a_full_disk_keeps_the_old_text(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert file.read_text() == "old"
     assert [f.name for f in tmp_path.iterdir()] == ["file"]
+
+
+def test_where_a_file_cannot_be_written_is_said_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path, says in (
+        (tmp_path, "is a folder; name a file"),
+        (tmp_path / "file" / "x", "File exists"),
+        (Path("/proc/none/x"), "No such file or directory"),
+    ):
+        with pytest.raises(PolyrecError, match=says):
+            require_target_file(path, PolyrecError)
+    for path in (tmp_path / "file", tmp_path / "new" / "x", Path("/dev/null")):
+        require_target_file(path, PolyrecError)
+    assert {file.name for file in tmp_path.rglob("*")} == {"file", "new"}  # nothing stays
 
 
 def test_a_device_or_pipe_is_written_as_it_is() -> None:

@@ -168,6 +168,8 @@ class Changes:
         try:
             update_log.sync(position)
         except OSError as e:
+            with self._lock:
+                self.figures.failed += 1
             raise UpdateNotKept(f"update: '{update_log.path}' cannot be written: {e.strerror or e}") from None
 
     def _store(self, update: StoredUpdate, key: str) -> None:
@@ -179,6 +181,7 @@ class Changes:
                 where = self._update_log.path
                 self._update_log.append(record_of(key, update.rows, update.names))
         except OSError as e:
+            self.figures.failed += 1
             raise UpdateNotKept(
                 f"update: the values cannot be kept in '{where}': {e.strerror or e}"
             ) from None

@@ -12,10 +12,12 @@ from polyrec.models.tiers.updates.update import StoredUpdate
 class UpdateFigures:
     """Counts since the server started, and the time and lag of the last update.
 
-    applied_at: Unix time, 0 if there was none. lag_s: age of its values when they were served; None: unknown.
+    failed: updates that could not be kept. applied_at: Unix time, 0 if there was none. lag_s: age of its
+    values when they were served; None: unknown.
     """
 
     updates: int = 0
+    failed: int = 0
     rows: int = 0
     added: int = 0
     retracted: int = 0

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyrec.models.data.reader import open_data
+from polyrec.models.data.schema_guess import guess_schema
 from polyrec.models.errors import DataError
 from polyrec.models.schema.schema import Schema
 
@@ -119,6 +120,15 @@ def test_a_column_of_the_wrong_type_is_rejected_before_reading(
     table = arrow([row()]).drop_columns(["item"]).append_column("item", pa.array([5]))
     pq.write_table(table, path)
     with pytest.raises(DataError, match="column 'item' is int64, the schema needs a string"):
+        open_data(path, small)
+
+
+def test_of_a_csv_file_is_said_how_to_make_parquet(small: Schema, tmp_path: Path) -> None:
+    path = tmp_path / "clicks.csv"
+    path.write_text("item,clicked\na,1\n")
+    with pytest.raises(DataError, match=r"clicks.csv' is not Parquet; of a CSV file make one: python -c"):
+        guess_schema(path)
+    with pytest.raises(DataError, match="of a CSV file make one"):
         open_data(path, small)
 
 

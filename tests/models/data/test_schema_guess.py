@@ -104,6 +104,17 @@ def test_without_groups_and_time_rows_are_split_by_ids(columns: dict[str, Any], 
     assert set(schema.candidate.names) == {"price", "item"}
 
 
+def test_numbers_that_name_things_are_ids_and_counts_of_them_are_not(tmp_path: Path) -> None:
+    random = np.random.default_rng(4)
+    things = ("article", "customer", "videos")
+    columns = {name: random.zipf(1.2, ROWS) % 900 for name in things} | {"clicked": np.arange(ROWS) % 4 == 0}
+    pq.write_table(pa.table(columns), tmp_path / "f.parquet")
+    schema = guess_schema(tmp_path / "f.parquet").schema
+    assert [f.name for f in schema.categorical] == ["article", "customer"]
+    assert [f.name for f in schema.dense] == ["videos"]
+    assert schema.context.names == ("customer",)
+
+
 def test_a_hash_of_users_takes_an_item_rather_than_another_column_of_the_user(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     user = random.integers(0, 150, ROWS)

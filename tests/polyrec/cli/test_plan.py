@@ -176,8 +176,8 @@ def test_a_machine_file_changes_the_machine(
         ({"--slo-ms": "1e9"}, "--slo-ms 1e+09 is more than an hour"),
         ({"--traffic": "rate=1e300"}, "rate: "),
         ({"--sweep": "slo=5", "--out": "x.json"}, "--sweep makes many plans, --out writes one"),
-        ({"--pictures": "/proc/none"}, "cannot write pictures to '/proc/none'"),
-        ({"--out": "/proc/none/plan.json"}, "cannot write plan '/proc/none/plan.json'"),
+        ({"--pictures": "/proc/none"}, "cannot make the folder '/proc/none'"),
+        ({"--out": "/proc/none/plan.json"}, "cannot write --out '/proc/none/plan.json'"),
         ({"--machine": "cpu8"}, "the profile is of machine 'made', 'cpu8' describes 'cpu8'"),
         ({"--machine": "nowhere.yaml"}, "no machine file 'nowhere.yaml'"),
         ({"--profile": "nowhere.json"}, "no profile 'nowhere.json'; make one"),
@@ -188,6 +188,16 @@ def test_a_users_mistake_is_one_line(
 ) -> None:
     asked = {"--profile": str(profiled), "--slo-ms": "10", "--traffic": TRAFFIC} | changes
     assert says in error_line([word for pair in asked.items() for word in pair], capsys)
+
+
+@pytest.mark.parametrize("kind", ["--profile", "--fleet", "--train"])
+def test_where_nothing_can_be_written_is_said_before_anything_is_read(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = [kind, "nowhere"] + (["--slo-ms", "5", "--traffic", TRAFFIC] if kind == "--profile" else [])
+    assert f"--out '{tmp_path}' is a folder; name a file" in error_line(
+        [*asked, "--out", str(tmp_path)], capsys
+    )
 
 
 def test_missing_flags_are_named(profiled: Path, capsys: pytest.CaptureFixture[str]) -> None:

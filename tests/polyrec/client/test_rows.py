@@ -57,6 +57,21 @@ def test_numbers_arrive_as_they_were_and_nan_as_missing(values: list[float], kin
         assert [math.nan if v is None else np.float32(v) for v in sent] == pytest.approx(values, nan_ok=True)
 
 
+@pytest.mark.parametrize("form", ["rows", "lists", "arrays", "pandas", "arrow", "polars"])
+def test_true_and_false_are_sent_as_numbers(form: str) -> None:
+    values = [True, False, None] if form != "arrays" else np.array([True, False])
+    forms = {
+        "rows": lambda: [{"member": v} for v in values],
+        "lists": lambda: {"member": values},
+        "arrays": lambda: {"member": values},
+        "pandas": lambda: pd.DataFrame({"member": values}),
+        "arrow": lambda: pa.table({"member": values}),
+        "polars": lambda: pl.DataFrame({"member": values}),
+    }
+    sent = predict_body(forms[form]()).decode()
+    assert sent == f'{{"columns":{{"member":[{"1,0" if form == "arrays" else "1,0,null"}]}}}}'
+
+
 def test_a_ranking_has_context_and_top_k_only_if_given() -> None:
     assert orjson.loads(rank_body(None, {"item": ["a"]}, None)) == {"candidates": {"item": ["a"]}}
     sent = orjson.loads(rank_body({"age": np.float32(3), "liked": ("p",)}, pl.DataFrame({"item": ["a"]}), 2))
@@ -71,7 +86,11 @@ def test_a_ranking_has_context_and_top_k_only_if_given() -> None:
         ([{"a": 1}, 5], "row 1 is a int; give a dict"),
         ({"price": 3.0}, "a column is float 3.0; give a list"),
         ({"item": "abc"}, "a column is str 'abc'; give a list"),
-        ({"item": [object()]}, "a value cannot be sent as JSON"),
+        ({"item": [object()]}, "'item' cannot be sent as JSON"),
+        (
+            pd.DataFrame({"item": ["a"], "when": pd.to_datetime(["2026-11-26"])}),
+            "'when' cannot be sent as JSON",
+        ),
         (pd.DataFrame({"item": ["a", 1.5, b"c"]}), "rows are no table"),
     ],
 )

@@ -16,7 +16,7 @@ import pytest
 from polyrec.cli.main import main
 from polyrec.feed.feed import Feed
 from polyrec.feed.kafka_topic import KafkaTopic, read_settings
-from polyrec.feed.source import FeedFailed, SourceAway
+from polyrec.feed.source import FeedFailed, Message, SourceAway
 from polyrec.models.tiers.updates.update import TableUpdate
 from polyrec.models.tiers.updates.update_file import encode_update
 from polyrec.server.child import ServerProcess
@@ -73,6 +73,11 @@ class Brokers:
         """Ends the brokers; what they held is gone."""
         self._process.kill()
         self._process.communicate()
+
+
+def read_some(topic: KafkaTopic) -> list[Message]:
+    """Returns the next messages, which may take some fetches."""
+    return next(messages for _ in range(40) if (messages := topic.read(block=True)))
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +141,57 @@ def test_messages_that_were_not_acknowledged_are_read_again(brokers: Brokers) ->
     (message, *_) = second.read(block=True)
     assert message.id in left
     second.close()
+
+
+def test_partitions_that_a_topic_got_later_are_read_after_what_the_others_hold(brokers: Brokers) -> None:
+    """The mock brokers cannot add partitions: those of which nothing was acknowledged are the later ones."""
+    for part in (0, 1):
+        brokers.send("grown", document("old", part), part=part)
+    first = KafkaTopic(brokers.address, "grown", "g")
+    first.open()
+    while messages := first.read(block=False):
+        first.acknowledge(messages)
+    first.close()
+    for i in range(40):
+        brokers.send("grown", document(f"v{i}", i), part=i % 4)
+    second = KafkaTopic(brokers.address, "grown", "g")
+    second.open()
+    parts: list[int] = []
+    while messages := second.read(block=False):
+        second.acknowledge(messages)
+        parts += [message.part for message in messages]
+    assert sorted(parts) == sorted(10 * [0, 1, 2, 3])
+    assert set(parts[:20]) == {0, 1}
+    brokers.send("grown", document("last", 1.0), part=3)
+    assert [message.part for message in read_some(second)] == [3]
+    second.close()
+
+
+def test_an_error_of_one_broker_ends_nothing_while_all_partitions_can_be_read() -> None:
+    brokers = Brokers()
+    brokers.send("one", document("a", 1.0))
+    topic = KafkaTopic(brokers.address, "one", "g")
+    topic.open()
+    topic._failed(kafka.KafkaError(kafka.KafkaError._AUTHENTICATION))  # as librdkafka calls it
+    (message,) = topic.read(block=False)
+    topic.acknowledge([message])
+    topic._failed(kafka.KafkaError(kafka.KafkaError._AUTHENTICATION))
+    brokers.kill()
+    with pytest.raises(FeedFailed):
+        topic.read(block=True)
+    topic.close()
+
+
+def test_brokers_that_are_away_are_noticed_while_there_is_nothing_to_read() -> None:
+    brokers = Brokers()
+    brokers.send("away", document("a", 1.0))
+    topic = KafkaTopic(brokers.address, "away", "g")
+    topic.open()
+    topic.acknowledge(topic.read(block=True))
+    brokers.kill()
+    with pytest.raises(SourceAway):
+        read_some(topic)
+    topic.close()
 
 
 def test_updates_whose_timestamp_is_no_time_are_sent(

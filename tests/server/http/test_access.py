@@ -332,7 +332,8 @@ def test_an_act_of_administration_leaves_one_line_without_secrets(
     assert said == [
         "routing by 'on-call' from 127.0.0.1: 200",
         "routing by 'POLYREC_ADMIN_TOKEN' from 127.0.0.1: 200",
-        "reload by 'on-call' from 127.0.0.1: 422",
+        "reload by 'on-call' from 127.0.0.1: 422: the plan is not opened, the old one still serves: "
+        "no plan file 'plan.json'",
     ]
     assert not [line for line in caplog.messages if ADMIN_TOKEN in line or ONCALL in line]
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from polyrec.models.bundle.bundle import Bundle, write_bundle
-from polyrec.planner.plan import Plan, PlannedPath, load_plan, save_plan
+from polyrec.planner.plan import Plan, PlannedPath, load_plan, save_plan, single_path_plan
 from polyrec.server.app.engine import Engine
 from polyrec.server.app.settings import Settings
 from polyrec.server.http.access import Access
@@ -168,6 +168,27 @@ def test_a_plan_is_reloaded_and_rolled_back(admin: Any, both: Engine, plan: Plan
     assert admin.post("/v1/predict", BODY).headers["x-polyrec-path"] == "other@cpu"
     assert act(admin, "rollback").json()["paths"] == ["table@cpu", "table-onnx@cpu"]
     assert admin.post("/v1/predict", BODY).headers["x-polyrec-path"] in ("table@cpu", "table-onnx@cpu")
+
+
+def test_a_reload_says_what_clients_notice(
+    admin: Any, plan: Plan, shop_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = plan.paths[0].model_copy(update={"bundle": plan.paths[0].bundle.absolute(), "quality": 0.5})
+    file = tmp_path / "plan.json"
+    said = []
+    with caplog.at_level(logging.WARNING):
+        for changed in (
+            path,
+            path.model_copy(update={"quality": 0.125}),
+            single_path_plan(shop_dir, "shop", "torch").paths[0],
+        ):
+            save_plan(plan.model_copy(update={"paths": (changed,)}), file)
+            said.append(act(admin, "reload", f'{{"plan": "{file}"}}'.encode()).json()["changes"])
+    assert said[0][0].startswith("quality of the best path: 0.5, was ")
+    assert said[1] == ["quality of the best path: 0.125, was 0.5"]
+    assert said[2][0].startswith("requests may not have any more: ")
+    assert said[2][1] == "requests have now: buyer, fruit, weight"
+    assert "; quality of the best path: 0.125, was 0.5" in caplog.text
 
 
 def test_every_change_is_in_the_log(

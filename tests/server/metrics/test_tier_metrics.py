@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from polyrec.models.tiers.updates.changes import Changes
-from polyrec.models.tiers.updates.update import Stored, StoredUpdate
+from polyrec.models.tiers.updates.update import Stored, StoredUpdate, UpdateNotKept
 from polyrec.server.metrics.instruments import Registry
 from polyrec.server.metrics.tier_metrics import UpdateMetrics
 
@@ -41,6 +41,25 @@ def test_a_scrape_does_not_wait_for_an_update(two: list[Changes]) -> None:
         scrape.join(20.0)
         assert not scrape.is_alive()
     assert 'polyrec_updates_total{path="p"} 3' in registry.text()
+
+
+def test_updates_that_cannot_be_kept_are_counted(two: list[Changes], monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = Registry()
+    metrics = UpdateMetrics(registry)
+    metrics.watch({"p": two[0]})
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(two[0], "_make_room", full)
+        for _ in range(2):
+            with pytest.raises(UpdateNotKept, match="No space left"):
+                update(two[0], 1)
+    update(two[0], 1)
+    metrics.refresh()
+    assert 'polyrec_updates_failed_total{path="p"} 2' in registry.text()
+    assert 'polyrec_updates_total{path="p"} 1' in registry.text()
 
 
 def test_each_update_is_counted_once_over_reloads_and_rollbacks(two: list[Changes]) -> None:

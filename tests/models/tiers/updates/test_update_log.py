@@ -148,6 +148,7 @@ def test_a_disk_that_failed_takes_no_more(tmp_path: Path, monkeypatch: pytest.Mo
             changes.apply(stored([1], 1))
     with pytest.raises(UpdateNotKept, match="the disk failed"):
         changes.apply(stored([2], 2))
+    assert changes.figures.failed == 2
     assert 2 not in rows_of(changes)
     changes.close()
 
