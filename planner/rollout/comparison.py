@@ -1,8 +1,8 @@
 """Compares the two arms of a rollout over a sliding window: records of both in, sums and figures out.
 
 The bins of the scores are deciles of the stable version's first scores, fixed for the whole rollout; scores
-are kept until the bins are known. Where values of a field are split, the canary's requests and those that
-both answered are summed by GROUPS groups of values, so that a decision can be made without any one of them.
+are kept until the bins are known. The canary's requests and those that both answered are summed by GROUPS
+groups of values of the split's field, or else of clients, so that a decision can be made without any one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BIN_REQUESTS = 100
 MAX_WAITING = 1000
 """Maximum requests of an arm, or of a group, whose scores are kept until the bins are known."""
 GROUPS = 16
-"""Groups of values of the field of a split: leaving one out costs little evidence."""
+"""Groups of values or clients: leaving one out costs little evidence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Compared:
     """Sums of both arms in the window, the shift of their scores, and the answers to the same requests.
 
     pairs: None without a shadow. shift, loss: None with too few requests. groups, pair_groups: the sums of
-    canary and pairs by group of values.
+    canary and pairs by group.
     """
 
     stable: ArmSums
@@ -76,7 +76,7 @@ class Compared:
         return 0 if self.pairs is None else self.pairs.requests + self.pairs.failed
 
     def without_each_group(self) -> Iterator[Compared]:
-        """The same without the requests of one group of values, for each; none of a single one."""
+        """The same without the requests of one group, for each; none of a single one."""
         for left_out in range(len(self.groups)) if len(self.groups) > 1 else ():
             canary = merged(ArmSums, _others(self.groups, left_out))
             without = replace(
@@ -97,7 +97,7 @@ class _Arm:
 class Comparison:
     """Collects the records of both arms.
 
-    paired: whether a shadow lets both arms answer some requests. groups: number of groups of values.
+    paired: whether a shadow lets both arms answer some requests. groups: of values or clients, how many.
     """
 
     def __init__(self, paired: bool = False, groups: int = 1) -> None:

@@ -5,8 +5,8 @@ own lower bound. The tests are strict, because they are repeated every second. A
 the opposite: that each bound is shown to hold.
 
 Clients choose what they send and, where a field is split, also the version that gets it. So a request whose
-budget is less than `least_budget_s` cannot fail a version, and one value of the field cannot roll a version
-back: the bound must be exceeded without any one group of values, too.
+budget is less than `least_budget_s` cannot fail a version. And one value of the field, or one client where
+requests are split, cannot roll a version back: the bound must be exceeded without any one group of these.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def decide(
             if (others.canary.requests if by_own else others.shadowed) < bounds.min_requests:
                 continue
             if _decide_of_all(others, 0, age_s, bounds, live).verdict != "rollback":
-                reason = f"only by one group of values: {decision.reason}"
+                reason = f"only by one group of values or clients: {decision.reason}"
                 return RolloutDecision("continue", reason, decision.figures)
     return decision
 

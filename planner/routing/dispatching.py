@@ -86,7 +86,7 @@ def complete(state: RouterState, dispatch: Dispatch, now_s: float, learner: Poli
             if query.done_rows >= query.rows:
                 query.settled = True
                 if query.deadline_s < now_s:
-                    state.loss_backoff.record_loss()
+                    state.record_loss(query)
                 if learner is not None:
                     learner.finished(query, now_s)
         if query.settled and query.dispatched_rows < query.rows:

@@ -56,7 +56,7 @@ def leaves_rest_feasible(
     observed = state.observed
     arriving = observed.rows_s * batch_s
     if arriving:
-        arriving += DEVIATIONS * sqrt(observed.queries_s * batch_s * observed.mean_square)
+        arriving += DEVIATIONS * sqrt(observed.possible_s * batch_s * observed.mean_square)
     waiting = state.queue.rows - rows
     rate = state.total_rate
     fill_share = state.loss_backoff.fill_share

@@ -22,7 +22,7 @@ PASSED_SHARE = 0.5
 def hold(state: RouterState, query: Query, misses: Misses, now_s: float) -> Rejection | None:
     """Takes a query out of the queue, to hold it as long as its deadline allows.
 
-    Settles and rejects it if the reads alone make it late.
+    Settles and rejects it if the reads alone make it late, which no other choice of paths would avoid.
     """
     queue = state.queue
     queue.take(query)
@@ -34,7 +34,6 @@ def hold(state: RouterState, query: Query, misses: Misses, now_s: float) -> Reje
         return None
     query.settled = True
     queue.discount(query)
-    state.loss_backoff.record_loss()
     return Rejection(RejectReason.OVERLOAD, excess_s, queue.rows)
 
 

@@ -1,4 +1,10 @@
-"""Observed traffic: arrival rates, query sizes and budgets. Fed by every arrival, summarized on ticks."""
+"""Observed traffic: arrival rates, query sizes and budgets. Fed by every arrival, summarized on ticks.
+
+Queries that could not meet their budgets at any load are work of the front only, and count in the rate of all
+alone: at the price of rejections, a client could otherwise make demand, sizes and the usual budget what it
+likes. Sizes and budgets are those of the last seconds, so that those of one client do not outlast it where
+others are few.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +14,8 @@ from math import exp
 import numpy as np
 
 KEPT = 512
+SIZES_MEMORY_S, LEAST_KEPT = 5.0, 8
+"""Older sizes and budgets are forgotten, but for so many."""
 LONG_MEMORY_S = 1.0
 OUTLIER = 100.0
 """A change between two ticks counts for at most this factor of the variance known so far."""
@@ -19,24 +27,27 @@ FIRST_ROWS, FIRST_BUDGET_S = 23.0, 0.1
 class ObservedTraffic:
     """Statistics of all arrivals, rejected ones included.
 
-    queries_s, rows_s: rates. high_rows_s: the higher of rows_s and a rate with longer memory, so that a
-    random lull does not look like less load. variance_s: variance of arriving rows per second, at least that
-    of Poisson arrivals. mean_rows, mean_square: of query sizes. budget_s: median budget. new_queries: since
-    the last tick.
+    queries_s: rate of all; possible_s, rows_s: of possible ones, as all that follows. high_rows_s: the higher
+    of rows_s and a rate with longer memory, so that a random lull does not look like less load. variance_s:
+    variance of arriving rows per second, at least that of Poisson arrivals. mean_rows, mean_square: of query
+    sizes. budget_s: median budget. new_queries: of all, since the last tick.
     """
 
     __slots__ = (
-        "_budgets", "_first_s", "_last_rows", "_last_s", "_long_rows_s", "_new_rows", "_sizes",
-        "_ticks", "_varies", "budget_s", "high_rows_s", "mean_rows", "mean_square", "new_queries",
-        "queries_s", "rows_s", "variance_s",
+        "_budgets", "_first_s", "_last_rows", "_last_s", "_long_rows_s", "_new_possible", "_new_rows",
+        "_seen", "_seen_by", "_sizes", "_ticks", "_varies", "budget_s", "high_rows_s", "mean_rows",
+        "mean_square", "new_queries", "possible_s", "queries_s", "rows_s", "variance_s",
     )  # fmt: skip
 
     def __init__(self, now_s: float) -> None:
         self._sizes: deque[int] = deque(maxlen=KEPT)
         self._budgets: deque[float] = deque(maxlen=KEPT)
         self._first_s = self._last_s = now_s
-        self.new_queries = self._new_rows = 0
-        self.queries_s = 0.0
+        self._seen_by: deque[tuple[float, int]] = deque()
+        """Possible queries seen so far, by the time of a tick."""
+        self._seen = 0
+        self.new_queries = self._new_possible = self._new_rows = 0
+        self.queries_s = self.possible_s = 0.0
         self.rows_s = 0.0
         self.high_rows_s = 0.0
         self.variance_s = 0.0
@@ -50,12 +61,15 @@ class ObservedTraffic:
 
     @property
     def has_queries(self) -> bool:
-        """Whether any query has arrived; before that, sizes and budget are defaults."""
+        """Whether any possible query has arrived; before that, sizes and budget are defaults."""
         return bool(self._sizes)
 
-    def record_arrival(self, rows: int, budget_s: float) -> None:
-        """Counts a query."""
+    def record_arrival(self, rows: int, budget_s: float, possible: bool = True) -> None:
+        """Counts a query. possible: whether it could meet its budget at any load."""
         self.new_queries += 1
+        if not possible:
+            return
+        self._new_possible += 1
         self._new_rows += rows
         self._sizes.append(rows)
         self._budgets.append(budget_s)
@@ -68,26 +82,41 @@ class ObservedTraffic:
         # Before one time constant has passed, take the plain mean.
         weight = max(1 - exp(-passed / RATE_MEMORY_S), passed / (now_s - self._first_s))
         self.queries_s += weight * (self.new_queries / passed - self.queries_s)
+        self.possible_s += weight * (self._new_possible / passed - self.possible_s)
         self.rows_s += weight * (self._new_rows / passed - self.rows_s)
         weight = max(1 - exp(-passed / LONG_MEMORY_S), passed / (now_s - self._first_s))
         self._long_rows_s += weight * (self._new_rows / passed - self._long_rows_s)
         self.high_rows_s = max(self.rows_s, self._long_rows_s)
         # Allan variance, half the squared difference of consecutive counts: excludes slow drift. Clipped, as
         # a single large step says little, and bursts recur.
-        poisson = self.queries_s * self.mean_square
+        poisson = self.possible_s * self.mean_square
         change = self._new_rows - self._last_rows * passed if self._ticks else 0.0
         varies = min(change * change / 2 / passed, OUTLIER * max(self._varies, poisson))
         self._varies += (1 - exp(-passed / LONG_MEMORY_S)) * (varies - self._varies)
         self._last_rows = self._new_rows / passed
         self._ticks += 1
-        self.new_queries = self._new_rows = 0
+        self._seen += self._new_possible
+        self.new_queries = self._new_possible = self._new_rows = 0
         self._last_s = now_s
+        self._forget(now_s)
         if self._sizes:
             sizes = np.fromiter(self._sizes, np.float64)
             self.mean_rows = float(sizes.mean())
             self.mean_square = float((sizes * sizes).mean())
             self.budget_s = float(np.median(np.fromiter(self._budgets, np.float64)))
-        self.variance_s = max(self._varies, self.queries_s * self.mean_square)
+        self.variance_s = max(self._varies, self.possible_s * self.mean_square)
+
+    def _forget(self, now_s: float) -> None:
+        """Forgets sizes and budgets of more than SIZES_MEMORY_S ago."""
+        seen_by = self._seen_by
+        seen_by.append((now_s, self._seen))
+        while len(seen_by) > 1 and seen_by[1][0] <= now_s - SIZES_MEMORY_S:
+            seen_by.popleft()
+        at_s, seen = seen_by[0]
+        kept = max(LEAST_KEPT, self._seen - seen) if at_s <= now_s - SIZES_MEMORY_S else KEPT
+        while len(self._sizes) > kept:
+            self._sizes.popleft()
+            self._budgets.popleft()
 
     def size_quantiles(self, at: tuple[float, ...]) -> tuple[float, ...]:
         """Query sizes at these quantiles; empty before the first query."""

@@ -61,12 +61,11 @@ class Router:
         be rejected even with LIKELY_ROWS_FACTOR of its estimated rows. Only for queries without priority or
         required quality. size: anything that grows with the rows, as passed to `offer`.
         """
-        reading = self._round
+        reading, state = self._round, self.state
         if deadline_s <= now_s:
-            self.state.observed.record_arrival(reading.rows, deadline_s - arrival_s)
-            return Rejection(RejectReason.EXPIRED, 0.0, self.state.queue.rows)
+            state.record_arrival(reading.rows, deadline_s - arrival_s)
+            return Rejection(RejectReason.EXPIRED, 0.0, state.queue.rows)
         rejection = reading.rejection
-        state = self.state
         if rejection is None or not state.usable:
             return None
         if not reading.covers(size, deadline_s):
@@ -82,8 +81,8 @@ class Router:
                     return None
             rejection = Rejection(RejectReason.OVERLOAD, excess_s, state.queue.rows)
             reading.record_rejection(rejection, size, deadline_s, max(1, round(likely_rows)))
-        state.observed.record_arrival(reading.rows, deadline_s - arrival_s)
-        state.loss_backoff.record_loss()
+        if state.record_arrival(reading.rows, deadline_s - arrival_s):
+            state.loss_backoff.record_loss()
         return rejection
 
     def offer(self, query: Query, now_s: float, size: float = INF) -> Rejection | None:
@@ -97,19 +96,20 @@ class Router:
         end_s = self._round.expected_end_s(arrival_s, now_s, state.front.read_share)
         queue = state.queue
         rows = query.rows
-        state.observed.record_arrival(rows, deadline_s - arrival_s)
+        possible = state.record_arrival(rows, deadline_s - arrival_s)
         if not state.usable:
             return Rejection(RejectReason.UNAVAILABLE, 1.0, queue.rows)
         excess_rows = queue.excess_rows(rows, query.priority > 0, state.max_queued_rows)
         if excess_rows > 0:
-            return self._overload(query, excess_rows / state.total_rate, size)
+            return self._overload(query, excess_rows / state.total_rate, size, possible)
         if deadline_s <= now_s:
             return Rejection(RejectReason.EXPIRED, 0.0, queue.rows)
         policy = self.policy
         excess_s = policy.admit(state, query, end_s)
         if excess_s > 0 and not worth_accepting(state, query, end_s):
-            state.loss_backoff.record_loss()
-            return self._overload(query, excess_s, size)
+            if possible:
+                state.loss_backoff.record_loss()
+            return self._overload(query, excess_s, size, possible)
         if policy.binds_at_arrival:
             policy.accepted(state, query, end_s)
         queue.push(query, 0, rows, arrival_s if policy.fifo else deadline_s)
@@ -125,11 +125,11 @@ class Router:
         self.state.reads.observe(query.misses, took_s)
         be_ready(self.state, query)
 
-    def _overload(self, query: Query, excess_s: float, size: float) -> Rejection:
+    def _overload(self, query: Query, excess_s: float, size: float, possible: bool) -> Rejection:
         """Makes the rejection of a query, and records it for the others of the reading round."""
         rejection = Rejection(RejectReason.OVERLOAD, excess_s, self.state.queue.rows)
-        if not (query.priority or query.required):
-            # one that asks for more than others says nothing about them
+        if possible and not (query.priority or query.required):
+            # one that asks for more than others, or for what none gets, says nothing about them
             self._round.record_rejection(rejection, size, query.deadline_s, query.rows)
         return rejection
 
@@ -251,11 +251,11 @@ class Router:
                         expired.append(query)
                     elif query.deadline_s < lane.due_s:
                         lane.due_s = query.deadline_s
-        if expired:
-            state.loss_backoff.record_loss()
+        for query in expired:
+            if not query.reading:  # else its reads took too long
+                state.record_loss(query)
             if self.policy.learns:
-                for query in expired:
-                    self.policy.finished(query, now_s)
+                self.policy.finished(query, now_s)
         return expired
 
     def wake_s(self) -> float | None:

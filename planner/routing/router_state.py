@@ -57,7 +57,8 @@ class RouterState:
     the highest value is dead or has lost work.
 
     total_rate: capacity of the usable lanes on their fastest paths, and of the front, in rows/s.
-    front_factor: total_rate over the lanes' own rate; executing work has passed the front, which may be what
+    service_times, alone_times: of a query, as corrected now, and at the lanes' lasting speed. front_factor:
+    total_rate over the lanes' own rate; executing work has passed the front, which may be what
     limits total_rate. last_completion_s: no running batch should complete later. max_merge_rows: the largest
     `merge_rows` of a usable lane on its fastest path. min_latency_s: the shortest time to an answer that was
     ever observed.
@@ -72,11 +73,11 @@ class RouterState:
     """
 
     __slots__ = (
-        "allowed_paths", "best_paths", "best_value", "broken", "devices", "front", "front_factor", "lanes",
-        "last_completion_s", "limits", "loss_backoff", "max_merge_rows", "max_queued_rows", "min_latency_s",
-        "observed", "others_budget_s", "paths", "prices", "queue", "reads", "reserve_s", "routing",
-        "service_times", "sole_inline_lane",
-        "specs", "start_s", "total_rate", "usable",
+        "allowed_paths", "alone_times", "best_paths", "best_value", "broken", "devices", "front",
+        "front_factor", "lanes", "last_completion_s", "limits", "loss_backoff", "max_merge_rows",
+        "max_queued_rows", "min_latency_s", "observed", "others_budget_s", "paths", "prices", "queue",
+        "reads", "reserve_s", "routing", "service_times", "sole_inline_lane", "specs", "start_s",
+        "total_rate", "usable",
     )  # fmt: skip
 
     def __init__(
@@ -125,7 +126,7 @@ class RouterState:
         self.prices: Prices | None = None
         self.min_latency_s = 0.0
         self.reserve_s = 0.0
-        self.service_times = ServiceTimes([])
+        self.service_times = self.alone_times = ServiceTimes([])
         self.max_merge_rows = 1
         self.last_completion_s = 0.0
         self.front_factor = 1.0
@@ -224,7 +225,12 @@ class RouterState:
         )
         sole = self.usable[0] if len(self.usable) == 1 else None
         self.sole_inline_lane = sole if sole is not None and sole.inline else None
-        self.service_times = ServiceTimes(self._lane_paths())
+        lane_paths = self._lane_paths()
+        self.service_times = ServiceTimes(lane_paths)
+        lasting = [lane.correction.lasting for lane in self.usable if lane.fastest >= 0]
+        self.alone_times = ServiceTimes(
+            [one._replace(factors=factors) for one, factors in zip(lane_paths, lasting, strict=True)]
+        )
         lanes_rate = sum(lane.rate for lane in self.usable)
         self.front_factor = self.total_rate / lanes_rate if lanes_rate else 1.0
         self.max_merge_rows = max((lane.merge_rows[lane.fastest] for lane in self.usable), default=1)
@@ -305,6 +311,26 @@ class RouterState:
                 if is_worth_its_time and other.device != lane.device:
                     rate = 1 / self._row_s(other, other.order[0])
                 lane.faster.append(FasterLane(other, rate))
+
+    def is_possible(self, rows: int, budget_s: float) -> bool:
+        """Whether a query is answered within its budget if it is alone, on the fastest path.
+
+        Clients choose their budgets. One that is too small whatever the load says nothing about the load, and
+        must not change what others get.
+        """
+        front = self.front
+        return self.alone_times[rows] + front.answer_s + front.answer_row_s * rows <= budget_s
+
+    def record_arrival(self, rows: int, budget_s: float) -> bool:
+        """Counts a query in the observed traffic; returns whether it is possible."""
+        possible = self.is_possible(rows, budget_s)
+        self.observed.record_arrival(rows, budget_s, possible)
+        return possible
+
+    def record_loss(self, query: Query) -> None:
+        """Records a query that expired or was answered late, unless it was impossible."""
+        if self.is_possible(query.rows, query.deadline_s - query.arrival_s):
+            self.loss_backoff.record_loss()
 
     def answer_s(self, query: Query) -> float:
         """Seconds that the front will spend on writing the answer."""

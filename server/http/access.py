@@ -36,7 +36,7 @@ from polyrec.server.app.tokens import (
 )
 from polyrec.server.errors import Forbidden, RateLimited, RequestError, Unauthorized
 from polyrec.server.http.options import RequestOptions
-from polyrec.server.http.rates import GuessLimiter, TokenBucket
+from polyrec.server.http.rates import GuessLimiter, TokenBucket, network_of
 from polyrec.server.metrics.metrics import ACCESS_REASONS, Metrics
 
 log = logging.getLogger("polyrec.access")
@@ -234,6 +234,13 @@ class Access:
             more = f" ({suppressed} more like it since the last line)" if suppressed else ""
             log.warning("%d for %s: %s%s", int(error.status), who, error, more)
         return error
+
+
+def sender_of(client: Client, peer: Peer) -> bytes:
+    """Returns what tells the sender of a request from others: its client's name, or the network it is in."""
+    if client.name != ANONYMOUS:
+        return client.name.encode()
+    return b"" if peer is None else network_of(peer[0]).encode()
 
 
 def _bucket(allowed: Allowance, now_s: float) -> TokenBucket | None:

@@ -32,6 +32,7 @@ from polyrec.server.errors import (
     RequestError,
     error_response,
 )
+from polyrec.server.http.access import sender_of
 from polyrec.server.http.connection.access_log import AnsweredBy
 from polyrec.server.http.connection.body import ClientGone
 from polyrec.server.http.connection.reply import Reply
@@ -208,7 +209,9 @@ class Call:
         self._parsed_s = clock()
         rollout = self._engine.rollout
         if rollout is not None:
-            self._group = rollout.choose(parsed.rows, self._scope["headers"], parsed.pinned)
+            scope = self._scope
+            sender = sender_of(self._client, scope.get("client"))
+            self._group = rollout.choose(parsed.rows, scope["headers"], parsed.pinned, sender)
             if self._group is not None:
                 self._serving = self._group.arm.serving
                 self._waited = self._group.arm.waited()

@@ -14,6 +14,7 @@ import shutil
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from itertools import chain
 from pathlib import Path
@@ -122,11 +123,12 @@ def label_files(folder: Path) -> PartFiles:
 def remove_old(folder: Path, keep_h: float, most_bytes: int | None, now_s: float) -> None:
     """Removes the folders of hours that ended more than keep_h hours ago, then the oldest beyond most_bytes.
 
-    The folder of the hour of now_s (Unix time, seconds) stays.
+    If the hour of now_s (Unix time, seconds) alone is larger, its oldest files are removed, as clients choose
+    how much is logged in an hour.
     """
     now = datetime.fromtimestamp(now_s, UTC)
     hours = sorted(_hours(folder), key=lambda hour: hour.name)
-    sizes = {hour: sum(f.stat().st_size for f in hour.glob("*.parquet")) for hour in hours}
+    sizes = {hour: sum(size for _, size, _ in _files(hour)) for hour in hours}
     total = sum(sizes.values())
     for hour in hours:
         begun = datetime.strptime(hour.name, HOUR).replace(tzinfo=UTC)
@@ -136,6 +138,20 @@ def remove_old(folder: Path, keep_h: float, most_bytes: int | None, now_s: float
         if old or over:
             shutil.rmtree(hour, ignore_errors=True)
             total -= sizes[hour]
+    if most_bytes is not None and total > most_bytes:
+        for _, size, file in sorted(file for hour in hours for file in _files(hour)):
+            if total <= most_bytes:
+                break
+            file.unlink(missing_ok=True)
+            total -= size
+
+
+def _files(hour: Path) -> Iterator[tuple[int, int, Path]]:
+    """Time of change in nanoseconds, bytes and path of each file; another server may remove some of them."""
+    for file in hour.glob("*.parquet"):
+        with suppress(FileNotFoundError):
+            found = file.stat()
+            yield found.st_mtime_ns, found.st_size, file
 
 
 def _hours(folder: Path) -> Iterator[Path]:

@@ -105,11 +105,11 @@ class RolloutControl:
         read = self._admin.reader(arguments.plan)
         async with self._engine.changing():
             plan, canary = await _open_in_thread(lambda: self._open(read))
-            groups, waits = 1 if by is None else GROUPS, LaneWaits(canary.lanes)
-            shadow = Shadow(stable, canary, arguments.shadow, groups) if arguments.shadow else None
+            waits = LaneWaits(canary.lanes)
+            shadow = Shadow(stable, canary, arguments.shadow, GROUPS) if arguments.shadow else None
             traffic = RolloutTraffic(
-                Arm(stable, False, engine.default_budget_s, shadow, groups),
-                Arm(canary, True, engine.default_budget_s, None, groups, lambda: waits.look(clock())),
+                Arm(stable, False, engine.default_budget_s, shadow, GROUPS),
+                Arm(canary, True, engine.default_budget_s, None, GROUPS, lambda: waits.look(clock())),
                 Split(arguments.share, canary.version),
                 value_of,
                 same_ids(stable.paths[0].encoder, canary.paths[0].encoder),

@@ -27,7 +27,7 @@ BUDGET_S = 1.0
 class Shadow:
     """Collects both versions' answers to the same requests.
 
-    share: of the stable requests, in spare time. groups: number of groups of values of the split's field.
+    share: of the stable requests, in spare time. groups: number of groups of values or clients.
     """
 
     def __init__(self, stable: Serving, canary: Serving, share: float, groups: int = 1) -> None:

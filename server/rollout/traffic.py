@@ -38,9 +38,9 @@ class Arm:
     """One version in a rollout.
 
     header: names the arm in answers. shadow: repeats answered requests. groups: its requests by group of
-    values. least_budget_s: a request with a smaller budget is answered, and cannot fail the version; until
-    the first comparison the server's default. look: looks up what a canary's lanes have waited for a
-    processor so far. scored: requests whose scores were kept since the last comparison.
+    values or clients. least_budget_s: a request with a smaller budget is answered, and cannot fail the
+    version; until the first comparison the server's default. look: looks up what a canary's lanes have waited
+    for a processor so far. scored: requests whose scores were kept since the last comparison.
     """
 
     __slots__ = (
@@ -76,7 +76,7 @@ class Arm:
         self._before = self._last = look()
 
     def group(self, value: bytes) -> ArmGroup:
-        """The group of a value of the field of the split."""
+        """The group of a value of the field of the split, or of a client."""
         return self.groups[crc32(value) % len(self.groups)]
 
     def take(self) -> list[ArmRecords]:
@@ -111,7 +111,7 @@ class Arm:
 
 
 class ArmGroup:
-    """The requests to one version that have one group of values."""
+    """The requests to one version that have one group of values, or are of one group of clients."""
 
     __slots__ = ("_number", "_records", "arm")
 
@@ -186,16 +186,16 @@ class RolloutTraffic:
     value_of: ValueOf | None
     same_ids: bool
 
-    def choose(self, rows: Rows, headers: Headers, pinned: bool) -> ArmGroup | None:
+    def choose(self, rows: Rows, headers: Headers, pinned: bool, sender: bytes) -> ArmGroup | None:
         """Returns who answers a request; None: the stable version, and the request is not counted.
 
-        pinned: whether the request names a version.
+        pinned: whether the request names a version. sender: tells its client from others.
         """
         self.canary.watch(clock())
         if pinned or not (self.same_ids or isinstance(rows, Columns)):
             return None
         if self.value_of is None:
-            return (self.canary if self.split.takes_next() else self.stable).groups[0]
+            return (self.canary if self.split.takes_next() else self.stable).group(sender)
         value = self.value_of(rows, headers)
         if value is None:
             return None

@@ -137,3 +137,18 @@ def test_a_held_query_survives_a_change_of_policy():
     driver.read(cold)
     driver.turn()
     assert [part.query for part in driver.dispatches[0].parts] == [cold]
+
+
+def test_a_query_lost_to_its_reads_lowers_no_quality():
+    driver = one_lane()
+    observed(driver, 0.01)
+    driver.offer(10, 10.0)
+    driver.turn()  # or it would be tried, as nothing waits
+    driver.offer(10, 10.0)
+    query = driver.offer(10, 0.008, misses=COLD)
+    assert driver.ends[query] == ["rejected"]
+    held = driver.offer(10, 0.05, misses=COLD)
+    driver.now_s = 0.06
+    driver.turn()
+    assert "expired" in driver.ends[held]
+    assert driver.router.state.loss_backoff.level == 0

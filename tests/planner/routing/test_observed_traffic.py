@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from polyrec.planner.routing.observed_traffic import KEPT, ObservedTraffic
+from polyrec.planner.routing.observed_traffic import KEPT, SIZES_MEMORY_S, ObservedTraffic
 
 
 def watch(times: np.ndarray, rows: np.ndarray, until_s: float) -> ObservedTraffic:
@@ -71,3 +71,29 @@ def test_sizes_and_budgets_are_those_of_the_last_queries():
     assert observed.mean_rows == rows[-KEPT:].mean()
     assert observed.mean_square == (rows[-KEPT:] ** 2).mean()
     assert observed.budget_s == np.median(budgets[-KEPT:])
+
+
+def test_impossible_queries_count_in_the_rate_of_all_only():
+    observed, without = ObservedTraffic(0.0), ObservedTraffic(0.0)
+    for tick in range(1, 20):
+        for _ in range(5):
+            observed.record_arrival(25, 0.02)
+            without.record_arrival(25, 0.02)
+            observed.record_arrival(4096, 1e-6, possible=False)
+        observed.tick(tick / 10)
+        without.tick(tick / 10)
+    assert observed.queries_s == pytest.approx(2 * without.queries_s)
+    for name in ("possible_s", "rows_s", "high_rows_s", "mean_rows", "mean_square", "budget_s", "variance_s"):
+        assert getattr(observed, name) == getattr(without, name), name
+
+
+def test_sizes_and_budgets_are_forgotten_with_time_although_few_follow():
+    observed = ObservedTraffic(0.0)
+    for _ in range(KEPT):
+        observed.record_arrival(4096, 10.0)
+    observed.tick(0.1)
+    for second in range(1, 12):
+        observed.record_arrival(25, 0.02)
+        observed.tick(float(second))
+        assert (observed.mean_rows == 25) == (second >= max(8, 0.1 + SIZES_MEMORY_S)), second
+    assert (observed.mean_square, observed.budget_s) == (625, 0.02)

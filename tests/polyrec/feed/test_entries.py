@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from safetensors.numpy import save
 
 from polyrec.feed.entries import Entry, joined, merged, parse_entry
 from polyrec.feed.source import Message
@@ -41,6 +42,18 @@ def test_merged_entries_keep_their_order_and_their_options() -> None:
         ({b"json": b'{"file": "/etc/passwd"}'}, "an entry has `tables`"),
         ({b"json": b'{"tables": {}, "key": "k"}'}, "neither `file`, `key` nor `time`"),
         ({b"safetensors": b"x"}, "is not safetensors"),
+        ({b"json": b'{"tables": {"item": {"ids": [true], "rows": [[1.0]]}}}'}, "valid integer"),
+        ({b"json": b'{"tables": {"item": {"ids": [1.0], "rows": [[1.0]]}}}'}, "valid integer"),
+        ({b"json": b'{"tables": {"item": {"values": [true], "rows": [[1.0]]}}}'}, "valid string"),
+        ({b"json": b'{"tables": {"item": {"ids": [1], "rows": [[true]]}}}'}, "valid number"),
+        ({b"json": b'{"tables": {"item": {"ids": [1], "rows": [["1"]]}}}'}, "valid number"),
+        ({b"json": b'{"tables": {"item": {"retract": [true]}}}'}, "valid string"),
+        ({b"json": b'{"tables": {}, "path": "' + b"x" * 300 + b'"}'}, "path of 300 characters"),
+        ({b"json": b'{"tables": {"item": {"rows": [' + b"[]," * 2**21 + b"[]]}}}"}, "bytes; at most"),
+        (
+            {b"safetensors": save({"t.rows": np.ones((1, 2), np.float32), "t.ids": np.arange(2)})},
+            "names 2 rows",
+        ),
     ],
 )
 def test_an_entry_that_is_no_update_is_reported(fields: dict[bytes, bytes], offense: str) -> None:

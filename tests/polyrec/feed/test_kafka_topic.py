@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,10 +15,11 @@ import numpy as np
 import pytest
 
 from polyrec.cli.main import main
+from polyrec.feed.entries import parse_entry
 from polyrec.feed.feed import Feed
 from polyrec.feed.kafka_topic import KafkaTopic, read_settings
 from polyrec.feed.source import FeedFailed, Message, SourceAway
-from polyrec.models.tiers.updates.update import TableUpdate
+from polyrec.models.tiers.updates.update import TableUpdate, UpdateError
 from polyrec.models.tiers.updates.update_file import encode_update
 from polyrec.server.child import ServerProcess
 from tests.polyrec.feed.updates import WIDTH, document, metrics
@@ -215,6 +217,41 @@ def test_a_message_larger_than_librdkafkas_limit_is_rejected(brokers: Brokers) -
     (rejected,) = brokers.messages("large.rejected")
     assert rejected.value() == message.fields[b"json"]
     assert dict(rejected.headers())["rejected_reason"] == b"no update"
+
+
+def send_header_of_any_bytes(address: str, topic: bytes, name: bytes) -> None:
+    """Sends a message as a client in C could; the client for Python sends names in UTF-8 only."""
+    (file,) = (Path(kafka.__file__).parent.parent / "confluent_kafka.libs").glob("librdkafka-*")
+    library = ctypes.CDLL(str(file))
+    for function in ("rd_kafka_conf_new", "rd_kafka_new", "rd_kafka_headers_new"):
+        getattr(library, function).restype = ctypes.c_void_p
+    settings = ctypes.c_void_p(library.rd_kafka_conf_new())
+    library.rd_kafka_conf_set(settings, b"bootstrap.servers", address.encode(), None, 0)
+    library.rd_kafka_conf_set(settings, b"log_level", b"0", None, 0)
+    producer = ctypes.c_void_p(library.rd_kafka_new(0, settings, None, 0))
+    headers = ctypes.c_void_p(library.rd_kafka_headers_new(1))
+    library.rd_kafka_header_add(headers, name, ctypes.c_ssize_t(len(name)), b"x", ctypes.c_ssize_t(1))
+    of_topic, of_headers, end = 1, 10, 0  # rd_kafka_vtype_t
+    assert library.rd_kafka_producev(producer, of_topic, topic, of_headers, headers, end) == 0
+    assert library.rd_kafka_flush(producer, 10_000) == 0
+    library.rd_kafka_destroy(producer)
+
+
+def test_a_message_whose_header_is_not_utf_8_is_rejected_and_those_behind_it_are_read(
+    brokers: Brokers,
+) -> None:
+    send_header_of_any_bytes(brokers.address, b"header", b"\xff\xfe")
+    brokers.send("header", b"{}")
+    topic = KafkaTopic(brokers.address, "header", "g")
+    topic.open()
+    found: list[Message] = []
+    while messages := topic.read(block=False):
+        found += messages
+    topic.close()
+    assert sorted(len(message.fields.get(b"json", b"")) for message in found) == [0, 2]
+    (damaged,) = (message for message in found if b"json" not in message.fields)
+    with pytest.raises(UpdateError, match="headers that are not UTF-8"):
+        parse_entry(damaged)
 
 
 def test_an_update_whose_acknowledgment_was_lost_does_not_count_as_sent() -> None:

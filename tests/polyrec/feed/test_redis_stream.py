@@ -215,6 +215,25 @@ def test_an_entry_larger_than_a_call_is_rejected(
     assert "0 rows sent, 1 entries rejected" in capsys.readouterr().out
 
 
+def test_no_entry_ends_the_feed_or_a_line_of_its_log(
+    store: RedisServer,
+    server: ServerProcess,
+    items: list[str],
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    client = redis.Redis.from_url(store.url)
+    client.xadd("hostile", {"x\n2026-11-26 ERROR \x1b[31mall is lost": ""})
+    for characters in (10_000, 100_000):  # answered 414, and not even sent
+        client.xadd("hostile", {"json": document(items[0], 1.0, path="p" * characters)})
+    client.xadd("hostile", {"json": document(items[0], 1.0)})
+    assert main(["feed", store.url, "--stream", "hostile", "--url", server.url, "--once"]) == 0
+    assert "1 rows sent, 3 entries rejected" in capsys.readouterr().out
+    lines = [record.getMessage() for record in caplog.records if record.name == "polyrec.feed"]
+    assert len(lines) == 3
+    assert all(line.isprintable() for line in lines)
+
+
 def test_ids_that_are_no_milliseconds_are_sent(
     store: RedisServer, server: ServerProcess, items: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

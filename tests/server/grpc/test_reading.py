@@ -21,26 +21,40 @@ class Sending:
         return await self.arrive
 
 
-def test_as_many_calls_are_read_as_may_be_and_the_next_is_refused() -> None:
+def test_as_many_calls_are_read_as_may_be_and_the_earliest_gives_way_to_the_next() -> None:
     exceeded: list[str] = []
 
     async def run() -> list[bytes]:
         reader = MessageReader(2, 600, exceeded.append)
-        calls = [Sending(), Sending()]
+        calls = [Sending() for _ in range(3)]
         reading = [asyncio.create_task(reader.only(call)) for call in calls]
-        await asyncio.sleep(0)
         with pytest.raises(TooBusy, match="more than 2 calls are sending"):
-            await reader.only(Sending())
-        for call in calls:
+            await reading[0]
+        assert not calls[1].arrive.cancelled()
+        for call in calls[1:]:
             call.arrive.set_result(b"message")
-        found = await asyncio.gather(*reading)
-        # there is room again
-        last = Sending()
-        last.arrive.set_result(b"last")
-        return [*found, await reader.only(last)]
+        return await asyncio.gather(*reading[1:])
 
-    assert asyncio.run(run()) == [b"message", b"message", b"last"]
+    assert asyncio.run(run()) == [b"message", b"message"]
     assert exceeded == ["grpc_reading"]
+
+
+def test_calls_without_a_message_keep_nobody_out() -> None:
+    async def run() -> list[bytes]:
+        reader = MessageReader(2, 600, [].append)
+        silent, found = [], []
+        for i in range(20):
+            silent += [asyncio.create_task(reader.only(Sending())) for _ in range(4)]
+            await asyncio.sleep(0)
+            honest = Sending()
+            honest.arrive.set_result(b"%d" % i)
+            found.append(await reader.only(honest))
+        for call in silent:
+            call.cancel()
+        await asyncio.gather(*silent, return_exceptions=True)
+        return found
+
+    assert asyncio.run(run()) == [b"%d" % i for i in range(20)]
 
 
 def test_a_message_that_does_not_arrive_gives_its_place_back() -> None:

@@ -21,7 +21,7 @@ from polyrec.server.app.engine import Engine
 from polyrec.server.app.tokens import Client, TokensError
 from polyrec.server.child import ServerProcess, start
 from polyrec.server.errors import Forbidden, RateLimited, Unauthorized
-from polyrec.server.http.access import MAX_KNOWN_ADDRESSES, Access, Peer, TokenHolder
+from polyrec.server.http.access import MAX_KNOWN_ADDRESSES, Access, Peer, TokenHolder, sender_of
 from polyrec.server.http.admin import Admin
 from polyrec.server.http.app import create_app
 from polyrec.server.http.options import RequestOptions
@@ -395,3 +395,11 @@ def test_a_real_server_reads_its_tokens_again_on_sighup(served: Guarded) -> None
             assert served.child.process.poll() is None
         assert served.ask(http, RANKING).status_code == 401
         assert served.ask(http, ONCALL).status_code == 200
+
+
+def test_a_sender_is_the_client_of_a_token_or_else_a_network() -> None:
+    shop, anyone = Client("shop", frozenset()), Client("anonymous", frozenset())
+    assert sender_of(shop, HERE) == sender_of(shop, THERE) == b"shop"
+    assert sender_of(anyone, HERE) == sender_of(anyone, ("10.0.0.1", 4712)) != sender_of(anyone, THERE)
+    assert sender_of(anyone, ("2001:db8::1", 1)) == sender_of(anyone, ("2001:db8::2", 1))
+    assert sender_of(anyone, None) == b""

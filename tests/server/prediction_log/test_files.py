@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -59,3 +60,17 @@ def test_old_hours_are_removed(
     remove_old(tmp_path, keep_h, most_bytes, NOON_S + 3.2 * 3600)
     assert hours(tmp_path) == [f"2026-11-23T{12 + hour}" for hour in left]
     assert hours(tmp_path, REQUESTS) == ["mine"]
+
+
+def test_an_hour_that_is_larger_than_the_log_may_be_loses_its_oldest_files(tmp_path: Path) -> None:
+    files = label_files(tmp_path)
+    for row in range(6):
+        files.add([label(3, row)])
+        files.flush()
+    hour = tmp_path / FEEDBACK / "2026-11-23T15"
+    parts = sorted(hour.iterdir(), key=lambda file: int(file.name.split("-")[2]))
+    for i, part in enumerate(parts):
+        os.utime(part, (NOON_S + i, NOON_S + i))
+    most_bytes = sum(part.stat().st_size for part in parts[3:])
+    remove_old(tmp_path, 100, most_bytes, NOON_S + 3.2 * 3600)
+    assert {*hour.iterdir()} == {*parts[3:]}

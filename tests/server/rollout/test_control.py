@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from polyrec.models.bundle.bundle import Bundle, write_bundle
+from polyrec.planner.rollout.arm_sums import ArmRecords
 from polyrec.planner.routing.admission.arrival import Arrival
 from polyrec.server.dispatch.dispatcher import clock
 from polyrec.server.errors import Defect
@@ -311,11 +312,43 @@ def test_what_passed_before_a_request_was_read_is_not_the_canarys(
 
     for _ in range(4):
         trial.client.runner.run(ask())
-    (canary,) = rollout.canary.take()
+    canary = ArmRecords.joined(rollout.canary.take())
     of = {"name": "polyrec_rollout_requests_total", "arm": "canary"}  # those that were compared meanwhile
     assert canary.failed + trial.client.metric(**of, outcome="failed") == 0
     answered = len(canary.took_s) + trial.client.metric(**of) - trial.client.metric(**of, outcome="failed")
     assert answered == (0 if waited_s else 2)
+    trial.call("rollback")
+
+
+def test_requests_are_counted_by_the_address_of_their_client(
+    trial: Trial, plan_of: PlanOf, requests: list[Any]
+) -> None:
+    """A verdict does not depend on the group of any one client."""
+    trial.start(plan_of(1.0), share=0.5, shadow=0)
+    rollout = trial.engine.rollout
+    assert rollout is not None
+    body = orjson.dumps({"context": requests[0].context, "candidates": requests[0].candidates})
+    headers = [(b"content-type", b"application/json"), (b"x-latency-budget-ms", b"2000000")]
+
+    async def ask(address: str) -> None:
+        scope = {"type": "http", "headers": headers, "client": (address, 50000)}
+        call = Call(trial.engine, RankCodec(), scope)
+        call.admit()
+        call.reply(await call.answer(call.submit(body)))
+        call.finish(200)
+
+    def group_of(address: str) -> int:
+        while True:  # until the answer is counted before the next comparison takes it
+            rollout.stable.take(), rollout.canary.take()
+            trial.client.runner.run(ask(address))
+            arms = zip(rollout.stable.take(), rollout.canary.take(), strict=True)
+            counts = [len(ArmRecords.joined(records).took_s) for records in arms]
+            if sum(counts) == 1:
+                return counts.index(1)
+
+    assert group_of("10.0.0.1") == group_of("10.0.0.1") == group_of("::ffff:10.0.0.1")
+    assert group_of("2001:db8:1::7") == group_of("2001:db8:1::8")
+    assert len({group_of(f"10.0.0.{i}") for i in range(12)}) > 4
     trial.call("rollback")
 
 

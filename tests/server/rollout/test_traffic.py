@@ -77,13 +77,13 @@ def test_only_eligible_requests_are_split(
     arms = Arm(engine.serving, False, 0.1), Arm(engine.serving, True, 0.1)
     ids = engine.serving.codec.inputs.rows(tensors(request_))
     traffic = RolloutTraffic(*arms, Split(1.0, "v2"), None, same_ids=False)
-    assert traffic.choose(ranked("ann"), [], pinned=False) is arms[1].groups[0]
-    assert traffic.choose(ranked("ann"), [], pinned=True) is None
-    assert traffic.choose(ids, [], pinned=False) is None
+    assert traffic.choose(ranked("ann"), [], pinned=False, sender=b"") is arms[1].groups[0]
+    assert traffic.choose(ranked("ann"), [], pinned=True, sender=b"") is None
+    assert traffic.choose(ids, [], pinned=False, sender=b"") is None
     traffic.same_ids = True
-    assert traffic.choose(ids, [], pinned=False) is arms[1].groups[0]
+    assert traffic.choose(ids, [], pinned=False, sender=b"") is arms[1].groups[0]
     traffic.value_of = lambda rows, headers: None
-    assert traffic.choose(ids, [], pinned=False) is None
+    assert traffic.choose(ids, [], pinned=False, sender=b"") is None
 
 
 def test_records_are_taken_once(engine: Engine, ranked: Callable[[str], Rows]) -> None:
@@ -143,7 +143,7 @@ def test_lanes_are_watched_while_other_requests_come(engine: Engine, ranked: Cal
     traffic = RolloutTraffic(Arm(engine.serving, False, 0.02), canary, Split(0.0, "v2"), None, same_ids=True)
     for at_s in (0.5, 1.0, 1.5):
         looks.append(Look(at_s, (6.0,)))  # it waited once, more than a second before the refusal
-        assert traffic.choose(ranked("ann"), [], pinned=False) is traffic.stable.groups[0]
+        assert traffic.choose(ranked("ann"), [], pinned=False, sender=b"") is traffic.stable.groups[0]
     canary.groups[0].refused(0.1)
     (taken,) = canary.take()
     assert (taken.failed, taken.excused) == (1, 0)
@@ -174,3 +174,17 @@ def test_a_value_has_one_group(engine: Engine) -> None:
     found = [arm.group(b"u%d" % i) for i in range(100)]
     assert set(found) == set(arm.groups)
     assert found == [arm.group(b"u%d" % i) for i in range(100)]
+
+
+def test_requests_that_are_split_one_by_one_are_grouped_by_client(
+    engine: Engine, ranked: Callable[[str], Rows]
+) -> None:
+    arms = Arm(engine.serving, False, 0.1, groups=4), Arm(engine.serving, True, 0.1, groups=4)
+    traffic = RolloutTraffic(*arms, Split(0.5, "v2"), None, same_ids=True)
+    by_sender = {
+        b"10.0.0.%d" % i: [traffic.choose(ranked("ann"), [], False, b"10.0.0.%d" % i) for _ in range(20)]
+        for i in range(40)
+    }
+    groups = {group for found in by_sender.values() for group in found}
+    assert groups == {*arms[0].groups, *arms[1].groups}  # a client does not choose the version
+    assert all(len(set(found)) == 2 for found in by_sender.values())

@@ -148,12 +148,20 @@ def test_a_rejection_holds_for_its_round_and_for_queries_rejected_with_fewer_row
 def test_a_rejection_holds_for_its_round_when_nothing_waits():
     """Queries that waited so long before they were read that not even an idle lane could be in time."""
     router = inline_router(1e-4, 0.0)
-    rejection = router.offer(Query(500, 0.0, 0.0005), 0.0, 5000)
+    rejection = router.offer(Query(500, -0.01, 0.0005), 0.0, 5000)
     assert rejection is not None
     assert not router.state.queue.pieces
-    assert router.reject_early(0.0, 0.0005, 5000, 0.0) == rejection
-    assert router.reject_early(0.0, 0.0004, 4900, 0.0) is not None  # nor would 392 rows be in time
+    assert router.reject_early(-0.01, 0.0005, 5000, 0.0) == rejection
+    assert router.reject_early(-0.01, 0.0004, 4900, 0.0) is not None  # nor would 392 rows be in time
     assert router.reject_early(0.0, 1.0, 5000, 0.0) is None  # with more time
+
+
+def test_a_query_that_no_load_would_let_be_in_time_says_nothing_about_others_of_its_round():
+    router = inline_router(1e-4, 0.0)
+    for rows in (500, 4096):  # as many rows a byte as its client likes
+        assert router.offer(Query(rows, 0.0, 0.0005), 0.0, 10) is not None
+    assert router.reject_early(0.0, 0.003, 500, 0.0) is None
+    assert router.offer(Query(20, 0.0, 0.003), 0.0, 500) is None
 
 
 def test_what_is_first_in_the_queue_waits_for_company_while_it_has_time():

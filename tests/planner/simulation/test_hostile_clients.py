@@ -1,0 +1,70 @@
+"""Clients choose rows and budgets: what one sends takes from the others no more than the time it uses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from polyrec.planner.arrivals import arrival_times
+from polyrec.planner.plan import LaneKind, Limits, Routing
+from polyrec.planner.simulation.outcomes import Outcomes
+from polyrec.planner.simulation.simulator import Simulator
+from polyrec.planner.traffic import Arrivals, Sizes
+from tests.planner.routing.servers import cpu_lanes
+from tests.planner.simulation.test_disturbance import BEST, BUDGET_S, PATHS, WARM
+
+BEGIN_S, END_S = 3.0, 6.0
+
+
+def beside(
+    kind: LaneKind, rate: float, hostile_rate: float, rows: int, budget_s: float, until_s: float
+) -> tuple[Outcomes, np.ndarray]:
+    """One server under Poisson arrivals of about 25 rows, and a hostile client for a while.
+
+    Returns the outcomes, and which of them are of ordinary clients.
+    """
+    rng = np.random.default_rng(0)
+    ordinary_s = arrival_times(Arrivals(), rate, until_s, rng)
+    ordinary_rows = Sizes(kind="lognormal", mean=25).sample(ordinary_s.size, rng)
+    hostile_s = BEGIN_S + np.arange(int(hostile_rate * (END_S - BEGIN_S))) / hostile_rate
+    times = np.concatenate([ordinary_s, hostile_s])
+    order = np.argsort(times, kind="stable")
+    sizes = np.concatenate([ordinary_rows, np.full(hostile_s.size, rows)])[order]
+    is_ordinary = (np.arange(times.size) < ordinary_s.size)[order]
+    budgets = np.where(is_ordinary, BUDGET_S, budget_s)
+    lanes = cpu_lanes(1 if kind == "inline" else 2, kind)
+    sim = Simulator(PATHS, lanes, Routing(), Limits(), times[order], sizes, budgets, rng, costs=WARM)
+    return sim.run(), is_ordinary
+
+
+@pytest.mark.parametrize("kind", ["inline", "process"])
+@pytest.mark.parametrize(
+    ("rate", "hostile_rate", "rows", "budget_s"),
+    [
+        (50, 10, 1, 2e-4),
+        (50, 1000, 1, 1e-6),
+        (50, 10, 4096, 1e-3),
+        (700, 1000, 1, 1e-6),
+        (700, 200, 4096, 1e-3),
+    ],
+)
+def test_requests_with_impossible_budgets_cost_others_neither_answers_nor_quality(
+    kind, rate, hostile_rate, rows, budget_s
+):
+    outcomes, is_ordinary = beside(kind, rate, hostile_rate, rows, budget_s, END_S + 3)
+    ordinary = is_ordinary & (outcomes.arrival_s >= 1)
+    in_time = (outcomes.path >= 0) & (outcomes.finish_s <= outcomes.deadline_s)
+    attacked = ordinary & (outcomes.arrival_s >= BEGIN_S)
+    before = ordinary & ~attacked
+    assert not in_time[~is_ordinary].any()
+    assert in_time[attacked].mean() >= 0.999
+    usual = (outcomes.path[before] == BEST).mean()
+    assert usual > 0.8
+    assert (outcomes.path[attacked] == BEST).mean() >= usual - 0.1
+
+
+@pytest.mark.parametrize("kind", ["inline", "process"])
+def test_large_requests_are_forgotten_soon_after_they_end(kind):
+    outcomes, is_ordinary = beside(kind, 20, 20, 4096, 10.0, END_S + 20)
+    later = is_ordinary & (outcomes.arrival_s > END_S + 7)
+    assert (outcomes.path[later] == BEST).mean() >= 0.95
