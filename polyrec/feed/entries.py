@@ -12,12 +12,10 @@ from polyrec.feed.source import Message
 from polyrec.models.files import one_line
 from polyrec.models.tiers.updates.update import TableUpdate, UpdateError
 from polyrec.models.tiers.updates.update_file import parse_update
-from polyrec.server.http.admin_embeddings import MAX_BODY_BYTES, MAX_JSON_BYTES, UpdateRequest, table_update
+from polyrec.server.http.admin_embeddings import UpdateRequest, table_update
 
 OPTIONS = ("add", "expires_s", "path")
 """Options of the HTTP call that a message may have."""
-MOST_OPTION_CHARACTERS = 256
-"""Options are in the URL of the call; the answer to one that is too long says nothing of the message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +34,13 @@ class Entry:
 def parse_entry(message: Message) -> Entry:
     """Parses a message: `json` is the document of the HTTP call, or `safetensors` a file of updates.
 
-    With `safetensors` the options of the call are further fields. Raises UpdateError, also for what is larger
-    than the call may be: parsing takes time and memory that grow with the message.
+    With `safetensors` the options of the call are further fields. Raises UpdateError.
     """
     fields = message.fields
-    for name, most in ((b"json", MAX_JSON_BYTES), (b"safetensors", MAX_BODY_BYTES)):
-        if len(fields.get(name, b"")) > most:
-            raise UpdateError(f"`{name.decode()}` of {len(fields[name])} bytes; at most {most}")
     names = {name.decode(errors="replace") for name in fields}
     if "safetensors" in names and not names - {"safetensors", *OPTIONS}:
         given = {name: fields[name.encode()].decode(errors="replace") for name in names & set(OPTIONS)}
-        return Entry(message, _checked(given), parse_update(fields[b"safetensors"]))
+        return Entry(message, given, parse_update(fields[b"safetensors"]))
     if names != {"json"}:
         raise UpdateError(f"an entry has one field `json` or `safetensors`, not {', '.join(sorted(names))}")
     try:
@@ -57,15 +51,7 @@ def parse_entry(message: Message) -> Entry:
         raise UpdateError("an entry has `tables`, and neither `file`, `key` nor `time`")
     chosen = request.model_dump(include=set(OPTIONS), exclude_defaults=True)
     update = {name: table_update(name, table) for name, table in request.tables.items()}
-    return Entry(message, _checked({name: _text(value) for name, value in chosen.items()}), update)
-
-
-def _checked(options: dict[str, str]) -> dict[str, str]:
-    """Returns the options of a call. Raises UpdateError for one that is too long."""
-    for name, value in options.items():
-        if len(value) > MOST_OPTION_CHARACTERS:
-            raise UpdateError(f"{name} of {len(value)} characters; at most {MOST_OPTION_CHARACTERS}")
-    return options
+    return Entry(message, {name: _text(value) for name, value in chosen.items()}, update)
 
 
 def _text(value: object) -> str:

@@ -155,7 +155,6 @@ class Feed:
         raise Ended
 
     def _reject(self, message: Message, reason: str) -> None:
-        reason = printable(reason)  # it may repeat what the message has, such as the end of a line
         log.warning("entry %s is rejected: %s", message.id, reason)
         self.source.reject(message, reason)
         self.rejected += 1

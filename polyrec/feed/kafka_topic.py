@@ -220,15 +220,10 @@ class KafkaTopic:
         return True
 
     def _message(self, raw: Any) -> Message:
+        headers = {name: value or b"" for name, value in raw.headers() or ()}
         kind, made_ms = raw.timestamp()
         value = raw.value()
-        try:
-            headers = {name: value or b"" for name, value in raw.headers() or ()}
-        except (UnicodeDecodeError, SystemError):  # the latter is how the client's C code reports it
-            headers = None
-        if headers is None:
-            fields = {b"headers that are not UTF-8": b""}
-        elif value is None:
+        if value is None:
             fields = {b"nothing": b""}
         elif headers.get("format") == b"safetensors":
             fields = {b"safetensors": value}

@@ -57,18 +57,13 @@ Key = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+
 BINARY = "application/octet-stream"
 
 
-WholeNumber = Annotated[int, Field(strict=True)]
-"""No `true`, `1.0` or `"1"`, which would name a row that the sender did not mean."""
-Number = Annotated[float, Field(strict=True)]
-
-
 class RowUpdate(Strict):
     """Rows of one table, by `ids` or by `values`. retract: values that are served as unknown from now on."""
 
-    rows: tuple[tuple[Number, ...], ...] = ()
-    ids: tuple[WholeNumber, ...] | None = None
-    values: tuple[str | WholeNumber | None, ...] | None = None
-    retract: tuple[str | WholeNumber, ...] = ()
+    rows: tuple[tuple[float, ...], ...] = ()
+    ids: tuple[int, ...] | None = None
+    values: tuple[str | int | None, ...] | None = None
+    retract: tuple[str | int, ...] = ()
 
     @model_validator(mode="after")
     def _named_once(self) -> RowUpdate:

@@ -96,8 +96,6 @@ def _table(table: str, parts: Mapping[str, NDArray[Any]], what: str) -> TableUpd
     ids = parts["ids"]
     if ids.dtype != np.int64 or ids.ndim != 1:
         raise UpdateError(f"{what}: table '{table}' wants int64 ids [n]")
-    if len(ids) != len(rows):
-        raise UpdateError(f"{what}: table '{table}' names {len(ids)} rows and gives {len(rows)}")
     return TableUpdate(ids, rows, retracted=gone)
 
 
