@@ -16,7 +16,7 @@ from polyrec.cluster.spec import ClusterError, Way
 
 HAPROXY_MODE = "RAY_SERVE_ENABLE_HA_PROXY"
 PORT = 6379
-"""Of Ray's head, Ray's default."""
+"""Default port of Ray's head."""
 
 
 def connect(address: str | None) -> None:
