@@ -12,6 +12,7 @@ from typing import Any
 from polyrec.cluster.haproxy_config import Endpoint
 from polyrec.cluster.haproxy_process import HAProxy, private_folder
 from polyrec.cluster.spec import ClusterError, ClusterSpec
+from polyrec.models.files import write_text
 
 log = logging.getLogger("polyrec.cluster")
 
@@ -32,7 +33,7 @@ class Balancer:
         self._folder = private_folder(Path(folder))
         self._file = self._folder / "cluster.json"
         if not self._file.exists():
-            self._file.write_text(spec)
+            write_text(self._file, spec)
         self._spec = ClusterSpec.model_validate_json(self._file.read_text())
         self._haproxy: HAProxy | None = None
         if self._spec.way == "balancer":
@@ -58,7 +59,7 @@ class Balancer:
     async def set_spec(self, spec: str) -> None:
         """Replaces the spec; the way in and its port stay."""
         self._spec = ClusterSpec.model_validate_json(spec)
-        self._file.write_text(spec)
+        write_text(self._file, spec)
 
     async def add(self, endpoint: Endpoint, state: Mapping[str, Any]) -> None:
         """Adds a replica, or renews its announcement. state: for `polyrec cluster status`."""
@@ -75,6 +76,7 @@ class Balancer:
         """Removes a replica for good; returns once it gets no new request."""
         self._left.add(name)
         self._announced_s.pop(name, None)
+        self._states.pop(name, None)
         if self._endpoints.pop(name, None) is not None:
             await self._apply()
 
@@ -122,13 +124,14 @@ class Balancer:
                 states = await self._haproxy.servers() if is_silent else {}
             for name in lost(self._announced_s, states, self._applied, now_s):
                 self._endpoints.pop(name, None)
+                self._states.pop(name, None)
                 del self._announced_s[name]
             ended = self._haproxy is not None and not self._haproxy.alive()
             if ended or self._applied != self._endpoints:
                 try:
                     await self._apply()
-                except ClusterError as e:
-                    log.error("%s", e)  # tried again at the next check
+                except (ClusterError, OSError) as e:
+                    log.error("HAProxy is not configured: %s", e)  # tried again at the next check
 
 
 def lost(

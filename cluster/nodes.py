@@ -15,6 +15,8 @@ from polyrec.cluster.balancer import NAMESPACE
 from polyrec.cluster.spec import ClusterError, Way
 
 HAPROXY_MODE = "RAY_SERVE_ENABLE_HA_PROXY"
+PORT = 6379
+"""Default port of Ray's head."""
 
 
 def connect(address: str | None) -> None:
@@ -36,12 +38,12 @@ def connect(address: str | None) -> None:
         raise ClusterError(f"no Ray is running at {where}: {str(e).splitlines()[0]}") from None
 
 
-def start_head(way: Way, ip: str = "127.0.0.1", port: int = 6379, arguments: Sequence[str] = ()) -> None:
-    """Starts Ray's head on this machine, reachable only from it unless another address is given.
+def start_head(way: Way, arguments: Sequence[str] = ()) -> None:
+    """Starts Ray's head on this machine, reachable only from it.
 
     arguments: further ones of `ray start`. Raises ClusterError.
     """
-    _start(["--head", f"--port={port}", "--include-dashboard=false", *arguments], ip, way)
+    _start(["--head", f"--port={PORT}", "--include-dashboard=false", *arguments], "127.0.0.1", way)
 
 
 def start_worker(head: str, ip: str, way: Way, arguments: Sequence[str] = ()) -> None:

@@ -16,7 +16,6 @@ from pydantic import Field
 from polyrec.models.files import Strict
 
 QualityMetric = Literal["information", "auc", "mrr", "ndcg", "accuracy"]
-QUALITY_METRICS: tuple[QualityMetric, ...] = ("information", "auc", "mrr", "ndcg", "accuracy")
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 LEAST_WORTH = 0.01
 """Value of a row by a path no better than a constant, as a share of the best: it answers only where nothing

@@ -25,6 +25,7 @@ DEEPRECSYS_MU, DEEPRECSYS_SIGMA = 5.1, 0.2
 DEEPRECSYS_MEAN = exp(DEEPRECSYS_MU + DEEPRECSYS_SIGMA**2 / 2)
 HEAVY_SIGMA = 1.0
 MOST_ROWS = 4096
+QUANTILES = 4096
 
 
 class TrafficError(PolyrecError):
@@ -33,7 +34,6 @@ class TrafficError(PolyrecError):
 
 class Sizes(Strict):
     """Distribution of the rows of a query.
-
 
     `fixed`: always `mean`. `lognormal`: DeepRecSys's, mu 5.1, sigma 0.2 scaled to `mean`; `mlperf`: the 20
     equally likely quantiles of DLRM-v2's server scenario; `heavy`: a lognormal with sigma 1, clipped to
@@ -206,9 +206,9 @@ def _whole(rows: NDArray[np.float64]) -> I64:
     return np.clip(np.rint(rows), 1, MOST_ROWS).astype(np.int64)
 
 
-def _normal_quantiles(n: int = 4096) -> NDArray[np.float64]:
-    """Quantiles of the standard normal at (i + 1/2) / n, by inverting its distribution on a fine grid."""
+def _normal_quantiles() -> NDArray[np.float64]:
+    """Returns QUANTILES equally likely quantiles of the standard normal, by inverting its distribution."""
     grid = np.linspace(-6.0, 6.0, 48_001)
     density = np.exp(-grid * grid / 2)
     below = np.cumsum(density) - density / 2
-    return np.interp((np.arange(n) + 0.5) / n, below / density.sum(), grid)
+    return np.interp((np.arange(QUANTILES) + 0.5) / QUANTILES, below / density.sum(), grid)

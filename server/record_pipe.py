@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 PIPE_BYTES = 2**20
@@ -30,17 +30,22 @@ def framed(record: bytes) -> bytes:
     return len(record).to_bytes(LENGTH_BYTES, "big") + record
 
 
-def unframe(buffer: bytearray) -> Iterator[bytes]:
-    """Yields the complete records of a buffer, without their lengths, and removes them from it."""
+def unframe(buffer: bytearray) -> list[bytes]:
+    """Returns the complete records of a buffer, without their lengths, and removes them from it.
+
+    A list: with a generator, records would stay in the buffer of a caller that stops at the first one.
+    """
+    records: list[bytes] = []
     first = 0
     while len(buffer) - first >= LENGTH_BYTES:
         start = first + LENGTH_BYTES
         end = start + int.from_bytes(buffer[first:start], "big")
         if len(buffer) < end:
             break
-        yield bytes(buffer[start:end])
+        records.append(bytes(buffer[start:end]))
         first = end
     del buffer[:first]
+    return records
 
 
 def close_pipes(pipes: Sequence[RecordPipe]) -> None:

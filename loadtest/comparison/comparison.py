@@ -41,6 +41,8 @@ SETTLING_S = 4.0
 """Pause between the highest load and the lowest: the router's backoff after losses ends within it."""
 LADDER_SEED = 1000
 MEAN_SAMPLE = 4000
+HIGHEST_RATE = 20_000.0
+"""Requests/s beyond which no capacity is searched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +122,12 @@ class PolicyComparison:
         self._source = source
         self._progress = progress
 
-    def find_capacities(self, first: float, highest: float = 20_000.0) -> float:
+    def find_capacities(self, first: float) -> float:
         """Finds each policy's highest rate that meets the SLO; returns the highest of all.
 
         Raises LoadError if no policy meets it at any rate.
         """
-        searches = {policy: CapacitySearch(first, highest=highest) for policy in self.trials}
+        searches = {policy: CapacitySearch(first, highest=HIGHEST_RATE) for policy in self.trials}
         discarded = dict.fromkeys(self.trials, 0)
         while turn := {p: rate for p, s in searches.items() if (rate := s.rate) is not None}:
             for policy, rate in turn.items():

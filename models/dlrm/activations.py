@@ -43,16 +43,16 @@ class Activations(Strict):
 
 
 def observe_activations(
-    model: DLRM, batch: Callable[[I64], Batch], rows: I64, most: int = ROWS, beyond: float = BEYOND
+    model: DLRM, batch: Callable[[I64], Batch], rows: I64, beyond: float = BEYOND
 ) -> Activations | None:
     """Predicts rows of data and records the range of each layer's inputs; None without rows.
 
-    batch: returns the batch of some rows. rows: int64, its arguments; of more than `most`, evenly spaced ones
+    batch: returns the batch of some rows. rows: int64, its arguments; of more than ROWS, evenly spaced ones
     are taken. beyond: share of a layer's inputs outside of its range.
     """
     if not rows.size:
         return None
-    chosen = rows[np.linspace(0, rows.size - 1, min(rows.size, most)).astype(np.int64)]
+    chosen = rows[np.linspace(0, rows.size - 1, min(rows.size, ROWS)).astype(np.int64)]
     model.eval()
     with torch.inference_mode(), _largest_inputs(model.net, chosen.size, beyond) as largest:
         for start in range(0, chosen.size, BATCH_ROWS):

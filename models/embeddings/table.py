@@ -17,6 +17,8 @@ from polyrec.models.schema.schema import Schema
 from polyrec.models.tiers.rows import TieredRows
 from polyrec.models.tiers.shared.slab_reader import SlabReader
 
+ROWS_AT_ONCE = 2**18
+
 
 class TableStage(nn.Module):
     """All tables in one weight [total rows, width], each table in popularity order.
@@ -82,12 +84,10 @@ class TableStage(nn.Module):
         return assemble(self.rows.lookups(batch), self.store, self.width, self.store.device)
 
 
-def initial_rows(
-    rows: FusedRows, width: int, seed: int, spread: float | None = None, at_once: int = 2**18
-) -> Iterator[Tensor]:
-    """Yields the rows of `TableStage.initial` in order, up to `at_once` at a time."""
+def initial_rows(rows: FusedRows, width: int, seed: int, spread: float | None = None) -> Iterator[Tensor]:
+    """Yields the rows of `TableStage.initial` in order, up to ROWS_AT_ONCE at a time."""
     generator = torch.Generator().manual_seed(seed)
     for size in rows.sizes:
-        for start in range(0, size, at_once):
-            part = torch.rand((min(at_once, size - start), width), generator=generator)
+        for start in range(0, size, ROWS_AT_ONCE):
+            part = torch.rand((min(ROWS_AT_ONCE, size - start), width), generator=generator)
             yield part.mul_(2).sub_(1).mul_(size**-0.5 if spread is None else spread)

@@ -22,6 +22,7 @@ from polyrec.models.evaluation.metrics import Floats, row_losses
 from polyrec.models.schema.batch import F32, F64
 
 RESAMPLES = 1000
+SEED = 0
 AUC_RESAMPLES = 200
 """An AUC takes a pass over all rows for each resample."""
 CONFIRMED_LEVEL = 0.99
@@ -120,8 +121,6 @@ def estimate(
     requests: Sequence[ScoredRequest],
     reference: int,
     trusted: Collection[str] = (),
-    resamples: int = RESAMPLES,
-    seed: int = 0,
 ) -> LiveEstimate | None:
     """Estimates all models on the same requests; None without any request.
 
@@ -131,10 +130,10 @@ def estimate(
     if not requests:
         return None
     sums = RequestSums(requests)
-    weights = np.array([np.ones(len(requests)), *draws(len(requests), resamples, seed)], np.float64)
+    weights = np.array([np.ones(len(requests)), *draws(len(requests), RESAMPLES, SEED)], np.float64)
     information = sums.information(weights)
     calibration = sums.calibration(weights)
-    auc = sums.auc(weights[: 1 + min(AUC_RESAMPLES, resamples)])
+    auc = sums.auc(weights[: 1 + AUC_RESAMPLES])
     clients: dict[str, int] = {}
     for request in requests:
         if request.client is not None:

@@ -18,7 +18,7 @@ from polyrec.planner.deployment.bundle_contents import read_tables
 from polyrec.planner.deployment.forecast import forecast
 from polyrec.planner.deployment.requirements import Requirements
 from polyrec.planner.deployment.residency import Tables
-from polyrec.planner.deployment.solver.choice import TIME_LIMIT_S, Choice, add_reserve, choose, share_load
+from polyrec.planner.deployment.solver.choice import Choice, add_reserve, choose, share_load
 from polyrec.planner.deployment.solver.problem import Problem, build_problem
 from polyrec.planner.deployment.solver.program import PlanImpossible
 from polyrec.planner.deployment.spare_memory import fill_spare_memory, make_placement
@@ -65,7 +65,6 @@ def propose(
     *,
     bounds: bool = True,
     more: bool = True,
-    time_limit_s: float = TIME_LIMIT_S,
 ) -> Proposal:
     """Returns the best plan.
 
@@ -74,10 +73,10 @@ def propose(
     PlanImpossible or BundleError.
     """
     tables = tables_of(profile.paths) if tables is None else tables
-    problem, choice = _best_lanes(profile, requirements, tables, time_limit_s)
+    problem, choice = _best_lanes(profile, requirements, tables)
     problem = fill_spare_memory(problem, choice)
     choice = add_reserve(problem, share_load(problem, list(choice.options), choice.gap))
-    others = (lambda other: _chosen(profile, other, tables, time_limit_s)) if more else None
+    others = (lambda other: _chosen(profile, other, tables)) if more else None
     chosen = [problem.paths[problem.options[i].path].path.name for i in choice.options]
     plan = Plan(
         paths=tuple(_planned(problem, i) for i in choice.options),
@@ -94,7 +93,7 @@ def propose(
 
 
 def _best_lanes(
-    profile: Profile, requirements: Requirements, tables: Sequence[Tables | None], limit_s: float
+    profile: Profile, requirements: Requirements, tables: Sequence[Tables | None]
 ) -> tuple[Problem, Choice]:
     """Returns the best of several lane layouts, the simplest of equals.
 
@@ -117,7 +116,7 @@ def _best_lanes(
     for one in posed:
         try:
             check_feasible(one)
-            found.append((one, choose(one, limit_s)))
+            found.append((one, choose(one)))
         except PlanImpossible:
             continue
     if not found:
@@ -140,12 +139,10 @@ def _overflows(problem: Problem) -> bool:
     return below and on.kind == "process" and budget is not None and whole > budget
 
 
-def _chosen(
-    profile: Profile, requirements: Requirements, tables: Sequence[Tables | None], limit_s: float
-) -> Choice | None:
+def _chosen(profile: Profile, requirements: Requirements, tables: Sequence[Tables | None]) -> Choice | None:
     """Returns the choice for other requirements; None if there is none."""
     try:
-        return _best_lanes(profile, requirements, tables, limit_s)[1]
+        return _best_lanes(profile, requirements, tables)[1]
     except PlanImpossible:
         return None
 

@@ -23,6 +23,7 @@ Name = TypeVar("Name", str, int)
 
 CHOICES = 2
 SILENT_S = 5.0
+"""Age of a report from which a replica is picked only if all reports are as old."""
 MOST_SENT = 4096
 """Maximum remembered queries of a replica since its last report; with more, the report is obsolete."""
 DRAWS = 4
@@ -61,19 +62,15 @@ class ReplicaState:
 class ReplicaChoice(Generic[Name]):
     """Picks replicas by name. candidates: drawn for each query; more balance better if reports are fresh.
 
-    silent_s: age of a report from which a replica is picked only if all reports are as old. dispatchers:
-    number of those that send to the same replicas; since each knows only its own queries, it counts every
-    query that many times.
+    dispatchers: number of those that send to the same replicas; since each knows only its own queries, it
+    counts every query that many times.
     """
 
-    def __init__(
-        self, rng: Random, candidates: int = CHOICES, silent_s: float = SILENT_S, dispatchers: int = 1
-    ) -> None:
+    def __init__(self, rng: Random, candidates: int = CHOICES, dispatchers: int = 1) -> None:
         if candidates < 1 or dispatchers < 1:
             raise ValueError(f"candidates {candidates} and dispatchers {dispatchers} must be at least 1")
         self._rng = rng
         self._candidates = candidates
-        self._silent_s = silent_s
         self._dispatchers = dispatchers
         self._states: dict[Name, ReplicaState] = {}
         self._names: list[Name] = []
@@ -160,7 +157,7 @@ class ReplicaChoice(Generic[Name]):
         return min(drawn, key=lambda name: self.predicted_s(name, now_s))
 
     def _is_silent(self, name: Name, now_s: float) -> bool:
-        return now_s - self._states[name].reported_s > self._silent_s
+        return now_s - self._states[name].reported_s > SILENT_S
 
     def _index(self) -> None:
         """Prepares the weighted draw."""

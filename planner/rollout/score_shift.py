@@ -27,9 +27,9 @@ SMOOTHING = 0.5
 """Added to each bin's count: an empty bin would make the index infinite."""
 
 
-def bin_edges(scores: F32, bins: int = BINS) -> F64:
-    """Returns the edges that cut scores [n] into bins of equal counts: float64 [bins - 1] or fewer."""
-    return np.unique(np.quantile(scores.astype(np.float64), np.arange(1, bins) / bins))
+def bin_edges(scores: F32) -> F64:
+    """Returns the edges that cut scores [n] into BINS bins of equal counts: float64 [BINS - 1] or fewer."""
+    return np.unique(np.quantile(scores.astype(np.float64), np.arange(1, BINS) / BINS))
 
 
 @dataclass(slots=True)

@@ -32,6 +32,7 @@ FATES = {
 }
 """Label and color of each."""
 SLO_SHARE = 0.99
+TITLE = "Load test"
 
 
 def write_run(
@@ -40,7 +41,6 @@ def write_run(
     quality: Mapping[str, float],
     setup: Mapping[str, str],
     *,
-    title: str = "Load test",
     hits: Mapping[str, tuple[float, float]] | None = None,
     marks: tuple[tuple[float, str], ...] = (),
 ) -> Path:
@@ -53,7 +53,7 @@ def write_run(
     line = timeline(outcome, quality)
     charts = run_charts(outcome, line, marks)
     page = Page(
-        title=title,
+        title=TITLE,
         summary=_verdict(outcome, found),
         passed=_passed(outcome, found),
         tiles=_tiles(outcome, found),
@@ -70,7 +70,7 @@ def write_run(
         ),
     )
     (folder / "report.html").write_text(html(page), encoding="utf-8")
-    (folder / "report.png").write_bytes(png(draw(charts, title=f"{title}: {page.summary}")))
+    (folder / "report.png").write_bytes(png(draw(charts, title=f"{TITLE}: {page.summary}")))
     document = {
         "made": dict(setup),
         "figures": asdict(found),

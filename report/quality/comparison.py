@@ -82,12 +82,11 @@ def compare_models(
     split: str,
     runtime: str,
     resamples: int = RESAMPLES,
-    level: float = LEVEL,
     seed: int = 0,
 ) -> ModelComparison:
     """Measures and compares. bundles, predictions, baseline: by the labels of the report."""
     p = predictions
-    standings = compare(p.label, p.probabilities, baseline, p.group, resamples, level, seed, p.negatives_kept)
+    standings = compare(p.label, p.probabilities, baseline, p.group, resamples, LEVEL, seed, p.negatives_kept)
     entries = tuple(
         ModelEntry(
             label=label,
@@ -103,7 +102,7 @@ def compare_models(
     )
     made = datetime.now(UTC).isoformat(timespec="seconds")
     return ModelComparison(
-        data, split, baseline, resamples, level, seed, runtime, code_version(), made, entries
+        data, split, baseline, resamples, LEVEL, seed, runtime, code_version(), made, entries
     )
 
 

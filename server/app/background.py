@@ -37,6 +37,7 @@ class Threads:
     def _run(self, work: Callable[[], None]) -> None:
         while True:
             work()
+            del work  # or what it refers to would stay in memory while this waits
             self._idle.release()
             try:
                 work = self._work.get(timeout=self._idle_s)

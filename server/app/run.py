@@ -330,9 +330,10 @@ def _open_model(
 def _open_log(engine: Engine, settings: Settings, folder: Path, serving: Serving) -> None:
     """Opens a model's prediction log and what measures live quality with it. Raises PolyrecError."""
     log_settings = settings.of_prediction_log(folder)
-    engine.open_prediction_log(log_settings, serving)
+    # first, since it starts no process before the model is served: one that cannot be judged leaves none
     if settings.live_quality != "off":
         engine.open_live_quality(settings.of_live_quality(), log_settings, serving)
+    engine.open_prediction_log(log_settings, serving)
 
 
 def _url(scheme: str, listener: socket.socket) -> str:

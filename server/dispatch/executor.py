@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from polyrec.models.schema.batch import Batch
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.tiers.stack import TierStack
-from polyrec.planner.routing.query import Dispatch, Part
+from polyrec.planner.routing.query import Dispatch, Part, Query
 from polyrec.planner.routing.router import Router
 from polyrec.server.dispatch.answer import fail
 from polyrec.server.dispatch.cold_rows import SeenQueries
@@ -48,7 +48,7 @@ class ActiveDispatch:
     batch_view: BatchView | None = None
     encoding_s: float = 0.0
     encode_s: float = 0.0
-    broken: int = 0
+    broken: list[Query] = field(default_factory=list)
     executed: int = 0
     looping: bool = False
     in_lane: bool = False
@@ -185,10 +185,10 @@ class Executor:
         if len(parts) > 1:
             active.groups.extend([part] for part in parts)
             return
-        active.broken += 1
+        active.broken.append(parts[0].query)
         log.error("a query failed on lane %s", self._lanes[lane].name, exc_info=error)
-        if active.executed or self._defects[lane] + active.broken < DEFECTS_UNTIL_LANE_IS_SUSPECT:
-            fail(parts[0].query, Defect("the prediction failed; the server's log has the details"))
+        if active.executed or self._defects[lane] + len(active.broken) < DEFECTS_UNTIL_LANE_IS_SUSPECT:
+            fail(parts[0].query, failed_prediction())
 
     def _end(self, lane: int, active: ActiveDispatch) -> None:
         """Frees the lane and reports the dispatch to the router."""
@@ -196,14 +196,17 @@ class Executor:
         dispatch = active.dispatch
         self.active[lane] = None
         if active.broken and not active.executed:
-            self._defects[lane] += active.broken
+            self._defects[lane] += len(active.broken)
             if self._defects[lane] >= DEFECTS_UNTIL_LANE_IS_SUSPECT:
                 for query in self._router.failed(dispatch, now_s):
-                    fail(query, Defect("the prediction failed; the server's log has the details"))
+                    fail(query, failed_prediction())
             else:
                 self._router.done(dispatch, now_s, dispatch.median_s)
         else:
             self._defects[lane] = 0
+            for query in active.broken:
+                # a later group succeeded, so what broke before was the queries, not the lane
+                fail(query, failed_prediction())
             # waits say nothing about later batches; some may be of before this one
             took_s = active.ended_s - dispatch.started_s - active.waited_s
             untypical = active.broken or not active.executed or took_s <= 0
@@ -266,6 +269,11 @@ class Executor:
                     query, NotReady("the lane that executed the query died, and no other can answer in time")
                 )
         self._freed(active.dispatch)
+
+
+def failed_prediction() -> Defect:
+    """The error for a query that failed alone."""
+    return Defect("the prediction failed; the server's log has the details")
 
 
 def _add_fetched(batch_view: BatchView, parts: Sequence[Part]) -> None:

@@ -234,8 +234,8 @@ class Instructions:
                     raise ServerGone
                 self._buffer += more
                 # an empty record only shows that the server is alive
-                for record in filter(None, unframe(self._buffer)):
-                    self.settings = JudgeSettings.model_validate_json(record)
+                if settings := list(filter(None, unframe(self._buffer))):
+                    self.settings = JudgeSettings.model_validate_json(settings[-1])
                     return True
             elif not left_s:
                 return False

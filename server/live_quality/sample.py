@@ -64,15 +64,13 @@ class LogSampler:
     requests: maximum of a round. Methods raise DataError for a log that cannot be read.
     """
 
-    def __init__(
-        self, folder: Path, schema: Schema, span_s: float, settle_s: float, requests: int, seed: int = 0
-    ) -> None:
+    def __init__(self, folder: Path, schema: Schema, span_s: float, settle_s: float, requests: int) -> None:
         self._folder = folder
         self._schema = schema
         self._span_s = span_s
         self._settle_s = settle_s
         self._requests = requests
-        self._random = random.Random(seed)
+        self._random = random.Random(0)
         self._seen: set[Path] = set()
         rules = load_rules(folder)
         self.window_s = rules.window_s

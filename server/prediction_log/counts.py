@@ -39,6 +39,5 @@ class SharedCounts:
         return dict(zip(OUTCOMES, _VALUES.unpack_from(self._memory), strict=True))
 
     def close(self) -> None:
-        """Releases the memory in this process."""
-        self._memory.close()
+        """Closes the descriptor. The numbers can still be read; their memory goes with this object."""
         os.close(self.fd)

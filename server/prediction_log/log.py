@@ -55,6 +55,7 @@ class PredictionLog:
             load_key(folder)
         self._counts = SharedCounts()
         self._dropped = 0
+        self._closed = False
         settings = settings.model_copy(update={"folder": folder})
         self._writer = WriterSettings(log=settings, schema_=schema, counts_fd=self._counts.fd)
         self.pipe = self._start()
@@ -87,11 +88,21 @@ class PredictionLog:
         """Returns the numbers of requests, and of calls with labels, by outcome."""
         return self._counts.read() | {("requests", "dropped"): self._dropped}
 
+    def close(self) -> None:
+        """Lets the writer write what it has, in bounded time; blocks. What is sent afterwards is dropped."""
+        self._closed = True
+        close_pipes([self.pipe])
+        self._counts.close()
+
     def _living(self) -> RecordPipe:
         """The pipe to the writer, which is started again some time after it has ended."""
-        if not self.pipe.alive and time.monotonic() - self._started_s >= RESTART_S:
-            close_pipes([self.pipe])
+        if self.pipe.alive or self._closed or time.monotonic() - self._started_s < RESTART_S:
+            return self.pipe
+        close_pipes([self.pipe])
+        try:
             self.pipe = self._start()
+        except OSError as e:  # no process or descriptor is left; a later record tries again
+            log.error("the writer of the prediction log cannot be started: %s", e.strerror)
         return self.pipe
 
     def _start(self) -> RecordPipe:

@@ -23,7 +23,6 @@ from polyrec.server.app.background import run_in_thread
 from polyrec.server.app.engine import Engine, LifecycleState
 from polyrec.server.app.serving import Serving
 from polyrec.server.errors import Conflict, Invalid, NotFound, NotReady, shortened
-from polyrec.server.record_pipe import close_pipes
 from polyrec.server.repository.repository import ModelRepository
 
 log = logging.getLogger("polyrec.repository")
@@ -142,6 +141,5 @@ class ModelLoader:
         if engine.live_quality is not None:
             engine.live_quality.close()
         if engine.prediction_log is not None:
-            pipe = engine.prediction_log.pipe
-            await run_in_thread(lambda: close_pipes([pipe]))
+            await run_in_thread(engine.prediction_log.close)
         engine.close()

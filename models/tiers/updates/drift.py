@@ -26,6 +26,8 @@ from polyrec.models.tiers.view import View
 
 ROWS_AT_ONCE = 8192
 EVERY = 16
+MOST_SWAPPED = 1 << 17
+"""Rows that swap at one boundary of a table at one time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +47,19 @@ class Drift:
     """Adapts the row order of a stack to current popularity. Its methods belong to one background thread.
 
     memory: weight of the past, in look-ups; default: as many as calibration counted, so that an unusual hour
-    has little effect. A sampled look-up has the weight of those that it stands for. most: maximum rows that
-    swap at one boundary of a table at one time. every: of so many batches one is sampled.
+    has little effect. A sampled look-up has the weight of those that it stands for. every: of so many
+    batches one is sampled.
     """
 
     def __init__(
         self,
         stack: TierStack,
         memory: float | None = None,
-        most: int = 1 << 17,
         every: int = EVERY,
     ) -> None:
         if stack.views.newest.encoder is None:
             raise ValueError("tiers that were opened without vocabularies cannot be put into a new order")
         self._stack = stack
-        self._most = most
         self.sample = stack.sample
         self.sample.every = self.sample.every or every
         # By id, because ranks change; used only for a new order, so it is stored beside the file, not in
@@ -96,7 +96,7 @@ class Drift:
                 heat[ids[ranks]] += fresh * np.float32(weight)
                 held = layout.cuts[table]
                 fast = held[DEVICE] + held[HOST]
-                place = _exchanged(heat[ids[:size]], ranks, np.cumsum(held)[:-1].tolist(), self._most)
+                place = _exchanged(heat[ids[:size]], ranks, np.cumsum(held)[:-1].tolist())
                 moved.append(base + place.to)
                 came_from.append(base + place.source)
                 now = _new_ranks(ranks, place)
@@ -159,7 +159,7 @@ class RankMoves:
     source: I64
 
 
-def _exchanged(heat: F32, seen: I64, cuts: list[int], most: int) -> RankMoves:
+def _exchanged(heat: F32, seen: I64, cuts: list[int]) -> RankMoves:
     """Swaps rows with colder ones of the tier above, boundary by boundary.
 
     heat: float32 [rows], by rank. seen: int64, ascending, ranks that may rise. cuts: ranks at which tiers
@@ -171,7 +171,7 @@ def _exchanged(heat: F32, seen: I64, cuts: list[int], most: int) -> RankMoves:
         if not 0 < cut < heat.size:
             continue
         lower = rising[rising >= cut]
-        count = min(lower.size, cut, most)
+        count = min(lower.size, cut, MOST_SWAPPED)
         if not count:
             continue
         up = lower[np.argsort(-heat[at[lower]], kind="stable")[:count]]

@@ -19,7 +19,6 @@ from polyrec.models.errors import DataError
 from polyrec.models.schema.batch import F32
 from polyrec.models.schema.schema import Schema
 from polyrec.models.schema.vocabulary import Vocabulary
-from polyrec.models.tiers.disk.reads import Kind
 from polyrec.models.training.tiers.resident import ROWS_AT_ONCE, ResidentRows
 from polyrec.models.training.tiers.row_file import RowFile
 from polyrec.models.training.tiers.slots import SLOT_BYTES
@@ -62,12 +61,11 @@ class RowTiers:
     """Creates and removes the tiers of a command's trainings.
 
     memory_bytes: for rows, their optimizer state and index; the net, batches and the vocabulary come on top.
-    folder: of the files of rows, a real disk. kind: see `open_reader`.
+    folder: of the files of rows, a real disk.
     """
 
-    def __init__(self, memory_bytes: int, folder: Path, kind: Kind | None = None) -> None:
+    def __init__(self, memory_bytes: int, folder: Path) -> None:
         self.memory_bytes, self.folder = memory_bytes, folder
-        self._kind = kind
         self._logs: dict[str, UndoLog] = {}
 
     def stage(
@@ -86,9 +84,7 @@ class RowTiers:
         """
         rows = FusedRows(schema, {t: v.rows for t, v in vocabularies.items()})
         room = room_in(self.memory_bytes, rows.total, 4 * (width + squares))
-        file = RowFile(
-            self.folder / f"{training}.rows", rows.total, width, squares, room.buffer_bytes, self._kind
-        )
+        file = RowFile(self.folder / f"{training}.rows", rows.total, width, squares, room.buffer_bytes)
         self._logs[training] = UndoLog(file)
 
         def initial() -> Iterator[F32]:

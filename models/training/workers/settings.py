@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 Scheme = Literal["plain", "fae", "hotline"]
-SCHEMES: tuple[Scheme, ...] = ("plain", "fae", "hotline")
 
 
 @dataclass(frozen=True, slots=True)

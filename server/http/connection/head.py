@@ -118,13 +118,13 @@ class Head:
         return int(lengths[0])
 
 
-def find_end(data: bytes, searched: int = 0) -> int:
+def find_end(data: bytes) -> int:
     """Returns the length of the head at the start of `data`; -1 if it is not complete yet.
 
-    data: begins with the request line. searched: bytes that an earlier call has seen. Raises HttpViolation as
-    soon as no continuation of the bytes can be a valid head.
+    data: begins with the request line. Raises HttpViolation as soon as no continuation of the bytes can be a
+    valid head.
     """
-    end = data.find(END, max(0, searched - 3))
+    end = data.find(END)
     if 0 <= end < MAX_URL_BYTES and data[:1].isalpha():
         return end + len(END)  # no limit can be exceeded
     line = data.find(b"\n", 0, _REQUEST_LINE_BYTES)

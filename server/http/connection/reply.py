@@ -59,7 +59,7 @@ def json_reply(content: Any, status: int = 200, headers: HeaderList = ()) -> Rep
     return Reply(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY), status, headers=headers)
 
 
-def error_reply(error: Exception, headers: Iterable[tuple[bytes, bytes]] = ()) -> Reply:
+def error_reply(error: Exception) -> Reply:
     """Makes the reply `{"error": ...}` with the status of the error."""
     response = error_response(error)
-    return Reply(response.body, response.status, headers=(*response.headers, *headers))
+    return Reply(response.body, response.status, headers=response.headers)

@@ -26,6 +26,7 @@ from polyrec.server.codecs.json_rows import Decoder
 from polyrec.server.codecs.rows import Columns, Rows
 from polyrec.server.dispatch.answer import Pending
 from polyrec.server.dispatch.dispatcher import Dispatcher, clock
+from polyrec.server.dispatch.executor import DEFECTS_UNTIL_LANE_IS_SUSPECT
 from polyrec.server.dispatch.observer import ExecutedBatch
 from polyrec.server.errors import DeadlinePassed, Defect, Invalid, NotReady, Overloaded
 from polyrec.server.http.connection.body import ClientGone
@@ -298,6 +299,27 @@ def test_a_query_that_breaks_a_batch_fails_alone(
         assert [a.batch_rows for i, a in enumerate(answers) if i != 1] == [1, 1]
         assert (await submit(lane, ranking(known[0]))).batch_rows == 1
         assert len(tally.batches) == 3
+
+    asyncio.run(run())
+
+
+def test_every_query_is_answered_where_many_break_before_one_succeeds(
+    bundle: Bundle, runtime: Runtime, make: Make, ranking: Ranking, caplog: pytest.LogCaptureFixture
+) -> None:
+    """So many that the lane would be suspect, had not the last one shown that it works."""
+    sound, bad = items(bundle, 2)
+    rank = int(ranking(bad).encode(bundle.encoder).candidate.ranks[0, 0])
+
+    async def run() -> None:
+        lane, _ = make(Troubled(runtime, breaks_at_rank=rank))
+        # groups are executed from the last one
+        pending = [submit(lane, ranking(item)) for item in [sound, *[bad] * DEFECTS_UNTIL_LANE_IS_SUSPECT]]
+        with caplog.at_level(logging.CRITICAL, "polyrec.dispatcher"):
+            answered = asyncio.gather(*pending, return_exceptions=True)
+            answers = await asyncio.wait_for(answered, 20)
+        assert answers[0].batch_rows == 1
+        assert [type(answer) for answer in answers[1:]] == [Defect] * DEFECTS_UNTIL_LANE_IS_SUSPECT
+        assert lane.waiting == 0
 
     asyncio.run(run())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import numpy as np
@@ -13,8 +14,9 @@ from polyrec.models.evaluation.live import ScoredRequest
 from polyrec.models.evaluation.metrics import evaluate
 from polyrec.models.runtimes import open_runtime
 from polyrec.models.schema.batch import F32
-from polyrec.server.live_quality.judge import Judge, latest
+from polyrec.server.live_quality.judge import Instructions, Judge, ServerGone, latest
 from polyrec.server.live_quality.settings import JudgeSettings
+from polyrec.server.record_pipe import framed
 from tests.server.conftest import Request
 from tests.server.live_quality.conftest import NARROW, WIDE, WINDOW_S, LogFolder
 
@@ -141,3 +143,29 @@ def test_another_bundle_in_the_same_folder_is_not_judged(judge_settings: JudgeSe
     path = judge_settings.paths[0].model_copy(update={"version": "another"})
     with pytest.raises(PolyrecError, match="was replaced"):
         Judge(judge_settings.model_copy(update={"paths": (path,)}), unpaced)
+
+
+def test_settings_interrupt_the_judge_once_and_the_newest_count(judge_settings: JudgeSettings) -> None:
+    """Heartbeats and parts of records do not interrupt it."""
+    first, second, third = (judge_settings.model_copy(update={"every_s": float(n)}) for n in (1, 2, 3))
+    record, another, last = (framed(s.model_dump_json().encode()) for s in (first, second, third))
+    heartbeat = framed(b"")
+    reader, writer = os.pipe()
+    try:
+        instructions = Instructions(reader)
+        for sent, interrupts, settings in (
+            (record, True, first),
+            (heartbeat, False, first),
+            (heartbeat + another[:9], False, first),
+            (another[9:] + heartbeat, True, second),
+            (record + last, True, third),
+            (heartbeat, False, third),
+        ):
+            os.write(writer, sent)
+            assert instructions.wait(0.0) is interrupts
+            assert instructions.settings == settings
+    finally:
+        os.close(writer)
+    with pytest.raises(ServerGone):
+        instructions.wait(0.0)
+    os.close(reader)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -62,10 +65,20 @@ def shares(http: httpx.Client) -> dict[str, float]:
     }
 
 
+def counts_of_logs(pid: int) -> int:
+    """Number of descriptors of the shared counts of prediction logs."""
+    found = 0
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            found += "polyrec-prediction-log" in os.readlink(descriptor)
+    return found
+
+
 def test_an_unloaded_model_is_gone_and_a_loaded_one_answers_as_before(
     http: httpx.Client, loading: ServerProcess, folder: Path
 ) -> None:
     before = rank(http, "b").json()
+    descriptors = counts_of_logs(loading.process.pid)
     assert shares(http) == {"a": 0.5, "b": 0.5}
     gone = http.post(f"{MODELS}/b/unload")
     assert (gone.status_code, gone.json()["state"]) == (200, "UNAVAILABLE")
@@ -74,6 +87,7 @@ def test_an_unloaded_model_is_gone_and_a_loaded_one_answers_as_before(
     maps = Path(f"/proc/{loading.process.pid}/maps").read_text()
     assert str(folder / "a") in maps
     assert str(folder / "b") not in maps
+    assert counts_of_logs(loading.process.pid) == descriptors // 2 > 0
     assert http.get("/v2/models/b/ready").status_code == 404
     assert http.post(f"{MODELS}/b/unload").status_code == 404
     assert shares(http) == {"a": 1.0}
@@ -103,6 +117,22 @@ def test_a_model_that_has_come_into_the_folder_is_loaded_and_a_broken_one_is_not
     assert http.post(f"{MODELS}/c/load").status_code == 422
     shutil.rmtree(folder / "c")
     assert index(http) == {"a": "READY", "b": "READY"}
+
+
+def test_a_model_that_cannot_be_judged_leaves_no_log_open(bundle_dir: Path, tmp_path: Path) -> None:
+    models, log = tmp_path / "models", tmp_path / "log"
+    shutil.copytree(bundle_dir, models / "a")
+    settings = {"models": models, "admin_token": TOKEN, "drain_grace_s": 0, "prediction_log": log}
+    with (
+        start(settings | {"live_quality": "follow"}) as child,
+        httpx.Client(base_url=child.url, timeout=60, headers=ADMIN) as http,
+    ):
+        open_before = counts_of_logs(child.process.pid)
+        path = {"name": "table@cpu", "bundle": str(bundle_dir), "runtime": "torch"}
+        (models / "p.json").write_text(json.dumps({"paths": [path], "metric": "auc"}))
+        refused = http.post(f"{MODELS}/p/load")
+        assert (refused.status_code, "values follow information" in refused.text) == (422, True)
+        assert counts_of_logs(child.process.pid) == open_before > 0
 
 
 def test_refused_loads_and_unloads_give_the_reason(http: httpx.Client, loading: ServerProcess) -> None:
