@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -92,6 +93,11 @@ def read_settings(file: Path) -> dict[str, str]:
                 raise FeedFailed(f"'{file}', line {number}: a setting is NAME=VALUE")
             found[name.strip()] = value.strip()
     return found
+
+
+_headers = methodcaller("headers")
+"""Calls a message's `headers`. Of a name that is not UTF-8 the client returns a broken list with an error
+set; a call written as `raw.headers()` does not look at the error once it is hot, and the process crashes."""
 
 
 class KafkaTopic:
@@ -263,7 +269,7 @@ class KafkaTopic:
         kind, made_ms = raw.timestamp()
         value = raw.value()
         try:
-            headers = {name: value or b"" for name, value in raw.headers() or ()}
+            headers = {name: value or b"" for name, value in _headers(raw) or ()}
         except (UnicodeDecodeError, SystemError):  # the latter is how the client's C code reports it
             headers = None
         if headers is None:
