@@ -57,9 +57,10 @@ class RouterState:
     the highest value is dead or has lost work.
 
     total_rate: capacity of the usable lanes on their fastest paths, and of the front, in rows/s.
-    service_times: of a query, as corrected now. alone_times, best_alone_times: at the lanes' lasting speed, and
-    on paths of the highest value; without a usable lane, as they were. front_factor: total_rate over the lanes'
-    own rate; executing work has passed the front, which may be what limits total_rate. last_completion_s: no running batch should complete later. max_merge_rows: the largest
+    service_times: of a query, as corrected now. alone_times, best_alone_times: at the lanes' lasting speed,
+    on the fastest paths and on those of the highest value; without a usable lane, they stay as they were.
+    front_factor: total_rate over the lanes' own rate; executing work has passed the front, which may be what
+    limits total_rate. last_completion_s: no running batch should complete later. max_merge_rows: the largest
     `merge_rows` of a usable lane on its fastest path. min_latency_s: the shortest time to an answer that was
     ever observed.
 
