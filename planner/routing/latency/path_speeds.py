@@ -46,7 +46,7 @@ class PathSpeeds:
         batches: Sequence[int],
         errors: Sequence[float],
         medians: Sequence[float],
-        at_rest: bool,
+        at_rest: bool = False,
     ) -> None:
         """Lets passed_s seconds pass in which batches were executed.
 
@@ -55,10 +55,10 @@ class PathSpeeds:
         """
         paths = range(len(batches))
         self._covariance += COMMON_VARIANCE_S * passed_s
-        for path in paths:
-            # what it has in common with others is unknown after a rest, and says nothing about its own
-            if self._covariance[path, path] - self._covariance[path].min() < UNTRIED_VARIANCE:
-                self._covariance[path, path] += OWN_VARIANCE_S * passed_s
+        # without what each has in common with others, which is unknown after a rest
+        own_variance = self._covariance.diagonal() - self._covariance.min(axis=1)
+        drift = OWN_VARIANCE_S * passed_s * (own_variance < UNTRIED_VARIANCE)
+        self._covariance[np.diag_indices_from(self._covariance)] += drift
         for path in paths:
             if batches[path]:
                 self._observe(path, errors[path], BATCH_VARIANCE / batches[path] + TICK_VARIANCE, medians)

@@ -35,26 +35,26 @@ def test_errors_equal_the_reference(ticks):
 def test_a_core_that_speeds_up_moves_all_paths_and_a_fast_path_only_itself():
     speeds = PathSpeeds(3)
     for _ in range(50):
-        speeds.update(0.1, (40, 0, 0), (-0.2, 0.0, 0.0), MEDIANS, False)
+        speeds.update(0.1, (40, 0, 0), (-0.2, 0.0, 0.0), MEDIANS)
     assert speeds.errors == pytest.approx([-0.2, -0.2, -0.2], abs=0.01)
-    speeds.update(0.1, (40, 0, 40), (-0.2, 0.0, -0.6), MEDIANS, False)
+    speeds.update(0.1, (40, 0, 40), (-0.2, 0.0, -0.6), MEDIANS)
     first, untried, fast = speeds.errors
     assert (first, fast) == pytest.approx((-0.2, -0.6), abs=0.05)
     assert fast < untried < first
-    speeds.update(0.1, (40, 0, 0), (-0.4, 0.0, 0.0), MEDIANS, False)
+    speeds.update(0.1, (40, 0, 0), (-0.4, 0.0, 0.0), MEDIANS)
     assert speeds.errors == pytest.approx([-0.4, untried - 0.2, fast - 0.2], abs=0.05)
 
 
 def test_what_is_common_is_forgotten_at_rest_and_what_is_a_paths_own_later():
     speeds = PathSpeeds(2)
     for _ in range(50):
-        speeds.update(0.1, (40, 40), (0.5, 0.8), (1e-3, 1e-3), False)
-    speeds.update(0.1, (40, 0), (0.5, 0.0), (1e-3, 1e-3), False)
+        speeds.update(0.1, (40, 40), (0.5, 0.8), (1e-3, 1e-3))
+    speeds.update(0.1, (40, 0), (0.5, 0.0), (1e-3, 1e-3))
     common, own = speeds.errors[0], speeds.errors[1] - speeds.errors[0]
-    speeds.update(COMMON_MEMORY_S, (0, 0), (0.0, 0.0), (1e-3, 1e-3), True)
+    speeds.update(COMMON_MEMORY_S, (0, 0), (0.0, 0.0), (1e-3, 1e-3), at_rest=True)
     assert speeds.errors[0] == pytest.approx(common * np.exp(-1), abs=0.01)
     assert speeds.errors[1] - speeds.errors[0] == pytest.approx(own, rel=0.15)
-    speeds.update(OWN_MEMORY_S, (0, 0), (0.0, 0.0), (1e-3, 1e-3), True)
+    speeds.update(OWN_MEMORY_S, (0, 0), (0.0, 0.0), (1e-3, 1e-3), at_rest=True)
     assert speeds.errors[1] - speeds.errors[0] == pytest.approx(own * np.exp(-1), rel=0.15)
 
 
@@ -62,9 +62,9 @@ def test_what_a_path_takes_by_itself_is_unknown_again_after_a_long_rest():
     """Its error has been forgotten: what it then shows is no news of the other path."""
     speeds, profiles = PathSpeeds(2), (1e-3, 1e-3)
     for _ in range(50):
-        speeds.update(0.1, (40, 40), (0.0, 0.5), profiles, False)
+        speeds.update(0.1, (40, 40), (0.0, 0.5), profiles)
     for _ in range(3600):
-        speeds.update(1.0, (0, 0), (0.0, 0.0), profiles, True)
-    speeds.update(0.1, (40, 0), (0.0, 0.0), profiles, False)
-    speeds.update(0.1, (0, 40), (0.0, 0.5), profiles, False)
+        speeds.update(1.0, (0, 0), (0.0, 0.0), profiles, at_rest=True)
+    speeds.update(0.1, (40, 0), (0.0, 0.0), profiles)
+    speeds.update(0.1, (0, 40), (0.0, 0.5), profiles)
     assert speeds.errors == pytest.approx([0.0, 0.5], abs=0.1)
