@@ -57,9 +57,10 @@ class Balancer:
         return self._spec.model_dump_json()
 
     async def set_spec(self, spec: str) -> None:
-        """Replaces the spec; the way in and its port stay."""
-        self._spec = ClusterSpec.model_validate_json(spec)
+        """Replaces the spec; the way in and its port stay. Raises OSError, and then keeps the old one."""
+        new = ClusterSpec.model_validate_json(spec)
         write_text(self._file, spec)
+        self._spec = new
 
     async def add(self, endpoint: Endpoint, state: Mapping[str, Any]) -> None:
         """Adds a replica, or renews its announcement. state: for `polyrec cluster status`."""

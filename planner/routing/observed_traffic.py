@@ -1,9 +1,9 @@
 """Observed traffic: arrival rates, query sizes and budgets. Fed by every arrival, summarized on ticks.
 
-Queries that could not meet their budgets at any load are work of the front only, and count in the rate of all
-alone: at the price of rejections, a client could otherwise make demand, sizes and the usual budget what it
-likes. Sizes and budgets are those of the last seconds, so that those of one client do not outlast it where
-others are few.
+Queries that could not meet their budgets at any load are work of the front only, and count only in
+`queries_s`: a client could otherwise make demand, sizes and the usual budget what it likes, and lose nothing
+but its own rejected queries. Sizes and budgets are those of the last seconds: where other queries are few,
+those of one client would otherwise count long after it has left.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 KEPT = 512
 SIZES_MEMORY_S, LEAST_KEPT = 5.0, 8
-"""Older sizes and budgets are forgotten, but for so many."""
+"""Sizes and budgets older than SIZES_MEMORY_S are forgotten, except for the last LEAST_KEPT."""
 LONG_MEMORY_S = 1.0
 OUTLIER = 100.0
 """A change between two ticks counts for at most this factor of the variance known so far."""
@@ -27,10 +27,11 @@ FIRST_ROWS, FIRST_BUDGET_S = 23.0, 0.1
 class ObservedTraffic:
     """Statistics of all arrivals, rejected ones included.
 
-    queries_s: rate of all; possible_s, rows_s: of possible ones, as all that follows. high_rows_s: the higher
-    of rows_s and a rate with longer memory, so that a random lull does not look like less load. variance_s:
-    variance of arriving rows per second, at least that of Poisson arrivals. mean_rows, mean_square: of query
-    sizes. budget_s: median budget. new_queries: of all, since the last tick.
+    queries_s: rate of all queries. new_queries: number of all since the last tick. All others are of possible
+    queries: possible_s, rows_s: rates of queries and of their rows. high_rows_s: the higher of rows_s and a
+    rate with longer memory, so that a random lull does not look like less load. variance_s: variance of
+    arriving rows per second, at least that of Poisson arrivals. mean_rows, mean_square: of query sizes.
+    budget_s: median budget.
     """
 
     __slots__ = (

@@ -96,7 +96,7 @@ class Router:
         end_s = self._round.expected_end_s(arrival_s, now_s, state.front.read_share)
         queue = state.queue
         rows = query.rows
-        possible = state.record_arrival(rows, deadline_s - arrival_s)
+        possible = state.record_arrival(rows, deadline_s - arrival_s, query.required)
         if not state.usable:
             return Rejection(RejectReason.UNAVAILABLE, 1.0, queue.rows)
         excess_rows = queue.excess_rows(rows, query.priority > 0, state.max_queued_rows)

@@ -57,8 +57,9 @@ class RouterState:
     the highest value is dead or has lost work.
 
     total_rate: capacity of the usable lanes on their fastest paths, and of the front, in rows/s.
-    service_times, alone_times: of a query, as corrected now, and at the lanes' lasting speed. front_factor:
-    total_rate over the lanes' own rate; executing work has passed the front, which may be what
+    service_times: of a query, as corrected now. alone_times, best_alone_times: at the lanes' lasting speed,
+    on the fastest paths and on those of the highest value; without a usable lane, they stay as they were.
+    front_factor: total_rate over the lanes' own rate; executing work has passed the front, which may be what
     limits total_rate. last_completion_s: no running batch should complete later. max_merge_rows: the largest
     `merge_rows` of a usable lane on its fastest path. min_latency_s: the shortest time to an answer that was
     ever observed.
@@ -73,8 +74,8 @@ class RouterState:
     """
 
     __slots__ = (
-        "allowed_paths", "alone_times", "best_paths", "best_value", "broken", "devices", "front",
-        "front_factor", "lanes", "last_completion_s", "limits", "loss_backoff", "max_merge_rows",
+        "allowed_paths", "alone_times", "best_alone_times", "best_paths", "best_value", "broken", "devices",
+        "front", "front_factor", "lanes", "last_completion_s", "limits", "loss_backoff", "max_merge_rows",
         "max_queued_rows", "min_latency_s", "observed", "others_budget_s", "paths", "prices", "queue",
         "reads", "reserve_s", "routing", "service_times", "sole_inline_lane", "specs", "start_s",
         "total_rate", "usable",
@@ -126,7 +127,7 @@ class RouterState:
         self.prices: Prices | None = None
         self.min_latency_s = 0.0
         self.reserve_s = 0.0
-        self.service_times = self.alone_times = ServiceTimes([])
+        self.service_times = self.alone_times = self.best_alone_times = ServiceTimes([])
         self.max_merge_rows = 1
         self.last_completion_s = 0.0
         self.front_factor = 1.0
@@ -227,10 +228,9 @@ class RouterState:
         self.sole_inline_lane = sole if sole is not None and sole.inline else None
         lane_paths = self._lane_paths()
         self.service_times = ServiceTimes(lane_paths)
-        lasting = [lane.correction.lasting for lane in self.usable if lane.fastest >= 0]
-        self.alone_times = ServiceTimes(
-            [one._replace(factors=factors) for one, factors in zip(lane_paths, lasting, strict=True)]
-        )
+        if lane_paths:  # else no budget would be possible, and demand be forgotten until a lane is back
+            self.alone_times = ServiceTimes(self._lane_paths(lasting=True))
+            self.best_alone_times = ServiceTimes(self._lane_paths(required=True, lasting=True))
         lanes_rate = sum(lane.rate for lane in self.usable)
         self.front_factor = self.total_rate / lanes_rate if lanes_rate else 1.0
         self.max_merge_rows = max((lane.merge_rows[lane.fastest] for lane in self.usable), default=1)
@@ -312,24 +312,25 @@ class RouterState:
                     rate = 1 / self._row_s(other, other.order[0])
                 lane.faster.append(FasterLane(other, rate))
 
-    def is_possible(self, rows: int, budget_s: float) -> bool:
-        """Whether a query is answered within its budget if it is alone, on the fastest path.
+    def is_possible(self, rows: int, budget_s: float, required: bool = False) -> bool:
+        """Whether a query is answered within its budget if it is alone, on the fastest path that it allows.
 
         Clients choose their budgets. One that is too small whatever the load says nothing about the load, and
-        must not change what others get.
+        must not change what others get. required: only paths of the highest value may answer.
         """
         front = self.front
-        return self.alone_times[rows] + front.answer_s + front.answer_row_s * rows <= budget_s
+        alone_s = (self.best_alone_times if required else self.alone_times)[rows]
+        return alone_s + front.answer_s + front.answer_row_s * rows <= budget_s
 
-    def record_arrival(self, rows: int, budget_s: float) -> bool:
+    def record_arrival(self, rows: int, budget_s: float, required: bool = False) -> bool:
         """Counts a query in the observed traffic; returns whether it is possible."""
-        possible = self.is_possible(rows, budget_s)
+        possible = self.is_possible(rows, budget_s, required)
         self.observed.record_arrival(rows, budget_s, possible)
         return possible
 
     def record_loss(self, query: Query) -> None:
         """Records a query that expired or was answered late, unless it was impossible."""
-        if self.is_possible(query.rows, query.deadline_s - query.arrival_s):
+        if self.is_possible(query.rows, query.deadline_s - query.arrival_s, query.required):
             self.loss_backoff.record_loss()
 
     def answer_s(self, query: Query) -> float:
@@ -356,10 +357,10 @@ class RouterState:
         """Returns `service_time_s`, alone and on paths of the highest value; infinity if no lane has one."""
         return service_time_s(self._lane_paths(required=True), rows)
 
-    def _lane_paths(self, required: bool = False) -> list[LanePath]:
+    def _lane_paths(self, required: bool = False, lasting: bool = False) -> list[LanePath]:
         """Each usable lane with its fastest path.
 
-        required: with a path of the highest value, if it has one.
+        required: with a path of the highest value, if it has one. lasting: at its lasting speed.
         """
         lanes = [0] * len(self.devices)
         for lane in self.usable:
@@ -370,7 +371,8 @@ class RouterState:
             if required:
                 p = next((p for p in lane.paths if self.paths[p].value >= self.best_value), -1)
             if p >= 0:
-                tail, factors = self.paths[p].latency.tail, lane.correction.tail
+                tail = self.paths[p].latency.tail
+                factors = lane.correction.lasting if lasting else lane.correction.tail
                 merge_rows, max_rows = lane.merge_rows[p], lane.max_rows[p]
                 found.append(LanePath(tail, factors, p, merge_rows, max_rows, lanes[lane.device]))
         return found

@@ -115,7 +115,7 @@ class LogSampler:
                     if file not in self._seen and file.stat().st_mtime <= final_s:
                         found.append(file)
                 except FileNotFoundError:
-                    continue  # removed, as its hour is too old
+                    continue  # removed, as it is too old or the log too large
         self._seen &= there
         return found
 

@@ -17,7 +17,7 @@ class RolloutMetrics:
             "polyrec_rollout_requests",
             "Requests that a rollout compares. arm: stable or canary; outcome: ok, late, failed: not"
             " answered by that version (the stable one answers what the canary fails), or excused: not"
-            " answered because its lane waited for a processor that other programs had: in no bound.",
+            " answered because its lane waited for a processor that other programs had: no failure.",
             *("arm", "outcome"),
         )
         self._seconds = registry.histogram(

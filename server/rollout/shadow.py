@@ -43,7 +43,7 @@ class Shadow:
     def offer(self, rows: Rows, scores: F32, group: int = 0) -> None:
         """Repeats a request whose answer is written, if it is chosen and there is time.
 
-        scores: float32 [rows], of the stable version's answer. group: of its value.
+        scores: float32 [rows], of the stable version's answer. group: of its value or client.
         """
         if not self._split.takes_next():
             return

@@ -37,10 +37,18 @@ def test_a_restarted_balancer_finds_a_whole_spec(tmp_path: Path) -> None:
     balancer, file = Balancer(str(tmp_path), spec(1)), tmp_path / "cluster.json"
     with file.open() as before:
         asyncio.run(balancer.set_spec(spec(2)))
-        # as whoever opened it before the change
+        # whoever opened it before the change reads the old one whole
         assert before.read() == spec(1)
     assert asyncio.run(Balancer(str(tmp_path), spec(1)).spec()) == spec(2)
     assert [each.name for each in tmp_path.iterdir()] == ["cluster.json"]
+
+
+def test_a_spec_that_cannot_be_kept_over_a_restart_is_not_in_force(tmp_path: Path) -> None:
+    balancer = Balancer(str(tmp_path / "balancer"), spec(1))
+    shutil.rmtree(tmp_path / "balancer")
+    with pytest.raises(FileNotFoundError):
+        asyncio.run(balancer.set_spec(spec(2)))
+    assert asyncio.run(balancer.spec()) == spec(1)
 
 
 def test_a_balancer_whose_folder_is_gone_goes_on_checking(

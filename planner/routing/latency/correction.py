@@ -15,7 +15,8 @@ Five rules keep a disturbance from affecting predictions for longer than it last
       TAIL_MEMORY_S.
     - The bias of a path that is not executed follows the executed ones at each tick (`PathSpeeds`). Paths
       measured at different times would else be compared at different speeds of the core, and one that decays
-      to its profile would seem faster than those measured in the server.
+      to its profile would seem faster than those measured in the server. A tick without any batch changes no
+      bias of a path executed in the last one to two windows: where batches are rare, it stays an EWMA.
     - No prediction exceeds what was observed in the last one to two windows: the biased tail plus MARGIN
       times the longest delay of any batch of the lane, and for a path with ENOUGH batches of its own MARGIN
       times the slowest of these.
@@ -213,12 +214,14 @@ class Correction:
         """Updates the bias of each path without a new batch by what the new batches of others tell."""
         medians = [table.median[rows if rows < table.rows else table.rows] for table in self._latencies]
         errors = [error / max(n, 1) for error, n in zip(self._ticked_error, self._ticked_count, strict=True)]
-        self._speeds.update(passed_s, self._ticked_count, errors, medians)
+        windows = [now + before for now, before in zip(self._count, self._count_before, strict=True)]
+        self._speeds.update(passed_s, self._ticked_count, errors, medians, at_rest=not any(windows))
+        is_idle = not any(self._ticked_count)
         kept = exp(-passed_s / SEEN_MEMORY_S)
         for path, bias in enumerate(self._speeds.errors):
-            if self._ticked_count[path]:
+            if self._ticked_count[path] or (is_idle and windows[path]):
                 continue
-            if not self._count[path] + self._count_before[path]:
+            if not windows[path]:
                 self._seen[path] = min(self._seen[path], NEW) * kept
             bias = MOST_BIAS if bias > MOST_BIAS else -MOST_BIAS if bias < -MOST_BIAS else bias
             self._bias[path], self._biased[path] = bias, exp(bias)

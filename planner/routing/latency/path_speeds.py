@@ -20,7 +20,7 @@ from polyrec.models.schema.batch import F64
 OWN_MEMORY_S = 30.0
 """Time constant with which a path returns to what the reference tells of it."""
 COMMON_MEMORY_S = 2.5
-"""Time constant with which the common error is forgotten while no batch is executed."""
+"""Time constant with which the common error is forgotten at rest."""
 COMMON_VARIANCE_S, OWN_VARIANCE_S = 0.3, 0.0015
 """Variances of the drift in a second: of all errors together, 0.17 in 0.1 s, and of each by itself."""
 UNKNOWN_VARIANCE, UNTRIED_VARIANCE = 100.0, 0.5**2
@@ -38,28 +38,33 @@ class PathSpeeds:
         self.errors = [0.0] * paths
         self._covariance: F64 = np.full((paths, paths), UNKNOWN_VARIANCE) + np.eye(paths) * UNTRIED_VARIANCE
         self._reference = 0
-        """The path that was executed last."""
+        """The path with most batches when any were executed last."""
 
     def update(
-        self, passed_s: float, batches: Sequence[int], errors: Sequence[float], medians: Sequence[float]
+        self,
+        passed_s: float,
+        batches: Sequence[int],
+        errors: Sequence[float],
+        medians: Sequence[float],
+        at_rest: bool = False,
     ) -> None:
         """Lets passed_s seconds pass in which batches were executed.
 
-        By path: batches, their number; errors, their mean errors; medians, profiled seconds.
+        By path: batches, their number; errors, their mean errors; medians, profiled seconds. at_rest: whether
+        none has been executed for so long that what they have in common is to be forgotten.
         """
         paths = range(len(batches))
         self._covariance += COMMON_VARIANCE_S * passed_s
-        for path in paths:
-            if self._covariance[path, path] < UNTRIED_VARIANCE:
-                self._covariance[path, path] += OWN_VARIANCE_S * passed_s
+        # without what each has in common with others, which is unknown after a rest
+        own_variance = self._covariance.diagonal() - self._covariance.min(axis=1)
+        drift = OWN_VARIANCE_S * passed_s * (own_variance < UNTRIED_VARIANCE)
+        self._covariance[np.diag_indices_from(self._covariance)] += drift
         for path in paths:
             if batches[path]:
                 self._observe(path, errors[path], BATCH_VARIANCE / batches[path] + TICK_VARIANCE, medians)
         if any(batches):
             self._reference = max(paths, key=lambda path: batches[path])
-            common_kept = 1.0
-        else:
-            common_kept = exp(-passed_s / COMMON_MEMORY_S)
+        common_kept = exp(-passed_s / COMMON_MEMORY_S) if at_rest else 1.0
         own_kept = exp(-passed_s / OWN_MEMORY_S)
         error, reference_s = self.errors[self._reference], medians[self._reference]
         for path in paths:

@@ -225,7 +225,7 @@ class MachineTime:
                 for other, i in pool.lanes:
                     if other is model:
                         state.lanes[i].share = min(1.0, left / demand.lanes) if demand.lanes else 1.0
-                    elif other.router.state.observed.queries_s > ACTIVE_QUERIES_S:
+                    elif other.router.state.observed.possible_s > ACTIVE_QUERIES_S:
                         budget_s = other.router.state.observed.budget_s
                         state.others_budget_s = min(state.others_budget_s, budget_s)
 

@@ -7,6 +7,7 @@ from polyrec.planner.routing.query import Query, Reason, RejectReason
 from tests.planner.routing.servers import (
     BOTH,
     GPU_LANE,
+    HYBRID,
     TABLE,
     RouterDriver,
     cpu_lanes,
@@ -262,3 +263,29 @@ def test_a_weight_of_zero_disables_a_path():
     driver.run(0.05)
     assert driver.router.paths[query.path].name == "table@cpu"
     assert query.reason is Reason.BEST
+
+
+@pytest.mark.parametrize("budget_s", [1.5e-4, 0.02])
+def test_required_quality_that_no_load_would_allow_lowers_that_of_no_other(budget_s):
+    """As its budget is enough for other paths only, or the lane of the best path is dead."""
+    driver = RouterDriver(router(BOTH, (GPU_LANE, *cpu_lanes(1)), weights={HYBRID.name: 0.5}))
+    if budget_s == 0.02:
+        driver.router.lane_down(0, 0.0)
+    query = driver.offer(1, budget_s, required=True)
+    driver.offer(1, 0.02)
+    driver.now_s = 0.1
+    driver.router.tick(0.1)
+    state = driver.router.state
+    assert driver.ends[query] == ["rejected"]
+    assert state.loss_backoff.level == 0
+    assert (state.observed.queries_s, state.observed.possible_s) == pytest.approx((20, 10))
+
+
+def test_demand_is_known_while_no_lane_is_alive():
+    driver = RouterDriver(router(lanes=cpu_lanes(1)))
+    driver.router.lane_down(0, 0.0)
+    driver.offer(25, 0.02)
+    driver.offer(25, 1e-5)
+    driver.now_s = 0.1
+    driver.router.tick(0.1)
+    assert driver.router.state.observed.rows_s == pytest.approx(250)

@@ -25,24 +25,25 @@ class PathSpeeds:
         self.covariance = np.array([[common + own * (i == j) for i in range(paths)] for j in range(paths)])
         self.reference = 0
 
-    def update(self, passed_s: float, latest: list[tuple[int, float]], medians: Sequence[float]) -> None:
+    def update(
+        self, passed_s: float, latest: list[tuple[int, float]], medians: Sequence[float], at_rest: bool
+    ) -> None:
         paths = range(len(medians))
         batches = {p: [error for path, error in latest if path == p] for p in paths}
-        own = [self.covariance[p, p] + path_speeds.COMMON_VARIANCE_S * passed_s for p in paths]
         for i in paths:
             for j in paths:
                 self.covariance[i, j] += path_speeds.COMMON_VARIANCE_S * passed_s
-            if own[i] < path_speeds.UNTRIED_VARIANCE:
-                self.covariance[i, i] += path_speeds.OWN_VARIANCE_S * passed_s
+        for p in paths:
+            own = self.covariance[p, p] - min(self.covariance[p, q] for q in paths)
+            if own < path_speeds.UNTRIED_VARIANCE:
+                self.covariance[p, p] += path_speeds.OWN_VARIANCE_S * passed_s
         for p in paths:
             if batches[p]:
                 noise = path_speeds.BATCH_VARIANCE / len(batches[p]) + path_speeds.TICK_VARIANCE
                 self.observe(p, sum(batches[p]) / len(batches[p]), noise, medians)
-        known = 1.0
         if latest:
             self.reference = max(paths, key=lambda p: len(batches[p]))
-        else:
-            known = exp(-passed_s / path_speeds.COMMON_MEMORY_S)
+        known = exp(-passed_s / path_speeds.COMMON_MEMORY_S) if at_rest else 1.0
         error, reference_s = self.errors[self.reference], medians[self.reference]
         for p in paths:
             if not batches[p]:
@@ -130,12 +131,15 @@ class Correction:
             self.window += 1
             self.begun_s = now_s
         medians = [t.median[min(rows, t.rows)] for t in self.latencies]
-        self.speeds.update(passed_s, self.latest, medians)
+        at_rest = not any(self.recent_residuals(path) for path in range(len(self.latencies)))
+        self.speeds.update(passed_s, self.latest, medians, at_rest)
         for path, latency in enumerate(self.latencies):
             self.usual[path] = min(rows, latency.rows)
             self.wider[path] *= exp(-passed_s / correction.TAIL_MEMORY_S)
-            if path not in [executed for executed, _ in self.latest]:
-                if not self.recent_residuals(path):
+            is_recent = bool(self.recent_residuals(path))
+            is_executed = path in [executed for executed, _ in self.latest]
+            if not is_executed and (self.latest or not is_recent):
+                if not is_recent:
                     kept = min(self.known[path], correction.NEW)
                     self.known[path] = kept * exp(-passed_s / correction.SEEN_MEMORY_S)
                 error = self.speeds.errors[path]

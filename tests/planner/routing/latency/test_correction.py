@@ -114,6 +114,18 @@ def test_a_tick_ignores_delays_that_do_not_last_from_one_tick_to_the_next():
     assert correction.lasting[0] == pytest.approx(1.0, rel=0.6)
 
 
+@pytest.mark.parametrize("every", [2, 5])
+def test_single_batches_hardly_move_a_bias_where_few_are_executed(every):
+    """every: ticks for each batch."""
+    correction, found = Correction([CURVE, CURVE]), []
+    for i, took_s in enumerate(1.2 * MEDIAN_S * noise(600)):
+        if i % every == 0:
+            fed([took_s], correction)
+        correction.tick(0.1 * i, 0.1, 1)
+        found.append(correction.median[0])
+    assert np.std(found[300:]) < 0.04
+
+
 def test_at_ten_batches_a_second_the_present_outweighs_a_disturbance_within_two_seconds():
     correction = fed(MEDIAN_S * noise(100))
     fed([30 * MEDIAN_S] * 20, correction)

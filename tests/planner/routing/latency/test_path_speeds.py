@@ -16,17 +16,19 @@ MEDIANS = (1e-3, 1.5e-3, 4e-3)
         st.tuples(
             st.sampled_from([0.05, 0.1, 1.0, 100.0]),
             st.lists(st.tuples(st.integers(0, 2), st.floats(-1.5, 1.5)), max_size=4),
+            st.booleans(),
         ),
         max_size=20,
     )
 )
 def test_errors_equal_the_reference(ticks):
     fast, plain = PathSpeeds(3), reference.PathSpeeds(3)
-    for passed_s, latest in ticks:
+    for passed_s, latest, is_idle_long in ticks:
         batches = [sum(p == path for p, _ in latest) for path in range(3)]
         errors = [sum(e for p, e in latest if p == path) / max(n, 1) for path, n in enumerate(batches)]
-        fast.update(passed_s, batches, errors, MEDIANS)
-        plain.update(passed_s, latest, MEDIANS)
+        at_rest = is_idle_long and not latest
+        fast.update(passed_s, batches, errors, MEDIANS, at_rest)
+        plain.update(passed_s, latest, MEDIANS, at_rest)
         assert fast.errors == pytest.approx(plain.errors, abs=1e-6)
 
 
@@ -49,8 +51,20 @@ def test_what_is_common_is_forgotten_at_rest_and_what_is_a_paths_own_later():
         speeds.update(0.1, (40, 40), (0.5, 0.8), (1e-3, 1e-3))
     speeds.update(0.1, (40, 0), (0.5, 0.0), (1e-3, 1e-3))
     common, own = speeds.errors[0], speeds.errors[1] - speeds.errors[0]
-    speeds.update(COMMON_MEMORY_S, (0, 0), (0.0, 0.0), (1e-3, 1e-3))
+    speeds.update(COMMON_MEMORY_S, (0, 0), (0.0, 0.0), (1e-3, 1e-3), at_rest=True)
     assert speeds.errors[0] == pytest.approx(common * np.exp(-1), abs=0.01)
     assert speeds.errors[1] - speeds.errors[0] == pytest.approx(own, rel=0.15)
-    speeds.update(OWN_MEMORY_S, (0, 0), (0.0, 0.0), (1e-3, 1e-3))
+    speeds.update(OWN_MEMORY_S, (0, 0), (0.0, 0.0), (1e-3, 1e-3), at_rest=True)
     assert speeds.errors[1] - speeds.errors[0] == pytest.approx(own * np.exp(-1), rel=0.15)
+
+
+def test_what_a_path_takes_by_itself_is_unknown_again_after_a_long_rest():
+    """Its error has been forgotten: what it then shows is no news of the other path."""
+    speeds, profiles = PathSpeeds(2), (1e-3, 1e-3)
+    for _ in range(50):
+        speeds.update(0.1, (40, 40), (0.0, 0.5), profiles)
+    for _ in range(3600):
+        speeds.update(1.0, (0, 0), (0.0, 0.0), profiles, at_rest=True)
+    speeds.update(0.1, (40, 0), (0.0, 0.0), profiles)
+    speeds.update(0.1, (0, 40), (0.0, 0.5), profiles)
+    assert speeds.errors == pytest.approx([0.0, 0.5], abs=0.1)

@@ -90,6 +90,14 @@ def test_a_router_sees_the_time_that_the_others_leave():
     arrive(busy, 5 / cost_s, budget_s=0.004)
     machine.tick(1.0)
     assert other.router.state.others_budget_s == pytest.approx(0.004)
+    # unless only queries come for which no batch would be short enough
+    observed = busy.router.state.observed
+    begin_s = 20 * next(SECONDS)
+    for second in range(1, 21):
+        observed.record_arrival(1, 1e-6, possible=False)
+        observed.tick(begin_s + second)
+    machine.tick(2.0)
+    assert other.router.state.others_budget_s == float("inf")
 
 
 @pytest.mark.parametrize("kind", ["inline", "process"])
