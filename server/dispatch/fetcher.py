@@ -54,18 +54,27 @@ class Fetcher:
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector.register(self._event, EVENT_READ)
         self._closed = False
+        # a number of a closed descriptor may be another file's: nobody writes to it after `close`
+        self._closing = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="polyrec-cold-remote", daemon=True)
         self._thread.start()
 
     def fetch(self, ahead: RowsAhead, view: View, rows: I64, done: Done) -> None:
-        """Has rows fetched; never blocks. view, rows: as of `RowsAhead.send`."""
-        self._queue.append(Wanted(ahead, view, rows, done))
-        os.eventfd_write(self._event, 1)
+        """Has rows fetched; never blocks. view, rows: as of `RowsAhead.send`. Once closed, there are none."""
+        with self._closing:
+            if not self._closed:
+                self._queue.append(Wanted(ahead, view, rows, done))
+                os.eventfd_write(self._event, 1)
+                return
+        done(None)
 
     def close(self) -> None:
-        """Ends the thread, after the requests in progress."""
-        self._closed = True
-        os.eventfd_write(self._event, 1)
+        """Ends the thread, after the requests in progress; a second call does nothing."""
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+            os.eventfd_write(self._event, 1)
         self._thread.join()
         self._selector.close()
         os.close(self._event)

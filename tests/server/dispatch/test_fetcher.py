@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,7 +46,7 @@ def opened(store: RedisServer, folder: Path, timeout_ms: int) -> TierStack:
     return world(ENCODER, folder, (0.0, 0.2, 0.5), remote=remote)
 
 
-def test_requests_under_way_do_not_wait_for_each_other_and_all_give_their_rows(
+def test_more_requests_than_are_under_way_at_a_time_all_give_their_rows(
     store: RedisServer, fetcher: Fetcher, tmp_path: Path
 ) -> None:
     stack, random = opened(store, tmp_path, 60_000), np.random.default_rng(0)
@@ -133,3 +134,54 @@ def test_closing_waits_for_the_requests_under_way(store: RedisServer, tmp_path: 
     fetcher.close()
     assert given.qsize() == FETCHES
     stack.close()
+
+
+def test_closing_again_leaves_descriptors_alone_that_other_files_have_got_since() -> None:
+    """A reload closes the tiers of the previous generation twice."""
+    fetcher = Fetcher()
+    fetcher.close()
+    others = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(4)]
+    fetcher.close()
+    for other in others:
+        with pytest.raises(BlockingIOError):  # neither written to nor closed
+            os.eventfd_read(other)
+        os.close(other)
+
+
+def test_a_fetcher_that_is_closed_gives_nothing(store: RedisServer, tmp_path: Path) -> None:
+    stack, fetcher = opened(store, tmp_path, 60_000), Fetcher()
+    fetcher.close()
+    given: SimpleQueue[UpdateLayer | None] = SimpleQueue()
+    fetcher.fetch(stack.ahead, stack.views.newest, REMOTE[:5], given.put)
+    assert given.get_nowait() is None
+    stack.close()
+
+
+def test_a_store_that_hangs_delays_no_fetch_from_another(fetcher: Fetcher, tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("hangs", "answers")]
+    for folder in folders:
+        folder.mkdir()
+    hangs, answers = (RedisServer(folder) for folder in folders)
+    try:
+        stacks = [opened(server, tmp_path, 60_000) for server in (hangs, answers)]
+        views = [stack.views.enter() for stack in stacks]
+        given: tuple[SimpleQueue[UpdateLayer | None], ...] = SimpleQueue(), SimpleQueue()
+
+        def fetch(i: int) -> None:
+            fetcher.fetch(stacks[i].ahead, views[i], REMOTE, given[i].put)
+
+        fetch(0)  # opens the connection
+        assert given[0].get(timeout=WAIT_S) is not None
+        hangs.signal(signal.SIGSTOP)
+        fetch(0)
+        fetch(1)
+        assert given[1].get(timeout=WAIT_S / 2) is not None
+        assert given[0].empty()
+        hangs.signal(signal.SIGCONT)
+        assert given[0].get(timeout=WAIT_S) is not None
+        for stack, view in zip(stacks, views, strict=True):
+            stack.views.leave(view)
+            stack.close()
+    finally:
+        for server in (hangs, answers):
+            server.kill()
