@@ -53,6 +53,12 @@ class ServerRequest:
     connection: Connection
     replies: int
 
+    @property
+    def receiver(self) -> socket:
+        """The connection's socket, TLS or plain; redis-py has no public name for it."""
+        found: socket = self.connection._sock
+        return found
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PendingBatch:
@@ -65,8 +71,10 @@ class PendingBatch:
 
     @property
     def sockets(self) -> list[socket]:
-        """Those from which replies come; once all can be read, `receive` hardly waits."""
-        return [request.connection._sock for request in self.requests]
+        """Those from which replies come. Once all can be read, `receive` hardly waits, unless replies are
+        large, redirected, or the first of a TLS connection, which can be read at once: tickets come first.
+        """
+        return [request.receiver for request in self.requests]
 
 
 class RemoteTier:
@@ -252,7 +260,7 @@ def _send(part: ServerRows, connection: Connection, commands: Sequence[tuple[byt
 def _replies(request: ServerRequest, until_s: float) -> tuple[list[Any], Exception | None]:
     """Reads the replies that arrive in time, ReplyErrors included; returns also why the others did not."""
     # by the socket: redis-py's read_response takes 2 microseconds for each, a tenth of which is hiredis's
-    connection, reader = request.connection._sock, Reader()
+    connection, reader = request.receiver, Reader()
     replies: list[Any] = []
     failure: Exception | None = None
     try:
