@@ -225,7 +225,7 @@ class KafkaTopic:
         self._assign_parts(begun if self._ends else range(count), self._ends)
 
     def _committed(self, parts: Sequence[int]) -> list[TopicPartition]:
-        """Returns the acknowledged offsets of partitions, negative where there is none. Raises their errors."""
+        """Returns the acknowledged offsets of partitions, negative for none. Raises their errors."""
         asked = [TopicPartition(self.name, part) for part in parts]
         known: list[TopicPartition] = self._consumer.committed(asked, timeout=ANSWER_S)
         for one in known:
