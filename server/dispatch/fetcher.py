@@ -1,7 +1,8 @@
 """Fetches remote rows of held queries: one thread that keeps many requests to the store under way.
 
-It sends each request at once and receives replies in the order in which they come, so that a store's delay
-does not limit the queries a second, and none needs a thread of its own.
+It sends each request at once and receives replies as they come, whole or in pieces, so that a store's delay
+does not limit the queries a second, and none needs a thread of its own. Only for a new connection, and for
+rows that a cluster redirects, does it wait.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ Done = Callable[[UpdateLayer | None], None]
 class Wanted:
     """Remote rows to be fetched in a view. done: called in the thread with the rows, None if there are none.
 
-    silent: sockets of the request that cannot be read yet.
+    silent: sockets from which replies are still to come.
     """
 
     ahead: RowsAhead
@@ -85,10 +86,13 @@ class Fetcher:
                 if key.data is None:
                     os.eventfd_read(self._event)
                     continue
-                wanted, silent = key.data
-                self._forget(wanted, silent)
-                if not wanted.silent:
-                    self._receive(wanted)
+                wanted, request, receiver = key.data  # one that failed has closed its socket
+                while not request.ended and request.read(0.0):
+                    pass
+                if request.ended:
+                    self._forget(wanted, receiver)
+                    if not wanted.silent:
+                        self._receive(wanted)
             now_s = clock()
             for wanted in tuple(self._under_way):
                 if wanted.fetch is not None and wanted.fetch.batch.until_s <= now_s:
@@ -111,9 +115,10 @@ class Fetcher:
             wanted.done(None)
             return
         self._under_way.add(wanted)
-        for one in fetch.batch.sockets:
-            wanted.silent.add(one)
-            self._selector.register(one, EVENT_READ, (wanted, one))
+        for request in fetch.batch.requests:
+            receiver = request.receiver
+            wanted.silent.add(receiver)
+            self._selector.register(receiver, EVENT_READ, (wanted, request, receiver))
         if not wanted.silent:
             self._receive(wanted)
 
