@@ -187,8 +187,10 @@ def atomic_path(target: Path) -> Iterator[Path]:
 
     Works for files and folders. Readers see the old content or the new one, never a part. On an exception the
     old content stays and the temporary one is removed. A file never takes the place of a folder
-    (IsADirectoryError).
+    (IsADirectoryError), and nothing that of a pipe or a device (FileExistsError).
     """
+    if target.exists() and not target.is_file() and not target.is_dir():
+        raise FileExistsError(errno.EEXIST, "is a pipe or a device", str(target))
     partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
     _remove(partial)
     try:
@@ -226,14 +228,16 @@ def require_target_file(path: str | Path, error: type[PolyrecError], flag: str =
     target = Path(path)
     if target.is_dir():
         raise error(f"{flag} '{path}' is a folder; name a file")
+    folder = target.parent
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         if target.exists() and not target.is_file():
             return  # a pipe or a device, which is written directly
-        with tempfile.TemporaryFile(dir=target.resolve().parent):
+        folder = target.resolve().parent
+        with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as e:
-        raise error(f"cannot write {flag} '{path}' ('{e.filename}'): {e.strerror}") from None
+        raise error(f"cannot write {flag} '{path}' in '{folder}': {e.strerror}") from None
 
 
 def write_text(target: Path, text: str) -> None:

@@ -121,6 +121,6 @@ def open_parquet(file: DataPath) -> pq.ParquetFile:
             return pq.ParquetFile(file.path, filesystem=file.arrow_system(), pre_buffer=True)
         return pq.ParquetFile(file, buffer_size=BUFFER_BYTES, pre_buffer=False)
     except (OSError, pa.ArrowException) as e:
-        if str(file).lower().endswith(".csv"):
+        if isinstance(e, pa.ArrowInvalid) and str(file).lower().endswith(".csv"):
             raise DataError(f"'{file}' is not Parquet; {OF_CSV}") from None
         raise DataError(f"cannot read '{file}' as Parquet: {str(e).splitlines()[0]}") from None

@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
 
     from polyrec.models.data.schema_guess import guess_schema
     from polyrec.models.errors import PolyrecError
-    from polyrec.models.files import require_target_file
+    from polyrec.models.files import require_target_file, write_text
 
     out = None if args.out is None else Path(args.out)
     if out is not None:
@@ -37,7 +37,10 @@ def run(args: argparse.Namespace) -> int:
     guess = guess_schema(args.data, args.label, args.group, args.name)
     text = guess.as_yaml(args.data)
     if out is not None:
-        out.write_text(text)
+        try:
+            write_text(out, text)
+        except OSError as e:
+            raise PolyrecError(f"cannot write '{out}': {e.strerror}") from None
     if args.json:
         schema = guess.schema.model_dump(mode="json", exclude_defaults=True)
         print(json.dumps({"schema": schema, "reasons": guess.reasons, "left_out": guess.left_out}))

@@ -55,6 +55,8 @@ MOST_BYTES = "1000000000"
 """Maximum bytes of a rejected message; librdkafka's own limit is that of no broker, 1,000,000."""
 LOG_LEVEL = "2"
 """The highest severity that librdkafka itself prints, which are no failed connections."""
+VALUE = b"value"
+"""Field with the value of a message whose format its headers do not tell."""
 LASTING = frozenset(
     (
         KafkaError._AUTHENTICATION,
@@ -177,9 +179,10 @@ class KafkaTopic:
         headers: list[tuple[str, Any]] = [("rejected_id", message.id), ("rejected_reason", reason)]
         value = None
         for name, content in message.fields.items():
-            if name in (b"json", b"safetensors"):
+            if name in (b"json", b"safetensors", VALUE):
                 value = content
-                headers.append(("format", name))
+                if name != VALUE:
+                    headers.append(("format", name))
             else:
                 headers.append((name.decode(), content))
         with self._reported():
@@ -215,13 +218,20 @@ class KafkaTopic:
     def _assign(self, count: int) -> None:
         """Reads from all partitions, but first to its end each of which something was acknowledged."""
         with self._reported():
-            known = self._consumer.committed(
-                [TopicPartition(self.name, part) for part in range(count)], timeout=ANSWER_S
-            )
+            known = self._committed(range(count))
             begun = [one.partition for one in known if one.offset >= 0 or one.partition in self._assigned]
             self._ends = {} if len(begun) == count else {part: self._end(part) for part in begun}
         self._partitions = count
         self._assign_parts(begun if self._ends else range(count), self._ends)
+
+    def _committed(self, parts: Sequence[int]) -> list[TopicPartition]:
+        """Returns the acknowledged offsets of partitions, negative for none. Raises their errors."""
+        asked = [TopicPartition(self.name, part) for part in parts]
+        known: list[TopicPartition] = self._consumer.committed(asked, timeout=ANSWER_S)
+        for one in known:
+            if one.error is not None:
+                self._raise(one.error)
+        return known
 
     def _end(self, part: int) -> int:
         """Offset after the last message of a partition now, asked of its leader."""
@@ -238,12 +248,9 @@ class KafkaTopic:
 
     def _assign_parts(self, parts: Sequence[int], ends: Mapping[int, int] = {}) -> None:
         """Reads from these partitions, after what was acknowledged of each. ends: to be read to first."""
-        asked = [TopicPartition(self.name, part) for part in parts]
         with self._reported():
-            known = self._consumer.committed(asked, timeout=ANSWER_S)
+            known = self._committed(parts)
             for one in known:
-                if one.error is not None:
-                    self._raise(one.error)
                 if one.offset < 0:
                     one.offset = OFFSET_BEGINNING
             self._consumer.assign(known)
@@ -274,6 +281,8 @@ class KafkaTopic:
             headers = None
         if headers is None:
             fields = {b"headers that are not UTF-8": b""}
+            if value is not None:
+                fields[VALUE] = value  # so that the rejected message has it
         elif value is None:
             fields = {b"nothing": b""}
         elif headers.get("format") == b"safetensors":

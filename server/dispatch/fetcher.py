@@ -1,7 +1,8 @@
 """Fetches remote rows of held queries: one thread that keeps many requests to the store under way.
 
-It sends each request at once and receives replies in the order in which they come, so that a store's delay
-does not limit the queries a second, and none needs a thread of its own.
+It sends each request at once and receives replies as they come, whole or in pieces, so that a store's delay
+does not limit the queries a second, and none needs a thread of its own. Only for a new connection, and for
+rows that a cluster redirects, does it wait.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ Done = Callable[[UpdateLayer | None], None]
 class Wanted:
     """Remote rows to be fetched in a view. done: called in the thread with the rows, None if there are none.
 
-    silent: sockets of the request that cannot be read yet.
+    silent: sockets from which replies are still to come.
     """
 
     ahead: RowsAhead
@@ -54,18 +55,27 @@ class Fetcher:
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector.register(self._event, EVENT_READ)
         self._closed = False
+        # a number of a closed descriptor may be another file's: nobody writes to it after `close`
+        self._closing = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="polyrec-cold-remote", daemon=True)
         self._thread.start()
 
     def fetch(self, ahead: RowsAhead, view: View, rows: I64, done: Done) -> None:
-        """Has rows fetched; never blocks. view, rows: as of `RowsAhead.send`."""
-        self._queue.append(Wanted(ahead, view, rows, done))
-        os.eventfd_write(self._event, 1)
+        """Has rows fetched; never blocks. view, rows: as of `RowsAhead.send`. Once closed, there are none."""
+        with self._closing:
+            if not self._closed:
+                self._queue.append(Wanted(ahead, view, rows, done))
+                os.eventfd_write(self._event, 1)
+                return
+        done(None)
 
     def close(self) -> None:
-        """Ends the thread, after the requests in progress."""
-        self._closed = True
-        os.eventfd_write(self._event, 1)
+        """Ends the thread, after the requests in progress; a second call does nothing."""
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+            os.eventfd_write(self._event, 1)
         self._thread.join()
         self._selector.close()
         os.close(self._event)
@@ -76,10 +86,13 @@ class Fetcher:
                 if key.data is None:
                     os.eventfd_read(self._event)
                     continue
-                wanted, silent = key.data
-                self._forget(wanted, silent)
-                if not wanted.silent:
-                    self._receive(wanted)
+                wanted, request, receiver = key.data  # one that failed has closed its socket
+                while not request.ended and request.read(0.0):
+                    pass
+                if request.ended:
+                    self._forget(wanted, receiver)
+                    if not wanted.silent:
+                        self._receive(wanted)
             now_s = clock()
             for wanted in tuple(self._under_way):
                 if wanted.fetch is not None and wanted.fetch.batch.until_s <= now_s:
@@ -102,9 +115,10 @@ class Fetcher:
             wanted.done(None)
             return
         self._under_way.add(wanted)
-        for one in fetch.batch.sockets:
-            wanted.silent.add(one)
-            self._selector.register(one, EVENT_READ, (wanted, one))
+        for request in fetch.batch.requests:
+            receiver = request.receiver
+            wanted.silent.add(receiver)
+            self._selector.register(receiver, EVENT_READ, (wanted, request, receiver))
         if not wanted.silent:
             self._receive(wanted)
 

@@ -174,8 +174,9 @@ def test_where_a_file_cannot_be_written_is_said_before_the_work(tmp_path: Path) 
     (tmp_path / "file").touch()
     for path, says in (
         (tmp_path, "is a folder; name a file"),
-        (tmp_path / "file" / "x", "File exists"),
-        (Path("/proc/none/x"), "No such file or directory"),
+        (tmp_path / "file" / "x", f"in '{tmp_path / 'file'}': File exists"),
+        (Path("/proc/none/x"), "in '/proc/none': No such file or directory"),
+        (Path("/proc/x"), "cannot write --out '/proc/x' in '/proc': No such file"),
     ):
         with pytest.raises(PolyrecError, match=says):
             require_target_file(path, PolyrecError)
@@ -190,6 +191,15 @@ def test_a_device_or_pipe_is_written_as_it_is() -> None:
     os.close(writer)
     with os.fdopen(reader) as told:
         assert told.read() == "text"
+
+
+def test_a_pipe_is_never_replaced_by_a_file(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(FileExistsError, match="is a pipe or a device"), atomic_path(pipe) as partial:
+        partial.touch()
+    assert pipe.is_fifo()
+    assert list(tmp_path.iterdir()) == [pipe]
 
 
 def merge_bomb(levels: int) -> str:

@@ -17,8 +17,9 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from socket import socket
+from ssl import SSLWantReadError
 from typing import Any
 
 import numpy as np
@@ -45,13 +46,55 @@ REDIRECT = re.compile(r"(MOVED|ASK) \d+ (.*):(\d+)")
 clock = time.monotonic
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class ServerRequest:
-    """A request that has been sent to one server. replies: their number."""
+    """A request that has been sent to one server.
+
+    expected: number of replies. replies: those that have come, ReplyErrors included. failure: why no others
+    will.
+    """
 
     part: ServerRows
     connection: Connection
-    replies: int
+    expected: int
+    replies: list[Any] = field(default_factory=list)
+    failure: Exception | None = None
+    reader: Reader = field(default_factory=Reader)
+
+    @property
+    def receiver(self) -> socket:
+        """The connection's socket, TLS or plain; redis-py has no public name for it."""
+        found: socket = self.connection._sock
+        return found
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing is left to be read."""
+        return self.failure is not None or len(self.replies) >= self.expected
+
+    def read(self, timeout_s: float) -> bool:
+        """Reads once. False: nothing was there, with a timeout of 0; with another one the request fails.
+
+        By the socket: redis-py's read_response takes 2 microseconds for each reply, a tenth of which is
+        hiredis's.
+        """
+        receiver, reader, replies = self.receiver, self.reader, self.replies
+        try:
+            receiver.settimeout(timeout_s)
+            data = receiver.recv(READ_BYTES)
+            if not data:
+                raise OSError("the connection was closed")
+            reader.feed(data)
+            while (reply := reader.gets()) is not False:
+                replies.append(reply)
+            if len(replies) >= self.expected:
+                receiver.settimeout(self.connection.socket_timeout)
+        except (BlockingIOError, SSLWantReadError):
+            return False
+        except (OSError, HiredisError) as e:
+            self.connection.disconnect()
+            self.failure = e
+        return True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,11 +105,6 @@ class PendingBatch:
     keys: list[bytes]
     requests: list[ServerRequest]
     until_s: float
-
-    @property
-    def sockets(self) -> list[socket]:
-        """Those from which replies come; once all can be read, `receive` hardly waits."""
-        return [request.connection._sock for request in self.requests]
 
 
 class RemoteTier:
@@ -250,25 +288,9 @@ def _send(part: ServerRows, connection: Connection, commands: Sequence[tuple[byt
 
 
 def _replies(request: ServerRequest, until_s: float) -> tuple[list[Any], Exception | None]:
-    """Reads the replies that arrive in time, ReplyErrors included; returns also why the others did not."""
-    # by the socket: redis-py's read_response takes 2 microseconds for each, a tenth of which is hiredis's
-    connection, reader = request.connection._sock, Reader()
-    replies: list[Any] = []
-    failure: Exception | None = None
-    try:
-        while len(replies) < request.replies:
-            connection.settimeout(max(until_s - clock(), LEAST_S))
-            data = connection.recv(READ_BYTES)
-            if not data:
-                raise OSError("the connection was closed")
-            reader.feed(data)
-            while (reply := reader.gets()) is not False:
-                replies.append(reply)
-        connection.settimeout(request.connection.socket_timeout)
-    except (OSError, HiredisError) as e:
-        request.connection.disconnect()
-        failure = e
-    if request.part.asking:
-        replies = replies[1::2]
+    """Reads the replies that arrive in time; returns also why the others did not."""
+    while not request.ended:
+        request.read(max(until_s - clock(), LEAST_S))
+    replies = request.replies[1::2] if request.part.asking else request.replies
     # an MGET has one reply
-    return replies[0] if replies and isinstance(replies[0], list) else replies, failure
+    return replies[0] if replies and isinstance(replies[0], list) else replies, request.failure

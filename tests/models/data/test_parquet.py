@@ -130,6 +130,8 @@ def test_of_a_csv_file_is_said_how_to_make_parquet(small: Schema, tmp_path: Path
         guess_schema(path)
     with pytest.raises(DataError, match="of a CSV file make one"):
         open_data(path, small)
+    with pytest.raises(DataError, match="No such file"):
+        guess_schema(tmp_path / "absent.csv")
 
 
 def test_a_damaged_file_is_rejected_in_one_line(small: Schema, write: Write, tmp_path: Path) -> None:

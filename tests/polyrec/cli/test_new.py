@@ -61,3 +61,10 @@ def test_a_users_mistake_is_one_line(
     said = capsys.readouterr().err
     assert says.replace("FILE", file) in said
     assert said.count("\n") == 1
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(tmp_path / "f.parquet")
+    pq.write_table(pa.table({"user": ["a", "b", "a"], "clicked": [0, 1, 0]}), file)
+    assert main(["new", "schema", file, "--out", "/dev/full"]) == 2
+    assert capsys.readouterr().err.endswith("cannot write '/dev/full': No space left on device\n")

@@ -231,8 +231,9 @@ def send_header_of_any_bytes(address: str, topic: bytes, name: bytes) -> None:
     producer = ctypes.c_void_p(library.rd_kafka_new(0, settings, None, 0))
     headers = ctypes.c_void_p(library.rd_kafka_headers_new(1))
     library.rd_kafka_header_add(headers, name, ctypes.c_ssize_t(len(name)), b"x", ctypes.c_ssize_t(1))
-    of_topic, of_headers, end = 1, 10, 0  # rd_kafka_vtype_t
-    assert library.rd_kafka_producev(producer, of_topic, topic, of_headers, headers, end) == 0
+    of_topic, of_value, of_headers, end = 1, 4, 10, 0  # rd_kafka_vtype_t
+    value = (of_value, b"[]", ctypes.c_size_t(2))
+    assert library.rd_kafka_producev(producer, of_topic, topic, *value, of_headers, headers, end) == 0
     assert library.rd_kafka_flush(producer, 10_000) == 0
     library.rd_kafka_destroy(producer)
 
@@ -251,11 +252,14 @@ def test_a_message_whose_header_is_not_utf_8_is_rejected_and_those_behind_it_are
     brokers.send("header", b"{}")
     while len(found) < 102:
         found += topic.read(block=True)
-    topic.close()
     assert sorted(len(message.fields.get(b"json", b"")) for message in found) == [0, *[2] * 101]
     (damaged,) = (message for message in found if b"json" not in message.fields)
     with pytest.raises(UpdateError, match="headers that are not UTF-8"):
         parse_entry(damaged)
+    topic.reject(damaged, "no update")
+    topic.close()
+    (rejected,) = brokers.messages("header.rejected")
+    assert rejected.value() == b"[]"
 
 
 def test_an_update_whose_acknowledgment_was_lost_does_not_count_as_sent() -> None:
