@@ -78,6 +78,8 @@ def test_a_client_that_does_not_read_is_not_waited_for(
             while not limited:
                 samples = MetricSamples(httpx.get(f"{server.url}/metrics").text)
                 limited = samples.total("polyrec_limited_total", limit="grpc_write")
+            # the answer that was not read; those before it were answered
+            assert samples.total("polyrec_requests_total", endpoint="infer", outcome="invalid") == 1
             assert Stub(channel).ask("ServerReady").ready
             # the status stands behind answers that were not read
             stream.cancel()
