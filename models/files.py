@@ -186,9 +186,9 @@ def atomic_path(target: Path) -> Iterator[Path]:
     """Yields a temporary path beside `target` that is renamed to `target` at the end of the block.
 
     Works for files and folders. Readers see the old content or the new one, never a part; while a folder
-    takes the place of another, for a moment none, which whoever opens a bundle reports as a missing one. On an
-    exception in the block the old content stays and the temporary one is removed. A file never takes the
-    place of a folder (IsADirectoryError).
+    takes the place of another, for a moment there is none, which loading a bundle reports as a missing one.
+    On an exception in the block the old content stays and the temporary one is removed. A file never takes
+    the place of a folder (IsADirectoryError).
     """
     partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
     _remove(partial)

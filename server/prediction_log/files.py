@@ -123,8 +123,9 @@ def label_files(folder: Path) -> PartFiles:
 def remove_old(folder: Path, keep_h: float, most_bytes: int | None, now_s: float) -> None:
     """Removes the oldest hour if it ended more than keep_h hours ago, then the oldest beyond most_bytes.
 
-    Only one hour goes by its age at each call, so that a clock that is wrong for some calls costs few. If the hour of now_s (Unix time, seconds) alone is larger, its oldest files are removed, as clients choose
-    how much is logged in an hour.
+    Only one hour goes by its age at each call, so that a clock that is wrong for some calls costs few. If the
+    hour of now_s (Unix time, seconds) alone is larger, its oldest files are removed, as clients choose how
+    much is logged in an hour.
     """
     now = datetime.fromtimestamp(now_s, UTC)
     hours = sorted(_hours(folder), key=lambda hour: hour.name)
