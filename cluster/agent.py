@@ -9,6 +9,7 @@ from collections.abc import Callable
 import aiohttp
 
 from polyrec.cluster.live_state import LiveState, read_state
+from polyrec.server.app.background import start_task
 
 READ_INTERVAL_S = 0.5
 """Interval of reading the server's metrics; HAProxy asks as often."""
@@ -35,7 +36,7 @@ class Agent:
         await self._read()
         self.nominal_rows_s = self.state.capacity_rows_s
         self._server = await asyncio.start_server(self._answer, host, 0)
-        self._tasks.append(asyncio.get_running_loop().create_task(self._read_periodically()))
+        self._tasks.append(start_task(self._read_periodically(), "reading a server's metrics"))
         port: int = self._server.sockets[0].getsockname()[1]
         return port
 

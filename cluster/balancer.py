@@ -13,6 +13,7 @@ from polyrec.cluster.haproxy_config import Endpoint
 from polyrec.cluster.haproxy_process import HAProxy, private_folder
 from polyrec.cluster.spec import ClusterError, ClusterSpec
 from polyrec.models.files import write_text
+from polyrec.server.app.background import start_task
 
 log = logging.getLogger("polyrec.cluster")
 
@@ -111,7 +112,7 @@ class Balancer:
     def _start_checking(self) -> None:
         """Starts `_check`; needed in `add` too, since Ray restarts this actor without calling `open`."""
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._check())
+            self._task = start_task(self._check(), "the checks of replicas")
 
     async def _check(self) -> None:
         """Restarts HAProxy if it has ended; drops replicas that are lost; tries again what failed."""

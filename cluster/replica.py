@@ -28,6 +28,7 @@ from polyrec.cluster.balancer import BALANCER, NAMESPACE
 from polyrec.cluster.haproxy_config import Endpoint
 from polyrec.cluster.spec import ClusterError
 from polyrec.cluster.targets import is_administration, target_of
+from polyrec.server.app.background import start_task
 from polyrec.server.child import ServerProcess, start
 
 ANNOUNCE_S = 1.0
@@ -126,8 +127,10 @@ class Replica:
         self._client = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0), auto_decompress=False, skip_auto_headers={"Content-Type"}
         )
-        loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._watch()), loop.create_task(self._announce())]
+        self._tasks = [
+            start_task(self._watch(), "the watch over a server"),
+            start_task(self._announce(), "announcing a replica"),
+        ]
 
     async def _reload(self, plan: str) -> None:
         assert self._client is not None

@@ -185,9 +185,10 @@ def one_line(error: ValidationError) -> str:
 def atomic_path(target: Path) -> Iterator[Path]:
     """Yields a temporary path beside `target` that is renamed to `target` at the end of the block.
 
-    Works for files and folders. Readers see the old content or the new one, never a part. On an exception the
-    old content stays and the temporary one is removed. A file never takes the place of a folder
-    (IsADirectoryError), and nothing that of a pipe or a device (FileExistsError).
+    Works for files and folders. Readers see the old content or the new one, never a part; while a folder
+    takes the place of another, for a moment there is none, which loading a bundle reports as a missing one.
+    On an exception in the block the old content stays and the temporary one is removed. A file never takes
+    the place of a folder (IsADirectoryError), and nothing that of a pipe or a device (FileExistsError).
     """
     if target.exists() and not target.is_file() and not target.is_dir():
         raise FileExistsError(errno.EEXIST, "is a pipe or a device", str(target))

@@ -1,4 +1,4 @@
-"""Runs blocking work in daemon threads, which a server that is stopped does not wait for.
+"""Runs tasks, and blocking work in daemon threads; a server that is stopped waits for neither.
 
 A thread that has nothing to do waits for more work: starting one blocks the event loop until the new thread
 has had its turn of the interpreter, which takes milliseconds while a lane computes.
@@ -7,10 +7,13 @@ has had its turn of the interpreter, which takes milliseconds while a lane compu
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from queue import Empty, SimpleQueue
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
+
+log = logging.getLogger("polyrec.server")
 
 T = TypeVar("T")
 
@@ -75,3 +78,18 @@ def run_in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
 
     _threads.run(run)
     return done
+
+
+def start_task(work: Coroutine[Any, Any, None], what: str) -> asyncio.Task[None]:
+    """Starts a task that nothing awaits; an exception that ends it is logged at once. what: its name there.
+
+    asyncio logs one only when the task is forgotten, which a task that is kept to be canceled never is.
+    """
+
+    def ended(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s ended by an unexpected error", what, exc_info=error)
+
+    task = asyncio.get_running_loop().create_task(work)
+    task.add_done_callback(ended)
+    return task

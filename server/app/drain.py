@@ -24,6 +24,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from polyrec.server.app.background import start_task
 from polyrec.server.app.engine import LifecycleState
 from polyrec.server.repository.repository import ModelRepository
 
@@ -90,7 +91,7 @@ class Drain:
         again = self._models.state is not LifecycleState.READY
         self._models.enter(LifecycleState.DRAINING)
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._end(server))
+            self._task = start_task(self._end(server), "the end of the server")
         elif self._hurry.is_set():
             server.should_exit = True
         if again or signal_number == signal.SIGINT:

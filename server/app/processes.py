@@ -107,32 +107,39 @@ class _Supervisor:
         """Runs one process, and another one when it dies; returns its exit status when it was told to end."""
         delay_s = FIRST_DELAY_S
         while True:
-            # the kernel kills a process when the other end of its pipe closes, as this one ends
-            theirs, ours = os.pipe()
             try:
-                process = await self._start(i, theirs)
-                if self._stopping:  # it was told while this one started
-                    process.terminate()
-                assert process.stdout is not None
-                while line := await process.stdout.readline():
-                    self._heard(i, orjson.loads(line))
-                    delay_s = FIRST_DELAY_S
-                status = await process.wait()
-                del self._processes[i]
-            finally:
-                os.close(ours)
-            if self._stopping:
-                return max(status, 0)
-            if not self._announced:
-                raise ProcessFailed(f"a server process {_said(status)} before it was ready")
-            log.error("server process %d %s; another one starts", process.pid, _said(status))
+                process, lifeline = await self._start(i)
+            except (OSError, RuntimeError) as e:  # no descriptor, process or thread is left
+                if not self._announced:
+                    raise ProcessFailed(f"a server process cannot be started: {e}") from None
+                log.error("a server process cannot be started, and is tried again: %s", e)
+            else:
+                try:
+                    if self._stopping:  # it was told while this one started
+                        process.terminate()
+                    assert process.stdout is not None
+                    while line := await process.stdout.readline():
+                        self._heard(i, orjson.loads(line))
+                        delay_s = FIRST_DELAY_S
+                    status = await process.wait()
+                    del self._processes[i]
+                finally:
+                    os.close(lifeline)
+                if self._stopping:
+                    return max(status, 0)
+                if not self._announced:
+                    raise ProcessFailed(f"a server process {_said(status)} before it was ready")
+                log.error("server process %d %s; another one starts", process.pid, _said(status))
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, MAX_DELAY_S)
             if self._stopping:
                 return 0
 
-    async def _start(self, i: int, lifeline: int) -> asyncio.subprocess.Process:
-        given = (self._shared.fileno(), self._own[i].fileno(), lifeline)
+    async def _start(self, i: int) -> tuple[asyncio.subprocess.Process, int]:
+        """Starts a process; returns it and the pipe whose closing ends it. Raises OSError or RuntimeError."""
+        # the kernel kills a process when the other end of its pipe closes, as this one ends
+        theirs, ours = os.pipe()
+        given = (self._shared.fileno(), self._own[i].fileno(), theirs)
         try:
             process = self._processes[i] = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "polyrec.server", *map(str, given)),
@@ -142,9 +149,12 @@ class _Supervisor:
                 env=_environment(self._settings, self._grpc),
                 process_group=0,  # Ctrl-C in a terminal is for this process, which passes it on
             )
+        except BaseException:
+            os.close(ours)
+            raise
         finally:
-            os.close(lifeline)
-        return process
+            os.close(theirs)
+        return process, ours
 
     def _heard(self, i: int, ready: dict[str, Any]) -> None:
         """Announces the port once every process has been ready."""

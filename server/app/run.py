@@ -30,7 +30,7 @@ from starlette.types import ASGIApp
 from polyrec.models.allocator import retain_freed_memory
 from polyrec.models.errors import PolyrecError
 from polyrec.models.fetching.url import ModelUrl
-from polyrec.server.app.background import run_in_thread
+from polyrec.server.app.background import run_in_thread, start_task
 from polyrec.server.app.drain import Drain
 from polyrec.server.app.engine import Engine, LifecycleState
 from polyrec.server.app.listening import BACKLOG, Ready, address_of, listen, reserve, resolved
@@ -238,7 +238,7 @@ async def _run_until_stopped(
     shared: socket.socket | None,
     grpc: GrpcPort | None,
 ) -> None:
-    background = [asyncio.create_task(frontend.sweep())]
+    background = [start_task(frontend.sweep(), "the timeouts of connections")]
     scheme = "http" if settings.tls_cert is None else "https"
     url = _url(scheme, listener)  # before a signal can close the listener
     loading = run_in_thread(load)
@@ -254,7 +254,7 @@ async def _run_until_stopped(
         if loading.done():
             loading.result()
             models.attach()
-            background += [asyncio.create_task(live.watch()) for live in models.live_qualities]
+            background += [start_task(live.watch(), "live quality") for live in models.live_qualities]
             # what is loaded stays, so the collector need not scan it again
             gc.collect()
             gc.freeze()

@@ -216,6 +216,11 @@ def _open(
             lane_runtimes = {p.name: runtimes.pop(p.name) for p, _ in here if p.name in runtimes}
         openings.append(LaneOpening(lane, here, on_death(i), lane_runtimes, stacks, spare))
         log.info("lane %s: %s on %s", lane.name, lane.kind, lane.device)
+    manifest = paths[0].bundle.manifest
+    schema = manifest.schema_
+    decoder = Decoder(schema, plan.limits)
+    codec = OipCodec(schema, plan.limits, encoders[0].vocabularies)
+    # last, as nothing would close them after an error in what follows
     lanes = open_lanes(openings)
     dispatchers.append(
         Dispatcher(
@@ -229,16 +234,14 @@ def _open(
             tiers.cold_rows,
         )
     )
-    manifest = paths[0].bundle.manifest
-    schema = manifest.schema_
     return Serving(
         plan,
         served_model(manifest.name, manifest.version, model_name),
         paths,
         lanes,
         dispatchers[0],
-        Decoder(schema, plan.limits),
-        OipCodec(schema, plan.limits, encoders[0].vocabularies),
+        decoder,
+        codec,
         statistics,
         tiers,
         tuple(dict.fromkeys(drifts)),

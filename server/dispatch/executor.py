@@ -134,6 +134,9 @@ class Executor:
             encoder = self._encoders[active.dispatch.path] if batch_view is None else batch_view.encoder
             try:
                 parts, batch = encode_parts(parts, encoder)
+                if batch is not None and batch_view is not None:
+                    _add_fetched(batch_view, parts)
+                    batch = batch_view.attach(batch)
             except Exception as e:
                 _leave(batch_view)
                 self._broken(lane, active, parts, e)
@@ -141,16 +144,20 @@ class Executor:
             if batch is None:
                 _leave(batch_view)
                 continue
-            if batch_view is not None:
-                _add_fetched(batch_view, parts)
-                active.batch_view, batch = batch_view, batch_view.attach(batch)
+            active.batch_view = batch_view
             active.batch, active.encoding_s, active.encode_s = batch, start, clock() - start
 
             def settle(result: Executed | Exception, parts: list[Part] = parts) -> None:
                 self._settled(lane, active, parts, result)
 
             active.in_lane = True
-            self._lanes[lane].execute(self._paths[active.dispatch.path], batch, settle)
+            try:
+                self._lanes[lane].execute(self._paths[active.dispatch.path], batch, settle)
+            except Exception as e:
+                if not active.in_lane:
+                    raise
+                # otherwise nothing would settle it, and the lane would stay busy
+                settle(e)
             if active.in_lane:
                 active.looping = False
                 return
@@ -174,7 +181,11 @@ class Executor:
         else:
             active.executed += 1
             active.waited_s += result.waited_s
-            self._scatter(lane, active, parts, result, batch_view)
+            try:
+                self._scatter(lane, active, parts, result, batch_view)
+            except Exception as e:
+                log.exception("a batch of lane %s could not be distributed", self._lanes[lane].name)
+                self._broken(lane, active, parts, e)
         if not active.looping:
             self._execute(lane, active)
             self._deliver()

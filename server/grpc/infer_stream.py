@@ -59,13 +59,15 @@ class InferStream:
         """Answers requests until the client ends the stream. Raises RequestError if it ends otherwise."""
         reading = asyncio.create_task(self._read())
         try:
-            with self._streams.opened(reading.cancel):
+            with self._streams.opened(reading.cancel) as stream:
                 while (request := await self._requests.get()) is not None:
+                    self._streams.used(stream)
                     await self._answer(request)
+                    self._streams.used(stream)
                     self._room.release()
             await asyncio.wait((reading,))
-            if reading.cancelled():
-                raise NotReady(STOPPING)
+            if stream.ended_by is not None and reading.cancelled():
+                raise stream.ended_by
             reading.result()
         finally:
             reading.cancel()
@@ -125,7 +127,14 @@ class InferStream:
                 await self._context.write(response.SerializeToString())
         except TimeoutError:
             self._models.default.metrics.limited.labels("grpc_write").inc()
-            raise TooSlow("grpc_write", f"a response was not read in {self._write_s:g} s") from None
+            too_slow = TooSlow("grpc_write", f"a response was not read in {self._write_s:g} s")
+            if error is None:
+                call.reject(too_slow)
+            raise too_slow from None
+        except BaseException:
+            if error is None:
+                call.reject(end_of(self._context))
+            raise
         if error is None:
             call.finish(200)
 

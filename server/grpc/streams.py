@@ -1,16 +1,34 @@
-"""Calls without an end of their own: limited in number, and ended with UNAVAILABLE when the server stops."""
+"""Calls without an end of their own: limited in number, and ended with UNAVAILABLE when the server stops.
+
+The one that has not been used for the longest time gives way to a new one: a client could otherwise keep out
+all others, and health watches, by streams that it does not use.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
-from polyrec.server.errors import NotReady, TooBusy
+from polyrec.server.errors import NotReady, RequestError, TooBusy
 from polyrec.server.grpc.calls import is_canceled
 
 STOPPING = "the server is stopping; ask another"
+
+
+@dataclass(slots=True, eq=False)
+class OpenStream:
+    """A stream. stop: is called to end it early; ended_by: then says why."""
+
+    stop: Callable[[], object]
+    ended_by: RequestError | None = None
+
+    def end(self, error: RequestError) -> None:
+        """Ends it early; the first error counts."""
+        self.ended_by = self.ended_by or error
+        self.stop()
 
 
 class OpenStreams:
@@ -19,38 +37,49 @@ class OpenStreams:
     def __init__(self, most: int, exceeded: Callable[[str], object]) -> None:
         self._most = most
         self._exceeded = exceeded
-        self._stops: set[Callable[[], object]] = set()
+        self._open: dict[OpenStream, None] = {}
+        """Open streams, the one that was used last at the end."""
         self._stopping = False
 
     @contextmanager
-    def opened(self, stop: Callable[[], object]) -> Iterator[None]:
-        """Context of one stream. stop: is called when the server stops. Raises NotReady or TooBusy."""
+    def opened(self, stop: Callable[[], object]) -> Iterator[OpenStream]:
+        """Context of one stream. stop: as of an OpenStream. Raises NotReady."""
         if self._stopping:
             raise NotReady(STOPPING)
-        if len(self._stops) >= self._most:
+        if len(self._open) >= self._most:
             self._exceeded("grpc_streams")
-            raise TooBusy("grpc_streams", f"more than {self._most} streams are open")
-        self._stops.add(stop)
+            idlest = next(iter(self._open))
+            del self._open[idlest]
+            idlest.end(TooBusy("grpc_streams", f"more than {self._most} streams are open"))
+        stream = OpenStream(stop)
+        self._open[stream] = None
         try:
-            yield
+            yield stream
         finally:
-            self._stops.discard(stop)
+            self._open.pop(stream, None)
+
+    def used(self, stream: OpenStream) -> None:
+        """Notes that a stream is in use now."""
+        if stream in self._open:
+            del self._open[stream]
+            self._open[stream] = None
 
     async def run(self, work: Coroutine[Any, Any, None]) -> None:
-        """Runs the work of a stream until it is done. Raises NotReady when the server stops, or TooBusy."""
+        """Runs the work of a stream until it is done. Raises NotReady or TooBusy if it is ended early."""
         task = asyncio.create_task(work)
         try:
-            with self.opened(task.cancel):
-                await task
-        except asyncio.CancelledError:
-            if is_canceled():
-                raise
-            raise NotReady(STOPPING) from None
+            with self.opened(task.cancel) as stream:
+                try:
+                    await task
+                except asyncio.CancelledError:
+                    if stream.ended_by is None or is_canceled():
+                        raise
+                    raise stream.ended_by from None
         finally:
             task.cancel()
 
     def stop(self) -> None:
         """Ends every stream, and rejects new ones."""
         self._stopping = True
-        for stop in tuple(self._stops):
-            stop()
+        for stream in tuple(self._open):
+            stream.end(NotReady(STOPPING))

@@ -121,10 +121,11 @@ def label_files(folder: Path) -> PartFiles:
 
 
 def remove_old(folder: Path, keep_h: float, most_bytes: int | None, now_s: float) -> None:
-    """Removes the folders of hours that ended more than keep_h hours ago, then the oldest beyond most_bytes.
+    """Removes the oldest hour if it ended more than keep_h hours ago, then the oldest beyond most_bytes.
 
-    If the hour of now_s (Unix time, seconds) alone is larger, its oldest files are removed, as clients choose
-    how much is logged in an hour.
+    Only one hour goes by its age at each call, so that a clock that is wrong for some calls costs few. If the
+    hour of now_s (Unix time, seconds) alone is larger, its oldest files are removed, as clients choose how
+    much is logged in an hour.
     """
     now = datetime.fromtimestamp(now_s, UTC)
     hours = sorted(_hours(folder), key=lambda hour: hour.name)
@@ -133,7 +134,7 @@ def remove_old(folder: Path, keep_h: float, most_bytes: int | None, now_s: float
     for hour in hours:
         begun = datetime.strptime(hour.name, HOUR).replace(tzinfo=UTC)
         age = now - begun - timedelta(hours=1)
-        old = age.total_seconds() > 3600 * keep_h
+        old = hour.name == hours[0].name and age.total_seconds() > 3600 * keep_h
         over = most_bytes is not None and total > most_bytes and age.total_seconds() >= 0
         if old or over:
             shutil.rmtree(hour, ignore_errors=True)

@@ -19,7 +19,7 @@ from pathlib import Path
 from polyrec.models.errors import PolyrecError
 from polyrec.models.fetching.url import ModelUrl
 from polyrec.models.text import public
-from polyrec.server.app.background import run_in_thread
+from polyrec.server.app.background import run_in_thread, start_task
 from polyrec.server.app.engine import Engine, LifecycleState
 from polyrec.server.app.serving import Serving
 from polyrec.server.errors import Conflict, Invalid, NotFound, NotReady, shortened
@@ -75,7 +75,7 @@ class ModelLoader:
             self._models.add(engine, serving)
             engine.attach()
             if engine.live_quality is not None:
-                self._watching[engine] = asyncio.create_task(engine.live_quality.watch())
+                self._watching[engine] = start_task(engine.live_quality.watch(), f"live quality of '{name}'")
             log.warning("model '%s' is loaded, bundle version %s", name, serving.version)
             return engine
 

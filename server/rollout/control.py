@@ -35,7 +35,7 @@ from polyrec.server.app.background import run_in_thread
 from polyrec.server.app.engine import Engine
 from polyrec.server.app.serving import Serving, same_ids
 from polyrec.server.dispatch.dispatcher import clock
-from polyrec.server.errors import Conflict, Invalid, RequestError
+from polyrec.server.errors import Conflict, Invalid, NotReady, RequestError
 from polyrec.server.http.admin import Admin
 from polyrec.server.rollout.documents import (
     EndedRollout,
@@ -217,7 +217,11 @@ class RolloutControl:
                 if decision.verdict == "rollback":
                     self._end(rollout, "rolled_back", decision.reason)
                 elif decision.verdict == "promote":
-                    await self._promote(rollout, decision.reason)
+                    try:
+                        await self._promote(rollout, decision.reason)
+                    except (NotReady, Conflict) as e:
+                        # something else changes what is served; the next decision tries again
+                        log.warning("rollout: not promoted yet: %s", e)
         except Exception as e:
             log.exception("the rollout is ended, as watching it failed")
             if self._rollout is rollout:

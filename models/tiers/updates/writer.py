@@ -24,6 +24,8 @@ from polyrec.models.tiers.view import View, Views
 log = logging.getLogger("polyrec.tiers")
 
 RETRY_S = 0.2
+FAILED_S = 1.0
+"""Pause after an unexpected error, each of which is logged."""
 
 
 class Writer:
@@ -155,9 +157,21 @@ class Writer:
         while not self._closed.is_set():
             self._work.wait()
             self._work.clear()
-            self._file()
-            while not self._closed.is_set() and not self.settle(RETRY_S):
+            while not self._closed.is_set() and not self._has_settled():
                 self._closed.wait(RETRY_S)
+
+    def _has_settled(self) -> bool:
+        """Writes what is to be written; False if it must be tried again, as after an unexpected error.
+
+        If that ended the thread, each update would add a layer that every later batch looks into.
+        """
+        try:
+            self._file()
+            return self.settle(RETRY_S)
+        except Exception:
+            log.exception("new values are not written yet")
+            self._closed.wait(FAILED_S)
+            return False
 
     def close(self) -> None:
         """Stops the thread; pending layers are not written."""

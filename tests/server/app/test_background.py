@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from queue import SimpleQueue
 
 import pytest
 
-from polyrec.server.app.background import Threads, run_in_thread
+from polyrec.server.app.background import Threads, run_in_thread, start_task
 
 
 def idents(threads: Threads, count: int, at_once: int) -> list[int]:
@@ -58,3 +59,21 @@ def test_a_future_gets_the_result_or_the_exception() -> None:
             await run_in_thread(fails)
 
     asyncio.run(both())
+
+
+def test_an_error_that_ends_a_task_is_logged_while_the_task_is_kept(caplog: pytest.LogCaptureFixture) -> None:
+    async def fails() -> None:
+        raise ValueError("the reason")
+
+    async def run() -> None:
+        kept = [start_task(fails(), "reading"), start_task(asyncio.sleep(3600), "sleeping")]
+        await asyncio.wait(kept, return_when=asyncio.FIRST_COMPLETED)
+        kept[1].cancel()
+        await asyncio.wait(kept)
+        (record,) = caplog.records
+        assert record.getMessage() == "reading ended by an unexpected error"
+        assert record.exc_info is not None
+        assert str(record.exc_info[1]) == "the reason"
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(run())

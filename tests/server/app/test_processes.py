@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -87,6 +88,21 @@ def test_a_killed_process_is_replaced_while_the_port_goes_on_answering(server: S
     assert children(server.process.pid) != before
     for url in server.processes:  # the new one has its predecessor's address
         assert httpx.post(f"{url}/v1/predict", content=BODY, timeout=LIVENESS_S).status_code == 200
+
+
+def test_a_process_that_cannot_be_started_again_is_tried_again(bundle_dir: Path, tmp_path: Path) -> None:
+    messages, settings = tmp_path / "messages", {"bundle": bundle_dir, "processes": 2, "drain_grace_s": 0}
+    with messages.open("w") as stderr, start(settings, stderr) as server:
+        pid = server.process.pid
+        first, second = children(pid)
+        soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, hard))
+        os.kill(first, signal.SIGKILL)
+        assert eventually(lambda: "cannot be started, and is tried again" in messages.read_text())
+        assert httpx.post(f"{server.url}/v1/predict", content=BODY, timeout=LIVENESS_S).status_code == 200
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
+        assert eventually(lambda: len(set(children(pid)) - {first}) == 2)
+        assert second in children(pid)
 
 
 def test_all_end_with_a_signal_and_leave_the_port_free(bundle_dir: Path) -> None:

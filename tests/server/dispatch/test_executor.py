@@ -12,9 +12,11 @@ from polyrec.models.runtimes import open_runtime
 from polyrec.models.schema.batch import Batch
 from polyrec.planner.routing.router_state import RouterState
 from polyrec.server.dispatch.dispatcher import clock
+from polyrec.server.dispatch.observer import ExecutedBatch
+from polyrec.server.errors import Defect
 from polyrec.server.lanes.inline import InlineLane
 from polyrec.server.lanes.lane import Executed, Settle
-from tests.server.dispatch.test_dispatcher import Ranking, dispatcher, ranking, submit
+from tests.server.dispatch.test_dispatcher import Ranking, Tally, dispatcher, ranking, submit
 
 __all__ = ["ranking"]
 
@@ -74,3 +76,64 @@ def test_a_wait_longer_than_the_batch_says_nothing_of_its_speed(bundle: Bundle, 
     state, _ = executed(bundle, ranking, 1e6)
     assert state.lanes[0].busy_s == pytest.approx(state.paths[0].latency.median[2])
     assert state.lanes[0].correction.quickest == [1.0]
+
+
+class FullLane(InlineLane):
+    """A lane that cannot take its first batches."""
+
+    refuses = 0
+
+    def execute(self, path: str, batch: Batch, settle: Settle) -> None:
+        if self.refuses:
+            self.refuses -= 1
+            raise MemoryError("no memory for a batch")
+        super().execute(path, batch, settle)
+
+
+@pytest.mark.parametrize(("refuses", "answered"), [(1, [True, True, True]), (2, [True, True, False])])
+def test_a_lane_that_cannot_take_a_batch_is_free_for_the_next(
+    bundle: Bundle, ranking: Ranking, refuses: int, answered: list[bool]
+) -> None:
+    """The queries are tried one by one, as after a failed execution."""
+    lane = FullLane("cpu", {"table@cpu": open_runtime("torch", bundle)})
+    lane.refuses = refuses
+    made, _ = dispatcher(bundle, lane, "inline")
+
+    async def run() -> None:
+        together = [submit(made, ranking("a")) for _ in range(3)]
+        found = await asyncio.gather(*together, return_exceptions=True)
+        assert sorted(isinstance(answer, Defect) for answer in found) == sorted(not ok for ok in answered)
+        await submit(made, ranking("a"))
+
+    try:
+        asyncio.run(run())
+    finally:
+        made.close()
+
+
+class BrokenOnce(Tally):
+    """An observer with a defect that shows once."""
+
+    def batch_executed(self, batched: ExecutedBatch) -> None:
+        super().batch_executed(batched)
+        if len(self.batches) == 1:
+            raise ValueError("cannot count it")
+
+
+@pytest.mark.parametrize("queries", [1, 3])
+def test_a_batch_that_cannot_be_counted_is_answered_and_its_lane_free(
+    bundle: Bundle, ranking: Ranking, queries: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    lane = InlineLane("cpu", {"table@cpu": open_runtime("torch", bundle)})
+    made, _ = dispatcher(bundle, lane, "inline")
+    made._executor.observer = BrokenOnce()
+
+    async def run() -> None:
+        await asyncio.gather(*(submit(made, ranking("a")) for _ in range(queries)))
+        await submit(made, ranking("a"))
+
+    try:
+        asyncio.run(run())
+    finally:
+        made.close()
+    assert "could not be distributed" in caplog.text

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import os
+import shutil
+import threading
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from polyrec.models.bundle.bundle import Bundle
+from polyrec.models.data.prediction_log import REQUESTS
 from polyrec.models.errors import PolyrecError
 from polyrec.models.evaluation.live import ScoredRequest
 from polyrec.models.evaluation.metrics import evaluate
 from polyrec.models.runtimes import open_runtime
 from polyrec.models.schema.batch import F32
-from polyrec.server.live_quality.judge import Instructions, Judge, ServerGone, latest
+from polyrec.server.live_quality.judge import Instructions, Judge, ServerGone, latest, run
+from polyrec.server.live_quality.report import Report, read_report, report_file
 from polyrec.server.live_quality.settings import JudgeSettings
 from polyrec.server.record_pipe import framed
 from tests.server.conftest import Request
 from tests.server.live_quality.conftest import NARROW, WIDE, WINDOW_S, LogFolder
+from tests.server.prediction_log.test_log import wait
 
 Predict = Callable[[Request], F32]
 
@@ -169,3 +174,50 @@ def test_settings_interrupt_the_judge_once_and_the_newest_count(judge_settings: 
     with pytest.raises(ServerGone):
         instructions.wait(0.0)
     os.close(reader)
+
+
+def test_the_window_outlasts_the_files_and_heartbeats_but_not_other_settings(
+    log_folder: LogFolder,
+    judge_settings: JudgeSettings,
+    requests: list[Request],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A judge that began anew would find no files."""
+    monkeypatch.setattr("polyrec.server.live_quality.judge.LONGEST_REST_S", 0.0)
+    log_folder.at_s -= 2 * WINDOW_S
+    for i, request in enumerate(requests[:3]):
+        log_folder.add(request, f"r{i}")
+    log_folder.write()
+    for file in log_folder.folder.glob(f"{REQUESTS}/*/*.parquet"):
+        os.utime(file, (log_folder.at_s, log_folder.at_s))
+
+    def report_after(settings: JudgeSettings, at_s: float) -> Report:
+        found: list[Report] = []
+
+        def is_there() -> bool:
+            report = read_report(report_file(log_folder.folder, settings.digest))
+            found.extend([] if report is None or report.at_s <= at_s else [report])
+            return bool(found)
+
+        wait(is_there)
+        return found[0]
+
+    settings = judge_settings.model_copy(update={"every_s": 0.01})
+    others = settings.model_copy(update={"every_s": 0.02})
+    reader, writer = os.pipe()
+    judging = threading.Thread(target=run, args=(reader,))
+    judging.start()
+    try:
+        os.write(writer, framed(settings.model_dump_json().encode()))
+        report = report_after(settings, 0.0)
+        shutil.rmtree(log_folder.folder / REQUESTS)
+        for _ in range(3):
+            assert report.requests == 3
+            os.write(writer, framed(b""))
+            report = report_after(settings, report.at_s)
+        os.write(writer, framed(others.model_dump_json().encode()))
+        assert report_after(others, 0.0).requests == 0
+    finally:
+        os.close(writer)
+        judging.join()
+        os.close(reader)

@@ -16,13 +16,23 @@ from polyrec.models.bundle.bundle import Bundle
 from polyrec.planner.plan import Plan
 from polyrec.server.app.engine import Engine
 from polyrec.server.live_quality.live import STALE_S, LiveQuality, LiveQualityError
-from polyrec.server.live_quality.report import Ends, PathReport, Report, report_file, write_report
+from polyrec.server.live_quality.report import (
+    Ends,
+    PathReport,
+    Report,
+    TrialReport,
+    read_report,
+    report_file,
+    write_report,
+)
 from polyrec.server.live_quality.settings import LiveQualitySettings
 from polyrec.server.prediction_log.settings import PredictionLogSettings
 from tests.server.conftest import Request
 from tests.server.live_quality.conftest import NARROW, WIDE, plan_of_widths
+from tests.server.placing import ALLOWED, TOKEN
 from tests.server.prediction_log.conftest import LoggingServer, serve_logging
 from tests.server.prediction_log.test_log import feedback, rank, wait
+from tests.server.rollout.test_live_labels import plan_file, version
 
 Opened = Callable[[Plan], Engine]
 __all__ = ["serve_logging"]
@@ -140,6 +150,36 @@ def test_a_server_reports_the_quality_of_every_path_on_labeled_requests(
             for end in ("low", "value", "high")
         )
         assert low <= value <= high
+
+
+def test_a_server_judges_a_canary_by_the_labels_of_requests_from_before_its_rollout(
+    serve_logging: LoggingServer, plan: Plan, bundle: Bundle, requests: list[Request], tmp_path: Path
+) -> None:
+    canary = plan_file(plan, version(bundle, tmp_path / "canary", shuffled=True))
+    http = serve_logging(
+        admin_token=TOKEN,
+        prediction_log_window_s=0.5,
+        live_quality="measure",
+        live_quality_priority="normal",
+        live_quality_every_s=0.2,
+    )
+    for i, request in enumerate(requests[:10]):
+        rank(http, request, f"r{i}")
+        assert feedback(http, {"request_id": f"r{i}", "positives": [0]}).status_code == 200
+    arguments = {"plan": str(canary), "share": 0.01, "shadow": 0}
+    began = http.post("/v1/admin/rollout/start", json=arguments, headers=ALLOWED)
+    assert began.status_code == 200, began.text
+    canary_version = began.json()["rollout"]["canary_version"]
+
+    def trials() -> list[TrialReport]:
+        reports = map(read_report, (tmp_path / "log").glob(".live-quality-*.json"))
+        return [report.trial for report in reports if report is not None and report.trial is not None]
+
+    wait(lambda: bool(trials()))
+    wait(lambda: trials()[0].requests == 10)
+    (trial,) = trials()
+    assert (trial.version, trial.positives) == (canary_version, 10)
+    assert trial.difference is not None
 
 
 def test_each_of_several_models_is_judged_by_its_own_log(

@@ -47,7 +47,7 @@ def test_nothing_is_written_twice_and_no_partial_file_stays(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("keep_h", "most_bytes", "left"),
-    [(100, None, [0, 1, 2, 3]), (1, None, [2, 3]), (100, 1, [3]), (0.5, None, [2, 3])],
+    [(100, None, [0, 1, 2, 3]), (2, None, [1, 2, 3]), (100, 1, [3]), (1.5, None, [1, 2, 3])],
 )
 def test_old_hours_are_removed(
     tmp_path: Path, keep_h: float, most_bytes: int | None, left: list[int]
@@ -60,6 +60,17 @@ def test_old_hours_are_removed(
     remove_old(tmp_path, keep_h, most_bytes, NOON_S + 3.2 * 3600)
     assert hours(tmp_path) == [f"2026-11-23T{12 + hour}" for hour in left]
     assert hours(tmp_path, REQUESTS) == ["mine"]
+
+
+def test_a_clock_that_is_wrong_for_a_moment_costs_an_hour(tmp_path: Path) -> None:
+    files = label_files(tmp_path)
+    for hour in range(4):
+        files.add([label(hour)])
+    files.flush()
+    right_s, year_s = NOON_S + 3.2 * 3600, 365 * 24 * 3600.0
+    for at_s, left in ((right_s, 4), (right_s + year_s, 3), (right_s, 3), (right_s + year_s, 2)):
+        remove_old(tmp_path, 100, None, at_s)
+        assert len(hours(tmp_path)) == left
 
 
 def test_an_hour_that_is_larger_than_the_log_may_be_loses_its_oldest_files(tmp_path: Path) -> None:

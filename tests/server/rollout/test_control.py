@@ -7,6 +7,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from copy import deepcopy
 from itertools import count
 from pathlib import Path
@@ -97,6 +98,19 @@ def test_a_good_version_is_promoted_by_itself(trial: Trial, plan_of: PlanOf, req
     assert trial.engine.serving.version == canary
     assert [lane.kind for lane in trial.engine.serving.lanes] == ["inline"]
     assert trial.client.metric("polyrec_rollout_requests_total", arm="canary", outcome="ok") > 100
+
+
+def test_a_promotion_waits_while_something_else_changes_what_is_served(
+    trial: Trial, plan_of: PlanOf, requests: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    bounds = QUICK | {"promote_after_s": 0.5, "max_psi": 0.5}
+    trial.start(plan_of(1.0), share=0.5, shadow=0, bounds=bounds)
+    run, changing = trial.client.runner.run, AsyncExitStack()
+    run(changing.enter_async_context(trial.engine.changing()))
+    while trial.engine.rollout is not None and "not promoted yet" not in caplog.text:
+        trial.ask(requests[:100])
+    run(changing.aclose())
+    assert trial.ended()["outcome"] == "promoted"
 
 
 def test_promotion_by_call_and_then_back(trial: Trial, plan_of: PlanOf, requests: list[Any]) -> None:

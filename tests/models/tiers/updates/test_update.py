@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from polyrec.models.tiers.rows import TieredRows
 from polyrec.models.tiers.updates.update import TableUpdate, UpdateError, apply_update
 from polyrec.models.tiers.updates.update_file import load_update, save_update
+from tests.models.tiers.waiting import wait_until
 from tests.models.tiers.worlds import WIDTH, encoder_of, flat_weight, row_of, world
 
 SIZES = {"a": 3000, "b": 40}
@@ -38,6 +40,26 @@ def test_new_values_reach_every_tier_by_id(tmp_path: Path) -> None:
         assert stack.settle(10.0)
     assert not stack.views.newest.layers
     assert stack.figures().replaced <= 1014
+    stack.close()
+
+
+def test_new_values_are_written_after_an_unexpected_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stack = world(encoder_of(SIZES), tmp_path)
+    ids, writing, find = np.arange(30), "polyrec-tiers", np.flatnonzero
+    errors = [MemoryError("no memory to find rows")]
+
+    def finding(array: np.ndarray) -> np.ndarray:
+        if errors and threading.current_thread().name == writing:
+            raise errors.pop()
+        return find(array)
+
+    monkeypatch.setattr(np, "flatnonzero", finding)
+    apply_update(stack, {"a": TableUpdate(ids, row_of(0, ids, 7))})
+    wait_until(lambda: not stack.views.newest.layers, "the values are not written")
+    assert not errors
+    assert "new values are not written yet" in caplog.text
     stack.close()
 
 
