@@ -40,8 +40,11 @@ def test_files_that_are_no_data_are_rejected(small: Schema, tmp_path: Path) -> N
     with pytest.raises(DataError, match="is empty"):
         open_data(tmp_path / "empty.tsv", small)
     (tmp_path / "rows.csv").write_text("a,b")
-    with pytest.raises(DataError, match="neither Parquet nor a Criteo file"):
+    with pytest.raises(DataError, match=r"rows.csv' is not Parquet; of a CSV file make one: python -c"):
         open_data(tmp_path / "rows.csv", small)
+    (tmp_path / "rows.json").write_text("{}")
+    with pytest.raises(DataError, match="neither Parquet nor a Criteo file"):
+        open_data(tmp_path / "rows.json", small)
 
 
 def test_a_fingerprint_is_of_the_bytes(small: Schema, write: Write, tmp_path: Path) -> None:
