@@ -48,12 +48,12 @@ class Choice:
     gap: float
 
 
-def choose(problem: Problem) -> Choice:
+def choose(problem: Problem, time_limit_s: float = TIME_LIMIT_S) -> Choice:
     """Returns the best deployment. Raises PlanImpossible if no option fits its memory."""
     candidates = candidate_options(problem)
     if not candidates:
         raise PlanImpossible("no path fits the memory given; give it more (--memory DEVICE=SIZE)")
-    found = Program(problem, candidates).solve(TIME_LIMIT_S)
+    found = Program(problem, candidates).solve(time_limit_s)
     deployed = list(found.deployed)
     served, _, _ = Program(problem, deployed).solve_shares()
     # drop options that the solver deployed but does not use
