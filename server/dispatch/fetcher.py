@@ -30,18 +30,22 @@ MOST_UNDER_WAY = 64
 Done = Callable[[UpdateLayer | None], None]
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Wanted:
-    """Remote rows to be fetched in a view. done: called in the thread with the rows, None if there are none.
-
-    silent: sockets from which replies are still to come.
-    """
+    """Remote rows to be fetched in a view. done: gets them in the thread, None if there are none."""
 
     ahead: RowsAhead
     view: View
     rows: I64
     done: Done
-    fetch: Fetch | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UnderWay:
+    """A fetch that was sent. silent: sockets from which replies are still to come."""
+
+    wanted: Wanted
+    fetch: Fetch
     silent: set[socket] = field(default_factory=set)
 
 
@@ -50,7 +54,7 @@ class Fetcher:
 
     def __init__(self) -> None:
         self._queue: deque[Wanted] = deque()
-        self._under_way: set[Wanted] = set()
+        self._under_way: set[UnderWay] = set()
         self._selector = DefaultSelector()
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector.register(self._event, EVENT_READ)
@@ -86,54 +90,54 @@ class Fetcher:
                 if key.data is None:
                     os.eventfd_read(self._event)
                     continue
-                wanted, request, receiver = key.data  # one that failed has closed its socket
+                sent, request, receiver = key.data  # one that failed has closed its socket
                 while not request.ended and request.read(0.0):
                     pass
                 if request.ended:
-                    self._forget(wanted, receiver)
-                    if not wanted.silent:
-                        self._receive(wanted)
+                    self._forget(sent, receiver)
+                    if not sent.silent:
+                        self._receive(sent)
             now_s = clock()
-            for wanted in tuple(self._under_way):
-                if wanted.fetch is not None and wanted.fetch.batch.until_s <= now_s:
-                    self._receive(wanted)
+            for sent in tuple(self._under_way):
+                if sent.fetch.batch.until_s <= now_s:
+                    self._receive(sent)
             while self._queue and len(self._under_way) < MOST_UNDER_WAY:
                 self._send(self._queue.popleft())
 
     def _timeout_s(self) -> float | None:
         """Until the first request is late; None: none is under way."""
-        until_s = [wanted.fetch.batch.until_s for wanted in self._under_way if wanted.fetch is not None]
+        until_s = [sent.fetch.batch.until_s for sent in self._under_way]
         return max(min(until_s) - clock(), 0.0) if until_s else None
 
     def _send(self, wanted: Wanted) -> None:
         try:
-            fetch = wanted.fetch = wanted.ahead.send(wanted.view, wanted.rows)
+            fetch = wanted.ahead.send(wanted.view, wanted.rows)
         except Exception:
             log.exception("fetching rows failed")
             fetch = None
         if fetch is None:
             wanted.done(None)
             return
-        self._under_way.add(wanted)
+        sent = UnderWay(wanted, fetch)
+        self._under_way.add(sent)
         for request in fetch.batch.requests:
             receiver = request.receiver
-            wanted.silent.add(receiver)
-            self._selector.register(receiver, EVENT_READ, (wanted, request, receiver))
-        if not wanted.silent:
-            self._receive(wanted)
+            sent.silent.add(receiver)
+            self._selector.register(receiver, EVENT_READ, (sent, request, receiver))
+        if not sent.silent:
+            self._receive(sent)
 
-    def _forget(self, wanted: Wanted, one: socket) -> None:
-        wanted.silent.discard(one)
+    def _forget(self, sent: UnderWay, one: socket) -> None:
+        sent.silent.discard(one)
         self._selector.unregister(one)
 
-    def _receive(self, wanted: Wanted) -> None:
-        assert wanted.fetch is not None
-        for one in tuple(wanted.silent):
-            self._forget(wanted, one)
-        self._under_way.discard(wanted)
+    def _receive(self, sent: UnderWay) -> None:
+        for one in tuple(sent.silent):
+            self._forget(sent, one)
+        self._under_way.discard(sent)
         layer = None
         try:
-            layer = wanted.ahead.receive(wanted.fetch)
+            layer = sent.wanted.ahead.receive(sent.fetch)
         except Exception:
             log.exception("fetching rows failed")
-        wanted.done(layer)
+        sent.wanted.done(layer)
