@@ -137,7 +137,7 @@ class KafkaTopic:
         if time.monotonic() - self._looked_s > PARTITIONS_S and (count := self._count()) != self._partitions:
             self._assign(count)
         if self._ends and self._reached_ends():
-            self._assign_parts(range(self._partitions))
+            self._assign_all()
         until_s = time.monotonic() + (BLOCK_S if block else ANSWER_S)
         while True:
             left_s = max(0.0, until_s - time.monotonic())
@@ -151,7 +151,7 @@ class KafkaTopic:
                 # runs are of one partition each
                 return sorted(messages, key=lambda message: message.part)
             if self._ends and self._reached_ends():
-                self._assign_parts(range(self._partitions))
+                self._assign_all()
                 continue
             if self._ended(block):
                 return []
@@ -220,9 +220,15 @@ class KafkaTopic:
         with self._reported():
             known = self._committed(range(count))
             begun = [one.partition for one in known if one.offset >= 0 or one.partition in self._assigned]
-            self._ends = {} if len(begun) == count else {part: self._end(part) for part in begun}
+            ends = {} if len(begun) == count else {part: self._end(part) for part in begun}
         self._partitions = count
-        self._assign_parts(begun if self._ends else range(count), self._ends)
+        self._read_after([one for one in known if one.partition in ends] if ends else known, ends)
+
+    def _assign_all(self) -> None:
+        """Reads from all partitions, once those that come first are read to their ends."""
+        with self._reported():
+            known = self._committed(range(self._partitions))
+        self._read_after(known, {})
 
     def _committed(self, parts: Sequence[int]) -> list[TopicPartition]:
         """Returns the acknowledged offsets of partitions, negative for none. Raises their errors."""
@@ -246,15 +252,14 @@ class KafkaTopic:
             places = self._consumer.position([TopicPartition(self.name, part) for part in self._ends])
         return all(one.partition in self._at_end or one.offset >= self._ends[one.partition] for one in places)
 
-    def _assign_parts(self, parts: Sequence[int], ends: Mapping[int, int] = {}) -> None:
-        """Reads from these partitions, after what was acknowledged of each. ends: to be read to first."""
+    def _read_after(self, known: Sequence[TopicPartition], ends: dict[int, int]) -> None:
+        """Reads from partitions, after what was acknowledged of each. ends: to be read to before others."""
+        for one in known:
+            if one.offset < 0:
+                one.offset = OFFSET_BEGINNING
         with self._reported():
-            known = self._committed(parts)
-            for one in known:
-                if one.offset < 0:
-                    one.offset = OFFSET_BEGINNING
-            self._consumer.assign(known)
-        self._assigned, self._ends = tuple(parts), dict(ends)
+            self._consumer.assign(list(known))
+        self._assigned, self._ends = tuple(one.partition for one in known), ends
         self._at_end.clear()
 
     def _ended(self, block: bool) -> bool:
