@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from polyrec.models.data.columns import check_columns, check_type, column_kind, normalize_column
 from polyrec.models.data.malformed import RowValidator
-from polyrec.models.data.reader import OF_CSV, OnMalformed, fingerprint, is_glob
+from polyrec.models.data.reader import OnMalformed, csv_given, fingerprint, is_csv, is_glob
 from polyrec.models.data.remote.path import DataPath, RemotePath
 from polyrec.models.errors import DataError
 from polyrec.models.schema.schema import Schema
@@ -121,6 +121,6 @@ def open_parquet(file: DataPath) -> pq.ParquetFile:
             return pq.ParquetFile(file.path, filesystem=file.arrow_system(), pre_buffer=True)
         return pq.ParquetFile(file, buffer_size=BUFFER_BYTES, pre_buffer=False)
     except (OSError, pa.ArrowException) as e:
-        if isinstance(e, pa.ArrowInvalid) and str(file).lower().endswith(".csv"):
-            raise DataError(f"'{file}' is not Parquet; {OF_CSV}") from None
+        if isinstance(e, pa.ArrowInvalid) and is_csv(file):
+            raise csv_given(file) from None
         raise DataError(f"cannot read '{file}' as Parquet: {str(e).splitlines()[0]}") from None

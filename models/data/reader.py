@@ -22,10 +22,6 @@ from polyrec.models.data.remote.path import DataPath, RemotePath, data_path
 from polyrec.models.errors import DataError
 from polyrec.models.schema.schema import Schema
 
-OF_CSV = (
-    'of a CSV file make one: python -c "from pyarrow import csv, parquet; '
-    "parquet.write_table(csv.read_csv('clicks.csv'), 'clicks.parquet')\""
-)
 OnMalformed = Literal["fatal", "count"]
 
 
@@ -180,6 +176,19 @@ def open_data(
     return RequestReader(reader, schema)
 
 
+def is_csv(path: DataPath) -> bool:
+    """Whether a path's name is that of a CSV file, which cannot be read."""
+    return str(path).lower().endswith(".csv")
+
+
+def csv_given(path: DataPath) -> DataError:
+    """Returns the error for a CSV file, which says how to make Parquet of it."""
+    return DataError(
+        f"'{path}' is not Parquet; of a CSV file make one: python -c \"from pyarrow import csv, parquet; "
+        "parquet.write_table(csv.read_csv('clicks.csv'), 'clicks.parquet')\""
+    )
+
+
 def _open(path: DataPath, schema: Schema, on_malformed: OnMalformed) -> DataReader:
     from polyrec.models.data.criteo import CriteoReader
 
@@ -204,8 +213,8 @@ def _open(path: DataPath, schema: Schema, on_malformed: OnMalformed) -> DataRead
         raise DataError(f"'{path}' is empty")
     if path.suffix in (".tsv", ".txt", ".gz"):
         return CriteoReader(path, schema, on_malformed)
-    if path.suffix.lower() == ".csv":
-        raise DataError(f"'{path}' is not Parquet; {OF_CSV}")
+    if is_csv(path):
+        raise csv_given(path)
     raise DataError(f"'{path}' is neither Parquet nor a Criteo file (.tsv, .txt or .gz)")
 
 
