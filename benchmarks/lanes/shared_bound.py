@@ -27,6 +27,10 @@ class LaneUse:
     batches: F64
     rows: F64
 
+    def since(self, before: LaneUse) -> LaneUse:
+        """The use after that of `before`."""
+        return LaneUse(self.busy_s - before.busy_s, self.batches - before.batches, self.rows - before.rows)
+
 
 def bound_of(traces: Sequence[Trace], spent: LaneUse, seconds: float, front: Front) -> float:
     """The largest share of the requests that could be in time. traces: of one path each."""

@@ -153,8 +153,7 @@ class Servers:
         answered = closed_loop(target.url, requests, CONNECTIONS, seconds)
         spent = Counters.of(self, "apart").since(before)
         # lanes count elapsed time, which is more than the core's where other processes use it
-        beside_s = max(0.0, spent.core_s - float(spent.busy_s.sum()))
-        return answered / seconds, beside_s / answered
+        return answered / seconds, max(0.0, spent.beside_s) / answered
 
     def traces(self, due_s: Sequence[F64]) -> list[Trace]:
         """Requests that are due at these times, by model, with the latency that its server measured."""
@@ -175,10 +174,16 @@ class Servers:
 
 
 @dataclass(frozen=True, slots=True)
-class Counters(LaneUse):
+class Counters:
     """Counters of servers. core_s: seconds on the core."""
 
+    lanes: LaneUse
     core_s: float
+
+    @property
+    def beside_s(self) -> float:
+        """Seconds on the core beside the lanes."""
+        return self.core_s - float(self.lanes.busy_s.sum())
 
     @staticmethod
     def of(servers: Servers, way: str) -> Counters:
@@ -190,19 +195,16 @@ class Counters(LaneUse):
             return np.array([_of_model(page, name, model) for page, model in at])
 
         return Counters(
-            totals("polyrec_lane_busy_seconds_total"),
-            totals("polyrec_batch_rows_count"),
-            totals("polyrec_batch_rows_sum"),
+            LaneUse(
+                totals("polyrec_lane_busy_seconds_total"),
+                totals("polyrec_batch_rows_count"),
+                totals("polyrec_batch_rows_sum"),
+            ),
             sum(core_seconds(pid)[0] for pid in {server.process.pid for server in found}),
         )
 
     def since(self, before: Counters) -> Counters:
-        return Counters(
-            self.busy_s - before.busy_s,
-            self.batches - before.batches,
-            self.rows - before.rows,
-            self.core_s - before.core_s,
-        )
+        return Counters(self.lanes.since(before.lanes), self.core_s - before.core_s)
 
 
 def _of_model(page: MetricSamples, name: str, model: str) -> float:
@@ -245,7 +247,7 @@ def measure(
     total = sum(f.requests for f in found)
     answered = [int((outcome.status == 200).sum()) for outcome in outcomes]
     front = Front(
-        spent.core_s - float(spent.busy_s.sum()),
+        spent.beside_s,
         sum(due.size for due in due_s),
         sum(answered),
         float(np.average(answer_s, weights=answered)),
@@ -260,9 +262,9 @@ def measure(
         [f.expired for f in found],
         [f.p99_ms for f in found],
         sum(f.ok * f.requests for f in found) / total,
-        float(spent.busy_s.sum()),
+        float(spent.lanes.busy_s.sum()),
         spent.core_s,
-        bound_of(servers.traces(due_s), spent, whole_s, front) if way == "shared" else None,
+        bound_of(servers.traces(due_s), spent.lanes, whole_s, front) if way == "shared" else None,
     )
 
 
