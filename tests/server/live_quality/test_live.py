@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import orjson
 import pytest
 
@@ -112,21 +113,30 @@ def test_what_cannot_be_scored_again_is_refused(
         LiveQuality(FOLLOW, settings, engine.metrics, engine.serving)
 
 
+JUDGED = {
+    "prediction_log_window_s": 0.5,
+    "live_quality": "measure",
+    # on a busy machine there is no idle time
+    "live_quality_priority": "normal",
+    "live_quality_every_s": 0.2,
+}
+
+
+def rank_and_label(http: httpx.Client, requests: list[Request]) -> None:
+    for i, request in enumerate(requests):
+        rank(http, request, f"r{i}")
+        assert feedback(http, {"request_id": f"r{i}", "positives": [0]}).status_code == 200
+
+
 def test_a_server_reports_the_quality_of_every_path_on_labeled_requests(
     serve_logging: LoggingServer, nested: Bundle, requests: list[Request], tmp_path: Path
 ) -> None:
     (tmp_path / "plan.json").write_text(plan_of_widths(nested).model_dump_json(exclude_none=True))
     http = serve_logging(
         plan=tmp_path / "plan.json",
-        prediction_log_window_s=0.5,
-        live_quality="measure",
-        # on a busy machine there is no idle time
-        live_quality_priority="normal",
-        live_quality_every_s=0.2,
+        **JUDGED,
     )
-    for i, request in enumerate(requests[:10]):
-        rank(http, request, f"r{i}")
-        assert feedback(http, {"request_id": f"r{i}", "positives": [0]}).status_code == 200
+    rank_and_label(http, requests[:10])
 
     log_folder = tmp_path / "log"
     # step by step, as each has a deadline: the judge's imports, its first report, its report on all requests
@@ -158,14 +168,9 @@ def test_a_server_judges_a_canary_by_the_labels_of_requests_from_before_its_roll
     canary = plan_file(plan, version(bundle, tmp_path / "canary", shuffled=True))
     http = serve_logging(
         admin_token=TOKEN,
-        prediction_log_window_s=0.5,
-        live_quality="measure",
-        live_quality_priority="normal",
-        live_quality_every_s=0.2,
+        **JUDGED,
     )
-    for i, request in enumerate(requests[:10]):
-        rank(http, request, f"r{i}")
-        assert feedback(http, {"request_id": f"r{i}", "positives": [0]}).status_code == 200
+    rank_and_label(http, requests[:10])
     arguments = {"plan": str(canary), "share": 0.01, "shadow": 0}
     began = http.post("/v1/admin/rollout/start", json=arguments, headers=ALLOWED)
     assert began.status_code == 200, began.text
@@ -188,10 +193,7 @@ def test_each_of_several_models_is_judged_by_its_own_log(
     (tmp_path / "widths.json").write_text(plan_of_widths(nested).model_dump_json(exclude_none=True))
     http = serve_logging(
         plans=f"hotels={bundle_dir},widths={tmp_path / 'widths.json'}",
-        prediction_log_window_s=0.5,
-        live_quality="measure",
-        live_quality_priority="normal",
-        live_quality_every_s=0.2,
+        **JUDGED,
     )
     answered = {"hotels": 2, "widths": 3}
     for name, many in answered.items():

@@ -305,6 +305,13 @@ def test_impossible_budgets_of_chosen_users_roll_nothing_back(
     trial.call("rollback")
 
 
+PATIENT = [(b"content-type", b"application/json"), (b"x-latency-budget-ms", b"2000000")]
+
+
+def body_of(request: Any) -> bytes:
+    return orjson.dumps({"context": request.context, "candidates": request.candidates})
+
+
 @pytest.mark.parametrize("waited_s", [0.0, 1200.0])
 def test_what_passed_before_a_request_was_read_is_not_the_canarys(
     trial: Trial, plan_of: PlanOf, requests: list[Any], waited_s: float
@@ -313,12 +320,11 @@ def test_what_passed_before_a_request_was_read_is_not_the_canarys(
     trial.start(plan_of(1.0), share=0.5, shadow=0)
     rollout = trial.engine.rollout
     assert rollout is not None
-    body = orjson.dumps({"context": requests[0].context, "candidates": requests[0].candidates})
-    headers = [(b"content-type", b"application/json"), (b"x-latency-budget-ms", b"2000000")]
+    body = body_of(requests[0])
     trial.engine.max_budget_s = 2000.0
 
     async def ask() -> None:
-        call = Call(trial.engine, RankCodec(), {"type": "http", "headers": headers})
+        call = Call(trial.engine, RankCodec(), {"type": "http", "headers": PATIENT})
         call.admit()
         begun_s = clock() - waited_s
         call.reply(await call.answer(call.submit(body, Arrival(begun_s, begun_s, 1.0))))
@@ -341,11 +347,10 @@ def test_requests_are_counted_by_the_address_of_their_client(
     trial.start(plan_of(1.0), share=0.5, shadow=0)
     rollout = trial.engine.rollout
     assert rollout is not None
-    body = orjson.dumps({"context": requests[0].context, "candidates": requests[0].candidates})
-    headers = [(b"content-type", b"application/json"), (b"x-latency-budget-ms", b"2000000")]
+    body = body_of(requests[0])
 
     async def ask(address: str) -> None:
-        scope = {"type": "http", "headers": headers, "client": (address, 50000)}
+        scope = {"type": "http", "headers": PATIENT, "client": (address, 50000)}
         call = Call(trial.engine, RankCodec(), scope)
         call.admit()
         call.reply(await call.answer(call.submit(body)))
