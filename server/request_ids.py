@@ -31,6 +31,16 @@ def request_id(given: bytes | None) -> bytes:
     return given if given is not None and _VISIBLE.fullmatch(given) else new_request_id()
 
 
+def id_to_join(given: str | None, of_call: str) -> str:
+    """Returns the id that labels name a request by: the one in its body, if there is a valid one.
+
+    A stream has many requests in one call, and some clients show their users only the body of an answer.
+    """
+    if given is not None and given.isascii() and _VISIBLE.fullmatch(given.encode()):
+        return given
+    return of_call
+
+
 def log_extra(of_request: bytes | str) -> dict[str, Any]:
     """The `extra` of a log record that concerns one request; empty without an id."""
     text = of_request if isinstance(of_request, str) else of_request.decode("ascii")

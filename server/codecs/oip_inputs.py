@@ -229,11 +229,11 @@ class Inputs:
         plain = self._plain.read(tensors, rows)
         if self._request is None:
             return self._repeated(Tensors(plain.dense, plain.sparse, plain.bags, rows))
-        groups = tensors.get(GROUP_LENGTHS)
-        if groups is not None:
-            groups = _segments(GROUP_LENGTHS, groups, None, rows)
-        features, sparse, bags = self._request.plain(plain.dense, plain.sparse, plain.bags, groups)
-        return self._repeated(Tensors(plain.dense, sparse, bags, rows, features))
+        lengths = tensors.get(GROUP_LENGTHS)
+        if lengths is not None:
+            lengths = _segments(GROUP_LENGTHS, lengths, None, rows)
+        features, sparse, bags = self._request.plain(plain.dense, plain.sparse, plain.bags, lengths)
+        return self._repeated(Tensors(plain.dense, sparse, bags, rows, features, lengths))
 
     def _ranked(self, tensors: Mapping[str, Array]) -> RankedTensors:
         context, candidate = self._groups["context"], self._groups["candidate"]
@@ -269,11 +269,11 @@ class Inputs:
             context_row = np.repeat(np.arange(contexts), sizes)
         of_context, of_rows = context.read(tensors, contexts), candidate.read(tensors, rows)
         if self._request is None:
-            return RankedTensors(of_context, of_rows, context_row)
+            return RankedTensors(of_context, of_rows, context_row, None, sizes)
         features, of_context.sparse, of_context.bags, of_rows.sparse = self._request.ranked(
             (of_context.sparse, of_context.bags), (of_rows.dense, of_rows.sparse), context_row, sizes
         )
-        return RankedTensors(of_context, of_rows, context_row, features)
+        return RankedTensors(of_context, of_rows, context_row, features, sizes)
 
     def _allowed(self, rows: int | None) -> int:
         if not rows:

@@ -44,7 +44,8 @@ class RepeatedContexts:
         context, candidate = self._of("context", rows), self._of("candidate", rows)
         bags = {name: _bags_of(first, *bag) for name, bag in context.bags.items()}
         once = RoleTensors(context.dense[first], context.sparse[first], bags)
-        return RankedTensors(once, candidate, np.cumsum(changed) - 1, rows.request)
+        context_row = np.cumsum(changed) - 1
+        return RankedTensors(once, candidate, context_row, rows.request, rows.request_lengths)
 
     def _of(self, role: Role, rows: Tensors) -> RoleTensors:
         """The features of one role, of every row."""

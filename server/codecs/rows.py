@@ -128,7 +128,8 @@ def _joined(columns: Sequence[Column], rows: Sequence[int]) -> Column:
 class Tensors:
     """Stable ids for `Encoder.from_ids`, of every feature, with lengths that add up to their values.
 
-    request: as in `Columns`.
+    request: as in `Columns`. request_lengths: rows of each request, one after another, None: all are of one;
+    for the prediction log.
     """
 
     dense: F32
@@ -136,6 +137,7 @@ class Tensors:
     bags: Bags
     rows: int
     request: F64 | None = None
+    request_lengths: I64 | None = None
     plain = True
 
     @classmethod
@@ -195,13 +197,14 @@ class RoleTensors:
 class RankedTensors:
     """Stable ids of contexts and their candidates.
 
-    context_row: int64 [rows], as in `Batch`. request: as in `Columns`.
+    context_row: int64 [rows], as in `Batch`. request: as in `Columns`. request_lengths: as in `Tensors`.
     """
 
     context: RoleTensors
     candidate: RoleTensors
     context_row: I64
     request: F64 | None = None
+    request_lengths: I64 | None = None
     plain = False
 
     @property

@@ -64,7 +64,6 @@ class GrpcInferCodec:
 
     endpoint = "infer"
     has_options = True
-    logged = False
 
     def __init__(self) -> None:
         self._request: Any = None
@@ -90,7 +89,8 @@ class GrpcInferCodec:
         wanted = request.parameters
         marks_final = FINAL_WANTED in wanted and wanted[FINAL_WANTED].bool_param
         form = InferForm(request.id, raw, marks_final)
-        return Parsed(serving.codec.inputs.rows(tensors), form, options, bool(request.model_version))
+        rows = serving.codec.inputs.rows(tensors)
+        return Parsed(rows, form, options, bool(request.model_version), request.id)
 
     def write(self, serving: Serving, parsed: Parsed, answer: Answer, path: OpenPath) -> Reply:
         form: InferForm = parsed.request

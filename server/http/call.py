@@ -43,7 +43,7 @@ from polyrec.server.http.options import (
 )
 from polyrec.server.metrics.counting import OK, EndpointMetrics
 from polyrec.server.metrics.error_budget import SLO_MISSES
-from polyrec.server.request_ids import SCOPE_KEY, log_extra
+from polyrec.server.request_ids import SCOPE_KEY, id_to_join, log_extra
 from polyrec.server.rollout.lane_waits import Waits
 from polyrec.server.rollout.traffic import ArmGroup
 
@@ -58,13 +58,14 @@ BY_BUDGET = (Overloaded.outcome, DeadlinePassed.outcome)
 class Parsed(NamedTuple):
     """A parsed body. request: data of the request for `EndpointCodec.write`. options: those in the body.
 
-    pinned: whether it names the model's version.
+    pinned: whether it names the model's version. id: of the request, in the body.
     """
 
     rows: Rows
     request: Any = None
     options: RequestOptions = NO_OPTIONS
     pinned: bool = False
+    id: str | None = None
 
 
 class EndpointCodec(Protocol):
@@ -72,11 +73,6 @@ class EndpointCodec(Protocol):
 
     @property
     def endpoint(self) -> str: ...
-
-    @property
-    def logged(self) -> bool:
-        """Whether its requests are in the prediction log: their bodies hold raw features."""
-        ...
 
     @property
     def has_options(self) -> bool:
@@ -216,7 +212,7 @@ class Call:
                 self._serving = self._group.arm.serving
                 self._waited = self._group.arm.waited()
         prediction_log = self._engine.prediction_log
-        if prediction_log is not None and self._codec.logged and prediction_log.wants():
+        if prediction_log is not None and prediction_log.wants():
             self._logged_body = body
         try:
             return self._queue()
@@ -329,13 +325,10 @@ class Call:
             in_time, took_s, self._rows, parse_s, answer.queue_s, serialize_s, answer.reason
         )
         if self._logged_body is not None and self._engine.prediction_log is not None:
+            parsed = self._parsed
+            request_id = id_to_join(parsed.id, self._scope.get(SCOPE_KEY, ""))
             self._engine.prediction_log.send_prediction(
-                self._scope.get(SCOPE_KEY, ""),
-                self._codec.endpoint == "rank",
-                self._logged_body,
-                answer,
-                self._path.name,
-                self._path.bundle.manifest.version,
+                request_id, parsed.rows, self._logged_body, answer, self._path
             )
         serving.statistics.succeeded(
             self._rows, took_s, answer.queue_s, parse_s, answer.execute_s, serialize_s

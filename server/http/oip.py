@@ -57,7 +57,6 @@ class InferCodec:
 
     endpoint = "infer"
     has_options = True
-    logged = False
 
     def parse(self, serving: Serving, scope: Scope, body: bytes) -> Parsed:
         parameters = scope.get("path_params")
@@ -70,7 +69,7 @@ class InferCodec:
         budget_s = request.timeout_us / 1e6 if request.timeout_us else None
         options = RequestOptions(budget_s, request.priority, request.required)
         pinned = parameters is not None and "version" in parameters
-        return Parsed(request.rows, request, options, pinned)
+        return Parsed(request.rows, request, options, pinned, request.id)
 
     def write(self, serving: Serving, parsed: Parsed, answer: Answer, path: OpenPath) -> Reply:
         body, header_bytes = encode(

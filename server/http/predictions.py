@@ -29,7 +29,6 @@ class PredictCodec:
 
     endpoint = "predict"
     has_options = False
-    logged = True
 
     def parse(self, serving: Serving, scope: Scope, body: bytes) -> Parsed:
         return Parsed(serving.decoder.predict(body))
@@ -43,7 +42,6 @@ class RankCodec:
 
     endpoint = "rank"
     has_options = False
-    logged = True
 
     def parse(self, serving: Serving, scope: Scope, body: bytes) -> Parsed:
         request = serving.decoder.rank(body)

@@ -9,16 +9,27 @@ import time
 from pathlib import Path
 
 import numpy as np
+import orjson
 
+from polyrec.models.bundle.bundle import Bundle
+from polyrec.models.bundle.manifest import VOCABULARY
 from polyrec.models.data.prediction_log import RULES, LogRules, load_rules, stored_names
 from polyrec.models.errors import PolyrecError
 from polyrec.models.files import create_whole
 from polyrec.models.schema.schema import Schema
-from polyrec.server.app.serving import Serving
+from polyrec.server.app.serving import OpenPath, Serving
+from polyrec.server.codecs.rows import RankedTensors, Rows, Tensors
 from polyrec.server.dispatch.answer import Answer
 from polyrec.server.prediction_log.counts import Outcome, SharedCounts
 from polyrec.server.prediction_log.privacy import hiding, load_key
-from polyrec.server.prediction_log.records import Feedback, Prediction, pack
+from polyrec.server.prediction_log.records import (
+    Feedback,
+    IdRows,
+    JsonRows,
+    Prediction,
+    VocabularyFile,
+    pack,
+)
 from polyrec.server.prediction_log.settings import PredictionLogSettings
 from polyrec.server.prediction_log.writer import WriterSettings
 from polyrec.server.record_pipe import RecordPipe, close_pipes, framed
@@ -54,6 +65,8 @@ class PredictionLog:
         if settings.hash:
             load_key(folder)
         self._counts = SharedCounts()
+        self._known: set[str] = set()
+        """Versions whose ids the writer can turn into values."""
         self._dropped = 0
         self._closed = False
         settings = settings.model_copy(update={"folder": folder})
@@ -71,13 +84,25 @@ class PredictionLog:
         return not self.pauses and (self._sample >= 1 or self._random() < self._sample)
 
     def send_prediction(
-        self, request_id: str, ranking: bool, body: bytes, answer: Answer, path: str, version: str
+        self, request_id: str, rows: Rows, body: bytes, answer: Answer, path: OpenPath
     ) -> None:
-        """Sends an answered request to the writer, without waiting. ranking: or plain rows."""
+        """Sends an answered request to the writer, without waiting. rows: parsed from the body."""
+        pipe = self._living()
+        manifest = path.bundle.manifest
+        if isinstance(rows, Tensors | RankedTensors):
+            asked: JsonRows | IdRows = IdRows.of(rows)
+            if manifest.version not in self._known:
+                # of another schema if a plan was loaded while the request was executed
+                if manifest.schema_ != self._schema or not pipe.send(pack(_vocabulary_file(path.bundle))):
+                    self._dropped += 1
+                    return
+                self._known.add(manifest.version)
+        else:
+            asked = JsonRows(not rows.plain, body)
         scores = answer.probabilities.astype(np.float32, copy=False).tobytes()
         at_us = time.time_ns() // 1000
-        record = Prediction(request_id, ranking, at_us, path, version, answer.reason, scores, body)
-        if not self._living().send(pack(record)):
+        record = Prediction(request_id, at_us, path.name, manifest.version, answer.reason, scores, asked)
+        if not pipe.send(pack(record)):
             self._dropped += 1
 
     def send_labels(self, request_id: str, client: str, rows: list[int], labels: list[float]) -> bool:
@@ -107,6 +132,7 @@ class PredictionLog:
 
     def _start(self) -> RecordPipe:
         self._started_s = time.monotonic()
+        self._known.clear()
         pipe = RecordPipe(
             "polyrec.server.prediction_log.writer",
             "writer of the prediction log",
@@ -118,6 +144,13 @@ class PredictionLog:
         )
         pipe.send(framed(self._writer.model_dump_json().encode()))
         return pipe
+
+
+def _vocabulary_file(bundle: Bundle) -> VocabularyFile:
+    manifest = bundle.manifest
+    descriptors = {table: each.model_dump(mode="json") for table, each in manifest.vocabularies.items()}
+    digest = manifest.files[VOCABULARY].sha256
+    return VocabularyFile(manifest.version, str(bundle.path / VOCABULARY), digest, orjson.dumps(descriptors))
 
 
 def _begin(folder: Path, settings: PredictionLogSettings, schema: Schema) -> None:

@@ -2,27 +2,104 @@
 
 from __future__ import annotations
 
-import msgspec
+from typing import Self
 
+import msgspec
+import numpy as np
+
+from polyrec.models.schema.batch import I64
+from polyrec.server.codecs.rows import Bags, RankedTensors, RoleTensors, Tensors
 from polyrec.server.record_pipe import framed
+
+
+class JsonRows(msgspec.Struct, array_like=True, frozen=True, tag="json"):
+    """The decompressed body of a request. ranking: whether it asked /v1/rank, or /v1/predict."""
+
+    ranking: bool
+    body: bytes
+
+
+class IdTensors(msgspec.Struct, array_like=True, frozen=True):
+    """Ids of the inference protocol of one role, or of both: `RoleTensors` as bytes, row by row.
+
+    dense: float32; sparse: int64; bags: ids and lengths by feature, int64.
+    """
+
+    rows: int
+    dense: bytes
+    sparse: bytes
+    bags: dict[str, tuple[bytes, bytes]]
+
+    @classmethod
+    def of(cls, tensors: RoleTensors | Tensors) -> Self:
+        bags = {name: (_bytes(ids), _bytes(lengths)) for name, (ids, lengths) in tensors.bags.items()}
+        return cls(tensors.rows, tensors.dense.tobytes(), tensors.sparse.tobytes(), bags)
+
+    def read(self) -> RoleTensors:
+        """The inverse of `of`."""
+        dense = np.frombuffer(self.dense, np.float32).reshape(self.rows, -1)
+        sparse = np.frombuffer(self.sparse, np.int64).reshape(self.rows, -1)
+        return RoleTensors(dense, sparse, self._bags())
+
+    def _bags(self) -> Bags:
+        return {name: (_integers(ids), _integers(lengths)) for name, (ids, lengths) in self.bags.items()}
+
+
+class IdRows(msgspec.Struct, array_like=True, frozen=True, tag="ids"):
+    """Rows of stable ids: `Tensors` or `RankedTensors` as bytes.
+
+    context: of a ranking; None: rows has the features of both roles. context_row: int64 [rows], of a ranking.
+    request_lengths: int64, see `Tensors`.
+    """
+
+    context: IdTensors | None
+    rows: IdTensors
+    context_row: bytes | None
+    request_lengths: bytes | None
+
+    @classmethod
+    def of(cls, rows: Tensors | RankedTensors) -> Self:
+        lengths = None if rows.request_lengths is None else _bytes(rows.request_lengths)
+        if isinstance(rows, Tensors):
+            return cls(None, IdTensors.of(rows), None, lengths)
+        context, candidate = IdTensors.of(rows.context), IdTensors.of(rows.candidate)
+        return cls(context, candidate, _bytes(rows.context_row), lengths)
+
+    def read(self) -> Tensors | RankedTensors:
+        """The inverse of `of`, without features of the request."""
+        lengths = None if self.request_lengths is None else _integers(self.request_lengths)
+        rows = self.rows.read()
+        if self.context is None or self.context_row is None:
+            return Tensors(rows.dense, rows.sparse, rows.bags, self.rows.rows, None, lengths)
+        return RankedTensors(self.context.read(), rows, _integers(self.context_row), None, lengths)
 
 
 class Prediction(msgspec.Struct, array_like=True, frozen=True, tag="prediction"):
     """One answered request.
 
-    ranking: whether it asked /v1/rank, or /v1/predict. at_us: when its answer was written, Unix time in
-    microseconds. scores: float32 bytes in the order of the request's rows. reason: why quality was degraded.
-    version: of the bundle. body: decompressed.
+    at_us: when its answer was written, Unix time in microseconds. reason: why quality was degraded. version:
+    of the bundle. scores: float32 bytes in the order of the request's rows.
     """
 
     request_id: str
-    ranking: bool
     at_us: int
     path: str
     version: str
     reason: str | None
     scores: bytes
-    body: bytes
+    rows: JsonRows | IdRows
+
+
+class VocabularyFile(msgspec.Struct, array_like=True, frozen=True, tag="vocabulary"):
+    """Where the values of the ids of a version are; sent before its first request with ids.
+
+    sha256: of the file. descriptors: by table, see `VocabularyDescriptor`, as JSON.
+    """
+
+    version: str
+    file: str
+    sha256: str
+    descriptors: bytes
 
 
 class Feedback(msgspec.Struct, array_like=True, frozen=True, tag="feedback"):
@@ -35,15 +112,24 @@ class Feedback(msgspec.Struct, array_like=True, frozen=True, tag="feedback"):
     labels: list[float]
 
 
+Record = Prediction | VocabularyFile | Feedback
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Prediction | Feedback] = msgspec.msgpack.Decoder(Prediction | Feedback)
+_decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
 
 
-def pack(record: Prediction | Feedback) -> bytes:
+def pack(record: Record) -> bytes:
     """Encodes a record with its length in front."""
     return framed(_encoder.encode(record))
 
 
-def decode(record: bytes) -> Prediction | Feedback:
+def decode(record: bytes) -> Record:
     """Decodes a record without its length. Raises msgspec.ValidationError."""
     return _decoder.decode(record)
+
+
+def _bytes(integers: I64) -> bytes:
+    return integers.astype(np.int64, copy=False).tobytes()
+
+
+def _integers(raw: bytes) -> I64:
+    return np.frombuffer(raw, np.int64)

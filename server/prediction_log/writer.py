@@ -1,4 +1,4 @@
-"""Writes the prediction log: reads records from standard input, bodies again, and writes Parquet files.
+"""Writes the prediction log: reads records from standard input, and rows in them, and writes Parquet files.
 
 Started by `server/prediction_log/log.py` only, which sends the settings as the first record. It ends, after
 writing what it has, when the server closes the pipe or dies.
@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -43,8 +44,16 @@ from polyrec.server.codecs.rows import Columns
 from polyrec.server.errors import RequestError
 from polyrec.server.prediction_log.counts import SharedCounts
 from polyrec.server.prediction_log.files import PartFiles, label_files, remove_old
+from polyrec.server.prediction_log.id_values import IdValues, load_vocabularies
 from polyrec.server.prediction_log.privacy import hiding, load_key
-from polyrec.server.prediction_log.records import Feedback, Prediction, decode
+from polyrec.server.prediction_log.records import (
+    Feedback,
+    JsonRows,
+    Prediction,
+    Record,
+    VocabularyFile,
+    decode,
+)
 from polyrec.server.prediction_log.settings import PredictionLogSettings
 from polyrec.server.record_pipe import unframe
 
@@ -56,6 +65,8 @@ GATHER_S = 0.02
 NICE = 10
 MOST_BYTES = 2**26
 """Estimated bytes of buffered rows after which files are written before their time."""
+MOST_VERSIONS = 8
+"""Versions whose vocabularies are kept in memory."""
 VALUE_BYTES = 64
 """Bytes of a buffered value beside its text."""
 LIMITS = Limits(max_request_rows=2**20, max_queued_rows=2**20, max_body_bytes=2**30)
@@ -85,6 +96,9 @@ class Writer:
         self._decoder = Decoder(schema, LIMITS, computes=False)
         key = load_key(folder) if self._settings.hash else b""
         self._hide = hiding(schema, self._settings.leave_out, self._settings.hash, key)
+        self._id_values = IdValues(schema)
+        self._versions: dict[str, VocabularyFile] = {}
+        self._vocabularies = lru_cache(MOST_VERSIONS)(load_vocabularies)
         columns = pa.schema([*LOG_COLUMNS, *stored_types(schema).items()])
         self._features = len(schema.context.names) + len(schema.candidate.names)
         self._requests = PartFiles(folder / REQUESTS, columns, TIME, self._settings.session, settings.shards)
@@ -95,8 +109,11 @@ class Writer:
         self._flushed_s = time.monotonic()
         self._removed_s = -3600.0
 
-    def add(self, record: Prediction | Feedback) -> None:
+    def add(self, record: Record) -> None:
         """Buffers the rows of a record."""
+        if isinstance(record, VocabularyFile):
+            self._versions[record.version] = record
+            return
         if isinstance(record, Feedback):
             self._bytes += VALUE_BYTES * 4 * len(record.rows)
             self._labels.add(
@@ -114,12 +131,13 @@ class Writer:
             return
         try:
             stored = list(self._stored(record))
-        except (RequestError, PolyrecError, ValueError) as e:
+        except (RequestError, PolyrecError, ValueError, LookupError) as e:
             # a request that was answered under another schema, before or after a reload
             self._counts.add(("requests", "invalid"), 1)
             log.debug("a request cannot be read again: %s", e)
             return
-        self._bytes += len(record.body) + VALUE_BYTES * self._features * (len(record.scores) // 4)
+        bytes_given = len(record.rows.body) if isinstance(record.rows, JsonRows) else 0
+        self._bytes += bytes_given + VALUE_BYTES * self._features * (len(record.scores) // 4)
         self._requests.add(stored)
 
     def flush(self, always: bool = False) -> None:
@@ -144,7 +162,7 @@ class Writer:
                 log.error("old hours of the prediction log stay: %s", e)
 
     def _stored(self, record: Prediction) -> Iterator[dict[str, Any]]:
-        """Yields the stored form: of a ranking one row, of plain rows one each."""
+        """Yields the stored form: one row for each run of rows with the same context."""
         scores = np.frombuffer(record.scores, np.float32)
         about = {
             TIME: record.at_us,
@@ -153,17 +171,22 @@ class Writer:
             VERSION: record.version,
             REASON: record.reason,
         }
-        if record.ranking:
-            rows = self._decoder.rank(record.body).rows
-            place = {KEY: self._next_key(record), ROW: 0, SCORES: scores}
-            yield about | place | self._context(rows, 0) | self._candidates(rows, 0, rows.rows)
-            return
-        rows = self._decoder.predict(record.body)
+        rows = self._read(record)
         groups = rows.group if rows.group is not None else [None] * rows.rows
         keys = {group: self._next_key(record) for group in dict.fromkeys(groups)}
-        for i in range(rows.rows):
-            place = {KEY: keys[groups[i]], ROW: i, SCORES: scores[i : i + 1]}
-            yield about | place | self._context(rows, i) | self._candidates(rows, i, i + 1)
+        context_row = np.arange(rows.rows) if rows.context_row is None else rows.context_row
+        starts = [0, *(np.flatnonzero(np.diff(context_row)) + 1).tolist()]
+        for first, end in zip(starts, [*starts[1:], rows.rows], strict=True):
+            place = {KEY: keys[groups[first]], ROW: first, SCORES: scores[first:end]}
+            context = self._context(rows, int(context_row[first]))
+            yield about | place | context | self._candidates(rows, first, end)
+
+    def _read(self, record: Prediction) -> Columns:
+        """The raw values of a request's rows. Raises RequestError or PolyrecError."""
+        asked = record.rows
+        if isinstance(asked, JsonRows):
+            return self._decoder.rank(asked.body).rows if asked.ranking else self._decoder.predict(asked.body)
+        return self._id_values.columns(asked.read(), self._vocabularies(self._versions[record.version]))
 
     def _next_key(self, record: Prediction) -> int:
         self._key = (self._key + 1) % (1 << KEY_BITS)

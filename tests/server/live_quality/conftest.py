@@ -17,7 +17,7 @@ from polyrec.models.schema.schema import Schema
 from polyrec.planner.plan import Plan
 from polyrec.server.live_quality.settings import JudgedPath, JudgeSettings
 from polyrec.server.prediction_log.counts import SharedCounts
-from polyrec.server.prediction_log.records import Feedback, Prediction
+from polyrec.server.prediction_log.records import Feedback, JsonRows, Prediction
 from polyrec.server.prediction_log.settings import PredictionLogSettings
 from polyrec.server.prediction_log.writer import Writer, WriterSettings
 from tests.server.conftest import Request
@@ -64,7 +64,9 @@ class LogFolder:
         given = np.full(len(request.rows), 0.5, np.float32) if scores is None else scores
         at_us = round(1e6 * self.at_s)
         body = orjson.dumps(content)
-        self._writer.add(Prediction(request_id, ranking, at_us, path, version, None, given.tobytes(), body))
+        self._writer.add(
+            Prediction(request_id, at_us, path, version, None, given.tobytes(), JsonRows(ranking, body))
+        )
 
     def label(
         self,

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import orjson
 import pyarrow as pa
@@ -19,8 +20,9 @@ from polyrec.loadtest.drivers.server_pages import MetricSamples
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.data.parquet import parquet_files
 from polyrec.models.data.prediction_log import FEEDBACK, REQUESTS, PredictionLogReader
-from polyrec.server.child import StartFailed
-from tests.server.conftest import Request
+from polyrec.server.child import StartFailed, start
+from tests.server.conftest import Arrays, Request
+from tests.server.grpc.conftest import Stub, infer_request, probabilities
 from tests.server.prediction_log.conftest import FEEDBACK_TOKEN, OTHER_TOKEN, LoggingServer
 
 LATER_S = 4000.0
@@ -113,6 +115,65 @@ def test_plain_rows_are_logged_one_each(
     rows = rows_of(tmp_path / "log", bundle, ["item", label])
     assert [row["item"] for row in rows] == request_.columns["item"]
     assert [row[label] for row in rows] == labels
+
+
+def known_rows(request: Request, bundle: Bundle) -> list[dict[str, Any]]:
+    """The rows of a request with values without an id as missing."""
+    known = {
+        f.name: set(values.to_pylist())
+        for f in bundle.manifest.schema_.categorical
+        if (values := bundle.encoder.vocabulary(f).values) is not None
+    }
+
+    def value(name: str, found: Any) -> Any:
+        if name not in known:
+            return pytest.approx(found, rel=1e-6)
+        if isinstance(found, list):
+            return [each if each in known[name] else None for each in found]
+        return found if found in known[name] else None
+
+    return [{name: value(name, found) for name, found in row.items()} for row in request.rows]
+
+
+@pytest.mark.parametrize("protocol", ["HTTP", "gRPC"])
+def test_a_request_of_the_inference_protocol_is_logged_as_the_values_of_its_ids(
+    bundle_dir: Path,
+    bundle: Bundle,
+    request_: Request,
+    tensors: Callable[[Request], Arrays],
+    tmp_path: Path,
+    protocol: str,
+) -> None:
+    settings = {"bundle": bundle_dir, "drain_grace_s": 0, "default_budget_ms": 60_000}
+    log = {"prediction_log": tmp_path / "log", "prediction_log_flush_s": 0.05}
+    port = {"grpc_port": 0} if protocol == "gRPC" else {}
+    with start(settings | log | port) as child, httpx.Client(base_url=child.url) as http:
+        if child.grpc is None:
+            inputs = [
+                {
+                    "name": name,
+                    "datatype": "FP32" if array.dtype.kind == "f" else "INT64",
+                    "shape": list(array.shape),
+                    "data": array.ravel().tolist(),
+                }
+                for name, array in tensors(request_).items()
+            ]
+            answer = http.post("/v2/models/dlrm/infer", json={"inputs": inputs, "id": "its-own"})
+            assert answer.status_code == 200, answer.text
+            scores = answer.json()["outputs"][0]["data"]
+        else:
+            with grpc.insecure_channel(child.grpc) as channel:
+                asked = infer_request(tensors(request_), id="its-own")
+                scores = probabilities(Stub(channel).infer(asked)).tolist()
+        wait(lambda: logged(http) == 1)
+    schema = bundle.manifest.schema_
+    names = [*schema.context.names, *schema.candidate.names]
+    assert rows_of(tmp_path / "log", bundle, names) == known_rows(request_, bundle)
+    (file,) = parquet_files(tmp_path / "log" / REQUESTS)
+    stored = pa.parquet.read_table(file)
+    assert stored.num_rows == 1, "the context that its rows repeat is stored once"
+    assert stored["log.scores"][0].as_py() == pytest.approx(scores)
+    assert stored["log.request_id"].to_pylist() == ["its-own"]
 
 
 def test_left_out_and_hashed_features_are_not_in_any_file(

@@ -15,7 +15,7 @@ from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.data.parquet import parquet_files
 from polyrec.models.data.prediction_log import REQUESTS
 from polyrec.server.prediction_log.counts import SharedCounts
-from polyrec.server.prediction_log.records import Prediction
+from polyrec.server.prediction_log.records import JsonRows, Prediction
 from polyrec.server.prediction_log.settings import PredictionLogSettings
 from polyrec.server.prediction_log.writer import MOST_BYTES, VALUE_BYTES, Writer, WriterSettings
 from tests.server.conftest import Request
@@ -43,7 +43,8 @@ def by_user(settings: WriterSettings) -> WriterSettings:
 
 def prediction(body: bytes, rows: int, ranking: bool = True) -> Prediction:
     scores = np.full(rows, 0.5, np.float32).tobytes()
-    return Prediction("r", ranking, time.time_ns() // 1000, "table@cpu", "v", None, scores, body)
+    at_us = time.time_ns() // 1000
+    return Prediction("r", at_us, "table@cpu", "v", None, scores, JsonRows(ranking, body))
 
 
 def ranking(request: Request) -> bytes:
