@@ -1,4 +1,4 @@
-"""What a decision of the router costs: microseconds of `priced` on two described machines.
+"""Measures what a decision of the router costs: microseconds of `priced` on two described machines.
 
     chrt -r 1 python -m benchmarks.routing.decision_cost --json docs/results/routing-hot-path.json
 
