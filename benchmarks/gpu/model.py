@@ -37,13 +37,13 @@ Predict = Callable[[Batch], Any]
 class GpuModel:
     """One model's rows on the host, on the device, and over tiers. rows: of each table."""
 
-    def __init__(self, device: torch.device, rows: int, precision: Precision = "fp32", seed: int = 0) -> None:
-        generator = torch.Generator().manual_seed(seed)
+    def __init__(self, device: torch.device, rows: int, precision: Precision = "fp32") -> None:
+        generator = torch.Generator().manual_seed(0)
         self.schema = load_schema("criteo")
         self.tables = {t: rows for t in self.schema.tables}
         self.near, self.rows, self.device = rows // 2, rows, device
         self.row_format = RowFormat(WIDTH, precision)
-        self.random = np.random.default_rng(seed)
+        self.random = np.random.default_rng(0)
         self.weight = quantize(torch.randn(sum(self.tables.values()), WIDTH, generator=generator), precision)
         cuts = {t: {"device": self.near, "host": rows - self.near} for t in self.tables}
         self.stack = open_stack(
@@ -53,7 +53,7 @@ class GpuModel:
             TierSettings.model_validate({"cuts": cuts}),
             device=device,
         )
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         shape = Architecture(width=WIDTH, bottom=(512, 256), top=(512, 256), interaction="dot")
         net = DenseNet(shape, dense_slots(self.schema), PerBlock(0, len(self.tables)))
         self.net = ContextOnce(net).eval().to(device)

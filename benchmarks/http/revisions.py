@@ -26,11 +26,11 @@ from contextlib import ExitStack, contextmanager
 from itertools import cycle
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import uvloop
 
-from benchmarks.http.serve_throughput import CLIENT_CORE, SERVER_CORE, add_model, model, prepared
+from benchmarks.http.serve_throughput import CLIENT_CORE, SERVER_CORE, add_model, closed_loop, model, prepared
 from benchmarks.paired import ratio
 from polyrec.loadtest.machine import machine
 from polyrec.loadtest.traffic.queries import Queries, read_rows
@@ -67,67 +67,6 @@ class Child(NamedTuple):
     port: int
 
 
-class Counter(asyncio.Protocol):
-    """Sends one request after another and counts answers of the expected status codes.
-
-    Keeps the connection through `done`; any other status code is an error.
-    """
-
-    def __init__(self, requests: Iterator[bytes], expected: tuple[bytes, ...], ends_s: float) -> None:
-        self._requests = requests
-        self._expected = expected
-        self._ends = ends_s
-        self._buffer = b""
-        self.answers = 0
-        self.done = asyncio.get_running_loop().create_future()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        self._transport.write(next(self._requests))
-
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        head = self._buffer.find(b"\r\n\r\n")
-        if head < 0:
-            return
-        at = self._buffer.find(b"content-length: ") + 16
-        if len(self._buffer) < head + 4 + int(self._buffer[at : self._buffer.find(b"\r", at)]):
-            return
-        if self._buffer[9:12] not in self._expected:
-            self.done.set_exception(RuntimeError(self._buffer[:300].decode(errors="replace")))
-            self._transport.close()
-            return
-        self._buffer = b""
-        self.answers += 1
-        if time.perf_counter() < self._ends:
-            self._transport.write(next(self._requests))
-        else:
-            self._transport.close()
-            self.done.set_result(None)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if not self.done.done():
-            self.done.set_exception(error or ConnectionError("the server closed the connection"))
-
-
-async def _ask(
-    port: int, requests: Sequence[bytes], expected: tuple[bytes, ...], seconds: float
-) -> tuple[int, float]:
-    loop = asyncio.get_running_loop()
-    everything = cycle(requests)
-    begin = time.perf_counter()
-    counters = [
-        (
-            await loop.create_connection(
-                lambda: Counter(everything, expected, begin + seconds), "127.0.0.1", port
-            )
-        )[1]
-        for _ in range(CONNECTIONS)
-    ]
-    await asyncio.gather(*(counter.done for counter in counters))
-    return sum(counter.answers for counter in counters), time.perf_counter() - begin
-
-
 def processor_s(pid: int) -> float:
     """Returns the time for which the threads of a process have run, in seconds."""
     tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
@@ -140,7 +79,12 @@ def throughput(
     """Returns answers per second of a closed loop, and the server's processor time of one in microseconds."""
     before_s = processor_s(child.pid)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        answers, took_s = runner.run(_ask(child.port, requests, expected, seconds))
+        begin = time.perf_counter()
+        latencies_s = runner.run(
+            closed_loop("127.0.0.1", child.port, cycle(requests), CONNECTIONS, seconds, expected)
+        )
+        took_s = time.perf_counter() - begin
+    answers = CONNECTIONS + len(latencies_s)
     return answers / took_s, 1e6 * (processor_s(child.pid) - before_s) / answers
 
 

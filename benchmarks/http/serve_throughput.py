@@ -43,6 +43,7 @@ from polyrec.loadtest.traffic.request_bodies import INFER, PREDICT, RANK
 from polyrec.models.bundle.bundle import load_bundle
 from polyrec.server.child import start
 
+OK = (b"200",)
 PHASES = ("parse", "queue", "encode", "embed", "dense", "serialise")
 CORES = sorted(os.sched_getaffinity(0))
 SERVER_CORE, CLIENT_CORE = CORES[0], CORES[-1]
@@ -70,12 +71,22 @@ class ThroughputResult:
 
 
 class Connection(asyncio.Protocol):
-    """Sends one request after another; each next one when the answer is complete."""
+    """Sends one request after another; each next one when the answer is complete.
 
-    def __init__(self, requests: Iterator[bytes], latencies_s: list[float], ends_s: float) -> None:
+    An answer whose status code is not in `expected` is an error.
+    """
+
+    def __init__(
+        self,
+        requests: Iterator[bytes],
+        latencies_s: list[float],
+        ends_s: float,
+        expected: tuple[bytes, ...] = OK,
+    ) -> None:
         self._requests = requests
         self._latencies = latencies_s
         self._ends = ends_s
+        self._expected = expected
         self._buffer = b""
         self._sent = 0.0
         self._answered = False
@@ -97,7 +108,7 @@ class Connection(asyncio.Protocol):
         at = self._buffer.find(b"content-length: ") + 16
         if len(self._buffer) < head + 4 + int(self._buffer[at : self._buffer.find(b"\r", at)]):
             return
-        if not self._buffer.startswith(b"HTTP/1.1 200"):
+        if self._buffer[9:12] not in self._expected:
             self.done.set_exception(RuntimeError(self._buffer[:300].decode(errors="replace")))
             self._transport.close()
             return
@@ -119,14 +130,19 @@ class Connection(asyncio.Protocol):
 
 
 async def closed_loop(
-    host: str, port: int, requests: Iterator[bytes], connections: int, seconds: float
+    host: str,
+    port: int,
+    requests: Iterator[bytes],
+    connections: int,
+    seconds: float,
+    expected: tuple[bytes, ...] = OK,
 ) -> list[float]:
-    """Latencies, in seconds, of everything answered."""
+    """Latencies, in seconds, of everything answered but the first answer of each connection."""
     loop = asyncio.get_running_loop()
     latencies: list[float] = []
     ends = time.perf_counter() + seconds
     opened = [
-        await loop.create_connection(lambda: Connection(requests, latencies, ends), host, port)
+        await loop.create_connection(lambda: Connection(requests, latencies, ends, expected), host, port)
         for _ in range(connections)
     ]
     await asyncio.gather(*(protocol.done for _, protocol in opened))

@@ -1,7 +1,7 @@
-"""Measures the hop of a batch to a lane and back, for every kind of lane, and its effect on clients.
+"""Measures the hop of a batch to a lane and back, for every kind of lane.
 
     chrt -r 1 python -m benchmarks.lanes.hop                          # trains a small model on generated data
-    chrt -r 1 python -m benchmarks.lanes.hop --bundle DIR --data FILE --served --json
+    chrt -r 1 python -m benchmarks.lanes.hop --bundle DIR --data FILE --json
 
 The hop is the time from `execute` to `settle`, on the event loop, less the two stages as the lane timed
 them: writing the batch, waking the lane, waking the loop, reading the answer. `busy`: a batch follows its
@@ -9,8 +9,6 @@ predecessor's answer at once. `idle`: after a pause, in which cores fall asleep 
 loop has one core; a lane has another, or shares it. Kinds take turns, a few batches each, so that a
 neighbor's noise meets all of them. `bare` is what the system alone takes: two processes that wake one
 another, the other one working for 150 us, with no batch at all.
-
---served: real servers with each kind, see benchmarks/lanes/hop_served.py.
 """
 
 from __future__ import annotations
@@ -21,7 +19,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -34,7 +31,6 @@ import uvloop
 from tqdm import tqdm
 
 from benchmarks.http.serve_throughput import add_model, machine, model
-from benchmarks.lanes.hop_served import COLUMNS, ServedHop, served
 from polyrec.loadtest.traffic.queries import read_rows
 from polyrec.measure.lane_hop import hops
 from polyrec.models.allocator import retain_freed_memory
@@ -175,16 +171,13 @@ def measure(bundle: Bundle, data: Path, runtime: str, rounds: int) -> list[Hop]:
     return found
 
 
-def table(hops_: Sequence[Hop], served_: Sequence[ServedHop]) -> str:
+def table(hops_: Sequence[Hop]) -> str:
     """For people."""
     lines = [f"{'lane':<24}{'rows':>5}  {'load':<11}{'p50 us':>8}{'p99 us':>9}{'executed us':>13}"]
     for h in sorted(hops_, key=lambda h: (h.load, h.rows)):
         lines.append(
             f"{h.lane:<24}{h.rows:>5}  {h.load:<11}{h.p50_us:>8.1f}{h.p99_us:>9.1f}{h.executed_us:>13.1f}"
         )
-    if served_:
-        lines += ["", "".join(f"{name:>{width}}" for name, width in COLUMNS.values())]
-        lines += ["".join(f"{getattr(s, key)!s:>{w}}" for key, (_, w) in COLUMNS.items()) for s in served_]
     return "\n".join(lines)
 
 
@@ -193,24 +186,18 @@ def main() -> int:
     add_model(parser)
     parser.add_argument("--runtime", default="onnx", choices=["torch", "onnx"])
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--served", action="store_true", help="real servers with each kind as well")
-    parser.add_argument("--seconds", type=float, default=0.6, help="of each run against a server")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     args = parser.parse_args()
     retain_freed_memory()
-    with tempfile.TemporaryDirectory() as folder, model(parser, args) as (bundle_path, data):
+    with model(parser, args) as (bundle_path, data):
         bundle = load_bundle(bundle_path)
         os.sched_setaffinity(0, {LOOP_CORE})
         found = measure(bundle, data, args.runtime, args.rounds)
-        answers: list[ServedHop] = []
-        if args.served:
-            answers = served(bundle, data, args.runtime, args.rounds, args.seconds, Path(folder))
     if args.json:
-        results = {"hop": [asdict(h) for h in found], "served": [asdict(s) for s in answers]}
-        print(json.dumps({"machine": machine(), **results}, indent=2))
+        print(json.dumps({"machine": machine(), "hop": [asdict(h) for h in found]}, indent=2))
     else:
         print(machine())
-        print(table(found, answers))
+        print(table(found))
     return 0
 
 

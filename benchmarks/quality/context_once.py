@@ -11,21 +11,87 @@ distinct id once. A, B, C, A, B, C in one run; medians over rounds. Also checks 
 
 from __future__ import annotations
 
+import argparse
+import json
+import os
 import time
+from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
+import torch
 
-from benchmarks.quality.speed import arguments, family, save, test_rows
-from polyrec.models.data.encoded import EncodedRows
+from polyrec.loadtest.machine import processor
+from polyrec.models.allocator import retain_freed_memory
+from polyrec.models.bundle.bundle import Bundle, load_bundle, write_bundle
+from polyrec.models.bundle.derive import materialize, quantize_bundle
+from polyrec.models.data.encoded import EncodedRows, encode
+from polyrec.models.data.reader import open_data
+from polyrec.models.data.split import TEST, fit_splitter
 from polyrec.models.dlrm.cost import flops, ranking_flops
+from polyrec.models.dlrm.representation import KINDS
 from polyrec.models.embeddings.computed import ComputedStage
 from polyrec.models.runtimes import open_runtime
 from polyrec.models.runtimes.registry import runtimes_for
 from polyrec.models.schema.batch import Batch
+from polyrec.models.schema.schema import load_schema
+from polyrec.models.training.pipeline import Learner
+from polyrec.models.training.recipe import default_training
 
 CANDIDATES = (23, 270, 2048)
 REPRESENTATIONS = ("table", "dhe", "hybrid", "table-int8")
+HOT_ROWS = 5000
 FORMS = ("once", "distinct", "exploded")
+
+
+def family(data: str, folder: Path) -> dict[str, Bundle]:
+    """Returns a bundle of each representation, trained if it does not exist; int8 rows and hot prefixes."""
+    schema = load_schema("trivago")
+    reader = open_data(data, schema)
+    bundles = {}
+    for kind in KINDS:
+        if not (folder / kind).exists():
+            Learner(reader, schema, default_training(schema), kind).learn(folder / kind)
+        bundles[kind] = load_bundle(folder / kind)
+    for name, source, derive in (
+        ("table-int8", "table", lambda b: quantize_bundle(b, "int8")),
+        ("dhe-hot", "dhe", lambda b: materialize(b, HOT_ROWS)),
+        ("hybrid-hot", "hybrid", lambda b: materialize(b, HOT_ROWS)),
+    ):
+        model, representation = derive(bundles[source])
+        bundles[name] = write_bundle(
+            folder / name, model, representation, bundles[source].encoder, {}, {}, replace=True
+        )
+    return bundles
+
+
+def arguments() -> argparse.Namespace:
+    """Parses the arguments, and keeps to one core."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--bundles", type=Path, default=Path("runs/representations"))
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--core", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    args = parser.parse_args()
+    os.sched_setaffinity(0, {args.core})
+    retain_freed_memory()
+    torch.set_num_threads(1)
+    return args
+
+
+def test_rows(data: str, bundles: Mapping[str, Bundle]) -> EncodedRows:
+    """Encodes the test rows."""
+    schema = load_schema("trivago")
+    reader = open_data(data, schema)
+    return encode(reader, bundles["table"].encoder, fit_splitter(reader, schema), (TEST,))
+
+
+def save(args: argparse.Namespace, figures: Mapping[str, object]) -> None:
+    """Writes figures and machine to the file of --json, if given."""
+    if args.json:
+        about = {"machine": f"{processor()}, one core, torch {torch.__version__}", "unit": "rows/s"}
+        args.json.write_text(json.dumps({**about, "rounds": args.rounds, **figures}, indent=2) + "\n")
 
 
 def requests(data: EncodedRows, candidates: int, count: int, seed: int) -> list[Batch]:
@@ -49,7 +115,7 @@ def set_distinct(stage: object, distinct: bool) -> None:
 
 
 def main() -> None:
-    args = arguments(__doc__, rounds=7)
+    args = arguments()
     bundles = family(args.data, args.bundles)
     data = test_rows(args.data, bundles)
     rows = []

@@ -135,10 +135,10 @@ def table(found: Mapping[str, Any]) -> str:
     """Markdown of one data set."""
     runs, widths = found["runs"], found["widths"]
 
-    def cell(which: str, figure: str = "information", digits: int = 4) -> str:
+    def cell(which: str, figure: str = "information") -> str:
         values = [run[figure] for run in runs[which]]
-        spread = f" ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else ""
-        return f"{np.mean(values):.{digits}f}{spread}"
+        spread = f" ± {np.std(values, ddof=1):.4f}" if len(values) > 1 else ""
+        return f"{np.mean(values):.4f}{spread}"
 
     def change(which: str, base: str) -> str:
         pairs = zip(runs[which], runs[base], strict=True)

@@ -2,7 +2,7 @@
 
     python -m benchmarks.tiers.cut_times --json docs/results/tier-cut-times.json
 
-Makes bundles with untrained rows (benchmarks/tiers/serving.py) and measures them at eight cuts as `polyrec
+Makes bundles with untrained rows (served_model.py) and measures them at eight cuts as `polyrec
 profile --tiers` does. The cost model is fitted to the cuts and sizes that the profile measures, and predicts
 the others from the time with all rows in memory. `serial` is the formula that plans were made with before:
 each look-up beyond memory waits for a read of a page, one after the other.
@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.tiers.serving import bundle_of
+from benchmarks.tiers.served_model import bundle_of
 from polyrec.loadtest.machine import machine
 from polyrec.measure.machine.discover import discover
 from polyrec.measure.profile.candidates import Candidate, candidates

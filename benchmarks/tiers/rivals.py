@@ -1,7 +1,7 @@
-"""Caching policies to compare tiers with: LRU, LFU, S3-FIFO, clairvoyant static, Belady.
+"""Caching policies to compare tiers with: LRU, S3-FIFO, Belady.
 
 All take look-ups one by one, as int64 rows of all tables together; caches are warmed by the training rows'.
-Sizes are rows; what a policy's own books cost in bytes stands beside it.
+Sizes are rows.
 """
 
 from __future__ import annotations
@@ -12,14 +12,6 @@ from collections import OrderedDict
 import numpy as np
 
 from polyrec.models.schema.batch import I64
-
-LRU_BOOKS = 24
-"""Bytes a cached row: two links of a list (4 + 4), its row (4), and a hash table's key and slot at two thirds
-full (12)."""
-LFU_BOOKS = 24
-"""Bytes a cached row: its place in a heap and there its row (8), its count (4), the hash table (12)."""
-LFU_COUNT = 1
-"""Bytes for each row, cached or not: a count in one byte, as a sketch has it (counts are exact here)."""
 
 
 def lru(warm: I64, held_out: I64, size: int) -> float:
@@ -34,36 +26,6 @@ def lru(warm: I64, held_out: I64, size: int) -> float:
                 cache[row] = None
                 if len(cache) > size:
                     cache.popitem(last=False)
-    return hits / held_out.size
-
-
-def lfu(warm: I64, held_out: I64, size: int) -> float:
-    """Counts of every row ever seen; a row that misses replaces the least counted if that counts less."""
-    rows, counts = np.unique(warm, return_counts=True)
-    order = np.argsort(-counts, kind="stable")
-    # what a cache of exact counts holds after the training rows, ties by row instead of by luck
-    count: dict[int, int] = dict(zip(rows.tolist(), counts.tolist(), strict=True))
-    cached = set(rows[order[:size]].tolist())
-    coldest = [(count[row], row) for row in cached]
-    heapq.heapify(coldest)
-    hits = 0
-    for row in held_out.tolist():
-        count[row] = own = count.get(row, 0) + 1
-        if row in cached:
-            hits += 1
-            continue
-        while coldest and (coldest[0][1] not in cached or count[coldest[0][1]] != coldest[0][0]):
-            _, stale = heapq.heappop(coldest)
-            if stale in cached:
-                heapq.heappush(coldest, (count[stale], stale))
-        if len(cached) < size:
-            cached.add(row)
-            heapq.heappush(coldest, (own, row))
-        elif coldest and coldest[0][0] < own:
-            _, gone = heapq.heappop(coldest)
-            cached.discard(gone)
-            cached.add(row)
-            heapq.heappush(coldest, (own, row))
     return hits / held_out.size
 
 
@@ -103,12 +65,6 @@ def s3_fifo(warm: I64, held_out: I64, size: int) -> float:
             make_room()
             (main if returns else small)[row] = 0
     return hits / held_out.size
-
-
-def clairvoyant(held_out: I64, size: int) -> float:
-    """The best static choice: the rows most looked up by the held-out rows themselves."""
-    _, counts = np.unique(held_out, return_counts=True)
-    return float(np.sort(counts)[::-1][:size].sum() / held_out.size)
 
 
 def belady(held_out: I64, size: int) -> float:

@@ -29,14 +29,16 @@ from polyrec.models.embeddings.store import FloatRows
 from polyrec.models.embeddings.table import TableStage
 from polyrec.models.errors import BundleError
 
+LR = 1e-3
+"""Adam's step size at the first step; it falls to zero."""
+
 
 @dataclass(frozen=True, slots=True)
 class Regression:
-    """Parameters of the regression: optimizer steps, look-ups per step, Adam's step size, seed."""
+    """Parameters of the regression: optimizer steps, look-ups per step, seed."""
 
     steps: int = 3000
     rows: int = 4096
-    lr: float = 1e-3
     seed: int = 0
 
 
@@ -111,7 +113,7 @@ def regress(
     cumulative = np.cumsum(weight / weight.sum())
     random = np.random.default_rng(regression.seed)
     parameters = stage.dense_parameters()
-    adam = torch.optim.Adam(parameters, lr=regression.lr)
+    adam = torch.optim.Adam(parameters, lr=LR)
     for step in range(1, regression.steps + 1):
         drawn = wanted[np.searchsorted(cumulative, random.random(regression.rows)).clip(max=wanted.size - 1)]
         distinct, times = np.unique(drawn, return_counts=True)
@@ -119,7 +121,7 @@ def regress(
         loss = (error * torch.from_numpy(times / regression.rows).float()).sum()
         adam.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
-        adam.param_groups[0]["lr"] = regression.lr * (1 - (step - 1) / regression.steps)
+        adam.param_groups[0]["lr"] = LR * (1 - (step - 1) / regression.steps)
         adam.step()
         if progress:
             progress(step, regression.steps, loss.item())

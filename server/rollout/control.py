@@ -82,7 +82,7 @@ class Rollout:
     def __post_init__(self) -> None:
         traffic = self.traffic
         paired = traffic.stable.shadow is not None
-        self.comparison = Comparison(paired, groups=len(traffic.canary.groups))
+        self.comparison = Comparison(paired, groups=GROUPS)
 
 
 class RolloutControl:
@@ -106,10 +106,10 @@ class RolloutControl:
         async with self._engine.changing():
             plan, canary = await _open_in_thread(lambda: self._open(read))
             waits = LaneWaits(canary.lanes)
-            shadow = Shadow(stable, canary, arguments.shadow, GROUPS) if arguments.shadow else None
+            shadow = Shadow(stable, canary, arguments.shadow) if arguments.shadow else None
             traffic = RolloutTraffic(
-                Arm(stable, False, engine.default_budget_s, shadow, GROUPS),
-                Arm(canary, True, engine.default_budget_s, None, GROUPS, lambda: waits.look(clock())),
+                Arm(stable, False, engine.default_budget_s, shadow),
+                Arm(canary, True, engine.default_budget_s, None, lambda: waits.look(clock())),
                 Split(arguments.share, canary.version),
                 value_of,
                 same_ids(stable.paths[0].encoder, canary.paths[0].encoder),

@@ -12,6 +12,7 @@ from functools import partial
 
 from polyrec.models.errors import FeatureError
 from polyrec.models.schema.batch import F32
+from polyrec.planner.rollout.comparison import GROUPS
 from polyrec.planner.rollout.expected_loss import PairRecords
 from polyrec.planner.rollout.split import Split
 from polyrec.server.app.serving import Serving
@@ -27,10 +28,10 @@ BUDGET_S = 1.0
 class Shadow:
     """Collects both versions' answers to the same requests.
 
-    share: of the stable requests, in spare time. groups: number of groups of values or clients.
+    share: of the stable requests, in spare time.
     """
 
-    def __init__(self, stable: Serving, canary: Serving, share: float, groups: int = 1) -> None:
+    def __init__(self, stable: Serving, canary: Serving, share: float) -> None:
         self.share = share
         self._stable = stable.dispatcher
         self._canary = canary.dispatcher
@@ -38,7 +39,7 @@ class Shadow:
         self._split = Split(share, "")
         self._next_s = 0.0
         self._closed = False
-        self._records = [PairRecords() for _ in range(groups)]
+        self._records = [PairRecords() for _ in range(GROUPS)]
 
     def offer(self, rows: Rows, scores: F32, group: int = 0) -> None:
         """Repeats a request whose answer is written, if it is chosen and there is time.

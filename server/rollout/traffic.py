@@ -14,6 +14,7 @@ from zlib import crc32
 
 from polyrec.models.schema.schema import Schema
 from polyrec.planner.rollout.arm_sums import ArmRecords
+from polyrec.planner.rollout.comparison import GROUPS
 from polyrec.planner.rollout.split import Split
 from polyrec.planner.routing.lanes.breaker import OVERDUE_EXTRA_S
 from polyrec.server.app.serving import Serving
@@ -62,7 +63,6 @@ class Arm:
         is_canary: bool,
         least_budget_s: float,
         shadow: Shadow | None = None,
-        groups: int = 1,
         look: Callable[[], Look] = Look,
     ) -> None:
         self.serving = serving
@@ -71,13 +71,13 @@ class Arm:
         self.shadow = shadow
         self.scored = 0
         self.header = (b"x-polyrec-arm", b"canary" if is_canary else b"stable")
-        self.groups = tuple(ArmGroup(self, number) for number in range(groups))
+        self.groups = tuple(ArmGroup(self, number) for number in range(GROUPS))
         self._look = look
         self._before = self._last = look()
 
     def group(self, value: bytes) -> ArmGroup:
         """The group of a value of the field of the split, or of a client."""
-        return self.groups[crc32(value) % len(self.groups)]
+        return self.groups[crc32(value) % GROUPS]
 
     def take(self) -> list[ArmRecords]:
         """Returns what was recorded since the last call, by group."""

@@ -22,7 +22,7 @@ import torch
 
 from benchmarks.tiers.generated_model import zipf
 from benchmarks.tiers.popular_first.__main__ import SHARE, add_model_arguments, kept_bundle
-from benchmarks.tiers.serving import plan_of
+from benchmarks.tiers.served_model import plan_of
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.stack import TierStack

@@ -40,6 +40,7 @@ _SQE = np.dtype(
         ("rest", "u8", 3),
     ]
 )
+_ENTRIES = 1024
 _CQE = np.dtype([("user_data", "u8"), ("res", "i4"), ("flags", "u4")])
 
 _syscall = ctypes.CDLL(None, use_errno=True).syscall
@@ -65,9 +66,9 @@ class Ring:
 
     kind = "io_uring"
 
-    def __init__(self, file: int, memory: int, entries: int = 1024, writes: bool = False) -> None:
+    def __init__(self, file: int, memory: int, writes: bool = False) -> None:
         parameters = (ctypes.c_uint32 * 30)()
-        self._fd = _call(_SETUP, entries, ctypes.addressof(parameters))
+        self._fd = _call(_SETUP, _ENTRIES, ctypes.addressof(parameters))
         self._file, self._memory = file, memory
         p = np.frombuffer(memoryview(parameters), np.uint32)
         self.entries, self._capacity = int(p[0]), int(p[1])

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import load, save, save_file
+from safetensors.numpy import load, save
 
 from polyrec.models.files import MOST_SERVED_BYTES, require_regular
 from polyrec.models.schema.vocabulary import Value
@@ -118,11 +118,6 @@ def _list(table: str, array: NDArray[Any], what: str) -> list[Value | None]:
         if isinstance(found, list) and all(v is None or type(v) in (str, int) for v in found):
             return found
     raise UpdateError(f"{what}: values of table '{table}' want int64 [n], or uint8 with a JSON list")
-
-
-def save_update(update: Update, file: str | Path) -> None:
-    """Writes a file of updates that `load_update` reads."""
-    save_file(_arrays(update), file)
 
 
 def encode_update(update: Update) -> bytes:

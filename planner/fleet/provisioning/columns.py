@@ -46,13 +46,13 @@ class SolvedFleet:
         return max(self.solved.dollars - self.bound, 0.0) / least
 
 
-def solve_fleet(problem: FleetProblem, rounds: int = ROUNDS) -> SolvedFleet:
+def solve_fleet(problem: FleetProblem) -> SolvedFleet:
     """Returns the cheapest fleet that serves what can be served."""
     configurations = [
         Configuration(t, paths) for t, offer in enumerate(problem.offers) for paths in starting_paths(offer)
     ]
     proven = False
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         relaxed = FleetProgram(problem, configurations).relax()
         nodes = _best_nodes(problem, relaxed)
         known = set(configurations)

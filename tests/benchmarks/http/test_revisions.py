@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from itertools import cycle
 
 import pytest
 
-from benchmarks.http.revisions import FIGURES, Counter, table
+from benchmarks.http.revisions import FIGURES, table
+from benchmarks.http.serve_throughput import closed_loop
 
 
 def test_ratios_above_one_mean_faster_now_for_rates_and_for_times() -> None:
@@ -29,16 +29,10 @@ async def _ask(answers: list[bytes]) -> int:
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    loop = asyncio.get_running_loop()
     async with server:
         port = server.sockets[0].getsockname()[1]
-        _, counter = await loop.create_connection(
-            lambda: Counter(cycle([b"request"]), (b"200", b"504"), time.perf_counter() + 0.05),
-            "127.0.0.1",
-            port,
-        )
-        await asyncio.wait_for(counter.done, 30)
-    return counter.answers
+        asked = closed_loop("127.0.0.1", port, cycle([b"request"]), 1, 0.05, (b"200", b"504"))
+        return 1 + len(await asyncio.wait_for(asked, 30))
 
 
 def answer(status: int) -> bytes:

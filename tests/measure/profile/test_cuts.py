@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.tiers.serving import bundle_of
+from benchmarks.tiers.served_model import bundle_of
 from polyrec.measure.profile.candidates import Candidate, candidates
 from polyrec.measure.profile.cuts import cut, measurable, measure_cuts, stored_tables
 from polyrec.measure.profile.log import SampleLog

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrec.models.schema.distinct import Column, Jagged
-from polyrec.models.schema.features import deduplicate
+from polyrec.models.schema.distinct import Column, Jagged, distinct, take
 from polyrec.models.schema.grouping import INDEX_BYTES, Names, Repeats, choose_groups
 
 ROWS = 400
@@ -44,11 +43,11 @@ def test_bytes_are_those_of_the_deduplicated_form() -> None:
     batch = sample(0)
     repeats = Repeats([batch])
     for group in (["user"], ["user", "tags"], ["city", "tags", "item"]):
-        found = deduplicate(batch, [group]).groups[0]
-        rows = int(found.inverse.max()) + 1
+        first, _ = distinct([batch[name] for name in group], ROWS)
+        rows = first.size
         assert repeats.factor(frozenset(group)) == ROWS / rows
         expected = ROWS * INDEX_BYTES
-        for column in found.columns.values():
+        for column in (take(batch[name], first) for name in group):
             lists = isinstance(column, Jagged)
             expected += column.values.nbytes + rows * INDEX_BYTES if lists else column.nbytes
         assert repeats.grouped_bytes(frozenset(group)) == expected

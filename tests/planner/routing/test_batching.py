@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.routing.decision_cost import trace
 from benchmarks.routing.machines import MACHINES
-from benchmarks.routing.policies import trace
 from polyrec.planner.plan import Limits, Routing
 from polyrec.planner.routing import batching
 from polyrec.planner.routing.admission import admission
@@ -17,10 +17,12 @@ from polyrec.planner.routing.query import NO_MISSES, Query
 from polyrec.planner.routing.router_state import RouterState
 from polyrec.planner.simulation.faults import Fault
 from polyrec.planner.simulation.simulator import Simulator
+from polyrec.planner.traffic import Arrivals
 from tests.planner.routing import reference
 from tests.planner.routing.random_events import BUDGET_S, MISSES, ROWS, SERVERS, STEPS, step
 from tests.planner.routing.servers import POLICIES, RouterDriver, router
 
+BURSTY = Arrivals(kind="bursty", factor=3.0, period_s=0.1, burst_s=0.02)
 SEVERAL = [*SERVERS[1:], *((machine.paths, machine.lanes) for machine in MACHINES.values())]
 REQUEST = st.tuples(ROWS, BUDGET_S, st.integers(0, 2), st.booleans(), st.one_of(st.just(NO_MISSES), MISSES))
 
@@ -91,7 +93,7 @@ class Compared(Priced):
 def test_every_decision_of_a_trace_equals_the_reference(machine, load, faults):
     server = MACHINES[machine]
     seconds = 0.2 if machine == "cpu" else 0.08 / load
-    times, rows = trace(server, "bursty", "lognormal", load, seconds, 0)
+    times, rows = trace(server, BURSTY, load, seconds, 0)
     rng = np.random.default_rng(0)
     budgets = rng.choice([0.004, 0.01, 0.01, 0.03], size=times.size)
     simulator = Simulator(

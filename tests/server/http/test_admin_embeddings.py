@@ -19,7 +19,7 @@ from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.stage import open_tiers
 from polyrec.models.tiers.tier_settings import TierSettings
 from polyrec.models.tiers.updates.update import TableUpdate
-from polyrec.models.tiers.updates.update_file import save_update
+from polyrec.models.tiers.updates.update_file import encode_update
 from polyrec.server.app.engine import Engine
 from polyrec.server.http.access import Access
 from polyrec.server.http.admin import Admin
@@ -71,7 +71,7 @@ def test_rows_change_by_id_by_value_and_by_file(
     assert row(stack, bundle, 7) == [2.0] * 8
     assert row(stack, bundle, v.missing_id) == [3.0] * 8
     file = tmp_path / "update.safetensors"
-    save_update({"item": TableUpdate(np.array([5]), np.full((1, 8), 4, np.float32))}, file)
+    file.write_bytes(encode_update({"item": TableUpdate(np.array([5]), np.full((1, 8), 4, np.float32))}))
     assert post(updates, {"path": "table@cpu", "file": str(file)})[0] == 200
     assert row(stack, bundle, 5) == [4.0] * 8
     os.truncate(file, 2**40)  # takes no disk, and would take all memory
@@ -133,7 +133,7 @@ def test_a_file_of_updates_may_be_the_body(
     updates: Any, stack: TierStack, bundle: Bundle, tmp_path: Path
 ) -> None:
     file = tmp_path / "update.safetensors"
-    save_update({"item": TableUpdate(np.array([5, 6]), np.full((2, 8), 4, np.float32))}, file)
+    file.write_bytes(encode_update({"item": TableUpdate(np.array([5, 6]), np.full((2, 8), 4, np.float32))}))
     binary = TOKEN | {"content-type": "application/octet-stream"}
 
     def post_binary(query: str, body: bytes) -> tuple[int, dict[str, Any]]:
@@ -155,7 +155,7 @@ def test_a_file_of_updates_may_be_the_body(
         status, answer = post_binary(query, body)
         assert status == 422, query
         assert says in answer["error"]
-    save_update({"item": TableUpdate(np.array([5]), np.full((1, 7), 4, np.float32))}, file)
+    file.write_bytes(encode_update({"item": TableUpdate(np.array([5]), np.full((1, 7), 4, np.float32))}))
     assert "wants (1, 8) numbers" in post_binary("", file.read_bytes())[1]["error"]
 
 

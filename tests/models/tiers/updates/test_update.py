@@ -9,7 +9,7 @@ import torch
 
 from polyrec.models.tiers.rows import TieredRows
 from polyrec.models.tiers.updates.update import TableUpdate, UpdateError, apply_update
-from polyrec.models.tiers.updates.update_file import load_update, save_update
+from polyrec.models.tiers.updates.update_file import encode_update, load_update
 from tests.models.tiers.waiting import wait_until
 from tests.models.tiers.worlds import WIDTH, encoder_of, flat_weight, row_of, world
 
@@ -23,7 +23,7 @@ def test_new_values_reach_every_tier_by_id(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     ids = {t: random.permutation(n)[: n // 3] for t, n in SIZES.items()}
     update = {t: TableUpdate(ids[t], row_of(i, ids[t], 7)) for i, t in enumerate(SIZES)}
-    save_update(update, tmp_path / "update.safetensors")
+    (tmp_path / "update.safetensors").write_bytes(encode_update(update))
     assert apply_update(stack, load_update(tmp_path / "update.safetensors")).rows == 1000 + 13
     nothing = {"a": TableUpdate(np.empty(0, np.int64), np.empty((0, WIDTH), np.float32))}
     assert apply_update(stack, nothing).rows == 0

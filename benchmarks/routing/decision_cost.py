@@ -1,0 +1,145 @@
+"""Measures what a decision of the router costs: microseconds of `priced` on two described machines.
+
+    chrt -r 1 python -m benchmarks.routing.decision_cost --json docs/results/routing-hot-path.json
+
+Queries of DeepRecSys's sizes (lognormal, mean 147) arrive by a Poisson process at shares of the machine's
+capacity, the rows a second of all lanes on their cheapest paths at the largest batches. Budget: 10 ms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+import numpy as np
+
+from benchmarks.routing.machines import MACHINES, Machine
+from polyrec.models.schema.batch import F64, I64
+from polyrec.planner.arrivals import arrival_times
+from polyrec.planner.plan import Routing
+from polyrec.planner.routing.router import Router
+from polyrec.planner.simulation.simulator import Simulator
+from polyrec.planner.traffic import Arrivals, Sizes
+
+BUDGET_S = 0.010
+QUERIES = 30_000
+SIZES = Sizes(kind="lognormal", mean=147)
+CASES = (("cpu", 0.3), ("cpu", 0.7), ("cpu", 1.2), ("cpu+gpu", 0.3), ("cpu+gpu", 0.7))
+
+
+def capacity(machine: Machine) -> float:
+    """Rows/s of all lanes, each on its cheapest path at the largest batch."""
+    most = machine.limits.max_batch_rows
+    return sum(
+        max(most / p.latency.median(most) for p in machine.paths if p.device == lane.device)
+        for lane in machine.lanes
+    )
+
+
+def trace(machine: Machine, arrivals: Arrivals, load: float, seconds: float, seed: int) -> tuple[F64, I64]:
+    """Arrival times and rows of queries at a share of the machine's capacity."""
+    rng = np.random.default_rng(seed)
+    times = arrival_times(arrivals, load * capacity(machine) / SIZES.mean_rows, seconds, rng)
+    return times, SIZES.sample(times.size, rng)
+
+
+def decision_costs(queries: int = QUERIES) -> list[dict[str, Any]]:
+    """Microseconds of routing for a query: its offer, and its share of the `next` and `done` of its batch."""
+    found = []
+    for name, load in CASES:
+        machine = MACHINES[name]
+        seconds = queries * SIZES.mean_rows / (load * capacity(machine))
+        times, rows = trace(machine, Arrivals(), load, seconds, 0)
+        simulator = Simulator(
+            machine.paths,
+            machine.lanes,
+            Routing(),
+            machine.limits,
+            times,
+            rows,
+            BUDGET_S,
+            np.random.default_rng(1),
+        )
+        timed = _Timed(simulator.router)
+        simulator.router = timed  # type: ignore[assignment]
+        simulator.run()
+        found.append({"machine": name, "load": load, "queries": int(times.size), **timed.figures(times.size)})
+    return found
+
+
+class _Timed:
+    """A router that records the durations of its calls."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self.spent: dict[str, list[int]] = {}
+        self._share: list[float] = []
+        self._offers: dict[int, int] = {}
+        self._nexts: dict[int, int] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._router, name)
+
+    def _time(self, name: str, call: Callable[..., Any], *arguments: Any) -> Any:
+        began = perf_counter_ns()
+        result = call(*arguments)
+        self.spent.setdefault(name, []).append(perf_counter_ns() - began)
+        return result
+
+    def reject_early(self, arrival_s: float, deadline_s: float, size: float, now_s: float) -> Any:
+        return self._time("reject_early", self._router.reject_early, arrival_s, deadline_s, size, now_s)
+
+    def offer(self, query: Any, now_s: float, size: float) -> Any:
+        result = self._time("offer", self._router.offer, query, now_s, size)
+        self._offers[query.payload] = self.spent["offer"][-1]
+        return result
+
+    def next(self, lane: int, now_s: float) -> Any:
+        result = self._time("next", self._router.next, lane, now_s)
+        if result is not None:
+            self._nexts[id(result)] = self.spent["next"].pop()
+            self.spent.setdefault("next, a batch", []).append(self._nexts[id(result)])
+        return result
+
+    def done(self, dispatch: Any, now_s: float, took_s: float) -> None:
+        self._time("done", self._router.done, dispatch, now_s, took_s)
+        each = (self._nexts.pop(id(dispatch)) + self.spent["done"][-1]) / len(dispatch.parts)
+        self._share += [self._offers[part.query.payload] + each for part in dispatch.parts]
+
+    def expire(self, now_s: float) -> Any:
+        return self._time("expire", self._router.expire, now_s)
+
+    def wake_s(self) -> Any:
+        return self._time("wake_s", self._router.wake_s)
+
+    def tick(self, now_s: float, front_s: float | None = None) -> None:
+        self._time("tick", self._router.tick, now_s, front_s)
+
+    def figures(self, queries: int) -> dict[str, Any]:
+        total = sum(sum(v) for k, v in self.spent.items() if k != "tick")
+        return {
+            "query_us_p50": float(np.median(self._share)) / 1e3,
+            "query_us_p99": float(np.quantile(self._share, 0.99)) / 1e3,
+            "all_calls_us_a_query": total / queries / 1e3,
+            "median_us": {k: float(np.median(v)) / 1e3 for k, v in self.spent.items()},
+            "calls_a_query": {k: len(v) / queries for k, v in self.spent.items()},
+        }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    text = json.dumps({"python": platform.python_version(), "hot_path": decision_costs()}, indent=1)
+    if args.json:
+        args.json.write_text(text + "\n")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
