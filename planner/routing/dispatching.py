@@ -7,6 +7,7 @@ executed, completes its queries.
 
 from __future__ import annotations
 
+from polyrec.planner.routing.admission.losses import record_loss
 from polyrec.planner.routing.fair_share import charge
 from polyrec.planner.routing.lanes.breaker import overdue_at_s
 from polyrec.planner.routing.lanes.lane import LaneState
@@ -86,7 +87,7 @@ def complete(state: RouterState, dispatch: Dispatch, now_s: float, learner: Poli
             if query.done_rows >= query.rows:
                 query.settled = True
                 if query.deadline_s < now_s:
-                    state.record_loss(query)
+                    record_loss(state, query.rows, query.deadline_s - query.arrival_s, query.required)
                 if learner is not None:
                     learner.finished(query, now_s)
         if query.settled and query.dispatched_rows < query.rows:

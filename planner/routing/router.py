@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from polyrec.planner.plan import Routing
 from polyrec.planner.routing import explain as explaining
+from polyrec.planner.routing.admission import losses
 from polyrec.planner.routing.admission.attempt import worth_accepting
 from polyrec.planner.routing.admission.reading_round import ReadingRound
 from polyrec.planner.routing.decision import decide, other_usable_lanes
@@ -81,8 +82,8 @@ class Router:
                     return None
             rejection = Rejection(RejectReason.OVERLOAD, excess_s, state.queue.rows)
             reading.record_rejection(rejection, size, deadline_s, max(1, round(likely_rows)))
-        if state.record_arrival(reading.rows, deadline_s - arrival_s):
-            state.loss_backoff.record_loss()
+        state.record_arrival(reading.rows, deadline_s - arrival_s)
+        losses.record_loss(state, reading.rows, deadline_s - arrival_s)
         return rejection
 
     def offer(self, query: Query, now_s: float, size: float = INF) -> Rejection | None:
@@ -107,8 +108,7 @@ class Router:
         policy = self.policy
         excess_s = policy.admit(state, query, end_s)
         if excess_s > 0 and not worth_accepting(state, query, end_s):
-            if possible:
-                state.loss_backoff.record_loss()
+            losses.record_loss(state, rows, deadline_s - arrival_s, query.required)
             return self._overload(query, excess_s, size, possible)
         if policy.binds_at_arrival:
             policy.accepted(state, query, end_s)
@@ -253,7 +253,7 @@ class Router:
                         lane.due_s = query.deadline_s
         for query in expired:
             if not query.reading:  # else its reads took too long
-                state.record_loss(query)
+                losses.record_loss(state, query.rows, query.deadline_s - query.arrival_s, query.required)
             if self.policy.learns:
                 self.policy.finished(query, now_s)
         return expired
@@ -307,9 +307,9 @@ class Router:
         if loop_time is not None:
             state.front.observe(loop_time, observed.new_queries, observed.mean_rows)
         observed.tick(now_s)
-        state.loss_backoff.tick()
         state.front.update_read_share(observed.queries_s, observed.mean_rows)
         passed_s = now_s - self._ticked_s
+        losses.tick(state, passed_s)
         state.reads.tick(passed_s)
         if passed_s > 0:
             weight = min(1.0, passed_s / SHARE_MEMORY_S)

@@ -318,20 +318,19 @@ class RouterState:
         Clients choose their budgets. One that is too small whatever the load says nothing about the load, and
         must not change what others get. required: only paths of the highest value may answer.
         """
+        return self.slack_s(rows, budget_s, required) >= 0
+
+    def slack_s(self, rows: int, budget_s: float, required: bool = False) -> float:
+        """Seconds of its budget that a query may wait if it is executed alone, as in `is_possible`."""
         front = self.front
         alone_s = (self.best_alone_times if required else self.alone_times)[rows]
-        return alone_s + front.answer_s + front.answer_row_s * rows <= budget_s
+        return budget_s - alone_s - front.answer_s - front.answer_row_s * rows
 
     def record_arrival(self, rows: int, budget_s: float, required: bool = False) -> bool:
         """Counts a query in the observed traffic; returns whether it is possible."""
         possible = self.is_possible(rows, budget_s, required)
         self.observed.record_arrival(rows, budget_s, possible)
         return possible
-
-    def record_loss(self, query: Query) -> None:
-        """Records a query that expired or was answered late, unless it was impossible."""
-        if self.is_possible(query.rows, query.deadline_s - query.arrival_s, query.required):
-            self.loss_backoff.record_loss()
 
     def answer_s(self, query: Query) -> float:
         """Seconds that the front will spend on writing the answer."""

@@ -15,13 +15,13 @@ import math
 import os
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import uvicorn
 import uvloop
@@ -37,7 +37,7 @@ from polyrec.server.app.listening import BACKLOG, Ready, address_of, listen, res
 from polyrec.server.app.logs import log_to_stderr
 from polyrec.server.app.serving import Serving
 from polyrec.server.app.settings import Settings
-from polyrec.server.app.tls import check_tls, reload_tls
+from polyrec.server.app.tls import check_tls, reload_tls, server_context
 from polyrec.server.codecs.json_rows import MAX_DIGITS
 from polyrec.server.dispatch.dispatcher import clock
 from polyrec.server.grpc.opening import GrpcPort, require_packages
@@ -47,6 +47,7 @@ from polyrec.server.http.app import Application, create_app
 from polyrec.server.http.connection.access_log import AccessLog
 from polyrec.server.http.connection.connection import Connection
 from polyrec.server.http.connection.frontend import HttpFrontend, ServerState
+from polyrec.server.http.connection.handshake import Handshake, Handshakes
 from polyrec.server.http.shared_port import SharedPort
 from polyrec.server.metrics.gc_pauses import GcTimer
 from polyrec.server.record_pipe import close_pipes
@@ -58,8 +59,6 @@ from polyrec.server.tracing.tracer import open_tracer
 
 log = logging.getLogger("polyrec.server")
 
-HANDSHAKE_S = 5.0
-"""Limit of a TLS handshake."""
 ACCEPTS_PER_ITERATION = 16
 """Maximum connections accepted per loop iteration; accepting one takes as long as rejecting a request."""
 
@@ -77,30 +76,27 @@ class ModelNotOpened(PolyrecError):
     """One of several models cannot be opened; the message names it and says why."""
 
 
-class HandshakeLoop(uvloop.Loop):
-    """uvloop's event loop, with a short limit on TLS handshakes.
-
-    The server's own limits apply only after the handshake, and the loop's default is 60 s.
-    """
-
-    async def create_server(self, *args: Any, **options: Any) -> Any:
-        if options.get("ssl") is not None:
-            options["ssl_handshake_timeout"] = HANDSHAKE_S
-        return await super().create_server(*args, **options)
-
-
-def connection_class(frontend: HttpFrontend) -> type[asyncio.Protocol]:
+def connection_class(frontend: HttpFrontend, context: ssl.SSLContext | None = None) -> type[asyncio.Protocol]:
     """Returns the protocol class for uvicorn's public `http=` option, whose connections share `frontend`.
 
     uvicorn needs the constructor's keywords and `shutdown` of it
-    (tests/server/http/connection/test_connection.py checks that against the installed version).
+    (tests/server/http/connection/test_connection.py checks that against the installed version). context: for
+    TLS, whose handshake comes before the connection.
     """
 
     class FrontendConnection(Connection):
         def __init__(self, *, server_state: ServerState, **unused: object) -> None:
             super().__init__(frontend, server_state)
 
-    return FrontendConnection
+    if context is None:
+        return FrontendConnection
+    handshakes = Handshakes(context, frontend)
+
+    class FrontendHandshake(Handshake):
+        def __init__(self, *, server_state: ServerState, **unused: object) -> None:
+            super().__init__(handshakes, partial(Connection, frontend, server_state))
+
+    return FrontendHandshake
 
 
 class Server(uvicorn.Server):
@@ -144,7 +140,7 @@ def serve(
             if shared is None:  # otherwise the process that started this one has reserved it
                 address = address_of(opened.enter_context(reserve(settings.host, settings.grpc_port)))
             grpc = GrpcPort(settings, address)
-        with asyncio.Runner(loop_factory=HandshakeLoop) as runner:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_serve(settings, listener, on_ready, shared, grpc))
 
 
@@ -181,9 +177,12 @@ async def _serve(
     served: ASGIApp = app if shared is None else SharedPort(app, shared.getsockname()[1])
     access_log = AccessLog.of(settings.access_log)
     frontend = HttpFrontend(served, app.hot, engine, settings.connection_limits, access_log)
+    context = None
+    if settings.tls_cert is not None and settings.tls_key is not None:
+        context = server_context(settings.tls_cert, settings.tls_key)
     config = uvicorn.Config(
         served,
-        http=connection_class(frontend),
+        http=connection_class(frontend, context),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -193,10 +192,8 @@ async def _serve(
         # longer than the drain's own timeout, after which waiting requests are answered
         timeout_graceful_shutdown=math.ceil(settings.drain_timeout_s) + 1,
         backlog=BACKLOG,
-        ssl_certfile=settings.tls_cert,
-        ssl_keyfile=settings.tls_key,
     )
-    _reload_on_sighup(engine, config, settings, grpc)
+    _reload_on_sighup(engine, context, settings, grpc)
     drained = listener if shared is None else shared
     stopping: Callable[[], None] = (lambda: None) if grpc is None else grpc.begin_stop
     drain = Drain(models, drained, settings.drain_grace_s, settings.drain_timeout_s, stopping)
@@ -209,18 +206,17 @@ async def _serve(
 
 
 def _reload_on_sighup(
-    engine: Engine, config: uvicorn.Config, settings: Settings, grpc: GrpcPort | None
+    engine: Engine, context: ssl.SSLContext | None, settings: Settings, grpc: GrpcPort | None
 ) -> None:
     """Reloads tokens and certificate on SIGHUP. Without either, SIGHUP ends the server as usual."""
     cert, key = settings.tls_cert, settings.tls_key
     if settings.tokens is None and cert is None:
         return
-    config.load()
 
     def reread() -> None:
         engine.access.reload()
-        if cert is not None and key is not None and config.ssl is not None:
-            reload_tls(config.ssl, cert, key)
+        if cert is not None and key is not None and context is not None:
+            reload_tls(context, cert, key)
             if grpc is not None:
                 grpc.reload_key()
 

@@ -1,6 +1,6 @@
 """TLS files: checked before a server starts, and read again while it serves.
 
-uvicorn creates the SSL context (`ssl_certfile`, `ssl_keyfile`); this module reports mistakes in one line.
+Mistakes are one line. Handshakes are server/http/connection/handshake.py's.
 """
 
 from __future__ import annotations
@@ -19,9 +19,16 @@ class TlsError(PolyrecError):
     """A certificate or key that cannot be read, or that do not belong together."""
 
 
+def server_context(cert: Path, key: Path) -> ssl.SSLContext:
+    """Returns the context of a server. cert: PEM chain. key: PEM, not encrypted. Raises TlsError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    _load(context, cert, key)
+    return context
+
+
 def check_tls(cert: Path, key: Path) -> None:
-    """Checks that a server can use both files. cert: PEM chain. key: PEM, not encrypted. Raises TlsError."""
-    _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), cert, key)
+    """Checks that a server can use both files. Raises TlsError."""
+    server_context(cert, key)
 
 
 def reload_tls(context: ssl.SSLContext, cert: Path, key: Path) -> None:

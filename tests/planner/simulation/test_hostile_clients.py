@@ -64,6 +64,25 @@ def test_requests_with_impossible_budgets_cost_others_neither_answers_nor_qualit
 
 
 @pytest.mark.parametrize("kind", ["inline", "process"])
+@pytest.mark.parametrize(
+    ("rate", "rows", "budget_s"),
+    [(50, 1, 6e-4), (300, 1, 7.5e-4), (300, 200, 2.4e-3), (700, 1, 7.5e-4), (700, 25, 9e-4), (700, 1, 3e-3)],
+)
+def test_requests_with_budgets_that_are_only_just_possible_cost_others_neither_answers_nor_quality(
+    kind, rate, rows, budget_s
+):
+    outcomes, is_ordinary = beside(kind, rate, 10, rows, budget_s, END_S + 1)
+    ordinary = is_ordinary & (outcomes.arrival_s >= 1)
+    in_time = (outcomes.path >= 0) & (outcomes.finish_s <= outcomes.deadline_s)
+    attacked = ordinary & (outcomes.arrival_s >= BEGIN_S) & (outcomes.arrival_s < END_S)
+    before = ordinary & (outcomes.arrival_s < BEGIN_S)
+    assert in_time[attacked].mean() >= 0.999
+    usual = (outcomes.path[before] == BEST).mean()
+    assert usual > 0.7
+    assert (outcomes.path[attacked] == BEST).mean() >= usual - 0.1
+
+
+@pytest.mark.parametrize("kind", ["inline", "process"])
 def test_large_requests_are_forgotten_soon_after_they_end(kind):
     outcomes, is_ordinary = beside(kind, 20, 20, 4096, 10.0, END_S + 20)
     later = is_ordinary & (outcomes.arrival_s > END_S + 7)

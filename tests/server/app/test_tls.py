@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 import socket
 import ssl
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
 import pytest
 
-from polyrec.server.app.run import HANDSHAKE_S
 from polyrec.server.app.settings import SettingsError, load_settings
 from polyrec.server.app.tls import TlsError, check_tls, reload_tls
 from polyrec.server.child import StartFailed, start
+from polyrec.server.http.connection.handshake import HANDSHAKE_S
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl on this machine")
 
 BODY = b'{"instances": [{}]}'
 Pair = tuple[Path, Path]
+CONNECTIONS, MOST = 40, 4
+"""Connections of a small server, and the unfinished handshakes that it allows."""
 
 
 def certified(folder: Path, name: str, *options: str) -> Pair:
@@ -141,3 +145,72 @@ def test_a_handshake_that_never_begins_is_ended(bundle_dir: Path, pair: Pair) ->
         host, port = server.url.removeprefix("https://").split(":")
         with socket.create_connection((host, int(port)), timeout=8 * HANDSHAKE_S) as connection:
             assert connection.recv(1) == b""
+
+
+def refused(http: httpx.Client) -> int:
+    found = re.search(r'polyrec_limited_total\{limit="handshakes"\} (\d+)', http.get("/metrics").text)
+    return int(found[1]) if found else 0
+
+
+def test_a_client_with_many_silent_connections_keeps_no_other_out(bundle_dir: Path, pair: Pair) -> None:
+    settings = {"bundle": bundle_dir, "tls_cert": pair[0], "tls_key": pair[1], "drain_grace_s": 0}
+    context = trusting(pair[0])
+    with start(settings | {"max_connections": CONNECTIONS, "default_budget_ms": 60_000}) as server:
+        url = httpx.URL(server.url)
+        host, port = url.host, url.port
+        assert port is not None
+        opened: list[socket.socket] = []
+
+        def connect(source: str) -> socket.socket:
+            opened.append(socket.create_connection((host, port), timeout=20, source_address=(source, 0)))
+            return opened[-1]
+
+        try:
+            with httpx.Client(base_url=url, verify=context, timeout=20) as http:
+                assert refused(http) == 0
+                slow = connect("127.0.0.3")
+                silent = [connect("127.0.0.2") for _ in range(3 * MOST)]
+                # the oldest of the address with most gives way, here by its end or by a reset
+                for connection in silent[: 2 * MOST + 1]:
+                    with suppress(ConnectionResetError):
+                        assert connection.recv(1) == b""
+                assert refused(http) == 2 * MOST + 1
+                # in any order with those that are silent
+                with context.wrap_socket(slow, server_hostname=host) as encrypted:
+                    encrypted.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+                    assert encrypted.recv(100).startswith(b"HTTP/1.1 200 ")
+            for _ in range(3):
+                with httpx.Client(base_url=url, verify=context, timeout=20) as other:
+                    assert other.post("/v1/predict", content=BODY).status_code == 200
+        finally:
+            for connection in opened:
+                connection.close()
+
+
+def test_a_request_that_comes_with_the_end_of_the_handshake_is_answered(bundle_dir: Path, pair: Pair) -> None:
+    settings = {"bundle": bundle_dir, "tls_cert": pair[0], "tls_key": pair[1], "drain_grace_s": 0}
+    context = trusting(pair[0])
+    with start(settings) as server:
+        url = httpx.URL(server.url)
+        assert url.port is not None
+        for _ in range(20):
+            incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+            tls = context.wrap_bio(incoming, outgoing, server_hostname=url.host)
+            with socket.create_connection((url.host, url.port), timeout=20) as connection:
+                while True:
+                    try:
+                        tls.do_handshake()
+                        break
+                    except ssl.SSLWantReadError:
+                        connection.sendall(outgoing.read())
+                        incoming.write(connection.recv(65536))
+                tls.write(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+                connection.sendall(outgoing.read())  # the client's last message and its request, as one
+                answer = b""
+                while not answer:
+                    incoming.write(connection.recv(65536))
+                    try:
+                        answer = tls.read(100)
+                    except ssl.SSLWantReadError:
+                        continue
+                assert answer.startswith(b"HTTP/1.1 200 ")

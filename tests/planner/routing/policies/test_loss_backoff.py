@@ -6,27 +6,40 @@ from tests.planner.routing.servers import CPU, RouterDriver, cpu_lanes, router
 
 def test_several_losses_in_one_tick_count_once():
     one, many = LossBackoff(), LossBackoff()
-    one.record_loss()
+    one.record_loss(1.0)
     for _ in range(50):
-        many.record_loss()
+        many.record_loss(1.0)
     assert one.fill_share == many.fill_share < MAX_FILL_SHARE
 
 
 def test_losses_in_consecutive_ticks_leave_no_room_for_quality():
     loss_backoff = LossBackoff()
     for _ in range(10):
-        loss_backoff.record_loss()
-        loss_backoff.tick()
+        loss_backoff.record_loss(1.0)
+        loss_backoff.tick(0.0)
     assert loss_backoff.fill_share == 0
+
+
+def test_a_loss_lowers_quality_no_further_than_its_share_of_what_is_at_stake():
+    backoff = LossBackoff()
+    for _ in range(100):
+        backoff.tick(10.0)
+        backoff.record_loss(1.0)
+    assert 0 < backoff.level < 0.11
+    assert backoff.fill_share == MAX_FILL_SHARE * (1 - backoff.level)
+    for _ in range(20):
+        backoff.tick(10.0)
+        backoff.record_loss(100.0)
+    assert backoff.fill_share == 0
 
 
 def test_it_recovers_within_seconds():
     loss_backoff = LossBackoff()
-    loss_backoff.record_loss()
-    loss_backoff.tick()
+    loss_backoff.record_loss(1.0)
+    loss_backoff.tick(0.0)
     levels = []
     for _ in range(50):
-        loss_backoff.tick()
+        loss_backoff.tick(0.0)
         levels.append(loss_backoff.level)
     assert levels == sorted(levels, reverse=True)
     assert levels[-1] < 0.1 * levels[0]
@@ -36,8 +49,8 @@ def chosen(with_losses: bool) -> str:
     driver = RouterDriver(router(CPU, cpu_lanes(1)))
     if with_losses:
         for _ in range(4):
-            driver.router.state.loss_backoff.record_loss()
-            driver.router.state.loss_backoff.tick()
+            driver.router.state.loss_backoff.record_loss(1.0)
+            driver.router.state.loss_backoff.tick(0.0)
     query = driver.offer(20, 0.1)
     driver.offer(20, 0.1)
     dispatch = driver.router.next(0, 0.0)
@@ -55,7 +68,7 @@ def test_a_new_policy_does_not_pay_for_the_losses_of_the_one_before():
     driver = RouterDriver(router(CPU, cpu_lanes(1), policy="static:table@cpu"))
     backoff = driver.router.state.loss_backoff
     for _ in range(4):
-        backoff.record_loss()
-        backoff.tick()
+        backoff.record_loss(1.0)
+        backoff.tick(0.0)
     driver.router.set_policy(driver.router.state.routing.model_copy(update={"policy": "priced"}), 0.0)
     assert (backoff.level, backoff.fill_share) == (0.0, MAX_FILL_SHARE)

@@ -1,0 +1,38 @@
+"""Which losses tell something of the load: those of queries that had time to wait."""
+
+import pytest
+
+from tests.planner.routing.servers import CPU, RouterDriver, cpu_lanes, router
+
+USUAL_S = 0.02
+
+
+def level_after_losing(budget_s: float, usual_budget_s: float = USUAL_S) -> float:
+    """The level of the back-off after a query of one row has expired beside usual ones of 25 rows."""
+    driver = RouterDriver(router(CPU, cpu_lanes(1)))
+    for _ in range(20):
+        driver.offer(25, usual_budget_s)
+        driver.run(driver.now_s + 0.1)
+        driver.router.tick(driver.now_s)
+    assert driver.router.state.loss_backoff.level == 0
+    driver.offer(1, budget_s)
+    driver.router.expire(driver.now_s + budget_s)
+    return driver.router.state.loss_backoff.level
+
+
+def test_a_query_that_had_time_to_wait_counts():
+    assert level_after_losing(USUAL_S) > 0
+    assert level_after_losing(USUAL_S / 8) > 0
+
+
+def test_one_whose_execution_nearly_fills_its_budget_does_not():
+    assert level_after_losing(1.1e-4) == 0
+
+
+def test_where_all_have_as_little_time_it_does():
+    assert level_after_losing(1.1e-4, usual_budget_s=2.2e-4) > 0
+
+
+@pytest.mark.parametrize("budget_s", [1e-6, 6e-5])
+def test_an_impossible_one_never_does(budget_s):
+    assert level_after_losing(budget_s, usual_budget_s=2.2e-4) == 0
