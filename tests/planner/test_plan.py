@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from polyrec.planner.plan import Limits, Plan, PlanError, load_plan, save_plan, single_path_plan
+from tests.planner.planning import placed
 
 PATH = {"name": "table@cpu", "bundle": "table", "runtime": "onnx"}
 UNPLANNED = {"path": "table@cpu", "other": "wide@cpu", "value": 0.1, "low": 0.0, "high": 0.2}
@@ -158,3 +159,12 @@ def test_the_cap_on_budgets_follows_the_default_budget(
 ) -> None:
     plan = Plan.model_validate({"paths": [PATH], "limits": limits})
     assert plan.most_budget_ms(default_ms) == most_ms
+
+
+def test_a_placement_in_the_devices_own_memory_needs_no_tiers() -> None:
+    cpu, gpu = (single_path_plan(Path("b"), "table", "torch", device) for device in ("cpu", "cuda:0"))
+    assert not cpu.in_tiers
+    assert not placed(cpu, host=9).in_tiers
+    assert placed(cpu, host=8, disk=1).in_tiers
+    assert not placed(gpu, device=9).in_tiers
+    assert placed(gpu, device=8, host=1).in_tiers
