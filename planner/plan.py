@@ -252,6 +252,8 @@ def parse_plan(content: bytes, what: str) -> Plan:
 
 
 def _validated(raw: dict[str, Any], what: str) -> Plan:
+    if "machine" in raw:
+        raise PlanError(f"{what}: it is a profile, of which `polyrec plan --profile FILE` makes a plan")
     if raw.get("version") in (1, 2):
         raw.pop("expected", None)  # in correct predictions
     return validate_as(Plan, raw, what, PlanError)

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from polyrec.planner.plan import Limits, Plan, PlanError, load_plan, save_plan, single_path_plan
-from tests.planner.planning import placed
+from polyrec.planner.profile import save_profile
+from tests.planner.planning import path, placed, profile
 
 PATH = {"name": "table@cpu", "bundle": "table", "runtime": "onnx"}
 UNPLANNED = {"path": "table@cpu", "other": "wide@cpu", "value": 0.1, "low": 0.0, "high": 0.2}
@@ -168,3 +169,12 @@ def test_a_placement_in_the_devices_own_memory_needs_no_tiers() -> None:
     assert placed(cpu, host=8, disk=1).in_tiers
     assert not placed(gpu, device=9).in_tiers
     assert placed(gpu, device=8, host=1).in_tiers
+
+
+def test_a_profile_in_place_of_a_plan_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "profile.json"
+    save_profile(profile(path("table@cpu", quality=0.8)), file)
+    with pytest.raises(
+        PlanError, match="it is a profile, of which `polyrec plan --profile FILE` makes a plan"
+    ):
+        load_plan(file)
