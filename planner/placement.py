@@ -80,6 +80,15 @@ class PlacedPath(Strict):
         """Rows of all tables in one tier."""
         return sum(getattr(cuts, tier) for cuts in self.tables.values())
 
+    def needs_tiers(self, device: str) -> bool:
+        """Whether rows lie beyond the own memory of the path's device."""
+        return any(self.rows(tier) for tier in TierCuts.model_fields if tier != own_tier(device))
+
+
+def own_tier(device: str) -> str:
+    """The tier that is the device's own memory."""
+    return "host" if device == "cpu" else "device"
+
 
 class Placement(Strict):
     """Memories and paths of a plan, and settings of the disk and remote tiers.

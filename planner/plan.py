@@ -183,6 +183,13 @@ class Plan(Strict):
                 raise ValueError(f"placement names path '{placed.path}', which is not planned")
         return self
 
+    @property
+    def in_tiers(self) -> bool:
+        """Whether any path has rows beyond its device's own memory; not every placement has."""
+        devices = {path.name: path.device for path in self.paths}
+        placed = self.placement.paths if self.placement else ()
+        return any(one.needs_tiers(devices[one.path]) for one in placed)
+
     def most_budget_ms(self, default_budget_ms: float) -> float:
         """Maximum latency budget of a request, given the default budget."""
         return self.limits.max_budget_ms or max(BUDGET_FACTOR * default_budget_ms, LEAST_CAP_MS)
@@ -245,6 +252,8 @@ def parse_plan(content: bytes, what: str) -> Plan:
 
 
 def _validated(raw: dict[str, Any], what: str) -> Plan:
+    if "machine" in raw:
+        raise PlanError(f"{what}: it is a profile, of which `polyrec plan --profile FILE` makes a plan")
     if raw.get("version") in (1, 2):
         raw.pop("expected", None)  # in correct predictions
     return validate_as(Plan, raw, what, PlanError)

@@ -71,6 +71,19 @@ class MetricSamples:
                 name, _, inside = series.partition("{")
                 self._series.setdefault(name, []).append((dict(LABEL.findall(inside)), float(value)))
 
+    @property
+    def models(self) -> list[str]:
+        """Names of the models, the default first; empty for a server of one, whose series carry none."""
+        named = (labels.get("model") for labels, _ in self.series("polyrec_path_value"))
+        return list(dict.fromkeys(name for name in named if name is not None))
+
+    def of_model(self, model: str) -> MetricSamples:
+        """The series of one of several models, and those of the whole server."""
+        found = MetricSamples("")
+        for name, series in self._series.items():
+            found._series[name] = [one for one in series if one[0].get("model", model) == model]
+        return found
+
     def series(self, name: str, **labels: str) -> Iterator[tuple[dict[str, str], float]]:
         """(labels, value) of each series of that name that carries `labels`."""
         for found, value in self._series.get(name, ()):

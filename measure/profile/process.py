@@ -36,6 +36,7 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            process_group=0,  # Ctrl-C in a terminal is for this process, which ends its workers
         )
 
     def open(self, largest: int, seed: int, tiers: TierSettings | None = None) -> dict[str, Any]:
@@ -98,4 +99,6 @@ class Worker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is not None:
+            self._process.kill()  # it may be in the middle of a measurement that nobody reads
         self.close()

@@ -18,7 +18,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import signal
 import statistics
 import sys
 import time
@@ -226,8 +225,6 @@ def main() -> int:
     """Answers commands until stdin ends."""
     import torch
 
-    # the parent handles interrupts, and then closes stdin
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     retain_freed_memory()
     # output of libraries must not mix with answers

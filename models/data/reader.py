@@ -182,10 +182,12 @@ def is_csv(path: DataPath) -> bool:
 
 
 def csv_given(path: DataPath) -> DataError:
-    """Returns the error for a CSV file, which says how to make Parquet of it."""
+    """Returns the error for a CSV file, which says how to make Parquet of it, empty fields as missing."""
+    name, made = str(path), str(path)[:-4] + ".parquet"
     return DataError(
         f"'{path}' is not Parquet; of a CSV file make one: python -c \"from pyarrow import csv, parquet; "
-        "parquet.write_table(csv.read_csv('clicks.csv'), 'clicks.parquet')\""
+        "o = csv.ConvertOptions(strings_can_be_null=True); "
+        f'parquet.write_table(csv.read_csv({name!r}, convert_options=o), {made!r})"'
     )
 
 

@@ -16,16 +16,16 @@ MAX_NAME = 64
 
 
 def canary_plan(plan: Plan, known: Mapping[str, LatencyModel], other: LatencyModel) -> Plan:
-    """Returns the plan with CPU lanes as processes, lanes named `canary.`. Raises PlanError for a placement.
+    """Returns the plan with CPU lanes as processes, lanes named `canary.`.
 
     known: latency models of the stable version's paths, by name. A path without one of its own starts with
     that of its name, or else with `other`: to measure it, the server would open the canary's runtimes in its
-    own process.
+    own process. Raises PlanError for rows in tiers.
     """
-    if plan.placement is not None:
+    if plan.in_tiers:
         raise PlanError(
-            "a plan with a placement cannot be a canary: its memory budgets are those of the whole machine; "
-            "use reload"
+            "a plan with rows in tiers cannot be a canary: its memory budgets are those of the whole "
+            "machine; use reload"
         )
     paths = tuple(
         path.model_copy(update={"latency": path.latency or known.get(path.name, other)})

@@ -146,7 +146,8 @@ def _print_bundle(args: argparse.Namespace, bundle: Bundle, observed: Observed) 
     for what, count in (("malformed rows", observed.malformed), ("unknown values", observed.unknown)):
         if count:
             print(f"{count:,} {what} not counted")
-    print(f"look-ups of {observed.rows:,} rows -> {bundle.path}, version {bundle.manifest.version}")
+    what = "rows" if args.data else "entries of the log"
+    print(f"look-ups of {observed.rows:,} {what} -> {bundle.path}, version {bundle.manifest.version}")
 
 
 def _as_json(tables: Mapping[str, I64]) -> dict[str, Any]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Mapping, Sequence
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +20,15 @@ from polyrec.cluster.spec import (
     fleet_replicas,
     plan_resources,
 )
+from polyrec.models.bundle.manifest import read_manifest
+from polyrec.models.errors import PolyrecError
 from polyrec.models.files import validate_as
 from polyrec.models.text_table import aligned
 from polyrec.planner.plan import load_plan
 from polyrec.server.app.settings import load_settings
+
+WAITING_S = 10.0
+"""Interval of saying what a call waits for."""
 
 
 def run_call(args: argparse.Namespace) -> int:
@@ -37,8 +45,10 @@ def run_call(args: argparse.Namespace) -> int:
                 raise
             nodes.start_head(spec.way)
             nodes.connect(None)
-        control.up(spec)
-        print(f"{sum(g.replicas for g in spec.groups)} replicas behind http://{spec.host}:{spec.port}")
+        with waiting_told():
+            control.up(spec)
+        count = sum(g.replicas for g in spec.groups)
+        print(f"{count} replica{'s' * (count > 1)} behind http://{spec.host}:{spec.port}")
         return 0
     nodes.connect(args.address)
     if args.call == "status":
@@ -46,11 +56,13 @@ def run_call(args: argparse.Namespace) -> int:
         print(json.dumps(status) if args.json else "\n".join(lines(status)))
     elif args.call == "roll":
         name, file = typed_file(args.plan)
-        spec = control.roll(control.current(), name, checked_plan(file))
+        with waiting_told():
+            spec = control.roll(control.current(), name, checked_plan(file))
         print(f"every replica of group '{spec.group(name).name}' serves {file}")
     elif args.call == "scale":
-        spec = control.scale(control.current(), args.type, args.replicas)
-        print(f"group '{spec.group(args.type).name}' has {args.replicas} replicas")
+        with waiting_told():
+            spec = control.scale(control.current(), args.type, args.replicas)
+        print(f"group '{spec.group(args.type).name}' has {args.replicas} replica{'s' * (args.replicas > 1)}")
     else:
         control.down()
         print("no replica is left; `ray stop` ends Ray")
@@ -120,17 +132,61 @@ def amount(text: str) -> tuple[str, float]:
 
 
 def checked_plan(file: Path) -> Path:
-    """Returns the absolute path of a plan that can be read. Raises PlanError."""
-    load_plan(file)
+    """Returns the absolute path of a plan whose bundles are there. Raises PlanError or BundleError.
+
+    A replica that cannot open a rolled plan ends, so a wrong file is better found before.
+    """
+    for bundle in {path.bundle for path in load_plan(file).paths}:
+        read_manifest(bundle)
     return file.resolve()
+
+
+@contextmanager
+def waiting_told() -> Iterator[None]:
+    """Says on stderr what a call waits for, every WAITING_S: nodes with room may never come."""
+    from polyrec.cluster import control
+
+    ended = threading.Event()
+
+    def tell() -> None:
+        told: list[str] = []
+        while not ended.wait(WAITING_S):
+            with suppress(PolyrecError):
+                found = awaited(control.status())
+                if found != told:
+                    print("\n".join(found), file=sys.stderr, flush=True)
+                told = found
+
+    thread = threading.Thread(target=tell, name="what a call waits for", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def awaited(status: Mapping[str, Any]) -> list[str]:
+    """Returns a line for each group that is not as wanted, with Ray's reason if it gives one."""
+    return [
+        f"waiting for group '{group['name']}': {state_of(group)}"
+        + (f"; {group['message']}" if group["message"] else "")
+        for group in status["groups"]
+        if group["state"] != "RUNNING"
+    ]
+
+
+def state_of(group: Mapping[str, Any]) -> str:
+    """Formats a group's state and its replicas by theirs."""
+    counts = ", ".join(f"{n} {state.lower()}" for state, n in group["replicas"].items() if n)
+    return f"{group['state'].lower()}, {counts or 'no replica'}"
 
 
 def lines(status: Mapping[str, Any]) -> list[str]:
     """Formats the status."""
     shown = [f"{status['url']} by {status['way']}"]
     for group in status["groups"]:
-        counts = ", ".join(f"{n} {state.lower()}" for state, n in group["replicas"].items() if n)
-        shown.append(f"{group['name']}: {group['state'].lower()}, {counts or 'no replica'}; {group['plan']}")
+        shown.append(f"{group['name']}: {state_of(group)}; {group['plan']}")
         if group["message"]:
             shown.append(f"  {group['message']}")
     rows: list[Sequence[str]] = [["replica", "server", "balancer", "demand", "backlog ms", "weight %"]]

@@ -63,7 +63,7 @@ class LaneRow:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Figures of a server between two scrapes.
+    """Figures of a server between two scrapes. model: its name, of several; None: the only one.
 
     rate: requests/s of every outcome; outcomes: requests/s by outcome. in_slo: share within the latency
     budget, NaN without requests that count. information: per second. phases_s: mean time of a request in each
@@ -87,6 +87,7 @@ class Interval:
     capacity_rows: float
     paths: tuple[PathRow, ...]
     lanes: tuple[LaneRow, ...]
+    model: str | None = None
 
 
 def interval(before: MetricSamples, after: MetricSamples, seconds: float) -> Interval:
@@ -152,6 +153,7 @@ def interval(before: MetricSamples, after: MetricSamples, seconds: float) -> Int
             )
             for lane in _values(after, "polyrec_lane_up", "lane")
         ),
+        model=next(iter(after.models), None),
     )
 
 
@@ -187,7 +189,8 @@ def lines(found: Interval, url: str, color: bool, columns: int = MOST_COLUMNS) -
         verdict = f"{red}{found.in_slo:.2%} within the latency budget{plain} (SLO {found.promised:.0%})"
     missed = "  ".join(f"{name} {rate:,.1f}" for name, rate in found.outcomes.items() if name != "ok")
     head = [
-        f"{bold}{found.bundle}{plain} at {url}, policy {found.policy}",
+        f"{bold}{found.model or found.bundle}{plain} at {url}, policy {found.policy}"
+        + (", one of several models (--model)" if found.model else ""),
         f"{bold}{verdict}{plain}",
         "",
         f"{found.rate:,.1f} requests/s   {found.rows_rate:,.0f} rows/s of {found.capacity_rows:,.0f}   "
@@ -262,20 +265,20 @@ def _ms(seconds: float) -> str:
     return "-" if math.isnan(seconds) else f"{1e3 * seconds:.2f} ms"
 
 
-def watch(url: str, every_s: float, once: bool, as_json: bool) -> int:
+def watch(url: str, every_s: float, once: bool, as_json: bool, model: str | None = None) -> int:
     """Shows intervals until Ctrl-C, or one if asked or if standard output is no terminal.
 
-    Raises PolyrecError if no Polyrec server answers.
+    model: of several; None: the first. Raises PolyrecError if no server answers, or none of that name.
     """
     out = sys.stdout
     live = out.isatty() and not once and not as_json
-    before, begun_s = _scrape(url), time.monotonic()
+    before, begun_s = _scrape(url, model), time.monotonic()
     if live:
         out.write(ENTER)
     try:
         while True:
             time.sleep(every_s)
-            after, now_s = _scrape(url), time.monotonic()
+            after, now_s = _scrape(url, model), time.monotonic()
             found = interval(before, after, now_s - begun_s)
             if as_json:
                 print(json.dumps(_finite(asdict(found))))
@@ -297,15 +300,27 @@ def watch(url: str, every_s: float, once: bool, as_json: bool) -> int:
             out.flush()
 
 
-def _scrape(url: str) -> MetricSamples:
-    """Raises PolyrecError if no Polyrec server answers."""
+def _scrape(url: str, model: str | None) -> MetricSamples:
+    """Reads the metrics of a model. Raises PolyrecError if no server answers, or none of that name."""
     try:
         samples = read_metrics(url)
     except (OSError, URLError, ValueError) as e:
         raise PolyrecError(f"no metrics at {url}: {getattr(e, 'reason', None) or e}") from None
     if not list(samples.series("polyrec_ready")):
         raise PolyrecError(f"{url}/metrics has no metrics of Polyrec")
-    return samples
+    return one_model(samples, model)
+
+
+def one_model(samples: MetricSamples, model: str | None) -> MetricSamples:
+    """The series of one of several models, which may have paths and lanes of the same names; None: the first.
+
+    Raises PolyrecError for a name that the server does not have.
+    """
+    models = samples.models
+    if model is not None and model not in models:
+        known = ", ".join(f"'{name}'" for name in models)
+        raise PolyrecError(f"no model '{model}'; " + (f"there are {known}" if known else "there is only one"))
+    return samples.of_model(model or models[0]) if models else samples
 
 
 def _finite(value: object) -> object:

@@ -16,6 +16,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--interval", type=positive_float, default=2.0, metavar="SECONDS", help="time between two (default 2)"
     )
+    parser.add_argument(
+        "--model", metavar="NAME", help="one of several models of the server (default: the first)"
+    )
     parser.add_argument("--once", action="store_true", help="print one interval and exit")
     parser.add_argument("--json", action="store_true", help="print one interval as JSON and exit")
 
@@ -23,4 +26,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from polyrec.cli.live_view import watch
 
-    return watch(args.url.rstrip("/"), args.interval, once=args.once, as_json=args.json)
+    url = args.url.rstrip("/")
+    return watch(url, args.interval, once=args.once, as_json=args.json, model=args.model)

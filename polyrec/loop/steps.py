@@ -68,8 +68,8 @@ def only_bundle(plan: Plan) -> Path:
         raise LoopError(
             f"the plan has {len(bundles)} bundles; a loop continues one, with any number of paths"
         )
-    if plan.placement is not None:
-        raise LoopError("the plan has a placement of rows, which is that of its bundle: plan again instead")
+    if plan.in_tiers:
+        raise LoopError("the plan has rows in tiers, placed for its bundle: plan again instead")
     return bundles.pop()
 
 
@@ -222,7 +222,7 @@ def with_bundle(plan: Plan, bundle: Path) -> Plan:
 
 
 def _measured_plan(plan: Plan, found: Measured) -> Plan:
-    """Returns the plan with the measured qualities, and without the forecast made from earlier ones."""
+    """Returns the plan with the measured qualities, and without what was planned for earlier rows."""
     paths = []
     for path in plan.paths:
         quality = found.interval((NEW, path.name), plan.metric).value
@@ -234,6 +234,7 @@ def _measured_plan(plan: Plan, found: Measured) -> Plan:
         "paths": tuple(paths),
         "differences": found.differences(NEW, plan.metric),
         "expected": None,
+        "placement": None,
     }
     return plan.model_copy(update=changes)
 

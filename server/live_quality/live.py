@@ -96,7 +96,7 @@ class LiveQuality:
         if self._judged is None or self._serving is None:
             return
         self._trial = None
-        if canary is not None and canary.plan.placement is None:
+        if canary is not None and not canary.plan.in_tiers:
             values = {path.name: path.worth for path in canary.dispatcher.router.paths}
             best = reference_path(values)
             path = next(path for path in canary.paths if path.name == best)
@@ -199,9 +199,9 @@ class LiveQuality:
 
     def _check(self, serving: Serving) -> None:
         """Raises LiveQualityError if a generation cannot be judged."""
-        if serving.plan.placement is not None:
+        if serving.plan.in_tiers:
             raise LiveQualityError(
-                "live quality needs bundles that fit into memory: a plan with a placement is not scored again"
+                "live quality needs bundles that fit into memory: rows in tiers are not scored again"
             )
         metric = serving.plan.metric
         if self._settings.mode == "follow" and metric != "information":

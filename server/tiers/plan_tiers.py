@@ -24,7 +24,7 @@ from polyrec.models.tiers.stage import open_tiers, stored_rows
 from polyrec.models.tiers.tier_settings import PAGE_BYTES, TierCuts, TierSettings
 from polyrec.models.tiers.updates.changes import Changes
 from polyrec.models.tiers.updates.drift import Drift
-from polyrec.planner.placement import DIRECTORY, PlacedPath, Placement
+from polyrec.planner.placement import DIRECTORY, PlacedPath, Placement, own_tier
 from polyrec.planner.plan import Plan, PlanError, PlannedPath
 from polyrec.server.dispatch.cold_rows import ColdRows
 from polyrec.server.dispatch.prefetcher import Prefetcher
@@ -127,7 +127,7 @@ def _paths_to_open(plan: Plan, placement: Placement) -> dict[Place, tuple[Placed
     for planned in plan.paths:
         place, placed = (planned.bundle, planned.device), placed_by_path.get(planned.name)
         tier = own_tier(planned.device)
-        if placed is None or not needs_tiers(placed, planned.device):
+        if placed is None or not placed.needs_tiers(planned.device):
             in_memory.add(place)
         elif place not in found or placed.rows(tier) > found[place][0].rows(tier):
             found[place] = placed, planned
@@ -160,16 +160,6 @@ def _in_memory(
             found.pop(place, None)
             log.warning("no updates of rows: %s", e)
     return found
-
-
-def needs_tiers(placed: PlacedPath, device: str) -> bool:
-    """Whether a path has rows beyond its device's own memory."""
-    return any(placed.rows(tier) for tier in ("device", "host", "disk", "remote") if tier != own_tier(device))
-
-
-def own_tier(device: str) -> str:
-    """The tier that is the device's own memory."""
-    return "host" if device == "cpu" else "device"
 
 
 def _shared(plan: Plan, planned: PlannedPath, bundle: Bundle, placed: PlacedPath) -> bool:

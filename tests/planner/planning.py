@@ -8,12 +8,13 @@ from typing import Literal
 
 import numpy as np
 
-from polyrec.models.tiers.tier_settings import RemoteStore
+from polyrec.models.tiers.tier_settings import RemoteStore, TierCuts
 from polyrec.planner.deployment.rank_accesses import RankedAccesses
 from polyrec.planner.deployment.residency import Tables
 from polyrec.planner.devices import Device, Machine, Remote
 from polyrec.planner.latency_model import LatencyModel
-from polyrec.planner.plan import PlannedPath
+from polyrec.planner.placement import PlacedPath, Placement
+from polyrec.planner.plan import Plan, PlannedPath
 from polyrec.planner.profile import Front, Memory, PathProfile, Profile
 from polyrec.planner.traffic import Arrivals, Sizes, Traffic
 
@@ -84,3 +85,9 @@ def skewed(rows: int = 1000, row_bytes: float = 1000.0, tables: int = 1, lookups
     counts = np.maximum(100_000 // np.arange(1, rows + 1), 1)
     names = ("t", *(f"t{i}" for i in range(1, tables)))
     return Tables(names, (RankedAccesses.from_counts(counts),) * tables, (row_bytes,) * tables, lookups)
+
+
+def placed(plan: Plan, **rows: int) -> Plan:
+    """The plan with a placement of one table, the same for each path. rows: by tier."""
+    paths = (PlacedPath(path=path.name, tables={"item": TierCuts(**rows)}) for path in plan.paths)
+    return plan.model_copy(update={"placement": Placement(paths=tuple(paths))})

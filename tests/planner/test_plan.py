@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from polyrec.planner.plan import Limits, Plan, PlanError, load_plan, save_plan, single_path_plan
+from polyrec.planner.profile import save_profile
+from tests.planner.planning import path, placed, profile
 
 PATH = {"name": "table@cpu", "bundle": "table", "runtime": "onnx"}
 UNPLANNED = {"path": "table@cpu", "other": "wide@cpu", "value": 0.1, "low": 0.0, "high": 0.2}
@@ -158,3 +160,21 @@ def test_the_cap_on_budgets_follows_the_default_budget(
 ) -> None:
     plan = Plan.model_validate({"paths": [PATH], "limits": limits})
     assert plan.most_budget_ms(default_ms) == most_ms
+
+
+def test_a_placement_in_the_devices_own_memory_needs_no_tiers() -> None:
+    cpu, gpu = (single_path_plan(Path("b"), "table", "torch", device) for device in ("cpu", "cuda:0"))
+    assert not cpu.in_tiers
+    assert not placed(cpu, host=9).in_tiers
+    assert placed(cpu, host=8, disk=1).in_tiers
+    assert not placed(gpu, device=9).in_tiers
+    assert placed(gpu, device=8, host=1).in_tiers
+
+
+def test_a_profile_in_place_of_a_plan_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "profile.json"
+    save_profile(profile(path("table@cpu", quality=0.8)), file)
+    with pytest.raises(
+        PlanError, match="it is a profile, of which `polyrec plan --profile FILE` makes a plan"
+    ):
+        load_plan(file)

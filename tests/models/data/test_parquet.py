@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import math
+import shlex
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -126,8 +129,18 @@ def test_a_column_of_the_wrong_type_is_rejected_before_reading(
 def test_of_a_csv_file_is_said_how_to_make_parquet(small: Schema, tmp_path: Path) -> None:
     path = tmp_path / "clicks.csv"
     path.write_text("item,clicked\na,1\n")
-    with pytest.raises(DataError, match=r"clicks.csv' is not Parquet; of a CSV file make one: python -c"):
+    with pytest.raises(
+        DataError, match=r"clicks.csv' is not Parquet; of a CSV file make one: python -c"
+    ) as e:
         guess_schema(path)
+    path.write_text('item,city,clicked\n"a, b",Ürümqi,1\nc,,0\n')
+    command = shlex.split(str(e.value).partition("make one: ")[2])
+    subprocess.run([sys.executable, *command[1:]], check=True)
+    # an empty field is a missing value, not the text ''
+    assert pq.read_table(tmp_path / "clicks.parquet").to_pylist() == [
+        {"item": "a, b", "city": "Ürümqi", "clicked": 1},
+        {"item": "c", "city": None, "clicked": 0},
+    ]
     with pytest.raises(DataError, match="of a CSV file make one"):
         open_data(path, small)
     with pytest.raises(DataError, match="No such file"):

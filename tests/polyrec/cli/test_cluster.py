@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from polyrec.cli.cluster_call import cluster_spec, lines
+from polyrec.cli.cluster_call import awaited, cluster_spec, lines
 from polyrec.cli.main import build_parser, main
 from polyrec.cluster.spec import Autoscale, ClusterSpec
 from polyrec.models.bundle.bundle import Bundle
+from polyrec.models.errors import BundleError
 from polyrec.planner.plan import save_plan, single_path_plan
 
 
@@ -65,6 +66,22 @@ def test_mistakes_are_one_line(
     error = capsys.readouterr().err
     assert told in error
     assert error.count("\n") == 1
+
+
+def test_a_plan_without_its_bundle_is_found_before_any_replica_opens_it(plan: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "elsewhere" / "plan.json"
+    moved.parent.mkdir()
+    save_plan(single_path_plan(Path("none"), "table", "onnx"), moved)
+    with pytest.raises(BundleError, match=r"there is no manifest\.json"):
+        spec("--plan", str(moved))
+
+
+def test_a_group_is_waited_for_until_it_is_as_wanted() -> None:
+    group = {"name": "gpu", "state": "DEPLOYING", "message": "", "replicas": {"RUNNING": 1, "STARTING": 2}}
+    found = {"groups": [group, {**group, "name": "cpu", "state": "RUNNING"}]}
+    assert awaited(found) == ["waiting for group 'gpu': deploying, 1 running, 2 starting"]
+    group["message"] = 'Resources required for each replica: {"GPU": 1.0}'
+    assert awaited(found)[0].endswith('; Resources required for each replica: {"GPU": 1.0}')
 
 
 def test_the_status_shows_groups_and_replicas() -> None:

@@ -15,9 +15,20 @@ from pathlib import Path
 import pytest
 
 import polyrec
-from polyrec.cli.live_view import COLOR, PHASES, Interval, LaneRow, PathRow, fitted, interval, lines
+from polyrec.cli.live_view import (
+    COLOR,
+    PHASES,
+    Interval,
+    LaneRow,
+    PathRow,
+    fitted,
+    interval,
+    lines,
+    one_model,
+)
 from polyrec.cli.main import main
 from polyrec.loadtest.drivers.server_pages import read_metrics
+from polyrec.server.child import start
 
 
 @pytest.fixture(scope="module")
@@ -135,3 +146,25 @@ def test_what_does_not_speak_http_is_one_line(capsys: pytest.CaptureFixture[str]
         assert main(["top", f"http://127.0.0.1:{listener.getsockname()[1]}", "--once"]) == 2
         thread.join()
     assert "the answer is not HTTP/1.1, or ends early" in capsys.readouterr().err
+
+
+def test_of_several_models_one_is_shown(bundle_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = {"plans": f"news={bundle_dir},shop={bundle_dir}", "drain_grace_s": 0}
+    with start(settings) as server:
+        before = read_metrics(server.url)
+        with polyrec.Client(server.url, budget_ms=60_000) as client:
+            client.predict([{"item": "a"}])
+        after = read_metrics(server.url)
+        found = {
+            name: interval(one_model(before, name), one_model(after, name), seconds=1.0)
+            for name in ("news", "shop")
+        }
+        assert main(["top", server.url, "--once", "--interval", ".01", "--model", "shop"]) == 0
+        assert f"shop at {server.url}, policy priced, one of several models" in capsys.readouterr().out
+        assert main(["top", server.url, "--model", "none"]) == 2
+        assert "no model 'none'; there are 'news', 'shop'" in capsys.readouterr().err
+    # paths and lanes have the same names in both
+    assert (found["news"].rate, found["shop"].rate) == (1.0, 0.0)
+    assert found["news"].paths[0].rate == 1.0
+    assert [lane.correction for one in found.values() for lane in one.lanes] == pytest.approx([1, 1], abs=0.9)
+    assert one_model(after, None).models == ["news"]

@@ -23,6 +23,7 @@ from polyrec.loop.steps import LoopSettings
 from polyrec.models.data.synthetic.generator import generate
 from polyrec.models.schema.schema import Schema, load_schema
 from polyrec.planner.plan import save_plan, single_path_plan
+from tests.planner.planning import placed
 
 FIRST_S = datetime(2026, 1, 5, tzinfo=UTC).timestamp()
 DAY_S = 86_400.0
@@ -92,7 +93,8 @@ def with_state(path: Path, bundle_dir: Path) -> Looped:
     said: list[str] = []
     path.mkdir(exist_ok=True)
     if not (path / "plan.json").exists():
-        save_plan(single_path_plan(bundle_dir, "table", "onnx"), path / "plan.json")
+        # as `polyrec plan` writes it where everything fits into memory
+        save_plan(placed(single_path_plan(bundle_dir, "table", "onnx"), host=9), path / "plan.json")
     settings = LoopSettings(log=path / "log", **SETTINGS)  # type: ignore[arg-type]
     loop = Loop(LoopFolder(path / "state"), settings, every_s=3600.0, settle_s=0.0, report=said.append)
     looped = Looped(loop, load_schema("trivago"), said)

@@ -29,6 +29,7 @@ def test_a_day_is_learned_measured_and_published(first_day: Path, bundle: Bundle
     assert (iteration.serving, iteration.since) == (bundle.manifest.version, None)
     assert iteration.until == "2026-01-06T00:00:00+00:00"
     plan = load_plan(looped.folder.plan)
+    assert plan.placement is None  # of the earlier bundle's rows
     (path,) = plan.paths
     new = load_bundle(path.bundle)
     assert new.path.resolve() == (looped.folder.folder_of(1) / "bundle").resolve()

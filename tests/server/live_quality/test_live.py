@@ -30,7 +30,7 @@ from polyrec.server.live_quality.settings import LiveQualitySettings
 from polyrec.server.prediction_log.settings import PredictionLogSettings
 from tests.server.conftest import Request
 from tests.server.live_quality.conftest import NARROW, WIDE, plan_of_widths
-from tests.server.placing import ALLOWED, TOKEN
+from tests.server.placing import ALLOWED, TOKEN, placed_plan
 from tests.server.prediction_log.conftest import LoggingServer, serve_logging
 from tests.server.prediction_log.test_log import feedback, rank, wait
 from tests.server.rollout.test_live_labels import plan_file, version
@@ -111,6 +111,20 @@ def test_what_cannot_be_scored_again_is_refused(
     settings = PredictionLogSettings.model_validate({"folder": tmp_path} | log)
     with pytest.raises(LiveQualityError, match=message):
         LiveQuality(FOLLOW, settings, engine.metrics, engine.serving)
+
+
+def test_only_rows_in_tiers_keep_a_plan_from_being_judged(
+    opened: Opened, bundle: Bundle, tmp_path: Path
+) -> None:
+    settings = PredictionLogSettings(folder=tmp_path)
+    rows = {table: v.rows for table, v in bundle.encoder.vocabularies.items()}
+    in_memory = opened(placed_plan(bundle, tmp_path, lambda n: {"host": n}))
+    assert set(in_memory.serving.plan.placement.paths[0].tables) == set(rows)
+    live = LiveQuality(FOLLOW, settings, in_memory.metrics, in_memory.serving)
+    assert live.judged_of(in_memory.serving).paths
+    in_tiers = opened(placed_plan(bundle, tmp_path))
+    with pytest.raises(LiveQualityError, match="rows in tiers are not scored again"):
+        LiveQuality(FOLLOW, settings, in_tiers.metrics, in_tiers.serving)
 
 
 JUDGED = {
