@@ -21,7 +21,7 @@ from polyrec.models.schema.batch import F32, F64, I64
 
 NEWTON_STEPS = 100
 HELD_BACK = 0.5
-"""The scale of logits that `fit_scale` expects: weights that are the best of many checks are overconfident."""
+"""The scale that `fit_scale` expects: weights that are the best of many checks are overconfident."""
 SCALE_WEIGHT, SHIFT_WEIGHT = 10.0, 20.0
 LEAST_SCALE = 0.01
 
@@ -69,10 +69,10 @@ def unsampling(negatives_kept: float) -> LogitScale:
 def fit_scale(probabilities: F32, label: F32, base_rate: float) -> LogitScale:
     """Fits scale and level of the logits around those of the training rows' base rate.
 
-    probabilities, label: [rows], of the validation rows. The fit is the most probable one under a normal prior
-    that expects HELD_BACK of the scale and no shift, as sure of it as some clicks are (SCALE_WEIGHT,
-    SHIFT_WEIGHT): thousands of clicks outweigh it, while of a dozen the likeliest scale may be far beyond 1,
-    and the worse the model the farther. The scale stays at LEAST_SCALE or above, so that ranks are kept.
+    probabilities, label: [rows], of the validation rows. The fit is the most probable one under a normal
+    prior that expects HELD_BACK of the scale and no shift, as sure of it as some clicks are (SCALE_WEIGHT,
+    SHIFT_WEIGHT). Thousands of clicks outweigh it; of a dozen the likeliest scale may be far beyond 1. The
+    scale stays at LEAST_SCALE or above, so that ranks are kept.
     """
     center = log_odds(base_rate)
     p = np.clip(probabilities.astype(np.float64), 1e-7, 1 - 1e-7)

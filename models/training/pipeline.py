@@ -231,8 +231,8 @@ class Learner:
             found = f"all {rows.size:,} {name} rows are {which}"
             if rows is training and self.start is None:
                 raise DataError(
-                    f"{self.reader.path}: {found} (label '{label.column}' > {label.positive_above:g}), so there "
-                    "is nothing to learn; the schema's label has `positive_above`"
+                    f"{self.reader.path}: {found} (label '{label.column}' > {label.positive_above:g}), so "
+                    "there is nothing to learn; the schema's label has `positive_above`"
                 )
             self.notice(f"warning: {found}: they cannot tell a good model from a bad one")
 
