@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtri, stdtrit
 
 from polyrec.models.evaluation.metrics import Ranks, binary_entropy, row_losses, row_weights
 from polyrec.models.schema.batch import F32, F64, I64
@@ -117,13 +118,28 @@ def samples(
     """Returns metrics, float64 [1 + resamples, models, metrics], of all rows, then of each resample.
 
     Resamples depend on the rows and the seed alone, so those of separate calls on the same rows are paired.
+    Their distances to the value itself are widened by `small_sample_factor`.
     negatives_kept: as in polyrec.models.evaluation.metrics.evaluate. See `compare` for the other arguments.
     """
     unit = None if groups is None else np.unique(groups, return_inverse=True)[1]
     units = labels.size if unit is None else int(unit.max()) + 1
     models = [_Resampled(p, labels, groups, unit, metrics, negatives_kept) for p in predictions]
     every = chain((np.ones(units, np.int64),), draws(units, resamples, seed))
-    return np.stack([[model.measure(weights) for model in models] for weights in every])
+    drawn = np.stack([[model.measure(weights) for model in models] for weights in every])
+    drawn[1:] = drawn[0] + small_sample_factor(labels, unit) * (drawn[1:] - drawn[0])
+    return drawn
+
+
+def small_sample_factor(labels: F32, unit: I64 | None) -> float:
+    """Returns Student's interval of n observations over the percentile bootstrap's, narrow for few.
+
+    n: of rows (or requests, `unit` int64 [rows]) with a click and of those without one, the fewer: they
+    decide, however many others there are. 9 for two, 1.2 for ten, 1.02 for a hundred.
+    """
+    clicked = labels > 0.5
+    kinds = (clicked, np.logical_not(clicked))
+    n = max(2, min(int(kind.sum()) if unit is None else np.unique(unit[kind]).size for kind in kinds))
+    return float(stdtrit(n - 1, (1 + LEVEL) / 2) / ndtri((1 + LEVEL) / 2) * (n / (n - 1)) ** 0.5)
 
 
 class _Resampled:

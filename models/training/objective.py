@@ -20,8 +20,8 @@ from polyrec.models.dlrm.dlrm import DenseNet
 from polyrec.models.schema.batch import F32, F64, I64
 
 NEWTON_STEPS = 100
-HELD_BACK = 0.5
-"""The scale that `fit_scale` expects: weights that are the best of many checks are overconfident."""
+MOST_SCALE, HALF_AT = 0.5, 10.0
+"""Weights that are the best of many checks are overconfident, those that few clicks chose most of all."""
 SCALE_WEIGHT, SHIFT_WEIGHT = 10.0, 20.0
 LEAST_SCALE = 0.01
 
@@ -66,19 +66,23 @@ def unsampling(negatives_kept: float) -> LogitScale:
     return LogitScale(shift=log(negatives_kept))
 
 
-def fit_scale(probabilities: F32, label: F32, base_rate: float) -> LogitScale:
+def fit_scale(probabilities: F32, label: F32, base_rate: float, trained_before: bool = False) -> LogitScale:
     """Fits scale and level of the logits around those of the training rows' base rate.
 
     probabilities, label: [rows], of the validation rows. The fit is the most probable one under a normal
-    prior that expects HELD_BACK of the scale and no shift, as sure of it as some clicks are (SCALE_WEIGHT,
-    SHIFT_WEIGHT). Thousands of clicks outweigh it; of a dozen the likeliest scale may be far beyond 1. The
-    scale stays at LEAST_SCALE or above, so that ranks are kept.
+    prior (SCALE_WEIGHT, SHIFT_WEIGHT), which expects no shift, and less of the scale the fewer clicks chose
+    the weights: MOST_SCALE n / (n + HALF_AT) for n of them. Thousands of clicks outweigh it; of a dozen the
+    likeliest scale may be far beyond 1. The scale stays at LEAST_SCALE or above, so that ranks are kept.
+    trained_before: the model continues one whose scale was right, and 1 is expected.
     """
+    clicks = float(label.sum())
+    clicks = min(clicks, label.size - clicks)
+    expected = 1.0 if trained_before else MOST_SCALE * clicks / (clicks + HALF_AT)
     center = log_odds(base_rate)
     p = np.clip(probabilities.astype(np.float64), 1e-7, 1 - 1e-7)
     spread = np.log(p / (1 - p)) - center
     x = np.column_stack((spread, np.ones(p.size)))
-    prior, weight = np.array([HELD_BACK, 0.0]), np.array([SCALE_WEIGHT, SHIFT_WEIGHT])
+    prior, weight = np.array([expected, 0.0]), np.array([SCALE_WEIGHT, SHIFT_WEIGHT])
     scale, shift = _most_probable(x, np.full(p.size, center), label, prior, weight)
     if scale < LEAST_SCALE:
         scale = LEAST_SCALE

@@ -256,7 +256,8 @@ class Learner:
         scales: tuple[LogitScale, ...] = ()
         if recipe.calibrate:
             heads = predict_heads(model, validation.data, validation.rows)
-            scales = tuple(fit_scale(p, validation.label, training.base_rate) for p in heads)
+            rate = training.base_rate
+            scales = tuple(fit_scale(p, validation.label, rate, goes_on) for p in heads)
         activations = observe_activations(model, validation.data.batch, validation.rows)
         return Fitted(encoder, history, model, unseen, scales=scales, activations=activations)
 
