@@ -1,4 +1,4 @@
-"""What training makes of few rows, of one class, and of features that tell nothing."""
+"""Tests training on few rows, on rows of one class, and on features that tell nothing."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def random_clicks(seed: int, rate: float = 0.3) -> np.ndarray:
 
 
 def test_where_nothing_can_be_learned_the_default_is_close_to_the_base_rate(tmp_path: Path) -> None:
-    """Without a prior on its scale the calibration on 30 rows made log-losses up to twice the constant's."""
+    """The calibration on 30 rows made log-losses up to twice the constant's while its scale had no prior."""
     ratios = []
     for seed in range(12):
         trained = learner(tmp_path / "data.parquet", random_clicks(seed), seed=seed)

@@ -116,7 +116,7 @@ def test_a_plan_made_by_hand_has_a_page_too() -> None:
 
 
 def test_a_plan_that_serves_nearly_nothing_is_not_bound_by_nothing() -> None:
-    """At so high a rate the solver's tolerance hides what a freed device would gain."""
+    """The solver's tolerance hides what a freed device would gain at so high a rate."""
     shown = text(1e12)
     assert "Serves 0% of it" in shown
     assert "Bound by nothing" not in shown
