@@ -14,6 +14,7 @@ from polyrec.models.evaluation.comparison import (
     compare,
     draws,
     pareto,
+    student_quantile,
     verdict,
 )
 from polyrec.models.evaluation.metrics import auc
@@ -73,12 +74,13 @@ def test_intervals_are_those_of_a_plain_loop_over_resamples(grouped: bool) -> No
         for i, metric in enumerate(METRICS):
             value = standing.metrics[metric].value
             low, high = value + wide * (np.quantile(drawn_metrics[:, i], [0.05, 0.95]) - value)
-            assert [standing.metrics[metric].low, standing.metrics[metric].high] == pytest.approx([low, high])
+            interval = standing.metrics[metric]
+            assert [interval.low, interval.high] == pytest.approx([low, high], rel=1e-5)
             if standing.to_baseline is not None:
                 interval = standing.to_baseline[metric]
                 low, high = np.quantile(drawn_metrics[:, i] - base[:, i], [0.05, 0.95])
                 low, high = (interval.value + wide * (end - interval.value) for end in (low, high))
-                assert [interval.low, interval.high] == pytest.approx([low, high])
+                assert [interval.low, interval.high] == pytest.approx([low, high], rel=1e-5)
     assert found["m1"].to_baseline is None
 
 
@@ -106,6 +108,13 @@ def test_equally_good_models_differ_as_often_as_the_level_allows() -> None:
         called += standing.verdict("log_loss") != "unclear"
     # binomial(200, 0.1) lies in here 99.8% of the time
     assert 8 <= called <= 34
+
+
+@pytest.mark.parametrize("share", [0.9, 0.975, 0.99])
+def test_quantiles_of_students_distribution_are_those_of_scipy(share: float) -> None:
+    for freedom in (1, 2, 3, 4, 5, 9, 30, 1000):
+        expected = stats.t.ppf(share, freedom)
+        assert student_quantile(share, freedom) == pytest.approx(expected, rel=6e-3 if freedom == 3 else 2e-3)
 
 
 def test_few_clicks_seldom_show_the_worse_model_as_better() -> None:
