@@ -149,7 +149,7 @@ def small_sample_factor(labels: F32, groups: I64 | None) -> float:
     kinds = (clicked, np.logical_not(clicked))
     n = max(2, min(int(kind.sum()) if groups is None else np.unique(groups[kind]).size for kind in kinds))
     share = (1 + LEVEL) / 2
-    return student_quantile(share, n - 1) / NormalDist().inv_cdf(share) * (n / (n - 1)) ** 0.5
+    return student_quantile(share, n - 1) / NormalDist().inv_cdf(share) * sqrt(n / (n - 1))
 
 
 def student_quantile(share: float, freedom: int) -> float:
@@ -163,13 +163,13 @@ def student_quantile(share: float, freedom: int) -> float:
     if freedom == 2:
         return (2 * share - 1) / sqrt(2 * share * (1 - share))
     z = NormalDist().inv_cdf(share)
-    terms = (
+    terms: tuple[float, ...] = (
         (z**3 + z) / 4,
         (5 * z**5 + 16 * z**3 + 3 * z) / 96,
         (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
         (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
     )
-    return z + sum(term / freedom**power for power, term in enumerate(terms, 1))
+    return z + sum(term / float(freedom) ** power for power, term in enumerate(terms, 1))
 
 
 class _Resampled:
