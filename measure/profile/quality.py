@@ -21,7 +21,7 @@ from polyrec.measure.profile.log import SampleLog
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.bundle.manifest import NET
 from polyrec.models.data.split import NAMES
-from polyrec.models.evaluation.comparison import LEVEL, percentiles, samples
+from polyrec.models.evaluation.comparison import LEVEL, percentiles, samples, widened
 from polyrec.models.evaluation.metrics import evaluate
 from polyrec.models.evaluation.predictions import predict_all
 from polyrec.models.schema.batch import F64
@@ -42,7 +42,7 @@ class PathQuality:
     value: in the profile's metric. metrics: all that are known. origin: `bundle`, test metrics of its bundle;
     `data`, measured on test rows with this path; `given` by the user; or `assumed`, metrics of another bundle
     or precision, explained by `note`. source: equal for paths whose figures are those of one bundle. error:
-    standard error of value, None if unknown. resampled: value in each resample, [RESAMPLES].
+    standard error of value, None if unknown. resampled: value in each resample, [RESAMPLES], see `widened`.
     """
 
     value: float
@@ -150,6 +150,7 @@ def measure_quality(
         kept = made.negatives_kept
         every = list(made.probabilities.values())
         drawn = samples(made.label, every, made.group, RESAMPLES, metrics=(metric,), negatives_kept=kept)
+        drawn = widened(drawn, made.label, made.group)
         for i, (name, p) in enumerate(made.probabilities.items()):
             figures = evaluate(p, made.label, made.group, kept).as_dict()
             entry = {

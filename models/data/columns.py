@@ -18,7 +18,7 @@ import pyarrow.types as pt
 from polyrec.models.errors import DataError
 from polyrec.models.schema.schema import Schema
 
-Kind = Literal["number", "string", "integer", "strings", "integers", "key"]
+Kind = Literal["number", "string", "integer", "strings", "integers", "key", "time"]
 
 TARGET: dict[str, pa.DataType] = {
     "number": pa.float64(),
@@ -30,14 +30,19 @@ TARGET: dict[str, pa.DataType] = {
 
 
 def column_kind(schema: Schema, column: str) -> Kind:
-    """Returns the kind of a column; one that the schema does not mention is a key, kept nearly as is."""
+    """Returns the kind of a column; one that the schema does not mention is a key, kept nearly as is.
+
+    time: what a split by time cuts, whose order counts; of a key only equality does.
+    """
     for feature in schema.categorical:
         if feature.name == column:
             if feature.multi:
                 return "strings" if feature.type == "string" else "integers"
             return feature.type
     numbers = [*(d.name for d in schema.dense), schema.label.column]
-    return "number" if column in numbers else "key"
+    if column in numbers:
+        return "number"
+    return "time" if schema.split.rule == "time" and column in schema.split.columns else "key"
 
 
 def check_columns(where: str, wanted: Sequence[str], there: Sequence[str]) -> None:
@@ -59,9 +64,35 @@ def check_type(where: str, column: str, kind: Kind, type_: pa.DataType) -> None:
             "strings": "a list of strings",
             "integers": "a list of integers",
             "key": "a string, an integer or a time",
+            "time": "a number or a time",
         }[kind]
-        remedy = " (or say `type: integer` in the schema)" if _is_integer_for_string(kind, type_) else ""
-        raise DataError(f"{where}: column '{column}' is {type_}, the schema needs {needs}{remedy}")
+        raise DataError(
+            f"{where}: column '{column}' is {type_}, the schema needs {needs}{_remedy(kind, type_)}"
+        )
+
+
+def check_alike(where: str, column: str, type_: pa.DataType, first: str, first_type: pa.DataType) -> None:
+    """Raises DataError where a key or time has values in one file that are not comparable with another's.
+
+    type_, first_type: as stored. Dates and timestamps compare in any unit, see `in_unit_of`.
+    """
+    types = [t.value_type if pt.is_dictionary(t) else t for t in (type_, first_type)]
+    dated = [pt.is_timestamp(t) or pt.is_date(t) for t in types]
+    if all(dated) or (not any(dated) and _key_type(types[0]) == _key_type(types[1])):
+        return
+    raise DataError(
+        f"{where}: column '{column}' is {type_}, but {first_type} in '{first}'; write it alike in all files"
+    )
+
+
+def in_unit_of(values: pa.Array, first_type: pa.DataType) -> pa.Array:
+    """Converts dates and timestamps to the unit of the first file, in which times are compared."""
+    if pt.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    if pt.is_dictionary(first_type):
+        first_type = first_type.value_type
+    temporal = pt.is_timestamp(values.type) or pt.is_date(values.type)
+    return values.cast(first_type, safe=False) if temporal and values.type != first_type else values
 
 
 def _fits(kind: Kind, type_: pa.DataType) -> bool:
@@ -74,17 +105,29 @@ def _fits(kind: Kind, type_: pa.DataType) -> bool:
     if kind == "string":
         return bool(string)
     if kind == "integer":
-        return bool(number)
+        return bool(number or pt.is_decimal(type_))
+    if kind == "time":
+        return bool(number or pt.is_temporal(type_))
     if kind == "key":
         return bool(number or string or pt.is_temporal(type_))
     lists = pt.is_list(type_) or pt.is_large_list(type_) or pt.is_fixed_size_list(type_)
     return bool(lists) and _fits("string" if kind == "strings" else "integer", type_.value_type)
 
 
-def _is_integer_for_string(kind: Kind, type_: pa.DataType) -> bool:
-    if kind == "strings" and (pt.is_list(type_) or pt.is_large_list(type_)):
-        return bool(pt.is_integer(type_.value_type))
-    return bool(kind == "string" and pt.is_integer(type_))
+def _remedy(kind: Kind, type_: pa.DataType) -> str:
+    """Returns what to do about a type that does not fit, in brackets; empty where nothing simple helps."""
+    lists = kind in ("strings", "integers")
+    if lists and not (pt.is_list(type_) or pt.is_large_list(type_)):
+        return ""
+    one = type_.value_type if lists else type_
+    if kind in ("string", "strings"):
+        if pt.is_integer(one):
+            return " (or say `type: integer` in the schema)"
+        if pt.is_floating(one):
+            return " (or say `type: integer` in the schema, if they are integers)"
+    if pt.is_nested(one):
+        return ""
+    return " (cast it when the file is written)"
 
 
 def normalize_column(where: str, column: str, kind: Kind, values: pa.Array) -> pa.Array:
@@ -100,7 +143,10 @@ def normalize_column(where: str, column: str, kind: Kind, values: pa.Array) -> p
     if pt.is_date32(values.type):
         # days since 1970, which Arrow casts to int64 only by way of int32
         values = values.cast(pa.int32())
-    target = _key_type(values.type) if kind == "key" else TARGET[kind]
+    if kind == "key" and pt.is_uint64(values.type):
+        # hashes fill all 64 bits: the same bits as int64 are equal where the values are
+        values = values.view(pa.int64())
+    target = _key_type(values.type) if kind in ("key", "time") else TARGET[kind]
     if pt.is_null(values.type):
         return pa.nulls(len(values), target)
     if pt.is_list(target) and pt.is_floating(values.type.value_type):
@@ -113,7 +159,11 @@ def normalize_column(where: str, column: str, kind: Kind, values: pa.Array) -> p
     try:
         return values if values.type == target else values.cast(target)
     except pa.ArrowInvalid as e:
-        raise DataError(f"{where}: column '{column}': {str(e).splitlines()[0]}") from None
+        wide = "uint64" in str(values.type)
+        remedy = (
+            "; beyond 2^63 - 1, write them as strings and say `type: string` in the schema" if wide else ""
+        )
+        raise DataError(f"{where}: column '{column}': {str(e).splitlines()[0]}{remedy}") from None
 
 
 def _key_type(type_: pa.DataType) -> pa.DataType:

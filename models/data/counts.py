@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from polyrec.models.errors import DataError
 from polyrec.models.schema.batch import I64
 from polyrec.models.schema.continuation import Counted, Previous, continued
 from polyrec.models.schema.schema import Categorical
@@ -75,6 +76,7 @@ class AccessCounts:
         previous: vocabularies that this one continues, see models/schema/continuation.py.
         """
         total = self._merge()
+        _require_utf8(table, total.column("value"))
         accessed = total.column("sampled").to_numpy()
         missing = int(self._missing[1])
         if previous is not None:
@@ -122,6 +124,17 @@ class AccessCounts:
         frequent = total.column("every").to_numpy()[order] >= self._head.min_count
         kept: I64 = order[frequent][:most].astype(np.int64)
         return kept
+
+
+def _require_utf8(table: str, values: pa.ChunkedArray) -> None:
+    """Raises DataError for strings in another encoding, which Parquet files may hold and JSON cannot."""
+    try:
+        values.validate(full=True)
+    except pa.ArrowInvalid as e:
+        raise DataError(
+            f"a value of table '{table}' is not UTF-8 ({str(e).splitlines()[0]}); write the file again "
+            "with decoded strings"
+        ) from None
 
 
 def _flat(column: pa.Array, max_length: int) -> tuple[pa.Array, I64]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from polyrec.models.errors import DataError
 from polyrec.models.schema.dense_transform import Standard
 from polyrec.models.schema.schema import Dense
 
@@ -24,16 +25,23 @@ class Moments:
         self._mean = self._squares = 0.0
 
     def add(self, raw: NDArray[np.float64]) -> None:
-        """raw: float64 [rows], NaN where missing."""
+        """raw: float64 [rows], NaN where missing. Raises DataError for values whose squares overflow."""
         x = raw[~np.isnan(raw)]
         if not x.size:
             return
         if "log1p" in self.feature.transform:
             x = np.log1p(np.maximum(x, 0.0))
-        mean = float(x.mean())
-        delta, total = mean - self._mean, self._count + x.size
-        self._squares += float(((x - mean) ** 2).sum()) + delta**2 * self._count * x.size / total
-        self._mean += delta * x.size / total
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean = x.mean()
+            delta, total = mean - self._mean, self._count + x.size
+            squares = ((x - mean) ** 2).sum() + np.square(delta) * self._count * x.size / total
+        if not np.isfinite(squares):
+            raise DataError(
+                f"dense feature '{self.feature.name}': its values, up to {np.abs(x).max():g}, are too large "
+                "to have a deviation; mend them, or say `transform: [log1p, standardise]`"
+            )
+        self._squares += float(squares)
+        self._mean += float(delta * x.size / total)
         self._count = total
 
     def standard(self) -> Standard:

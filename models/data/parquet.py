@@ -14,7 +14,14 @@ from typing import overload
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from polyrec.models.data.columns import check_columns, check_type, column_kind, normalize_column
+from polyrec.models.data.columns import (
+    check_alike,
+    check_columns,
+    check_type,
+    column_kind,
+    in_unit_of,
+    normalize_column,
+)
 from polyrec.models.data.malformed import RowValidator
 from polyrec.models.data.reader import OnMalformed, csv_given, fingerprint, is_csv, is_glob
 from polyrec.models.data.remote.path import DataPath, RemotePath
@@ -33,12 +40,17 @@ class ParquetReader:
         self._validator = RowValidator(schema, on_malformed)
         self._files = parquet_files(path)
         self._rows = 0
+        self._first_types: dict[str, pa.DataType] = {}
         for file in self._files:
             with open_parquet(file) as parquet:
                 there = parquet.schema_arrow
                 check_columns(str(file), schema.columns, there.names)
                 for name in schema.columns:
-                    check_type(str(file), name, column_kind(schema, name), there.field(name).type)
+                    kind, type_ = column_kind(schema, name), there.field(name).type
+                    check_type(str(file), name, kind, type_)
+                    if kind in ("key", "time"):
+                        first = self._first_types.setdefault(name, type_)
+                        check_alike(str(file), name, type_, str(self._files[0]), first)
                 self._rows += parquet.metadata.num_rows
                 if file == self._files[0]:
                     self.columns = tuple(there.names)
@@ -71,14 +83,12 @@ class ParquetReader:
     def _clean(
         self, file: DataPath, first: int, batch: pa.RecordBatch, columns: Sequence[str]
     ) -> Iterator[pa.RecordBatch]:
-        names = batch.schema.names
-        data = pa.RecordBatch.from_arrays(
-            [
-                normalize_column(str(file), name, column_kind(self._schema, name), batch.column(name))
-                for name in names
-            ],
-            names,
-        )
+        names, found = batch.schema.names, []
+        for name, values in zip(names, batch.columns, strict=True):
+            if name in self._first_types:
+                values = in_unit_of(values, self._first_types[name])
+            found.append(normalize_column(str(file), name, column_kind(self._schema, name), values))
+        data = pa.RecordBatch.from_arrays(found, names)
         good = self._validator.valid_rows(str(file), first, data)
         out = data.select(list(columns))
         if good is not None:

@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from math import pi, sqrt, tan
+from statistics import NormalDist
 from typing import Any, Literal
 
 import numpy as np
@@ -95,6 +97,7 @@ def compare(
     names = list(predictions)
     every = list(predictions.values())
     drawn = samples(labels, every, groups, resamples, seed, negatives_kept=negatives_kept)
+    drawn = widened(drawn, labels, groups)
     base = names.index(baseline)
     return {
         name: ComparedModel(
@@ -124,6 +127,49 @@ def samples(
     models = [_Resampled(p, labels, groups, unit, metrics, negatives_kept) for p in predictions]
     every = chain((np.ones(units, np.int64),), draws(units, resamples, seed))
     return np.stack([[model.measure(weights) for model in models] for weights in every])
+
+
+def widened(drawn: F64, labels: F32, groups: I64 | None) -> F64:
+    """Returns `samples` with the resamples farther from the value, by `small_sample_factor`.
+
+    drawn: [1 + resamples, ...]. labels, groups: as for `samples`.
+    """
+    return np.concatenate(
+        (drawn[:1], drawn[0] + small_sample_factor(labels, groups) * (drawn[1:] - drawn[0]))
+    )
+
+
+def small_sample_factor(labels: F32, groups: I64 | None) -> float:
+    """Returns Student's interval of n observations over the percentile bootstrap's, narrow for few.
+
+    n: of rows (or requests, `groups` int64 [rows]) with a click and of those without one, the fewer: they
+    decide, however many others there are. 9 for two, 1.2 for ten, 1.02 for a hundred.
+    """
+    clicked = labels > 0.5
+    kinds = (clicked, np.logical_not(clicked))
+    n = max(2, min(int(kind.sum()) if groups is None else np.unique(groups[kind]).size for kind in kinds))
+    share = (1 + LEVEL) / 2
+    return student_quantile(share, n - 1) / NormalDist().inv_cdf(share) * sqrt(n / (n - 1))
+
+
+def student_quantile(share: float, freedom: int) -> float:
+    """Returns a quantile of Student's distribution, within 1% between 0.9 and 0.99.
+
+    Exact for one and two degrees of freedom, else by the series of Abramowitz and Stegun, 26.7.5; a server
+    has no SciPy.
+    """
+    if freedom == 1:
+        return tan(pi * (share - 0.5))
+    if freedom == 2:
+        return (2 * share - 1) / sqrt(2 * share * (1 - share))
+    z = NormalDist().inv_cdf(share)
+    terms: tuple[float, ...] = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return z + sum(term / float(freedom) ** power for power, term in enumerate(terms, 1))
 
 
 class _Resampled:

@@ -19,6 +19,7 @@ from polyrec.models.evaluation.metrics import Quality, evaluate, log_loss
 from polyrec.models.schema.batch import F32, F64, I64, Batch, Block
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.schema import ROLES
+from polyrec.models.training.objective import log_odds
 from polyrec.models.training.row_order import epoch
 from polyrec.models.training.source import TrainingRows
 
@@ -110,7 +111,7 @@ class LogisticRegression:
 
     def __init__(self, width: int, base_rate: float) -> None:
         self.weights = np.zeros(width)
-        self.weights[0] = _log_odds(base_rate)
+        self.weights[0] = log_odds(base_rate)
         self._squares = np.full(width, 1e-2)
 
     def logits(self, terms: Terms) -> F64:
@@ -208,12 +209,23 @@ class Baselines:
             CONSTANT: np.full(label.shape, self.base_rate, np.float32),
             LOGISTIC: predict_logistic(self.logistic, self.terms, data, rows),
         }
-        odds = {name: negatives_kept * p / (1 - p) for name, p in probabilities.items()}
-        return {name: evaluate(o / (1 + o), label, data.group, negatives_kept) for name, o in odds.items()}
+        clipped = {name: np.clip(p.astype(np.float64), 1e-7, 1 - 1e-7) for name, p in probabilities.items()}
+        odds = {name: negatives_kept * p / (1 - p) for name, p in clipped.items()}
+        return {
+            name: evaluate((o / (1 + o)).astype(np.float32), label, data.group, negatives_kept)
+            for name, o in odds.items()
+        }
 
 
 def shortfalls(metrics: Mapping[str, Mapping[str, float | int | None]]) -> list[str]:
-    """Returns a warning for each baseline of a bundle's metrics that the model does not beat on test rows."""
+    """Returns a warning for each baseline of a bundle's metrics that the model does not beat on test rows.
+
+    Test rows of one class measure nothing, which is then the only warning.
+    """
+    rows, positives = metrics["test"].get("rows"), metrics["test"].get("positives")
+    if rows is not None and positives in (0, rows):
+        what = "click" if positives == 0 else "row without a click"
+        return [f"among {rows:,} test rows there is no {what}: information and AUC are undefined"]
     found = []
     for name in (CONSTANT, LOGISTIC):
         for key, word, sign in (("log_loss", "log-loss", -1), ("auc", "AUC", 1)):
@@ -225,11 +237,6 @@ def shortfalls(metrics: Mapping[str, Mapping[str, float | int | None]]) -> list[
                 )
                 break
     return found
-
-
-def _log_odds(p: float) -> float:
-    p = min(max(p, 1e-6), 1 - 1e-6)
-    return float(np.log(p / (1 - p)))
 
 
 def _sigmoid(x: F64) -> F64:

@@ -4,7 +4,7 @@ Log-loss treats rows alone. Where one request has one click, its rows compete, a
 says so: minus the log of the share of the clicked row in the sum of exp(logit) over its request (Cao et al.,
 ICML'07). It does not see the level of a request's logits, so alone it gives no probabilities; mixed with
 log-loss it does, row by row, and a request may be cut at serving time. `fit_scale` then corrects scale and
-level of the logits on the validation rows (Platt, 1999).
+level of the logits on the validation rows (Platt, 1999), as far as these are enough to tell.
 """
 
 from __future__ import annotations
@@ -17,9 +17,13 @@ import torch
 from torch import Tensor
 
 from polyrec.models.dlrm.dlrm import DenseNet
-from polyrec.models.schema.batch import F32, I64
+from polyrec.models.schema.batch import F32, F64, I64
 
-NEWTON_STEPS = 50
+NEWTON_STEPS = 100
+MOST_SCALE, HALF_AT = 0.5, 10.0
+"""Weights that are the best of many checks are overconfident, those that few clicks chose most of all."""
+SCALE_WEIGHT, SHIFT_WEIGHT = 10.0, 20.0
+LEAST_SCALE = 0.01
 
 
 def listwise_loss(logits: Tensor, label: Tensor, group: I64) -> Tensor:
@@ -62,21 +66,49 @@ def unsampling(negatives_kept: float) -> LogitScale:
     return LogitScale(shift=log(negatives_kept))
 
 
-def fit_scale(probabilities: F32, label: F32) -> LogitScale:
-    """Fits scale and shift by maximum likelihood, with Newton's method.
+def fit_scale(probabilities: F32, label: F32, base_rate: float, trained_before: bool = False) -> LogitScale:
+    """Fits scale and level of the logits around those of the training rows' base rate.
 
-    probabilities, label: [rows]. Without both classes, or if the best scale is not positive, nothing changes.
+    probabilities, label: [rows], of the validation rows. The fit is the most probable one under a normal
+    prior (SCALE_WEIGHT, SHIFT_WEIGHT), which expects no shift, and less of the scale the fewer clicks chose
+    the weights: MOST_SCALE n / (n + HALF_AT) for n of them. Thousands of clicks outweigh it; of a dozen the
+    likeliest scale may be far beyond 1. The scale stays at LEAST_SCALE or above, so that ranks are kept.
+    trained_before: the model continues one whose scale was right, and 1 is expected.
     """
+    clicks = float(label.sum())
+    clicks = min(clicks, label.size - clicks)
+    expected = 1.0 if trained_before else MOST_SCALE * clicks / (clicks + HALF_AT)
+    center = log_odds(base_rate)
     p = np.clip(probabilities.astype(np.float64), 1e-7, 1 - 1e-7)
-    x = np.column_stack((np.log(p / (1 - p)), np.ones(p.size)))
-    weights = np.array([1.0, 0.0])
+    spread = np.log(p / (1 - p)) - center
+    x = np.column_stack((spread, np.ones(p.size)))
+    prior, weight = np.array([expected, 0.0]), np.array([SCALE_WEIGHT, SHIFT_WEIGHT])
+    scale, shift = _most_probable(x, np.full(p.size, center), label, prior, weight)
+    if scale < LEAST_SCALE:
+        scale = LEAST_SCALE
+        (shift,) = _most_probable(x[:, 1:], center + scale * spread, label, prior[1:], weight[1:])
+    return LogitScale(float(scale), float(center * (1 - scale) + shift))
+
+
+def _most_probable(x: F64, offset: F64, label: F32, prior: F64, weight: F64) -> F64:
+    """Returns the weights of a logistic regression under a normal prior, [columns of x], by Newton's method.
+
+    x: [rows, columns], offset: [rows], of the logits. weight: one over the prior's variances.
+    """
+    found = prior.copy()
     for _ in range(NEWTON_STEPS):
-        q = 1 / (1 + np.exp(-np.clip(x @ weights, -30, 30)))
-        hessian = (x * (q * (1 - q))[:, None]).T @ x + 1e-9 * np.eye(2)
-        step = np.linalg.solve(hessian, x.T @ (q - label))
-        weights = weights - step
-        if np.abs(step).max() < 1e-9:
+        q = 1 / (1 + np.exp(-np.clip(offset + x @ found, -30, 30)))
+        gradient = x.T @ (q - label) + weight * (found - prior)
+        step = np.linalg.solve((x * (q * (1 - q))[:, None]).T @ x + np.diag(weight), gradient)
+        longest = float(np.abs(step).max())
+        # a full step may overshoot where the sigmoid is flat
+        found = found - step / max(longest, 1.0)
+        if longest < 1e-9:
             break
-    if not np.isfinite(weights).all() or weights[0] <= 0 or not 0 < label.mean() < 1:
-        return LogitScale()
-    return LogitScale(float(weights[0]), float(weights[1]))
+    return found
+
+
+def log_odds(base_rate: float) -> float:
+    """Returns the logit of a base rate, finite also where all rows are of one class."""
+    p = min(max(base_rate, 1e-6), 1 - 1e-6)
+    return log(p / (1 - p))

@@ -203,18 +203,38 @@ class Learner:
         if self.window_rows:
             stream = self._streamed(encoder, splitter, (TRAIN,))
             with self.encoded(encoder, splitter, (VALIDATION,)) as data:
+                self._require_classes(stream, Rows(data, data.select(VALIDATION)))
                 return self.fit(encoder, stream, Rows(data, data.select(VALIDATION)), checkpoints)
         with self.encoded(encoder, splitter, (TRAIN, VALIDATION)) as data:
             training, validation = data.select(TRAIN), data.select(VALIDATION)
             for name, rows in (("train", training), ("validation", validation)):
                 if not rows.size:
                     raise DataError(f"{self.reader.path}: the split leaves no {name} rows")
+            self._require_classes(Rows(data, training), Rows(data, validation))
             fitted = self.fit(encoder, Rows(data, training), Rows(data, validation), checkpoints)
             if not self.baselines:
                 return fitted
             seed = self.training.recipe.seed
             baselines = Baselines.fit(encoder, data, training, validation, seed)
             return dataclasses.replace(fitted, baselines=baselines)
+
+    def _require_classes(self, training: RowSource, validation: RowSource) -> None:
+        """Raises DataError where training rows are of one class; says where validation rows are.
+
+        A bundle that is continued has seen both classes, so its next rows may be of one.
+        """
+        label = self.schema.label
+        for name, rows in (("training", training), ("validation", validation)):
+            if 0.0 < rows.base_rate < 1.0:
+                continue
+            which = "a click" if rows.base_rate else "without a click"
+            found = f"all {rows.size:,} {name} rows are {which}"
+            if rows is training and self.start is None:
+                raise DataError(
+                    f"{self.reader.path}: {found} (label '{label.column}' > {label.positive_above:g}), so "
+                    "there is nothing to learn; the schema's label has `positive_above`"
+                )
+            self.notice(f"warning: {found}: they cannot tell a good model from a bad one")
 
     def fit(
         self, encoder: Encoder, training: RowSource, validation: Rows, checkpoints: Checkpoints | None = None
@@ -236,7 +256,8 @@ class Learner:
         scales: tuple[LogitScale, ...] = ()
         if recipe.calibrate:
             heads = predict_heads(model, validation.data, validation.rows)
-            scales = tuple(fit_scale(p, validation.label) for p in heads)
+            rate = training.base_rate
+            scales = tuple(fit_scale(p, validation.label, rate, goes_on) for p in heads)
         activations = observe_activations(model, validation.data.batch, validation.rows)
         return Fitted(encoder, history, model, unseen, scales=scales, activations=activations)
 

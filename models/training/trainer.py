@@ -22,6 +22,7 @@ from polyrec.models.evaluation.metrics import auc, log_loss
 from polyrec.models.schema.batch import F32, I64
 from polyrec.models.training.checkpoint import Checkpoints, State
 from polyrec.models.training.id_dropout import IdDropout
+from polyrec.models.training.objective import log_odds
 from polyrec.models.training.recipe import Recipe
 from polyrec.models.training.source import Rows, RowSource, TrainingRows
 from polyrec.models.training.stepper import Stepper
@@ -254,10 +255,9 @@ def _train(
 
 def start_at_base_rate(model: DLRM, base_rate: float) -> None:
     """Sets the outputs' biases to the log-odds of a click, so that no step is spent on learning them."""
-    base = float(np.clip(base_rate, 1e-6, 1 - 1e-6))
     with torch.no_grad():
         for head in model.net.heads:
-            head.output.bias.fill_(np.log(base / (1 - base)))
+            head.output.bias.fill_(log_odds(base_rate))
 
 
 def predict(model: DLRM, data: TrainingRows, rows: I64, batch_rows: int = 8192) -> F32:

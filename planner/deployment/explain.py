@@ -163,7 +163,9 @@ def _tiers(placement: Placement) -> Iterator[str]:
 
 
 def _bounds(e: Expected) -> Iterator[str]:
-    if not e.bound:
+    if not e.bound and e.served < 1 - 1e-6:
+        yield "Bound by several limits at once: freeing one of them alone gains nothing"
+    elif not e.bound:
         yield "Bound by nothing: everything is served by a path of the best quality"
     for i, bound in enumerate(e.bound):
         yield f"{'Bound by' if not i else '     and'} {bound_words(bound)}"

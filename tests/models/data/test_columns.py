@@ -31,6 +31,9 @@ from polyrec.models.schema.schema import Schema
         ("key", pa.array([1], pa.int16()), pa.array([1])),
         ("key", pa.array([datetime.datetime(1970, 1, 2)], pa.timestamp("s")), pa.array([86400])),
         ("key", pa.array(["x"], pa.large_string()), pa.array(["x"])),
+        ("key", pa.array([1, 2**64 - 1, None], pa.uint64()), pa.array([1, -1, None])),
+        ("time", pa.array([7], pa.uint64()), pa.array([7])),
+        ("integer", pa.array([Decimal(7), None]), pa.array([7, None])),
     ],
 )
 def test_columns_come_out_in_the_type_of_their_kind(kind: Kind, values: pa.Array, expected: pa.Array) -> None:
@@ -57,7 +60,13 @@ def test_a_list_column_keeps_its_rows_when_its_floats_become_integers() -> None:
         ("integer", pa.array(["a"]), "f: column 'c' is string, the schema needs an integer"),
         ("integer", pa.array([1.5]), "f: column 'c': Float value 1.500000 was truncated"),
         ("integer", pa.array([2**63], pa.uint64()), "f: column 'c': Integer value 9223372036854775808 not"),
-        ("number", pa.array(["1"]), "f: column 'c' is string, the schema needs a number"),
+        ("integer", pa.array([2**63], pa.uint64()), "write them as strings and say `type: string`"),
+        ("integer", pa.array([Decimal("1.5")]), "f: column 'c': Rescaling Decimal"),
+        ("number", pa.array(["1"]), "f: column 'c' is string, the schema needs a number (cast it when"),
+        ("string", pa.array([b"x"]), "f: column 'c' is binary, the schema needs a string (cast it when"),
+        ("string", pa.array([1.0]), "or say `type: integer` in the schema, if they are integers)"),
+        ("time", pa.array([2**63], pa.uint64()), "f: column 'c': Integer value 9223372036854775808 not"),
+        ("time", pa.array(["2026-11-26"]), "f: column 'c' is string, the schema needs a number or a time"),
         ("strings", pa.array(["a"]), "f: column 'c' is string, the schema needs a list of strings"),
         ("strings", pa.array([[1]]), "the schema needs a list of strings (or say `type: integer`"),
         ("integers", pa.array([["1"]]), "the schema needs a list of integers"),
@@ -90,6 +99,6 @@ def test_kinds_follow_the_schema(small: Schema) -> None:
         "code": "integer",
         "extras": "integers",
         "clicked": "number",
-        "request": "key",
+        "request": "time",
         "other": "key",
     }

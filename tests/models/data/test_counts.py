@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from polyrec.models.data import counts as module
 from polyrec.models.data.counts import AccessCounts
+from polyrec.models.errors import DataError
 from polyrec.models.schema.schema import Categorical
 
 ITEM = Categorical(name="item", min_count=2, max_values=4)
@@ -56,3 +57,13 @@ def test_partial_counts_stay_in_proportion_to_the_different_values(monkeypatch: 
         accesses.add(ITEM, pa.array(names), np.ones(40, bool))
         most = max(most, sum(part.num_rows for part in accesses._parts))
     assert most <= 140
+
+
+def test_a_value_that_is_not_utf8_is_refused_before_training() -> None:
+    latin = pa.Array.from_buffers(
+        pa.string(), 1, [None, pa.py_buffer(np.array([0, 1], np.int32)), pa.py_buffer(b"\xe4")]
+    )
+    accesses = AccessCounts([ITEM])
+    accesses.add(ITEM, latin, np.ones(1, bool))
+    with pytest.raises(DataError, match="a value of table 'item' is not UTF-8"):
+        accesses.vocabulary("item", whole=True)

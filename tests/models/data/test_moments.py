@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyrec.models.data.moments import LEAST, Moments
+from polyrec.models.errors import DataError
 from polyrec.models.schema.dense_transform import DenseTransform, Standard
 from polyrec.models.schema.schema import Dense
 
@@ -54,3 +55,10 @@ def test_a_feature_that_is_always_missing_is_unchanged() -> None:
     moments = Moments(Dense(name="x"))
     moments.add(np.full(3, np.nan))
     assert moments.standard() == Standard(0.0, 1.0)
+
+
+def test_values_too_large_to_have_a_deviation_are_refused_by_name() -> None:
+    moments = Moments(Dense(name="x"))
+    moments.add(np.array([1.0, 2.0]))
+    with pytest.raises(DataError, match=r"dense feature 'x': its values, up to 1e\+300, .*log1p"):
+        moments.add(np.array([1e300, -1e300]))

@@ -5,6 +5,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -158,3 +159,52 @@ def test_a_damaged_file_is_rejected_in_one_line(small: Schema, write: Write, tmp
     with pytest.raises(DataError, match="cannot read") as error:
         list(open_data(path, small).batches(small.columns))
     assert "\n" not in str(error.value)
+
+
+def time_schema() -> Schema:
+    return Schema.model_validate(
+        {
+            "name": "timed",
+            "categorical": [{"name": "item"}],
+            "label": {"column": "y"},
+            "group": "request",
+            "split": {"rule": "time", "columns": ["at"], "train": 0.5, "validation": 0.5},
+        }
+    )
+
+
+def timed(file: Path, at: pa.Array, request: pa.Array | None = None) -> None:
+    n = len(at)
+    request = pa.array(range(n)) if request is None else request
+    pq.write_table(pa.table({"item": ["a"] * n, "y": [1] * n, "request": request, "at": at}), file)
+
+
+def test_times_of_files_in_other_units_compare(tmp_path: Path) -> None:
+    days = [datetime(2026, 11, d) for d in (3, 1, 2)]
+    timed(tmp_path / "1.parquet", pa.array(days, pa.timestamp("us")))
+    timed(tmp_path / "2.parquet", pa.array(days, pa.timestamp("ns", "UTC")))
+    timed(tmp_path / "3.parquet", pa.array(days, pa.date32()))
+    timed(tmp_path / "4.parquet", pa.array(days, pa.timestamp("ms")).dictionary_encode())
+    for first in range(1, 4):
+        (tmp_path / "0.parquet").write_bytes((tmp_path / f"{first}.parquet").read_bytes())
+        reader = open_data(tmp_path, time_schema())
+        times = [t for b in reader.batches(["at"]) for t in b.column("at").to_pylist()]
+        assert times == times[:3] * 5
+        assert times[1] < times[2] < times[0]
+
+
+@pytest.mark.parametrize(
+    ("at", "group", "message"),
+    [
+        (pa.array([1.0, 2.0]), None, "column 'at' is double, but int64 in '.*1.parquet'"),
+        (pa.array([datetime(2026, 11, 1)] * 2), None, "column 'at' is timestamp"),
+        (pa.array([1, 2]), pa.array(["1", "2"]), "column 'request' is string, but int64 in"),
+    ],
+)
+def test_keys_of_files_that_do_not_compare_are_refused(
+    tmp_path: Path, at: pa.Array, group: pa.Array | None, message: str
+) -> None:
+    timed(tmp_path / "1.parquet", pa.array([1, 2]))
+    timed(tmp_path / "2.parquet", at, group)
+    with pytest.raises(DataError, match=f"2.parquet: {message}"):
+        open_data(tmp_path, time_schema())

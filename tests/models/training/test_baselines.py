@@ -97,3 +97,10 @@ def test_shortfalls_name_the_baseline_and_both_figures() -> None:
     assert "log-loss 0.6 against 0.5" in warning
     (ranked,) = shortfalls({"test": {"log_loss": 0.4, "auc": 0.7}, "logistic": good})
     assert "AUC 0.7 against 0.8" in ranked
+
+
+@pytest.mark.parametrize(("positives", "missing"), [(0, "click"), (5, "row without a click")])
+def test_test_rows_of_one_class_are_the_only_shortfall(positives: int, missing: str) -> None:
+    test = {"rows": 5, "positives": positives, "log_loss": 0.6}
+    (warning,) = shortfalls({"test": test, "constant": {"log_loss": 0.5}})
+    assert f"among 5 test rows there is no {missing}:" in warning

@@ -8,6 +8,8 @@ import torch
 
 from polyrec.models.dlrm.dlrm import Architecture, DenseNet
 from polyrec.models.embeddings.stage import PerBlock
+from polyrec.models.evaluation.metrics import log_loss
+from polyrec.models.schema.batch import F32, F64
 from polyrec.models.training.objective import LogitScale, fit_scale, listwise_loss
 
 
@@ -42,14 +44,56 @@ def test_fitted_scale_undoes_a_known_distortion() -> None:
     random = np.random.default_rng(1)
     z = random.normal(-2, 1.5, 200_000)
     label = (random.random(z.size) < 1 / (1 + np.exp(-z))).astype(np.float32)
-    found = fit_scale((1 / (1 + np.exp(-(0.5 * z + 1)))).astype(np.float32), label)
+    found = fit_scale((1 / (1 + np.exp(-(0.5 * z + 1)))).astype(np.float32), label, 0.2)
     assert found.scale == pytest.approx(2.0, abs=0.05)
     assert found.shift == pytest.approx(-2.0, abs=0.05)
 
 
-@pytest.mark.parametrize("label", [np.zeros(4, np.float32), np.array([1, 1, 0, 0], np.float32)])
-def test_where_no_calibration_helps_nothing_changes(label: np.ndarray) -> None:
-    assert fit_scale(np.array([0.1, 0.2, 0.8, 0.9], np.float32), label) == LogitScale()
+@pytest.mark.parametrize("rows", [24, 200, 2000])
+@pytest.mark.parametrize("worth", [0.0, 1.0])
+def test_a_fit_on_few_rows_makes_new_rows_no_worse_than_the_base_rate(rows: int, worth: float) -> None:
+    random = np.random.default_rng(rows)
+
+    def drawn(n: int) -> tuple[F32, F32]:
+        z = random.normal(size=n)
+        label = random.random(n) < sigmoid(-2 + worth * z)
+        return sigmoid(-2 + 1.5 * z).astype(np.float32), label.astype(np.float32)
+
+    new, clicked = drawn(20_000)
+    constant = log_loss(np.full(new.size, clicked.mean(), np.float32), clicked)
+    losses = []
+    for _ in range(50):
+        scale = fit_scale(*drawn(rows), sigmoid(np.array(-2.0)).item())
+        logit = np.log(new / (1 - new))
+        losses.append(log_loss(sigmoid(scale.scale * logit + scale.shift), clicked) / constant)
+    assert max(losses) < 1.2
+    assert np.mean(losses) < 1.03
+
+
+@pytest.mark.parametrize("label", [0.0, 1.0])
+def test_one_class_alone_leaves_little_but_the_base_rate(label: float) -> None:
+    p = np.array([0.1, 0.2, 0.8, 0.9], np.float32)
+    found = fit_scale(p, np.full(4, label, np.float32), 0.5)
+    assert found.scale < 0.1
+    assert 0 < abs(found.shift) < 0.2
+    assert (found.shift > 0) == bool(label)
+
+
+def test_a_model_that_was_trained_before_keeps_its_scale_where_few_rows_tell() -> None:
+    z = np.linspace(-3, 1, 30)
+    label = (z > 0.5).astype(np.float32)
+    found = fit_scale(sigmoid(z).astype(np.float32), label, 0.2, trained_before=True)
+    assert 0.9 < found.scale < 1.6
+    assert fit_scale(sigmoid(z).astype(np.float32), label, 0.2).scale < 0.8
+
+
+def test_ranks_are_kept_where_the_model_is_wrong_about_all_rows() -> None:
+    p = np.repeat(np.array([0.1, 0.9], np.float32), 500)
+    assert fit_scale(p, (p < 0.5).astype(np.float32), 0.5).scale == pytest.approx(0.01)
+
+
+def sigmoid(x: F64) -> F64:
+    return np.asarray(1 / (1 + np.exp(-x)))
 
 
 def test_a_calibrated_head_gives_the_scaled_logit() -> None:

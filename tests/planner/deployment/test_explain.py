@@ -113,3 +113,10 @@ def test_a_plan_made_by_hand_has_a_page_too() -> None:
     assert shown[0] == "Paths"
     assert "table@cpu" in shown[1]
     assert shown[-1].startswith("Batches up to 1,024 rows")
+
+
+def test_a_plan_that_serves_nearly_nothing_is_not_bound_by_nothing() -> None:
+    """The solver's tolerance hides what a freed device would gain at so high a rate."""
+    shown = text(1e12)
+    assert "Serves 0% of it" in shown
+    assert "Bound by nothing" not in shown
