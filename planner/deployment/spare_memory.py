@@ -130,7 +130,13 @@ def make_placement(problem: Problem, choice: Choice) -> Placement:
         )
     placed = tuple(_placed(problem, o) for o in options)
     remote = problem.machine.remote if any(p.rows("remote") for p in placed) else None
-    return Placement(memories=tuple(memories), paths=placed, remote=remote.store if remote else None)
+    return Placement(
+        memories=tuple(memories),
+        paths=placed,
+        remote=remote.store if remote else None,
+        # it gains nothing on a local disk, and makes cold queries wait longer there
+        popular_first=remote is not None and all(p.rows("remote") for p in placed if p.rows("disk")),
+    )
 
 
 def _placed(problem: Problem, option: Option) -> PlacedPath:

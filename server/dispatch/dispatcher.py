@@ -20,7 +20,7 @@ from polyrec.planner.routing.sharing.machine_time import ModelShare
 from polyrec.planner.routing.sharing.pools import LanePlace
 from polyrec.server.codecs.rows import Rows
 from polyrec.server.dispatch.answer import Outbox, Pending, QueryPayload, fail
-from polyrec.server.dispatch.cold_rows import ColdRows
+from polyrec.server.dispatch.cold_rows import ColdRows, SeenQueries
 from polyrec.server.dispatch.control_loop import ControlLoop
 from polyrec.server.dispatch.control_loop import clock as clock
 from polyrec.server.dispatch.executor import Executor
@@ -59,6 +59,8 @@ class Dispatcher:
         self.cold_rows = cold_rows
         self._arrived: list[Query] = []
         """Queries whose rows have not been looked for yet, if that is done at all."""
+        self._to_read: list[tuple[SeenQueries, list[Query]]] = []
+        """Held queries whose reads have not been started yet."""
         self._last_path: int | None = None
         self._last_was_alone = True
         self._scheduled: asyncio.Handle | None = None
@@ -164,7 +166,15 @@ class Dispatcher:
                 else:
                     fail(query, rejection(rejected.reason, rejected.retry_header_s))
             if held:
-                cold_rows.read(seen, held, self._rows_read)
+                self._to_read.append((seen, held))
+
+    def _read_rows(self, cold_rows: ColdRows) -> None:
+        """Starts the reads for held queries, once what is hot is in the lanes."""
+        for seen, held in self._to_read:
+            waiting = [query for query in held if not query.settled]
+            if waiting:
+                cold_rows.read(seen, waiting, self._rows_read)
+        self._to_read.clear()
 
     def _rows_read(self, query: Query, took_s: ReadSeconds) -> None:
         """Lets a query be executed whose missing rows have been read."""
@@ -264,6 +274,8 @@ class Dispatcher:
                         self._last_was_alone = len(dispatch.parts) == 1
                         self._executor.execute(i, dispatch)
                         now_s = clock()
+            if self._to_read and self.cold_rows is not None:
+                self._read_rows(self.cold_rows)
             for query in expired:
                 fail(query, DeadlinePassed(query.deadline_s - query.arrival_s))
         finally:

@@ -192,6 +192,7 @@ def test_rows_that_neither_memory_nor_disk_hold_are_remote() -> None:
     assert placement is not None
     assert placement.remote is not None
     assert placement.remote.url == STORE
+    assert placement.popular_first
     (one,) = placement.paths
     # the file of the disk has the rows in memory, too
     assert [t.model_dump() for t in one.tables.values()] == [
@@ -229,6 +230,7 @@ def test_nothing_is_remote_while_the_disk_has_room() -> None:
     plan = remote_plan(table, memory={"cpu": 300_000}, tables=[skewed(1000)])
     assert plan.placement is not None
     assert plan.placement.remote is None
+    assert not plan.placement.popular_first
     assert plan.placement.paths[0].rows("remote") == 0
 
 
@@ -256,3 +258,16 @@ def test_two_bundles_share_the_disk_by_one_threshold() -> None:
     disk = next(m for m in plan.placement.memories if m.place == "disk")
     assert 690_000 < disk.used_bytes <= 700_000
     assert all(p.bytes["remote"] > 0 for p in plan.placement.paths)
+    assert plan.placement.popular_first
+
+
+def test_popular_first_is_left_out_where_a_path_has_rows_on_disk_alone() -> None:
+    # the second one's rows all fit on the disk, the first one's do not
+    paths = [
+        path("table@cpu", tables={"t": 400_000}, fixed=0, quality=0.8, row_s=2e-3),
+        path("narrow@cpu", tables={"t": 800_000}, fixed=0, quality=0.7),
+    ]
+    rare = skewed(400)
+    tables: list[Tables | None] = [rare, skewed(400, row_bytes=2000.0)]
+    plan = remote_plan(*paths, memory={"cpu": 200_000, "disk": 700_000}, tables=tables, rate=100)
+    print([(p.path, p.rows("disk"), p.rows("remote")) for p in plan.placement.paths])
