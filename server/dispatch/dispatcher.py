@@ -152,7 +152,7 @@ class Dispatcher:
         return query
 
     def _look_for_rows(self, cold_rows: ColdRows) -> None:
-        """Holds the queries among those that arrived whose rows are not in memory, and has these read."""
+        """Holds the queries among those that arrived whose rows are not in memory, to have these read."""
         arrived = [query for query in self._arrived if not query.settled]
         self._arrived.clear()
         for seen in cold_rows.look(self._last_path, arrived):
@@ -169,7 +169,7 @@ class Dispatcher:
                 self._to_read.append((seen, held))
 
     def _read_rows(self, cold_rows: ColdRows) -> None:
-        """Starts the reads for held queries, once what is hot is in the lanes."""
+        """Starts the reads for held queries, after what is hot has been handed to the lanes."""
         for seen, held in self._to_read:
             waiting = [query for query in held if not query.settled]
             if waiting:
@@ -274,8 +274,6 @@ class Dispatcher:
                         self._last_was_alone = len(dispatch.parts) == 1
                         self._executor.execute(i, dispatch)
                         now_s = clock()
-            if self._to_read and self.cold_rows is not None:
-                self._read_rows(self.cold_rows)
             for query in expired:
                 fail(query, DeadlinePassed(query.deadline_s - query.arrival_s))
         finally:
@@ -283,6 +281,8 @@ class Dispatcher:
             # Now, not after the next iteration's reading, which takes as long as a batch when overloaded.
             outbox.deliver()
             self._executor.end_executed()
+        if self._to_read and self.cold_rows is not None:
+            self._read_rows(self.cold_rows)
         if turns is not None:
             if turns.yielded and self._scheduled is None:
                 self._scheduled = loop.call_soon(self._dispatch_all, loop)
