@@ -134,9 +134,14 @@ def make_placement(problem: Problem, choice: Choice) -> Placement:
         memories=tuple(memories),
         paths=placed,
         remote=remote.store if remote else None,
-        # it gains nothing on a local disk, and makes cold queries wait longer there
-        popular_first=remote is not None and all(p.rows("remote") for p in placed if p.rows("disk")),
+        popular_first=popular_first_pays(placed),
     )
+
+
+def popular_first_pays(paths: Sequence[PlacedPath]) -> bool:
+    """Whether to hold queries with missing rows: with a remote store, not where a path has only a local disk,
+    with which hot queries gain nothing and others wait longer (docs/results/popular-first.md)."""
+    return any(p.rows("remote") for p in paths) and all(p.rows("remote") for p in paths if p.rows("disk"))
 
 
 def _placed(problem: Problem, option: Option) -> PlacedPath:

@@ -10,12 +10,13 @@ import pytest
 from polyrec.measure.profile.candidates import path_memory
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.tiers.stage import open_tiers
-from polyrec.models.tiers.tier_settings import PAGE_BYTES, TierSettings
+from polyrec.models.tiers.tier_settings import PAGE_BYTES, TierCuts, TierSettings
 from polyrec.planner.deployment.opened import batch_reads, opened_cuts
 from polyrec.planner.deployment.proposal import Proposal, propose
 from polyrec.planner.deployment.requirements import Requirements
 from polyrec.planner.deployment.residency import Tables, residency
 from polyrec.planner.deployment.solver.program import PlanImpossible
+from polyrec.planner.deployment.spare_memory import popular_first_pays
 from polyrec.planner.deployment.tier_cost import below_memory
 from polyrec.planner.plan import LaneKind, Plan
 from polyrec.planner.profile import Memory, PathProfile
@@ -262,12 +263,12 @@ def test_two_bundles_share_the_disk_by_one_threshold() -> None:
 
 
 def test_popular_first_is_left_out_where_a_path_has_rows_on_disk_alone() -> None:
-    # the second one's rows all fit on the disk, the first one's do not
-    paths = [
-        path("table@cpu", tables={"t": 400_000}, fixed=0, quality=0.8, row_s=2e-3),
-        path("narrow@cpu", tables={"t": 800_000}, fixed=0, quality=0.7),
-    ]
-    rare = skewed(400)
-    tables: list[Tables | None] = [rare, skewed(400, row_bytes=2000.0)]
-    plan = remote_plan(*paths, memory={"cpu": 200_000, "disk": 700_000}, tables=tables, rate=100)
-    print([(p.path, p.rows("disk"), p.rows("remote")) for p in plan.placement.paths])
+    # the first one's memory ends in the store, the second one's on the disk
+    table = path("table@cpu", tables={"t": 1_000_000}, fixed=0)
+    plan = remote_plan(table, memory={"cpu": 300_000, "disk": 500_000}, tables=[skewed(1000)])
+    assert plan.placement is not None
+    (far,) = plan.placement.paths
+    near = far.model_copy(update={"path": "near@cpu", "tables": {"t": TierCuts(host=300, disk=700)}})
+    assert popular_first_pays([far])
+    assert not popular_first_pays([far, near])
+    assert not popular_first_pays([near])
