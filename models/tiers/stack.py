@@ -242,8 +242,8 @@ class TierStack:
         away = np.flatnonzero(where.tier == REMOTE) if remote is not None else where.local[:0]
         fetched = place = away[:0]
         if view.staged is not None:
-            found, place = view.staged.find(where.rows[away])
-            fetched, away = away[found], np.delete(away, found)
+            at, place = view.staged.find(where.rows[away])
+            fetched, away = away[at], np.delete(away, at)
         if remote is None or not away.size:
             self._stored(counters, where, out)
             if view.staged is not None:
