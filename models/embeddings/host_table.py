@@ -1,6 +1,9 @@
-"""Looks up fp32 rows in host memory without torch, whose fixed costs exceed a small batch's gather."""
+"""Looks up rows that come to hand in host memory without torch's modules, whose fixed costs exceed a small
+batch's gather."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -8,32 +11,34 @@ import torch
 from polyrec.models.embeddings.stage import Stage, Vectors
 from polyrec.models.embeddings.store import FloatRows
 from polyrec.models.embeddings.table import TableStage
-from polyrec.models.schema.batch import F32, Batch
+from polyrec.models.schema.batch import F32, I64, Batch
+from polyrec.models.tiers.rows import TieredRows
+from polyrec.models.tiers.shared.slab_reader import SlabReader
+
+Gather = Callable[[I64], F32]
+"""Rows of the fused weight, int64 [n] -> float32 [n, width], valid until the next call."""
 
 
 class HostTable:
-    """A table stage whose rows are one fp32 array in host memory. The result is valid until the next call.
+    """A table stage whose rows are one fp32 array in host memory, or in tiers that hand them out there. The
+    result is valid until the next call.
 
     The stage itself is the reference: 73 us with torch at 23 rows of 26 features, 25 us without.
     """
 
-    def __init__(self, stage: TableStage, rows: F32) -> None:
+    def __init__(self, stage: TableStage, gather: Gather) -> None:
         self._bases = stage.rows.bases("context"), stage.rows.bases("candidate")
-        self._rows = rows
-        self._width = rows.shape[1]
+        self._gather = gather
+        self._width = stage.width
         self._index = np.empty(0, np.int64)
-        self._buffer = np.empty((0, self._width), np.float32)
 
     @staticmethod
     def of(stage: Stage) -> HostTable | None:
         """Returns the same look-ups without torch; None for other stages, stores and pooled features."""
-        if not isinstance(stage, TableStage) or not isinstance(stage.store, FloatRows) or stage.rows.has_bags:
+        if not isinstance(stage, TableStage) or stage.rows.has_bags:
             return None
-        weight = stage.store.weight.detach()
-        # numpy would copy all rows that are columns of wider ones
-        if weight.device.type != "cpu" or weight.dtype is not torch.float32 or not weight.is_contiguous():
-            return None
-        return HostTable(stage, weight.numpy())
+        gather = _gather(stage.store)
+        return None if gather is None else HostTable(stage, gather)
 
     def __call__(self, batch: Batch) -> Vectors:
         """Returns the vectors of both blocks, as the stage does."""
@@ -47,14 +52,39 @@ class HostTable:
         total = first + candidate.size
         if self._index.size < total:
             # grown by doubling, so that a server stops allocating after its largest batches
-            size = 1 << max(total - 1, 0).bit_length()
-            self._index, self._buffer = np.empty(size, np.int64), np.empty((size, self._width), np.float32)
+            self._index = np.empty(1 << max(total - 1, 0).bit_length(), np.int64)
         index = self._index[:total]
         np.add(context, self._bases[0], index[:first].reshape(context.shape))
         np.add(candidate, self._bases[1], index[first:].reshape(candidate.shape))
-        # "clip" checks nothing, as rows come from verified tables of ranks; else numpy copies its output
-        found = self._rows.take(index, 0, self._buffer[:total], "clip")
+        found = self._gather(index)
         return (
             found[:first].reshape(*context.shape, self._width),
             found[first:].reshape(*candidate.shape, self._width),
         )
+
+
+def _gather(store: object) -> Gather | None:
+    """Returns the gather of a store whose rows are in host memory; None where it needs torch."""
+    if isinstance(store, FloatRows):
+        weight = store.weight.detach()
+        # numpy would copy all rows that are columns of wider ones
+        if weight.device.type == "cpu" and weight.dtype is torch.float32 and weight.is_contiguous():
+            return _ArrayRows(weight.numpy())
+    elif isinstance(store, SlabReader) or (isinstance(store, TieredRows) and store.device.type == "cpu"):
+        return lambda index: store.gather(torch.from_numpy(index)).numpy()
+    return None
+
+
+class _ArrayRows:
+    """Gathers rows of an array into a reused buffer."""
+
+    def __init__(self, rows: F32) -> None:
+        self._rows = rows
+        self._buffer = rows[:0]
+
+    def __call__(self, index: I64) -> F32:
+        if self._buffer.shape[0] < index.size:
+            size = 1 << max(index.size - 1, 0).bit_length()
+            self._buffer = np.empty((size, self._rows.shape[1]), np.float32)
+        # "clip" checks nothing, as rows come from verified tables of ranks; else numpy copies its output
+        return self._rows.take(index, 0, self._buffer[: index.size], "clip")

@@ -63,20 +63,21 @@ class MissingRows:
         """Whether a batch would not wait."""
         return not self.remote.size and not self.waits.any()
 
-    def counts(self, owner: I64, owners: int) -> tuple[I64, I64]:
+    def counts(self, owner: I64 | None, owners: int) -> tuple[I64, I64]:
         """Returns distinct pages to wait for and distinct remote rows of each owner, int64 [owners] both.
 
-        owner: int64 [look-ups], whose each look-up is.
+        owner: int64 [look-ups], whose each look-up is; None: all are of one owner.
         """
-        waits = self.waits
-        return (
-            _distinct(owner[self.filed[waits]], self.pages[waits], owners),
-            _distinct(owner[self.remote], self.remote_rows, owners),
-        )
+        waits, pages, rows = self.waits, self.pages[self.waits], self.remote_rows
+        if owner is None:
+            return np.array([np.unique(pages).size]), np.array([np.unique(rows).size])
+        return _distinct(owner[self.filed[waits]], pages, owners), _distinct(owner[self.remote], rows, owners)
 
-    def of(self, owns: NDArray[np.bool_]) -> tuple[I64, I64]:
-        """Returns the distinct pages and remote rows of some look-ups. owns: bool [look-ups]."""
-        pages, remote = self.pages[owns[self.filed]], self.remote_rows[owns[self.remote]]
+    def of(self, owns: NDArray[np.bool_] | None) -> tuple[I64, I64]:
+        """Returns the distinct pages and remote rows of some look-ups. owns: bool [look-ups]; None: all."""
+        pages, remote = self.pages, self.remote_rows
+        if owns is not None:
+            pages, remote = pages[owns[self.filed]], remote[owns[self.remote]]
         # most turns miss rows in one of the tiers
         return np.unique(pages) if pages.size else pages, np.unique(remote) if remote.size else remote
 

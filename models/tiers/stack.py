@@ -240,13 +240,15 @@ class TierStack:
         """
         remote = self.tiers.remote
         away = np.flatnonzero(where.tier == REMOTE) if remote is not None else where.local[:0]
+        fetched = place = away[:0]
         if view.staged is not None:
-            away = np.setdiff1d(away, view.staged.find(where.rows)[0], assume_unique=True)
+            at, place = view.staged.find(where.rows[away])
+            fetched, away = away[at], np.delete(away, at)
         if remote is None or not away.size:
             self._stored(counters, where, out)
             if view.staged is not None:
-                view.staged.over(where.rows, out)
-            return where.local[:0]
+                view.staged.copy(place, fetched, out)
+            return away
         start = clock()
         remote_rows = where.at(away)
         tables, ids = self.tiers.layout.table[remote_rows.segment], view.remote_ids[remote_rows.local]
@@ -258,10 +260,10 @@ class TierStack:
             remote.abandon(pending)
             raise
         gathered = clock()
+        if view.staged is not None:
+            view.staged.copy(place, fetched, out)
         values, found = remote.receive(pending)
         out.index_copy_(0, torch.from_numpy(away), torch.from_numpy(values).view(self.tiers.row_format.unit))
-        if view.staged is not None:
-            view.staged.over(where.rows, out)
         with self._count:
             counters.seconds["remote"] += clock() - gathered + sent - start
             counters.miss(remote_rows.segment[~found])

@@ -130,7 +130,18 @@ def make_placement(problem: Problem, choice: Choice) -> Placement:
         )
     placed = tuple(_placed(problem, o) for o in options)
     remote = problem.machine.remote if any(p.rows("remote") for p in placed) else None
-    return Placement(memories=tuple(memories), paths=placed, remote=remote.store if remote else None)
+    return Placement(
+        memories=tuple(memories),
+        paths=placed,
+        remote=remote.store if remote else None,
+        popular_first=popular_first_pays(placed),
+    )
+
+
+def popular_first_pays(paths: Sequence[PlacedPath]) -> bool:
+    """Whether to hold queries with missing rows: with a remote store, not where a path has only a local disk,
+    with which hot queries gain nothing and others wait longer (docs/results/popular-first.md)."""
+    return any(p.rows("remote") for p in paths) and all(p.rows("remote") for p in paths if p.rows("disk"))
 
 
 def _placed(problem: Problem, option: Option) -> PlacedPath:

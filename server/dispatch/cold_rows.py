@@ -144,13 +144,13 @@ class ColdRows:
         if missing.nothing:
             self.figures.hot += len(ordered)
             return [seen]
-        owner = owners(batch, lookups, ordered)
+        owner = owners(batch, lookups, ordered) if len(ordered) > 1 else None
         pages, remote = missing.counts(owner, len(ordered))
         misses = pages + remote
         cold = np.flatnonzero(misses).tolist()
         for i in cold:
             seen.cold[ordered[i]] = Misses(int(pages[i]), int(remote[i]))
-        seen.pages, seen.remote = missing.of(misses[owner] > 0)
+        seen.pages, seen.remote = missing.of(None if owner is None else misses[owner] > 0)
         figures = self.figures
         figures.hot += len(ordered) - len(cold)
         figures.cold += len(cold)

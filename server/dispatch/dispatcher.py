@@ -20,7 +20,7 @@ from polyrec.planner.routing.sharing.machine_time import ModelShare
 from polyrec.planner.routing.sharing.pools import LanePlace
 from polyrec.server.codecs.rows import Rows
 from polyrec.server.dispatch.answer import Outbox, Pending, QueryPayload, fail
-from polyrec.server.dispatch.cold_rows import ColdRows
+from polyrec.server.dispatch.cold_rows import ColdRows, SeenQueries
 from polyrec.server.dispatch.control_loop import ControlLoop
 from polyrec.server.dispatch.control_loop import clock as clock
 from polyrec.server.dispatch.executor import Executor
@@ -59,6 +59,8 @@ class Dispatcher:
         self.cold_rows = cold_rows
         self._arrived: list[Query] = []
         """Queries whose rows have not been looked for yet, if that is done at all."""
+        self._to_read: list[tuple[SeenQueries, list[Query]]] = []
+        """Held queries whose reads have not been started yet."""
         self._last_path: int | None = None
         self._last_was_alone = True
         self._scheduled: asyncio.Handle | None = None
@@ -150,7 +152,7 @@ class Dispatcher:
         return query
 
     def _look_for_rows(self, cold_rows: ColdRows) -> None:
-        """Holds the queries among those that arrived whose rows are not in memory, and has these read."""
+        """Holds the queries among those that arrived whose rows are not in memory, to have these read."""
         arrived = [query for query in self._arrived if not query.settled]
         self._arrived.clear()
         for seen in cold_rows.look(self._last_path, arrived):
@@ -164,7 +166,15 @@ class Dispatcher:
                 else:
                     fail(query, rejection(rejected.reason, rejected.retry_header_s))
             if held:
-                cold_rows.read(seen, held, self._rows_read)
+                self._to_read.append((seen, held))
+
+    def _read_rows(self, cold_rows: ColdRows) -> None:
+        """Starts the reads for held queries, after what is hot has been handed to the lanes."""
+        for seen, held in self._to_read:
+            waiting = [query for query in held if not query.settled]
+            if waiting:
+                cold_rows.read(seen, waiting, self._rows_read)
+        self._to_read.clear()
 
     def _rows_read(self, query: Query, took_s: ReadSeconds) -> None:
         """Lets a query be executed whose missing rows have been read."""
@@ -271,6 +281,8 @@ class Dispatcher:
             # Now, not after the next iteration's reading, which takes as long as a batch when overloaded.
             outbox.deliver()
             self._executor.end_executed()
+        if self._to_read and self.cold_rows is not None:
+            self._read_rows(self.cold_rows)
         if turns is not None:
             if turns.yielded and self._scheduled is None:
                 self._scheduled = loop.call_soon(self._dispatch_all, loop)

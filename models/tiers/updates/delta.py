@@ -46,10 +46,14 @@ class UpdateLayer:
         found = self.rows[place] == wanted
         return np.compress(found, where), np.compress(found, place)
 
+    def copy(self, place: I64, at: I64, out: Tensor) -> None:
+        """Copies rows of the layer, by their position, to out[at]. place, at: int64 [n]."""
+        if at.size:
+            values = self._units[torch.from_numpy(place)].to(out.device)
+            out.index_copy_(0, torch.from_numpy(at).to(out.device), values)
+
     def over(self, rows: I64, out: Tensor) -> I64:
         """Replaces the updated rows among `rows` [n] in out [n, units]; returns their indices."""
         where, place = self.find(rows)
-        if where.size:
-            values = self._units[torch.from_numpy(place)].to(out.device)
-            out.index_copy_(0, torch.from_numpy(where).to(out.device), values)
+        self.copy(place, where, out)
         return where

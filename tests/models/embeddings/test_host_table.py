@@ -1,14 +1,22 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
+from polyrec.models.dlrm.precision import Precision
 from polyrec.models.embeddings.host_table import HostTable
 from polyrec.models.embeddings.store import QuantizedRows, quantize
 from polyrec.models.embeddings.table import TableStage
 from polyrec.models.schema.schema import Schema
+from polyrec.models.tiers.opening import open_stack, rows_of_weight
+from polyrec.models.tiers.row_format import RowFormat
+from polyrec.models.tiers.rows import TieredRows
+from polyrec.models.tiers.tier_settings import TierSettings
 from tests.models.random_batches import random_batch, random_schema, random_table_rows
+from tests.models.tiers.test_rows import PRECISIONS, packed, random_cuts
 
 
 def stage_of(random: np.random.Generator, bags: bool) -> tuple[Schema, dict[str, int], TableStage]:
@@ -34,6 +42,32 @@ def test_vectors_are_those_of_the_stage(seed: int) -> None:
             assert torch.equal(found, want)
         for array, want in zip(host.arrays(batch), expected, strict=True):
             assert np.array_equal(array, want.numpy())
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("width", [None, 4])
+def test_vectors_of_tiered_rows_are_those_of_the_stage(
+    precision: Precision, width: int | None, tmp_path: Path
+) -> None:
+    random = np.random.default_rng(5)
+    schema, rows, _ = stage_of(random, bags=False)
+    row_format = RowFormat(8, precision)
+    weight = packed(random, sum(rows.values()), 8, precision)
+    cuts = random_cuts(random, rows)
+    for own in cuts.values():
+        own["host"] += own.pop("device")
+    settings = TierSettings.model_validate({"cuts": cuts, "cache_bytes": 8 * 4096, "directory": tmp_path})
+    stack = open_stack(row_format, rows, rows_of_weight(weight, row_format), settings)
+    stage = TableStage.over(schema, rows, TieredRows(stack, width))
+    host = HostTable.of(stage)
+    assert host is not None
+    for size, contexts in [(1, None), (23, None), (17, 2), (300, 1)]:
+        batch = random_batch(random, schema, rows, size, contexts)
+        with torch.inference_mode():
+            expected = [v.clone() for v in stage(batch)]
+        for array, want in zip(host.arrays(batch), expected, strict=True):
+            assert np.array_equal(array, want.numpy())
+    stack.close()
 
 
 def test_updated_rows_are_seen() -> None:

@@ -79,6 +79,10 @@ def test_misses_are_those_of_a_row_by_row_count_and_of_the_batch(
             for one in range(4):
                 assert (pages[one], remote[one]) == counted(stack, index[owner == one])
             assert missing.nothing == (not pages.any() and not remote.any())
+            alone = [int(count.item()) for count in missing.counts(None, 1)]
+            assert tuple(alone) == counted(stack, index)
+            for every, own in zip(missing.of(None), missing.of(np.ones(index.size, bool)), strict=True):
+                np.testing.assert_array_equal(every, own)
             if random.random() < 0.5:
                 owns = random.random(index.size) < 0.5
                 own_pages, own_rows = missing.of(owns)

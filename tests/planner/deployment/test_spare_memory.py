@@ -10,12 +10,13 @@ import pytest
 from polyrec.measure.profile.candidates import path_memory
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.tiers.stage import open_tiers
-from polyrec.models.tiers.tier_settings import PAGE_BYTES, TierSettings
+from polyrec.models.tiers.tier_settings import PAGE_BYTES, TierCuts, TierSettings
 from polyrec.planner.deployment.opened import batch_reads, opened_cuts
 from polyrec.planner.deployment.proposal import Proposal, propose
 from polyrec.planner.deployment.requirements import Requirements
 from polyrec.planner.deployment.residency import Tables, residency
 from polyrec.planner.deployment.solver.program import PlanImpossible
+from polyrec.planner.deployment.spare_memory import popular_first_pays
 from polyrec.planner.deployment.tier_cost import below_memory
 from polyrec.planner.plan import LaneKind, Plan
 from polyrec.planner.profile import Memory, PathProfile
@@ -192,6 +193,7 @@ def test_rows_that_neither_memory_nor_disk_hold_are_remote() -> None:
     assert placement is not None
     assert placement.remote is not None
     assert placement.remote.url == STORE
+    assert placement.popular_first
     (one,) = placement.paths
     # the file of the disk has the rows in memory, too
     assert [t.model_dump() for t in one.tables.values()] == [
@@ -229,6 +231,7 @@ def test_nothing_is_remote_while_the_disk_has_room() -> None:
     plan = remote_plan(table, memory={"cpu": 300_000}, tables=[skewed(1000)])
     assert plan.placement is not None
     assert plan.placement.remote is None
+    assert not plan.placement.popular_first
     assert plan.placement.paths[0].rows("remote") == 0
 
 
@@ -256,3 +259,16 @@ def test_two_bundles_share_the_disk_by_one_threshold() -> None:
     disk = next(m for m in plan.placement.memories if m.place == "disk")
     assert 690_000 < disk.used_bytes <= 700_000
     assert all(p.bytes["remote"] > 0 for p in plan.placement.paths)
+    assert plan.placement.popular_first
+
+
+def test_popular_first_is_left_out_where_a_path_has_rows_on_disk_alone() -> None:
+    # the first one's memory ends in the store, the second one's on the disk
+    table = path("table@cpu", tables={"t": 1_000_000}, fixed=0)
+    plan = remote_plan(table, memory={"cpu": 300_000, "disk": 500_000}, tables=[skewed(1000)])
+    assert plan.placement is not None
+    (far,) = plan.placement.paths
+    near = far.model_copy(update={"path": "near@cpu", "tables": {"t": TierCuts(host=300, disk=700)}})
+    assert popular_first_pays([far])
+    assert not popular_first_pays([far, near])
+    assert not popular_first_pays([near])

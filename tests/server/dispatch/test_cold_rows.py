@@ -158,6 +158,31 @@ def test_a_hot_query_overtakes_a_cold_one_whose_read_is_held_up(
     asyncio.run(run())
 
 
+def test_a_hot_query_is_answered_before_the_reads_of_a_cold_one_begin(
+    opened: Callable[[Plan], Engine],
+    paged: Bundle,
+    requests: list[Request],
+    store: RedisServer,
+    tmp_path: Path,
+) -> None:
+    remote = {"url": store.url, "fill": True, "timeout_ms": 30_000}
+    serving = opened(
+        placed_plan(paged, tmp_path, barely, lane="inline", remote=remote, popular_first=True)
+    ).serving
+    hot, cold = pair(serving, paged, requests)
+    begun: list[bool] = []
+
+    async def run() -> None:
+        slow, quick = submit(serving, body(cold)), submit(serving, body(hot))
+        quick.payload.answer.listen(lambda _: begun.append(bool(slow.payload.seen.holding)))
+        serving.dispatcher.dispatch_now()
+        assert begun == [False]
+        assert slow.payload.seen.holding == {slow}
+        assert not (await slow.payload.answer).degraded
+
+    asyncio.run(run())
+
+
 def test_a_cold_query_makes_its_deadline_without_the_rows_that_never_come(
     opened: Callable[[Plan], Engine],
     paged: Bundle,
