@@ -57,6 +57,16 @@ def test_what_no_read_confirms_fades_within_seconds():
     assert times.tail_s(Misses(50)) == 0.0
 
 
+def test_what_reads_confirm_stays():
+    times = ReadTimes()
+    for i in range(1000):
+        times.observe(Misses(disk=50), ReadSeconds(disk=0.01))
+        if i % 10 == 9:
+            times.tick(0.1)
+    # reads of one length have no tail beyond it
+    assert times.tail_s(Misses(disk=50)) == pytest.approx(0.01, rel=0.1)
+
+
 def test_a_slower_disk_is_learned_and_forgotten():
     times, slow = learned(), learned(factor=10.0)
     for misses in (Misses(10), Misses(90)):
