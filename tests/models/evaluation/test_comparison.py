@@ -157,6 +157,8 @@ def test_every_draw_has_as_many_units_as_there_are(units: int, resamples: int, s
         ("auc", Interval(0.01, 0.001, 0.02), "better"),
         ("auc", Interval(-0.01, -0.02, -0.001), "worse"),
         ("auc", Interval(0.01, -0.001, 0.02), "unclear"),
+        ("accuracy", Interval(0.01, 0.0, 0.02), "unclear"),
+        ("accuracy", Interval(-0.01, -0.02, 0.0), "unclear"),
         ("log_loss", Interval(-0.01, -0.02, -0.001), "better"),
         ("log_loss", Interval(0.01, 0.001, 0.02), "worse"),
         ("log_loss", Interval(0.0, 0.0, 0.0), "identical"),
