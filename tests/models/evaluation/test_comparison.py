@@ -9,10 +9,12 @@ from sklearn import metrics
 from polyrec.models.evaluation.comparison import (
     METRICS,
     Interval,
+    Metric,
     SortedScores,
     compare,
     draws,
     pareto,
+    samples,
     verdict,
 )
 from polyrec.models.evaluation.metrics import auc
@@ -202,3 +204,13 @@ def test_labels_need_not_be_grouped_in_runs() -> None:
     )
     for metric in METRICS:
         assert mixed["m1"].metrics[metric].low == pytest.approx(sorted_["m1"].metrics[metric].low)
+
+
+@pytest.mark.parametrize("metric", ["mrr", "ndcg"])
+def test_rankings_are_undefined_without_groups_or_positives(metric: Metric) -> None:
+    y, predictions = noisy(20, 1, seed=7)
+    p = predictions["m0"]
+    assert np.isnan(samples(y, [p], None, 3, metrics=(metric,))).all()
+    groups = np.arange(20) // 4
+    assert np.isnan(samples(y * 0, [p], groups, 3, metrics=(metric,))).all()
+    assert np.isfinite(samples(y, [p], groups, 3, metrics=(metric,))).all()
