@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -33,6 +34,12 @@ def kinds(bundle: Bundle) -> dict[str, Callable[[int], Rows]]:
         rows = ",".join(f'{{"item": "{i}", "price": {i}.5, "recent_items": ["{i}"]}}' for i in range(n))
         return decoder.predict(f'{{"instances": [{rows}]}}'.encode())
 
+    def bare(n: int) -> Rows:
+        """The same without most features, which others of a batch have."""
+        return decoder.predict(
+            f'{{"columns": {{"item": {json.dumps([str(i) for i in range(n)])}}}}}'.encode()
+        )
+
     def tensors(n: int) -> Rows:
         codec = OipCodec(bundle.manifest.schema_, Limits())
         width = 4 * codec.inputs.plain[0].shape[1] + 8 * codec.inputs.plain[1].shape[1]
@@ -52,7 +59,13 @@ def kinds(bundle: Bundle) -> dict[str, Callable[[int], Rows]]:
             arrays |= {"filters.values": np.array([1, 2]), "filters.lengths": np.array([0, 2])}
         return codec.inputs.rows(arrays)
 
-    return {"rank": ranking, "predict": plain, "infer": tensors, "infer ranking": ranked_tensors}
+    return {
+        "rank": ranking,
+        "predict": plain,
+        "bare": bare,
+        "infer": tensors,
+        "infer ranking": ranked_tensors,
+    }
 
 
 def assert_equal(got: Batch, expected: Batch) -> None:
@@ -65,7 +78,7 @@ def assert_equal(got: Batch, expected: Batch) -> None:
 
 @given(
     parts=st.lists(
-        st.tuples(st.sampled_from(["rank", "predict", "infer", "infer ranking"]), st.integers(1, 4)),
+        st.tuples(st.sampled_from(["rank", "predict", "bare", "infer", "infer ranking"]), st.integers(1, 4)),
         min_size=1,
         max_size=6,
     )
