@@ -212,7 +212,7 @@ class _Resampled:
         if metric == "accuracy":
             return float(self._hits @ weight) / rows
         if metric in ("mrr", "ndcg"):
-            if self._ranks is None or not self._ranks.count:
+            if self._ranks is None:
                 return float("nan")
             drawn = weight[self._ranked]
             values = self._ranks.reciprocal if metric == "mrr" else self._ranks.ndcg

@@ -189,6 +189,6 @@ def _hull(one: Interval, other: Interval) -> Interval:
 def _interval(drawn: F64, level: float = LEVEL) -> Interval:
     """Returns the interval of a metric. drawn: [1 + resamples], the first being the value itself."""
     defined = drawn[1:][np.isfinite(drawn[1:])]
-    if not np.isfinite(drawn[0]) or not defined.size or defined.size < LEAST_DEFINED * (drawn.size - 1):
+    if not np.isfinite(drawn[0]) or defined.size < LEAST_DEFINED * (drawn.size - 1):
         return UNDEFINED
     return Interval(float(drawn[0]), *percentiles(defined, level))

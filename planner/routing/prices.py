@@ -43,7 +43,7 @@ def solve_prices(
             for other, other_s in on_device[:i]:
                 if row_s != other_s:
                     at = (value * other_s - other * row_s) / (other_s - row_s)
-                    if at > 0:
+                    if 0 < at < value:  # elsewhere neither is worth more than u
                         corners.add(at)
 
     def prices(u: float) -> list[float]:
@@ -52,6 +52,8 @@ def solve_prices(
     def dual(u: float) -> float:
         return rate * u + sum(n * p for n, p in zip(lanes, prices(u), strict=True))
 
-    # Of equal minima the highest u: the lowest prices that explain the optimum.
-    row = min(corners, key=lambda u: (dual(u) * (1 + 1e-12), -u))
+    # Of equal minima, up to rounding, the highest u: the lowest prices that explain the optimum.
+    duals = {u: dual(u) for u in corners}
+    least = min(duals.values()) * (1 + 1e-12)
+    row = max(u for u, value in duals.items() if value <= least)
     return Prices(tuple(prices(row)), row)

@@ -12,7 +12,7 @@ def found(search: CapacitySearch, meets_slo: object) -> CapacitySearch:
     return search
 
 
-@given(st.floats(2, 90_000), st.floats(1, 50_000), st.floats(1.02, 1.5))
+@given(st.floats(0.01, 10) | st.floats(2, 90_000), st.floats(1, 50_000), st.floats(1.02, 1.5))
 def test_capacity_is_found_to_the_given_precision(capacity: float, first: float, precision: float) -> None:
     search = found(
         CapacitySearch(first, precision=precision, max_verdicts=200), lambda rate: rate <= capacity

@@ -40,6 +40,7 @@ def test_gathered_rows_are_near_the_originals(seed: int, precision: Precision, m
     rows = (random.standard_normal((20, 8)) * 10**magnitude).astype(np.float32)
     rows[0] = 0
     store = open_rows(quantize(torch.from_numpy(rows.copy()), precision), precision)
+    assert (store.rows, store.width) == (20, 8)
     index = torch.from_numpy(random.integers(0, 20, 15))
     with torch.inference_mode():
         got = store.gather(index).numpy()

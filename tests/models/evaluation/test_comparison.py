@@ -10,10 +10,12 @@ from sklearn import metrics
 from polyrec.models.evaluation.comparison import (
     METRICS,
     Interval,
+    Metric,
     SortedScores,
     compare,
     draws,
     pareto,
+    samples,
     student_quantile,
     verdict,
 )
@@ -187,6 +189,8 @@ def test_every_draw_has_as_many_units_as_there_are(units: int, resamples: int, s
         ("auc", Interval(0.01, 0.001, 0.02), "better"),
         ("auc", Interval(-0.01, -0.02, -0.001), "worse"),
         ("auc", Interval(0.01, -0.001, 0.02), "unclear"),
+        ("accuracy", Interval(0.01, 0.0, 0.02), "unclear"),
+        ("accuracy", Interval(-0.01, -0.02, 0.0), "unclear"),
         ("log_loss", Interval(-0.01, -0.02, -0.001), "better"),
         ("log_loss", Interval(0.01, 0.001, 0.02), "worse"),
         ("log_loss", Interval(0.0, 0.0, 0.0), "identical"),
@@ -230,3 +234,13 @@ def test_labels_need_not_be_grouped_in_runs() -> None:
     )
     for metric in METRICS:
         assert mixed["m1"].metrics[metric].low == pytest.approx(sorted_["m1"].metrics[metric].low)
+
+
+@pytest.mark.parametrize("metric", ["mrr", "ndcg"])
+def test_rankings_are_undefined_without_groups_or_positives(metric: Metric) -> None:
+    y, predictions = noisy(20, 1, seed=7)
+    p = predictions["m0"]
+    assert np.isnan(samples(y, [p], None, 3, metrics=(metric,))).all()
+    groups = np.arange(20) // 4
+    assert np.isnan(samples(y * 0, [p], groups, 3, metrics=(metric,))).all()
+    assert np.isfinite(samples(y, [p], groups, 3, metrics=(metric,))).all()

@@ -139,6 +139,22 @@ def test_odd_windows_are_undefined_rather_than_wrong() -> None:
     assert np.isnan(found.models[0].auc.value)
 
 
+def test_what_a_tenth_of_the_resamples_does_not_define_has_no_interval() -> None:
+    requests = [replace(r, labels=r.labels * 0) for r in scored(50, 1)]
+    requests[0] = replace(requests[0], labels=requests[0].labels + 1)
+    # a third of the resamples lacks the only request with positives
+    found = estimate(requests, reference=0)
+    assert found is not None
+    assert np.isfinite(RequestSums(requests).information(np.ones((1, 50)))).all()
+    for interval in (found.models[0].information, found.models[0].calibration, found.models[0].auc):
+        assert np.isnan([interval.value, interval.low, interval.high]).all()
+    # of three in fifty, one resample in twenty
+    requests[1:3] = [replace(r, labels=r.labels + 1) for r in requests[1:3]]
+    found = estimate(requests, reference=0)
+    assert found is not None
+    assert found.models[0].information.low < found.models[0].information.high
+
+
 def test_scores_that_are_not_finite_count_as_wrong() -> None:
     requests = scored(100, 1)
     broken = [ScoredRequest(r.at_s, r.client, r.labels, r.scores * np.nan) for r in requests]

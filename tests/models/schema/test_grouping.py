@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import combinations
 
 import numpy as np
@@ -56,12 +57,13 @@ def test_bytes_are_those_of_the_deduplicated_form() -> None:
 @given(st.integers(0, 2**32 - 1), st.integers(1, 5))
 def test_the_choice_never_costs_more_than_plain_or_than_single_groups(seed: int, features: int) -> None:
     random = np.random.default_rng(seed)
-    columns: dict[str, Column] = {
-        f"f{i}": stepping(random, float(random.choice([0.01, 0.1, 1.0])))
-        if random.random() < 0.5
-        else np.repeat(np.arange(40), 10)
-        for i in range(features)
-    }
+    kinds: list[Callable[[], Column]] = [
+        lambda: stepping(random, float(random.choice([0.01, 0.1, 1.0]))),
+        lambda: np.repeat(np.arange(40), 10),
+        # repeats at other rows than any other, so in a group of its own
+        lambda: random.integers(0, 40, ROWS),
+    ]
+    columns = {f"f{i}": kinds[random.integers(len(kinds))]() for i in range(features)}
     repeats = Repeats([columns])
     plain_bytes = repeats.plain_bytes()
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from polyrec.models.tiers.tier_settings import PAGE_BYTES
@@ -44,6 +46,34 @@ def test_the_tail_has_more_reads_than_the_median() -> None:
     assert timing.tail(40) == pytest.approx(2e-4 + 1e-5 * (mean + 2.326 * mean**0.5))
 
 
+def test_batches_of_any_size_read_what_the_tables_say() -> None:
+    tables = skewed(100_000, row_bytes=256.0, lookups=0.05)
+    opened = opened_cuts(tables, 2_000_000, reach=(50_000,))
+    timing = CutTiming(tables, opened, BelowMemory(("disk", "remote"), READS, PAGE_BYTES), ahead=False)
+    for rows in (1, 7, 19, 21, 300, 5000):
+        found, wanted = timing.reads(rows), batch_reads(tables, opened, 0.05 * rows, 1.0)
+        assert found.lookups == pytest.approx(wanted.lookups)
+        assert found.below == pytest.approx(wanted.below)
+        assert wanted.remote > 0
+        assert found.remote == pytest.approx(wanted.remote)
+        assert wanted.reads > 0
+        assert found.reads == pytest.approx(wanted.reads, rel=0.02)
+        assert found.rounds == pytest.approx(wanted.rounds, rel=0.02)
+
+
+def test_the_tail_has_more_remote_rows_and_rounds_of_reads() -> None:
+    tables = skewed(100_000, row_bytes=256.0)
+    opened = replace(opened_cuts(tables, 2_000_000, reach=(50_000,)), page_slots=4)
+    cost = TierCost(wait_s=1e-3, remote_batch_s=3e-3, remote_s=1e-4)
+    timing = CutTiming(tables, opened, BelowMemory(("disk", "remote"), cost, PAGE_BYTES), ahead=False)
+    mean = timing.reads(100)
+    reads, remote = (n + 2.326 * n**0.5 for n in (mean.reads, mean.remote))
+    assert reads > 8
+    assert timing.tail(100) == pytest.approx(1e-3 * reads / 4 + 3e-3 + 1e-4 * remote)
+    # at most one batch in a hundred has any
+    assert timing.tail(1e-3) == timing.median(1e-3)
+
+
 def test_rows_that_are_all_resident_cost_what_every_batch_does() -> None:
     tables = skewed(1000)
     cost = TierCost(batch_s=1e-5, below_batch_s=1.0, wait_s=1.0, remote_batch_s=1.0)
@@ -63,6 +93,23 @@ def test_rows_go_from_a_gpu_to_the_host_and_from_there_to_the_disk() -> None:
 def test_without_a_disk_there_is_nothing_below_the_host() -> None:
     on = machine()
     assert not below_memory(on.device("cpu"), on, 64.0).names
+    for unknown in ("disk_latency_s", "disk_bandwidth"):
+        on = machine(disk=True).model_copy(update={unknown: None})
+        assert not below_memory(on.device("cpu"), on, 64.0).names
+
+
+def test_without_a_disk_what_was_measured_of_one_does_not_count() -> None:
+    on = machine(remote="redis://store")
+    found = below_memory(on.device("cpu"), on, 64.0, [measured("table@cpu", 64)])
+    assert (found.names, found.page_bytes, found.measured) == (("remote",), 0, None)
+    assert found.cost == ASSUMED.model_copy(update={"remote_batch_s": 3e-4, "remote_s": 64 / 2e8})
+
+
+def test_a_gpu_without_a_link_or_a_host_has_nothing_below() -> None:
+    on = machine(gpu=10**9)
+    gpu = on.device("cuda:0")
+    assert tiers_below(gpu.model_copy(update={"link": None}), on) == ()
+    assert tiers_below(gpu, on.model_copy(update={"devices": (gpu,)})) == ()
 
 
 def test_measured_cuts_come_before_the_description_of_a_disk() -> None:
@@ -70,10 +117,12 @@ def test_measured_cuts_come_before_the_description_of_a_disk() -> None:
     described = below_memory(on.device("cpu"), on, 64.0)
     assert described.page_bytes == PAGE_BYTES
     assert described.cost.wait_s == pytest.approx(ASSUMED.wait_s + 1e-4)
+    assert described.cost.read_s == pytest.approx(ASSUMED.read_s + 1e-4 / 16 + PAGE_BYTES / 2e9)
     assert described.cost.below_s == ASSUMED.below_s
     found = below_memory(on.device("cpu"), on, 64.0, [measured("table@cpu", 64)])
     assert found.page_bytes == 512
     assert found.cost.read_s == READS.read_s
+    assert (described.measured, found.measured) == (None, "table@cpu")
     # the store was not measured
     assert found.cost.remote_batch_s == described.cost.remote_batch_s == 3e-4
 

@@ -74,4 +74,10 @@ def test_scores_that_are_no_numbers_are_failures_and_extremes_are_finite() -> No
 
 
 def test_one_request_gives_no_expected_loss() -> None:
-    assert expected_loss(PairSums()) is None
+    sums = PairSums()
+    assert expected_loss(sums) is None
+    (pair,) = pairs_of(np.random.default_rng(5), 1, 0.5)
+    sums.add(PairRecords([pair]))
+    assert expected_loss(sums) is None
+    sums.add(PairRecords([pair]))
+    assert expected_loss(sums) is not None

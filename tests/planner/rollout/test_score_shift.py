@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from polyrec.planner.rollout.score_shift import F32, ScoreCounts, bin_edges, score_shift
+from polyrec.planner.rollout.score_shift import F32, ScoreCounts, ScoreShift, bin_edges, score_shift
 
 
 def requests_of(
@@ -67,13 +67,47 @@ def test_lower_bounds_are_below_the_index_of_endless_samples() -> None:
         counted(requests_of(random, 20_000, 50), edges), counted(requests_of(random, 20_000, 50, 0.4), edges)
     )
     assert own is not None
-    above = 0
+    above = below = 0
     for _ in range(300):
         of = requests_of(random, 300), requests_of(random, 100, shift=0.4)
         found = score_shift(*(counted(part, edges) for part in of))
         assert found is not None
         above += found.low(2) > own.psi
+        below += found.high(2) < own.psi
     assert above <= 15
+    assert below <= 15
+
+
+@pytest.mark.parametrize(("stable", "canary"), [(100, 1000), (1000, 100)])
+def test_the_deviation_of_a_real_shift_is_the_spread_of_samples(stable: int, canary: int) -> None:
+    random = np.random.default_rng(5)
+    edges = bin_edges(random.normal(size=10**6).astype(np.float32))
+    found = []
+    for _ in range(400):
+        of = requests_of(random, stable), requests_of(random, canary, shift=0.8)
+        shift = score_shift(*(counted(part, edges) for part in of))
+        assert shift is not None
+        found.append(shift)
+    assert np.mean([f.deviation for f in found]) == pytest.approx(np.std([f.psi for f in found]), rel=0.15)
+
+
+def test_bounds_of_an_index_below_its_bias_hold_zero() -> None:
+    shift = ScoreShift(psi=0.01, bias=0.02, deviation=0.005)
+    assert (shift.low(2), shift.high(2)) == (0.0, 0.01)
+    shift = ScoreShift(psi=0.1, bias=0.02, deviation=0.005)
+    assert (shift.low(2), shift.high(2)) == pytest.approx((0.07, 0.09))
+
+
+def test_merged_counts_are_those_of_all_requests() -> None:
+    random = np.random.default_rng(6)
+    one, other = requests_of(random, 30), requests_of(random, 50, rows=7)
+    edges = bin_edges(np.concatenate(one))
+    merged, whole = counted(one, edges), counted([*one, *other], edges)
+    merged.merge(counted(other, edges))
+    assert merged.counts.sum() == 30 * 20 + 50 * 7
+    np.testing.assert_array_equal(merged.counts, whole.counts)
+    np.testing.assert_array_equal(merged.products, whole.products)
+    assert merged.requests == whole.requests == 80
 
 
 def test_without_requests_there_is_no_index() -> None:

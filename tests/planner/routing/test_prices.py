@@ -48,6 +48,23 @@ def test_device_time_is_free_while_the_best_path_keeps_up():
     assert found.row == pytest.approx(0.8)
 
 
+@given(
+    value=st.floats(0.5, 1.0),
+    share=st.floats(0.5, 0.99),
+    row_s=st.floats(1e-5, 1e-3),
+    lanes=st.integers(1, 8),
+)
+def test_device_time_is_free_up_to_the_very_capacity_of_the_best_path(value, share, row_s, lanes):
+    options = [[(value, row_s), (share * value, row_s / 10)]]
+    found = solve_prices(lanes / row_s, [float(lanes)], options)
+    assert (found.device, found.row) == ((0.0,), value)
+
+
+def test_without_traffic_another_row_is_worth_the_best_path():
+    assert solve_prices(0.0, [1.0], [[(0.8, 1e-4), (0.7, 1e-3)]]).row == 0.8
+    assert solve_prices(0.0, [1.0], [[(0.7, 1e-3), (0.8, 1e-4)]]).row == 0.8
+
+
 def test_between_the_capacities_of_two_paths_both_have_the_same_net_value():
     found = solve_prices(5000.0, [1.0], [[(0.8, 1e-3), (0.7, 1e-4)]])
     assert found.net_value(0, 0.8, 1e-3) == pytest.approx(found.net_value(0, 0.7, 1e-4))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import signal
@@ -117,11 +118,28 @@ def test_files_that_do_not_fit_are_one_line(pair: Pair, tmp_path: Path) -> None:
         assert str(tmp_path) not in str(error.value)
 
 
+def shown_in_memory(server: ssl.SSLContext, trusted: Path) -> bytes | None:
+    """The certificate that a client is shown, DER. Raises ssl.SSLError: it is not the trusted one."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = trusting(trusted).wrap_bio(to_client, to_server, server_hostname="127.0.0.1")
+    ends = [client, server.wrap_bio(to_server, to_client, server_side=True)]
+    while ends:
+        for end in list(ends):
+            with contextlib.suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+                ends.remove(end)
+    return client.getpeercert(binary_form=True)
+
+
 def test_a_broken_pair_leaves_the_context_as_it_is(pair: Pair, tmp_path: Path) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*pair)
-    reload_tls(context, pair[0], certified(tmp_path, "other")[1])
-    reload_tls(context, tmp_path / "none", pair[1])
+    first, other = pair[0], certified(tmp_path, "other")
+    for cert, key in ((first, other[1]), (other[0], pair[1]), (tmp_path / "none", pair[1])):
+        reload_tls(context, cert, key)
+        assert shown_in_memory(context, first) == ssl.PEM_cert_to_DER_cert(first.read_text())
+    reload_tls(context, *other)
+    assert shown_in_memory(context, other[0]) == ssl.PEM_cert_to_DER_cert(other[0].read_text())
 
 
 def test_a_server_that_cannot_present_its_certificate_does_not_start(

@@ -368,14 +368,20 @@ def test_any_mutation_is_either_read_or_rejected(data: st.DataObject) -> None:
     make = as_binary if binary else as_json
     header = json.dumps({"inputs": [make(n, a) for n, a in ARRAYS.items()]}).encode()
     body = bytearray(header + tail)
+    digits = [at for at, byte in enumerate(header) if byte in b"123456789"]
     for _ in range(data.draw(st.integers(1, 4))):
-        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
-    length = data.draw(st.sampled_from([len(header), len(header) - 1, len(header) + 8, 0, 10**9]))
+        # a digit for a digit may be read
+        if data.draw(st.booleans()):
+            body[data.draw(st.sampled_from(digits))] = data.draw(st.sampled_from(b"123456789"))
+        else:
+            body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    lengths = st.sampled_from([len(header) - 1, len(header) + 8, 0, 10**9])
+    length = data.draw(st.just(len(header)) | lengths)
     try:
         request = CODEC.decode(bytes(body), length if binary else None)
     except RequestError:
         return
-    assert request.rows.rows == request.rows.dense.shape[0] == request.rows.sparse.shape[0]
+    assert request.rows.rows == 2
 
 
 @given(st.binary(max_size=80), st.none() | st.integers(0, 90))

@@ -177,14 +177,18 @@ def test_candidates_count_towards_the_limit() -> None:
         INPUTS.rows(arrays)
 
 
+LENGTHS = st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-1, 4), max_size=4)
+FEW_LENGTHS = st.lists(st.integers(0, 4), min_size=1, max_size=4)
+
+
 @given(
-    lengths=st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-1, 4), max_size=4),
-    contexts=st.integers(0, 4),
-    candidates=st.integers(0, 6),
+    st.tuples(LENGTHS, st.integers(0, 4), st.integers(0, 6))
+    | st.tuples(FEW_LENGTHS, st.integers(0, 1), st.integers(0, 1)).map(
+        lambda drawn: (drawn[0], len(drawn[0]) + drawn[1], sum(drawn[0]) + drawn[2])
+    )
 )
-def test_any_context_lengths_are_rejected_or_cover_all_candidates(
-    lengths: list[int], contexts: int, candidates: int
-) -> None:
+def test_any_context_lengths_are_rejected_or_cover_all_candidates(drawn: tuple[list[int], int, int]) -> None:
+    lengths, contexts, candidates = drawn
     arrays = {
         "context.dense": np.zeros((contexts, 1), np.float32),
         "context.sparse": np.zeros((contexts, 1), np.int64),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -33,10 +34,25 @@ def kinds(bundle: Bundle) -> dict[str, Callable[[int], Rows]]:
         rows = ",".join(f'{{"item": "{i}", "price": {i}.5, "recent_items": ["{i}"]}}' for i in range(n))
         return decoder.predict(f'{{"instances": [{rows}]}}'.encode())
 
+    def bare(n: int) -> Rows:
+        """The same without most features, which others of a batch have."""
+        return decoder.predict(
+            f'{{"columns": {{"item": {json.dumps([str(i) for i in range(n)])}}}}}'.encode()
+        )
+
     def tensors(n: int) -> Rows:
         codec = OipCodec(bundle.manifest.schema_, Limits())
         width = 4 * codec.inputs.plain[0].shape[1] + 8 * codec.inputs.plain[1].shape[1]
         return codec.decode(b"\0" * width * n, 0).rows
+
+    def tensors_of_bags(n: int) -> Rows:
+        codec = OipCodec(bundle.manifest.schema_, Limits())
+        dense, sparse = (np.zeros((n, d.shape[1])) for d in codec.inputs.plain[:2])
+        arrays: dict[str, Any] = {"dense": dense.astype(np.float32), "sparse": sparse.astype(np.int64)}
+        for name in (f.name for f in bundle.manifest.schema_.categorical if f.multi):
+            lengths = 1 + np.arange(n) % 3
+            arrays |= {f"{name}.lengths": lengths, f"{name}.values": 1 + np.arange(lengths.sum()) % 4}
+        return codec.inputs.rows(arrays)
 
     def ranked_tensors(n: int) -> Rows:
         codec = OipCodec(bundle.manifest.schema_, Limits())
@@ -52,7 +68,14 @@ def kinds(bundle: Bundle) -> dict[str, Callable[[int], Rows]]:
             arrays |= {"filters.values": np.array([1, 2]), "filters.lengths": np.array([0, 2])}
         return codec.inputs.rows(arrays)
 
-    return {"rank": ranking, "predict": plain, "infer": tensors, "infer ranking": ranked_tensors}
+    return {
+        "rank": ranking,
+        "predict": plain,
+        "bare": bare,
+        "infer": tensors,
+        "infer bags": tensors_of_bags,
+        "infer ranking": ranked_tensors,
+    }
 
 
 def assert_equal(got: Batch, expected: Batch) -> None:
@@ -65,7 +88,10 @@ def assert_equal(got: Batch, expected: Batch) -> None:
 
 @given(
     parts=st.lists(
-        st.tuples(st.sampled_from(["rank", "predict", "infer", "infer ranking"]), st.integers(1, 4)),
+        st.tuples(
+            st.sampled_from(["rank", "predict", "bare", "infer", "infer bags", "infer ranking"]),
+            st.integers(1, 4),
+        ),
         min_size=1,
         max_size=6,
     )
@@ -111,7 +137,7 @@ def test_plain_rows_that_come_first_stay_plain(
 
 
 @given(
-    kind=st.sampled_from(["rank", "predict", "infer", "infer ranking"]),
+    kind=st.sampled_from(["rank", "predict", "infer", "infer bags", "infer ranking"]),
     rows=st.integers(1, 6),
     cuts=st.lists(st.integers(1, 5), max_size=3),
 )

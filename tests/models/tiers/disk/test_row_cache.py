@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from benchmarks.tiers import rivals
 from polyrec.models.schema.batch import I64
-from polyrec.models.tiers.disk.row_cache import SLOT_BYTES, RowCache
+from polyrec.models.tiers.disk.row_cache import SLOT_BYTES, UNUSED_SLOT_BYTES, RowCache
 from polyrec.models.tiers.disk.row_index import NOWHERE
 
 
@@ -133,3 +133,7 @@ def test_a_cache_with_room_evicts_nothing() -> None:
 
 def test_its_books_have_the_documented_size() -> None:
     assert RowCache(10_000, 4800).nbytes == pytest.approx(4800 * SLOT_BYTES, rel=0.01)
+    # 3,000 at the start and 1,800 of 2,000 others that join later
+    joined = RowCache(10_000, 3000, first=2000, joining=1800)
+    assert joined.nbytes == pytest.approx(4800 * SLOT_BYTES + 200 * UNUSED_SLOT_BYTES, rel=0.01)
+    assert joined.remembered == pytest.approx(4800, rel=0.01)

@@ -35,3 +35,10 @@ def test_rows_that_were_added_are_taken_once_with_their_look_ups_and_place(seed:
         assert (np.diff(wanted) <= 0).all()
         assert (pins == others).all()
         assert not waiting.many
+
+
+def test_a_large_cache_lets_no_more_wait_than_a_small_one() -> None:
+    waiting = WaitingRows(np.zeros(100 * MOST_ROWS, np.int32))
+    for count, many in ((MOST_ROWS, False), (1, True)):
+        waiting.add(*np.zeros((3, count), np.int64))
+        assert waiting.many is many

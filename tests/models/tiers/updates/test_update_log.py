@@ -80,6 +80,8 @@ def test_a_file_cut_or_torn_anywhere_keeps_every_whole_record(
         assert found in states
         assert len(content) in ends
     assert reopened(file) == found
+    # the rest is cut off, so that nothing of it follows a shorter record
+    assert file.stat().st_size in ends
 
 
 def test_a_repeated_key_is_applied_once_also_after_a_restart(tmp_path: Path) -> None:

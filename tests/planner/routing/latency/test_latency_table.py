@@ -6,6 +6,7 @@ from math import log
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import lognorm, norm
 
 from polyrec.planner.latency_model import LatencyModel
 from polyrec.planner.routing.latency.latency_table import LatencyTable, in_batches
@@ -41,9 +42,21 @@ def test_tables_never_fall_with_rows(model):
 @given(model=models(), seconds=st.floats(0, 2e-2))
 def test_maximum_rows_within_a_time(model, seconds):
     latency = LatencyTable(model, 500)
-    rows = latency.max_rows_at_tail(seconds)
-    assert rows == 0 or latency.tail[rows] <= seconds
-    assert rows == 500 or latency.tail[rows + 1] > seconds
+    for found, table in (
+        (latency.max_rows_at_tail(seconds), latency.tail),
+        (latency.max_rows_at_median(seconds), latency.median),
+    ):
+        assert found == max((n for n in range(1, 501) if table[n] <= seconds), default=0)
+
+
+@pytest.mark.parametrize("ratio", [1.05, 1.5, 4.0])
+def test_mean_and_safe_time_are_those_of_a_lognormal(ratio):
+    median_s = 1e-3
+    latency = LatencyTable(LatencyModel(rows=(1,), median_s=(median_s,), tail_s=(ratio * median_s,)), 10)
+    times = lognorm(log(ratio) / norm.ppf(0.99), scale=median_s)
+    assert times.ppf(0.99) == pytest.approx(latency.tail[1])
+    assert median_s * latency.mean_factor == pytest.approx(times.mean())
+    assert latency.tail[1] * latency.safe_factor == pytest.approx(times.ppf(norm.cdf(3.3)), rel=0.01)
 
 
 def test_batches_are_efficient_once_the_fixed_cost_is_spread():

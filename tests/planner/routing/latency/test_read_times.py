@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from polyrec.planner.routing.latency.read_times import ReadSeconds, ReadTimes
+from polyrec.planner.routing.latency.read_times import FIRST_TAIL, ReadSeconds, ReadTimes
 from polyrec.planner.routing.query import Misses
 
 
@@ -55,6 +55,15 @@ def test_what_no_read_confirms_fades_within_seconds():
     for _ in range(1000):
         times.tick(0.1)
     assert times.tail_s(Misses(50)) == 0.0
+
+
+def test_what_reads_confirm_stays():
+    times = ReadTimes()
+    # few, as the tail would grow to make up for a line that fades
+    for _ in range(10):
+        times.observe(Misses(disk=50), ReadSeconds(disk=0.01))
+        times.tick(0.1)
+    assert times.tail_s(Misses(disk=50)) == pytest.approx(0.01 * np.exp(FIRST_TAIL), rel=0.02)
 
 
 def test_a_slower_disk_is_learned_and_forgotten():

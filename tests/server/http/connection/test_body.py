@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from polyrec.server.errors import Malformed, TooLarge
@@ -25,6 +25,7 @@ from polyrec.server.http.connection.body import (
 )
 
 LIMIT = 1000
+NOISE = [Random(n).randbytes(n) for n in range(501)]
 
 
 def read(pieces: list[bytes], headers: list[tuple[bytes, bytes]], disconnect: bool = False) -> bytes:
@@ -41,7 +42,9 @@ def read(pieces: list[bytes], headers: list[tuple[bytes, bytes]], disconnect: bo
     return asyncio.run(read_body(headers, receive, LIMIT))
 
 
-@given(st.lists(st.binary(max_size=300), min_size=1, max_size=6))
+@given(st.lists(st.integers(0, 500).map(NOISE.__getitem__), min_size=1, max_size=6))
+@example([NOISE[500], NOISE[500]])
+@example([NOISE[500], NOISE[500], NOISE[1]])
 def test_pieces_are_joined_up_to_the_limit(pieces: list[bytes]) -> None:
     whole = b"".join(pieces)
     if len(whole) <= LIMIT:
