@@ -78,7 +78,9 @@ def check_alike(where: str, column: str, type_: pa.DataType, first: str, first_t
     """
     types = [t.value_type if pt.is_dictionary(t) else t for t in (type_, first_type)]
     dated = [pt.is_timestamp(t) or pt.is_date(t) for t in types]
-    if all(dated) or (not any(dated) and _key_type(types[0]) == _key_type(types[1])):
+    temporal = any(pt.is_temporal(t) for t in types)
+    alike = types[0] == types[1] if temporal else _key_type(types[0]) == _key_type(types[1])
+    if alike or all(dated):
         return
     raise DataError(
         f"{where}: column '{column}' is {type_}, but {first_type} in '{first}'; write it alike in all files"
@@ -86,13 +88,18 @@ def check_alike(where: str, column: str, type_: pa.DataType, first: str, first_t
 
 
 def in_unit_of(values: pa.Array, first_type: pa.DataType) -> pa.Array:
-    """Converts dates and timestamps to the unit of the first file, in which times are compared."""
+    """Converts dates and timestamps to the unit of the first file, in which times are compared.
+
+    Raises ArrowInvalid for a time that this unit cannot hold, as the year 9999 in nanoseconds.
+    """
     if pt.is_dictionary(values.type):
         values = values.dictionary_decode()
     if pt.is_dictionary(first_type):
         first_type = first_type.value_type
     temporal = pt.is_timestamp(values.type) or pt.is_date(values.type)
-    return values.cast(first_type, safe=False) if temporal and values.type != first_type else values
+    if not temporal or values.type == first_type:
+        return values
+    return values.cast(options=pc.CastOptions(first_type, allow_time_truncate=True))
 
 
 def _fits(kind: Kind, type_: pa.DataType) -> bool:

@@ -40,7 +40,7 @@ class ParquetReader:
         self._validator = RowValidator(schema, on_malformed)
         self._files = parquet_files(path)
         self._rows = 0
-        self._first_types: dict[str, pa.DataType] = {}
+        self._first_types: dict[str, tuple[str, pa.DataType]] = {}
         for file in self._files:
             with open_parquet(file) as parquet:
                 there = parquet.schema_arrow
@@ -48,9 +48,10 @@ class ParquetReader:
                 for name in schema.columns:
                     kind, type_ = column_kind(schema, name), there.field(name).type
                     check_type(str(file), name, kind, type_)
-                    if kind in ("key", "time"):
-                        first = self._first_types.setdefault(name, type_)
-                        check_alike(str(file), name, type_, str(self._files[0]), first)
+                    # where all values are missing, there is nothing to compare
+                    if kind in ("key", "time") and not pa.types.is_null(type_):
+                        first, first_type = self._first_types.setdefault(name, (str(file), type_))
+                        check_alike(str(file), name, type_, first, first_type)
                 self._rows += parquet.metadata.num_rows
                 if file == self._files[0]:
                     self.columns = tuple(there.names)
@@ -86,7 +87,7 @@ class ParquetReader:
         names, found = batch.schema.names, []
         for name, values in zip(names, batch.columns, strict=True):
             if name in self._first_types:
-                values = in_unit_of(values, self._first_types[name])
+                values = in_unit_of(values, self._first_types[name][1])
             found.append(normalize_column(str(file), name, column_kind(self._schema, name), values))
         data = pa.RecordBatch.from_arrays(found, names)
         good = self._validator.valid_rows(str(file), first, data)

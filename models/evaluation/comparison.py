@@ -30,6 +30,8 @@ Bools = NDArray[np.bool_]
 Metric = Literal["information", "auc", "log_loss", "accuracy", "mrr", "ndcg"]
 METRICS: tuple[Metric, ...] = ("information", "auc", "log_loss", "accuracy")
 """Metrics of a comparison, for any data; mrr and ndcg need groups."""
+POSSIBLE = np.array([(-np.inf, 1.0), (0.0, 1.0), (0.0, np.inf), (0.0, 1.0)])
+"""Least and largest value of each, float64 [METRICS, 2]."""
 LOWER_IS_BETTER = frozenset({"log_loss"})
 RESAMPLES = 1000
 LEVEL = 0.95
@@ -101,7 +103,8 @@ def compare(
     base = names.index(baseline)
     return {
         name: ComparedModel(
-            _intervals(drawn[:, i], level),
+            # widened beyond what a metric can be; a difference of two has its whole interval
+            _intervals(drawn[:, i].clip(*POSSIBLE.T), level),
             None if i == base else _intervals(drawn[:, i] - drawn[:, base], level),
         )
         for i, name in enumerate(names)

@@ -24,6 +24,8 @@ MOST_SCALE, HALF_AT = 0.5, 10.0
 """Weights that are the best of many checks are overconfident, those that few clicks chose most of all."""
 SCALE_WEIGHT, SHIFT_WEIGHT = 10.0, 20.0
 LEAST_SCALE = 0.01
+LEAST_GAIN = 1e-12
+"""Log-likelihood that a step of the fit must promise."""
 
 
 def listwise_loss(logits: Tensor, label: Tensor, group: I64) -> Tensor:
@@ -95,16 +97,26 @@ def _most_probable(x: F64, offset: F64, label: F32, prior: F64, weight: F64) -> 
 
     x: [rows, columns], offset: [rows], of the logits. weight: one over the prior's variances.
     """
-    found = prior.copy()
+
+    def loss(weights: F64) -> float:
+        logits = offset + x @ weights
+        given = np.logaddexp(0, logits) - label * logits
+        return float(given.sum() + (weight * (weights - prior) ** 2).sum() / 2)
+
+    found, least = prior.copy(), loss(prior)
     for _ in range(NEWTON_STEPS):
-        q = 1 / (1 + np.exp(-np.clip(offset + x @ found, -30, 30)))
+        q = (1 + np.tanh((offset + x @ found) / 2)) / 2
         gradient = x.T @ (q - label) + weight * (found - prior)
         step = np.linalg.solve((x * (q * (1 - q))[:, None]).T @ x + np.diag(weight), gradient)
-        longest = float(np.abs(step).max())
-        # a full step may overshoot where the sigmoid is flat
-        found = found - step / max(longest, 1.0)
-        if longest < 1e-9:
+        gain = float(gradient @ step)
+        if gain < LEAST_GAIN:
             break
+        # a full step overshoots where the sigmoid is flat, and may do so forever
+        while (then := loss(found - step)) > least - gain / 10 and gain > LEAST_GAIN:
+            step, gain = step / 2, gain / 2
+        if then >= least:
+            break
+        found, least = found - step, then
     return found
 
 

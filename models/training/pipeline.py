@@ -203,14 +203,14 @@ class Learner:
         if self.window_rows:
             stream = self._streamed(encoder, splitter, (TRAIN,))
             with self.encoded(encoder, splitter, (VALIDATION,)) as data:
-                self._require_classes(stream, Rows(data, data.select(VALIDATION)))
+                self.require_classes(stream, Rows(data, data.select(VALIDATION)))
                 return self.fit(encoder, stream, Rows(data, data.select(VALIDATION)), checkpoints)
         with self.encoded(encoder, splitter, (TRAIN, VALIDATION)) as data:
             training, validation = data.select(TRAIN), data.select(VALIDATION)
             for name, rows in (("train", training), ("validation", validation)):
                 if not rows.size:
                     raise DataError(f"{self.reader.path}: the split leaves no {name} rows")
-            self._require_classes(Rows(data, training), Rows(data, validation))
+            self.require_classes(Rows(data, training), Rows(data, validation))
             fitted = self.fit(encoder, Rows(data, training), Rows(data, validation), checkpoints)
             if not self.baselines:
                 return fitted
@@ -218,7 +218,7 @@ class Learner:
             baselines = Baselines.fit(encoder, data, training, validation, seed)
             return dataclasses.replace(fitted, baselines=baselines)
 
-    def _require_classes(self, training: RowSource, validation: RowSource) -> None:
+    def require_classes(self, training: RowSource, validation: RowSource) -> None:
         """Raises DataError where training rows are of one class; says where validation rows are.
 
         A bundle that is continued has seen both classes, so its next rows may be of one.

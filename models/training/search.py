@@ -136,7 +136,7 @@ def search_recipe(
         validation, shuffled = data.select(VALIDATION), _shuffled(data.select(TRAIN), data.group, seed)
         if not validation.size or not shuffled.size:
             raise DataError(f"{learner.reader.path}: the split leaves no train or no validation rows")
-
+        learner.require_classes(Rows(data, shuffled), Rows(data, validation))
         request = None if data.group is None else data.group[validation]
         base_losses: dict[int, F64] = {}
 

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ def run_call(args: argparse.Namespace) -> int:
                 raise
             nodes.start_head(spec.way)
             nodes.connect(None)
-        with waiting_told():
+        with waiting_told(control.status):
             control.up(spec)
         count = sum(g.replicas for g in spec.groups)
         print(f"{count} replica{'s' * (count > 1)} behind http://{spec.host}:{spec.port}")
@@ -56,11 +56,11 @@ def run_call(args: argparse.Namespace) -> int:
         print(json.dumps(status) if args.json else "\n".join(lines(status)))
     elif args.call == "roll":
         name, file = typed_file(args.plan)
-        with waiting_told():
+        with waiting_told(control.status):
             spec = control.roll(control.current(), name, checked_plan(file))
         print(f"every replica of group '{spec.group(name).name}' serves {file}")
     elif args.call == "scale":
-        with waiting_told():
+        with waiting_told(control.status):
             spec = control.scale(control.current(), args.type, args.replicas)
         print(f"group '{spec.group(args.type).name}' has {args.replicas} replica{'s' * (args.replicas > 1)}")
     else:
@@ -142,18 +142,21 @@ def checked_plan(file: Path) -> Path:
 
 
 @contextmanager
-def waiting_told() -> Iterator[None]:
-    """Says on stderr what a call waits for, every WAITING_S: nodes with room may never come."""
-    from polyrec.cluster import control
+def waiting_told(status: Callable[[], Mapping[str, Any]], every_s: float = WAITING_S) -> Iterator[None]:
+    """Says on stderr what a call waits for, when that changes: nodes with room may never come.
+
+    status: that of the cluster, asked every `every_s`; it may fail while the cluster starts and ends.
+    """
+    from ray.exceptions import RayError
 
     ended = threading.Event()
 
     def tell() -> None:
         told: list[str] = []
-        while not ended.wait(WAITING_S):
-            with suppress(PolyrecError):
-                found = awaited(control.status())
-                if found != told:
+        while not ended.wait(every_s):
+            with suppress(PolyrecError, RayError):
+                found = awaited(status())
+                if found and found != told:
                     print("\n".join(found), file=sys.stderr, flush=True)
                 told = found
 

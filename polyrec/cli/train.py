@@ -153,6 +153,8 @@ def run(args: argparse.Namespace) -> int:
         tiers_of(args) as tiers,
         Bars(StringIO() if workers and workers.rank else None) as bars,
     ):
+        # of several workers the first one speaks
+        terminal = StringIO() if workers and workers.rank else sys.stderr
         learner = Learner(
             reader,
             schema,
@@ -165,7 +167,7 @@ def run(args: argparse.Namespace) -> int:
             checkpoint=checkpoint,
             window_rows=args.window,
             record={"period": {"since": args.since, "until": args.until}} if args.since or args.until else {},
-            notice=lambda line: print(line, file=sys.stderr),
+            notice=lambda line: print(line, file=terminal),
             workers=workers,
             start=start,
             device=args.device,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import get_context
@@ -166,8 +167,12 @@ def local_environment(size: int) -> dict[str, str]:
 
 
 def _assist(args: argparse.Namespace, environment: dict[str, str]) -> None:
-    """Runs the command as another worker; worker 0 reports errors."""
+    """Runs the command as another worker; its errors are lines, as those of worker 0 are."""
     os.environ.update(environment)
     from polyrec.cli.train import run
+    from polyrec.models.errors import PolyrecError
 
-    run(args)
+    try:
+        run(args)
+    except PolyrecError as e:
+        sys.exit(f"polyrec: error of worker {environment['RANK']}: {e}")

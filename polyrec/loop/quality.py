@@ -15,7 +15,7 @@ import numpy as np
 
 from polyrec.models.bundle.bundle import Bundle, load_bundle
 from polyrec.models.data.split import TEST
-from polyrec.models.evaluation.comparison import LEVEL, Interval, Metric, percentiles, samples
+from polyrec.models.evaluation.comparison import LEVEL, Interval, Metric, percentiles, samples, widened
 from polyrec.models.evaluation.metrics import row_weights
 from polyrec.models.evaluation.predictions import Predictions, predict_all
 from polyrec.models.schema.batch import F32, F64
@@ -31,8 +31,8 @@ Key = tuple[str, str]
 class Measured:
     """Paths measured on the same rows.
 
-    drawn: float64 [1 + RESAMPLES, paths, metrics], first over all rows, then over each resample. expected:
-    clicks that each path predicts.
+    drawn: float64 [1 + RESAMPLES, paths, metrics], first over all rows, then over each resample, `widened`.
+    expected: clicks that each path predicts.
     """
 
     rows: int
@@ -111,5 +111,5 @@ def measure(
         clicks=int((made.label > 0.5).sum()),
         metrics=metrics,
         expected={key: float(scores[key] @ weights) for key in views},
-        drawn=drawn,
+        drawn=widened(drawn, made.label, made.group),
     )

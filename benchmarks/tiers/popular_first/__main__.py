@@ -2,7 +2,7 @@
 
     python -m benchmarks.tiers.popular_first --json docs/results/popular-first.json
 
-Makes a model in Criteo's shape (benchmarks.tiers.served_model.py) and three cases that take turns, each in a
+Makes a model in Criteo's shape (benchmarks/tiers/served_model.py) and three cases that take turns, each in a
 process of its own: all rows in memory, and an eighth of them with `popular_first` and without (reading ahead
 for queries that wait for a busy lane). A share of the queries is all-hot: drawn by Zipf's law from the eighth
 of what memory holds that is hottest. The others are drawn from all ranks. Each case is measured in a closed

@@ -22,7 +22,7 @@ from polyrec.models.schema.batch import I64
 _SETUP, _ENTER = 425, 426
 _OFF_CQ, _OFF_SQES = 0x8000000, 0x10000000
 _SINGLE_MMAP, _GETEVENTS, _READ, _WRITE = 1, 1, 22, 23
-_HEAD, _TAIL, _MASK, _ENTRIES, _ARRAY, _CQES = 0, 1, 2, 3, 6, 5
+_HEAD, _TAIL, _ARRAY, _CQES = 0, 1, 6, 5
 _SQ_OFF, _CQ_OFF = 10, 20
 """Start of the two tables of offsets in the parameters, in 32-bit words."""
 

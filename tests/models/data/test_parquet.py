@@ -199,6 +199,11 @@ def test_times_of_files_in_other_units_compare(tmp_path: Path) -> None:
         (pa.array([1.0, 2.0]), None, "column 'at' is double, but int64 in '.*1.parquet'"),
         (pa.array([datetime(2026, 11, 1)] * 2), None, "column 'at' is timestamp"),
         (pa.array([1, 2]), pa.array(["1", "2"]), "column 'request' is string, but int64 in"),
+        (
+            pa.array([1, 2]),
+            pa.array([1, 2], pa.duration("s")),
+            r"column 'request' is duration\[s\], but int64",
+        ),
     ],
 )
 def test_keys_of_files_that_do_not_compare_are_refused(
@@ -208,3 +213,29 @@ def test_keys_of_files_that_do_not_compare_are_refused(
     timed(tmp_path / "2.parquet", at, group)
     with pytest.raises(DataError, match=f"2.parquet: {message}"):
         open_data(tmp_path, time_schema())
+
+
+def test_durations_of_files_in_other_units_are_refused(tmp_path: Path) -> None:
+    for number, unit in enumerate(("s", "us"), 1):
+        timed(tmp_path / f"{number}.parquet", pa.array([1, 2], pa.duration(unit)))
+    with pytest.raises(DataError, match=r"2.parquet: column 'at' is duration\[us\], but duration\[s\] in"):
+        open_data(tmp_path, time_schema())
+
+
+def test_a_time_that_the_first_files_unit_cannot_hold_is_refused(tmp_path: Path) -> None:
+    """It wrapped to a time before all others, so its rows became training rows."""
+    timed(tmp_path / "1.parquet", pa.array([datetime(2026, 11, 1)], pa.timestamp("ns")))
+    timed(tmp_path / "2.parquet", pa.array([datetime(9999, 12, 31)], pa.timestamp("us")))
+    reader = open_data(tmp_path, time_schema())
+    with pytest.raises(DataError, match=r"cannot read '.*2.parquet': Casting .* out of bounds timestamp"):
+        list(reader.batches(["at"]))
+
+
+@pytest.mark.parametrize("empty", [1, 2])
+def test_a_file_in_which_all_values_of_a_key_are_missing_is_read(tmp_path: Path, empty: int) -> None:
+    for number in (1, 2):
+        keys = pa.nulls(2) if number == empty else pa.array([7, 8])
+        timed(tmp_path / f"{number}.parquet", pa.array([1, 2]), keys)
+    batches = open_data(tmp_path, time_schema()).batches(["request"])
+    keys = [key for batch in batches for key in batch.column("request").to_pylist()]
+    assert sorted(keys, key=str) == [7, 8, None, None]

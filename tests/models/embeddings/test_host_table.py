@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +69,50 @@ def test_vectors_of_tiered_rows_are_those_of_the_stage(
             expected = [v.clone() for v in stage(batch)]
         for array, want in zip(host.arrays(batch), expected, strict=True):
             assert np.array_equal(array, want.numpy())
+    stack.close()
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_no_batch_mixes_rows_of_before_and_after_an_update(precision: Precision, tmp_path: Path) -> None:
+    random = np.random.default_rng(6)
+    schema, rows, _ = stage_of(random, bags=False)
+    row_format, total = RowFormat(8, precision), sum(rows.values())
+    versions = [packed(random, total, 8, precision) for _ in range(4)]
+    settings = TierSettings.model_validate(
+        {
+            "cuts": {table: {"host": n // 2, "disk": n - n // 2} for table, n in rows.items()},
+            "cache_bytes": 8 * 4096,
+            "directory": tmp_path,
+        }
+    )
+    stack = open_stack(row_format, rows, rows_of_weight(versions[0], row_format), settings)
+    decoded = [row_format.decode(version).numpy() for version in versions]
+    updated = threading.Event()
+
+    def gather_and_check(lane: int) -> int:
+        """Returns the number of batches of a lane until the updates are done; each is of one version."""
+        own, batches = np.random.default_rng(lane), 0
+        stage = TableStage.over(schema, rows, TieredRows(stack, (8, 4)[lane]))
+        host = HostTable.of(stage)
+        assert host is not None
+        while batches < 20 or not updated.is_set():
+            batch = random_batch(own, schema, rows, int(own.integers(1, 60)))
+            arrays = host.arrays(batch)
+            found = np.concatenate([array.reshape(-1, stage.width) for array in arrays])
+            looked_up = stage.rows.lookups(batch).singles
+            assert any(np.array_equal(found, rows_[looked_up, : stage.width]) for rows_ in decoded)
+            batches += 1
+        return batches
+
+    with ThreadPoolExecutor(2) as lanes:
+        checked = [lanes.submit(gather_and_check, lane) for lane in range(2)]
+        try:
+            for version in versions[1:]:
+                stack.update(np.arange(total), version.view(torch.uint8).numpy())
+                stack.settle(10.0)
+        finally:
+            updated.set()
+        assert all(one.result() >= 20 for one in checked)
     stack.close()
 
 

@@ -9,6 +9,7 @@ from sklearn import metrics
 
 from polyrec.models.evaluation.comparison import (
     METRICS,
+    POSSIBLE,
     Interval,
     Metric,
     SortedScores,
@@ -132,6 +133,17 @@ def test_few_clicks_seldom_show_the_worse_model_as_better() -> None:
         p = {name: (1 / (1 + np.exp(6 - x))).astype(np.float32) for name, x in odds.items()}
         wrong += compare(y, p, "good", resamples=100)["worse"].verdict("information") == "better"
     assert wrong <= 5
+
+
+@pytest.mark.parametrize("clicks", [1, 2, 3, 6])
+def test_intervals_of_few_clicks_have_only_possible_values(clicks: int) -> None:
+    random = np.random.default_rng(clicks)
+    y = (np.arange(200) < clicks).astype(np.float32)
+    p = (0.05 + 0.02 * y + 0.02 * random.normal(size=y.size)).clip(0.001, 0.9).astype(np.float32)
+    found = compare(y, {"m": p}, "m", resamples=100)["m"].metrics
+    for metric, (least, most) in zip(METRICS, POSSIBLE, strict=True):
+        interval = found[metric]
+        assert least <= interval.low <= interval.value <= interval.high <= most
 
 
 def test_pairing_finds_a_difference_that_the_separate_intervals_hide() -> None:

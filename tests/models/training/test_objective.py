@@ -5,12 +5,22 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from scipy import optimize
 
 from polyrec.models.dlrm.dlrm import Architecture, DenseNet
 from polyrec.models.embeddings.stage import PerBlock
 from polyrec.models.evaluation.metrics import log_loss
 from polyrec.models.schema.batch import F32, F64
-from polyrec.models.training.objective import LogitScale, fit_scale, listwise_loss
+from polyrec.models.training.objective import (
+    HALF_AT,
+    LEAST_SCALE,
+    MOST_SCALE,
+    SCALE_WEIGHT,
+    SHIFT_WEIGHT,
+    LogitScale,
+    fit_scale,
+    listwise_loss,
+)
 
 
 def slow_listwise(logits: torch.Tensor, label: torch.Tensor, group: np.ndarray) -> float:
@@ -90,6 +100,38 @@ def test_a_model_that_was_trained_before_keeps_its_scale_where_few_rows_tell() -
 def test_ranks_are_kept_where_the_model_is_wrong_about_all_rows() -> None:
     p = np.repeat(np.array([0.1, 0.9], np.float32), 500)
     assert fit_scale(p, (p < 0.5).astype(np.float32), 0.5).scale == pytest.approx(0.01)
+
+
+def test_no_other_scale_and_level_are_more_probable() -> None:
+    """Newton's full steps went back and forth for ever where logits were far out, as of memorized rows."""
+    random = np.random.default_rng(4)
+    for _ in range(150):
+        rows, rate = int(random.choice([2, 30, 300, 3000])), float(random.choice([1e-4, 0.05, 0.3, 0.9]))
+        center = np.log(rate / (1 - rate))
+        spread = random.normal(0, random.choice([0, 4])) + random.choice([0.1, 1, 10]) * random.normal(
+            size=rows
+        )
+        if random.random() < 0.3:
+            spread = np.where(spread > spread.mean(), 15.0, -15.0) - center
+        worth = random.choice([-1.0, 0.0, 0.3, 3.0])
+        label = (random.random(rows) < sigmoid(center + worth * spread)).astype(np.float32)
+        p = sigmoid(center + spread).clip(1e-7, 1 - 1e-7).astype(np.float32)
+        x = np.log(p.astype(np.float64) / (1 - p.astype(np.float64))) - center
+        few = min(label.sum(), rows - label.sum())
+        expected = MOST_SCALE * few / (few + HALF_AT)
+
+        def loss(
+            w: F64, x: F64 = x, label: F32 = label, center: float = center, expected: float = expected
+        ) -> float:
+            logits = center + w[0] * x + w[1]
+            prior = SCALE_WEIGHT * (w[0] - expected) ** 2 + SHIFT_WEIGHT * w[1] ** 2
+            return float((np.logaddexp(0, logits) - label * logits).sum() + prior / 2)
+
+        found = fit_scale(p, label, rate)
+        own = np.array([found.scale, found.shift - center * (1 - found.scale)])
+        bounds = [(LEAST_SCALE, None), (None, None)]
+        other = optimize.minimize(loss, [max(expected, LEAST_SCALE), 0.0], bounds=bounds)
+        assert loss(own) <= other.fun + 1e-4
 
 
 def sigmoid(x: F64) -> F64:

@@ -6,6 +6,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from polyrec.models.bundle.bundle import Bundle
@@ -13,6 +15,7 @@ from polyrec.models.data.encoded import encode
 from polyrec.models.data.reader import open_data
 from polyrec.models.data.split import TRAIN, fit_splitter
 from polyrec.models.dlrm.dlrm import Architecture
+from polyrec.models.errors import DataError
 from polyrec.models.schema.schema import load_schema
 from polyrec.models.training.pipeline import Learner
 from polyrec.models.training.recipe import Recipe, Training, load_training
@@ -139,6 +142,20 @@ def test_the_same_candidates_give_the_same_search(learner: Learner) -> None:
     for t in last[1:]:
         assert t.gain == pytest.approx(last[0].log_loss - t.log_loss, abs=1e-6)  # type: ignore[operator]
     assert one.chosen == choose([last])
+
+
+def test_rows_of_one_class_are_refused_before_the_first_trial(clicks: Path, tmp_path: Path) -> None:
+    rows = pq.read_table(clicks)
+    where = rows.schema.get_field_index("clicked")
+    none = pa.array(np.zeros(rows.num_rows, np.int8))
+    pq.write_table(rows.set_column(where, "clicked", none), tmp_path / "none.parquet")
+    schema = load_schema("trivago")
+    trials: list[Trial] = []
+    with pytest.raises(DataError, match="training rows are without a click"):
+        search_recipe(
+            Learner(open_data(tmp_path / "none.parquet", schema), schema, SMALL), 60, 2, trials.append
+        )
+    assert not trials
 
 
 def test_out_of_time_the_base_is_kept_and_the_rest_is_logged_as_not_run(learner: Learner) -> None:

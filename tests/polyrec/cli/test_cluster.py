@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from polyrec.cli.cluster_call import awaited, cluster_spec, lines
+from polyrec.cli.cluster_call import awaited, cluster_spec, lines, waiting_told
 from polyrec.cli.main import build_parser, main
 from polyrec.cluster.spec import Autoscale, ClusterSpec
 from polyrec.models.bundle.bundle import Bundle
@@ -82,6 +84,27 @@ def test_a_group_is_waited_for_until_it_is_as_wanted() -> None:
     assert awaited(found) == ["waiting for group 'gpu': deploying, 1 running, 2 starting"]
     group["message"] = 'Resources required for each replica: {"GPU": 1.0}'
     assert awaited(found)[0].endswith('; Resources required for each replica: {"GPU": 1.0}')
+
+
+def test_what_is_waited_for_is_said_when_it_changes(capsys: pytest.CaptureFixture[str]) -> None:
+    errors = pytest.importorskip("ray.exceptions", reason="the extra `cluster` is not installed")
+    group = {"name": "gpu", "message": "", "replicas": {}}
+    states = iter(["gone", "DEPLOYING", "DEPLOYING", "RUNNING", "UPDATING"])
+    all_asked = threading.Event()
+
+    def status() -> dict[str, Any]:
+        state = next(states, None)
+        if state is None:
+            all_asked.set()
+        if state in (None, "gone"):
+            # as of an actor that starts or has ended, of which nobody is to see a trace
+            raise errors.RayError("the balancer has ended")
+        return {"groups": [{**group, "state": state}]}
+
+    with waiting_told(status, every_s=1e-4):
+        assert all_asked.wait(60)
+    said = capsys.readouterr().err.splitlines()
+    assert said == [f"waiting for group 'gpu': {state}, no replica" for state in ("deploying", "updating")]
 
 
 def test_the_status_shows_groups_and_replicas() -> None:

@@ -11,6 +11,7 @@ from polyrec.loop.quality import measure
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.data.prediction_log import PredictionLogReader
 from polyrec.models.data.split import TEST
+from polyrec.models.evaluation.comparison import compare
 from polyrec.models.evaluation.metrics import evaluate
 from polyrec.models.evaluation.predictions import predict_all
 from polyrec.planner.plan import Plan, PlannedPath
@@ -51,6 +52,23 @@ def test_figures_are_those_of_each_path_on_the_same_newest_rows(
     low, high = (found.interval(("one", name)).value for name in "ab")
     assert 0 < abs(low - high) < 0.05
     assert found.best("one") == ("one", "a" if low > high else "b")
+
+
+def test_intervals_are_those_of_polyrec_evaluate(first_day: Path, nested: Bundle) -> None:
+    plan = Plan(paths=tuple(path(f"w{w}", nested.path, width=w) for w in (4, 8)))
+    found = measure({"p": plan}, first_day / "log", None, UNTIL)
+    views = {f"w{w}": nested.at_width(w) for w in (4, 8)}
+    made = predict_all(views, first_day / "log", (TEST,), runtime="onnx", until=UNTIL)
+    compared = compare(made.label, made.probabilities, "w4", made.group)
+    for name, model in compared.items():
+        expected = model.metrics["information"]
+        interval = found.interval(("p", name))
+        assert [interval.low, interval.high] == pytest.approx([expected.low, expected.high], abs=1e-6)
+    difference = compared["w8"].to_baseline
+    assert difference is not None
+    interval = found.interval(("p", "w8"), less=("p", "w4"))
+    expected = difference["information"]
+    assert [interval.low, interval.high] == pytest.approx([expected.low, expected.high], abs=1e-6)
 
 
 def test_newest_rows_are_the_end_of_the_period(first_day: Path, bundle: Bundle) -> None:
