@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listening.add_argument(
         "--processes",
         type=int,
-        help="server processes that share the port, for many cores (default 1; docs/processes.md)",
+        help="server processes that share the port, for many cores (default 1; docs/lanes.md)",
     )
     listening.add_argument(
         "--grpc-port",
