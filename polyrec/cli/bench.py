@@ -13,6 +13,14 @@ STEP_TO = 0.9
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_compared(parser)
+    _add_sent(parser)
+    _add_runs(parser)
+    _add_machine(parser)
+    _add_output(parser)
+
+
+def _add_compared(parser: argparse.ArgumentParser) -> None:
     compared = parser.add_argument_group("what is compared")
     compared.add_argument(
         "--plan", required=True, help="plan file; one server opens it, policies are switched"
@@ -28,6 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=10.0,
         help="latency SLO: p99 from intended departure to answer (default 10)",
     )
+
+
+def _add_sent(parser: argparse.ArgumentParser) -> None:
     sent = parser.add_argument_group("requests")
     sent.add_argument("--data", help="Parquet file or packed folder of requests (default: synthetic rows)")
     sent.add_argument(
@@ -37,6 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sent.add_argument(
         "--seed", type=non_negative_int, default=0, help="seed of arrivals, sizes and requests (default 0)"
     )
+
+
+def _add_runs(parser: argparse.ArgumentParser) -> None:
     runs = parser.add_argument_group("runs")
     runs.add_argument(
         "--rates", help="requests/s of the ladder, separated by commas (default: 10 to 150%% of capacity)"
@@ -72,6 +86,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also calibrate, simulate the ladder, and compare p99 and goodput",
     )
+
+
+def _add_machine(parser: argparse.ArgumentParser) -> None:
     machine = parser.add_argument_group("machine")
     machine.add_argument(
         "--server-cores", help="processor cores of the server, like 0,1,2 (default: all but the driver's)"
@@ -87,6 +104,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="run server and driver at the highest normal priority; takes root",
     )
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
     output = parser.add_argument_group("output")
     output.add_argument("--out", help="folder for bench.html, bench.png and bench.json")
     output.add_argument("--json", action="store_true", help="print everything as JSON")

@@ -24,6 +24,17 @@ CHECKPOINT_EVERY_S = 300.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_source(parser)
+    _add_model(parser)
+    add_start_arguments(parser.add_argument_group("warm start"))
+    _add_kept(parser)
+    add_memory_arguments(parser.add_argument_group("tables beyond memory"))
+    add_worker_arguments(parser.add_argument_group("several workers"))
+    _add_search(parser)
+    _add_output(parser)
+
+
+def _add_source(parser: argparse.ArgumentParser) -> None:
     source = parser.add_argument_group("data")
     source.add_argument(
         "--data", required=True, help="Parquet file, folder or quoted glob, or its URL; or Criteo TSV[.gz]"
@@ -51,6 +62,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="fatal",
         help="stop at a malformed line, or skip and count it (default fatal)",
     )
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
     model = parser.add_argument_group("model")
     model.add_argument(
         "--representation",
@@ -72,7 +86,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--precision", choices=["fp32", "bf16"], help="of the net's products in a step")
     model.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default cpu)")
     model.add_argument("--threads", type=positive_int, default=1, help="torch threads (default 1)")
-    add_start_arguments(parser.add_argument_group("warm start"))
+
+
+def _add_kept(parser: argparse.ArgumentParser) -> None:
     kept = parser.add_argument_group("checkpoints and records")
     kept.add_argument(
         "--checkpoint",
@@ -87,8 +103,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tensorboard", type=Path, metavar="DIR", help="write loss, rows/s and quality for TensorBoard"
     )
     kept.add_argument("--mlflow", metavar="URI", help="write them as a run to this MLflow tracking server")
-    add_memory_arguments(parser.add_argument_group("tables beyond memory"))
-    add_worker_arguments(parser.add_argument_group("several workers"))
+
+
+def _add_search(parser: argparse.ArgumentParser) -> None:
     search = parser.add_argument_group("search for a recipe")
     search.add_argument(
         "--search",
@@ -103,6 +120,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="recipes that the search begins with (default: as many as there is time for)",
     )
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
     output = parser.add_argument_group("output")
     output.add_argument("--out", required=True, help="folder to write the bundle to")
     output.add_argument("--replace", action="store_true", help="replace the bundle at --out")
