@@ -16,6 +16,7 @@ from polyrec.cli.train_workers import add_worker_arguments, refuse_with_workers,
 from polyrec.loadtest.arguments import duration, non_negative_int, positive_int
 
 if TYPE_CHECKING:
+    from polyrec.models.bundle.bundle import Bundle
     from polyrec.models.training.pipeline import Learner
     from polyrec.models.training.search import Trial
 
@@ -135,28 +136,11 @@ def run(args: argparse.Namespace) -> int:
     from polyrec.cli.progress import Bars
     from polyrec.cli.tracking import both, record_of
     from polyrec.models.data.reader import open_data
-    from polyrec.models.errors import PolyrecError
     from polyrec.models.schema.popularity import load_calibration
-    from polyrec.models.training.baselines import CONSTANT, LOGISTIC, shortfalls
     from polyrec.models.training.checkpoint import CheckpointSettings
     from polyrec.models.training.pipeline import Learner
-    from polyrec.models.transfer import require_device
 
-    if args.schema is None and args.start is None:
-        _offer_schema(args)
-    if args.every is not None and args.checkpoint is None:
-        raise PolyrecError("--every says how often to write checkpoints; say where with --checkpoint DIR")
-    refuse_with_workers(args)
-    refuse_with_start(args)
-    refuse_with_memory(args)
-    require_device(args.device)
-    if args.search and args.window:
-        raise PolyrecError("--search draws rows in any order: it does not go with --window")
-    if args.search and args.checkpoint:
-        raise PolyrecError(
-            "--search and --checkpoint do not go together: search first, then train with --recipe "
-            "OUT.recipe.yaml --checkpoint DIR"
-        )
+    _check_flags(args)
     torch.set_num_threads(args.threads)
     start, schema = start_of(args)
     training = training_of(args, schema, start)
@@ -200,23 +184,52 @@ def run(args: argparse.Namespace) -> int:
             record.parameters(learner.training.recipe.model_dump() | {"data": reader.path.name})
             bundle = replace(learner, progress=both(bars.training, record)).learn(args.out, args.replace)
             record.result(bundle.test_metrics, bundle.manifest.training["best_step"])
+    _report(bundle, reader.malformed, args.json)
+    return 0
+
+
+def _check_flags(args: argparse.Namespace) -> None:
+    """Raises PolyrecError for flags that do not go together."""
+    from polyrec.models.errors import PolyrecError
+    from polyrec.models.transfer import require_device
+
+    if args.schema is None and args.start is None:
+        _offer_schema(args)
+    if args.every is not None and args.checkpoint is None:
+        raise PolyrecError("--every says how often to write checkpoints; say where with --checkpoint DIR")
+    refuse_with_workers(args)
+    refuse_with_start(args)
+    refuse_with_memory(args)
+    require_device(args.device)
+    if args.search and args.window:
+        raise PolyrecError("--search draws rows in any order: it does not go with --window")
+    if args.search and args.checkpoint:
+        raise PolyrecError(
+            "--search and --checkpoint do not go together: search first, then train with --recipe "
+            "OUT.recipe.yaml --checkpoint DIR"
+        )
+
+
+def _report(bundle: Bundle, malformed: int, as_json: bool) -> None:
+    """Prints the bundle and its metrics; warnings go to stderr."""
+    from polyrec.models.training.baselines import CONSTANT, LOGISTIC, shortfalls
+
     manifest = bundle.manifest
     warnings = shortfalls(manifest.metrics)
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    if args.json:
+    if as_json:
         result = {"bundle": str(bundle.path), "version": manifest.version, "metrics": manifest.metrics}
-        print(json.dumps(result | {"malformed": reader.malformed, "warnings": warnings}))
-        return 0
+        print(json.dumps(result | {"malformed": malformed, "warnings": warnings}))
+        return
     print(f"{bundle.path}: {manifest.name} {bundle.name}, version {manifest.version}, {bundle.bytes:,} bytes")
     for name in ("test", CONSTANT, LOGISTIC):
         shown = [f"{k} {v:.5g}" for k, v in manifest.metrics.get(name, {}).items() if v is not None]
         if not shown:
             continue
         print(f"{name:<9} " + "  ".join(shown))
-    if reader.malformed:
-        print(f"{reader.malformed:,} malformed lines skipped")
-    return 0
+    if malformed:
+        print(f"{malformed:,} malformed lines skipped")
 
 
 def _offer_schema(args: argparse.Namespace) -> NoReturn:
