@@ -101,7 +101,7 @@ def _introduction(found: dict[str, Any], largest: int) -> list[str]:
 
 
 def _node(found: dict[str, Any]) -> list[str]:
-    """What a decision costs, and how the simplified node compares."""
+    """Returns the cost of a decision, and the simplified node beside the full simulator."""
     return [
         "## Cost of a decision",
         "",
