@@ -27,7 +27,7 @@ def markdown(page: Page) -> str:
         if section.items:
             lines += [*(f"- {item}" for item in section.items), ""]
         if table := section.table:
-            lines += [_row(table.head), "|" + "---|" * len(table.head), *map(_row, table.rows), ""]
+            lines += [*markdown_table(table.head, table.rows), ""]
         for picture in section.pictures:
             lines += [f"![{picture.title}]({picture.file})", ""]
             if picture.caption:
@@ -36,6 +36,11 @@ def markdown(page: Page) -> str:
             lines += [*(f"- **{term}**: {meaning}" for term, meaning in section.terms), ""]
     lines += [line for note in page.notes for line in (note, "")]
     return "\n".join(lines)
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Returns the lines of a table."""
+    return [_row(head), "|" + "---|" * len(head), *map(_row, rows)]
 
 
 def _row(cells: Sequence[str]) -> str:

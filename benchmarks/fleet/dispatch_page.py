@@ -12,44 +12,10 @@ from polyrec.models.amounts import percent
 def page(found: dict[str, Any]) -> str:
     """Returns fleet-simulated.md. found: of `dispatch`."""
     runs = found["runs"]
-    total = sum(run["queries"] for run in runs)
     largest = max(run["nodes"] for run in runs)
-    kinds = "; ".join(
-        f"{name} ({percent(kind['share'])}: "
-        + ", ".join(f"{n} {device} lane{'s' * (n > 1)}" for device, n in kind["lanes"].items())
-        + f", {kind['queries_s']:,.0f} queries/s at most; {', '.join(kind['paths'])})"
-        for name, kind in found["kinds"].items()
-    )
     head = ["nodes", "traffic", "policy", "of the bound", "rows in time", "rejected", "late"]
     lines = [
-        "# Results: a simulated fleet",
-        "",
-        f"Which replica answers a query, simulated: {total / 1e6:.1f} million queries of about "
-        f"1,000 rows with "
-        f"{found['budget_ms']:g} ms each, 1 to {largest:,} nodes of three kinds. "
-        "`python -m benchmarks.fleet.dispatch` writes this page "
-        f"({found['machine']}, one core, {found['made'][:10]}; all runs are in "
-        "[fleet-simulated.json](fleet-simulated.json)).",
-        "",
-        f"Kinds: {kinds}. The model is MP-Rec's Kaggle DLRM on *described* machines (rooflines); "
-        f"an answer is worth "
-        "its accuracy, as recalled, above a constant's. A single node is one with an accelerator.",
-        "",
-        "Traffic: on average 65% of the capacity of all nodes on their fastest paths. `diurnal`: "
-        "a sine from 22% "
-        "to 108% of it, a day compressed into the time of the queries; `bursty`: bursts of three "
-        "times the low "
-        "rate. Rates and execution times are those of the described nodes: only the day is short.",
-        "",
-        "**Of the bound**: information in time over the clairvoyant bound of all nodes pooled as one machine "
-        "(planner/simulation/bound.py), which no policy and no division among nodes can exceed.",
-        "",
-        "Policies: `round robin` in turn, whatever the node's size; `random` and the two choices "
-        "draw by capacity; "
-        "`least outstanding` of what this dispatcher has sent, not by size; `two choices, as reported`: the "
-        "better of two by their last report; `two choices, predicted`: Polyrec's "
-        "([fleet](../fleet.md#which-replica-answers)), which continues the reports.",
-        "",
+        *_introduction(found, largest),
         "## By size of the fleet",
         "",
         "One dispatcher, reports every 100 ms.",
@@ -89,6 +55,54 @@ def page(found: dict[str, Any]) -> str:
             ],
         ),
         "",
+        *_node(found),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _introduction(found: dict[str, Any], largest: int) -> list[str]:
+    total = sum(run["queries"] for run in found["runs"])
+    kinds = "; ".join(
+        f"{name} ({percent(kind['share'])}: "
+        + ", ".join(f"{n} {device} lane{'s' * (n > 1)}" for device, n in kind["lanes"].items())
+        + f", {kind['queries_s']:,.0f} queries/s at most; {', '.join(kind['paths'])})"
+        for name, kind in found["kinds"].items()
+    )
+    return [
+        "# Results: a simulated fleet",
+        "",
+        f"Which replica answers a query, simulated: {total / 1e6:.1f} million queries of about "
+        f"1,000 rows with "
+        f"{found['budget_ms']:g} ms each, 1 to {largest:,} nodes of three kinds. "
+        "`python -m benchmarks.fleet.dispatch` writes this page "
+        f"({found['machine']}, one core, {found['made'][:10]}; all runs are in "
+        "[fleet-simulated.json](fleet-simulated.json)).",
+        "",
+        f"Kinds: {kinds}. The model is MP-Rec's Kaggle DLRM on *described* machines (rooflines); "
+        f"an answer is worth "
+        "its accuracy, as recalled, above a constant's. A single node is one with an accelerator.",
+        "",
+        "Traffic: on average 65% of the capacity of all nodes on their fastest paths. `diurnal`: "
+        "a sine from 22% "
+        "to 108% of it, a day compressed into the time of the queries; `bursty`: bursts of three "
+        "times the low "
+        "rate. Rates and execution times are those of the described nodes: only the day is short.",
+        "",
+        "**Of the bound**: information in time over the clairvoyant bound of all nodes pooled as one machine "
+        "(planner/simulation/bound.py), which no policy and no division among nodes can exceed.",
+        "",
+        "Policies: `round robin` in turn, whatever the node's size; `random` and the two choices "
+        "draw by capacity; "
+        "`least outstanding` of what this dispatcher has sent, not by size; `two choices, as reported`: the "
+        "better of two by their last report; `two choices, predicted`: Polyrec's "
+        "([fleet](../fleet.md#which-replica-answers)), which continues the reports.",
+        "",
+    ]
+
+
+def _node(found: dict[str, Any]) -> list[str]:
+    """Returns the cost of a decision, and the simplified node beside the full simulator."""
+    return [
         "## Cost of a decision",
         "",
         "Microseconds to choose a replica and note what was sent to it (Python, beside other "
@@ -121,7 +135,6 @@ def page(found: dict[str, Any]) -> str:
             ],
         ),
     ]
-    return "\n".join(lines) + "\n"
 
 
 def _read(runs: Sequence[dict[str, Any]], largest: int) -> str:

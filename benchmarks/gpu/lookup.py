@@ -35,6 +35,7 @@ from polyrec.models.schema.batch import Batch
 from polyrec.models.tiers.device.kernels import PRECISIONS, available, sums
 from polyrec.models.tiers.device.lookup_bags import bags_in_slot_order
 from polyrec.models.tiers.layout import DEVICE, RowLocations
+from polyrec.report.text import markdown_table
 
 HITS = (1.0, 0.99, 0.95, 0.8)
 ROTATED = 8
@@ -211,25 +212,24 @@ def table(report: Mapping[str, Any]) -> str:
     """The results as a table."""
     lines = [f"{report['device']}: memory {report['bytes_per_s']['memory'] / 1e9:.0f} GB/s,"]
     lines[0] += f" bus {report['bytes_per_s']['bus'] / 1e9:.1f} GB/s"
-    lines += ["", "| kernel | batch | hit | floor us | kernel us | over floor | embedding bag us |"]
-    lines.append("|---|---|---|---|---|---|---|")
+    cells = []
     for k in report["kernel"]:
         bag = f"{k['embedding_bag_us']:.1f}" if "embedding_bag_us" in k else ""
-        lines.append(
-            f"| {k['precision']} | {k['batch']} | {k['hit']:.0%} | {k['floor_us']:.1f} "
-            f"| {k['kernel_us']:.1f} | {k['over_floor']:.2f} | {bag} |"
-        )
+        times = [f"{k['floor_us']:.1f}", f"{k['kernel_us']:.1f}", f"{k['over_floor']:.2f}", bag]
+        cells.append([k["precision"], str(k["batch"]), f"{k['hit']:.0%}", *times])
+    head = ["kernel", "batch", "hit", "floor us", "kernel us", "over floor", "embedding bag us"]
+    lines += ["", *markdown_table(head, cells)]
     for part in ("lookups", "predictions"):
         for precision in dict.fromkeys(r["precision"] for r in report[part]):
             rows = [r for r in report[part] if r["precision"] == precision]
             names = list(rows[0]["us"])
-            lines += ["", f"| {part}, {precision}: batch | hit | {' | '.join(names)} | of best other |"]
-            lines.append("|---" * (len(names) + 3) + "|")
+            cells = []
             for r in rows:
-                times = " | ".join(f"{r['us'][n]:.0f}" for n in names)
-                lines.append(
-                    f"| {r['batch']} | {r['hit']:.0%} | {times} | {r['tiers_over_best_other']:.2f} |"
-                )
+                times = [f"{r['us'][n]:.0f}" for n in names]
+                best = f"{r['tiers_over_best_other']:.2f}"
+                cells.append([str(r["batch"]), f"{r['hit']:.0%}", *times, best])
+            head = [f"{part}, {precision}: batch", "hit", *names, "of best other"]
+            lines += ["", *markdown_table(head, cells)]
     return "\n".join(lines)
 
 

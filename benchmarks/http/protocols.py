@@ -32,6 +32,7 @@ from benchmarks.http.revisions import processor_s
 from polyrec.loadtest.machine import processor
 from polyrec.loadtest.traffic.request_bodies import INFER, infer_body
 from polyrec.models.bundle.bundle import Bundle, load_bundle
+from polyrec.report.text import markdown_table
 from polyrec.server.child import ServerProcess, start
 from polyrec.server.grpc.messages import SERVICE, message_class
 
@@ -175,17 +176,15 @@ async def measure(folder: Path, rows: int, turns: int, seconds: float) -> list[P
 
 def table(turns: Sequence[ProtocolTurn]) -> str:
     """Medians of the turns, as Markdown."""
-    lines = [
-        "| model | way | bytes | in flight | requests/s | p50 us | p99 us | processor us a request |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    rows = []
     keys = dict.fromkeys((t.model, t.way, t.in_flight) for t in turns)
     for key in keys:
         same = [t for t in turns if (t.model, t.way, t.in_flight) == key]
         names = ("requests_per_s", "p50_us", "p99_us", "cpu_us")
-        figures = " | ".join(f"{median(getattr(t, name) for t in same):,.0f}" for name in names)
-        lines.append(f"| {key[0]} | {key[1]} | {same[0].request_bytes:,} | {key[2]} | {figures} |")
-    return "\n".join(lines)
+        figures = (f"{median(getattr(t, name) for t in same):,.0f}" for name in names)
+        rows.append([key[0], key[1], f"{same[0].request_bytes:,}", str(key[2]), *figures])
+    head = ["model", "way", "bytes", "in flight", "requests/s", "p50 us", "p99 us", "processor us a request"]
+    return "\n".join(markdown_table(head, rows))
 
 
 def main() -> None:

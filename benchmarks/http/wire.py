@@ -31,6 +31,7 @@ from polyrec.loadtest.traffic.request_bodies import HEADER_BYTES, INFER, PREDICT
 from polyrec.models.bundle.bundle import Bundle, load_bundle
 from polyrec.models.schema.batch import Batch
 from polyrec.planner.plan import Limits
+from polyrec.report.text import markdown_table
 from polyrec.server.codecs.json_rows import Decoder
 from polyrec.server.codecs.oip_codec import OipCodec
 from polyrec.server.codecs.rows import Rows, encode
@@ -172,16 +173,9 @@ def check_equal(ranked: Batch, exploded: Batch) -> None:
 
 def table(results: Sequence[WireResult]) -> str:
     heads = ["format", "candidates", "bytes, ranked", "exploded", "factor", "gzip, ranked", "exploded"]
-    heads += [
-        "inflate us, ranked",
-        "exploded",
-        "parse us, ranked",
-        "exploded",
-        "encode us, ranked",
-        "exploded",
-        "both, factor",
-    ]
-    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    heads += ["inflate us, ranked", "exploded", "parse us, ranked", "exploded"]
+    heads += ["encode us, ranked", "exploded", "both, factor"]
+    rows = []
     for r in results:
         a, b = r.ranked, r.exploded
         cells = [r.format, f"{r.candidates}", f"{a.bytes:,}", f"{b.bytes:,}", f"{b.bytes / a.bytes:.2f}x"]
@@ -191,8 +185,8 @@ def table(results: Sequence[WireResult]) -> str:
             for us in (a.inflate_us, b.inflate_us, a.parse_us, b.parse_us, a.encode_us, b.encode_us)
         ]
         cells += [f"{b.total_us / a.total_us:.2f}x"]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        rows.append(cells)
+    return "\n".join(markdown_table(heads, rows))
 
 
 def machine() -> str:

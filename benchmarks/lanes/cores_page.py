@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from polyrec.report.text import markdown_table
+
 MIB = 2**20
 INTRODUCTION = """# Results: cores and memory
 
@@ -38,16 +40,17 @@ def cap(cases: Mapping[str, Mapping[str, float]]) -> list[str]:
 
 def offered_table(cases: Mapping[str, Mapping[str, float]]) -> list[str]:
     """Queries offered in the process."""
-    lines = [
-        "| case | requests/s | times | busy cores | CPU ms: server | its lanes | rows of a batch | driver |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for name, f in cases.items():
-        lines.append(
-            f"| {name} | {f['requests_per_s']:,.0f} | {f['times']:.2f} | {f['busy_cores']:.2f} "
-            f"| {f['front_ms']:.3f} | {f['lanes_ms']:.3f} | {f['batch_rows']:.0f} | {f['driver_share']:.1%} |"
-        )
-    return lines
+    columns = {
+        "requests/s": ("requests_per_s", ",.0f"),
+        "times": ("times", ".2f"),
+        "busy cores": ("busy_cores", ".2f"),
+        "CPU ms: server": ("front_ms", ".3f"),
+        "its lanes": ("lanes_ms", ".3f"),
+        "rows of a batch": ("batch_rows", ".0f"),
+        "driver": ("driver_share", ".1%"),
+    }
+    rows = [[name, *(format(f[key], form) for key, form in columns.values())] for name, f in cases.items()]
+    return markdown_table(["case", *columns], rows)
 
 
 def served_table(cases: Mapping[str, Mapping[str, float]]) -> list[str]:
@@ -56,40 +59,40 @@ def served_table(cases: Mapping[str, Mapping[str, float]]) -> list[str]:
     The last column is what the same processor time gives if the load is elsewhere; for process lanes no more
     than the server's own process allows.
     """
-    lines = [
-        "| case | requests/s | times | CPU ms a request | server's cores | load's cores | least busy process "
-        "| on paper, times |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    columns = {
+        "requests/s": ("requests_per_s", ",.0f"),
+        "times": ("times", ".2f"),
+        "CPU ms a request": ("server_ms", ".3f"),
+        "server's cores": ("server_cores", ".2f"),
+        "load's cores": ("load_cores", ".2f"),
+        "least busy process": ("least_share", ".0%"),
+    }
+    rows = []
     first = next(iter(cases.values()))
     for name, f in cases.items():
         cores = 1 if f is first else 2
         paper = cores * first["server_ms"] / f["server_ms"]
         if name.endswith(LANES):
             paper = min(paper, first["server_ms"] / f["front_ms"])
-        lines.append(
-            f"| {name} | {f['requests_per_s']:,.0f} | {f['times']:.2f} | {f['server_ms']:.3f} "
-            f"| {f['server_cores']:.2f} | {f['load_cores']:.2f} | {f['least_share']:.0%} | {paper:.2f} |"
-        )
-    return lines
+        figures = (format(f[key], form) for key, form in columns.values())
+        rows.append([name, *figures, f"{paper:.2f}"])
+    return markdown_table(["case", *columns, "on paper, times"], rows)
 
 
 def memory_table(found: Mapping[str, Any]) -> list[str]:
     """PSS of servers, MiB."""
-    lines = [
-        f"PSS in MiB. The rows are {found['rows_bytes'] / MIB:,.0f} MiB; pages that were touched count.",
-        "",
-        "| server | processes | ready: all | rows | other files | private | loaded: all | rows | private |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    rows = []
     for name, f in found["cases"].items():
         ready, loaded = ({k: v / MIB for k, v in f[state].items()} for state in ("ready", "loaded"))
-        lines.append(
-            f"| {name} | {f['processes']} | {ready['total']:,.0f} | {ready['rows']:,.0f} "
-            f"| {ready['files']:,.0f} | {ready['private']:,.0f} | {loaded['total']:,.0f} "
-            f"| {loaded['rows']:,.0f} | {loaded['private']:,.0f} |"
-        )
-    return lines
+        sizes = [ready[k] for k in ("total", "rows", "files", "private")]
+        sizes += [loaded[k] for k in ("total", "rows", "private")]
+        rows.append([name, str(f["processes"]), *(f"{mib:,.0f}" for mib in sizes)])
+    head = ["server", "processes", "ready: all", "rows", "other files", "private"]
+    return [
+        f"PSS in MiB. The rows are {found['rows_bytes'] / MIB:,.0f} MiB; pages that were touched count.",
+        "",
+        *markdown_table([*head, "loaded: all", "rows", "private"], rows),
+    ]
 
 
 def origin(found: Mapping[str, Any]) -> str:

@@ -47,6 +47,7 @@ from polyrec.models.schema.schema import Schema, load_schema
 from polyrec.models.training.pipeline import Learner
 from polyrec.models.training.recipe import default_training
 from polyrec.planner.plan import load_plan, save_plan, single_path_plan
+from polyrec.report.text import markdown_table
 
 SCHEMA = "trivago"
 DAY_S, HOUR_S = 86_400.0, 3600.0
@@ -210,17 +211,15 @@ def canary(
 
 def table(days: Sequence[Mapping[str, Any]]) -> str:
     """The table of one seed."""
-    lines = [
-        "| day | frozen | looped | difference to frozen | nothing held back | the loop on this day |",
-        "|---" * 6 + "|",
-    ]
+    rows = []
     for d in days:
-        values = [f"{d[n]['information'][0]:.4f}" for n in (FROZEN, LOOPED, UNGUARDED)]
+        frozen, looped, unguarded = (f"{d[n]['information'][0]:.4f}" for n in (FROZEN, LOOPED, UNGUARDED))
         by = "{:+.4f} [{:+.4f}, {:+.4f}]".format(*d[LOOPED]["to_frozen"])
         state = d[LOOPED]["state"] + (f" by the {d[LOOPED]['step']}" if d[LOOPED]["state"] == "held" else "")
         name = f"{d['day']}, labels shuffled" if d["broken"] else str(d["day"])
-        lines.append(f"| {name} | {values[0]} | {values[1]} | {by} | {values[2]} | {state} |")
-    return "\n".join(lines)
+        rows.append([name, frozen, looped, by, unguarded, state])
+    head = ["day", "frozen", "looped", "difference to frozen", "nothing held back", "the loop on this day"]
+    return "\n".join(markdown_table(head, rows))
 
 
 def draw_days(runs: Sequence[Mapping[str, Any]], file: Path, unit: str) -> None:

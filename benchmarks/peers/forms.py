@@ -31,6 +31,7 @@ from polyrec.models.embeddings.stage import PerBlock
 from polyrec.models.runtimes.kinds.onnx import open_session
 from polyrec.models.runtimes.onnx_graph import plain_graph, ranking_graph
 from polyrec.models.schema.batch import F32, I64
+from polyrec.report.text import markdown_table
 
 BATCHES = (
     (2, 1),
@@ -114,20 +115,16 @@ def measure(model: str, precision: DensePrecision, turns: int) -> list[dict[str,
 
 def table(results: Sequence[dict[str, Any]]) -> str:
     """The results as Markdown."""
-    lines = [
-        "| model, precision | rows | contexts | plain, ms | ranking, ms | one context, ms | faster |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    rows = []
     for result in results:
         for batch in result["batches"]:
             ms = batch["ms"]
             one = f"{ms['one_context']:.3f}" if "one_context" in ms else ""
             faster = ms["plain"] / ms.get("one_context", ms["ranking"])
-            lines.append(
-                f"| {result['model']} {result['precision']} | {batch['rows']:,} | {batch['contexts']} "
-                f"| {ms['plain']:.3f} | {ms['ranking']:.3f} | {one} | {faster:.2f} |"
-            )
-    return "\n".join(lines)
+            case = [f"{result['model']} {result['precision']}", f"{batch['rows']:,}", str(batch["contexts"])]
+            rows.append([*case, f"{ms['plain']:.3f}", f"{ms['ranking']:.3f}", one, f"{faster:.2f}"])
+    head = ["model, precision", "rows", "contexts", "plain, ms", "ranking, ms", "one context, ms", "faster"]
+    return "\n".join(markdown_table(head, rows))
 
 
 def main() -> None:

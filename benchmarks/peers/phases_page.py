@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from polyrec.report.text import markdown_table
+
 PHASES = ("parse", "encode", "embed", "dense", "answer")
 EARLIER = {
     "23 rows": {
@@ -57,20 +59,19 @@ def table(case: str, found: Mapping[str, Any], earlier: bool = False) -> str:
         "landed, alone",
         *(f"in the server, {c} connection{'s' if int(c) > 1 else ''}" for c in connections),
     ]
-    lines = [f"| {case}, ms | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+    rows = []
     for phase in PHASES:
         inside = [found["server"][c]["phases_ms"][phase] for c in connections]
         cells = [*known.get(phase, ()), *(f"{ms:.3f}" for ms in (found["phases_ms"][phase], *inside))]
-        lines.append(f"| {phase} | {' | '.join(cells)} |")
+        rows.append([phase, *cells])
     blank = ["", ""] if known else []
     sums = [found["sum_ms"], *(sum(found["server"][c]["phases_ms"].values()) for c in connections)]
     rest = [f"{found['server'][c]['beyond_ms']:.3f}" for c in connections]
     rates = [f"{found['server'][c]['requests_per_s']:,.0f}" for c in connections]
-    lines.append(f"| sum | {' | '.join([*blank, *(f'{ms:.3f}' for ms in sums)])} |")
+    rows.append(["sum", *blank, *(f"{ms:.3f}" for ms in sums)])
     if connections:
-        lines.append(f"| beyond the phases | {' | '.join([*blank, '', *rest])} |")
-        lines.append(f"| requests/s | {' | '.join([*blank, '', *rates])} |")
-    return "\n".join(lines)
+        rows += [["beyond the phases", *blank, "", *rest], ["requests/s", *blank, "", *rates]]
+    return "\n".join(markdown_table([f"{case}, ms", *names], rows))
 
 
 def page(results: Mapping[str, Mapping[str, Any]]) -> str:

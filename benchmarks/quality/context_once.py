@@ -37,6 +37,7 @@ from polyrec.models.schema.batch import Batch
 from polyrec.models.schema.schema import load_schema
 from polyrec.models.training.pipeline import Learner
 from polyrec.models.training.recipe import default_training
+from polyrec.report.text import markdown_table
 
 CANDIDATES = (23, 270, 2048)
 REPRESENTATIONS = ("table", "dhe", "hybrid", "table-int8")
@@ -156,14 +157,14 @@ def main() -> None:
                     }
                 )
                 print(rows[-1], flush=True)
-    print("\n| representation, runtime | candidates | once | distinct | exploded | faster | FLOPs saved |")
-    print("|---|---|---|---|---|---|---|")
-    for r in rows:
-        print(
-            f"| {r['representation']} {r['runtime']} | {r['candidates']:,} | {r['once']:,} "
-            f"| {r['distinct']:,} "
-            f"| {r['exploded']:,} | {r['time_factor']}x | {r['flop_factor']}x |"
-        )
+    head = ["representation, runtime", "candidates", "once", "distinct", "exploded", "faster", "FLOPs saved"]
+    cells = [
+        [f"{r['representation']} {r['runtime']}"]
+        + [f"{r[k]:,}" for k in ("candidates", "once", "distinct", "exploded")]
+        + [f"{r['time_factor']}x", f"{r['flop_factor']}x"]
+        for r in rows
+    ]
+    print("", *markdown_table(head, cells), sep="\n")
     save(args, {"rows": rows})
 
 

@@ -39,6 +39,7 @@ from polyrec.models.schema.batch import F32
 from polyrec.models.training.pipeline import Learner, best_check
 from polyrec.models.training.recipe import Training
 from polyrec.models.training.source import Rows
+from polyrec.report.text import markdown_table
 
 PAGE = ROOT / "docs/results/dhe-sweep.md"
 DATA = ("ml1m", "bookcrossing")
@@ -181,17 +182,17 @@ def tables(found: Mapping[str, Mapping[str, Any]]) -> str:
     done.sort(key=lambda label: -float(np.mean([found[name][label]["information"] for name in names])))
     what = [SETS[name].what for name in names]
     head = ["configuration"] + [f"{w}: {x}" for x in ("1 - NE", "AUC", "MFLOP a row", "MB") for w in what]
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    cells = []
     for label in done:
         own = [found[name][label] for name in names]
-        cells = [f"{f['information']:.4f}" for f in own] + [f"{f['auc']:.4f}" for f in own]
-        cells += [f"{f['mflop']:.2f}" for f in own]
-        cells += [f"{(f['rows_bytes'] + f['decoders_bytes']) / 1e6:.2f}" for f in own]
-        lines.append(f"| {label} | " + " | ".join(cells) + " |")
+        row = [label, *(f"{f['information']:.4f}" for f in own), *(f"{f['auc']:.4f}" for f in own)]
+        row += [f"{f['mflop']:.2f}" for f in own]
+        row += [f"{(f['rows_bytes'] + f['decoders_bytes']) / 1e6:.2f}" for f in own]
+        cells.append(row)
     rows = {w: found[n][done[0]]["rows"] for w, n in zip(what, names, strict=True)} if done else {}
     counted = "; ".join(f"{w}: {r['training']:,} and {r['validation']:,}" for w, r in rows.items())
     missing = [label for label in CONFIGURATIONS if label not in done]
-    lines += ["", f"Training and validation rows: {counted}."]
+    lines = [*markdown_table(head, cells), "", f"Training and validation rows: {counted}."]
     lines += ["", "Not run for lack of time: " + ", ".join(missing) + "."] if missing else []
     return "\n".join(lines)
 

@@ -47,6 +47,7 @@ from polyrec.models.schema.encoder import Encoder
 from polyrec.models.training.pipeline import Learner, Training
 from polyrec.models.training.source import Rows
 from polyrec.models.training.trainer import predict
+from polyrec.report.text import markdown_table
 
 PAGE = ROOT / "docs/results/hybrid.md"
 ROWS = 250_000
@@ -262,18 +263,19 @@ def tables(found: Mapping[str, Any]) -> str:
             f"{rows['training']:,} training, {rows['validation']:,} validation and {rows['test']:,} test "
             f"rows, {_seeds(min(map(len, record['runs'].values())))}.",
             "",
-            "| model | width | MB | MFLOP a row | training, CPU s | information gain | AUC | "
-            "information against the table | hybrid's information against it |",
-            "|---|---|---|---|---|---|---|---|---|",
         ]
+        cells = []
         for model, own in record["compared"].items():
             cost, metrics = record["costs"][model], own["metrics"]
             seconds = np.mean([run["cpu_s"] for run in record["runs"][model].values()])
-            cells = [model, str(cost["width"]), f"{cost['bytes'] / 1e6:.2f}", f"{cost['mflop']:.2f}"]
-            cells += [f"{seconds:.0f}"]
-            cells += [_spread(metrics[m]) for m in SHOWN]
-            cells += [_cell(own["to_table"]), _cell(own["hybrid_to_it"])]
-            lines.append("| " + " | ".join(cells) + " |")
+            row = [model, str(cost["width"]), f"{cost['bytes'] / 1e6:.2f}", f"{cost['mflop']:.2f}"]
+            row += [f"{seconds:.0f}"]
+            row += [_spread(metrics[m]) for m in SHOWN]
+            row += [_cell(own["to_table"]), _cell(own["hybrid_to_it"])]
+            cells.append(row)
+        head = ["model", "width", "MB", "MFLOP a row", "training, CPU s", "information gain", "AUC"]
+        head += ["information against the table", "hybrid's information against it"]
+        lines += markdown_table(head, cells)
     return "\n".join(lines[1:])
 
 

@@ -37,6 +37,7 @@ from polyrec.models.schema.batch import F32
 from polyrec.models.schema.schema import load_schema
 from polyrec.models.training.pipeline import Learner
 from polyrec.models.training.recipe import Training, load_training
+from polyrec.report.text import markdown_table
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/results/nested_widths.md"
@@ -145,7 +146,6 @@ def table(found: Mapping[str, Any]) -> str:
         return f"{np.mean([a['information'] - b['information'] for a, b in pairs]):+.4f}"
 
     rows = [
-        ["", *(f"w{w}" for w in widths)],
         ["trained apart", *(cell(f"apart w{w}") for w in widths)],
         ["nested", *(cell(f"nested w{w}") for w in widths)],
         ["nested less apart", *(change(f"nested w{w}", f"apart w{w}") for w in widths)],
@@ -156,8 +156,7 @@ def table(found: Mapping[str, Any]) -> str:
         ),
         ["MFLOP a row", *(f"{found['shapes'][f'w{w}']['mflop']:.3f}" for w in widths)],
     ]
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    lines.insert(1, "|" + "---|" * (len(widths) + 1))
+    lines = markdown_table(["", *(f"w{w}" for w in widths)], rows)
     apart = sum(found["shapes"][f"w{w}"]["apart_bytes"] for w in widths)
     lines += ["", f"Bytes: {found['nested_bytes']:,} nested, {apart:,} apart. Seeds: {found['seeds']}."]
     return "\n".join(lines)

@@ -46,6 +46,7 @@ from polyrec.models.training.pipeline import Learner
 from polyrec.models.training.recipe import Training
 from polyrec.models.training.search import mean_and_error
 from polyrec.report.chart import LIGHT, Theme, add_legend, log_axis, new_figure, png, style_axes
+from polyrec.report.text import markdown_table
 
 PAGE = ROOT / "docs/results/quality-cost.md"
 ROWS = 60_000
@@ -239,17 +240,22 @@ def tables(found: Mapping[str, Sequence[Measured]], compared: Mapping[str, Seque
     lines: list[str] = []
     for name, measured in found.items():
         lines += ["", f"## {SETS[name].what}", ""]
-        lines += ["| path | information gain | us a row | size | MFLOP a row |", "|---|---|---|---|---|"]
-        lines += [
-            f"| {m.name} | {m.information:.4f} | {m.us_per_row:.2f} | {size(m.bytes)} | {m.mflop:.3f} |"
-            for m in measured
-        ]
+        lines += markdown_table(
+            ["path", "information gain", "us a row", "size", "MFLOP a row"],
+            [
+                [m.name, f"{m.information:.4f}", f"{m.us_per_row:.2f}", size(m.bytes), f"{m.mflop:.3f}"]
+                for m in measured
+            ],
+        )
         lines += ["", "Against the widest stored table that takes no more:", ""]
-        lines += ["| path | " + " | ".join(f"of {e}" for e in EQUAL.values()) + " |", "|---|---|---|---|"]
         own = {(a.name, a.equal): a for a in compared[name]}
-        for label in dict.fromkeys(a.name for a in compared[name]):
-            cells = [_difference(own[label, e]) for e in EQUAL]
-            lines.append(f"| {label} | " + " | ".join(cells) + " |")
+        lines += markdown_table(
+            ["path", *(f"of {e}" for e in EQUAL.values())],
+            [
+                [label, *(_difference(own[label, e]) for e in EQUAL)]
+                for label in dict.fromkeys(a.name for a in compared[name])
+            ],
+        )
     return "\n".join(lines[1:])
 
 

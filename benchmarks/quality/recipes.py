@@ -37,6 +37,7 @@ from polyrec.models.training.baselines import CONSTANT, LOGISTIC
 from polyrec.models.training.pipeline import Learner
 from polyrec.models.training.recipe import Training, load_training
 from polyrec.models.training.search import search_recipe
+from polyrec.report.text import markdown_table
 
 OLD = Training.model_validate(
     {
@@ -210,43 +211,34 @@ def markdown(results: Mapping[str, Any]) -> str:
         ("normalised_entropy", "Normalized entropy (log-loss over that of the base rate; lower is better)"),
         ("auc", "AUC"),
     ):
-        lines += [
-            "",
-            f"## {head}",
-            "",
-            "| set | " + " | ".join(columns) + " |",
-            "|---" * (len(columns) + 1) + "|",
-        ]
+        rows = []
         for found in sets.values():
             values = [found["models"].get(c, {}).get(figure) for c in columns]
             best = (min if figure == "normalised_entropy" else max)(v for v in values if v is not None)
             cells = ["" if v is None else f"**{v:.4f}**" if v == best else f"{v:.4f}" for v in values]
-            lines.append(f"| {found['what']} | " + " | ".join(cells) + " |")
-    lines += ["", "## Hidden ids and time of the default", ""]
-    lines += [
-        "| set | test rows | best after epochs | seconds | share of look-ups hidden |",
-        "|---|---|---|---|---|",
-    ]
+            rows.append([found["what"], *cells])
+        lines += ["", f"## {head}", "", *markdown_table(["set", *columns], rows)]
+    rows = []
     for found in sets.values():
         own = found["models"]["default"]
         hidden = ", ".join(f"{k} {v:.2f}" for k, v in found["unseen"].items() if v >= 0.1) or "under .1"
-        cells = [found["what"], f"{own['rows']:,}", f"{own['epochs']:.2f}", f"{own['seconds']:.0f}", hidden]
-        lines.append("| " + " | ".join(cells) + " |")
+        counted = [f"{own['rows']:,}", f"{own['epochs']:.2f}", f"{own['seconds']:.0f}"]
+        rows.append([found["what"], *counted, hidden])
+    lines += ["", "## Hidden ids and time of the default", ""]
+    lines += markdown_table(
+        ["set", "test rows", "best after epochs", "seconds", "share of look-ups hidden"], rows
+    )
     searched = {k: v["search"] for k, v in sets.items() if "search" in v}
     if searched:
-        lines += [
-            "",
-            "## What the search chose",
-            "",
-            "| set | seconds | candidates | trainings | changes |",
-            "|---|---|---|---|---|",
-        ]
+        rows = []
         for name, search in searched.items():
             done = [t for t in search["trials"] if t["status"] == "done"]
             chosen = next(t for t in search["trials"] if t["candidate"] == search["chosen"])["changes"]
             text = ", ".join(f"{k} {v}" for part in chosen.values() for k, v in part.items()) or "none"
-            counted = f"{search['seconds']:.0f} | {search['candidates']} | {len(done)}"
-            lines.append(f"| {sets[name]['what']} | {counted} | {text} |")
+            counted = [f"{search['seconds']:.0f}", f"{search['candidates']}", f"{len(done)}"]
+            rows.append([sets[name]["what"], *counted, text])
+        lines += ["", "## What the search chose", ""]
+        lines += markdown_table(["set", "seconds", "candidates", "trainings", "changes"], rows)
     return "\n".join(lines) + "\n"
 
 

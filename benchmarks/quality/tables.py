@@ -12,6 +12,7 @@ from typing import Any
 from polyrec.models.amounts import size
 from polyrec.models.evaluation.comparison import Interval, Metric
 from polyrec.report.quality.wording import difference, mflop
+from polyrec.report.text import markdown_table
 
 MEANS = ("auc", "log_loss", "normalised_entropy", "accuracy")
 AGAINST: tuple[Metric, ...] = ("auc", "log_loss")
@@ -30,7 +31,7 @@ def markdown(found: Mapping[str, Any], baseline: str) -> str:
         "its rows, of those",
     ]
     heads += ["MFLOP a row", f"AUC against {baseline}", f"log-loss against {baseline}"]
-    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    rows = []
     whole = found["variants"][baseline]["bytes"]
     for name, v in found["variants"].items():
         spread, against = v["spread"], v["to_baseline"]
@@ -38,8 +39,8 @@ def markdown(found: Mapping[str, Any], baseline: str) -> str:
         cells += [size(v["bytes"]["total"]), *(f"{v['bytes'][k] / whole[k]:.3f}" for k in ("total", "rows"))]
         cells += [mflop(v["flops_per_row"]["total"])]
         cells += ["" if against is None else _against(m, against) for m in AGAINST]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        rows.append(cells)
+    return "\n".join(markdown_table(heads, rows))
 
 
 def _spread(spread: Mapping[str, float]) -> str:

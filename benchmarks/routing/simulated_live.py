@@ -34,6 +34,7 @@ from polyrec.models.bundle.bundle import load_bundle
 from polyrec.planner.plan import Plan, load_plan
 from polyrec.planner.simulation.simulator import Slowdown, no_slowdown
 from polyrec.planner.traffic import parse_sizes
+from polyrec.report.text import markdown_table
 
 POLICIES = "priced,static:table@cpu,static:hybrid-hot.int8@cpu"
 LOADS = (0.2, 0.5, 0.8, 1.0, 1.2)
@@ -111,19 +112,17 @@ def rows_of(
 
 def table(found: Sequence[dict[str, Any]]) -> str:
     """Markdown: live / simulated, and how far apart."""
-    lines = [
-        "| policy | load | requests/s | p50 ms | p99 ms | goodput, rows/s | server's own p99 |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    rows = []
     for row in found:
         live, there, apart = row["live"], row["simulated"], row["apart"]
         cells = [
             f"{live[what]:{form}} / {there[what]:{form}} ({apart.get(what, 0):+.0%})"
             for what, form in (("p50_ms", ".2f"), ("p99_ms", ".2f"), ("goodput", ",.0f"))
         ]
-        head = f"{row['policy']} | {row['load']:.0%} | {row['rate']:,.0f}"
-        lines.append(f"| {head} | {' | '.join(cells)} | {row['server_p99_ms']:.2f} |")
-    return "\n".join(lines)
+        case = [row["policy"], f"{row['load']:.0%}", f"{row['rate']:,.0f}"]
+        rows.append([*case, *cells, f"{row['server_p99_ms']:.2f}"])
+    head = ["policy", "load", "requests/s", "p50 ms", "p99 ms", "goodput, rows/s", "server's own p99"]
+    return "\n".join(markdown_table(head, rows))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -30,6 +30,7 @@ import numpy as np
 from benchmarks.tiers import rivals
 from benchmarks.tiers.tier_policy import TierPolicy, hits_by_batch
 from benchmarks.tiers.traces import LOOKUPS, Trace, bookcrossing, generated
+from polyrec.report.text import markdown_table
 
 SHARES = (0.001, 0.01, 0.05, 0.1, 0.2)
 COMMAND = "python -m benchmarks.tiers.policies --libcachesim PYTHON --out docs/results/tier-policies.json"
@@ -99,26 +100,22 @@ def page(report: dict[str, Any]) -> str:
     least = 1.0
     for name, found in report["traces"].items():
         lines += [f"## {name}", "", f"{found['rows']:,} rows, {found['lookups']:,} look-ups.", ""]
-        lines += ["| rows in memory | " + " | ".join(f"{share:.1%}" for share in SHARES) + " |"]
-        lines += ["|---|" + "---|" * len(SHARES)]
-        for policy, own in found["rates"].items():
-            cells = (f"{rate:.4f}" for rate in own)
-            lines.append(f"| {policy} | " + " | ".join(cells) + " |")
+        rows = [[policy, *(f"{rate:.4f}" for rate in own)] for policy, own in found["rates"].items()]
         less = [a - b for a, b in zip(found["rates"]["tiers"], found["rates"]["s3-fifo"], strict=True)]
         least = min(least, *less)
-        lines += ["| tiers - s3-fifo | " + " | ".join(f"{d:+.4f}" for d in less) + " |"]
+        rows.append(["tiers - s3-fifo", *(f"{d:+.4f}" for d in less)])
         kept = (f"{end / size:.0%}" for end, size in zip(found["prefix_at_end"], found["sizes"], strict=True))
-        lines += ["| prefix at the end, of the memory | " + " | ".join(kept) + " |", ""]
+        rows.append(["prefix at the end, of the memory", *kept])
+        shares = [f"{share:.1%}" for share in SHARES]
+        lines += [*markdown_table(["rows in memory", *shares], rows), ""]
         if "permuted" in name:
             windows = list(zip(*found["windows"], strict=True))
             lines += [f"Hit rates of the tiers in windows of {WINDOW:,} look-ups around the permutation:", ""]
-            lines += ["| window | " + " | ".join(f"{share:.1%}" for share in SHARES) + " |"]
-            lines += ["|---|" + "---|" * len(SHARES)]
-            for label, own in zip(
-                ("before", "first after", "second", "third", "fourth"), windows, strict=True
-            ):
-                lines.append(f"| {label} | " + " | ".join(f"{rate:.4f}" for rate in own) + " |")
-            lines.append("")
+            labels = ("before", "first after", "second", "third", "fourth")
+            rows = [
+                [label, *(f"{rate:.4f}" for rate in own)] for label, own in zip(labels, windows, strict=True)
+            ]
+            lines += [*markdown_table(["window", *shares], rows), ""]
     lines += [f"Least difference to S3-FIFO: **{least:+.4f}** (aim: at least -0.005).", ""]
     return "\n".join(lines)
 

@@ -48,6 +48,7 @@ from polyrec.models.training.workers.phases import hot_rows_of
 from polyrec.models.training.workers.settings import WorkerSettings
 from polyrec.models.training.workers.stage import ShardedStage
 from polyrec.models.training.workers.workers import Workers
+from polyrec.report.text import markdown_table
 
 DATA = {
     "trivago": "trivago/impressions.parquet",
@@ -260,13 +261,13 @@ def compare(args: argparse.Namespace, folder: Path, record: dict[str, Any]) -> N
 def tables(record: dict[str, Any]) -> str:
     """Returns both tables in Markdown."""
     sets = [*record["gradients"]]
-    lines = ["| gradients | " + " | ".join(f"{s}, {p}" for p in ("fp64", "fp32") for s in sets) + " |"]
-    lines.append("|---" * (1 + 2 * len(sets)) + "|")
+    columns = [(s, p) for p in ("fp64", "fp32") for s in sets]
+    rows = []
     for form in FORMS:
-        cells = [record["gradients"][s][p].get(form) for p in ("fp64", "fp32") for s in sets]
-        lines.append(f"| {form} | " + " | ".join("" if c is None else f"{c:.0e}" for c in cells) + " |")
-    lines += ["", "| quality | " + " | ".join(f"{s}: {m}" for s in sets for m in METRICS) + " |"]
-    lines.append("|---" * (1 + len(METRICS) * len(sets)) + "|")
+        errors = [record["gradients"][s][p].get(form) for s, p in columns]
+        rows.append([form, *("" if e is None else f"{e:.0e}" for e in errors)])
+    lines = markdown_table(["gradients", *(f"{s}, {p}" for s, p in columns)], rows)
+    rows = []
     for way in dict.fromkeys(run["way"] for run in record["runs"]):
         cells = []
         for name in sets:
@@ -275,7 +276,8 @@ def tables(record: dict[str, Any]) -> str:
                 values = [run[metric] for run in runs]
                 spread = f" ({min(values):.{digits}f} to {max(values):.{digits}f})" if len(values) > 1 else ""
                 cells.append(f"{np.mean(values):.{digits}f}{spread}" if values else "")
-        lines.append(f"| {way} | " + " | ".join(cells) + " |")
+        rows.append([way, *cells])
+    lines += ["", *markdown_table(["quality", *(f"{s}: {m}" for s in sets for m in METRICS)], rows)]
     return "\n".join(lines)
 
 

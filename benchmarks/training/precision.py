@@ -32,6 +32,7 @@ from polyrec.models.training.pipeline import Learner
 from polyrec.models.training.recipe import Training, default_training
 from polyrec.models.training.source import Rows
 from polyrec.models.training.stepper import Stepper
+from polyrec.report.text import markdown_table
 
 METRICS = ("auc", "log_loss", "information")
 PRECISIONS = ("fp32", "bf16")
@@ -98,7 +99,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         speed = rates(Path(folder), args.device)
         found = quality(args.data, Path(folder), args.seeds, args.device)
-    print("\n| precision | AUC | log-loss | information gain | seconds |\n|---|---|---|---|---|")
+    rows = []
     for precision, runs in found.items():
         cells = []
         for key, digits in (("auc", 4), ("log_loss", 5), ("information", 4), ("seconds", 1)):
@@ -106,10 +107,15 @@ def main() -> None:
             cells.append(
                 f"{np.mean(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
             )
-        print(f"| {precision} | " + " | ".join(cells) + " |")
-    print("\n| net | fp32 rows/s | bf16 rows/s | times |\n|---|---|---|---|")
-    for net, rate in speed.items():
-        print(f"| {net} | {rate['fp32']:,.0f} | {rate['bf16']:,.0f} | {rate['bf16'] / rate['fp32']:.2f} |")
+        rows.append([precision, *cells])
+    print(
+        "", *markdown_table(["precision", "AUC", "log-loss", "information gain", "seconds"], rows), sep="\n"
+    )
+    rows = [
+        [net, f"{r['fp32']:,.0f}", f"{r['bf16']:,.0f}", f"{r['bf16'] / r['fp32']:.2f}"]
+        for net, r in speed.items()
+    ]
+    print("", *markdown_table(["net", "fp32 rows/s", "bf16 rows/s", "times"], rows), sep="\n")
     if args.json:
         result = {"machine": processor(), "date": datetime.now(UTC).date().isoformat(), "device": args.device}
         args.json.write_text(json.dumps({**result, "quality": found, "rates": speed}, indent=1) + "\n")

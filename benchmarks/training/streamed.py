@@ -33,6 +33,7 @@ from polyrec.models.schema.schema import Schema, load_schema
 from polyrec.models.training.pipeline import Learner
 from polyrec.models.training.recipe import Recipe, Training
 from polyrec.models.training.trainer import StepReport
+from polyrec.report.text import markdown_table
 
 ITEMS = USERS = 1_000_000
 BATCH_ROWS = 4096
@@ -156,12 +157,11 @@ def main() -> None:
             generate(data, args.rows, seed=1, items=ITEMS, users=USERS)
             print(f"generated {args.rows:,} rows in {time.perf_counter() - begin:.0f} s", flush=True)
         found = measure(data, args.rows, args.window, Path(own), args.precision)
-    print("\n| steps | rows | s | anonymous MB | loss |\n|---|---|---|---|---|")
+    rows = []
     for m in found["moments"]:
-        print(
-            f"| {m['step']:,} | {m['rows']:,} | {m['seconds']:,.0f} | {m['anonymous_bytes'] / 1e6:,.0f} "
-            f"| {m['loss']:.4f} |"
-        )
+        counted = [f"{m[key]:,.0f}" for key in ("step", "rows", "seconds")]
+        rows.append([*counted, f"{m['anonymous_bytes'] / 1e6:,.0f}", f"{m['loss']:.4f}"])
+    print("", *markdown_table(["steps", "rows", "s", "anonymous MB", "loss"], rows), sep="\n")
     print(json.dumps({k: v for k, v in found.items() if k != "moments"}, indent=1))
     if args.json:
         result = {"machine": processor(), "date": datetime.now(UTC).date().isoformat()}

@@ -76,8 +76,8 @@ class Compared:
         return 0 if self.pairs is None else self.pairs.requests + self.pairs.failed
 
     def without_each_group(self) -> Iterator[Compared]:
-        """The same without the requests of one group, for each; none of a single one."""
-        for left_out in range(len(self.groups)) if len(self.groups) > 1 else ():
+        """The same without the requests of one group, for each."""
+        for left_out in range(GROUPS):
             canary = merged(ArmSums, _others(self.groups, left_out))
             without = replace(
                 self, canary=canary, shift=score_shift(self.stable.scores, canary.scores), groups=()
@@ -95,14 +95,11 @@ class _Arm:
 
 
 class Comparison:
-    """Collects the records of both arms.
+    """Collects the records of both arms. paired: whether a shadow lets both arms answer some requests."""
 
-    paired: whether a shadow lets both arms answer some requests. groups: of values or clients, how many.
-    """
-
-    def __init__(self, paired: bool = False, groups: int = 1) -> None:
-        self._stable, self._canary = _Arm(), [_Arm() for _ in range(groups)]
-        self._pairs = [SlidingWindow(SPAN_S, PairSums) for _ in range(groups)] if paired else None
+    def __init__(self, paired: bool = False) -> None:
+        self._stable, self._canary = _Arm(), [_Arm() for _ in range(GROUPS)]
+        self._pairs = [SlidingWindow(SPAN_S, PairSums) for _ in range(GROUPS)] if paired else None
         self._edges: F64 | None = None
 
     def add(

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from polyrec.loadtest.arguments import non_negative_int, positive_float
+
+if TYPE_CHECKING:
+    from polyrec.loadtest.comparison.comparison import Conditions
+    from polyrec.planner.plan import Plan
 
 EXAMPLE = "polyrec bench --plan plan.json --policies all --slo-ms 10 --data clicks.parquet --out runs/bench"
 
@@ -13,6 +18,14 @@ STEP_TO = 0.9
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_compared(parser)
+    _add_sent(parser)
+    _add_runs(parser)
+    _add_machine(parser)
+    _add_output(parser)
+
+
+def _add_compared(parser: argparse.ArgumentParser) -> None:
     compared = parser.add_argument_group("what is compared")
     compared.add_argument(
         "--plan", required=True, help="plan file; one server opens it, policies are switched"
@@ -28,6 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=10.0,
         help="latency SLO: p99 from intended departure to answer (default 10)",
     )
+
+
+def _add_sent(parser: argparse.ArgumentParser) -> None:
     sent = parser.add_argument_group("requests")
     sent.add_argument("--data", help="Parquet file or packed folder of requests (default: synthetic rows)")
     sent.add_argument(
@@ -37,6 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sent.add_argument(
         "--seed", type=non_negative_int, default=0, help="seed of arrivals, sizes and requests (default 0)"
     )
+
+
+def _add_runs(parser: argparse.ArgumentParser) -> None:
     runs = parser.add_argument_group("runs")
     runs.add_argument(
         "--rates", help="requests/s of the ladder, separated by commas (default: 10 to 150%% of capacity)"
@@ -72,6 +91,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also calibrate, simulate the ladder, and compare p99 and goodput",
     )
+
+
+def _add_machine(parser: argparse.ArgumentParser) -> None:
     machine = parser.add_argument_group("machine")
     machine.add_argument(
         "--server-cores", help="processor cores of the server, like 0,1,2 (default: all but the driver's)"
@@ -87,6 +109,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="run server and driver at the highest normal priority; takes root",
     )
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
     output = parser.add_argument_group("output")
     output.add_argument("--out", help="folder for bench.html, bench.png and bench.json")
     output.add_argument("--json", action="store_true", help="print everything as JSON")
@@ -134,45 +159,26 @@ def _run(args: argparse.Namespace) -> int:
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     from polyrec.cli.progress import StatusLine
-    from polyrec.loadtest.comparison.comparison import Conditions, PolicyComparison
+    from polyrec.loadtest.comparison.comparison import PolicyComparison
     from polyrec.loadtest.comparison.policy_server import PolicyServer, policies_of
     from polyrec.loadtest.drivers.connection import LoadError
-    from polyrec.loadtest.machine import machine
     from polyrec.loadtest.traffic.source import open_source
     from polyrec.models.bundle.bundle import load_bundle
     from polyrec.planner.plan import load_plan
-    from polyrec.planner.traffic import parse_sizes
     from polyrec.report.load.policies import as_json, tables
     from polyrec.report.page import make_folder, require_matplotlib
     from polyrec.report.text import terminal
 
     plan = load_plan(args.plan)
     policies = policies_of(plan, args.policies)
-    conditions = Conditions(
-        slo_s=args.slo_ms / 1e3,
-        margin_s=args.margin_ms / 1e3,
-        seconds=args.seconds,
-        warmup_s=args.warmup,
-        sizes=None if args.sizes is None else parse_sizes(args.sizes),
-        repeats=args.repeats,
-        max_lag_s=args.max_lag_ms / 1e3,
-        seed=args.seed,
-    )
+    conditions = _conditions(args)
     rates = _rates(args.rates)
     if args.no_search and not rates:
         raise LoadError("--no-search needs --rates: without a search the capacity is unknown")
     cores = sorted(os.sched_getaffinity(0))
     client_core = cores[-1] if args.client_core is None else args.client_core
     server_cores = _cores(args.server_cores, cores, client_core)
-    setup = {
-        "plan": f"{args.plan}: {', '.join(path.name for path in plan.paths)}",
-        "lanes": ", ".join(f"{lane.name} ({lane.kind}, {lane.device})" for lane in plan.all_lanes()),
-        "requests": f"{args.data or 'synthetic rows of the bundle'}; sizes {args.sizes or 'as in the data'}",
-        "slo": f"{args.slo_ms:g} ms, budget sent {args.slo_ms - args.margin_ms:g} ms",
-        "command": f"polyrec bench --plan {args.plan} --policies {args.policies} --slo-ms {args.slo_ms:g}",
-        **machine(),
-        "cores of server and driver": f"{', '.join(map(str, sorted(server_cores)))} and {client_core}",
-    }
+    setup = _setup(args, plan, server_cores, client_core)
     title = f"Routing policies of {Path(args.plan).name}"
     source = open_source(args.data, load_bundle(plan.paths[0].bundle), args.seed)
     if args.out:
@@ -208,3 +214,34 @@ def _run(args: argparse.Namespace) -> int:
     if args.out:
         print(page)
     return 0
+
+
+def _conditions(args: argparse.Namespace) -> Conditions:
+    from polyrec.loadtest.comparison.comparison import Conditions
+    from polyrec.planner.traffic import parse_sizes
+
+    return Conditions(
+        slo_s=args.slo_ms / 1e3,
+        margin_s=args.margin_ms / 1e3,
+        seconds=args.seconds,
+        warmup_s=args.warmup,
+        sizes=None if args.sizes is None else parse_sizes(args.sizes),
+        repeats=args.repeats,
+        max_lag_s=args.max_lag_ms / 1e3,
+        seed=args.seed,
+    )
+
+
+def _setup(args: argparse.Namespace, plan: Plan, server_cores: set[int], client_core: int) -> dict[str, str]:
+    """Returns what the report says of how it was made."""
+    from polyrec.loadtest.machine import machine
+
+    return {
+        "plan": f"{args.plan}: {', '.join(path.name for path in plan.paths)}",
+        "lanes": ", ".join(f"{lane.name} ({lane.kind}, {lane.device})" for lane in plan.all_lanes()),
+        "requests": f"{args.data or 'synthetic rows of the bundle'}; sizes {args.sizes or 'as in the data'}",
+        "slo": f"{args.slo_ms:g} ms, budget sent {args.slo_ms - args.margin_ms:g} ms",
+        "command": f"polyrec bench --plan {args.plan} --policies {args.policies} --slo-ms {args.slo_ms:g}",
+        **machine(),
+        "cores of server and driver": f"{', '.join(map(str, sorted(server_cores)))} and {client_core}",
+    }

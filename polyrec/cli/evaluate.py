@@ -10,6 +10,7 @@ from polyrec.cli.data_arguments import add_on_malformed
 from polyrec.loadtest.arguments import non_negative_int
 
 if TYPE_CHECKING:
+    from polyrec.models.bundle.bundle import Bundle
     from polyrec.models.evaluation.predictions import Predictions
     from polyrec.report.quality.comparison import ModelComparison
 
@@ -69,7 +70,6 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from polyrec.cli.progress import Bars
-    from polyrec.models.bundle.bundle import load_bundle
     from polyrec.models.data.split import NAMES
     from polyrec.models.errors import PolyrecError
     from polyrec.models.evaluation.metrics import evaluate
@@ -79,28 +79,14 @@ def run(args: argparse.Namespace) -> int:
     from polyrec.report.quality.comparison import compare_models
 
     baseline = args.baseline or args.bundles[0]
-    twice = {b for b in args.bundles if args.bundles.count(b) > 1}
-    if twice:
-        raise PolyrecError(f"bundle '{min(twice)}' is named twice")
-    if baseline not in args.bundles:
-        raise PolyrecError(f"--baseline '{baseline}' is not one of the bundles: {', '.join(args.bundles)}")
-    if args.resamples < 1:
-        raise PolyrecError(f"--resamples must be at least 1, not {args.resamples}")
+    _check_flags(args, baseline)
     if args.report:
         require_matplotlib()
         folder = make_folder(args.report)
     if args.predictions:
         require_target_file(args.predictions, PolyrecError, "--predictions")
     torch.set_num_threads(1)
-    labels = labels_of(args.bundles)
-    bundles, baseline_label = {}, labels[baseline]
-    for path in args.bundles:
-        # nested widths are compared like bundles; the widest stands for the bundle
-        for view in load_bundle(path).by_width():
-            label = labels[path] + ("" if view.width is None else f".w{view.width}")
-            bundles[label] = view
-            if path == baseline:
-                baseline_label = label
+    bundles, baseline_label = _bundles(args.bundles, baseline)
     which = tuple(range(len(NAMES))) if args.split == "all" else (NAMES.index(args.split),)
     with Bars() as bars:
         predictions = predict_all(
@@ -146,6 +132,35 @@ def run(args: argparse.Namespace) -> int:
     if args.report and not args.json:
         print(f"report: {folder / 'report.html'}")
     return 0
+
+
+def _check_flags(args: argparse.Namespace, baseline: str) -> None:
+    """Raises PolyrecError for bundles or numbers that cannot be compared."""
+    from polyrec.models.errors import PolyrecError
+
+    twice = {b for b in args.bundles if args.bundles.count(b) > 1}
+    if twice:
+        raise PolyrecError(f"bundle '{min(twice)}' is named twice")
+    if baseline not in args.bundles:
+        raise PolyrecError(f"--baseline '{baseline}' is not one of the bundles: {', '.join(args.bundles)}")
+    if args.resamples < 1:
+        raise PolyrecError(f"--resamples must be at least 1, not {args.resamples}")
+
+
+def _bundles(paths: list[str], baseline: str) -> tuple[dict[str, Bundle], str]:
+    """Loads the bundles, by label; returns the baseline's label, too."""
+    from polyrec.models.bundle.bundle import load_bundle
+
+    labels = labels_of(paths)
+    bundles, baseline_label = {}, labels[baseline]
+    for path in paths:
+        # nested widths are compared like bundles; the widest stands for the bundle
+        for view in load_bundle(path).by_width():
+            label = labels[path] + ("" if view.width is None else f".w{view.width}")
+            bundles[label] = view
+            if path == baseline:
+                baseline_label = label
+    return bundles, baseline_label
 
 
 def labels_of(paths: list[str]) -> dict[str, str]:

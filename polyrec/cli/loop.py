@@ -25,6 +25,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run.add_argument("--plan", required=True, help="plan that serves when the first iteration begins")
     run.add_argument("--log", required=True, metavar="DIR", help="prediction log of the server")
     run.add_argument("--once", action="store_true", help="one iteration, or the rest of one, at once")
+    _add_when(run)
+    _add_held(run)
+    run.add_argument_group("training").add_argument(
+        "--train-options",
+        default="",
+        metavar="OPTIONS",
+        help="further ones of `polyrec train`, in quotes: '--step-size .2 --forget-unseen 2'",
+    )
+    run.add_argument("--keep", type=non_negative_int, default=3, help="earlier bundles to keep (default 3)")
+    _add_canary(run)
+
+    status = calls.add_parser("status", parents=[state], help="show iterations, their steps and the reasons")
+    status.epilog = "example: polyrec loop status --state /data/loop"
+    status.add_argument("--json", action="store_true", help="print as JSON")
+    hold = calls.add_parser("hold", parents=[state], help="stop before a step until it is released")
+    hold.epilog = "example: polyrec loop hold canary --state /data/loop --reason 'sale today'"
+    hold.add_argument("step", choices=STEPS, help="step")
+    hold.add_argument("--reason", default="by a person", help="for the status")
+    release = calls.add_parser("release", parents=[state], help="execute a step again that was held")
+    release.epilog = "example: polyrec loop release canary --state /data/loop"
+    release.add_argument("step", choices=STEPS, help="step")
+    for name, what in (
+        ("force", "let the last iteration go on that waits, was held back or rolled back"),
+        ("drop", "end the iteration in progress; its rows are left out"),
+    ):
+        calls.add_parser(
+            name, parents=[state], help=what
+        ).epilog = f"example: polyrec loop {name} --state /data/loop"
+
+
+def _add_when(run: argparse.ArgumentParser) -> None:
     when = run.add_argument_group("when")
     when.add_argument(
         "--every", type=duration, default=3600.0, metavar="TIME", help="between iterations (default 1h)"
@@ -48,6 +79,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TIME",
         help="after the log's window, until its files are complete (default 60s)",
     )
+
+
+def _add_held(run: argparse.ArgumentParser) -> None:
     held = run.add_argument_group("what is held back")
     held.add_argument(
         "--margin",
@@ -67,13 +101,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=2.0,
         help="factor by which expected and actual clicks may differ (default 2)",
     )
-    run.add_argument_group("training").add_argument(
-        "--train-options",
-        default="",
-        metavar="OPTIONS",
-        help="further ones of `polyrec train`, in quotes: '--step-size .2 --forget-unseen 2'",
-    )
-    run.add_argument("--keep", type=non_negative_int, default=3, help="earlier bundles to keep (default 3)")
+
+
+def _add_canary(run: argparse.ArgumentParser) -> None:
     canary = run.add_argument_group("canary", "only with --url; bounds as of `polyrec rollout start`")
     canary.add_argument("--url", help="the server that serves the plan (default: bundles are only published)")
     canary.add_argument("--model", metavar="NAME", help="one of several models (default: the first)")
@@ -86,24 +116,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_start_options(canary)
     canary.set_defaults(promote_after=600.0)
-
-    status = calls.add_parser("status", parents=[state], help="show iterations, their steps and the reasons")
-    status.epilog = "example: polyrec loop status --state /data/loop"
-    status.add_argument("--json", action="store_true", help="print as JSON")
-    hold = calls.add_parser("hold", parents=[state], help="stop before a step until it is released")
-    hold.epilog = "example: polyrec loop hold canary --state /data/loop --reason 'sale today'"
-    hold.add_argument("step", choices=STEPS, help="step")
-    hold.add_argument("--reason", default="by a person", help="for the status")
-    release = calls.add_parser("release", parents=[state], help="execute a step again that was held")
-    release.epilog = "example: polyrec loop release canary --state /data/loop"
-    release.add_argument("step", choices=STEPS, help="step")
-    for name, what in (
-        ("force", "let the last iteration go on that waits, was held back or rolled back"),
-        ("drop", "end the iteration in progress; its rows are left out"),
-    ):
-        calls.add_parser(
-            name, parents=[state], help=what
-        ).epilog = f"example: polyrec loop {name} --state /data/loop"
 
 
 def run(args: argparse.Namespace) -> int:

@@ -21,6 +21,15 @@ EXAMPLE = "polyrec plan --profile profile.json --slo-ms 10 --traffic rate=400,si
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_need(parser)
+    _add_fleet(parser)
+    _add_training(parser)
+    _add_machine(parser)
+    _add_questions(parser)
+    _add_output(parser)
+
+
+def _add_need(parser: argparse.ArgumentParser) -> None:
     need = parser.add_argument_group("what is needed")
     need.add_argument("--profile", metavar="FILE", help="profile file of `polyrec profile`")
     need.add_argument("--slo-ms", type=float, metavar="MS", help="latency SLO: 99%% of answers within this")
@@ -44,6 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="quality of a path instead of the profile's, like one from an A/B test; repeatable",
     )
+
+
+def _add_fleet(parser: argparse.ArgumentParser) -> None:
     fleet = parser.add_argument_group("fleet")
     fleet.add_argument(
         "--fleet",
@@ -51,6 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="plan many nodes instead of one: a YAML file of node types with prices, and models with "
         "profiles, SLO and traffic by hour (docs/fleet.md); with --out, --pictures and --json only",
     )
+
+
+def _add_training(parser: argparse.ArgumentParser) -> None:
     training = parser.add_argument_group("training")
     training.add_argument(
         "--train",
@@ -58,6 +73,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="plan a training instead of serving: a YAML file of tables (or a calibration), the batch and "
         "the nodes that may train it (docs/training-plan.md); with --out and --json only",
     )
+
+
+def _add_machine(parser: argparse.ArgumentParser) -> None:
     machine = parser.add_argument_group("machine")
     machine.add_argument(
         "--memory",
@@ -75,6 +93,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=["inline", "thread", "process"],
         help="kind of the CPU's lanes (default: inline on two cores or fewer, else process)",
     )
+
+
+def _add_questions(parser: argparse.ArgumentParser) -> None:
     questions = parser.add_argument_group("questions")
     questions.add_argument("--explain", metavar="PLAN", help="explain this plan file instead of making one")
     questions.add_argument(
@@ -85,6 +106,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="plan for each value of slo (ms), rate, cores, memory.DEVICE or copies.DEVICE, and compare; "
         "repeatable, for all combinations",
     )
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
     output = parser.add_argument_group("output")
     output.add_argument("--out", metavar="FILE", help="plan file to write")
     output.add_argument("--pictures", metavar="DIR", help="folder for pictures of the plan (or the sweep)")

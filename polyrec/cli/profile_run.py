@@ -34,17 +34,11 @@ def measure_profile(args: argparse.Namespace) -> Profile:
     import torch
 
     from polyrec.cli.evaluate import labels_of
-    from polyrec.cli.quality_argument import parse_quality
     from polyrec.measure.machine.discover import chosen, discover
     from polyrec.measure.profile.candidates import candidates
     from polyrec.measure.profile.log import SampleLog
-    from polyrec.measure.profile.measure import ProfileSettings, cpu_wait_share, eviction_bytes, path_profile
-    from polyrec.measure.profile.quality import (
-        at_width,
-        bundle_quality,
-        losing_precisions,
-        quality_differences,
-    )
+    from polyrec.measure.profile.measure import ProfileSettings, eviction_bytes, path_profile
+    from polyrec.measure.profile.quality import bundle_quality, quality_differences
     from polyrec.models.bundle.bundle import load_bundle
     from polyrec.models.data.reader import open_data
     from polyrec.planner.profile import Profile, ProfileError
@@ -53,13 +47,7 @@ def measure_profile(args: argparse.Namespace) -> Profile:
     torch.set_num_threads(1)
     labels = labels_of(args.bundles)
     bundles = {labels[path]: load_bundle(path) for path in args.bundles}
-    labels_of_views = {
-        at_width(path, view): at_width(labels[path], view)
-        for path in args.bundles
-        for view in bundles[labels[path]].by_width()
-    }
-    said = parse_quality(args.quality, "BUNDLE=VALUE", ProfileError, list(labels_of_views))
-    given = {labels_of_views[n]: v for n, v in said.items()}
+    given = _given_qualities(args, labels, bundles)
     if args.data:
         for bundle in bundles.values():
             open_data(args.data, bundle.manifest.schema_)  # reports what cannot be read before the work
@@ -103,20 +91,10 @@ def measure_profile(args: argparse.Namespace) -> Profile:
             print(f"skipped: {line}", file=sys.stderr)
         if not found:
             raise ProfileError(f"no path could be measured: {skipped[0]}")
-        others = cpu_wait_share(found, settings, log)
-        if others is not None and others > BUSY:
-            print(
-                f"warning: this machine is busy: other work held the core for {others:.0%} of the measuring "
-                "time, which is part of the latencies; measure on an idle machine, or as root with chrt -r 1",
-                file=sys.stderr,
-            )
+        _warn_of_other_work(found, settings, log)
         qualities = _qualities(args, found, bundles, given, log)
         if args.precisions is None:
-            losing = losing_precisions(found, qualities)
-            for name, why in losing.items():
-                print(f"left out: path '{name}': {why}", file=sys.stderr)
-            found = [c for c in found if c.name not in losing]
-            qualities = {c.name: qualities[c.name] for c in found}
+            found, qualities = _without_losing_precisions(found, qualities)
         paths = tuple(path_profile(c, settings, log, qualities[c.name]) for c in found)
         profile = Profile(
             machine=inventory.machine,
@@ -156,6 +134,47 @@ def _check_flags(args: argparse.Namespace) -> None:
             if name not in known:
                 raise ProfileError(f"--{flag}: there is no '{name}'; known: {', '.join(known)}")
     require_target_file(args.out, ProfileError)
+
+
+def _given_qualities(
+    args: argparse.Namespace, labels: Mapping[str, str], bundles: Mapping[str, Bundle]
+) -> dict[str, float]:
+    """Returns the values of --quality, by label of a bundle or of one of its widths."""
+    from polyrec.cli.quality_argument import parse_quality
+    from polyrec.measure.profile.quality import at_width
+    from polyrec.planner.profile import ProfileError
+
+    labels_of_views = {
+        at_width(path, view): at_width(labels[path], view)
+        for path in args.bundles
+        for view in bundles[labels[path]].by_width()
+    }
+    said = parse_quality(args.quality, "BUNDLE=VALUE", ProfileError, list(labels_of_views))
+    return {labels_of_views[n]: v for n, v in said.items()}
+
+
+def _warn_of_other_work(found: Sequence[Candidate], settings: ProfileSettings, log: SampleLog) -> None:
+    from polyrec.measure.profile.measure import cpu_wait_share
+
+    others = cpu_wait_share(found, settings, log)
+    if others is not None and others > BUSY:
+        print(
+            f"warning: this machine is busy: other work held the core for {others:.0%} of the measuring "
+            "time, which is part of the latencies; measure on an idle machine, or as root with chrt -r 1",
+            file=sys.stderr,
+        )
+
+
+def _without_losing_precisions(
+    found: Sequence[Candidate], qualities: Mapping[str, PathQuality]
+) -> tuple[list[Candidate], dict[str, PathQuality]]:
+    from polyrec.measure.profile.quality import losing_precisions
+
+    losing = losing_precisions(found, qualities)
+    for name, why in losing.items():
+        print(f"left out: path '{name}': {why}", file=sys.stderr)
+    kept = [c for c in found if c.name not in losing]
+    return kept, {c.name: qualities[c.name] for c in kept}
 
 
 def _split_names(text: str | None) -> list[Any] | None:

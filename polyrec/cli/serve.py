@@ -11,6 +11,20 @@ EXAMPLE = "polyrec serve --bundle runs/demo/table --port 8000"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_model(parser)
+    _add_fetching(parser)
+    _add_listening(parser)
+    _add_execution(parser)
+    _add_budgets(parser)
+    _add_limits(parser)
+    _add_tiers(parser)
+    _add_access(parser)
+    _add_logging(parser)
+    _add_live(parser)
+    _add_running(parser)
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
     model = parser.add_argument_group("what to serve")
     model.add_argument("--bundle", help="folder of a bundle, or its URL (docs/models-by-url.md)")
     model.add_argument(
@@ -33,6 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of several models: weight of its information for time that is not guaranteed (default 1)",
     )
     model.add_argument("--model-name", metavar="NAME", help="name for clients (default: the bundle's)")
+
+
+def _add_fetching(parser: argparse.ArgumentParser) -> None:
     fetching = parser.add_argument_group("models by URL (docs/models-by-url.md)")
     fetching.add_argument("--model-cache", metavar="DIR", help="folder of fetched bundles")
     fetching.add_argument("--model-cache-bytes", type=int, help="most bytes there (default 64 GiB)")
@@ -41,13 +58,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PREFIXES",
         help="prefixes of URLs that admin calls may name, comma-separated (default: none)",
     )
+
+
+def _add_listening(parser: argparse.ArgumentParser) -> None:
     listening = parser.add_argument_group("listening")
     listening.add_argument("--host", help="address to listen on (default 127.0.0.1)")
     listening.add_argument("--port", type=int, help="port to listen on, 0 for a free one (default 8000)")
     listening.add_argument(
         "--processes",
         type=int,
-        help="server processes that share the port, for many cores (default 1; docs/processes.md)",
+        help="server processes that share the port, for many cores (default 1; docs/lanes.md)",
     )
     listening.add_argument(
         "--grpc-port",
@@ -56,6 +76,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     listening.add_argument("--tls-cert", metavar="FILE", help="serve HTTPS with this certificate chain (PEM)")
     listening.add_argument("--tls-key", metavar="FILE", help="the certificate's key (PEM)")
+
+
+def _add_execution(parser: argparse.ArgumentParser) -> None:
     execution = parser.add_argument_group("execution of a bundle (a plan names its own)")
     execution.add_argument(
         "--runtime", help="with --bundle: runtime, auto, torch, onnx or openvino (default auto)"
@@ -71,6 +94,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=["auto", "inline", "thread", "process"],
         help="with --bundle: kind of the lanes (default auto)",
     )
+
+
+def _add_budgets(parser: argparse.ArgumentParser) -> None:
     budgets = parser.add_argument_group("routing and budgets")
     budgets.add_argument(
         "--policy", help="routing policy: priced, mprec, deeprecsys or static:PATH (default: the plan's)"
@@ -81,6 +107,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         help="limit of latency budgets (default: 10 times the default budget, at least 10000)",
     )
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
     limits = parser.add_argument_group("limits")
     limits.add_argument("--max-body-bytes", type=int, help="most bytes of a request's body; 413 beyond")
     limits.add_argument("--max-request-rows", type=int, help="most rows of a request; 413 beyond")
@@ -92,6 +121,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     limits.add_argument(
         "--keep-alive-s", type=float, help="time after which idle connections are closed (default 75)"
     )
+
+
+def _add_tiers(parser: argparse.ArgumentParser) -> None:
     tiers = parser.add_argument_group("memory tiers of a plan")
     tiers.add_argument("--tier-directory", help="with --plan: folder for files of rows on disk (a real disk)")
     tiers.add_argument(
@@ -118,6 +150,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     tiers.add_argument(
         "--store-password-file", help="with --plan: file with the password of its remote store"
     )
+
+
+def _add_access(parser: argparse.ArgumentParser) -> None:
     access = parser.add_argument_group("access")
     access.add_argument(
         "--tokens", metavar="FILE", help="file of clients, tokens and rights; read again on SIGHUP"
@@ -134,6 +169,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         const=False,
         help="answer /docs and /openapi.json with 404",
     )
+
+
+def _add_logging(parser: argparse.ArgumentParser) -> None:
     logging = parser.add_argument_group("prediction log (docs/prediction-log.md)")
     logging.add_argument("--prediction-log", metavar="FOLDER", help="log answers, to train on")
     logging.add_argument("--prediction-log-sample", type=float, help="share of requests to log (default 1)")
@@ -161,6 +199,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=["negative", "leave_out"],
         help="of a new log: requests without labels are negatives (default) or left out",
     )
+
+
+def _add_live(parser: argparse.ArgumentParser) -> None:
     live = parser.add_argument_group("live quality, of the prediction log (docs/live-quality.md)")
     live.add_argument(
         "--live-quality",
@@ -184,6 +225,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         help="most that a path's value follows, as a share of the best one's (default 0.2)",
     )
+
+
+def _add_running(parser: argparse.ArgumentParser) -> None:
     running = parser.add_argument_group("running")
     running.add_argument("--drain-grace-s", type=float, help="time of serving on after SIGTERM, not ready")
     running.add_argument("--drain-timeout-s", type=float, help="then time for requests in flight")

@@ -16,6 +16,7 @@ from polyrec.cli.train_workers import add_worker_arguments, refuse_with_workers,
 from polyrec.loadtest.arguments import duration, non_negative_int, positive_int
 
 if TYPE_CHECKING:
+    from polyrec.models.bundle.bundle import Bundle
     from polyrec.models.training.pipeline import Learner
     from polyrec.models.training.search import Trial
 
@@ -24,6 +25,17 @@ CHECKPOINT_EVERY_S = 300.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_source(parser)
+    _add_model(parser)
+    add_start_arguments(parser.add_argument_group("warm start"))
+    _add_kept(parser)
+    add_memory_arguments(parser.add_argument_group("tables beyond memory"))
+    add_worker_arguments(parser.add_argument_group("several workers"))
+    _add_search(parser)
+    _add_output(parser)
+
+
+def _add_source(parser: argparse.ArgumentParser) -> None:
     source = parser.add_argument_group("data")
     source.add_argument(
         "--data", required=True, help="Parquet file, folder or quoted glob, or its URL; or Criteo TSV[.gz]"
@@ -51,6 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="fatal",
         help="stop at a malformed line, or skip and count it (default fatal)",
     )
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
     model = parser.add_argument_group("model")
     model.add_argument(
         "--representation",
@@ -72,7 +87,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--precision", choices=["fp32", "bf16"], help="of the net's products in a step")
     model.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default cpu)")
     model.add_argument("--threads", type=positive_int, default=1, help="torch threads (default 1)")
-    add_start_arguments(parser.add_argument_group("warm start"))
+
+
+def _add_kept(parser: argparse.ArgumentParser) -> None:
     kept = parser.add_argument_group("checkpoints and records")
     kept.add_argument(
         "--checkpoint",
@@ -87,8 +104,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tensorboard", type=Path, metavar="DIR", help="write loss, rows/s and quality for TensorBoard"
     )
     kept.add_argument("--mlflow", metavar="URI", help="write them as a run to this MLflow tracking server")
-    add_memory_arguments(parser.add_argument_group("tables beyond memory"))
-    add_worker_arguments(parser.add_argument_group("several workers"))
+
+
+def _add_search(parser: argparse.ArgumentParser) -> None:
     search = parser.add_argument_group("search for a recipe")
     search.add_argument(
         "--search",
@@ -103,6 +121,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="recipes that the search begins with (default: as many as there is time for)",
     )
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
     output = parser.add_argument_group("output")
     output.add_argument("--out", required=True, help="folder to write the bundle to")
     output.add_argument("--replace", action="store_true", help="replace the bundle at --out")
@@ -115,28 +136,11 @@ def run(args: argparse.Namespace) -> int:
     from polyrec.cli.progress import Bars
     from polyrec.cli.tracking import both, record_of
     from polyrec.models.data.reader import open_data
-    from polyrec.models.errors import PolyrecError
     from polyrec.models.schema.popularity import load_calibration
-    from polyrec.models.training.baselines import CONSTANT, LOGISTIC, shortfalls
     from polyrec.models.training.checkpoint import CheckpointSettings
     from polyrec.models.training.pipeline import Learner
-    from polyrec.models.transfer import require_device
 
-    if args.schema is None and args.start is None:
-        _offer_schema(args)
-    if args.every is not None and args.checkpoint is None:
-        raise PolyrecError("--every says how often to write checkpoints; say where with --checkpoint DIR")
-    refuse_with_workers(args)
-    refuse_with_start(args)
-    refuse_with_memory(args)
-    require_device(args.device)
-    if args.search and args.window:
-        raise PolyrecError("--search draws rows in any order: it does not go with --window")
-    if args.search and args.checkpoint:
-        raise PolyrecError(
-            "--search and --checkpoint do not go together: search first, then train with --recipe "
-            "OUT.recipe.yaml --checkpoint DIR"
-        )
+    _check_flags(args)
     torch.set_num_threads(args.threads)
     start, schema = start_of(args)
     training = training_of(args, schema, start)
@@ -182,23 +186,52 @@ def run(args: argparse.Namespace) -> int:
             record.parameters(learner.training.recipe.model_dump() | {"data": reader.path.name})
             bundle = replace(learner, progress=both(bars.training, record)).learn(args.out, args.replace)
             record.result(bundle.test_metrics, bundle.manifest.training["best_step"])
+    _report(bundle, reader.malformed, args.json)
+    return 0
+
+
+def _check_flags(args: argparse.Namespace) -> None:
+    """Raises PolyrecError for flags that do not go together."""
+    from polyrec.models.errors import PolyrecError
+    from polyrec.models.transfer import require_device
+
+    if args.schema is None and args.start is None:
+        _offer_schema(args)
+    if args.every is not None and args.checkpoint is None:
+        raise PolyrecError("--every says how often to write checkpoints; say where with --checkpoint DIR")
+    refuse_with_workers(args)
+    refuse_with_start(args)
+    refuse_with_memory(args)
+    require_device(args.device)
+    if args.search and args.window:
+        raise PolyrecError("--search draws rows in any order: it does not go with --window")
+    if args.search and args.checkpoint:
+        raise PolyrecError(
+            "--search and --checkpoint do not go together: search first, then train with --recipe "
+            "OUT.recipe.yaml --checkpoint DIR"
+        )
+
+
+def _report(bundle: Bundle, malformed: int, as_json: bool) -> None:
+    """Prints the bundle and its metrics; warnings go to stderr."""
+    from polyrec.models.training.baselines import CONSTANT, LOGISTIC, shortfalls
+
     manifest = bundle.manifest
     warnings = shortfalls(manifest.metrics)
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    if args.json:
+    if as_json:
         result = {"bundle": str(bundle.path), "version": manifest.version, "metrics": manifest.metrics}
-        print(json.dumps(result | {"malformed": reader.malformed, "warnings": warnings}))
-        return 0
+        print(json.dumps(result | {"malformed": malformed, "warnings": warnings}))
+        return
     print(f"{bundle.path}: {manifest.name} {bundle.name}, version {manifest.version}, {bundle.bytes:,} bytes")
     for name in ("test", CONSTANT, LOGISTIC):
         shown = [f"{k} {v:.5g}" for k, v in manifest.metrics.get(name, {}).items() if v is not None]
         if not shown:
             continue
         print(f"{name:<9} " + "  ".join(shown))
-    if reader.malformed:
-        print(f"{reader.malformed:,} malformed lines skipped")
-    return 0
+    if malformed:
+        print(f"{malformed:,} malformed lines skipped")
 
 
 def _offer_schema(args: argparse.Namespace) -> NoReturn:

@@ -278,6 +278,7 @@ class Engine:
                     old.dispatcher.close()
                     await run_in_thread(old.tiers.close)
             finally:
+                # the fallback if the task is canceled while it waits; what is closed already stays closed
                 old.close()
 
         def ended(task: asyncio.Task[None]) -> None:

@@ -19,6 +19,7 @@ from polyrec.models.bundle.manifest import VOCABULARY
 from polyrec.models.runtimes.runtime import Runtime
 from polyrec.models.schema.batch import I64, Batch
 from polyrec.models.schema.encoder import Encoder
+from polyrec.models.tiers.stack import TierStack
 from polyrec.planner.latency_model import LatencyModel
 from polyrec.planner.plan import Plan, PlanError, PlannedPath
 from polyrec.planner.quality import routing_values
@@ -161,12 +162,7 @@ def _open(
 ) -> Serving:
     lanes_of = plan.all_lanes()
     stacks = tiers.stacks
-    runtimes: dict[str, Runtime] = {}
-    for planned in plan.paths:
-        inside = any(lane.device == planned.device and lane.kind != "process" for lane in lanes_of)
-        if inside or planned.latency is None:
-            bundle = bundles[planned.bundle].at_width(planned.width)
-            runtimes[planned.name] = open_path(planned, bundle, stacks.get(planned.name))
+    runtimes = _runtimes(plan, bundles, stacks)
     qualities = _qualities(plan, bundles)
     paths = tuple(
         OpenPath(
@@ -181,18 +177,7 @@ def _open(
         )
         for planned, encoder in zip(plan.paths, encoders, strict=True)
     )
-    values = routing_values(qualities, plan.differences)
-    state = RouterState(
-        [
-            PathSpec(p.name, p.planned.device, p.quality or 0.0, p.latency, values[p.name], p.accuracy)
-            for p in paths
-        ],
-        [LaneSpec(lane.name, lane.device, lane.kind) for lane in lanes_of],
-        plan.routing,
-        plan.limits,
-        clock(),
-    )
-    router = Router(state)
+    router = _router(plan, paths, routing_values(qualities, plan.differences))
     statistics = Statistics()
     counted = [metrics.lane(lane.name) for lane in lanes_of]
     drifts = drifts_of([p.bundle for p in paths])
@@ -246,6 +231,28 @@ def _open(
         tiers,
         tuple(dict.fromkeys(drifts)),
     )
+
+
+def _runtimes(
+    plan: Plan, bundles: Mapping[Path, Bundle], stacks: Mapping[str, TierStack]
+) -> dict[str, Runtime]:
+    """Opens the paths that a lane in this process executes, or whose latency has to be measured."""
+    runtimes = {}
+    for planned in plan.paths:
+        inside = any(lane.device == planned.device and lane.kind != "process" for lane in plan.all_lanes())
+        if inside or planned.latency is None:
+            bundle = bundles[planned.bundle].at_width(planned.width)
+            runtimes[planned.name] = open_path(planned, bundle, stacks.get(planned.name))
+    return runtimes
+
+
+def _router(plan: Plan, paths: Sequence[OpenPath], values: Mapping[str, float]) -> Router:
+    specs = [
+        PathSpec(p.name, p.planned.device, p.quality or 0.0, p.latency, values[p.name], p.accuracy)
+        for p in paths
+    ]
+    lanes = [LaneSpec(lane.name, lane.device, lane.kind) for lane in plan.all_lanes()]
+    return Router(RouterState(specs, lanes, plan.routing, plan.limits, clock()))
 
 
 def _tier(path: OpenPath, tiers: TierSet) -> str | None:

@@ -1,8 +1,8 @@
-"""Metrics of live quality, set when a report comes, and of the drift of features, read at every scrape."""
+"""Metrics of the prediction log, of live quality (set when a report comes) and of the drift of features."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from polyrec.server.live_quality.feature_drift import DriftDocument, FeatureDrift
 from polyrec.server.live_quality.report import Ends, PathReport, Report
@@ -10,6 +10,37 @@ from polyrec.server.metrics.instruments import Family, Gauge, Registry
 
 SERVED = "served"
 ENDS = ("value", "low", "high")
+
+
+class PredictionLogMetrics:
+    """Counts of the prediction log."""
+
+    def __init__(self, registry: Registry) -> None:
+        requests = registry.counter(
+            "polyrec_prediction_log_requests",
+            "Requests of the prediction log. written: in files; invalid: could not be read again; lost: could"
+            " not be written; dropped: the writer did not keep up, or had ended.",
+            "outcome",
+        )
+        labels = registry.counter(
+            "polyrec_prediction_log_labels",
+            "Requests for which labels came. written: in files; lost: could not be written.",
+            "outcome",
+        )
+        self.feedback = registry.counter(
+            "polyrec_feedback_requests", "Requests for which labels were accepted (POST /v1/feedback)."
+        )
+        self._logged = {"requests": requests, "labels": labels}
+        self._now: Callable[[], Mapping[tuple[str, str], int]] = dict
+
+    def watch(self, counts: Callable[[], Mapping[tuple[str, str], int]]) -> None:
+        """Sets the function that counts `requests` and `labels` by outcome."""
+        self._now = counts
+
+    def refresh(self) -> None:
+        """Updates the counts."""
+        for (kind, outcome), number in self._now().items():
+            self._logged[kind].labels(outcome).value = number
 
 
 class LiveMetrics:

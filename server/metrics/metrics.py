@@ -27,7 +27,7 @@ from polyrec.server.metrics.error_budget import SLO_MISSES, SLO_SHARE, ErrorBudg
 from polyrec.server.metrics.events import Events, Overload
 from polyrec.server.metrics.history import History, Sample
 from polyrec.server.metrics.instruments import AnyFamily, Registry
-from polyrec.server.metrics.live_metrics import LiveMetrics
+from polyrec.server.metrics.live_metrics import LiveMetrics, PredictionLogMetrics
 from polyrec.server.metrics.rollout_metrics import RolloutMetrics
 from polyrec.server.metrics.router_metrics import RouterMetrics
 from polyrec.server.metrics.statistics import Statistics
@@ -83,6 +83,33 @@ class Metrics:
         self._registry = registry = Registry(constant, SERVER_WIDE)
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)
+        self._add_requests(registry)
+        self._add_batches(registry)
+        self._tiers = TierMetrics(registry)
+        self._updates = UpdateMetrics(registry)
+        self.lookups, self.hits = self._tiers.lookups, self._tiers.hits
+        self._unknown = registry.counter(
+            "polyrec_oov_lookups", "Look-ups of values that are not in the vocabulary.", "feature"
+        )
+        self._routed = RouterMetrics(registry)
+        self._add_event_loop(registry)
+        self.generations = registry.counter(
+            "polyrec_generations", "Plans that went into service: the first, every reload and every rollback."
+        )
+        self._add_access(registry)
+        self._log = PredictionLogMetrics(registry)
+        self.feedback = self._log.feedback
+        self.live = LiveMetrics(registry)
+        self.rollout = RolloutMetrics(registry, REQUEST_EDGES_S)
+        self._add_state(registry)
+        started_s = clock()
+        self.history = History(self.sample, started_s)
+        self.events = Events(started_s)
+        self.error_budget = ErrorBudget(SLO_SHARE, started_s)
+        self._overload = Overload(self.events)
+        self._buffering: WeakSet[BatchMetrics | EndpointMetrics] = WeakSet()
+
+    def _add_requests(self, registry: Registry) -> None:
         self.requests = registry.counter(
             "polyrec_requests",
             "Requests by outcome. ok: answered within the budget; late: answered after it;"
@@ -119,6 +146,8 @@ class Metrics:
             "Answers of lower quality than the plan's best path. reason: load, deadline, failure, probe.",
             *("path", "reason"),
         )
+
+    def _add_batches(self, registry: Registry) -> None:
         self._batch_rows = registry.histogram(
             "polyrec_batch_rows", "Rows of an executed batch.", ROW_EDGES, "path"
         )
@@ -131,13 +160,8 @@ class Metrics:
         self._lane_busy = registry.counter(
             "polyrec_lane_busy_seconds", "Time that a lane spent on batches.", "lane"
         )
-        self._tiers = TierMetrics(registry)
-        self._updates = UpdateMetrics(registry)
-        self.lookups, self.hits = self._tiers.lookups, self._tiers.hits
-        self._unknown = registry.counter(
-            "polyrec_oov_lookups", "Look-ups of values that are not in the vocabulary.", "feature"
-        )
-        self._routed = RouterMetrics(registry)
+
+    def _add_event_loop(self, registry: Registry) -> None:
         self._tick = registry.histogram(
             "polyrec_control_tick_seconds",
             "Time of one tick of the control loop: rates, corrections, prices.",
@@ -156,9 +180,8 @@ class Metrics:
             "generation",
         )
         self._pauses = tuple(pauses.labels(str(generation)) for generation in range(3))
-        self.generations = registry.counter(
-            "polyrec_generations", "Plans that went into service: the first, every reload and every rollback."
-        )
+
+    def _add_access(self, registry: Registry) -> None:
         self.access_refused = registry.counter(
             "polyrec_access_refused",
             "Requests rejected by access control. unauthorized: no token, or a wrong one (401); guessing:"
@@ -175,24 +198,8 @@ class Metrics:
             "Requests and connections that exceeded a limit of the HTTP or gRPC server (docs/protocol.md).",
             "limit",
         )
-        logged = registry.counter(
-            "polyrec_prediction_log_requests",
-            "Requests of the prediction log. written: in files; invalid: could not be read again; lost: could"
-            " not be written; dropped: the writer did not keep up, or had ended.",
-            "outcome",
-        )
-        logged_labels = registry.counter(
-            "polyrec_prediction_log_labels",
-            "Requests for which labels came. written: in files; lost: could not be written.",
-            "outcome",
-        )
-        self.feedback = registry.counter(
-            "polyrec_feedback_requests", "Requests for which labels were accepted (POST /v1/feedback)."
-        )
-        self.live = LiveMetrics(registry)
-        self.rollout = RolloutMetrics(registry, REQUEST_EDGES_S)
-        self._logged = {"requests": logged, "labels": logged_labels}
-        self._logged_now: Callable[[], Mapping[tuple[str, str], int]] = dict
+
+    def _add_state(self, registry: Registry) -> None:
         self.connections = registry.gauge("polyrec_connections", "Open connections.")
         self.buffered_bytes = registry.gauge(
             "polyrec_buffered_bytes", "Buffered bytes of incomplete requests."
@@ -207,12 +214,6 @@ class Metrics:
             "The code and the bundle that are running.",
             *("version", "bundle", "bundle_version", "runtime", "python"),
         )
-        started_s = clock()
-        self.history = History(self.sample, started_s)
-        self.events = Events(started_s)
-        self.error_budget = ErrorBudget(SLO_SHARE, started_s)
-        self._overload = Overload(self.events)
-        self._buffering: WeakSet[BatchMetrics | EndpointMetrics] = WeakSet()
 
     @property
     def families(self) -> Sequence[AnyFamily]:
@@ -334,13 +335,12 @@ class Metrics:
 
     def watch_prediction_log(self, counts: Callable[[], Mapping[tuple[str, str], int]]) -> None:
         """Sets the function that counts the log's `requests` and `labels` by outcome; read at scrapes."""
-        self._logged_now = counts
+        self._log.watch(counts)
 
     def refresh(self) -> None:
         """Updates all metrics that are read on demand."""
         self.flush()
-        for (kind, outcome), number in self._logged_now().items():
-            self._logged[kind].labels(outcome).value = number
+        self._log.refresh()
         self._ready.only.set(self._is_ready())
         self._tiers.refresh()
         self._updates.refresh()

@@ -28,7 +28,7 @@ from polyrec.models.text import public
 from polyrec.planner.plan import Plan
 from polyrec.planner.rollout.arm_sums import ArmRecords
 from polyrec.planner.rollout.canary_plan import canary_plan
-from polyrec.planner.rollout.comparison import GROUPS, Comparison
+from polyrec.planner.rollout.comparison import Comparison
 from polyrec.planner.rollout.decision import RolloutBounds, RolloutDecision, decide, least_budget_s
 from polyrec.planner.rollout.split import Split
 from polyrec.server.app.background import run_in_thread
@@ -82,7 +82,7 @@ class Rollout:
     def __post_init__(self) -> None:
         traffic = self.traffic
         paired = traffic.stable.shadow is not None
-        self.comparison = Comparison(paired, groups=GROUPS)
+        self.comparison = Comparison(paired)
 
 
 class RolloutControl:

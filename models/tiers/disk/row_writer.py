@@ -42,11 +42,6 @@ class RowWriter:
         mapped = _MappedRows.opened(file, row_bytes) if kind is None else None
         self._rows = mapped or _QueuedRows(file, row_bytes, kind)
 
-    @property
-    def is_mapped(self) -> bool:
-        """Whether rows are copied into a mapping."""
-        return isinstance(self._rows, _MappedRows)
-
     def write(self, offsets: I64, values: Bytes) -> None:
         """Writes values [n, row_bytes] at offsets [n] of the file, distinct. Raises OSError."""
         for first in range(0, offsets.size, ROWS):

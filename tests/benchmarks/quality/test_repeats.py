@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from benchmarks.quality.repeats import Difference, summarize_runs
-from polyrec.models.evaluation.comparison import METRICS, Interval, compare, samples
+from polyrec.models.evaluation.comparison import METRICS, Interval, compare, samples, widened
 
 ROWS = 400
 
@@ -43,7 +43,8 @@ def test_mean_spread_and_differences_are_those_of_plain_arithmetic() -> None:
 
 def test_one_run_has_the_intervals_of_a_plain_comparison_and_no_spread() -> None:
     label, p = runs({"a": 0.1, "b": 0.3}, seeds=1)
-    found = summarize_runs(samples(label, list(p), resamples=60), ["a", "b"], "a")["b"]
+    drawn = widened(samples(label, list(p), resamples=60), label, None)
+    found = summarize_runs(drawn, ["a", "b"], "a")["b"]
     plain = compare(label, {"a": p[0], "b": p[1]}, "a", resamples=60)["b"]
     assert found.to_baseline is not None
     assert plain.to_baseline is not None

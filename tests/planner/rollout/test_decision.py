@@ -34,6 +34,26 @@ def records(
     return ArmRecords(took_s, late, failed, scores)
 
 
+def share(count: int, group: int) -> int:
+    """Returns a group's part of a number of requests that are spread evenly."""
+    return len(range(group, count, GROUPS))
+
+
+def spread(arm: ArmRecords) -> list[ArmRecords]:
+    """Returns the records of each group, requests being spread evenly."""
+    return [
+        ArmRecords(
+            arm.took_s[group::GROUPS],
+            share(arm.late, group),
+            share(arm.failed, group),
+            arm.scores[group::GROUPS],
+            arm.waited_s[group::GROUPS],
+            share(arm.excused, group),
+        )
+        for group in range(GROUPS)
+    ]
+
+
 def decided(
     canary: ArmRecords,
     stable: ArmRecords | None = None,
@@ -43,7 +63,7 @@ def decided(
     live: tuple[float, float, float] | None = None,
 ) -> RolloutDecision:
     comparison = Comparison()
-    comparison.add(0.0, stable or records(4000, seed=1), [canary])
+    comparison.add(0.0, stable or records(4000, seed=1), spread(canary))
     return decide(comparison.compare(0.0), deaths, age_s, bounds or RolloutBounds(), live)
 
 
@@ -175,13 +195,13 @@ HOSTILE = {
 @pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE)
 def test_one_value_of_the_field_rolls_nothing_back(hostile: ArmRecords) -> None:
     honest = [records(60, seed=10 + group) for group in range(GROUPS - 1)]
-    comparison = Comparison(groups=GROUPS)
+    comparison = Comparison()
     comparison.add(0.0, records(4000, seed=1), [hostile, *honest])
     decision = decide(comparison.compare(0.0), 0, 60.0, RolloutBounds(promote_after_s=30))
     assert decision.verdict == "continue"
     assert decision.reason.startswith("only by one group of values or clients: ")
     # where its requests are nearly all there are, nobody else shows what the version is worth
-    alone = Comparison(groups=GROUPS)
+    alone = Comparison()
     alone.add(0.0, records(4000, seed=1), [hostile, *[ArmRecords()] * (GROUPS - 1)])
     assert decide(alone.compare(0.0), 0, 60.0, RolloutBounds()).verdict == "rollback"
 
@@ -189,7 +209,7 @@ def test_one_value_of_the_field_rolls_nothing_back(hostile: ArmRecords) -> None:
 @pytest.mark.parametrize("bad", HOSTILE.values(), ids=HOSTILE)
 def test_shadows_of_other_values_do_not_excuse_a_canary_with_one_value(bad: ArmRecords) -> None:
     scores = np.random.default_rng(2).beta(1, 20, (100, 10)).astype(np.float32)
-    comparison = Comparison(paired=True, groups=GROUPS)
+    comparison = Comparison(paired=True)
     groups = [bad, *[ArmRecords()] * (GROUPS - 1)]
     comparison.add(0.0, records(4000, seed=1), groups, [PairRecords([(s, s) for s in scores])] * GROUPS)
     assert decide(comparison.compare(0.0), 0, 60.0, RolloutBounds()).verdict == "rollback"
@@ -205,21 +225,21 @@ def test_one_value_of_the_field_rolls_nothing_back_by_its_shadows(hostile: str, 
         pairs[3].failed = 200
     else:
         pairs[3].pairs += [(np.full(10, 0.999, np.float32), np.full(10, 1e-6, np.float32))] * 200
-    comparison = Comparison(paired=True, groups=GROUPS)
+    comparison = Comparison(paired=True)
     canary = [records(60, seed=10 + group) if share else ArmRecords() for group in range(GROUPS)]
     comparison.add(0.0, records(4000, seed=1), canary, pairs)
     decision = decide(comparison.compare(0.0), 0, 60.0, RolloutBounds())
     assert decision.verdict == "continue"
     assert decision.reason.startswith("only by one group of values or clients: ")
     # a version that does so for all values is rolled back
-    everywhere = Comparison(paired=True, groups=GROUPS)
+    everywhere = Comparison(paired=True)
     everywhere.add(0.0, records(4000, seed=1), canary, [pairs[3]] * GROUPS)
     assert decide(everywhere.compare(0.0), 0, 60.0, RolloutBounds()).verdict == "rollback"
 
 
 @pytest.mark.parametrize("bad", [{"failed": 3}, {"late": 5}, {"ms": 20}, {"shift": 0.7}], ids=str)
 def test_a_version_that_is_bad_for_all_values_is_rolled_back(bad: dict[str, Any]) -> None:
-    comparison = Comparison(groups=GROUPS)
+    comparison = Comparison()
     groups = [records(60, **bad, seed=10 + group) for group in range(GROUPS)]
     comparison.add(0.0, records(4000, seed=1), groups)
     assert decide(comparison.compare(0.0), 0, 60.0, RolloutBounds()).verdict == "rollback"
@@ -233,19 +253,19 @@ def test_groups_are_judged_together_as_one() -> None:
         sum(part.failed for part in parts),
         [s for part in parts for s in part.scores],
     )
-    grouped, single = Comparison(groups=GROUPS), Comparison()
-    grouped.add(0.0, records(4000, seed=1), parts)
-    single.add(0.0, records(4000, seed=1), [whole])
-    figures = [decide(c.compare(0.0), 0, 60.0, RolloutBounds()).figures for c in (grouped, single)]
+    spread_out, in_one = Comparison(), Comparison()
+    spread_out.add(0.0, records(4000, seed=1), parts)
+    in_one.add(0.0, records(4000, seed=1), [whole, *[ArmRecords()] * (GROUPS - 1)])
+    figures = [decide(c.compare(0.0), 0, 60.0, RolloutBounds()).figures for c in (spread_out, in_one)]
     assert figures[0] == figures[1]
 
 
 def test_a_budget_below_what_the_bounds_allow_fails_nobody() -> None:
     comparison = Comparison()
-    comparison.add(0.0, ArmRecords(), [ArmRecords()])
+    comparison.add(0.0, ArmRecords(), spread(ArmRecords()))
     bounds = RolloutBounds(max_slowdown=2, slack_ms=0)
     assert least_budget_s(comparison.compare(0.0).stable, bounds, 0.1) == 0.1
-    comparison.add(0.0, records(4000, seed=1), [ArmRecords()])
+    comparison.add(0.0, records(4000, seed=1), spread(ArmRecords()))
     stable = comparison.compare(0.0).stable
     p95_s = stable.quantile_s(0.95)
     assert p95_s is not None
@@ -255,8 +275,8 @@ def test_a_budget_below_what_the_bounds_allow_fails_nobody() -> None:
 
 def test_requests_older_than_the_window_do_not_count() -> None:
     comparison = Comparison()
-    comparison.add(0.0, records(1000, seed=1), [records(1000, failed=900)])
-    comparison.add(SPAN_S + 31, records(1000, seed=2), [records(1000, seed=3)])
+    comparison.add(0.0, records(1000, seed=1), spread(records(1000, failed=900)))
+    comparison.add(SPAN_S + 31, records(1000, seed=2), spread(records(1000, seed=3)))
     decision = decide(comparison.compare(SPAN_S + 31), 0, SPAN_S + 31, RolloutBounds())
     assert decision.verdict == "continue"
     assert decision.figures.canary.failed == 0
@@ -265,7 +285,7 @@ def test_requests_older_than_the_window_do_not_count() -> None:
 def test_a_quantile_is_within_the_resolution() -> None:
     comparison = Comparison()
     took = records(4000, seed=1)
-    comparison.add(0.0, took, [ArmRecords()])
+    comparison.add(0.0, took, spread(ArmRecords()))
     p95_s = comparison.compare(0.0).stable.quantile_s(0.95)
     assert p95_s == pytest.approx(float(np.quantile(took.took_s, 0.95)), rel=0.06)
 
@@ -289,8 +309,9 @@ def paired(bounds: RolloutBounds, noise: float, pairs: int = 400, failed: int = 
     of = (1 / (1 + np.exp(-logits - noise * random.normal(size=logits.shape))) for noise in (0.0, noise))
     stable, canary = (scores.astype(np.float32) for scores in of)
     comparison = Comparison(paired=True)
-    both = PairRecords(list(zip(stable, canary, strict=True)), failed)
-    comparison.add(0.0, records(4000, seed=1), [records(3000)], [both])
+    both = list(zip(stable, canary, strict=True))
+    groups = [PairRecords(both[group::GROUPS], share(failed, group)) for group in range(GROUPS)]
+    comparison.add(0.0, records(4000, seed=1), spread(records(3000)), groups)
     return decide(comparison.compare(0.0), 0, 60.0, bounds)
 
 
