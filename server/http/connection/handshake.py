@@ -18,11 +18,10 @@ from typing import cast
 
 from polyrec.server.app.background import start_task
 from polyrec.server.http.connection.frontend import HttpFrontend
+from polyrec.server.http.connection.limits import HANDSHAKES_SHARE
 
 HANDSHAKE_S = 5.0
 """Limit of a TLS handshake."""
-CONNECTIONS_SHARE = 0.1
-"""Unfinished handshakes, as a share of the connections that the server may have."""
 
 
 class Handshakes:
@@ -31,7 +30,7 @@ class Handshakes:
     def __init__(self, context: ssl.SSLContext, frontend: HttpFrontend) -> None:
         self.context = context
         self._frontend = frontend
-        self._most = max(1, int(CONNECTIONS_SHARE * frontend.limits.connections))
+        self._most = max(1, int(HANDSHAKES_SHARE * frontend.limits.connections))
         self._by_address: dict[str, dict[Handshake, None]] = {}
         self._count = 0
 
@@ -86,12 +85,29 @@ class Handshake(asyncio.Protocol):
         self._task.cancel()
         self._task.add_done_callback(lambda _: self._socket.close())  # of one that has not begun
 
+    def succeeded(self, transport: asyncio.BaseTransport) -> None:
+        """Goes on as a connection, which no other handshake can end."""
+        self._handshakes.end(self)
+        protocol = self._connect()
+        cast(asyncio.Transport, transport).set_protocol(protocol)
+        protocol.connection_made(transport)
+
     async def _shake_hands(self) -> None:
         loop, context = asyncio.get_running_loop(), self._handshakes.context
         try:
             with suppress(OSError):  # no TLS, no common version, too slow, or the client has left
                 await loop.connect_accepted_socket(
-                    self._connect, self._socket, ssl=context, ssl_handshake_timeout=HANDSHAKE_S
+                    lambda: _Succeeded(self), self._socket, ssl=context, ssl_handshake_timeout=HANDSHAKE_S
                 )
         finally:
             self._handshakes.end(self)
+
+
+class _Succeeded(asyncio.Protocol):
+    """The end of a handshake. Its task learns of it later, when the connection may have a request already."""
+
+    def __init__(self, handshake: Handshake) -> None:
+        self._handshake = handshake
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._handshake.succeeded(transport)
