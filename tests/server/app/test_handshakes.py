@@ -1,4 +1,4 @@
-"""What is a handshake's own, and what is the connection's that follows it."""
+"""TLS handshakes in one process: which of them gives way, and what a finished one has become."""
 
 from __future__ import annotations
 
