@@ -326,7 +326,7 @@ class Settings(Strict):
             body_s=self.body_timeout_s,
             write_s=self.write_timeout_s,
             idle_s=self.keep_alive_s,
-            connections=self.max_connections or descriptor_limit(),
+            connections=self.max_connections or descriptor_limit(self.tls_cert is not None),
             buffered_bytes=self.max_buffered_bytes,
         )
 

@@ -136,8 +136,13 @@ class LogSampler:
             return []
 
     def _request(self, stored: Sequence[dict[str, Any]], at_us: int) -> LoggedRequest:
-        """Makes a request from its stored rows: one stored row is a ranking, several are plain rows."""
+        """Makes a request from its stored rows: one is a ranking, several are plain rows, of any contexts."""
         about = stored[0]
+        for row in stored:
+            for bag in self._schema.context.bags:
+                row[bag.name] = _without_nulls(row[bag.name])
+            for bag in self._schema.candidate.bags:
+                row[bag.name] = [_without_nulls(values) for values in row[bag.name]]
         context, candidate = self._schema.context.names, self._schema.candidate.names
         served = np.concatenate([np.asarray(row[SCORES], np.float32) for row in stored])
         body: dict[str, Any]
@@ -145,10 +150,16 @@ class LogSampler:
         if len(stored) == 1:
             body = {"context": {name: about[name] for name in context}, "candidates": candidates}
         else:
-            columns = {name: [row[name] for row in stored] for name in context} | candidates
+            each = [row for row in stored for _ in row[SCORES]]
+            columns = {name: [row[name] for row in each] for name in context} | candidates
             if self._schema.request and self._schema.group is not None:
-                columns.setdefault(self._schema.group, [row[KEY] for row in stored])
+                columns.setdefault(self._schema.group, [row[KEY] for row in each])
             body = {"columns": columns}
         labels = RequestLabels.unlabeled(about[REQUEST_ID], at_us, served.size)
         ranking = len(stored) == 1
         return LoggedRequest(about[PATH], about[VERSION], ranking, orjson.dumps(body), served, labels)
+
+
+def _without_nulls(values: list[Any] | None) -> list[Any] | None:
+    """A list without ids that have no value, which the lists of a body cannot have."""
+    return None if values is None else [value for value in values if value is not None]

@@ -93,7 +93,7 @@ class PredictionLog:
             asked: JsonRows | IdRows = IdRows.of(rows)
             if manifest.version not in self._known:
                 # of another schema if a plan was loaded while the request was executed
-                if manifest.schema_ != self._schema or not pipe.send(pack(_vocabulary_file(path.bundle))):
+                if manifest.schema_ != self._schema or not pipe.send(pack(vocabulary_file(path.bundle))):
                     self._dropped += 1
                     return
                 self._known.add(manifest.version)
@@ -146,7 +146,8 @@ class PredictionLog:
         return pipe
 
 
-def _vocabulary_file(bundle: Bundle) -> VocabularyFile:
+def vocabulary_file(bundle: Bundle) -> VocabularyFile:
+    """Returns what the writer needs to turn a bundle's ids into values."""
     manifest = bundle.manifest
     descriptors = {table: each.model_dump(mode="json") for table, each in manifest.vocabularies.items()}
     digest = manifest.files[VOCABULARY].sha256

@@ -11,6 +11,8 @@ from polyrec.models.schema.batch import I64
 from polyrec.server.codecs.rows import Bags, RankedTensors, RoleTensors, Tensors
 from polyrec.server.record_pipe import framed
 
+ID_BYTES = 8
+
 
 class JsonRows(msgspec.Struct, array_like=True, frozen=True, tag="json"):
     """The decompressed body of a request. ranking: whether it asked /v1/rank, or /v1/predict."""
@@ -64,6 +66,12 @@ class IdRows(msgspec.Struct, array_like=True, frozen=True, tag="ids"):
             return cls(None, IdTensors.of(rows), None, lengths)
         context, candidate = IdTensors.of(rows.context), IdTensors.of(rows.candidate)
         return cls(context, candidate, _bytes(rows.context_row), lengths)
+
+    @property
+    def bag_ids(self) -> int:
+        """Number of ids in all bags."""
+        blocks = (self.rows,) if self.context is None else (self.context, self.rows)
+        return sum(len(ids) for block in blocks for ids, _ in block.bags.values()) // ID_BYTES
 
     def read(self) -> Tensors | RankedTensors:
         """The inverse of `of`, without features of the request."""

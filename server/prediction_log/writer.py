@@ -34,7 +34,7 @@ from polyrec.models.data.prediction_log import (
     VERSION,
     stored_types,
 )
-from polyrec.models.errors import PolyrecError
+from polyrec.models.errors import DataError, PolyrecError
 from polyrec.models.files import Strict
 from polyrec.models.schema.schema import Schema
 from polyrec.planner.plan import Limits
@@ -44,7 +44,7 @@ from polyrec.server.codecs.rows import Columns
 from polyrec.server.errors import RequestError
 from polyrec.server.prediction_log.counts import SharedCounts
 from polyrec.server.prediction_log.files import PartFiles, label_files, remove_old
-from polyrec.server.prediction_log.id_values import IdValues, load_vocabularies
+from polyrec.server.prediction_log.id_values import IdValues, Vocabularies, load_vocabularies
 from polyrec.server.prediction_log.privacy import hiding, load_key
 from polyrec.server.prediction_log.records import (
     Feedback,
@@ -98,7 +98,7 @@ class Writer:
         self._hide = hiding(schema, self._settings.leave_out, self._settings.hash, key)
         self._id_values = IdValues(schema)
         self._versions: dict[str, VocabularyFile] = {}
-        self._vocabularies = lru_cache(MOST_VERSIONS)(load_vocabularies)
+        self._vocabularies = lru_cache(MOST_VERSIONS)(_loaded)
         columns = pa.schema([*LOG_COLUMNS, *stored_types(schema).items()])
         self._features = len(schema.context.names) + len(schema.candidate.names)
         self._requests = PartFiles(folder / REQUESTS, columns, TIME, self._settings.session, settings.shards)
@@ -136,7 +136,8 @@ class Writer:
             self._counts.add(("requests", "invalid"), 1)
             log.debug("a request cannot be read again: %s", e)
             return
-        bytes_given = len(record.rows.body) if isinstance(record.rows, JsonRows) else 0
+        asked = record.rows
+        bytes_given = len(asked.body) if isinstance(asked, JsonRows) else VALUE_BYTES * asked.bag_ids
         self._bytes += bytes_given + VALUE_BYTES * self._features * (len(record.scores) // 4)
         self._requests.add(stored)
 
@@ -186,7 +187,10 @@ class Writer:
         asked = record.rows
         if isinstance(asked, JsonRows):
             return self._decoder.rank(asked.body).rows if asked.ranking else self._decoder.predict(asked.body)
-        return self._id_values.columns(asked.read(), self._vocabularies(self._versions[record.version]))
+        vocabularies = self._vocabularies(self._versions[record.version])
+        if vocabularies is None:
+            raise DataError(f"the vocabulary of version {record.version} cannot be read")
+        return self._id_values.columns(asked.read(), vocabularies)
 
     def _next_key(self, record: Prediction) -> int:
         self._key = (self._key + 1) % (1 << KEY_BITS)
@@ -210,6 +214,15 @@ class Writer:
             return [None] * (end - first)
         values, hide = column[first:end], self._hide.get(name)
         return values if hide is None else [hide(value) for value in values]
+
+
+def _loaded(about: VocabularyFile) -> Vocabularies | None:
+    """Reads the vocabularies of a version; None if that fails, so that no later request tries it again."""
+    try:
+        return load_vocabularies(about)
+    except (DataError, ValueError) as e:
+        log.error("requests with ids are not logged: %s", e)
+        return None
 
 
 def run(fd: int) -> None:

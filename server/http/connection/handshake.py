@@ -2,8 +2,8 @@
 
 A connection comes in as accepted; once its handshake has succeeded, it goes on as a `Connection`, which has
 limits of its own. An unfinished handshake costs its client a packet and the server a descriptor, so their
-time and number are limited. At the limit, the oldest of the address that has most of them gives way: a client
-that opens thousands keeps out itself, not others.
+time and number are limited. At the limit, the oldest of the address (of IPv6 the /64 prefix) that has most of
+them gives way: a client that opens thousands keeps out itself, not others.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import cast
 
 from polyrec.server.app.background import start_task
 from polyrec.server.http.connection.frontend import HttpFrontend
+from polyrec.server.http.connection.limits import HANDSHAKES_SHARE
+from polyrec.server.http.rates import network_of
 
 HANDSHAKE_S = 5.0
 """Limit of a TLS handshake."""
-CONNECTIONS_SHARE = 0.1
-"""Unfinished handshakes, as a share of the connections that the server may have."""
 
 
 class Handshakes:
@@ -31,28 +31,28 @@ class Handshakes:
     def __init__(self, context: ssl.SSLContext, frontend: HttpFrontend) -> None:
         self.context = context
         self._frontend = frontend
-        self._most = max(1, int(CONNECTIONS_SHARE * frontend.limits.connections))
-        self._by_address: dict[str, dict[Handshake, None]] = {}
+        self._most = max(1, int(HANDSHAKES_SHARE * frontend.limits.connections))
+        self._by_network: dict[str, dict[Handshake, None]] = {}
         self._count = 0
 
     def begin(self, handshake: Handshake) -> None:
         """Adds a handshake; at the limit another one is ended."""
         if self._count >= self._most:
-            most = max(self._by_address, key=lambda address: len(self._by_address[address]))
-            oldest = next(iter(self._by_address[most]))
+            most = max(self._by_network, key=lambda network: len(self._by_network[network]))
+            oldest = next(iter(self._by_network[most]))
             self._frontend.exceeded("handshakes", f"{oldest.address} has the most unfinished TLS handshakes")
             oldest.abort()
-        self._by_address.setdefault(handshake.address, {})[handshake] = None
+        self._by_network.setdefault(handshake.network, {})[handshake] = None
         self._count += 1
 
     def end(self, handshake: Handshake) -> None:
         """Removes a handshake that has succeeded or failed; again does nothing."""
-        same = self._by_address.get(handshake.address, {})
+        same = self._by_network.get(handshake.network, {})
         if handshake in same:
             del same[handshake]
             self._count -= 1
             if not same:
-                del self._by_address[handshake.address]
+                del self._by_network[handshake.network]
 
 
 class Handshake(asyncio.Protocol):
@@ -64,12 +64,13 @@ class Handshake(asyncio.Protocol):
     def __init__(self, handshakes: Handshakes, connect: Callable[[], asyncio.Protocol]) -> None:
         self._handshakes = handshakes
         self._connect = connect
-        self.address = ""
+        self.address = self.network = ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         accepted = cast(asyncio.Transport, transport)  # uvloop's has its methods, but is no subclass
         peer = accepted.get_extra_info("peername")
         self.address = peer[0] if isinstance(peer, tuple) else ""
+        self.network = network_of(self.address)
         # `start_tls` would lose what arrives before its first step, so the socket gets another transport
         try:
             self._socket = socket.socket(fileno=os.dup(accepted.get_extra_info("socket").fileno()))
@@ -86,12 +87,29 @@ class Handshake(asyncio.Protocol):
         self._task.cancel()
         self._task.add_done_callback(lambda _: self._socket.close())  # of one that has not begun
 
+    def succeeded(self, transport: asyncio.BaseTransport) -> None:
+        """Goes on as a connection, which no other handshake can end."""
+        self._handshakes.end(self)
+        protocol = self._connect()
+        cast(asyncio.Transport, transport).set_protocol(protocol)
+        protocol.connection_made(transport)
+
     async def _shake_hands(self) -> None:
         loop, context = asyncio.get_running_loop(), self._handshakes.context
         try:
             with suppress(OSError):  # no TLS, no common version, too slow, or the client has left
                 await loop.connect_accepted_socket(
-                    self._connect, self._socket, ssl=context, ssl_handshake_timeout=HANDSHAKE_S
+                    lambda: _Succeeded(self), self._socket, ssl=context, ssl_handshake_timeout=HANDSHAKE_S
                 )
         finally:
             self._handshakes.end(self)
+
+
+class _Succeeded(asyncio.Protocol):
+    """The end of a handshake. Its task learns of it later, when the connection may have a request already."""
+
+    def __init__(self, handshake: Handshake) -> None:
+        self._handshake = handshake
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._handshake.succeeded(transport)

@@ -7,16 +7,22 @@ from dataclasses import dataclass
 
 RESERVED_DESCRIPTORS = 64
 """File descriptors kept for bundles, lanes and logs."""
+HANDSHAKES_SHARE = 0.1
+"""Unfinished TLS handshakes, as a share of the connections that the server may have."""
 
 
-def descriptor_limit() -> int:
-    """Returns the connections that the process has file descriptors for; raises the soft limit first."""
+def descriptor_limit(tls: bool = False) -> int:
+    """Returns the connections that the process has file descriptors for; raises the soft limit first.
+
+    tls: unfinished handshakes have theirs beside them.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = hard if hard != resource.RLIM_INFINITY else max(soft, 65536)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         soft = wanted
-    return max(1, min(soft, 65536) - RESERVED_DESCRIPTORS)
+    free = min(soft, 65536) - RESERVED_DESCRIPTORS
+    return max(1, int(free / (1 + HANDSHAKES_SHARE)) if tls else free)
 
 
 @dataclass(frozen=True)

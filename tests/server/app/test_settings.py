@@ -9,6 +9,7 @@ from polyrec.planner.placement import PlacedPath, Placement
 from polyrec.planner.plan import load_plan, save_plan, single_path_plan
 from polyrec.planner.routing.sharing.machine_time import ModelShare
 from polyrec.server.app.settings import Settings, SettingsError, load_settings
+from polyrec.server.http.connection.limits import HANDSHAKES_SHARE
 from polyrec.server.prediction_log.settings import PredictionLogSettings
 
 PLAN = single_path_plan(Path("table"), "table", "onnx")
@@ -208,3 +209,14 @@ def test_shares_and_weights_are_by_model_and_of_models_that_are_served() -> None
     settings.check_shares(("a", "b"))
     with pytest.raises(SettingsError, match="no model 'b' for its share or weight; there are 'a'"):
         settings.check_shares(("a",))
+
+
+@pytest.mark.parametrize("connections", [None, 100])
+def test_handshakes_have_descriptors_beside_the_connections(connections: int | None) -> None:
+    pair = {"tls_cert": "cert", "tls_key": "key", "max_connections": connections}
+    plain = load_settings({"bundle": "b"}, {}).connection_limits.connections
+    limits = load_settings({"bundle": "b"} | pair, {}).connection_limits
+    if connections is None:
+        assert 0.9 * plain < limits.connections * (1 + HANDSHAKES_SHARE) <= plain
+    else:
+        assert limits.connections == connections

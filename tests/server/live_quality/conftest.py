@@ -15,9 +15,11 @@ from polyrec.models.data.prediction_log import RULES, LogRules, stored_names
 from polyrec.models.schema.batch import F32
 from polyrec.models.schema.schema import Schema
 from polyrec.planner.plan import Plan
+from polyrec.server.codecs.rows import RankedTensors, Tensors
 from polyrec.server.live_quality.settings import JudgedPath, JudgeSettings
 from polyrec.server.prediction_log.counts import SharedCounts
-from polyrec.server.prediction_log.records import Feedback, JsonRows, Prediction
+from polyrec.server.prediction_log.log import vocabulary_file
+from polyrec.server.prediction_log.records import Feedback, IdRows, JsonRows, Prediction
 from polyrec.server.prediction_log.settings import PredictionLogSettings
 from polyrec.server.prediction_log.writer import Writer, WriterSettings
 from tests.server.conftest import Request
@@ -67,6 +69,13 @@ class LogFolder:
         self._writer.add(
             Prediction(request_id, at_us, path, version, None, given.tobytes(), JsonRows(ranking, body))
         )
+
+    def add_ids(self, bundle: Bundle, rows: Tensors | RankedTensors, request_id: str) -> None:
+        """A request of the inference protocol."""
+        version, at_us = bundle.manifest.version, round(1e6 * self.at_s)
+        scores = np.full(rows.rows, 0.5, np.float32).tobytes()
+        self._writer.add(vocabulary_file(bundle))
+        self._writer.add(Prediction(request_id, at_us, WIDE, version, None, scores, IdRows.of(rows)))
 
     def label(
         self,

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import orjson
 import pytest
 
+from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.data.parquet import parquet_files
 from polyrec.models.data.prediction_log import REQUESTS
+from polyrec.models.runtimes import open_runtime
 from polyrec.server.codecs.json_rows import Decoder
+from polyrec.server.codecs.oip_inputs import CONTEXT_LENGTHS, Inputs
+from polyrec.server.codecs.rows import RankedTensors, Tensors
 from polyrec.server.live_quality.sample import FILES, LogSampler
 from polyrec.server.prediction_log.writer import LIMITS
 from tests.server.conftest import Request
 from tests.server.live_quality.conftest import WINDOW_S, LogFolder
+from tests.server.prediction_log.test_id_values import RandomRows
 
 
 def sampler(log_folder: LogFolder, requests: int = 100, span_s: float = 86400) -> LogSampler:
@@ -50,6 +56,56 @@ def test_the_body_gives_the_same_rows(log_folder: LogFolder, request_: Request, 
         rows = decoder.predict(found.body)
         expected = decoder.predict(orjson.dumps({"columns": request_.columns}))
         assert (rows.context, rows.candidate) == (expected.context, expected.candidate)
+
+
+def asked_for(bundle: Bundle, ranking: RankedTensors) -> Tensors | RankedTensors:
+    """The rows that a server makes of a request with these tensors."""
+    assert ranking.request_lengths is not None
+    tensors = {CONTEXT_LENGTHS: ranking.request_lengths}
+    for role, block in (("context", ranking.context), ("candidate", ranking.candidate)):
+        tensors |= {f"{role}.dense": block.dense, f"{role}.sparse": block.sparse}
+        for name, (ids, lengths) in block.bags.items():
+            tensors |= {f"{name}.values": ids, f"{name}.lengths": lengths}
+    return Inputs(bundle.manifest.schema_, LIMITS, bundle.encoder.vocabularies).rows(tensors)
+
+
+@pytest.mark.parametrize("candidates", [[3, 1, 2], [1, 1], [4]])
+def test_a_request_of_several_contexts_is_scored_as_its_rows(
+    log_folder: LogFolder, nested: Bundle, candidates: list[int]
+) -> None:
+    ranking = RandomRows(nested, 0).ranking(candidates)
+    for f in (f for f in log_folder.schema.categorical if f.multi):
+        for bags in (ranking.context.bags, ranking.candidate.bags):
+            if f.name in bags:
+                bags[f.name][0][:] %= nested.encoder.vocabulary(f).size  # none of the missing row
+    rows = asked_for(nested, ranking)
+    log_folder.add_ids(nested, rows, "r")
+    log_folder.label("r", [rows.rows - 1], [1])
+    log_folder.write()
+    (found,) = sampler(log_folder).sample(log_folder.final_s)
+    assert found.labels.binary.tolist() == [0.0] * (rows.rows - 1) + [1.0]
+    decoder = Decoder(log_folder.schema, LIMITS)
+    asked = decoder.rank(found.body).rows if found.ranking else decoder.predict(found.body)
+    model = open_runtime("torch", nested, "cpu", "fp32")
+    expected = model.predict(rows.encode(nested.encoder)).copy()
+    np.testing.assert_allclose(model.predict(asked.encode(nested.encoder)), expected, rtol=1e-5)
+
+
+def test_ids_without_a_value_are_left_out_of_lists(log_folder: LogFolder, nested: Bundle) -> None:
+    ranking = RandomRows(nested, 0).ranking([2])
+    (feature,) = (f for f in log_folder.schema.categorical if f.name == "recent_items")
+    vocabulary = nested.encoder.vocabulary(feature)
+    assert vocabulary.values is not None
+    ids = np.array([vocabulary.oov_id, 1, vocabulary.missing_id])
+    bags = {**ranking.context.bags, "recent_items": (ids, np.array([3]))}
+    context = replace(ranking.context, bags=bags)
+    log_folder.add_ids(nested, asked_for(nested, replace(ranking, context=context)), "r")
+    log_folder.write()
+    (found,) = sampler(log_folder).sample(log_folder.final_s)
+    rows = Decoder(log_folder.schema, LIMITS).rank(found.body).rows
+    at = log_folder.schema.context.names.index("recent_items")
+    (values,) = rows.context[at] or ()
+    assert values == [vocabulary.values[1].as_py()]
 
 
 def test_work_does_not_grow_with_the_traffic(log_folder: LogFolder, requests: list[Request]) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import orjson
 import pytest
+from msgspec import structs
 
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.bundle.manifest import VOCABULARY
@@ -15,7 +15,8 @@ from polyrec.models.schema.batch import I64, Block
 from polyrec.models.schema.schema import Categorical, Role, Schema
 from polyrec.server.codecs.rows import Bags, RankedTensors, RoleTensors, Tensors
 from polyrec.server.prediction_log.id_values import IdValues, load_vocabularies
-from polyrec.server.prediction_log.records import IdRows, Prediction, VocabularyFile, decode, pack
+from polyrec.server.prediction_log.log import vocabulary_file
+from polyrec.server.prediction_log.records import IdRows, Prediction, decode, pack
 from polyrec.server.record_pipe import unframe
 
 
@@ -99,9 +100,7 @@ def test_an_id_of_no_value_is_logged_as_missing(bundle: Bundle) -> None:
 def test_the_vocabulary_is_that_of_the_bundle_that_answered(bundle: Bundle, tmp_path: Path) -> None:
     file = tmp_path / VOCABULARY
     file.write_bytes((bundle.path / VOCABULARY).read_bytes())
-    manifest = bundle.manifest
-    descriptors = orjson.dumps({t: d.model_dump(mode="json") for t, d in manifest.vocabularies.items()})
-    about = VocabularyFile("v", str(file), manifest.files[VOCABULARY].sha256, descriptors)
+    about = structs.replace(vocabulary_file(bundle), version="v", file=str(file))
     found = load_vocabularies(about)
     assert {t: v.values for t, v in found.items()} == {
         t: v.values for t, v in bundle.encoder.vocabularies.items()

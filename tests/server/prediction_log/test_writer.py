@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import orjson
 import pyarrow.parquet as pq
 import pytest
+from msgspec import structs
 
 from polyrec.models.bundle.bundle import Bundle
+from polyrec.models.bundle.manifest import VOCABULARY
 from polyrec.models.data.parquet import parquet_files
 from polyrec.models.data.prediction_log import REQUESTS
+from polyrec.server.codecs.rows import Tensors
 from polyrec.server.prediction_log.counts import SharedCounts
-from polyrec.server.prediction_log.records import JsonRows, Prediction
+from polyrec.server.prediction_log.log import vocabulary_file
+from polyrec.server.prediction_log.records import IdRows, JsonRows, Prediction
 from polyrec.server.prediction_log.settings import PredictionLogSettings
 from polyrec.server.prediction_log.writer import MOST_BYTES, VALUE_BYTES, Writer, WriterSettings
 from tests.server.conftest import Request
+from tests.server.prediction_log.test_id_values import RandomRows
 
 
 @pytest.fixture
@@ -65,6 +71,50 @@ def test_files_are_written_before_their_time_when_much_waits(
         writer.add(prediction(body, 4096, ranking=False))
         writer.flush()
     assert counts.read()["requests", "written"] == fewest + 1
+
+
+def ids_in_bags(bundle: Bundle, ids: int) -> Tensors:
+    """One row with that many ids in one of its bags."""
+    plain = RandomRows(bundle, 0).plain([1])
+    name = next(iter(plain.bags))
+    return replace(plain, bags={**plain.bags, name: (np.zeros(ids, np.int64), np.array([ids]))})
+
+
+def answered(bundle: Bundle, rows: Tensors) -> Prediction:
+    scores = np.full(rows.rows, 0.5, np.float32).tobytes()
+    version, at_us = bundle.manifest.version, time.time_ns() // 1000
+    return Prediction("r", at_us, "table@cpu", version, None, scores, IdRows.of(rows))
+
+
+def test_files_are_written_before_their_time_when_many_ids_of_few_rows_wait(
+    settings: WriterSettings, counts: SharedCounts, bundle: Bundle
+) -> None:
+    writer = Writer(settings, counts)
+    writer.flush(always=True)
+    writer.add(vocabulary_file(bundle))
+    for part in (2, 1):
+        assert counts.read()["requests", "written"] == 0
+        writer.add(answered(bundle, ids_in_bags(bundle, MOST_BYTES // VALUE_BYTES // part)))
+        writer.flush()
+    assert counts.read()["requests", "written"] == 2
+
+
+def test_a_vocabulary_that_cannot_be_read_is_not_read_again_for_every_request(
+    settings: WriterSettings,
+    counts: SharedCounts,
+    bundle: Bundle,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    writer = Writer(settings, counts)
+    moved = structs.replace(vocabulary_file(bundle), file=str(tmp_path / "moved"))
+    writer.add(moved)
+    writer.add(answered(bundle, ids_in_bags(bundle, 1)))
+    (tmp_path / "moved").write_bytes((bundle.path / VOCABULARY).read_bytes())
+    writer.add(answered(bundle, ids_in_bags(bundle, 1)))
+    assert counts.read()["requests", "invalid"] == 2
+    (record,) = caplog.records
+    assert "requests with ids are not logged: cannot read" in record.getMessage()
 
 
 def test_a_request_of_another_schema_is_counted_and_left_out(
