@@ -229,7 +229,7 @@ def vocabularies_from_tensors(
                 d.size,
                 arrays[f"{table}.rank_of_id"].astype(np.int64),
                 arrays[f"{table}.counts"].astype(np.int64),
-                _values(table, d, arrays),
+                vocabulary_values(table, d, arrays),
                 d.specials,
                 d.oov,
             )
@@ -240,7 +240,13 @@ def vocabularies_from_tensors(
     return vocabularies
 
 
-def _values(table: str, d: VocabularyDescriptor, arrays: Mapping[str, NDArray[Any]]) -> pa.Array | None:
+def vocabulary_values(
+    table: str, d: VocabularyDescriptor, arrays: Mapping[str, NDArray[Any]]
+) -> pa.Array | None:
+    """Returns `Vocabulary.values` of one table from stored arrays.
+
+    Raises KeyError for an array that is absent, ValueError or ArrowException where they do not fit together.
+    """
     if d.values == "range":
         return None
     given = _given_values(table, d, arrays)

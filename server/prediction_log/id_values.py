@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -19,17 +19,24 @@ from safetensors.numpy import load as load_arrays
 
 from polyrec.models.errors import DataError
 from polyrec.models.schema.batch import I64
-from polyrec.models.schema.popularity import VocabularyDescriptor, vocabularies_from_tensors
+from polyrec.models.schema.popularity import VocabularyDescriptor, vocabulary_values
 from polyrec.models.schema.schema import Role, Schema
-from polyrec.models.schema.vocabulary import Vocabulary
 from polyrec.server.codecs.rows import Column, Columns, RankedTensors, RoleTensors, Tensors
 from polyrec.server.prediction_log.records import VocabularyFile
 
-Vocabularies = Mapping[str, Vocabulary]
+
+class TableValues(NamedTuple):
+    """Size and values of a vocabulary; its ranks and counts would take as much memory again."""
+
+    size: int
+    values: pa.Array | None
 
 
-def load_vocabularies(about: VocabularyFile) -> Vocabularies:
-    """Reads the vocabularies of a version, by table. Raises DataError, such as for a replaced bundle."""
+ValuesByTable = Mapping[str, TableValues]
+
+
+def load_values(about: VocabularyFile) -> ValuesByTable:
+    """Reads the values of a version's ids. Raises DataError, such as for a replaced bundle."""
     try:
         content = Path(about.file).read_bytes()
     except OSError as e:
@@ -41,8 +48,9 @@ def load_vocabularies(about: VocabularyFile) -> Vocabularies:
         for table, found in orjson.loads(about.descriptors).items()
     }
     try:
-        return vocabularies_from_tensors(load_arrays(content), descriptors)
-    except SafetensorError as e:
+        arrays = load_arrays(content)
+        return {t: TableValues(d.size, vocabulary_values(t, d, arrays)) for t, d in descriptors.items()}
+    except (SafetensorError, LookupError, ValueError, pa.ArrowException) as e:
         raise DataError(f"cannot read '{about.file}': {e}") from None
 
 
@@ -59,17 +67,17 @@ class IdValues:
             for role, layout in (("context", schema.context), ("candidate", schema.candidate))
         }
 
-    def columns(self, rows: Tensors | RankedTensors, vocabularies: Vocabularies) -> Columns:
+    def columns(self, rows: Tensors | RankedTensors, values: ValuesByTable) -> Columns:
         """Returns the same rows as raw values; group: the number of each row's request."""
         lengths = rows.request_lengths
         group = [0] * rows.rows if lengths is None else np.repeat(np.arange(lengths.size), lengths).tolist()
         if isinstance(rows, Tensors):
             both = RoleTensors(rows.dense, rows.sparse, rows.bags)
-            context = candidate = self._read(both, self._dense, self._singles, vocabularies)
+            context = candidate = self._read(both, self._dense, self._singles, values)
             contexts, context_row = rows.rows, None
         else:
-            context = self._of_role("context", rows.context, vocabularies)
-            candidate = self._of_role("candidate", rows.candidate, vocabularies)
+            context = self._of_role("context", rows.context, values)
+            candidate = self._of_role("candidate", rows.candidate, values)
             contexts, context_row = rows.context.rows, rows.context_row
         of_context, of_rows = self._names
         return Columns(
@@ -83,11 +91,11 @@ class IdValues:
             group,
         )
 
-    def _of_role(self, role: Role, tensors: RoleTensors, vocabularies: Vocabularies) -> dict[str, Column]:
-        return self._read(tensors, *self._given[role], vocabularies)
+    def _of_role(self, role: Role, tensors: RoleTensors, values: ValuesByTable) -> dict[str, Column]:
+        return self._read(tensors, *self._given[role], values)
 
     def _read(
-        self, tensors: RoleTensors, dense: Sequence[str], singles: Sequence[str], vocabularies: Vocabularies
+        self, tensors: RoleTensors, dense: Sequence[str], singles: Sequence[str], values: ValuesByTable
     ) -> dict[str, Column]:
         """Columns by feature. dense, singles: names of the columns of the tensors."""
         tables = {f.name: f.table_name for f in self._schema.categorical}
@@ -95,17 +103,16 @@ class IdValues:
         for i, name in enumerate(dense):
             found[name] = tensors.dense[:, i].tolist()
         for i, name in enumerate(singles):
-            found[name] = _values(vocabularies[tables[name]], tensors.sparse[:, i])
+            found[name] = _taken(values[tables[name]], tensors.sparse[:, i])
         for name, (ids, lengths) in tensors.bags.items():
-            values, ends = _values(vocabularies[tables[name]], ids), np.cumsum(lengths).tolist()
-            found[name] = [values[a:b] for a, b in zip([0, *ends[:-1]], ends, strict=True)]
+            flat, ends = _taken(values[tables[name]], ids), np.cumsum(lengths).tolist()
+            found[name] = [flat[a:b] for a, b in zip([0, *ends[:-1]], ends, strict=True)]
         return found
 
 
-def _values(vocabulary: Vocabulary, ids: I64) -> list[Any]:
+def _taken(table: TableValues, ids: I64) -> list[Any]:
     """Raw values of ids; None for one without a value."""
-    known = (ids >= 0) & (ids < vocabulary.size)
-    if vocabulary.values is None:
+    known = (ids >= 0) & (ids < table.size)
+    if table.values is None:
         return [id if is_known else None for id, is_known in zip(ids.tolist(), known, strict=True)]
-    places = pa.array(ids, mask=~known)
-    return vocabulary.values.take(places).to_pylist()  # type: ignore[no-any-return]
+    return table.values.take(pa.array(ids, mask=~known)).to_pylist()  # type: ignore[no-any-return]

@@ -44,7 +44,7 @@ from polyrec.server.codecs.rows import Columns
 from polyrec.server.errors import RequestError
 from polyrec.server.prediction_log.counts import SharedCounts
 from polyrec.server.prediction_log.files import PartFiles, label_files, remove_old
-from polyrec.server.prediction_log.id_values import IdValues, Vocabularies, load_vocabularies
+from polyrec.server.prediction_log.id_values import IdValues, ValuesByTable, load_values
 from polyrec.server.prediction_log.privacy import hiding, load_key
 from polyrec.server.prediction_log.records import (
     Feedback,
@@ -66,7 +66,7 @@ NICE = 10
 MOST_BYTES = 2**26
 """Estimated bytes of buffered rows after which files are written before their time."""
 MOST_VERSIONS = 8
-"""Versions whose vocabularies are kept in memory."""
+"""Versions whose values of ids are kept in memory."""
 VALUE_BYTES = 64
 """Bytes of a buffered value beside its text."""
 LIMITS = Limits(max_request_rows=2**20, max_queued_rows=2**20, max_body_bytes=2**30)
@@ -98,7 +98,7 @@ class Writer:
         self._hide = hiding(schema, self._settings.leave_out, self._settings.hash, key)
         self._id_values = IdValues(schema)
         self._versions: dict[str, VocabularyFile] = {}
-        self._vocabularies = lru_cache(MOST_VERSIONS)(_loaded)
+        self._values_of = lru_cache(MOST_VERSIONS)(_loaded)
         columns = pa.schema([*LOG_COLUMNS, *stored_types(schema).items()])
         self._features = len(schema.context.names) + len(schema.candidate.names)
         self._requests = PartFiles(folder / REQUESTS, columns, TIME, self._settings.session, settings.shards)
@@ -187,10 +187,10 @@ class Writer:
         asked = record.rows
         if isinstance(asked, JsonRows):
             return self._decoder.rank(asked.body).rows if asked.ranking else self._decoder.predict(asked.body)
-        vocabularies = self._vocabularies(self._versions[record.version])
-        if vocabularies is None:
+        values = self._values_of(self._versions[record.version])
+        if values is None:
             raise DataError(f"the vocabulary of version {record.version} cannot be read")
-        return self._id_values.columns(asked.read(), vocabularies)
+        return self._id_values.columns(asked.read(), values)
 
     def _next_key(self, record: Prediction) -> int:
         self._key = (self._key + 1) % (1 << KEY_BITS)
@@ -216,10 +216,10 @@ class Writer:
         return values if hide is None else [hide(value) for value in values]
 
 
-def _loaded(about: VocabularyFile) -> Vocabularies | None:
-    """Reads the vocabularies of a version; None if that fails, so that no later request tries it again."""
+def _loaded(about: VocabularyFile) -> ValuesByTable | None:
+    """Reads the values of a version's ids; None if that fails, so that no later request tries it again."""
     try:
-        return load_vocabularies(about)
+        return load_values(about)
     except (DataError, ValueError) as e:
         log.error("requests with ids are not logged: %s", e)
         return None

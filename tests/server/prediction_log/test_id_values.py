@@ -14,7 +14,7 @@ from polyrec.models.errors import DataError
 from polyrec.models.schema.batch import I64, Block
 from polyrec.models.schema.schema import Categorical, Role, Schema
 from polyrec.server.codecs.rows import Bags, RankedTensors, RoleTensors, Tensors
-from polyrec.server.prediction_log.id_values import IdValues, load_vocabularies
+from polyrec.server.prediction_log.id_values import IdValues, TableValues, ValuesByTable, load_values
 from polyrec.server.prediction_log.log import vocabulary_file
 from polyrec.server.prediction_log.records import IdRows, Prediction, decode, pack
 from polyrec.server.record_pipe import unframe
@@ -55,6 +55,10 @@ class RandomRows:
         return RankedTensors(context, candidate, row, None, np.array(lengths))
 
 
+def values_of(bundle: Bundle) -> ValuesByTable:
+    return {t: TableValues(v.size, v.values) for t, v in bundle.encoder.vocabularies.items()}
+
+
 def sent(rows: Tensors | RankedTensors) -> Tensors | RankedTensors:
     """The rows as the writer gets them."""
     framed = pack(Prediction("r", 1, "table@cpu", "v", None, b"", IdRows.of(rows)))
@@ -77,7 +81,7 @@ def test_values_of_ids_are_encoded_as_the_ids_are(bundle: Bundle, form: str, see
     random = RandomRows(bundle, seed)
     lengths = [5, 1, 9]
     rows = random.plain(lengths) if form == "plain" else random.ranking(lengths)
-    columns = IdValues(bundle.manifest.schema_).columns(sent(rows), bundle.encoder.vocabularies)
+    columns = IdValues(bundle.manifest.schema_).columns(sent(rows), values_of(bundle))
     assert columns.group == [0] * 5 + [1] + [2] * 9
     found, expected = columns.encode(bundle.encoder), rows.encode(bundle.encoder)
     assert_equal(found.context, expected.context)
@@ -91,7 +95,7 @@ def test_an_id_of_no_value_is_logged_as_missing(bundle: Bundle) -> None:
     item = [f.name for f in schema.candidate.singles].index("item")
     vocabulary = bundle.encoder.vocabulary(schema.candidate.singles[item])
     rows.candidate.sparse[:, item] = [0, vocabulary.missing_id, vocabulary.oov_id]
-    columns = IdValues(schema).columns(rows, bundle.encoder.vocabularies)
+    columns = IdValues(schema).columns(rows, values_of(bundle))
     values = columns.candidate[schema.candidate.names.index("item")]
     assert vocabulary.values is not None
     assert values == [vocabulary.values[0].as_py(), None, None]
@@ -101,13 +105,10 @@ def test_the_vocabulary_is_that_of_the_bundle_that_answered(bundle: Bundle, tmp_
     file = tmp_path / VOCABULARY
     file.write_bytes((bundle.path / VOCABULARY).read_bytes())
     about = structs.replace(vocabulary_file(bundle), version="v", file=str(file))
-    found = load_vocabularies(about)
-    assert {t: v.values for t, v in found.items()} == {
-        t: v.values for t, v in bundle.encoder.vocabularies.items()
-    }
+    assert load_values(about) == values_of(bundle)
     file.write_bytes(file.read_bytes()[:-1] + b"x")
     with pytest.raises(DataError, match="is not that of version v any more"):
-        load_vocabularies(about)
+        load_values(about)
     file.unlink()
     with pytest.raises(DataError, match="No such file"):
-        load_vocabularies(about)
+        load_values(about)
