@@ -160,6 +160,8 @@ def _tiers(placement: Placement) -> Iterator[str]:
             else:
                 source = f"measured with {placed.cost_from}"
             yield f"  by the cost of the disk {source}"
+    if placement.popular_first:
+        yield "Queries with all rows at hand go first, while those of others are fetched (popular_first)"
 
 
 def _bounds(e: Expected) -> Iterator[str]:

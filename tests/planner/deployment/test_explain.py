@@ -63,6 +63,7 @@ def test_tiers_are_shown_with_their_share_of_the_look_ups() -> None:
     assert "kB host (" in shown
     assert "kB disk (" in shown
     assert "(in brackets: share of the look-ups that find their row there)" in shown
+    assert "popular_first" not in shown
 
 
 def test_remote_rows_are_shown_with_what_memory_and_disk_hold() -> None:
@@ -77,6 +78,7 @@ def test_remote_rows_are_shown_with_what_memory_and_disk_hold() -> None:
         for line in shown
     )
     assert any("table@cpu: a batch of 20 rows takes " in line and " remote rows" in line for line in shown)
+    assert any("go first" in line and "(popular_first)" in line for line in shown)
     assert any("polyrec profile --tiers measures it" in line for line in shown)
     assert any(line.split()[:6] == ["disk", "500", "kB", "500", "kB", "500"] for line in shown)
 
