@@ -70,6 +70,19 @@ def test_a_single_inline_lane_admits_more_than_a_stream_at_its_rate():
     assert 20 * admitted / state.total_rate + state.service_time_s(20, 20 * admitted) > 1.1 * budget_s
 
 
+@pytest.mark.parametrize("slower", [0.6, 2.0])
+def test_a_single_inline_lane_is_expected_to_be_as_slow_as_its_batches_were(slower):
+    """Of nothing but a query's own batch, the last one, whose tail counts."""
+    router = inline_router(1e-4, 0.0)
+    state, query = router.state, Query(20, 0.0, 1.0)
+    latency = state.paths[state.lanes[0].fastest].latency
+    end_s = [1.0 + router.policy.admit(state, query, 0.0)]
+    for _ in range(40):
+        state.lanes[0].correction.observe(state.lanes[0].fastest, 20, slower * latency.median[20])
+    end_s.append(1.0 + router.policy.admit(state, query, 0.0))
+    assert end_s[1] / end_s[0] == pytest.approx(slower, rel=0.3)
+
+
 @pytest.mark.parametrize("kind", ["inline", "process"])
 def test_predicted_lateness_grows_with_the_queue(kind):
     routing = Routing(policy="static:table@cpu", query_s=1e-5)
