@@ -2,6 +2,7 @@
 
 import pytest
 
+from polyrec.planner.routing.policies.loss_backoff import KEPT_PER_TICK
 from tests.planner.routing.servers import CPU, RouterDriver, cpu_lanes, router
 
 USUAL_S = 0.02
@@ -36,3 +37,18 @@ def test_where_all_have_as_little_time_it_does():
 @pytest.mark.parametrize("budget_s", [1e-6, 6e-5])
 def test_an_impossible_one_never_does(budget_s):
     assert level_after_losing(budget_s, usual_budget_s=2.2e-4) == 0
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_what_one_loses_lowers_quality_by_its_share_of_what_the_best_path_gains_all(lanes):
+    driver = RouterDriver(router(CPU, cpu_lanes(lanes)))
+    rows = 400
+    for _ in range(100):
+        driver.offer(rows, USUAL_S)
+        driver.run(driver.now_s + 0.1)
+        driver.router.tick(driver.now_s)
+    driver.offer(3, USUAL_S)
+    driver.router.expire(driver.now_s + USUAL_S)
+    hybrid, table = (path.quality for path in CPU)
+    at_stake = sum(rows * (hybrid - table) * KEPT_PER_TICK**ago for ago in range(100))
+    assert driver.router.state.loss_backoff.level == pytest.approx(3 * hybrid / at_stake, rel=0.05)
