@@ -53,3 +53,22 @@ def test_a_sweep_removes_exactly_the_queries_that_cannot_be_in_time(deadlines, n
     assert all(q.settled for q in out)
     assert queue.rows == 10 * (len(queries) - len(out))
     assert queue.earliest_s == min((p.query.deadline_s for p in queue.pieces), default=float("inf"))
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.booleans(), st.booleans()), min_size=1, max_size=30))
+def test_a_sweep_counts_what_is_held_and_forgets_what_was_settled_elsewhere(offers):
+    queue = Queue()
+    left = []
+    for deadline_s, held, settled in offers:
+        q = query(deadline_s=deadline_s)
+        if held:
+            queue.hold(q, 0.1)
+        else:
+            queue.push(q, 0, 10, deadline_s)
+        q.settled = settled
+        if not settled and deadline_s > 0.5:
+            left.append(q)
+    queue.sweep(0.5, 0.0)
+    assert {p.query for p in queue.pieces} | set(queue.held) == set(left)
+    assert queue.rows == 10 * len(left)
+    assert queue.earliest_s == min((q.deadline_s for q in left), default=float("inf"))
