@@ -140,7 +140,7 @@ def make_placement(problem: Problem, choice: Choice) -> Placement:
 
 def popular_first_pays(paths: Sequence[PlacedPath]) -> bool:
     """Whether to hold queries with missing rows: with a remote store, not where a path has only a local disk,
-    with which hot queries gain nothing and others wait longer (docs/results/popular-first.md)."""
+    with which others lose as much as hot queries gain (docs/results/popular-first.md)."""
     return any(p.rows("remote") for p in paths) and all(p.rows("remote") for p in paths if p.rows("disk"))
 
 
