@@ -72,7 +72,7 @@ def test_a_single_inline_lane_admits_more_than_a_stream_at_its_rate():
 
 @pytest.mark.parametrize("slower", [0.6, 2.0])
 def test_a_single_inline_lane_is_expected_to_be_as_slow_as_its_batches_were(slower):
-    """Of nothing but a query's own batch, the last one, whose tail counts."""
+    """Nothing waits, so its own batch is the last one, whose tail counts."""
     router = inline_router(1e-4, 0.0)
     state, query = router.state, Query(20, 0.0, 1.0)
     latency = state.paths[state.lanes[0].fastest].latency
