@@ -34,6 +34,15 @@ class RowFormat:
         """Numbers of that type in a row."""
         return self.bytes // self.unit.itemsize
 
+    def buffer(self, rows: int, device: torch.device | None = None) -> Tensor:
+        """Returns room for at least `rows` rows, [more, units], in host memory or on a device.
+
+        A power of two, so that who replaces a buffer that is too small stops after the largest batches.
+        """
+        shape = (1 << max(rows - 1, 0).bit_length(), self.units)
+        with torch.inference_mode(False):  # else it could be written in that mode only
+            return torch.empty(shape, dtype=self.unit, device=device)
+
     def decode(self, rows: Tensor) -> Tensor:
         """Decodes [n, units] to float32 [n, width], bit-identical to the untiered store."""
         if self.precision == "fp32":

@@ -78,9 +78,7 @@ class TieredRows:
         """
         count = index.numel()
         if self._buffer.shape[0] < count or self._buffer.device != self.device:
-            shape = (1 << max(count - 1, 0).bit_length(), self.row_format.units)
-            with torch.inference_mode(False):  # else it could be written in that mode only
-                self._buffer = torch.empty(shape, dtype=self.row_format.unit, device=self.device)
+            self._buffer = self.row_format.buffer(count, self.device)
         out = self._buffer[:count]
         with self._seen() as view:
             self._fallbacks += self.stack.gather(view, index.numpy(), out)

@@ -43,9 +43,7 @@ class SlabReader:
         """
         count, found = index.numel(), self._found
         if self._buffer.shape[0] < count:
-            shape = (1 << max(count - 1, 0).bit_length(), self.row_format.units)
-            with torch.inference_mode(False):  # else it could be written in that mode only
-                self._buffer = torch.empty(shape, dtype=self.row_format.unit)
+            self._buffer = self.row_format.buffer(count)
         out = self._buffer[:count]
         if found is NOTHING_FOUND:
             self._slab.gather(np.zeros(count, np.int64), out)
