@@ -124,20 +124,33 @@ def barely(rows: int) -> dict[str, int]:
     return {"host": rows - rows // 4, "remote": rows // 4}
 
 
+OpenBesideStore = Callable[..., Serving]
+
+
+@pytest.fixture
+def beside_store(
+    opened: Callable[[Plan], Engine], paged: Bundle, store: RedisServer, tmp_path: Path
+) -> OpenBesideStore:
+    """Serves with the coldest rows in a store and popular queries first."""
+
+    def serving(timeout_ms: int = 30_000, **options: str) -> Serving:
+        remote = {"url": store.url, "fill": True, "timeout_ms": timeout_ms}
+        plan = placed_plan(paged, tmp_path, barely, remote=remote, popular_first=True, **options)
+        return opened(plan).serving
+
+    return serving
+
+
 @pytest.mark.parametrize("lane", ["inline", "thread"])
 def test_a_hot_query_overtakes_a_cold_one_whose_read_is_held_up(
     lane: str,
-    opened: Callable[[Plan], Engine],
+    beside_store: OpenBesideStore,
     paged: Bundle,
     requests: list[Request],
     whole: Callable[[Request], F32],
     store: RedisServer,
-    tmp_path: Path,
 ) -> None:
-    remote = {"url": store.url, "fill": True, "timeout_ms": 30_000}
-    serving = opened(
-        placed_plan(paged, tmp_path, barely, lane=lane, remote=remote, popular_first=True)
-    ).serving
+    serving = beside_store(lane=lane)
     hot, cold = pair(serving, paged, requests)
 
     async def run() -> None:
@@ -159,16 +172,11 @@ def test_a_hot_query_overtakes_a_cold_one_whose_read_is_held_up(
 
 
 def test_a_hot_query_is_answered_before_the_reads_of_a_cold_one_begin(
-    opened: Callable[[Plan], Engine],
+    beside_store: OpenBesideStore,
     paged: Bundle,
     requests: list[Request],
-    store: RedisServer,
-    tmp_path: Path,
 ) -> None:
-    remote = {"url": store.url, "fill": True, "timeout_ms": 30_000}
-    serving = opened(
-        placed_plan(paged, tmp_path, barely, lane="inline", remote=remote, popular_first=True)
-    ).serving
+    serving = beside_store(lane="inline")
     hot, cold = pair(serving, paged, requests)
     begun: list[bool] = []
 
@@ -184,14 +192,12 @@ def test_a_hot_query_is_answered_before_the_reads_of_a_cold_one_begin(
 
 
 def test_a_cold_query_makes_its_deadline_without_the_rows_that_never_come(
-    opened: Callable[[Plan], Engine],
+    beside_store: OpenBesideStore,
     paged: Bundle,
     requests: list[Request],
     store: RedisServer,
-    tmp_path: Path,
 ) -> None:
-    remote = {"url": store.url, "fill": True, "timeout_ms": 300}
-    serving = opened(placed_plan(paged, tmp_path, barely, remote=remote, popular_first=True)).serving
+    serving = beside_store(timeout_ms=300)
     _, cold = pair(serving, paged, requests)
 
     async def run() -> Answer:
@@ -207,15 +213,12 @@ def test_a_cold_query_makes_its_deadline_without_the_rows_that_never_come(
 
 
 def test_a_cold_query_that_can_wait_no_longer_reads_in_its_batch(
-    opened: Callable[[Plan], Engine],
+    beside_store: OpenBesideStore,
     paged: Bundle,
     requests: list[Request],
     whole: Callable[[Request], F32],
-    store: RedisServer,
-    tmp_path: Path,
 ) -> None:
-    remote = {"url": store.url, "fill": True, "timeout_ms": 30_000}
-    serving = opened(placed_plan(paged, tmp_path, barely, remote=remote, popular_first=True)).serving
+    serving = beside_store()
     _, cold = pair(serving, paged, requests)
     router = serving.dispatcher.router
 
