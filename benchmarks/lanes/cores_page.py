@@ -38,6 +38,11 @@ def cap(cases: Mapping[str, Mapping[str, float]]) -> list[str]:
     ]
 
 
+def _cells(figures: Mapping[str, float], columns: Mapping[str, tuple[str, str]]) -> list[str]:
+    """Formats the figures of one case. columns: by title, the key and format of each."""
+    return [format(figures[key], form) for key, form in columns.values()]
+
+
 def offered_table(cases: Mapping[str, Mapping[str, float]]) -> list[str]:
     """Queries offered in the process."""
     columns = {
@@ -49,7 +54,7 @@ def offered_table(cases: Mapping[str, Mapping[str, float]]) -> list[str]:
         "rows of a batch": ("batch_rows", ".0f"),
         "driver": ("driver_share", ".1%"),
     }
-    rows = [[name, *(format(f[key], form) for key, form in columns.values())] for name, f in cases.items()]
+    rows = [[name, *_cells(f, columns)] for name, f in cases.items()]
     return markdown_table(["case", *columns], rows)
 
 
@@ -74,8 +79,7 @@ def served_table(cases: Mapping[str, Mapping[str, float]]) -> list[str]:
         paper = cores * first["server_ms"] / f["server_ms"]
         if name.endswith(LANES):
             paper = min(paper, first["server_ms"] / f["front_ms"])
-        figures = (format(f[key], form) for key, form in columns.values())
-        rows.append([name, *figures, f"{paper:.2f}"])
+        rows.append([name, *_cells(f, columns), f"{paper:.2f}"])
     return markdown_table(["case", *columns, "on paper, times"], rows)
 
 

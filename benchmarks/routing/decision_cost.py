@@ -12,9 +12,11 @@ import argparse
 import json
 import platform
 from collections.abc import Callable
+from functools import partial
+from math import inf
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -22,10 +24,14 @@ from benchmarks.routing.machines import MACHINES, Machine
 from polyrec.models.schema.batch import F64, I64
 from polyrec.planner.arrivals import arrival_times
 from polyrec.planner.plan import Routing
+from polyrec.planner.routing.latency.front_cost import LoopTime
+from polyrec.planner.routing.query import Dispatch, Query, Rejection
 from polyrec.planner.routing.router import Router
+from polyrec.planner.routing.router_state import RouterState
 from polyrec.planner.simulation.simulator import Simulator
 from polyrec.planner.traffic import Arrivals, Sizes
 
+T = TypeVar("T")
 BUDGET_S = 0.010
 QUERIES = 30_000
 SIZES = Sizes(kind="lognormal", mean=147)
@@ -65,60 +71,59 @@ def decision_costs(queries: int = QUERIES) -> list[dict[str, Any]]:
             BUDGET_S,
             np.random.default_rng(1),
         )
-        timed = _Timed(simulator.router)
-        simulator.router = timed  # type: ignore[assignment]
+        timed = simulator.router = _Timed(simulator.router.state)
         simulator.run()
         found.append({"machine": name, "load": load, "queries": int(times.size), **timed.figures(times.size)})
     return found
 
 
-class _Timed:
-    """A router that records the durations of its calls."""
+class _Timed(Router):
+    """A router that records the durations of its calls, none of which calls another one."""
 
-    def __init__(self, router: Router) -> None:
-        self._router = router
+    def __init__(self, state: RouterState) -> None:
+        super().__init__(state)
         self.spent: dict[str, list[int]] = {}
         self._share: list[float] = []
         self._offers: dict[int, int] = {}
         self._nexts: dict[int, int] = {}
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._router, name)
-
-    def _time(self, name: str, call: Callable[..., Any], *arguments: Any) -> Any:
+    def _time(self, name: str, call: Callable[[], T]) -> T:
         began = perf_counter_ns()
-        result = call(*arguments)
+        result = call()
         self.spent.setdefault(name, []).append(perf_counter_ns() - began)
         return result
 
-    def reject_early(self, arrival_s: float, deadline_s: float, size: float, now_s: float) -> Any:
-        return self._time("reject_early", self._router.reject_early, arrival_s, deadline_s, size, now_s)
+    def reject_early(
+        self, arrival_s: float, deadline_s: float, size: float, now_s: float
+    ) -> Rejection | None:
+        call = partial(super().reject_early, arrival_s, deadline_s, size, now_s)
+        return self._time("reject_early", call)
 
-    def offer(self, query: Any, now_s: float, size: float) -> Any:
-        result = self._time("offer", self._router.offer, query, now_s, size)
+    def offer(self, query: Query, now_s: float, size: float = inf) -> Rejection | None:
+        result = self._time("offer", partial(super().offer, query, now_s, size))
         self._offers[query.payload] = self.spent["offer"][-1]
         return result
 
-    def next(self, lane: int, now_s: float) -> Any:
-        result = self._time("next", self._router.next, lane, now_s)
+    def next(self, lane: int, now_s: float) -> Dispatch | None:
+        result = self._time("next", partial(super().next, lane, now_s))
         if result is not None:
             self._nexts[id(result)] = self.spent["next"].pop()
             self.spent.setdefault("next, a batch", []).append(self._nexts[id(result)])
         return result
 
-    def done(self, dispatch: Any, now_s: float, took_s: float) -> None:
-        self._time("done", self._router.done, dispatch, now_s, took_s)
+    def done(self, dispatch: Dispatch, now_s: float, took_s: float) -> None:
+        self._time("done", partial(super().done, dispatch, now_s, took_s))
         each = (self._nexts.pop(id(dispatch)) + self.spent["done"][-1]) / len(dispatch.parts)
         self._share += [self._offers[part.query.payload] + each for part in dispatch.parts]
 
-    def expire(self, now_s: float) -> Any:
-        return self._time("expire", self._router.expire, now_s)
+    def expire(self, now_s: float) -> list[Query]:
+        return self._time("expire", partial(super().expire, now_s))
 
-    def wake_s(self) -> Any:
-        return self._time("wake_s", self._router.wake_s)
+    def wake_s(self) -> float | None:
+        return self._time("wake_s", super().wake_s)
 
-    def tick(self, now_s: float, front_s: float | None = None) -> None:
-        self._time("tick", self._router.tick, now_s, front_s)
+    def tick(self, now_s: float, loop_time: LoopTime | None = None) -> None:
+        self._time("tick", partial(super().tick, now_s, loop_time))
 
     def figures(self, queries: int) -> dict[str, Any]:
         total = sum(sum(v) for k, v in self.spent.items() if k != "tick")
