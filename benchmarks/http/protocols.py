@@ -65,8 +65,7 @@ def random_tensors(bundle: Bundle, rows: int, random: np.random.Generator) -> di
     tensors: dict[str, Any] = {}
     if schema.dense:
         tensors["dense"] = random.random((rows, len(schema.dense)), np.float32)
-    singles = [f for f in schema.categorical if not f.multi]
-    ids = [random.integers(0, encoder.vocabulary(f).size, rows) for f in singles]
+    ids = [random.integers(0, encoder.vocabulary(f).size, rows) for f in schema.singles]
     tensors["sparse"] = np.stack(ids, 1)
     for f in schema.categorical:
         if f.multi:

@@ -213,9 +213,9 @@ def _lookups(body: Any, schema: Schema) -> Columns:
 def _tensor_lookups(inputs: Any, schema: Schema) -> Columns:
     """Returns the stable ids of the inputs of the inference protocol, by feature. Raises ValueError."""
     bags = [f for f in schema.categorical if f.multi]
-    singles = {"sparse": [f.name for f in schema.categorical if not f.multi]}
+    singles = {"sparse": schema.tensor_columns()[1]}
     for role in ROLES:
-        singles[f"{role}.sparse"] = [f.name for f in schema.categorical if f.role == role and not f.multi]
+        singles[f"{role}.sparse"] = schema.tensor_columns(role)[1]
     read = {
         **dict.fromkeys(singles),
         **{f"{f.name}.{part}": None for f in bags for part in ("values", "lengths")},

@@ -47,8 +47,7 @@ class Encoder:
         self._ids = {role: IdColumns(schema.layout(role).singles, ranks) for role in ROLES}
         self._integers = {role: RangeColumns(schema.layout(role).singles, ranks) for role in ROLES}
         self._both_ids = IdColumns((*context.singles, *candidate.singles), ranks)
-        dense = [d.name for d in schema.dense]
-        singles = [f.name for f in schema.categorical if not f.multi]
+        dense, singles = schema.tensor_columns()
         self._dense_order = column_order(dense, [d.name for d in (*context.given, *candidate.given)])
         self._singles_order = column_order(singles, [f.name for f in (*context.singles, *candidate.singles)])
 

@@ -301,6 +301,18 @@ class Schema(Strict):
         return (*self.dense, *self.request)
 
     @cached_property
+    def singles(self) -> tuple[Categorical, ...]:
+        """Single-valued features of both roles, in the order of the schema file."""
+        return tuple(f for f in self.categorical if not f.multi)
+
+    def tensor_columns(self, role: Role | None = None) -> tuple[list[str], list[str]]:
+        """Names of the columns of the inference protocol's `dense` and `sparse`. role: None for both."""
+        if role is None:
+            return [d.name for d in self.dense], [f.name for f in self.singles]
+        layout = self.layout(role)
+        return [d.name for d in layout.given], [f.name for f in layout.singles]
+
+    @cached_property
     def slots(self) -> tuple[Categorical, ...]:
         """Categorical features in the order in which the model sees their vectors."""
         return self.context.categorical + self.candidate.categorical

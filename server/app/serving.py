@@ -295,7 +295,7 @@ def random_batch(encoder: Encoder, rows: int, random: np.random.Generator) -> Ba
     def ids(feature_rows: int) -> I64:
         return random.integers(0, feature_rows, rows)
 
-    singles = [ids(max(1, encoder.vocabulary(f).size)) for f in schema.categorical if not f.multi]
+    singles = [ids(max(1, encoder.vocabulary(f).size)) for f in schema.singles]
     sparse = np.stack(singles, 1) if singles else np.zeros((rows, 0), np.int64)
     bags = {
         f.name: (ids(max(1, encoder.vocabulary(f).size)), np.ones(rows, np.int64))

@@ -163,9 +163,8 @@ class Inputs:
         self._limits = limits
         self._request = TensorFeatures(schema, vocabularies or {}) if schema.request else None
         self._repeated = RepeatedContexts(schema)
-        singles = [f for f in schema.categorical if not f.multi]
         bags = [f.name for f in schema.categorical if f.multi]
-        self._plain = _InputGroup.of("", len(schema.dense), len(singles), bags)
+        self._plain = _InputGroup.of("", len(schema.dense), len(schema.singles), bags)
         self._groups: dict[Role, _InputGroup] = {}
         for role in ROLES:
             layout = schema.layout(role)

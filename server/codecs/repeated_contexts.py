@@ -24,11 +24,11 @@ class RepeatedContexts:
     """Recognizes the requests of one schema, whose lengths were checked to add up to their values."""
 
     def __init__(self, schema: Schema) -> None:
-        dense = [d.name for d in schema.dense]
-        singles = [f.name for f in schema.categorical if not f.multi]
+        dense, singles = schema.tensor_columns()
         layouts = {role: schema.layout(role) for role in ROLES}
-        self._dense = {r: column_order(dense, [d.name for d in of.given]) for r, of in layouts.items()}
-        self._sparse = {r: column_order(singles, [f.name for f in of.singles]) for r, of in layouts.items()}
+        names = {role: schema.tensor_columns(role) for role in ROLES}
+        self._dense = {role: column_order(dense, of_role[0]) for role, of_role in names.items()}
+        self._sparse = {role: column_order(singles, of_role[1]) for role, of_role in names.items()}
         self._bags = {r: [f.name for f in of.bags] for r, of in layouts.items()}
         # a model without vectors of both roles executes the rows of a ranking as plain ones
         self._saves = all(of.categorical for of in layouts.values())

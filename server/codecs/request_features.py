@@ -24,7 +24,7 @@ from polyrec.models.schema.request import (
     codes_of_values,
     singles,
 )
-from polyrec.models.schema.schema import Role, Schema
+from polyrec.models.schema.schema import ROLES, Schema
 from polyrec.models.schema.vocabulary import Vocabulary
 
 Column = Sequence[Any] | None
@@ -103,20 +103,14 @@ class TensorFeatures:
             if f.table_name in vocabularies
         }
         self._bags = {f.name: f for f in self._features.bags}
-        self._layouts: dict[Role | None, tuple[tuple[str, ...], tuple[str, ...]]] = {
-            role: (
-                tuple(d.name for d in schema.dense if role in (None, d.role)),
-                tuple(f.name for f in schema.categorical if not f.multi and role in (None, f.role)),
-            )
-            for role in (None, "context", "candidate")
-        }
+        self._columns = {role: schema.tensor_columns(role) for role in (None, *ROLES)}
 
     def plain(self, dense: F32, sparse: I64, bags: Bags, lengths: I64 | None) -> tuple[F64, I64, Bags]:
         """Returns (features, sparse, bags), the last two with negative ids replaced.
 
         lengths: int64, rows of each request, one after another; None: all rows are of one.
         """
-        names, of = self._layouts[None]
+        names, of = self._columns[None]
         found = RequestRows(
             np.array([len(sparse)]) if lengths is None else lengths,
             self._numbers(dense, names),
@@ -133,7 +127,7 @@ class TensorFeatures:
         context: sparse, bags; candidate: dense, sparse; lengths: int64, candidates of each context.
         """
         (context_sparse, bags), (dense, sparse) = context, candidate
-        of_context, (names, of) = self._layouts["context"][1], self._layouts["candidate"]
+        of_context, (names, of) = self._columns["context"][1], self._columns["candidate"]
         found = RequestRows(
             lengths,
             self._numbers(dense, names),

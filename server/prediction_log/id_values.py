@@ -7,7 +7,7 @@ an update added have no value there: the log has them as missing.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from safetensors.numpy import load as load_arrays
 from polyrec.models.errors import DataError
 from polyrec.models.schema.batch import I64
 from polyrec.models.schema.popularity import VocabularyDescriptor, vocabulary_values
-from polyrec.models.schema.schema import Role, Schema
+from polyrec.models.schema.schema import ROLES, Role, Schema
 from polyrec.server.codecs.rows import Column, Columns, RankedTensors, RoleTensors, Tensors
 from polyrec.server.prediction_log.records import VocabularyFile
 
@@ -58,14 +58,9 @@ class IdValues:
     """The raw values of rows of ids, for one schema."""
 
     def __init__(self, schema: Schema) -> None:
-        self._schema = schema
         self._names = schema.context.names, schema.candidate.names
-        self._dense = [d.name for d in schema.dense]
-        self._singles = [f.name for f in schema.categorical if not f.multi]
-        self._given = {
-            role: ([d.name for d in layout.given], [f.name for f in layout.singles])
-            for role, layout in (("context", schema.context), ("candidate", schema.candidate))
-        }
+        self._tables = {f.name: f.table_name for f in schema.categorical}
+        self._columns = {role: schema.tensor_columns(role) for role in (None, *ROLES)}
 
     def columns(self, rows: Tensors | RankedTensors, values: ValuesByTable) -> Columns:
         """Returns the same rows as raw values; group: the number of each row's request."""
@@ -73,11 +68,11 @@ class IdValues:
         group = [0] * rows.rows if lengths is None else np.repeat(np.arange(lengths.size), lengths).tolist()
         if isinstance(rows, Tensors):
             both = RoleTensors(rows.dense, rows.sparse, rows.bags)
-            context = candidate = self._read(both, self._dense, self._singles, values)
+            context = candidate = self._read(None, both, values)
             contexts, context_row = rows.rows, None
         else:
-            context = self._of_role("context", rows.context, values)
-            candidate = self._of_role("candidate", rows.candidate, values)
+            context = self._read("context", rows.context, values)
+            candidate = self._read("candidate", rows.candidate, values)
             contexts, context_row = rows.context.rows, rows.context_row
         of_context, of_rows = self._names
         return Columns(
@@ -91,21 +86,16 @@ class IdValues:
             group,
         )
 
-    def _of_role(self, role: Role, tensors: RoleTensors, values: ValuesByTable) -> dict[str, Column]:
-        return self._read(tensors, *self._given[role], values)
-
-    def _read(
-        self, tensors: RoleTensors, dense: Sequence[str], singles: Sequence[str], values: ValuesByTable
-    ) -> dict[str, Column]:
-        """Columns by feature. dense, singles: names of the columns of the tensors."""
-        tables = {f.name: f.table_name for f in self._schema.categorical}
+    def _read(self, role: Role | None, tensors: RoleTensors, values: ValuesByTable) -> dict[str, Column]:
+        """Columns by feature. role: of the tensors; None: they have the features of both."""
+        dense, singles = self._columns[role]
         found: dict[str, Column] = {}
         for i, name in enumerate(dense):
             found[name] = tensors.dense[:, i].tolist()
         for i, name in enumerate(singles):
-            found[name] = _taken(values[tables[name]], tensors.sparse[:, i])
+            found[name] = _taken(values[self._tables[name]], tensors.sparse[:, i])
         for name, (ids, lengths) in tensors.bags.items():
-            flat, ends = _taken(values[tables[name]], ids), np.cumsum(lengths).tolist()
+            flat, ends = _taken(values[self._tables[name]], ids), np.cumsum(lengths).tolist()
             found[name] = [flat[a:b] for a, b in zip([0, *ends[:-1]], ends, strict=True)]
         return found
 

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from polyrec.models.schema.batch import I64
-from polyrec.server.codecs.rows import Bags, RankedTensors, RoleTensors, Tensors
+from polyrec.server.codecs.rows import RankedTensors, RoleTensors, Tensors
 from polyrec.server.record_pipe import framed
 
 ID_BYTES = 8
@@ -41,10 +41,8 @@ class IdTensors(msgspec.Struct, array_like=True, frozen=True):
         """The inverse of `of`."""
         dense = np.frombuffer(self.dense, np.float32).reshape(self.rows, -1)
         sparse = np.frombuffer(self.sparse, np.int64).reshape(self.rows, -1)
-        return RoleTensors(dense, sparse, self._bags())
-
-    def _bags(self) -> Bags:
-        return {name: (_integers(ids), _integers(lengths)) for name, (ids, lengths) in self.bags.items()}
+        bags = {name: (_integers(ids), _integers(lengths)) for name, (ids, lengths) in self.bags.items()}
+        return RoleTensors(dense, sparse, bags)
 
 
 class IdRows(msgspec.Struct, array_like=True, frozen=True, tag="ids"):

@@ -1,4 +1,4 @@
-"""Writes the prediction log: reads records from standard input, and rows in them, and writes Parquet files.
+"""Writes the prediction log: reads records from standard input, the rows in them, and writes Parquet files.
 
 Started by `server/prediction_log/log.py` only, which sends the settings as the first record. It ends, after
 writing what it has, when the server closes the pipe or dies.

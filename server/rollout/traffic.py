@@ -209,15 +209,14 @@ def value_reader(by: str, schema: Schema) -> ValueOf:
         if not name:
             raise Invalid("by: the header has no name; example: header:x-user-id")
         return lambda rows, headers: next((value for n, value in headers if n == name), None)
-    singles = [f for f in schema.categorical if not f.multi]
-    context = [f.name for f in singles if f.role == "context"]
+    context, both = (schema.tensor_columns(role)[1] for role in ("context", None))
     if by not in context:
         known = ", ".join(f"'{name}'" for name in context) or "none"
         raise Invalid(
             f"by: '{by}' is no single-valued context feature (there is {known}) and no header, like "
             "header:x-user-id"
         )
-    ranked_column, plain_column = context.index(by), [f.name for f in singles].index(by)
+    ranked_column, plain_column = context.index(by), both.index(by)
 
     def value(rows: Rows, headers: Headers) -> bytes | None:
         if isinstance(rows, Columns):

@@ -94,7 +94,7 @@ def _specialize_rows(schemas: Json, encoder: Encoder, max_rows: int) -> None:
 def infer_example(schema: Schema, examples: ExampleRows) -> Json:
     """An inference request of the example rows, in its plain form."""
     columns = examples.columns
-    singles = [f for f in schema.categorical if not f.multi]
+    singles = schema.singles
     tensors: list[Json] = []
     if schema.dense:
         dense = [columns[d.name] for d in schema.dense]
