@@ -25,6 +25,7 @@ from polyrec.models.data.remote.path import DataPath, data_path
 from polyrec.models.errors import DataError, SchemaError
 from polyrec.models.evaluation.metrics import auc
 from polyrec.models.files import validate_as
+from polyrec.models.powers import next_power_of_two
 from polyrec.models.schema.schema import RESERVED, Schema
 
 SAMPLE_ROWS = 200_000
@@ -264,7 +265,7 @@ def _bag(type_: pa.DataType, column: pa.ChunkedArray) -> tuple[dict[str, Any] | 
     distinct = pc.count_distinct(flat).as_py()
     longest = pc.max(pc.list_value_length(column)).as_py() or 1
     kind = {"type": "string" if string else "integer", "pooling": "mean"}
-    bag = kind | {"max_length": 1 << (longest - 1).bit_length()} | _rare(distinct)
+    bag = kind | {"max_length": next_power_of_two(longest)} | _rare(distinct)
     return bag, f"lists of up to {longest} of {distinct:,} values"
 
 

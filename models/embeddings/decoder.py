@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyrec.models.dlrm.batch_invariance import affine, min_batch_rows
+from polyrec.models.powers import next_power_of_two
 from polyrec.models.schema.batch import I64
 
 PADDING = 1.25
@@ -186,7 +187,7 @@ def hidden_by_rows(hidden: Sequence[int], rows: int) -> tuple[int, ...]:
 
     As many units as there are different inputs can represent any function of them.
     """
-    return tuple(min(size, max(LEAST_HIDDEN, 1 << (rows - 1).bit_length())) for size in hidden)
+    return tuple(min(size, max(LEAST_HIDDEN, next_power_of_two(rows))) for size in hidden)
 
 
 def keep_decoders(tensors: Mapping[str, Tensor], keep: Sequence[int]) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ import torch
 from polyrec.models.embeddings.stage import Stage, Vectors
 from polyrec.models.embeddings.store import FloatRows
 from polyrec.models.embeddings.table import TableStage
+from polyrec.models.powers import next_power_of_two
 from polyrec.models.schema.batch import F32, I64, Batch
 from polyrec.models.tiers.rows import TieredRows
 from polyrec.models.tiers.shared.slab_reader import SlabReader
@@ -51,8 +52,7 @@ class HostTable:
         first = context.size
         total = first + candidate.size
         if self._index.size < total:
-            # grown by doubling, so that a server stops allocating after its largest batches
-            self._index = np.empty(1 << max(total - 1, 0).bit_length(), np.int64)
+            self._index = np.empty(next_power_of_two(total), np.int64)
         index = self._index[:total]
         np.add(context, self._bases[0], index[:first].reshape(context.shape))
         np.add(candidate, self._bases[1], index[first:].reshape(candidate.shape))
@@ -84,7 +84,6 @@ class _ArrayRows:
 
     def __call__(self, index: I64) -> F32:
         if self._buffer.shape[0] < index.size:
-            size = 1 << max(index.size - 1, 0).bit_length()
-            self._buffer = np.empty((size, self._rows.shape[1]), np.float32)
+            self._buffer = np.empty((next_power_of_two(index.size), self._rows.shape[1]), np.float32)
         # "clip" checks nothing, as rows come from verified tables of ranks; else numpy copies its output
         return self._rows.take(index, 0, self._buffer[: index.size], "clip")

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyrec.models.dlrm.precision import Precision
+from polyrec.models.powers import next_power_of_two
 from polyrec.models.schema.batch import I64
 from polyrec.models.transfer import on_device
 
@@ -70,8 +71,7 @@ class FloatRows(nn.Module):
         if torch.is_grad_enabled():
             return F.embedding(index, self.weight, sparse=True)
         if self._buffer.shape[0] < index.numel() or self._buffer.device != index.device:
-            # grown by doubling, so that a server stops allocating after its largest batches
-            self._buffer = self.weight.new_empty((1 << max(index.numel() - 1, 0).bit_length(), self.width))
+            self._buffer = self.weight.new_empty((next_power_of_two(index.numel()), self.width))
         out = self._buffer[: index.numel()]
         return torch.index_select(self.weight, 0, index, out=out).float()
 
@@ -176,8 +176,8 @@ def first_columns(rows: Tensor, precision: Precision, width: int) -> Tensor:
     """
     if precision == "int4" and width % 2:
         raise ValueError(f"int4 packs two numbers a byte: a width of {width} is odd")
-    sizes = {"fp32": width, "bf16": width, "int8": width + HEAD, "int4": width // 2 + HEAD}
-    return rows[:, : sizes[precision]]
+    numbers = width if precision in ("fp32", "bf16") else bytes_per_row(width, precision)
+    return rows[:, :numbers]
 
 
 def as_index(rows: I64, device: torch.device) -> Tensor:

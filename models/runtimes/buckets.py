@@ -18,15 +18,11 @@ from torch import Tensor
 from polyrec.models.dlrm.batch_invariance import round_up_to_block
 from polyrec.models.dlrm.context_once import ContextOnce
 from polyrec.models.dlrm.dlrm import Inputs
+from polyrec.models.powers import next_power_of_two
 from polyrec.models.schema.batch import F32
 
 LARGEST = 4096
 """Maximum padded rows; larger batches are computed unpadded, since launch costs are then negligible."""
-
-
-def bucket(rows: int) -> int:
-    """Returns the smallest power of two that is at least `rows`."""
-    return 1 << (rows - 1).bit_length()
 
 
 def predict_unbucketed(
@@ -34,8 +30,8 @@ def predict_unbucketed(
 ) -> F32:
     """Computes probabilities, float32 [rows], of a batch without buckets. dtype: of the net's products.
 
-    fewest: least number of rows, and of contexts, in whole blocks, that the batch is filled up to with zeros
-        (models/dlrm/batch_invariance.py); 0: it is not.
+    min_rows: least number of rows, and of contexts, to which a batch is padded with zeros, in whole blocks
+        (models/dlrm/batch_invariance.py); 0: no padding.
     """
     rows = inputs.candidate.shape[0]
     dense_context, dense_candidate, context, candidate = (
@@ -120,8 +116,8 @@ class Buckets:
         return host
 
     def _shape(self, inputs: Inputs, rows: int) -> _Shape:
-        contexts = None if inputs.context_row is None else bucket(inputs.context.shape[0])
-        key = contexts, bucket(rows)
+        contexts = None if inputs.context_row is None else next_power_of_two(inputs.context.shape[0])
+        key = contexts, next_power_of_two(rows)
         if key not in self._shapes:
             self._shapes[key] = self._make_shape(inputs, *key)
         return self._shapes[key]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from polyrec.models.dlrm.precision import Precision
 from polyrec.models.embeddings.store import bytes_per_row, dequantize
+from polyrec.models.powers import next_power_of_two
 
 _UNITS = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.uint8, "int4": torch.uint8}
 
@@ -37,9 +38,9 @@ class RowFormat:
     def buffer(self, rows: int, device: torch.device | None = None) -> Tensor:
         """Returns room for at least `rows` rows, [more, units], in host memory or on a device.
 
-        A power of two, so that who replaces a buffer that is too small stops after the largest batches.
+        A power of two, so that replacing buffers that are too small ends after the largest batches.
         """
-        shape = (1 << max(rows - 1, 0).bit_length(), self.units)
+        shape = (next_power_of_two(rows), self.units)
         with torch.inference_mode(False):  # else it could be written in that mode only
             return torch.empty(shape, dtype=self.unit, device=device)
 

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from polyrec.models.embeddings.lookups import Lookups
 from polyrec.models.embeddings.stage import Vectors
+from polyrec.models.powers import next_power_of_two
 from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.device.device_plan import DevicePlan, can_plan
 from polyrec.models.tiers.device.kernels import PRECISIONS, available, sums
@@ -109,8 +110,8 @@ class FusedLookups:
     def _vectors(self, view: View, slots: LookupBags) -> tuple[Vectors, int]:
         row_format = self.stack.tiers.row_format
         if self._out.shape[0] < slots.bags:
-            more = 1 << (slots.bags - 1).bit_length()
-            self._out = torch.empty((more, row_format.width), device=self._hot.device)
+            shape = next_power_of_two(slots.bags), row_format.width
+            self._out = torch.empty(shape, device=self._hot.device)
         out = self._out[: slots.bags]
 
         if self._unplaced(view, slots):

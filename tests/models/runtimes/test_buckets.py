@@ -7,7 +7,7 @@ import torch
 from polyrec.models.dlrm.context_once import ContextOnce
 from polyrec.models.dlrm.dlrm import Architecture, DenseNet, Inputs
 from polyrec.models.embeddings.stage import PerBlock
-from polyrec.models.runtimes.buckets import LARGEST, Buckets, bucket
+from polyrec.models.runtimes.buckets import LARGEST, Buckets
 from polyrec.models.schema.batch import F32
 
 WIDTH, SLOTS, DENSE = 8, PerBlock(2, 3), PerBlock(2, 4)
@@ -96,11 +96,6 @@ def test_a_batch_of_no_rows_has_no_bucket() -> None:
         buckets = Buckets(net_of("dot"), torch.device("cpu"), torch.float32, capture=False)
         assert buckets(random_inputs(0, 0, None)).shape == (0,)
     assert not buckets.shapes
-
-
-@pytest.mark.parametrize(("rows", "wanted"), [(1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (4095, 4096)])
-def test_a_bucket_is_the_next_power_of_two(rows: int, wanted: int) -> None:
-    assert bucket(rows) == wanted
 
 
 @pytest.mark.gpu
