@@ -1,9 +1,8 @@
-"""Reads the messages of calls, of a limited number at a time.
+"""Reads the messages of a limited number of calls at a time.
 
-gRPC buffers a message until it is complete, and cannot bound the sum over calls; so the number of calls that
-are read is bounded. A message that has arrived is read at once, so the call that has waited longest for its
-message gives way to a new one: a client could otherwise keep out all others, and health checks, by calls
-without a message.
+gRPC buffers a message until it is complete and cannot bound the sum over calls, so the number of calls being
+read is bounded. A message that has arrived is read at once, so a new call displaces the one that has waited
+longest for its message: calls without a message could otherwise keep out all others, and health checks.
 """
 
 from __future__ import annotations
@@ -15,10 +14,11 @@ from typing import Any
 import grpc.aio
 
 from polyrec.server.errors import Malformed, TooBusy, TooSlow
+from polyrec.server.grpc.displacing import DisplacingSet
 
 
 class MessageReader:
-    """Reads the messages of calls that have one, of at most `most` calls at a time.
+    """Reads the messages of calls that have one, at most `most` at a time.
 
     exceeded: is called with the name of a limit that a call exceeds.
     """
@@ -27,18 +27,14 @@ class MessageReader:
         self._most = most
         self._exceeded = exceeded
         self._timeout_s = timeout_s
-        self._reading: dict[asyncio.Timeout, None] = {}
-        """Calls that are read, the earliest first."""
+        self._reading: DisplacingSet[asyncio.Timeout] = DisplacingSet(most)
 
     async def only(self, context: Any) -> bytes:
         """Reads the message of a call. Raises TooBusy, TooSlow, or Malformed if there is none."""
-        if len(self._reading) >= self._most:
-            earliest = next(iter(self._reading))
-            del self._reading[earliest]
-            if not earliest.expired():
-                earliest.reschedule(0.0)
         waiting = asyncio.timeout(self._timeout_s)
-        self._reading[waiting] = None
+        displaced = self._reading.add(waiting)
+        if displaced is not None and not displaced.expired():
+            displaced.reschedule(0.0)
         try:
             async with waiting:
                 message = await context.read()
@@ -49,7 +45,7 @@ class MessageReader:
             self._exceeded("grpc_message")
             raise TooSlow("grpc_message", f"the message did not arrive in {self._timeout_s:g} s") from None
         finally:
-            self._reading.pop(waiting, None)
+            self._reading.discard(waiting)
         if message is grpc.aio.EOF:
             raise Malformed("the call has no message")
         return bytes(message)

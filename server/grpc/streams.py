@@ -1,7 +1,7 @@
-"""Calls without an end of their own: limited in number, and ended with UNAVAILABLE when the server stops.
+"""Streaming calls: limited in number, and ended with UNAVAILABLE when the server stops.
 
-The one that has not been used for the longest time gives way to a new one: a client could otherwise keep out
-all others, and health watches, by streams that it does not use.
+A new stream displaces the one that was used longest ago: a client's unused streams could otherwise keep out
+all others, and health watches.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 from polyrec.server.errors import NotReady, RequestError, TooBusy
 from polyrec.server.grpc.calls import is_canceled
+from polyrec.server.grpc.displacing import DisplacingSet
 
 STOPPING = "the server is stopping; ask another"
 
@@ -37,8 +38,7 @@ class OpenStreams:
     def __init__(self, most: int, exceeded: Callable[[str], object]) -> None:
         self._most = most
         self._exceeded = exceeded
-        self._open: dict[OpenStream, None] = {}
-        """Open streams, the one that was used last at the end."""
+        self._open: DisplacingSet[OpenStream] = DisplacingSet(most)
         self._stopping = False
 
     @contextmanager
@@ -46,23 +46,19 @@ class OpenStreams:
         """Context of one stream. stop: as of an OpenStream. Raises NotReady."""
         if self._stopping:
             raise NotReady(STOPPING)
-        if len(self._open) >= self._most:
-            self._exceeded("grpc_streams")
-            idlest = next(iter(self._open))
-            del self._open[idlest]
-            idlest.end(TooBusy("grpc_streams", f"more than {self._most} streams are open"))
         stream = OpenStream(stop)
-        self._open[stream] = None
+        displaced = self._open.add(stream)
+        if displaced is not None:
+            self._exceeded("grpc_streams")
+            displaced.end(TooBusy("grpc_streams", f"more than {self._most} streams are open"))
         try:
             yield stream
         finally:
-            self._open.pop(stream, None)
+            self._open.discard(stream)
 
     def used(self, stream: OpenStream) -> None:
         """Notes that a stream is in use now."""
-        if stream in self._open:
-            del self._open[stream]
-            self._open[stream] = None
+        self._open.used(stream)
 
     async def run(self, work: Coroutine[Any, Any, None]) -> None:
         """Runs the work of a stream until it is done. Raises NotReady or TooBusy if it is ended early."""

@@ -1,0 +1,44 @@
+"""A set of limited size, in which a new member displaces the one that was used longest ago.
+
+Rejecting new members instead would let one client keep out all others, by calls that it opens and never uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class DisplacingSet(Generic[T]):
+    """At most `most` members, iterated in the order of their last use."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._members: dict[T, None] = {}
+
+    def add(self, member: T) -> T | None:
+        """Adds a member; returns the one that it displaces, None while there is room."""
+        displaced = None
+        if len(self._members) >= self._most:
+            displaced = next(iter(self._members))
+            del self._members[displaced]
+        self._members[member] = None
+        return displaced
+
+    def discard(self, member: T) -> None:
+        """Removes a member if it is still there."""
+        self._members.pop(member, None)
+
+    def used(self, member: T) -> None:
+        """Makes a member the last to be displaced, if it is still there."""
+        if member in self._members:
+            del self._members[member]
+            self._members[member] = None
+
+    def __contains__(self, member: object) -> bool:
+        return member in self._members
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._members)
