@@ -8,7 +8,7 @@ the same popularity order share one encoder.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -160,26 +160,13 @@ def _open(
     model_name: str | None,
     spare: bool,
 ) -> Serving:
-    lanes_of = plan.all_lanes()
     stacks = tiers.stacks
     runtimes = _runtimes(plan, bundles, stacks)
     qualities = _qualities(plan, bundles)
-    paths = tuple(
-        OpenPath(
-            planned,
-            bundles[planned.bundle].at_width(planned.width),
-            encoder,
-            qualities[planned.name],
-            _known(planned.accuracy, bundles[planned.bundle].at_width(planned.width), "accuracy"),
-            planned.latency or measure(runtimes[planned.name], encoder),
-            {e: metrics.endpoint(e, planned.name, qualities[planned.name]) for e in ENDPOINTS},
-            (b"x-polyrec-path", planned.name.encode()),
-        )
-        for planned, encoder in zip(plan.paths, encoders, strict=True)
-    )
+    paths = _open_paths(plan, metrics, bundles, encoders, runtimes, qualities)
     router = _router(plan, paths, routing_values(qualities, plan.differences))
     statistics = Statistics()
-    counted = [metrics.lane(lane.name) for lane in lanes_of]
+    counted = [metrics.lane(lane.name) for lane in plan.all_lanes()]
     drifts = drifts_of([p.bundle for p in paths])
     observer = Recorder(
         counted,
@@ -192,15 +179,7 @@ def _open(
     def on_death(lane: int) -> OnDeath:
         return lambda _: dispatchers[0].lane_died(lane)
 
-    openings: list[LaneOpening] = []
-    for i, lane in enumerate(lanes_of):
-        here = [(p.planned, p.bundle) for p in paths if p.planned.device == lane.device]
-        lane_runtimes: dict[str, Runtime] = {}
-        if lane.kind != "process":
-            # a runtime belongs to one lane; the first lane gets those that are open
-            lane_runtimes = {p.name: runtimes.pop(p.name) for p, _ in here if p.name in runtimes}
-        openings.append(LaneOpening(lane, here, on_death(i), lane_runtimes, stacks, spare))
-        log.info("lane %s: %s on %s", lane.name, lane.kind, lane.device)
+    openings = _lane_openings(plan, paths, runtimes, stacks, on_death, spare)
     manifest = paths[0].bundle.manifest
     schema = manifest.schema_
     decoder = Decoder(schema, plan.limits)
@@ -231,6 +210,56 @@ def _open(
         tiers,
         tuple(dict.fromkeys(drifts)),
     )
+
+
+def _open_paths(
+    plan: Plan,
+    metrics: Metrics,
+    bundles: Mapping[Path, Bundle],
+    encoders: Sequence[Encoder],
+    runtimes: Mapping[str, Runtime],
+    qualities: Mapping[str, float | None],
+) -> tuple[OpenPath, ...]:
+    """Returns the paths of a plan; measures the latency of those for which the plan has none."""
+    paths = []
+    for planned, encoder in zip(plan.paths, encoders, strict=True):
+        name, bundle = planned.name, bundles[planned.bundle].at_width(planned.width)
+        quality = qualities[name]
+        paths.append(
+            OpenPath(
+                planned,
+                bundle,
+                encoder,
+                quality,
+                _known(planned.accuracy, bundle, "accuracy"),
+                planned.latency or measure(runtimes[name], encoder),
+                {endpoint: metrics.endpoint(endpoint, name, quality) for endpoint in ENDPOINTS},
+                (b"x-polyrec-path", name.encode()),
+            )
+        )
+    return tuple(paths)
+
+
+def _lane_openings(
+    plan: Plan,
+    paths: Sequence[OpenPath],
+    runtimes: Mapping[str, Runtime],
+    stacks: Mapping[str, TierStack],
+    on_death: Callable[[int], OnDeath],
+    spare: bool,
+) -> list[LaneOpening]:
+    """Returns what each lane executes. on_death: makes the callback for the death of a lane, by its index."""
+    unused = dict(runtimes)
+    openings = []
+    for i, lane in enumerate(plan.all_lanes()):
+        here = [(p.planned, p.bundle) for p in paths if p.planned.device == lane.device]
+        lane_runtimes: dict[str, Runtime] = {}
+        if lane.kind != "process":
+            # a runtime belongs to one lane; the first lane gets those that are open
+            lane_runtimes = {p.name: unused.pop(p.name) for p, _ in here if p.name in unused}
+        openings.append(LaneOpening(lane, here, on_death(i), lane_runtimes, stacks, spare))
+        log.info("lane %s: %s on %s", lane.name, lane.kind, lane.device)
+    return openings
 
 
 def _runtimes(

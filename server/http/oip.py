@@ -143,60 +143,51 @@ def _model_routes(models: ModelRepository, infer: HotEndpoint) -> list[Endpoint]
         except NotReady as e:
             return error_reply(e)
 
-    unknown = (404, 503)
+    def documented(path: str, answer: Handler, summary: str, response: Any) -> Endpoint:
+        return _endpoint(path, answer, summary, response, errors=(404, 503))
+
     # before those of a model: `stats` is no model's name
     routes = [
         _endpoint(
             "/v2/models/stats", all_statistics, "Statistics of all models", StatisticsResponse, errors=(503,)
         )
     ]
+    described = document(lambda engine: metadata(engine.serving))
+    configured = document(configuration)
+    counted = document(lambda engine: statistics((engine,)))
     for root in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
         routes += [
-            _endpoint(
-                root,
-                document(lambda e: metadata(e.serving)),
-                "Inputs and output",
-                ModelMetadata,
-                errors=unknown,
-            ),
-            _endpoint(f"{root}/ready", ready, "Readiness of the model", ModelReady, errors=unknown),
-            _endpoint(
-                f"{root}/config",
-                document(configuration),
-                "Triton's model configuration",
-                ModelConfiguration,
-                errors=unknown,
-            ),
-            _endpoint(
-                f"{root}/stats",
-                document(lambda e: statistics((e,))),
-                "Statistics",
-                StatisticsResponse,
-                errors=unknown,
-            ),
-            _endpoint(
-                f"{root}/infer",
-                infer,
-                "Predict from tensors",
-                InferenceResponse,
-                method="POST",
-                description="Tensors as JSON, as binary data after the JSON, or mixed; see the headers.",
-                request=InferenceRequest,
-                headers=InferHeaders,
-                request_content={BINARY: {}},
-                content={BINARY: {}},
-                response_headers={
-                    **PATH_HEADER,
-                    "Inference-Header-Content-Length": {
-                        "description": "Bytes of the JSON; only if binary data follow.",
-                        "schema": {"type": "integer"},
-                    },
-                },
-                errors=(404, *CLIENT_ERRORS),
-                token="maybe",
-            ),
+            documented(root, described, "Inputs and output", ModelMetadata),
+            documented(f"{root}/ready", ready, "Readiness of the model", ModelReady),
+            documented(f"{root}/config", configured, "Triton's model configuration", ModelConfiguration),
+            documented(f"{root}/stats", counted, "Statistics", StatisticsResponse),
+            _infer_endpoint(f"{root}/infer", infer),
         ]
     return routes
+
+
+def _infer_endpoint(path: str, infer: HotEndpoint) -> Endpoint:
+    return _endpoint(
+        path,
+        infer,
+        "Predict from tensors",
+        InferenceResponse,
+        method="POST",
+        description="Tensors as JSON, as binary data after the JSON, or mixed; see the headers.",
+        request=InferenceRequest,
+        headers=InferHeaders,
+        request_content={BINARY: {}},
+        content={BINARY: {}},
+        response_headers={
+            **PATH_HEADER,
+            "Inference-Header-Content-Length": {
+                "description": "Bytes of the JSON; only if binary data follow.",
+                "schema": {"type": "integer"},
+            },
+        },
+        errors=(404, *CLIENT_ERRORS),
+        token="maybe",
+    )
 
 
 def _endpoint(path: str, answer: Handler | ASGIApp, summary: str, response: Any, **declared: Any) -> Endpoint:
