@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from polyrec.models.amounts import size
+from polyrec.models.schema.batch import F64
 from polyrec.planner.deployment.requirements import Requirements
 from polyrec.planner.deployment.solver.choice import Choice, choose, without_memory_limit, without_time_limit
 from polyrec.planner.deployment.solver.problem import Problem
@@ -38,20 +39,7 @@ def forecast(problem: Problem, choice: Choice, bounds: bool = True, others: Othe
     rows = (queries * problem.rows).sum(axis=1)
     information = float(np.dot(rows, [problem.paths[o.path].quality for o in options]))
     accuracy = [problem.paths[o.path].accuracy for o in options]
-    front = float((queries * problem.front_s).sum())
-    devices = []
-    for device, on in problem.lanes.items():
-        own = [k for k, o in enumerate(options) if problem.paths[o.path].path.device == device]
-        if not own:
-            continue
-        busy = sum(
-            float(queries[k, c] * options[k].cost_s[c]) for k in own for c in np.flatnonzero(queries[k] > 0)
-        )
-        busy += front if device == problem.inline else 0.0
-        price = choice.prices.get(device, 0.0)
-        devices.append(ExpectedDevice(device=device, lanes=on.count, load=busy / on.count, price=price))
-    if problem.inline is None and front:
-        devices.append(ExpectedDevice(device="front", lanes=1, load=front, price=choice.front_price))
+    devices = _devices(problem, choice, queries)
     kept = {c for o in problem.options for c in np.flatnonzero(np.isfinite(o.cost_s)).tolist()}
     lost = [c for c in range(len(problem.classes)) if c not in kept]
     unserved = float((shares * problem.rows)[lost].sum() / (shares * problem.rows).sum())
@@ -71,21 +59,49 @@ def forecast(problem: Problem, choice: Choice, bounds: bool = True, others: Othe
         quality=information / choice.rows if choice.rows else 0.0,
         correct_per_s=None if None in accuracy else float(np.dot(rows, [a or 0.0 for a in accuracy])),
         unserved=min(unserved, 1.0),
-        paths=tuple(
-            ExpectedPath(
-                path=problem.paths[o.path].path.name,
-                share=min(float(r / max(choice.rows, 1e-300)), 1.0),
-                quality=problem.paths[o.path].quality,
-                largest_rows=o.largest_rows,
-                batch_rows=o.batch_rows,
-            )
-            for o, r in zip(options, rows, strict=True)
-        ),
+        paths=_paths(problem, choice, rows),
         devices=tuple(devices),
         bound=bound,
         more=more,
         gap=choice.gap,
         cost_per_million=_cost(problem, [d.device for d in devices if d.device != "front"], choice.rows),
+    )
+
+
+def _devices(problem: Problem, choice: Choice, queries: F64) -> list[ExpectedDevice]:
+    """The load and the price of each device in use, and of the front if it has a core of its own.
+
+    queries: per second, [deployed, classes].
+    """
+    options = [problem.options[i] for i in choice.options]
+    front = float((queries * problem.front_s).sum())
+    devices = []
+    for device, on in problem.lanes.items():
+        own = [k for k, o in enumerate(options) if problem.paths[o.path].path.device == device]
+        if not own:
+            continue
+        busy = sum(
+            float(queries[k, c] * options[k].cost_s[c]) for k in own for c in np.flatnonzero(queries[k] > 0)
+        )
+        busy += front if device == problem.inline else 0.0
+        price = choice.prices.get(device, 0.0)
+        devices.append(ExpectedDevice(device=device, lanes=on.count, load=busy / on.count, price=price))
+    if problem.inline is None and front:
+        devices.append(ExpectedDevice(device="front", lanes=1, load=front, price=choice.front_price))
+    return devices
+
+
+def _paths(problem: Problem, choice: Choice, rows: F64) -> tuple[ExpectedPath, ...]:
+    """The share of each deployed path. rows: per second, [deployed]."""
+    return tuple(
+        ExpectedPath(
+            path=problem.paths[o.path].path.name,
+            share=min(float(r / max(choice.rows, 1e-300)), 1.0),
+            quality=problem.paths[o.path].quality,
+            largest_rows=o.largest_rows,
+            batch_rows=o.batch_rows,
+        )
+        for o, r in zip((problem.options[i] for i in choice.options), rows, strict=True)
     )
 
 

@@ -47,7 +47,7 @@ class WeightedRandom(RoundRobin):
 class LeastOutstanding(WeightedRandom):
     """Picks the replica with the fewest unanswered queries, a random one of equals.
 
-    Counts only what this dispatcher sent, so its state is never old.
+    Counts only queries that this dispatcher sent, so its state is never stale.
     """
 
     def __init__(self, weights: Sequence[float], rng: Random) -> None:

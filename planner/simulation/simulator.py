@@ -150,14 +150,7 @@ class Simulator:
                     break  # only ticks are left
                 due_s = min(due_s, tick_s)
                 if due_s > self._now_s:
-                    self._slept = True
-                    slept_s = due_s - self._now_s
-                    self._next_preemption_s += slept_s  # preemption of an idle core costs nothing
-                    self._now_s = due_s + self._wake_penalty_s(slept_s) * self._factor
-                    if due_s == event_s:
-                        self._now_s += costs.wake_s * self._factor
-                    if self._core:
-                        self._now_s = self._core.free_s(self._now_s)
+                    self._sleep(due_s, due_s == event_s)
             # Timers, then what the sockets and lanes have, then callbacks: an iteration of the live loop.
             polled_s = self._now_s
             self._factor = self._slowdown(polled_s)
@@ -195,6 +188,9 @@ class Simulator:
             self._preempt()
         if progress is not None:
             progress(n)
+        return self._outcomes()
+
+    def _outcomes(self) -> Outcomes:
         arrival_s, rows, deadline_s = self._arrays
         return Outcomes(
             tuple(p.name for p in self.router.paths),
@@ -206,8 +202,19 @@ class Simulator:
             np.asarray(self._finish),
             np.asarray(self._path, np.int64),
             np.asarray(self._status, np.int64),
-            float(arrival_s[-1]) if n else 0.0,
+            float(arrival_s[-1]) if arrival_s.size else 0.0,
         )
+
+    def _sleep(self, due_s: float, by_event: bool) -> None:
+        """Advances time to the idle loop's next work. by_event: woken by a socket or a lane, not a timer."""
+        self._slept = True
+        slept_s = due_s - self._now_s
+        self._next_preemption_s += slept_s  # preemption of an idle core costs nothing
+        self._now_s = due_s + self._wake_penalty_s(slept_s) * self._factor
+        if by_event:
+            self._now_s += self._costs.wake_s * self._factor
+        if self._core:
+            self._now_s = self._core.free_s(self._now_s)
 
     def _wake_penalty_s(self, slept_s: float) -> float:
         """Extra seconds of the first work after a sleep, interpolated from `Costs.cooled`."""

@@ -34,6 +34,9 @@ class BestNode:
     value: float
 
 
+NO_NODE = BestNode(frozenset(), 0.0)
+
+
 def fits(offer: NodeOffer, paths: Collection[int]) -> bool:
     """Whether a node can hold these paths together."""
     for device, budget in offer.bytes.items():
@@ -47,75 +50,112 @@ def fits(offer: NodeOffer, paths: Collection[int]) -> bool:
     return True
 
 
-def best_node(offer: NodeOffer, worth: list[F64]) -> BestNode:
-    """Returns the node that is worth most.
+class _NodeProgram:
+    """The mixed-integer program of the best node, built column by column and row by row.
 
-    worth: of a query a second of each class on each runnable, [classes] each.
+    Columns: whether each path is open (0 or 1), queries per second of one class on one path, and whether rows
+    of a bundle or working memory of a model are charged. Rows: limits of resources, of paths that are not
+    open, and of memory.
     """
-    n = len(offer.runnables)
-    gain: list[float] = [0.0] * n
-    rows: list[int] = []
-    columns: list[int] = []
-    values: list[float] = []
-    limits: list[float] = list(offer.capacity)
 
-    def put(row: int, column: int, value: float) -> None:
-        rows.append(row)
-        columns.append(column)
-        values.append(value)
+    def __init__(self, offer: NodeOffer) -> None:
+        self._offer = offer
+        self._gain = [0.0] * len(offer.runnables)
+        self._limits: list[float] = list(offer.capacity)
+        self._rows: list[int] = []
+        self._columns: list[int] = []
+        self._values: list[float] = []
 
-    for i, r in enumerate(offer.runnables):
-        for c in np.flatnonzero(np.isfinite(r.usage).all(axis=0) & (worth[i] > 0)).tolist():
-            column = len(gain)
-            gain.append(float(worth[i][c]))
+    @property
+    def has_queries(self) -> bool:
+        """Whether any query can be answered with a gain."""
+        return any(self._gain)
+
+    def add_queries(self, path: int, worth: F64) -> None:
+        """Adds the classes that a path can answer. worth: of a query a second of each class, [classes]."""
+        usage, capacity = self._offer.runnables[path].usage, self._offer.capacity
+        for c in np.flatnonzero(np.isfinite(usage).all(axis=0) & (worth > 0)).tolist():
+            column = self._column(float(worth[c]))
             most = np.inf
-            for resource in np.flatnonzero(r.usage[:, c]).tolist():
-                put(resource, column, float(r.usage[resource, c]))
-                most = min(most, float(offer.capacity[resource] / r.usage[resource, c]))
+            for resource in np.flatnonzero(usage[:, c]).tolist():
+                self._put(resource, column, float(usage[resource, c]))
+                most = min(most, float(capacity[resource] / usage[resource, c]))
             # only on an open path
-            put(len(limits), column, 1.0 / most)
-            put(len(limits), i, -1.0)
-            limits.append(0.0)
-    continuous_from = len(gain)
-    for device, budget in offer.bytes.items():
-        own = [i for i in range(n) if offer.runnables[i].device == device]
+            row = self._row(0.0)
+            self._put(row, column, 1.0 / most)
+            self._put(row, path, -1.0)
+
+    def add_memory(self, device: str, budget: float) -> None:
+        """Limits the bytes of open paths on a device: rows once a bundle, working memory once a model."""
         unit = max(budget, 1.0)
-        total = len(limits)
-        limits.append(1.0)
+        total = self._row(1.0)
+        lanes = self._offer.lanes.get(device, 1)
         charged: dict[tuple[str, object], int] = {}
-        for i in own:
-            r = offer.runnables[i]
-            put(total, i, r.fixed_bytes / unit)
-            lanes = offer.lanes.get(device, 1)
+        for path, r in enumerate(self._offer.runnables):
+            if r.device != device:
+                continue
+            self._put(total, path, r.fixed_bytes / unit)
             for key, size, times in (
                 (("rows", r.bundle), r.rows_bytes, 1),
                 (("peak", r.model), r.peak_bytes, lanes),
             ):
                 if key not in charged:
-                    charged[key] = len(gain)
-                    gain.append(0.0)
-                    put(total, charged[key], float(times))
-                put(len(limits), i, size / unit)
-                put(len(limits), charged[key], -1.0)
-                limits.append(0.0)
-    if continuous_from == n:
-        return BestNode(frozenset(), 0.0)
-    unit_gain = max(float(np.max(np.abs(gain))), 1e-300)
-    upper = np.full(len(gain), np.inf)
-    upper[:n] = 1.0
-    result = milp(
-        -np.array(gain) / unit_gain,
-        integrality=np.arange(len(gain)) < n,
-        bounds=Bounds(np.zeros(len(gain)), upper),
-        constraints=LinearConstraint(
-            coo_array((values, (rows, columns)), shape=(len(limits), len(gain))).tocsr(), ub=np.array(limits)
-        ),
-        options={"mip_rel_gap": 1e-7, "time_limit": TIME_LIMIT_S},
-    )
-    if result.x is None:
-        return BestNode(frozenset(), 0.0)
-    chosen = [i for i in range(n) if result.x[i] > 0.5]
-    return BestNode(frozenset(_filled(offer, chosen)), -float(result.fun) * unit_gain)
+                    charged[key] = self._column(0.0)
+                    self._put(total, charged[key], float(times))
+                row = self._row(0.0)
+                self._put(row, path, size / unit)
+                self._put(row, charged[key], -1.0)
+
+    def solve(self) -> tuple[list[int], float] | None:
+        """Returns the open paths and their value; None if none was found within the time limit."""
+        n, columns = len(self._offer.runnables), len(self._gain)
+        unit = max(float(np.max(np.abs(self._gain))), 1e-300)
+        upper = np.full(columns, np.inf)
+        upper[:n] = 1.0
+        places = self._values, (self._rows, self._columns)
+        limits = np.array(self._limits)
+        result = milp(
+            -np.array(self._gain) / unit,
+            integrality=np.arange(columns) < n,
+            bounds=Bounds(np.zeros(columns), upper),
+            constraints=LinearConstraint(coo_array(places, shape=(limits.size, columns)).tocsr(), ub=limits),
+            options={"mip_rel_gap": 1e-7, "time_limit": TIME_LIMIT_S},
+        )
+        if result.x is None:
+            return None
+        return [i for i in range(n) if result.x[i] > 0.5], -float(result.fun) * unit
+
+    def _column(self, gain: float) -> int:
+        self._gain.append(gain)
+        return len(self._gain) - 1
+
+    def _row(self, limit: float) -> int:
+        self._limits.append(limit)
+        return len(self._limits) - 1
+
+    def _put(self, row: int, column: int, value: float) -> None:
+        self._rows.append(row)
+        self._columns.append(column)
+        self._values.append(value)
+
+
+def best_node(offer: NodeOffer, worth: list[F64]) -> BestNode:
+    """Returns the node that is worth most.
+
+    worth: of a query a second of each class on each runnable, [classes] each.
+    """
+    program = _NodeProgram(offer)
+    for path, by_class in enumerate(worth):
+        program.add_queries(path, by_class)
+    if not program.has_queries:
+        return NO_NODE
+    for device, budget in offer.bytes.items():
+        program.add_memory(device, budget)
+    solution = program.solve()
+    if solution is None:
+        return NO_NODE
+    chosen, value = solution
+    return BestNode(frozenset(_filled(offer, chosen)), value)
 
 
 def starting_paths(offer: NodeOffer) -> list[Paths]:
