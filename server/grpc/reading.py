@@ -13,8 +13,8 @@ from typing import Any
 
 import grpc.aio
 
+from polyrec.server.displacing import DisplacingSet
 from polyrec.server.errors import Malformed, TooBusy, TooSlow
-from polyrec.server.grpc.displacing import DisplacingSet
 
 
 class MessageReader:

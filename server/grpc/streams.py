@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from polyrec.server.displacing import DisplacingSet
 from polyrec.server.errors import NotReady, RequestError, TooBusy
 from polyrec.server.grpc.calls import is_canceled
-from polyrec.server.grpc.displacing import DisplacingSet
 
 STOPPING = "the server is stopping; ask another"
 

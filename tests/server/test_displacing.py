@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrec.server.grpc.displacing import DisplacingSet
+from polyrec.server.displacing import DisplacingSet
 
 
 @given(
