@@ -92,7 +92,7 @@ class HAProxy:
     async def _wait_for_master(self) -> None:
         """Waits until the master takes commands. Raises ClusterError.
 
-        It executes itself anew after each start of a worker; a signal would end it meanwhile, or be lost.
+        The master re-executes itself after each start of a worker; a signal then would end it or be lost.
         """
 
         async def answers() -> bool:

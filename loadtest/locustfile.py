@@ -151,7 +151,7 @@ def _prepare(environment: Environment, **_: object) -> None:
                 _requests(user.kind)
     if environment.web_ui is not None:
         _extend(environment, environment.web_ui)
-    # gevent's clock stood still meanwhile; --run-time would count from before
+    # gevent's clock stood still during this; --run-time would count from before
     gevent.get_hub().loop.update_now()
 
 

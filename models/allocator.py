@@ -1,6 +1,6 @@
 """Stops glibc from returning freed memory to the operating system.
 
-By default glibc maps each large array anew and unmaps it when it is freed, so that every batch pays a page
+By default glibc maps each large array separately and unmaps it when it is freed, so every batch pays a page
 fault for each 4 KiB it touches. On a busy virtual machine this can cost more than the arithmetic: hashing
 3,000 ids into 1,024 numbers each took 105 us an id with the default and 45 us with memory retained, on 2
 cores shared with four other jobs; on the idle machine both took 3.4 us.

@@ -3,7 +3,7 @@
 `polyrec plan` writes them into the plan file, for people and for comparison with measurements; a server
 ignores them. Rates are rows per second. The objective is information per second within the
 SLO: rows answered in time, each weighted by its path's quality. MP-Rec's correct-prediction throughput, the
-same weighted by accuracy, stands beside it.
+same weighted by accuracy, is also given.
 """
 
 from __future__ import annotations

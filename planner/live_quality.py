@@ -27,7 +27,7 @@ def following_values(
     """Returns what an answered row of each path is worth after its live quality is considered, above 0.
 
     values: offline (planner/quality.py). differences: of live quality to that of `reference_path`, by path;
-    paths without one keep their value, as the reference does. bound: most that a value moves, as a share of
+    paths without one, and the reference, keep their value. bound: most that a value moves, as a share of
     the best offline value.
     """
     best = values[reference_path(values)]

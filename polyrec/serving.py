@@ -46,7 +46,7 @@ class RunningServer:
         return AsyncClient(self.url, **options)
 
     def stop(self) -> None:
-        """Ends the server: it answers what it has begun, and is gone when this returns."""
+        """Stops the server: it answers the requests that it has begun, and has ended when this returns."""
         self._finalizer()
 
     def __enter__(self) -> RunningServer:

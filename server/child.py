@@ -65,7 +65,7 @@ def start(
     """Starts a server process with these settings (port 0 unless given) and waits until it is ready.
 
     core: the only processor core it may use. lifeline: whether the server is killed when this process ends,
-    in whatever way. Raises StartFailed if it ends before it is ready.
+    for any reason. Raises StartFailed if it ends before it is ready.
     """
     theirs, ours = os.pipe() if lifeline else (None, None)
     inherited = () if theirs is None else (theirs,)

@@ -144,7 +144,7 @@ class RecordPipe:
             self._log.warning("%d %s were dropped", self.dropped, self._records)
 
     def kill(self) -> None:
-        """Ends the process at once; what it had not dealt with is lost."""
+        """Ends the process at once; records that it has not handled are lost."""
         self.alive = False
         self._flush_when_writable(None)
         assert self._process.stdin is not None

@@ -1,4 +1,4 @@
-"""Ids that tell requests apart in answers, logs and traces: the client's, or one made here.
+"""Ids of requests in answers, logs and traces: the client's, or generated here.
 
 A made id is random for each process and counted within it, as drawing random bytes for each request would
 cost more than the rest of writing an answer's head.

@@ -63,7 +63,7 @@ def filled(head: bytes, unit: bytes, tail: bytes, size: int) -> bytes:
 
 
 def shapes(schema: Schema, size: int, rows: int) -> Iterator[Shape]:
-    """Bodies of up to `size` bytes that are slow to read, whatever becomes of them."""
+    """Bodies of up to `size` bytes that are slow to read, whether accepted or not."""
     number = next(f.name for f in schema.dense).encode()
     string = next(f.name for f in schema.categorical if not f.multi and f.type == "string").encode()
     first = schema.categorical[0].name.encode()
@@ -123,7 +123,7 @@ def _integer(schema: Schema) -> str:
 
 
 def listed_values(schema: Schema) -> int:
-    """Values in a list of a row of which a full request can have as many as it has rows."""
+    """Values in a row's list of which a full request can have one per row."""
     features = len(schema.dense) + len(schema.categorical)
     return (FULL_VALUES // ROWS - features) // max(1, sum(f.multi for f in schema.categorical)) - 1
 

@@ -29,7 +29,7 @@ LIMIT_US = 15.0
 
 
 class Nothing:
-    """Takes whatever it is told, and keeps none of it."""
+    """Accepts all observations and stores none."""
 
     @property
     def outcomes(self) -> Nothing:

@@ -1,6 +1,6 @@
 """The pictures of the status page in docs/pictures: calm, a lane killed, a peak, overloaded, on a phone.
 
-A server of its own answers: with its best path, with cheaper ones, and more than it can.
+Starts a server and puts it under three loads: its best path suffices, cheaper ones are needed, overload.
 
     python -m benchmarks.operations.status_pictures --plan PLAN  # nice -n -20: Chromium is on the same cores
 

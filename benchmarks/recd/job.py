@@ -87,7 +87,7 @@ def memory(key: str) -> int:
 
 
 def forget() -> int:
-    """Begins a new VmHWM; gives what the process has now."""
+    """Resets VmHWM; returns the current resident memory."""
     Path("/proc/self/clear_refs").write_text("5")
     return memory("VmRSS")
 

@@ -78,7 +78,7 @@ def decision_costs(queries: int = QUERIES) -> list[dict[str, Any]]:
 
 
 class _Timed(Router):
-    """A router that records the durations of its calls, none of which calls another one."""
+    """A router that records the durations of its calls, which are not nested."""
 
     def __init__(self, state: RouterState) -> None:
         super().__init__(state)

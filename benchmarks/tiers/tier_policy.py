@@ -1,4 +1,4 @@
-"""The tiers' choice of rows in memory, without the rows: the very prefix, cache and split that serve."""
+"""The tiers' choice of rows in memory, without the rows: the same prefix, cache and split as in a server."""
 
 from __future__ import annotations
 

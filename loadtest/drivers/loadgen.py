@@ -76,7 +76,7 @@ class Sender:
         self._thread = threading.Thread(target=self._run, name="sending", daemon=True)
 
     def __enter__(self) -> Sender:
-        """Raises LoadError if nobody listens."""
+        """Raises LoadError if no server listens."""
         self._thread.start()
         self._ready.wait()
         if self._error is not None:

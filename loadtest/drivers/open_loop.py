@@ -1,4 +1,4 @@
-"""The open-loop driver: sends requests at scheduled times, whatever the server does.
+"""The open-loop driver: sends requests at scheduled times, without waiting for answers.
 
 A `Load` goes in, an `Outcome` comes out. Latency runs from the *intended* departure, so that a stall counts
 for every request that it delays (no coordinated omission). The driver also measures its own lag, and figures

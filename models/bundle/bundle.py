@@ -77,7 +77,7 @@ class Bundle:
 
     path: where it was loaded from; the folder may have been replaced since. files: its open files. rows: the
     mapped tensors of the embedding stage. width: one of nested widths, at which it is an ordinary model whose
-    rows are the first columns; None: all widths, of which the widest serves.
+    rows are the first columns; None: all widths, the widest of which is served.
     """
 
     path: Path

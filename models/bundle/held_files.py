@@ -39,7 +39,7 @@ class HeldFiles:
 
 
 def hold_files(folder: Path, names: Sequence[str]) -> HeldFiles:
-    """Opens regular files of one folder, all from the same folder even if it is replaced meanwhile.
+    """Opens regular files of one folder; all are from the same one even if it is replaced in between.
 
     Raises HoldError.
     """

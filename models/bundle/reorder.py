@@ -2,7 +2,7 @@
 
 Ids and values stay; ranks, counts and the stored rows move together. Stored rows are bytes to this module, so
 every precision is permuted without loss. A table that is partly computed stores its hottest rows, so its new
-prefix is filled from the model: rows that enter it are computed once more, and those that leave it must equal
+prefix is filled from the model: rows that enter it are computed again, and those that leave it must equal
 what the decoder computes for them.
 """
 

@@ -122,7 +122,7 @@ def _fits(kind: Kind, type_: pa.DataType) -> bool:
 
 
 def _remedy(kind: Kind, type_: pa.DataType) -> str:
-    """Returns what to do about a type that does not fit, in brackets; empty where nothing simple helps."""
+    """Returns a hint about a type that does not fit, in brackets; empty if there is no simple remedy."""
     lists = kind in ("strings", "integers")
     if lists and not (pt.is_list(type_) or pt.is_large_list(type_)):
         return ""

@@ -183,7 +183,7 @@ def _label(data: pa.Table, given: str | None, path: DataPath) -> tuple[dict[str,
 
 
 def _group(data: pa.Table, columns: Sequence[str], given: str | None) -> tuple[str | None, str]:
-    """Returns the column that tells requests apart, and why; None without one."""
+    """Returns the column that identifies requests, and the reason; None if there is none."""
     for column in [given] if given else [c for c in columns if GROUP.search(c)]:
         if pt.is_nested(data[column].type):
             continue

@@ -7,7 +7,7 @@ rows) after a multiple of four. Results differ in the last bits of fp32. If that
 int8, the answer changes by about 1e-4, and in fp32 by up to 4e-6 where large numbers cancel out: a request
 would be answered differently in a batch than alone. So products are padded with zeros.
 
-The inputs of products in bf16 are padded to a multiple of TILE, too. On processors with AMX, oneDNN fills
+The inputs of bf16 products are also padded to a multiple of TILE. On processors with AMX, oneDNN fills
 the last tile of a row with the beginning of the next row, times weights of zero: if that row is not finite,
 neither is this one's result (torch 2.13 on a Xeon with AMX: 3 inputs and 1,366 rows, or 34 and 68).
 """

@@ -137,7 +137,7 @@ class Decoders(nn.Module):
 
 
 class DecodersByRows(nn.Module):
-    """MLPs like `Decoders`, each with hidden widths of its own: a few ids need no wide layer.
+    """MLPs like `Decoders`, but with separate hidden widths: a table of few ids needs no wide layer.
 
     hidden: of each table. Tables share no product here; on a CPU, ONNX Runtime executes either kind one table
     after the other.
@@ -225,7 +225,7 @@ class BatchNorm(nn.Module):
     def forward(self, x: Tensor, counts: Tensor, first: int, last: int) -> Tensor:
         """Normalizes x [last - first, longest, size], of which table t has counts[t] rows, then padding."""
         own = slice(first, last)
-        # statistics are summed in the precision that they are kept in, whatever the products' is
+        # statistics are summed in the precision in which they are stored, not in that of the products
         x = x.to(self.gain.dtype)
         if not self.training:
             scale, shift = self.scale_and_shift()

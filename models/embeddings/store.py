@@ -3,7 +3,7 @@
     fp32   4 bytes a number
     bf16   2
     int8   1, and 3 a row: x = scale * (q - zero), scale in bf16, zero in uint8
-    int4   half, and 3 a row, likewise with q in 0 ... 15
+    int4   half, and 3 a row: the same with q in 0 ... 15
 
 The quantized forms keep scale, zero and numbers of a row side by side in bytes, so that a look-up
 touches one place; row-wise scale and bias as in fbgemm, with the bias stored as a zero point (-scale * zero),

@@ -164,7 +164,7 @@ class RequestFeatures:
                         np.subtract(x, number.statistic(r.to or ""), out=out[i])
                     else:
                         np.divide(x, number.statistic(r.to or ""), out=out[i])
-        # what is undefined, or too large, is infinite until here
+        # values that are undefined or too large are infinite up to this point
         np.copyto(out, np.nan, where=np.isinf(out))
         return out.T
 

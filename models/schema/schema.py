@@ -205,7 +205,7 @@ class Schema(Strict):
     """The features of requests and data, the label, and the split.
 
     dense: numbers that clients and data give. request: numbers computed from a request's rows.
-    group: the column of the data that tells requests apart.
+    group: the column of the data that identifies requests.
     """
 
     name: Name

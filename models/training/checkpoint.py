@@ -3,7 +3,7 @@
 One safetensors file for each training of a command (`fit`, `refit`): weights, optimizer state, averaged and
 best weights as tensors; step, position in the data, random states and checks as JSON in the header. A file is
 written under another name, synced and renamed, so that a kill at any moment leaves the old or the new one.
-The header also says of what training it is, and another training is refused.
+The header also identifies the training; another training cannot load the checkpoint.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Checkpoints:
         Raises ResumeError if it cannot be read or is of another command.
         """
         file = self._file(training)
-        # what a killed process was writing
+        # left by a killed process
         for left in self._folder.glob(f".{file.name}.partial-*"):
             left.unlink(missing_ok=True)
         try:

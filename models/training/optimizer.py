@@ -48,7 +48,7 @@ class RowWiseAdagrad:
 
     @torch.no_grad()
     def step(self, scale: float = 1.0) -> None:
-        """One update with `lr * scale`, then forgets the gradients."""
+        """Makes one update with `lr * scale`, then clears the gradients."""
         for parameter, accumulators in self._state:
             if parameter.grad is None:
                 continue

@@ -118,7 +118,7 @@ class Option:
 
     @property
     def file_bytes(self) -> float:
-        """Bytes of the disk's file, which has the resident rows, too."""
+        """Bytes of the disk's file, which also has the resident rows."""
         return self.resident + self.next_tier_bytes if self.tier == "disk" and self.next_tier_bytes else 0.0
 
     @property

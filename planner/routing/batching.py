@@ -1,7 +1,7 @@
 """Batching: forms the batch of a free lane from the queue.
 
 The head of the queue decides how long a batch may take; the pieces behind it join while the head stays in
-time and merging pays. Of the paths, the one of highest value is taken that leaves the rest of the queue, and
+time and merging pays. The path chosen is the one of highest value that leaves the rest of the queue, and
 the arrivals expected meanwhile, feasible on the fastest paths (feasibility.py). A query too large for one
 batch is split over several lanes. A lane much slower than others helps only with what those would not do in
 time, from the end of the queue. Queries that still wait for rows of a slow tier (queue.py) join no others.

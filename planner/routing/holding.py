@@ -1,6 +1,6 @@
 """Holds queries whose rows are still being read from a slow tier (popular first: FAE, Hotline).
 
-What is hot does not wait for what is cold: a query with misses is held beside the queue while its rows are
+Hot queries do not wait for cold ones: a query with misses is held beside the queue while its rows are
 read, and lanes execute others. With its rows there, a batch of it still takes longer than a hot one, as rows
 enter the cache; so it is queued when a lane is free and nothing else waits, or after half of its budget.
 While its rows are not there, it is queued when its deadline barely allows to execute it, and its batch waits
@@ -38,7 +38,7 @@ def hold(state: RouterState, query: Query, misses: Misses, now_s: float) -> Reje
 
 
 def be_ready(state: RouterState, query: Query) -> None:
-    """Lets a query whose rows are there be queued when nothing else waits, or after a part of its budget."""
+    """Allows a query whose rows were read to be queued when no other waits, or after part of its budget."""
     budget_s = query.deadline_s - query.arrival_s
     state.queue.be_ready(query, query.arrival_s + PASSED_SHARE * budget_s)
 

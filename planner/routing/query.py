@@ -98,7 +98,7 @@ class Dispatch:
 
     median_s, tail_s: predicted service time. probe: a test of a lane that was slow or stalled; its query also
     stays in the queue for other lanes, and the first answer counts. lost: abandoned; its queries were queued
-    again or settled, and a late answer counts only for a query without one. waits: for rows that are still
+    again or settled, and a late answer counts only if there is no other. waits: for rows that are still
     being read.
     """
 

@@ -57,10 +57,10 @@ class Router:
     ) -> Rejection | None:
         """Rejects a query before it is parsed, if `offer` would reject it; None: parse and offer it.
 
-        Past capacity, goodput is what rejections leave of the core. A query is rejected if its deadline has
-        passed; if this reading round has rejected one that was no larger and had no less time; or if it would
-        be rejected even with LIKELY_ROWS_FACTOR of its estimated rows. Only for queries without priority or
-        required quality. size: anything that grows with the rows, as passed to `offer`.
+        Above capacity, goodput depends on the time of the core that rejections leave. A query is rejected if
+        its deadline has passed; if this reading round has rejected one that was no larger and had no less
+        time; or if it would be rejected even with LIKELY_ROWS_FACTOR of its estimated rows. Only for queries
+        without priority or required quality. size: anything that grows with the rows, as passed to `offer`.
         """
         reading, state = self._round, self.state
         if deadline_s <= now_s:
@@ -346,7 +346,7 @@ class Router:
         self.policy.prepare(state)
 
     def set_worths(self, worths: Mapping[str, float]) -> None:
-        """Changes what an answered row of each path is worth, from the next decision on. worths: by name."""
+        """Changes the value of an answered row of each path, from the next decision on. worths: by name."""
         state = self.state
         for path in state.paths:
             path.worth = worths[path.name]

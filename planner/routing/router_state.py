@@ -26,7 +26,7 @@ from polyrec.planner.routing.queue import Queue
 
 MIN_INLINE_BATCH_S, MAX_INLINE_BATCH_S = 0.005, 0.02
 """Bounds of the time for which an inline lane blocks the event loop if a smaller batch can do: a part of a
-large query costs what a batch costs apart from its rows, and meanwhile nothing is read."""
+large query costs what a batch costs apart from its rows, and requests are not read in that time."""
 FASTER_FACTOR = 2.0
 """A lane of the same device counts as faster if its rate is at least this many times as high."""
 OVERFLOW_EXPONENT = 8.0
@@ -37,7 +37,7 @@ VALUE_TOLERANCE = 1e-6
 """Paths whose value minus price differs by at most this many correct predictions a row tie."""
 INF = float("inf")
 BATCH_SHARE = 0.4
-"""Maximum share of the usual budget that a merged batch may take, as it delays whatever arrives behind it."""
+"""Maximum share of the usual budget that a merged batch may take, as it delays all later arrivals."""
 
 
 class BestPath(NamedTuple):
@@ -275,7 +275,7 @@ class RouterState:
     def _order_paths(self, lane: LaneState, max_value: float) -> None:
         """Sets the lane's paths in order of value, its fastest path and its rate.
 
-        None is faster than the path of most value a second, which is worth more past capacity, too.
+        Leaves out paths faster than the one of most value a second, which is worth more above capacity, too.
         """
         paths = self.paths
         usable = [p for p in lane.paths if p in self.allowed_paths and 0 < paths[p].value <= max_value]
@@ -315,8 +315,8 @@ class RouterState:
     def is_possible(self, rows: int, budget_s: float, required: bool = False) -> bool:
         """Whether a query is answered within its budget if it is alone, on the fastest path that it allows.
 
-        Clients choose their budgets. One that is too small whatever the load says nothing about the load, and
-        must not change what others get. required: only paths of the highest value may answer.
+        Clients choose their budgets. One that is too small at any load says nothing about the load, and must
+        not affect the answers to others. required: only paths of the highest value may answer.
         """
         return self.slack_s(rows, budget_s, required) >= 0
 

@@ -33,7 +33,7 @@ OTHER_COLUMNS, LEAST_NAME = 62, 18
 MOST_COLUMNS = 1000
 """Columns where there is no terminal: nothing is cut."""
 ENTER, LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
-"""A screen of its own without a cursor, and back."""
+"""Switches to the terminal's alternate screen without a cursor, and back."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ def feedback_body(request_id: str, positives: Iterable[int] | None, labels: Iter
 
 
 def _empty(rows: Rows) -> list[dict[str, Any]]:
-    """Rows without any feature, of which columns would not tell the number."""
+    """Rows without any feature, whose number columns could not express."""
     return [{} for _ in rows] if isinstance(rows, Sequence) else []
 
 

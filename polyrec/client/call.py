@@ -161,7 +161,7 @@ def _document(body: bytes) -> dict[str, Any]:
 
 
 def _message(status: int, body: bytes) -> str:
-    """The server's message; of something else that answers, the beginning of what it says."""
+    """The server's message, or the beginning of the body if something else answered."""
     try:
         return str(orjson.loads(body)["error"])
     except (orjson.JSONDecodeError, KeyError, TypeError):

@@ -15,7 +15,7 @@ BLOCK_S = 0.5
 ANSWER_S = 5.0
 """Longest wait for any other answer."""
 LATEST_TIME_S = 1e11
-"""Latest Unix time that an update call accepts; what a source gives beyond it is no time in seconds."""
+"""Latest Unix time that an update call accepts; a larger number is not a time in seconds."""
 
 
 class FeedFailed(PolyrecError):

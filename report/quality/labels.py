@@ -19,7 +19,7 @@ STEP = 6.0
 CROSSING = 80.0
 """Pixels that a label goes farther from its point rather than cross a line."""
 AMBIGUOUS = 60.0
-"""Pixels that it goes farther rather than stand as close to another point as to its own."""
+"""Extra pixels that a label may move away so that it is not as close to another point as to its own."""
 
 
 def place(anchors: F64, sizes: F64, obstacles: F64, lines: F64, frame: Frame, gap: float) -> F64:

@@ -47,7 +47,7 @@ class Threads:
             except Empty:
                 if self._idle.acquire(blocking=False):
                     return
-                # a caller has claimed this thread meanwhile, or another one whose work this one takes
+                # in between, a caller has claimed this thread, or another one whose work this one takes
                 work = self._work.get()
 
 

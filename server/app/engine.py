@@ -113,7 +113,7 @@ class Engine:
 
     @asynccontextmanager
     async def changing(self) -> AsyncIterator[None]:
-        """Lets nothing else change meanwhile what this engine serves. Raises NotReady."""
+        """Context in which nothing else may change what this engine serves. Raises NotReady."""
         if self._closed:
             raise NotReady(GONE)
         if self._changing.locked():
@@ -185,7 +185,7 @@ class Engine:
 
     @property
     def name(self) -> str:
-        """The model's name for clients; before it has loaded the operator's, or else the alias of all."""
+        """The model's name for clients; before it has loaded the operator's, otherwise the alias."""
         if self._serving is None:
             return self.model_name or ALIAS
         return self._serving.model.name

@@ -22,7 +22,7 @@ _HEX = re.compile(r"[0-9a-f]{1,15}")
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """name: fit for a URL. version: the bundle's. number: the version in the inference protocol."""
+    """name: valid in a URL. version: the bundle's. number: the version in the inference protocol."""
 
     name: str
     version: str

@@ -374,7 +374,7 @@ def load_settings(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
             raise SettingsError(_unknown(variable, [PREFIX + key.upper() for key in known]))
         values[name] = value
     given = {name: value for name, value in flags.items() if value is not None}
-    # what to serve is one choice: a bundle on the command line also replaces a plan in the environment
+    # only one of them may be given: a bundle on the command line also replaces a plan in the environment
     if SERVED & given.keys():
         values = {k: v for k, v in values.items() if k not in SERVED}
     values |= given

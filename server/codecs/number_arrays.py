@@ -15,7 +15,7 @@ import simdjson
 from numpy.typing import NDArray
 
 IN_NUMBERS = b"0123456789+-.eE \t\n\r"
-"""Characters of numbers and between them: what is left is the structure."""
+"""Characters of numbers and between them; all others are the structure."""
 
 
 class NumberParser:

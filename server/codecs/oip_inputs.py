@@ -119,7 +119,7 @@ class _InputGroup:
         return rows
 
     def read(self, tensors: Mapping[str, Array], rows: int) -> RoleTensors:
-        """Collects the inputs. Raises Malformed for lengths that do not fit the values, or stand alone."""
+        """Collects the inputs. Raises Malformed for lengths without values, or that do not fit them."""
         dense, sparse = tensors.get(self.dense.name), tensors.get(self.sparse.name)
         bags: dict[str, tuple[I64, I64]] = {}
         for name in self.bags:

@@ -45,7 +45,7 @@ NO_TOKEN = {
     "admin": f"this server has no admin token; start it with {ADMIN_VARIABLE} set",
     "feedback": "no client has the right 'feedback'; give it to one in the tokens file",
 }
-"""The answer to calls that nobody may make, by right."""
+"""The answer to calls for which no token exists, by right."""
 Peer = tuple[str, int] | None
 """Address and port of the other end, as ASGI has it; None on a Unix socket."""
 MAX_KNOWN_ADDRESSES = 256

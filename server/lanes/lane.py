@@ -82,7 +82,7 @@ class Lane(Protocol):
         ...
 
     async def restart(self) -> None:
-        """Starts the process of a dead process lane again, without blocking the loop; else does nothing.
+        """Restarts the process of a dead process lane without blocking the loop; ignores other lanes.
 
         Raises RuntimeUnavailable or BundleError; the lane is then still dead.
         """

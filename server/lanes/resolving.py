@@ -50,7 +50,7 @@ class Resolver:
         self._resolving: Future[Resolved] | None = None
 
     def begin(self, rows: PathRows, batch: Batch, found: Callable[[Resolution], None]) -> None:
-        """Calls `found` on the event loop: at once if nothing has to be waited for, else later.
+        """Calls `found` on the event loop: at once if there is nothing to wait for, otherwise later.
 
         Not at all if it is released before.
         """

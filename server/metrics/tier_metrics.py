@@ -151,7 +151,7 @@ class UpdateMetrics:
         self._last: WeakKeyDictionary[Changes, UpdateFigures] = WeakKeyDictionary()
 
     def watch(self, changes: Mapping[str, Changes]) -> None:
-        """Sets the updates whose figures are read; those of the previous ones are read once more."""
+        """Sets the updates whose figures are read; reads those of the previous ones a last time."""
         self.refresh()
         first: dict[int, str] = {}
         for path, one in changes.items():

@@ -20,7 +20,7 @@ REMEMBERED = 1 << 16
 REMEMBERED_LENGTH = 128
 """Characters of the longest id whose hash is kept."""
 Hide = Callable[[Any], Any]
-"""Value of a feature, or list of them -> what the log has in its place."""
+"""Value of a feature, or list of them -> its replacement in the log."""
 
 
 class PrivacyError(PolyrecError):

@@ -92,7 +92,7 @@ class Arm:
         return look.waits
 
     def watch(self, now_s: float) -> None:
-        """Looks at the lanes' waits every LATELY_S, however few requests the canary gets."""
+        """Looks at the lanes' waits every LATELY_S, even if the canary gets few requests."""
         if now_s >= self._last.at_s + LATELY_S:
             self.waited()
 

@@ -95,7 +95,7 @@ class ModelSource:
                 "this machine; leave them to the settings (--tier-directory, --store-password-file)"
             )
         if placement is not None and placement.remote is not None and self._settings.store_url is None:
-            # who can write there could have the server connect anywhere, and send the operator's password
+            # anyone who can write there could make the server send the operator's password to any host
             raise PlanError(
                 f"{what}: placement: the store of a plan by URL is named by the settings: --store-url"
             )

@@ -22,7 +22,7 @@ MOST_ROWS = 4096
 
 
 class BadRequest(ValueError):
-    """A request that is not what the model takes."""
+    """A request that the model cannot take."""
 
 
 class PeerSession:

@@ -79,7 +79,7 @@ class WorkerRows:
         self._slot[first] = np.arange(first.size)
         # replicas that differ from their owners' rows; while the owners' are current, of the own rows only
         self._changed = np.zeros(self.hot_rows.size, bool)
-        # a place without a row holds row 0's values, which nobody reads
+        # a place without a row holds row 0's values, which are never read
         self.replicas = nn.Parameter(weight[torch.from_numpy(np.maximum(self.hot_rows, 0))].detach().clone())
 
     @property

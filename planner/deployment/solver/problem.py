@@ -137,7 +137,7 @@ def build_problem(profile: Profile, requirements: Requirements, tables: Sequence
     options: list[Option] = []
     stored = {str(p.path.bundle): float(sum(p.memory.tables.values())) for p in profile.paths}
     disk = budget["disk"]
-    # paths of one bundle have the very same tables
+    # paths of one bundle share the same tables object
     tried: dict[int, tuple[Residency, ...]] = {}
     below = tuple(_below(profile, i, tables[i], lanes) for i in range(len(profile.paths)))
     for i, path in enumerate(profile.paths):

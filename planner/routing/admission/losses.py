@@ -1,8 +1,8 @@
-"""Losses: what a query that was not answered in time says about the load.
+"""Losses: queries that were not answered in time, as a sign of overload.
 
-Lost queries come in; those that tell something of the load make the router back off from quality
+Lost queries come in; those that say something about the load make the router back off from quality
 (policies/loss_backoff.py). Clients choose their budgets. One that leaves hardly more time than execution
-alone takes is lost to any batch that runs when its query comes, on whatever path: such losses would only
+alone takes is lost to any batch that runs when its query comes, on any path: such losses would only
 degrade the answers of others. Where most queries have as little time, it is the usual traffic, and counts.
 """
 
@@ -13,7 +13,7 @@ from polyrec.planner.routing.router_state import RouterState
 SLACK_SHARE = 0.5
 """A query has time to wait if this share of its budget is left beside its execution."""
 USUAL_SHARE = 0.25
-"""Or if it has this share of the time that a usual query has."""
+"""Or if it has this share of the slack of a usual query."""
 
 
 def record_loss(state: RouterState, rows: int, budget_s: float, required: bool = False) -> None:
@@ -25,7 +25,7 @@ def record_loss(state: RouterState, rows: int, budget_s: float, required: bool =
 
 
 def tick(state: RouterState, passed_s: float) -> None:
-    """Updates what is usual and what is at stake. passed_s: since the last tick."""
+    """Updates the usual slack and the value at stake. passed_s: since the last tick."""
     observed, backoff = state.observed, state.loss_backoff
     backoff.usual_slack_s = state.slack_s(int(observed.mean_rows), observed.budget_s)
     rate = gain = 0.0

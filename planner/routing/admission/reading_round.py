@@ -50,7 +50,7 @@ class ReadingRound:
         self.rejection = None
 
     def record_rejection(self, rejection: Rejection, size: float, deadline_s: float, rows: int) -> None:
-        """Records a rejected query. The smallest of a round stands for the others."""
+        """Records a rejected query. The smallest of a round is used to reject others."""
         if self.rejection is None or size < self._size:
             self.rejection, self._size, self._deadline_s, self.rows = rejection, size, deadline_s, rows
 

@@ -15,7 +15,7 @@ PROBE_GOOD = 3.0
 """A probe is good if it takes at most this many times its tail on the best of the other lanes."""
 SUSPECT_TAILS = 2.0
 OVERDUE_TAILS, OVERDUE_EXTRA_S = 3.0, 0.005
-"""A batch is overdue after this many times its tail and this much more, at the latest."""
+"""Upper bound of the time after which a batch is overdue: a multiple of its tail, plus seconds."""
 
 
 class BreakerState(StrEnum):

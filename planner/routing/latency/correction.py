@@ -14,7 +14,7 @@ Five rules keep a disturbance from affecting predictions for longer than it last
     - State that no new batch confirms decays: shift with a time constant of SHIFT_MEMORY_S, wider with
       TAIL_MEMORY_S.
     - The bias of a path that is not executed follows the executed ones at each tick (`PathSpeeds`). Paths
-      measured at different times would else be compared at different speeds of the core, and one that decays
+      measured at different times would otherwise be compared at different core speeds, and one that decays
       to its profile would seem faster than those measured in the server. A tick without any batch changes no
       bias of a path executed in the last one to two windows: where batches are rare, it stays an EWMA.
     - No prediction exceeds what was observed in the last one to two windows: the biased tail plus MARGIN
@@ -38,7 +38,7 @@ NOISE = 0.3
 """The shift stays 0 while the last residuals' median is below this and below the profiled tail's."""
 BIAS_STEP, BIAS_WEIGHT = 0.01, 0.03
 MOST_OFF = 0.3
-"""The most by which a batch counts as off the bias where paths are compared."""
+"""Bound of a batch's deviation from the bias where paths are compared."""
 NEW, NEW_STEP = 20, 0.2
 """Number of a path's first batches with larger steps, up to NEW_STEP / 2: untried paths look too fast."""
 FIRST_BATCHES = 2

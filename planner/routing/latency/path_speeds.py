@@ -1,4 +1,4 @@
-"""A Kalman filter that tells the core's speed from what a path takes by itself.
+"""A Kalman filter that separates the core's speed from a path's own service time.
 
 Paths of one lane are executed at different times, at different speeds of the core: neighbors, heat and the
 server's own work come and go within seconds, and make a tenth or more. To compare paths that differ by less,
@@ -55,7 +55,7 @@ class PathSpeeds:
         """
         paths = range(len(batches))
         self._covariance += COMMON_VARIANCE_S * passed_s
-        # without what each has in common with others, which is unknown after a rest
+        # without the part that all have in common, which is unknown after a rest
         own_variance = self._covariance.diagonal() - self._covariance.min(axis=1)
         drift = OWN_VARIANCE_S * passed_s * (own_variance < UNTRIED_VARIANCE)
         self._covariance[np.diag_indices_from(self._covariance)] += drift

@@ -26,7 +26,7 @@ class AnsweredBy(NamedTuple):
 
 
 class AccessLog:
-    """Writes the lines, whatever the level of other messages. rate: share of answers, above 0 and up to 1."""
+    """Writes the lines, at any log level. rate: share of answers, above 0 and up to 1."""
 
     def __init__(self, rate: float, uniform: Callable[[], float] = random.random) -> None:
         self._rate = rate

@@ -149,7 +149,7 @@ class Connection(asyncio.Protocol):
                 if not self._step():
                     break
             else:
-                # what comes meanwhile waits in the kernel, or one client could fill memory and hold the loop
+                # later data wait in the kernel, or one client could fill memory and block the loop
                 self._channel.pause_reading()
                 self._queue_turn()
         except Exception:

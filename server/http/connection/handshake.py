@@ -1,4 +1,4 @@
-"""TLS handshakes: what an encrypted connection is before it is one of the frontend's.
+"""TLS handshakes: encrypted connections before the frontend takes them over.
 
 A connection comes in as accepted; once its handshake has succeeded, it goes on as a `Connection`, which has
 limits of its own. An unfinished handshake costs its client a packet and the server a descriptor, so their

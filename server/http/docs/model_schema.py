@@ -198,7 +198,7 @@ def _columns(
 
 
 def _tensor(spec: TensorSpec, max_rows: int) -> Json:
-    """The schema of one input, of which a client may send a one-dimensional one as [n, 1]."""
+    """The schema of one input. A client may send a one-dimensional input as [n, 1]."""
     sizes: list[Json] = [
         {"type": "integer", "minimum": 0} if size < 0 else {"const": size} for size in spec.shape
     ]
