@@ -1,12 +1,12 @@
 """Simulates dispatch between many nodes: one stream of queries, a replica choice, simplified nodes.
 
-Every node reports its backlog every `report_s`, at a phase of its own, so reports are up to that old.
+Every node reports its backlog once every `report_s`, so reports are up to that old.
 Policies are comparable because they get the same arrivals.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import cycle
@@ -45,6 +45,18 @@ class FleetOutcome:
     late: int
 
 
+def _reports(nodes: int, period_s: float, rng: Random) -> Iterator[tuple[float, int]]:
+    """Yields the time and the node of every report, in order; nodes have random phases within the period."""
+    order = list(range(nodes))
+    rng.shuffle(order)
+    reports = [((i + 1) / nodes * period_s, node) for i, node in enumerate(order)]
+    round_s = 0.0
+    while True:
+        for phase_s, node in reports:
+            yield round_s + phase_s, node
+        round_s += period_s
+
+
 def simulate_fleet(
     kinds: Sequence[NodeKind],
     choosers: Sequence[Chooser],
@@ -62,27 +74,20 @@ def simulate_fleet(
     normals = cycle([rng.gauss(0.0, 1.0) for _ in range(NORMALS)])
     nodes = [NodeModel(kind, normals) for kind in kinds]
     n = len(nodes)
-    # by phase within the period
-    order = list(range(n))
-    rng.shuffle(order)
-    reports = [((i + 1) / n * report_s, name) for i, name in enumerate(order)]
-    at, round_s = 0, 0.0
+    due_reports = _reports(n, report_s, rng)
+    reported_s, reporting = next(due_reports)
     tick_at = 0
-    finished = [c for c in choosers if hasattr(c, "finished")]
+    counts_ends = any(hasattr(c, "finished") for c in choosers)
     ends: list[tuple[float, int, Chooser]] = []
     one = choosers[0] if len(choosers) == 1 else None
-    counts = bool(finished)
     sequence = 0
     for now_s, own in zip(arrival_s.tolist(), rows.tolist(), strict=True):
-        while round_s + reports[at][0] <= now_s:
-            reported_s, name = round_s + reports[at][0], reports[at][1]
-            node = nodes[name]
+        while reported_s <= now_s:
+            node = nodes[reporting]
             wait_s = node.wait_s(reported_s)
             for chooser in choosers:
-                chooser.report(name, reported_s, wait_s, node.kind.service_s)
-            at += 1
-            if at == n:
-                at, round_s = 0, round_s + report_s
+                chooser.report(reporting, reported_s, wait_s, node.kind.service_s)
+            reported_s, reporting = next(due_reports)
         # one node after another is ticked, each once every TICK_S
         while (tick_at + 1) * TICK_S / n <= now_s:
             nodes[tick_at % n].tick((tick_at + 1) * TICK_S / n)
@@ -97,7 +102,7 @@ def simulate_fleet(
         if end_s < INF:
             # time on the fastest paths: a node with time to spare spends more, which is not load
             chooser.sent(name, now_s, own / node.kind.capacity)
-            if counts:
+            if counts_ends:
                 sequence += 1
                 heappush(ends, (end_s, sequence * n + name, chooser))
     for node in nodes:

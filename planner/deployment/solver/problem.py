@@ -133,42 +133,20 @@ def build_problem(profile: Profile, requirements: Requirements, tables: Sequence
     budget["disk"] = (
         float(requirements.memory["disk"]) if "disk" in requirements.memory else machine.disk_bytes
     )
-    groups: dict[tuple[str, str], int] = {}
-    options: list[Option] = []
-    stored = {str(p.path.bundle): float(sum(p.memory.tables.values())) for p in profile.paths}
-    disk = budget["disk"]
-    # paths of one bundle share the same tables object
-    tried: dict[int, tuple[Residency, ...]] = {}
     below = tuple(_below(profile, i, tables[i], lanes) for i in range(len(profile.paths)))
-    for i, path in enumerate(profile.paths):
-        device = path.path.device
-        group = groups.setdefault((str(path.path.bundle), device), len(groups))
-        costing = Costing(path, tables[i], lanes[device], front, requirements, below[i], classes)
-        if id(tables[i]) not in tried:
-            tried[id(tables[i])] = residencies(tables[i])
-        parts = tried[id(tables[i])] if below[i].names else ()
-        found = [costing.option(i, group, None)]
-        for part in parts:
-            # the disk for itself, or divided by size among the bundles
-            share = stored[str(path.path.bundle)] / max(sum(stored.values()), 1.0)
-            rooms = () if disk is None else (disk, disk * share)
-            reaches = _reaches(tables[i], part, rooms, below[i].names)
-            found += [costing.option(i, group, part, reach) for reach in reaches]
-        options += [option for option in found if option.largest_rows]
+    costings = [
+        Costing(path, tables[i], lanes[path.path.device], front, requirements, below[i], classes)
+        for i, path in enumerate(profile.paths)
+    ]
     inline = next((name for name, one in lanes.items() if one.kind == "inline"), None)
     worth = routing_values({p.path.name: p.quality for p in profile.paths}, profile.differences)
-    spent = np.array([front.query_s + front.row_s * c.rows for c in classes])
-    mean = float(np.dot(spent, [c.share for c in classes]))
-    if mean:
-        square = float(np.dot(spent**2, [c.share for c in classes]))
-        spent = spent / headroom(requirements.slo_s / mean, square / mean**2)
     return Problem(
         requirements=requirements,
         machine=machine,
         paths=profile.paths,
         values=tuple(worth[p.path.name] for p in profile.paths),
         tables=tuple(tables),
-        options=tuple(options),
+        options=_options(profile, tables, below, costings, budget["disk"]),
         classes=classes,
         levels=levels,
         lanes=lanes,
@@ -176,10 +154,52 @@ def build_problem(profile: Profile, requirements: Requirements, tables: Sequence
         budget=budget,
         capacity={name: float(one.count) for name, one in lanes.items()},
         host=host,
-        front_s=spent,
+        front_s=_front_seconds(front, classes, requirements.slo_s),
         inline=inline,
         front=front,
     )
+
+
+def _options(
+    profile: Profile,
+    tables: Sequence[Tables | None],
+    below: Sequence[BelowMemory],
+    costings: Sequence[Costing],
+    disk: float | None,
+) -> tuple[Option, ...]:
+    """Returns every way to deploy each path that can answer some query within the SLO.
+
+    disk: its bytes; None is unlimited.
+    """
+    groups: dict[tuple[str, str], int] = {}
+    options: list[Option] = []
+    stored = {str(p.path.bundle): float(sum(p.memory.tables.values())) for p in profile.paths}
+    # paths of one bundle share the same tables object
+    tried: dict[int, tuple[Residency, ...]] = {}
+    for i, path in enumerate(profile.paths):
+        bundle = str(path.path.bundle)
+        group = groups.setdefault((bundle, path.path.device), len(groups))
+        if id(tables[i]) not in tried:
+            tried[id(tables[i])] = residencies(tables[i])
+        found = [costings[i].option(i, group, None)]
+        for part in tried[id(tables[i])] if below[i].names else ():
+            # the disk for itself, or divided by size among the bundles
+            share = stored[bundle] / max(sum(stored.values()), 1.0)
+            rooms = () if disk is None else (disk, disk * share)
+            reaches = _reaches(tables[i], part, rooms, below[i].names)
+            found += [costings[i].option(i, group, part, reach) for reach in reaches]
+        options += [option for option in found if option.largest_rows]
+    return tuple(options)
+
+
+def _front_seconds(front: Front, classes: Sequence[SizeClass], slo_s: float) -> F64:
+    """Returns the front's seconds per query of each class, [classes], with headroom under the SLO."""
+    shares = [c.share for c in classes]
+    spent = np.array([front.query_s + front.row_s * c.rows for c in classes])
+    mean = float(np.dot(spent, shares))
+    if mean:
+        spent = spent / headroom(slo_s / mean, float(np.dot(spent**2, shares)) / mean**2)
+    return spent
 
 
 def _below(profile: Profile, i: int, tables: Tables | None, lanes: Mapping[str, Lanes]) -> BelowMemory:
