@@ -110,7 +110,7 @@ def load(
     loaded = load_bundle(bundle)
     if width is None and loaded.widths:
         width = loaded.widths[-1]
-    best, its_device = best_runtime(loaded)
+    best, its_device = best_runtime()
     if runtime == "auto":
         runtime, device = best, device or its_device
     return Model(loaded.at_width(width), runtime, device or "cpu", precision)

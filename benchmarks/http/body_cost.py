@@ -114,7 +114,7 @@ def shapes(schema: Schema, size: int, rows: int) -> Iterator[Shape]:
     yield predict("nested lists", b"[" * size)
     yield predict("nested lists in a feature", filled(b'{"columns":{"%b":' % first, b"[", b"", size))
     yield predict("integers of 4,000 digits", column(_integer(schema).encode(), b"1" * 4000))
-    yield from _legal(schema, size, rows)
+    yield from _legal(schema, rows)
     yield from _tensors(schema, size, rows)
 
 
@@ -128,7 +128,7 @@ def listed_values(schema: Schema) -> int:
     return (FULL_VALUES // ROWS - features) // max(1, sum(f.multi for f in schema.categorical)) - 1
 
 
-def _legal(schema: Schema, size: int, rows: int) -> Iterator[Shape]:
+def _legal(schema: Schema, rows: int) -> Iterator[Shape]:
     """Bodies that are read, and whose rows are encoded: the largest, of known, unknown and long values."""
     full = listed_values(schema)
     for what, string, number in (

@@ -40,7 +40,7 @@ def opened(bundle: str | Path) -> tuple[Engine, Application]:
     retain_freed_memory()
     found = load_bundle(bundle)
     engine = Engine()
-    runtime, device = best_runtime(found)
+    runtime, device = best_runtime()
     engine.load(single_path_plan(found.path, found.name, runtime, device))
     return engine, create_app(engine)
 

@@ -145,7 +145,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     bundle = open_model(args.model, args.folder)
     if bundle.widths:
         bundle = bundle.at_width(args.width or bundle.widths[-1])
-    runtime, device = best_runtime(bundle)
+    runtime, device = best_runtime()
     runtime = args.runtime or runtime
     ids, schema = value_of_rank(bundle), bundle.manifest.schema_
     bodies = {}

@@ -45,7 +45,7 @@ def open_runtime(
     return runtime_kind(name).open(bundle, device, precision, tiers)
 
 
-def best_runtime(bundle: Bundle) -> tuple[str, str]:
+def best_runtime() -> tuple[str, str]:
     """Returns the default (runtime, device) for serving: torch on a GPU if there is one, else onnx.
 
     On a CPU ONNX Runtime's fp32 products are about twice as fast as torch's (docs/dependencies.md).

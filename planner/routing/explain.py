@@ -16,7 +16,7 @@ ROWS_SHOWN = (1, 16, 64, 256, 1024)
 QUANTILES = (0.1, 0.5, 0.9, 0.99)
 
 
-def snapshot(state: RouterState, policy: Policy, now_s: float) -> RouterSnapshot:
+def snapshot(state: RouterState, policy: Policy) -> RouterSnapshot:
     """Returns the state as plain numbers."""
     observed = state.observed
     rows = sum(p.rows for p in state.paths) or 1.0
@@ -67,7 +67,7 @@ def _explain(
 ) -> Explanation:
     query = Query(rows, now_s, now_s + budget_s, required=required)
     ahead = (state.queue.rows + state.executing_rows(now_s)) / state.total_rate if state.usable else 0.0
-    candidates = tuple(_candidate(state, policy, p, query, ahead, now_s) for p in range(len(state.paths)))
+    candidates = tuple(_candidate(state, policy, p, query, ahead) for p in range(len(state.paths)))
     path, reason, why, retry = None, "overload", "", None
     if not state.usable:
         reason, why = "unavailable", "no lane is alive"
@@ -122,9 +122,7 @@ def _chosen(state: RouterState, policy: Policy, query: Query, now_s: float) -> t
     return None
 
 
-def _candidate(
-    state: RouterState, policy: Policy, path: int, query: Query, ahead_s: float, now_s: float
-) -> Candidate:
+def _candidate(state: RouterState, policy: Policy, path: int, query: Query, ahead_s: float) -> Candidate:
     spec = state.paths[path]
     lanes = [lane for lane in state.usable if path in lane.paths]
     if not lanes:

@@ -326,11 +326,11 @@ class Router:
         """Explains what would be chosen now for a query of `rows` rows. Changes nothing."""
         return explaining.explain(self.state, self.policy, rows, budget_s, now_s, required)
 
-    def snapshot(self, now_s: float) -> RouterSnapshot:
+    def snapshot(self) -> RouterSnapshot:
         """Returns the state as plain numbers."""
-        return explaining.snapshot(self.state, self.policy, now_s)
+        return explaining.snapshot(self.state, self.policy)
 
-    def set_policy(self, routing: Routing, now_s: float) -> None:
+    def set_policy(self, routing: Routing) -> None:
         """Changes policy and weights at run time; waiting queries are routed by the new policy."""
         state = self.state
         state.loss_backoff.reset()

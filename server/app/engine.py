@@ -213,7 +213,7 @@ class Engine:
 
     def route(self, routing: Routing) -> None:
         """Sets another policy or other weights, until the next plan."""
-        self.serving.dispatcher.router.set_policy(routing, clock())
+        self.serving.dispatcher.router.set_policy(routing)
         weights = "".join(f", {path} x {weight:g}" for path, weight in routing.weights.items())
         self.metrics.events.add(clock(), "routing", f"routing set: {routing.policy}{weights}")
         self.routing = routing

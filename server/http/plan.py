@@ -152,7 +152,7 @@ def model_document(serving: Serving) -> dict[str, Any]:
 
 def describe(serving: Serving) -> dict[str, Any]:
     """Returns the open paths, the lanes and the router's state at this moment."""
-    snapshot = serving.dispatcher.router.snapshot(clock())
+    snapshot = serving.dispatcher.router.snapshot()
     return {
         "paths": [_path(path) for path in serving.paths],
         "lanes": [

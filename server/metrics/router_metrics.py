@@ -7,7 +7,7 @@ from dataclasses import replace
 from polyrec.planner.routing.explanation import RouterSnapshot
 from polyrec.planner.routing.lanes.breaker import BreakerState
 from polyrec.server.dispatch.cold_rows import ColdRowFigures, ColdRows
-from polyrec.server.dispatch.dispatcher import Dispatcher, clock
+from polyrec.server.dispatch.dispatcher import Dispatcher
 from polyrec.server.metrics.instruments import Family, Gauge, Registry
 
 
@@ -114,7 +114,7 @@ class RouterMetrics:
     def refresh(self) -> None:
         if self._dispatcher is None:
             return
-        snapshot: RouterSnapshot = self._dispatcher.router.snapshot(clock())
+        snapshot: RouterSnapshot = self._dispatcher.router.snapshot()
         self._queue_rows.only.set(snapshot.queued_rows)
         self._queue_queries.only.set(snapshot.queued_queries)
         self._in_flight.only.set(self._dispatcher.waiting)

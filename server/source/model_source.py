@@ -71,7 +71,7 @@ class ModelSource:
         width = settings.width or (bundle.widths[-1] if bundle.widths else None)
         name = bundle.at_width(width).name
         if settings.runtime == "auto":
-            runtime, device = best_runtime(bundle)
+            runtime, device = best_runtime()
             # an explicit device wins over the best one
             device = settings.device or device
         else:

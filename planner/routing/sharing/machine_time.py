@@ -64,7 +64,7 @@ class SharingModel:
         self.passes += 1
         self.scheduled, self.yielded = scheduled, False
 
-    def contender(self, now_s: float) -> Contender[SharingModel]:
+    def contender(self) -> Contender[SharingModel]:
         """Returns its claim to the next turn. Its queue must not be empty."""
         state = self.router.state
         head = state.queue.pieces[0]
@@ -177,7 +177,7 @@ class MachineTime:
         ]
         if not rivals or not state.queue.pieces:
             return True
-        first = pool.turns.choose([m.contender(now_s) for m in (model, *rivals)])
+        first = pool.turns.choose([m.contender() for m in (model, *rivals)])
         if first is model:
             return True
         let_first[first] = first.passes

@@ -103,7 +103,7 @@ def test_unavailable_devices_raise_an_error_without_fallback(
 
 
 def test_the_best_runtime_opens(bundle: Bundle) -> None:
-    name, device = best_runtime(bundle)
+    name, device = best_runtime()
     assert open_runtime(name, bundle, device).name == name
 
 

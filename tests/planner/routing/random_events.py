@@ -78,4 +78,4 @@ def step(driver: RouterDriver, step: tuple, policies: list[str]) -> None:
     elif kind == "policy":
         routing = driver.router.state.routing.model_copy(update={"policy": policies[0]})
         policies.append(policies.pop(0))
-        driver.router.set_policy(routing, driver.now_s)
+        driver.router.set_policy(routing)

@@ -34,7 +34,7 @@ def test_any_sequence_of_operations_gives_the_same_decisions_when_it_is_explaine
             if explained:
                 for rows, budget_s, required in queries:
                     driver.router.explain(rows, budget_s, driver.now_s, required)
-                driver.router.snapshot(driver.now_s)
+                driver.router.snapshot()
 
         for i, one in enumerate(steps):
             look()
@@ -107,12 +107,12 @@ def test_an_explanation_changes_nothing_and_is_json(policy):
     for _ in range(12):
         driver.offer(147, 0.02)
     driver.turn()
-    before = driver.router.snapshot(0.0)
+    before = driver.router.snapshot()
     pieces = list(driver.router.state.queue.pieces)
     explanation = driver.router.explain(23, 0.02, 0.0)
     json.dumps(explanation.as_dict())
     json.dumps(before.as_dict())
-    assert driver.router.snapshot(0.0) == before
+    assert driver.router.snapshot() == before
     assert driver.router.state.queue.pieces == pieces
     assert {c.path for c in explanation.candidates} == {p.name for p in driver.router.paths}
 

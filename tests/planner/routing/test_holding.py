@@ -132,7 +132,7 @@ def test_a_canceled_query_is_not_queued_when_its_rows_are_there():
 def test_a_held_query_survives_a_change_of_policy():
     driver = one_lane()
     cold = driver.offer(10, 0.05, misses=COLD)
-    driver.router.set_policy(driver.router.state.routing.model_copy(update={"policy": "priced"}), 0.0)
+    driver.router.set_policy(driver.router.state.routing.model_copy(update={"policy": "priced"}))
     assert driver.router.state.queue.rows == 10
     driver.read(cold)
     driver.turn()

@@ -239,7 +239,7 @@ def test_a_new_policy_routes_waiting_queries():
     driver.turn()
     query = driver.offer(23, 0.1)
     routing = driver.router.state.routing.model_copy(update={"policy": "static:table@cpu"})
-    driver.router.set_policy(routing, driver.now_s)
+    driver.router.set_policy(routing)
     driver.run(0.09)
     assert driver.ends[query] == ["answered"]
     assert driver.router.paths[query.path].name == "table@cpu"

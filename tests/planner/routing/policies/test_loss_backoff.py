@@ -70,5 +70,5 @@ def test_a_new_policy_does_not_pay_for_the_losses_of_the_one_before():
     for _ in range(4):
         backoff.record_loss(1.0)
         backoff.tick(0.0)
-    driver.router.set_policy(driver.router.state.routing.model_copy(update={"policy": "priced"}), 0.0)
+    driver.router.set_policy(driver.router.state.routing.model_copy(update={"policy": "priced"}))
     assert (backoff.level, backoff.fill_share) == (0.0, MAX_FILL_SHARE)
