@@ -143,10 +143,11 @@ def widened(drawn: F64, labels: F32, groups: I64 | None) -> F64:
 
 
 def small_sample_factor(labels: F32, groups: I64 | None) -> float:
-    """Returns Student's interval of n observations over the percentile bootstrap's, narrow for few.
+    """Returns the width of Student's interval over that of the percentile bootstrap, which is narrow for few
+    observations.
 
-    n: of rows (or requests, `groups` int64 [rows]) with a click and of those without one, the fewer: they
-    decide, however many others there are. 9 for two, 1.2 for ten, 1.02 for a hundred.
+    The observations are the rows (or requests, `groups` int64 [rows]) with a click or those without one,
+    whichever are fewer. The factor is 9 for two of them, 1.2 for ten, 1.02 for a hundred.
     """
     clicked = labels > 0.5
     kinds = (clicked, np.logical_not(clicked))

@@ -90,7 +90,7 @@ class ColumnFeatures:
 class TensorFeatures:
     """Features of the request of one schema, from tensors of stable ids.
 
-    Unknown values have no ids. A client may send any negative number instead of the
+    Unknown values share one id. A client may send any negative number instead of the
     out-of-vocabulary id for a feature that is compared: equal ones are equal values.
     vocabularies: by table; without them, ids are compared as they are.
     """
