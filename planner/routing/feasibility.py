@@ -54,9 +54,9 @@ def leaves_rest_feasible(
     path = option.path
     batch_s = option.median[rows] * lane.correction.median[path]
     observed = state.observed
-    arriving = observed.rows_s * batch_s
+    arriving = observed.urgent_s * batch_s
     if arriving:
-        arriving += DEVIATIONS * sqrt(observed.possible_s * batch_s * observed.mean_square)
+        arriving += DEVIATIONS * sqrt(observed.possible_s * batch_s * observed.urgent_square)
     waiting = state.queue.rows - rows
     rate = state.total_rate
     fill_share = state.loss_backoff.fill_share
@@ -64,7 +64,7 @@ def leaves_rest_feasible(
     if waiting + arriving > fill_share * state.max_queued_rows:
         return False
     service_times, max_merge_rows = state.service_times, state.max_merge_rows
-    size = int(observed.mean_rows)
+    size = int(observed.urgent_mean)
     if size < max_merge_rows:
         size += int(waiting + arriving)
         if size > max_merge_rows:

@@ -212,15 +212,15 @@ def rest_is_feasible(
         state.loss_backoff.fill_share,
     )
     took_s = latency.median[rows] * lane.correction.median[p]
-    coming = observed.rows_s * took_s
+    coming = observed.urgent_s * took_s
     if coming:
-        coming += feasibility.DEVIATIONS * sqrt(observed.queries_s * took_s * observed.mean_square)
+        coming += feasibility.DEVIATIONS * sqrt(observed.queries_s * took_s * observed.urgent_square)
     waiting = state.queue.rows - rows
     if waiting + coming > fill_share * state.limits.max_queued_rows:
         return False
     done = busy(state, lane, now_s) + took_s * lane.rate * state.front_factor
     backlog_s = (done + waiting + coming) / rate + state.service_time_s(
-        int(observed.mean_rows), waiting + coming
+        int(observed.urgent_mean), waiting + coming
     )
     if backlog_s > min(fill_share * observed.budget_s, observed.budget_s - state.reserve_s):
         return False
