@@ -219,9 +219,19 @@ def rest_is_feasible(
     if waiting + coming > fill_share * state.limits.max_queued_rows:
         return False
     done = busy(state, lane, now_s) + took_s * lane.rate * state.front_factor
-    backlog_s = (done + waiting + coming) / rate + state.service_time_s(
-        int(observed.urgent_mean), waiting + coming
-    )
+    due_s = now_s + feasibility.ROUNDED_UP * observed.budget_s
+    later = sum(piece.rows for piece in pieces if not piece.query.settled and piece.order_s > due_s)
+    first = pieces[start]
+    if first.order_s > due_s:
+        blocked_s = latency.tail[rows] * lane.correction.tail[p]
+        blocked_s += state.service_time_s(int(observed.urgent_mean), 0)
+        spare = 1 - min(1.0, observed.urgent_s / rate)
+        if blocked_s > fill_share * observed.budget_s or took_s / rows * first.rows > fill_share * spare * (
+            first.query.deadline_s - now_s
+        ):
+            later = 0
+    ahead = max(0, waiting - later) + coming
+    backlog_s = (done + ahead) / rate + state.service_time_s(int(observed.urgent_mean), ahead)
     if backlog_s > min(fill_share * observed.budget_s, observed.budget_s - state.reserve_s):
         return False
     if start or count == len(pieces):
