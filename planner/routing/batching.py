@@ -12,7 +12,13 @@ from __future__ import annotations
 from bisect import bisect_left
 
 from polyrec.planner.routing.fair_share import turn
-from polyrec.planner.routing.feasibility import OtherWork, degraded_reason, leaves_rest_feasible
+from polyrec.planner.routing.feasibility import (
+    OtherWork,
+    degraded_reason,
+    later_rows,
+    leaves_rest_feasible,
+    usually_due_s,
+)
 from polyrec.planner.routing.lanes.lane import LaneState
 from polyrec.planner.routing.path_option import PathOption, path_options
 from polyrec.planner.routing.policies.policy import BatchChoice
@@ -64,7 +70,8 @@ def choose(state: RouterState, lane: LaneState, now_s: float) -> BatchChoice | N
             if left_s < next_peer_s and other.device == device:
                 next_peer_s = left_s
     busy_rows *= state.front_factor
-    work = OtherWork(busy_rows, peers, next_peer_s)
+    later = later_rows(queue, usually_due_s(state, now_s))
+    work = OtherWork(busy_rows, later, peers, next_peer_s)
     backlog_rows = busy_rows + queue.rows
     is_full = backlog_rows > BACKLOG_THRESHOLD * state.total_rate * (pieces[-1].order_s - now_s)
     head = turn(state, lane) if is_full or not is_helper else 0

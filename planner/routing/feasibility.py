@@ -12,7 +12,7 @@ from typing import NamedTuple
 from polyrec.planner.routing.lanes.lane import LaneState
 from polyrec.planner.routing.path_option import PathOption
 from polyrec.planner.routing.query import Query, Reason
-from polyrec.planner.routing.queue import Piece
+from polyrec.planner.routing.queue import Piece, Queue
 from polyrec.planner.routing.router_state import RouterState
 
 BEST, LOAD, DEADLINE, FAILURE = Reason.BEST, Reason.LOAD, Reason.DEADLINE, Reason.FAILURE
@@ -22,17 +22,37 @@ BUDGET_KEPT = 0.3
 DEVIATIONS = 2.0
 """Standard deviations added to the arrivals expected while a batch runs."""
 
+ROUNDED_UP = 1 + 1e-6
+
 
 class OtherWork(NamedTuple):
     """Work besides the batch in question.
 
-    busy_rows: executing on other lanes, in rows at total_rate. peers: idle lanes of the device, this one
-    included. next_peer_s: seconds until the next of its busy lanes is free.
+    busy_rows: executing on other lanes, in rows at total_rate. later_rows: waiting, but due after a usual
+    query that arrives now. peers: idle lanes of the device, this one included. next_peer_s: seconds until
+    the next of its busy lanes is free.
     """
 
     busy_rows: float
+    later_rows: int
     peers: int
     next_peer_s: float
+
+
+def usually_due_s(state: RouterState, now_s: float) -> float:
+    """Deadline of a usual query that arrives now, and a bit, for what arrives now may have it to the bit."""
+    return now_s + ROUNDED_UP * state.observed.budget_s
+
+
+def later_rows(queue: Queue, due_s: float) -> int:
+    """Waiting rows at the end of the queue that are due after due_s."""
+    rows = 0
+    for piece in reversed(queue.pieces):
+        if piece.order_s <= due_s:
+            break
+        if not piece.query.settled:
+            rows += piece.rows
+    return rows
 
 
 def leaves_rest_feasible(
@@ -49,14 +69,15 @@ def leaves_rest_feasible(
     """Whether waiting and expected queries can still be executed in time on the fastest paths.
 
     The batch has `rows` rows of `count` pieces from index `start` on. Checks the room in the queue, the
-    backlog against the usual budget, and the next, the middle and the last piece of the rest.
+    backlog against the usual budget, and the next, the middle and the last piece of the rest. What is due
+    after a usual query that arrives now is not in its way, if a batch of it is short and leaves enough time.
     """
     path = option.path
     batch_s = option.median[rows] * lane.correction.median[path]
     observed = state.observed
-    arriving = observed.rows_s * batch_s
+    arriving = observed.urgent_s * batch_s
     if arriving:
-        arriving += DEVIATIONS * sqrt(observed.possible_s * batch_s * observed.mean_square)
+        arriving += DEVIATIONS * sqrt(observed.possible_s * batch_s * observed.urgent_square)
     waiting = state.queue.rows - rows
     rate = state.total_rate
     fill_share = state.loss_backoff.fill_share
@@ -64,12 +85,26 @@ def leaves_rest_feasible(
     if waiting + arriving > fill_share * state.max_queued_rows:
         return False
     service_times, max_merge_rows = state.service_times, state.max_merge_rows
-    size = int(observed.mean_rows)
+    later = work.later_rows
+    if later and pieces[start].order_s > usually_due_s(state, now_s):
+        # Usual queries go ahead of its rest, but not of this batch; all of it is executed on this path.
+        tail_s = option.tail[rows] * lane.correction.tail[path]
+        own_s = batch_s * pieces[start].rows / rows
+        spare_s = (1 - min(1.0, observed.urgent_s / rate)) * (pieces[start].query.deadline_s - now_s)
+        if (
+            tail_s + service_times[int(observed.urgent_mean)] > fill_share * observed.budget_s
+            or own_s > fill_share * spare_s
+        ):
+            later = 0
+    ahead = arriving
+    if waiting > later:
+        ahead += waiting - later
+    size = int(observed.urgent_mean)
     if size < max_merge_rows:
-        size += int(waiting + arriving)
+        size += int(ahead)
         if size > max_merge_rows:
             size = max_merge_rows
-    backlog_s = (busy_rows + waiting + arriving) / rate + service_times[size]
+    backlog_s = (busy_rows + ahead) / rate + service_times[size]
     budget_s = observed.budget_s
     if backlog_s > fill_share * budget_s or backlog_s > budget_s - state.reserve_s:
         return False

@@ -4,6 +4,10 @@ Queries that could not meet their budgets at any load are work of the front only
 `queries_s`: a client could otherwise make demand, sizes and the usual budget what it likes, and lose nothing
 but its own rejected queries. Sizes and budgets are those of the last seconds: where other queries are few,
 those of one client would otherwise count long after it has left.
+
+Of a query that has more time than usual only a share is urgent, the usual budget over its own: the queue is
+in order of deadline, so within the time of a usual query no more of its rows need be executed. Judged by all
+its rows, a client of large queries with ample time would cost all others their quality.
 """
 
 from __future__ import annotations
@@ -29,15 +33,17 @@ class ObservedTraffic:
 
     queries_s: rate of all queries. new_queries: number of all since the last tick. All others are of possible
     queries: possible_s, rows_s: rates of queries and of their rows. high_rows_s: the higher of rows_s and a
-    rate with longer memory, so that a random lull does not look like less load. variance_s: variance of
-    arriving rows per second, at least that of Poisson arrivals. mean_rows, mean_square: of query sizes.
-    budget_s: median budget.
+    rate with longer memory, so that a random lull does not look like less load. budget_s: median budget.
+    mean_rows: of query sizes. urgent_s: rate of urgent rows. variance_s: variance of arriving urgent rows per
+    second, at least that of Poisson arrivals. urgent_mean, urgent_square: mean and mean square of a query's
+    urgent rows.
     """
 
     __slots__ = (
-        "_budgets", "_first_s", "_last_rows", "_last_s", "_long_rows_s", "_new_possible", "_new_rows",
-        "_seen", "_seen_by", "_sizes", "_ticks", "_varies", "budget_s", "high_rows_s", "mean_rows",
-        "mean_square", "new_queries", "possible_s", "queries_s", "rows_s", "variance_s",
+        "_budgets", "_first_s", "_last_s", "_last_urgent", "_long_rows_s", "_new_possible", "_new_rows",
+        "_new_urgent", "_seen", "_seen_by", "_sizes", "_ticks", "_varies", "budget_s", "high_rows_s",
+        "mean_rows", "new_queries", "possible_s", "queries_s", "rows_s", "urgent_mean", "urgent_s",
+        "urgent_square", "variance_s",
     )  # fmt: skip
 
     def __init__(self, now_s: float) -> None:
@@ -48,16 +54,17 @@ class ObservedTraffic:
         """Possible queries seen so far, by the time of a tick."""
         self._seen = 0
         self.new_queries = self._new_possible = self._new_rows = 0
+        self._new_urgent = 0.0
         self.queries_s = self.possible_s = 0.0
-        self.rows_s = 0.0
+        self.rows_s = self.urgent_s = 0.0
         self.high_rows_s = 0.0
         self.variance_s = 0.0
         self._long_rows_s = 0.0
-        self._last_rows = 0.0
+        self._last_urgent = 0.0
         self._varies = 0.0
         self._ticks = 0
-        self.mean_rows = FIRST_ROWS
-        self.mean_square = FIRST_ROWS**2
+        self.mean_rows = self.urgent_mean = FIRST_ROWS
+        self.urgent_square = FIRST_ROWS**2
         self.budget_s = FIRST_BUDGET_S
 
     @property
@@ -72,6 +79,7 @@ class ObservedTraffic:
             return
         self._new_possible += 1
         self._new_rows += rows
+        self._new_urgent += rows if budget_s <= self.budget_s else rows * self.budget_s / budget_s
         self._sizes.append(rows)
         self._budgets.append(budget_s)
 
@@ -85,27 +93,32 @@ class ObservedTraffic:
         self.queries_s += weight * (self.new_queries / passed - self.queries_s)
         self.possible_s += weight * (self._new_possible / passed - self.possible_s)
         self.rows_s += weight * (self._new_rows / passed - self.rows_s)
+        self.urgent_s += weight * (self._new_urgent / passed - self.urgent_s)
         weight = max(1 - exp(-passed / LONG_MEMORY_S), passed / (now_s - self._first_s))
         self._long_rows_s += weight * (self._new_rows / passed - self._long_rows_s)
         self.high_rows_s = max(self.rows_s, self._long_rows_s)
         # Allan variance, half the squared difference of consecutive counts: excludes slow drift. Clipped, as
         # a single large step says little, and bursts recur.
-        poisson = self.possible_s * self.mean_square
-        change = self._new_rows - self._last_rows * passed if self._ticks else 0.0
+        poisson = self.possible_s * self.urgent_square
+        change = self._new_urgent - self._last_urgent * passed if self._ticks else 0.0
         varies = min(change * change / 2 / passed, OUTLIER * max(self._varies, poisson))
         self._varies += (1 - exp(-passed / LONG_MEMORY_S)) * (varies - self._varies)
-        self._last_rows = self._new_rows / passed
+        self._last_urgent = self._new_urgent / passed
         self._ticks += 1
         self._seen += self._new_possible
         self.new_queries = self._new_possible = self._new_rows = 0
+        self._new_urgent = 0.0
         self._last_s = now_s
         self._forget(now_s)
         if self._sizes:
             sizes = np.fromiter(self._sizes, np.float64)
+            budgets = np.fromiter(self._budgets, np.float64)
             self.mean_rows = float(sizes.mean())
-            self.mean_square = float((sizes * sizes).mean())
-            self.budget_s = float(np.median(np.fromiter(self._budgets, np.float64)))
-        self.variance_s = max(self._varies, self.possible_s * self.mean_square)
+            self.budget_s = float(np.median(budgets))
+            urgent = sizes * np.minimum(1.0, self.budget_s / budgets)
+            self.urgent_mean = float(urgent.mean())
+            self.urgent_square = float((urgent * urgent).mean())
+        self.variance_s = max(self._varies, self.possible_s * self.urgent_square)
 
     def _forget(self, now_s: float) -> None:
         """Forgets sizes and budgets of more than SIZES_MEMORY_S ago."""

@@ -239,7 +239,8 @@ class RouterState:
         """Returns the capacity of lanes and front in rows/s; sets the reserve for bursts by it."""
         rate = sum(lane.rate for lane in self.usable)
         if rate and not any(lane.inline for lane in self.usable):
-            rate = 1 / max(1 / rate, self.front.row_s + self.front.query_s / self.observed.mean_rows)
+            front_s = self.front.row_s + self.front.query_s / self.observed.mean_rows
+            rate = 1 / front_s if front_s * rate > 1 else rate
         utilization = LOAD_MARGIN * self.observed.high_rows_s / rate if rate else 1.0
         variance = self.observed.variance_s / (rate * rate) if rate else 0.0
         self.reserve_s = OVERFLOW_EXPONENT / 2 * variance / (1 - utilization) if utilization < 1 else INF
@@ -335,6 +336,16 @@ class RouterState:
     def answer_s(self, query: Query) -> float:
         """Seconds that the front will spend on writing the answer."""
         return self.front.answer_s + self.front.answer_row_s * query.rows
+
+    def drain_s(self, rows: float, queries: int) -> float:
+        """Seconds in which waiting rows of so many queries are executed.
+
+        Where the front limits total_rate, that is for queries of mean size: few large ones take it less.
+        """
+        seconds = rows / self.total_rate
+        if self.front_factor == 1.0:
+            return seconds
+        return max(seconds * self.front_factor, self.front.row_s * rows + self.front.query_s * queries)
 
     def executing_rows(self, now_s: float) -> float:
         """The remaining work of running batches, in rows at total_rate."""

@@ -33,17 +33,19 @@ def admit(state: RouterState, query: Query, now_s: float) -> float:
     left_s = query.deadline_s - now_s - (front.answer_s + front.answer_row_s * rows)
     queue = state.queue
     pieces, queued = queue.pieces, queue.rows
+    queries = len(pieces) + len(queue.held)
     rate = state.total_rate
     if state.sole_inline_lane is None and not query.required:
         service_s = state.service_time_s(rows, queued)
         # Upper bound of the executing rows, as if all lanes were busy until the last completes: mostly
         # enough.
         bound = rate * (state.last_completion_s - now_s) if state.last_completion_s > now_s else 0.0
-        excess_s = MARGIN * (queued + bound) / rate + service_s - left_s
+        waiting_s = state.drain_s(queued, queries)
+        excess_s = MARGIN * (waiting_s + bound / rate) + service_s - left_s
         if excess_s < -CLOSE_S:
             return excess_s
         executing = state.executing_rows(now_s)
-        excess_s = MARGIN * (queued + executing) / rate + service_s - left_s
+        excess_s = MARGIN * (waiting_s + executing / rate) + service_s - left_s
     else:
         executing = state.executing_rows(now_s)
         if query.required:
@@ -51,7 +53,7 @@ def admit(state: RouterState, query: Query, now_s: float) -> float:
             excess_s = MARGIN * executing / rate + state.best_service_time_s(rows) - left_s
             if excess_s > 0:
                 return excess_s
-        excess_s = _completion_s(state, rows, queued, len(pieces), executing) - left_s
+        excess_s = _completion_s(state, rows, queued, queries, executing) - left_s
     if excess_s <= 0 or not pieces:
         return excess_s
     share_s = inf
@@ -68,7 +70,7 @@ def admit(state: RouterState, query: Query, now_s: float) -> float:
         return min(excess_s, share_s)
     # It would be ahead of others: only what is before it counts, if those behind it can bear the delay.
     last = pieces[-1].query
-    last_s = MARGIN * (queued + rows + executing) / rate
+    last_s = MARGIN * (state.drain_s(queued + rows, queries + 1) + executing / rate)
     if last_s > last.deadline_s - now_s:
         return min(excess_s, share_s)
     ahead = sum(piece.rows for piece in pieces[:at])
@@ -80,7 +82,8 @@ def _completion_s(state: RouterState, rows: int, ahead: int, queries: int, execu
     lane = state.sole_inline_lane
     if lane is not None and not executing:
         return _inline_completion_s(state, lane, rows, ahead, queries)
-    return MARGIN * (ahead + executing) / state.total_rate + state.service_time_s(rows, ahead)
+    backlog_s = state.drain_s(ahead, queries) + executing / state.total_rate
+    return MARGIN * backlog_s + state.service_time_s(rows, ahead)
 
 
 def _inline_completion_s(state: RouterState, lane: LaneState, rows: int, ahead: int, queries: int) -> float:

@@ -212,16 +212,26 @@ def rest_is_feasible(
         state.loss_backoff.fill_share,
     )
     took_s = latency.median[rows] * lane.correction.median[p]
-    coming = observed.rows_s * took_s
+    coming = observed.urgent_s * took_s
     if coming:
-        coming += feasibility.DEVIATIONS * sqrt(observed.queries_s * took_s * observed.mean_square)
+        coming += feasibility.DEVIATIONS * sqrt(observed.queries_s * took_s * observed.urgent_square)
     waiting = state.queue.rows - rows
     if waiting + coming > fill_share * state.limits.max_queued_rows:
         return False
     done = busy(state, lane, now_s) + took_s * lane.rate * state.front_factor
-    backlog_s = (done + waiting + coming) / rate + state.service_time_s(
-        int(observed.mean_rows), waiting + coming
-    )
+    due_s = now_s + feasibility.ROUNDED_UP * observed.budget_s
+    later = sum(piece.rows for piece in pieces if not piece.query.settled and piece.order_s > due_s)
+    first = pieces[start]
+    if first.order_s > due_s:
+        blocked_s = latency.tail[rows] * lane.correction.tail[p]
+        blocked_s += state.service_time_s(int(observed.urgent_mean), 0)
+        spare = 1 - min(1.0, observed.urgent_s / rate)
+        if blocked_s > fill_share * observed.budget_s or took_s / rows * first.rows > fill_share * spare * (
+            first.query.deadline_s - now_s
+        ):
+            later = 0
+    ahead = max(0, waiting - later) + coming
+    backlog_s = (done + ahead) / rate + state.service_time_s(int(observed.urgent_mean), ahead)
     if backlog_s > min(fill_share * observed.budget_s, observed.budget_s - state.reserve_s):
         return False
     if start or count == len(pieces):
@@ -290,8 +300,16 @@ def admit(state: RouterState, query: Query, now_s: float) -> float:
     left = query.deadline_s - now_s - state.answer_s(query)
     executing = executing_rows(state, now_s)
 
-    def excess_s(ahead: int) -> float:
-        backlog_s = admission.MARGIN * (ahead + executing) / state.total_rate
+    queries = len(pieces) + len(state.queue.held)
+
+    def drain_s(rows: int, queries: int) -> float:
+        lanes_rate = sum(lane.rate for lane in state.usable)
+        if any(lane.inline for lane in state.usable) or lanes_rate <= state.total_rate:
+            return rows / lanes_rate
+        return max(rows / lanes_rate, state.front.row_s * rows + state.front.query_s * queries)
+
+    def excess_s(ahead: int, queries: int) -> float:
+        backlog_s = admission.MARGIN * (drain_s(ahead, queries) + executing / state.total_rate)
         return backlog_s + state.service_time_s(query.rows, ahead) - left
 
     if query.required:
@@ -301,16 +319,16 @@ def admit(state: RouterState, query: Query, now_s: float) -> float:
         if best_s > 0:
             return best_s
     at = bisect_left(pieces, (query.priority or LOWEST, query.deadline_s, inf))
-    whole_s = excess_s(state.queue.rows)
+    whole_s = excess_s(state.queue.rows, queries)
     if whole_s <= 0 or not pieces:
         return whole_s
     kept_s = reserved_share_s(state, query, executing) - left
     if kept_s <= 0 or at == len(pieces):
         return min(whole_s, kept_s)
-    behind_s = admission.MARGIN * (state.queue.rows + query.rows + executing) / state.total_rate
-    if behind_s > pieces[-1].query.deadline_s - now_s:
+    behind_s = drain_s(state.queue.rows + query.rows, queries + 1) + executing / state.total_rate
+    if admission.MARGIN * behind_s > pieces[-1].query.deadline_s - now_s:
         return min(whole_s, kept_s)
-    return min(excess_s(sum(piece.rows for piece in pieces[:at])), kept_s)
+    return min(excess_s(sum(piece.rows for piece in pieces[:at]), at), kept_s)
 
 
 def reserved_share_s(state: RouterState, query: Query, executing: float) -> float:

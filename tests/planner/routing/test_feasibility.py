@@ -107,13 +107,13 @@ def test_one_delayed_batch_does_not_rule_out_the_best_path():
     assert set(paths[500:]) == {"hybrid@cpu"}
 
 
-def path_beside_others(rows_s: float, mean_square: float, budget_s: float) -> str:
+def path_beside_others(rows_s: float, square: float, budget_s: float) -> str:
     """The path of a query that has time, where others of that budget arrive meanwhile."""
     driver = RouterDriver(router(lanes=cpu_lanes(1)))
     observed = driver.router.state.observed
-    observed.rows_s = rows_s
-    observed.possible_s = rows_s / observed.mean_rows
-    observed.mean_square, observed.budget_s = mean_square, budget_s
+    observed.urgent_s = rows_s
+    observed.possible_s = rows_s / observed.urgent_mean
+    observed.urgent_square, observed.budget_s = square, budget_s
     driver.offer(20, 1.0)
     dispatch = driver.router.next(0, 0.0)
     assert dispatch is not None
@@ -122,7 +122,7 @@ def path_beside_others(rows_s: float, mean_square: float, budget_s: float) -> st
 
 def test_the_best_path_leaves_time_for_what_usually_arrives_and_for_a_burst_of_it():
     state = RouterDriver(router(lanes=cpu_lanes(1))).router.state
-    best, usual_rows = state.paths[state.lanes[0].order[0]], int(state.observed.mean_rows)
+    best, usual_rows = state.paths[state.lanes[0].order[0]], int(state.observed.urgent_mean)
     own_rows = best.latency.median[20] * state.lanes[0].rate * state.front_factor
     # the batch, then a usual query within 60% of its budget
     enough_s = (own_rows / state.total_rate + state.service_times[usual_rows]) / MAX_FILL_SHARE

@@ -5,6 +5,8 @@ import pytest
 
 from polyrec.planner.routing.observed_traffic import KEPT, SIZES_MEMORY_S, ObservedTraffic
 
+URGENT = "urgent_s", "urgent_mean", "urgent_square", "variance_s"
+
 
 def watch(times: np.ndarray, rows: np.ndarray, until_s: float) -> ObservedTraffic:
     observed = ObservedTraffic(0.0)
@@ -28,7 +30,9 @@ def test_rates_sizes_and_budget_are_those_of_the_traffic():
     assert observed.queries_s == pytest.approx(2000, rel=0.1)
     assert observed.rows_s == pytest.approx(40_000, rel=0.1)
     assert observed.mean_rows == pytest.approx(20, rel=0.02)
-    assert observed.mean_square == pytest.approx(500, rel=0.02)
+    assert observed.urgent_s == observed.rows_s
+    assert observed.urgent_mean == observed.mean_rows
+    assert observed.urgent_square == pytest.approx(500, rel=0.02)
     assert observed.budget_s == 0.05
     assert observed.size_quantiles((0.0, 1.0)) == (10, 30)
 
@@ -69,8 +73,25 @@ def test_sizes_and_budgets_are_those_of_the_last_queries():
         observed.record_arrival(n, budget_s)
     observed.tick(0.1)
     assert observed.mean_rows == rows[-KEPT:].mean()
-    assert observed.mean_square == (rows[-KEPT:] ** 2).mean()
     assert observed.budget_s == np.median(budgets[-KEPT:])
+    urgent = [n * min(1, observed.budget_s / b) for n, b in zip(rows[-KEPT:], budgets[-KEPT:], strict=True)]
+    assert observed.urgent_mean == pytest.approx(np.mean(urgent))
+    assert observed.urgent_square == pytest.approx(np.mean(np.square(urgent)))
+
+
+def test_of_large_queries_with_ample_time_only_a_share_is_urgent():
+    observed, without = ObservedTraffic(0.0), ObservedTraffic(0.0)
+    for tick in range(1, 60):
+        for each in (observed, without):
+            for _ in range(50):
+                each.record_arrival(20, 0.01)
+        observed.record_arrival(2000, 1.0)
+        for each in (observed, without):
+            each.tick(tick / 10)
+    assert observed.rows_s == pytest.approx(3 * without.rows_s)
+    assert observed.urgent_s == pytest.approx(1.02 * without.urgent_s)
+    for name in URGENT[1:]:
+        assert getattr(observed, name) == pytest.approx(getattr(without, name), rel=0.03), name
 
 
 def test_impossible_queries_count_in_the_rate_of_all_only():
@@ -83,7 +104,7 @@ def test_impossible_queries_count_in_the_rate_of_all_only():
         observed.tick(tick / 10)
         without.tick(tick / 10)
     assert observed.queries_s == pytest.approx(2 * without.queries_s)
-    for name in ("possible_s", "rows_s", "high_rows_s", "mean_rows", "mean_square", "budget_s", "variance_s"):
+    for name in ("possible_s", "rows_s", "high_rows_s", "mean_rows", "budget_s", *URGENT):
         assert getattr(observed, name) == getattr(without, name), name
 
 
@@ -96,4 +117,4 @@ def test_sizes_and_budgets_are_forgotten_with_time_although_few_follow():
         observed.record_arrival(25, 0.02)
         observed.tick(float(second))
         assert (observed.mean_rows == 25) == (second >= max(8, 0.1 + SIZES_MEMORY_S)), second
-    assert (observed.mean_square, observed.budget_s) == (625, 0.02)
+    assert (observed.urgent_square, observed.budget_s) == (625, 0.02)

@@ -87,3 +87,16 @@ def test_large_requests_are_forgotten_soon_after_they_end(kind):
     outcomes, is_ordinary = beside(kind, 20, 20, 4096, 10.0, END_S + 20)
     later = is_ordinary & (outcomes.arrival_s > END_S + 7)
     assert (outcomes.path[later] == BEST).mean() >= 0.95
+
+
+@pytest.mark.parametrize("kind", ["inline", "process"])
+@pytest.mark.parametrize(("rate", "rows", "budget_s"), [(50, 2000, 0.1), (50, 2000, 1.0), (300, 2000, 0.1)])
+def test_large_requests_with_ample_time_cost_others_neither_answers_nor_quality(kind, rate, rows, budget_s):
+    outcomes, is_ordinary = beside(kind, rate, 10, rows, budget_s, END_S + 1)
+    ordinary = is_ordinary & (outcomes.arrival_s >= 1)
+    in_time = (outcomes.path >= 0) & (outcomes.finish_s <= outcomes.deadline_s)
+    attacked = ordinary & (outcomes.arrival_s >= BEGIN_S) & (outcomes.arrival_s < END_S)
+    usual = (outcomes.path[ordinary & (outcomes.arrival_s < BEGIN_S)] == BEST).mean()
+    assert in_time[~is_ordinary].all()
+    assert in_time[attacked].all()
+    assert (outcomes.path[attacked] == BEST).mean() >= usual - 0.1

@@ -183,3 +183,16 @@ def test_what_is_first_in_the_queue_waits_for_company_while_it_has_time():
     assert router.offer(Query(20, 0.0, 0.010), 0.0) is None
     assert not router.is_urgent(0.002)
     assert router.is_urgent(0.003)
+
+
+def test_a_large_query_that_waits_keeps_out_no_others_that_lanes_execute_in_time():
+    """Where the front limits the capacity, it has read the large query already."""
+    router = Router(RouterState(CPU, cpu_lanes(2), Routing(query_s=2e-4), Limits(), 0.0))
+    state = router.state
+    for _ in range(100):
+        state.record_arrival(20, 0.01)
+    router.tick(0.1)
+    assert 2000 / state.total_rate > 0.01  # by queries of mean size
+    assert router.offer(Query(2000, 0.1, 0.11), 0.1) is None
+    assert router.offer(Query(20, 0.1, 0.11), 0.1) is None
+    assert state.drain_s(2000, 100) == pytest.approx(2000 / state.total_rate)
