@@ -1,7 +1,7 @@
 """Reads rows ahead of the batch that will gather them: which ones are missing, and how they come to hand.
 
 Pages of the file are read into the slab, where they stay until a batch uses them. Rows of the remote store
-are fetched into a layer of their own, which the view of the batch then has below its updates. Either way the
+are fetched for one batch, whose view then has them below its updates. Either way the
 batch gathers the same values as without, and only waits less.
 """
 
@@ -19,9 +19,9 @@ from polyrec.models.tiers.disk.disk import NO_READS, ReadAhead
 from polyrec.models.tiers.figures import Counters
 from polyrec.models.tiers.layout import DISK, REMOTE
 from polyrec.models.tiers.releasing import Gathers
+from polyrec.models.tiers.remote.fetched import FetchedRows
 from polyrec.models.tiers.remote.remote import PendingBatch
 from polyrec.models.tiers.tier_set import TierSet
-from polyrec.models.tiers.updates.delta import UpdateLayer
 from polyrec.models.tiers.view import View
 
 clock = time.perf_counter
@@ -82,6 +82,9 @@ class MissingRows:
         return np.unique(pages) if pages.size else pages, np.unique(remote) if remote.size else remote
 
 
+NOTHING_MISSING = MissingRows(NONE, NONE, np.empty(0, bool), NONE, NONE)
+
+
 def _distinct(owner: I64, value: I64, owners: int) -> I64:
     """Number of distinct values of each owner, int64 [owners]."""
     if not value.size:
@@ -109,6 +112,8 @@ class RowsAhead:
         """
         tiers = self._tiers
         where = tiers.locate(rows)
+        if where.in_memory:
+            return NOTHING_MISSING
         filed = pages = remote = rows[:0]
         waits = filed != filed
         if tiers.disk is not None:
@@ -149,14 +154,15 @@ class RowsAhead:
             return None
         number = self._gathers.begin()
         try:
-            where = tiers.locate(rows)
-            tables, ids = tiers.layout.table[where.segment], view.remote_ids[where.local]
+            segment = tiers.layout.segments(rows)
+            tables = tiers.layout.table.take(segment)
+            ids = view.remote_ids.take(tiers.layout.local(rows, segment))
             return Fetch(number, view, rows, tiers.remote.send(tables, ids), clock())
         except BaseException:
             self._gathers.end(number)
             raise
 
-    def receive(self, fetch: Fetch) -> UpdateLayer | None:
+    def receive(self, fetch: Fetch) -> FetchedRows | None:
         """Returns the rows, with the updates of the view, to be `View.staged` of a batch in the same order.
 
         Waits for the replies, until the store's timeout at most. Rows that the store does not give are left
@@ -174,5 +180,6 @@ class RowsAhead:
             if not at.size:
                 return None
             rows, values = rows[at], values[at]
-        view.over(rows, torch.from_numpy(values).view(tiers.row_format.unit), NONE)
-        return UpdateLayer(tiers.row_format, rows, values)
+        if view.layers:
+            view.over(rows, torch.from_numpy(values).view(tiers.row_format.unit), NONE)
+        return FetchedRows.of(rows, values)
