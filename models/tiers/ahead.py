@@ -70,7 +70,7 @@ class MissingRows:
         """
         waits, pages, rows = self.waits, self.pages[self.waits], self.remote_rows
         if owner is None:
-            return np.array([np.unique(pages).size]), np.array([np.unique(rows).size])
+            return np.array([_unique(pages).size]), np.array([_unique(rows).size])
         return _distinct(owner[self.filed[waits]], pages, owners), _distinct(owner[self.remote], rows, owners)
 
     def of(self, owns: NDArray[np.bool_] | None) -> tuple[I64, I64]:
@@ -78,11 +78,15 @@ class MissingRows:
         pages, remote = self.pages, self.remote_rows
         if owns is not None:
             pages, remote = pages[owns[self.filed]], remote[owns[self.remote]]
-        # most turns miss rows in one of the tiers
-        return np.unique(pages) if pages.size else pages, np.unique(remote) if remote.size else remote
+        return _unique(pages), _unique(remote)
 
 
 NOTHING_MISSING = MissingRows(NONE, NONE, np.empty(0, bool), NONE, NONE)
+
+
+def _unique(values: I64) -> I64:
+    """The distinct values, ascending. Most turns miss rows in one of the tiers only."""
+    return np.unique(values) if values.size else values
 
 
 def _distinct(owner: I64, value: I64, owners: int) -> I64:
