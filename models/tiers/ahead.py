@@ -1,7 +1,7 @@
 """Reads rows ahead of the batch that will gather them: which ones are missing, and how they come to hand.
 
 Pages of the file are read into the slab, where they stay until a batch uses them. Rows of the remote store
-are fetched into a layer of their own, which the view of the batch then has below its updates. Either way the
+are fetched for one batch, whose view then has them below its updates. Either way the
 batch gathers the same values as without, and only waits less.
 """
 
@@ -19,9 +19,9 @@ from polyrec.models.tiers.disk.disk import NO_READS, ReadAhead
 from polyrec.models.tiers.figures import Counters
 from polyrec.models.tiers.layout import DISK, REMOTE
 from polyrec.models.tiers.releasing import Gathers
+from polyrec.models.tiers.remote.fetched import FetchedRows
 from polyrec.models.tiers.remote.remote import PendingBatch
 from polyrec.models.tiers.tier_set import TierSet
-from polyrec.models.tiers.updates.delta import UpdateLayer
 from polyrec.models.tiers.view import View
 
 clock = time.perf_counter
@@ -70,7 +70,7 @@ class MissingRows:
         """
         waits, pages, rows = self.waits, self.pages[self.waits], self.remote_rows
         if owner is None:
-            return np.array([np.unique(pages).size]), np.array([np.unique(rows).size])
+            return np.array([_unique(pages).size]), np.array([_unique(rows).size])
         return _distinct(owner[self.filed[waits]], pages, owners), _distinct(owner[self.remote], rows, owners)
 
     def of(self, owns: NDArray[np.bool_] | None) -> tuple[I64, I64]:
@@ -78,8 +78,15 @@ class MissingRows:
         pages, remote = self.pages, self.remote_rows
         if owns is not None:
             pages, remote = pages[owns[self.filed]], remote[owns[self.remote]]
-        # most turns miss rows in one of the tiers
-        return np.unique(pages) if pages.size else pages, np.unique(remote) if remote.size else remote
+        return _unique(pages), _unique(remote)
+
+
+NOTHING_MISSING = MissingRows(NONE, NONE, np.empty(0, bool), NONE, NONE)
+
+
+def _unique(values: I64) -> I64:
+    """The distinct values, ascending. Most turns miss rows in one of the tiers only."""
+    return np.unique(values) if values.size else values
 
 
 def _distinct(owner: I64, value: I64, owners: int) -> I64:
@@ -109,6 +116,8 @@ class RowsAhead:
         """
         tiers = self._tiers
         where = tiers.locate(rows)
+        if where.in_memory:
+            return NOTHING_MISSING
         filed = pages = remote = rows[:0]
         waits = filed != filed
         if tiers.disk is not None:
@@ -149,14 +158,15 @@ class RowsAhead:
             return None
         number = self._gathers.begin()
         try:
-            where = tiers.locate(rows)
-            tables, ids = tiers.layout.table[where.segment], view.remote_ids[where.local]
+            segment = tiers.layout.segments(rows)
+            tables = tiers.layout.table.take(segment)
+            ids = view.remote_ids.take(tiers.layout.local(rows, segment))
             return Fetch(number, view, rows, tiers.remote.send(tables, ids), clock())
         except BaseException:
             self._gathers.end(number)
             raise
 
-    def receive(self, fetch: Fetch) -> UpdateLayer | None:
+    def receive(self, fetch: Fetch) -> FetchedRows | None:
         """Returns the rows, with the updates of the view, to be `View.staged` of a batch in the same order.
 
         Waits for the replies, until the store's timeout at most. Rows that the store does not give are left
@@ -174,5 +184,6 @@ class RowsAhead:
             if not at.size:
                 return None
             rows, values = rows[at], values[at]
-        view.over(rows, torch.from_numpy(values).view(tiers.row_format.unit), NONE)
-        return UpdateLayer(tiers.row_format, rows, values)
+        if view.layers:
+            view.over(rows, torch.from_numpy(values).view(tiers.row_format.unit), NONE)
+        return FetchedRows.of(rows, values)

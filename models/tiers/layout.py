@@ -22,6 +22,8 @@ DEVICE, HOST, DISK, REMOTE = range(4)
 MOST_BLOCKS = 1 << 18
 MOST_STEPS = 8
 """With more boundaries in a block, as with many small tables, a binary search is faster."""
+SMALL = 512
+"""So few rows are found faster by one binary search too: it is one array operation instead of five."""
 
 
 class TierLayout:
@@ -84,7 +86,7 @@ class TierLayout:
 
     def segments(self, rows: I64) -> I64:
         """Returns the range of each row, int64 [n], an index into `tier`, `table`, `starts` and `counts`."""
-        if self._steps > MOST_STEPS:
+        if rows.size <= SMALL or self._steps > MOST_STEPS:
             return self._searched(rows)
         segments: I64 = self._range_of_block.take(rows >> self._block).astype(np.int64)
         for _ in range(self._steps):
@@ -92,7 +94,7 @@ class TierLayout:
         return segments
 
     def _searched(self, rows: I64) -> I64:
-        return np.searchsorted(self.starts, rows, side="right") - 1
+        return self.starts.searchsorted(rows, "right") - 1
 
     def rows_of(self, tier: int) -> I64:
         """Returns every row of a tier in address order, int64 [rows[tier]]."""
@@ -129,12 +131,17 @@ class RowLocations:
         if layout.rows[HOST] == layout.total:
             # one tier, with the rows in the order of the fused weight
             return RowLocations(rows, segment, np.broadcast_to(np.int8(HOST), rows.shape), rows)
-        tier, local = layout.tier[segment], layout.local(rows, segment)
+        tier, local = layout.tier.take(segment), layout.local(rows, segment)
         if prefix_ends is not None:
             released = np.flatnonzero(rows >= prefix_ends.take(segment))
             tier[released] = DISK
             local[released] = layout.filed_address(rows[released], segment[released])
         return RowLocations(rows, segment, tier, local)
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether all rows are in the memory of the host or of the device."""
+        return int(self.tier.max(initial=0)) <= HOST
 
     def at(self, part: I64 | slice) -> RowLocations:
         return RowLocations(self.rows[part], self.segment[part], self.tier[part], self.local[part])

@@ -238,12 +238,17 @@ class TierStack:
 
         Returns the indices of those that the remote store did not answer.
         """
+        if where.in_memory:
+            # updated rows of a device are asked for too
+            address = where.local if self.tiers.device is None else where.address(HOST)
+            self._from_slab(counters, self.tiers.slab.of_rows(address), out)
+            return where.local[:0]
         remote = self.tiers.remote
         away = np.flatnonzero(where.tier == REMOTE) if remote is not None else where.local[:0]
         fetched = place = away[:0]
         if view.staged is not None:
-            at, place = view.staged.find(where.rows[away])
-            fetched, away = away[at], np.delete(away, at)
+            there, place = view.staged.find(where.rows[away])
+            fetched, away = away[there], away[~there]
         if remote is None or not away.size:
             self._stored(counters, where, out)
             if view.staged is not None:
@@ -275,8 +280,6 @@ class TierStack:
         below = np.flatnonzero(where.tier == DISK) if disk is not None else where.local[:0]
         if disk is not None and below.size:
             self._through_cache(disk, counters, where, below, out)
-        elif self.tiers.layout.rows[HOST] == self.tiers.layout.total:
-            self._from_slab(counters, self.tiers.slab.of_rows(where.local), out)
         else:
             self._from_slab(counters, self.tiers.slab.of_rows(where.address(HOST)), out)
 

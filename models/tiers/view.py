@@ -15,6 +15,7 @@ from torch import Tensor
 
 from polyrec.models.schema.batch import I64
 from polyrec.models.schema.encoder import Encoder
+from polyrec.models.tiers.remote.fetched import FetchedRows
 from polyrec.models.tiers.updates.delta import UpdateLayer
 
 
@@ -30,7 +31,7 @@ class View:
     remote_ids: I64
     layers: tuple[UpdateLayer, ...] = ()
     readers: int = field(default=0, repr=False)
-    staged: UpdateLayer | None = None
+    staged: FetchedRows | None = None
 
     def over(self, rows: I64, out: Tensor, lost: I64) -> tuple[int, I64]:
         """Replaces updated rows in `out`. rows: int64 [n]; out: [n, units], gathered from the tiers.

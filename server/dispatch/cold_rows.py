@@ -25,9 +25,9 @@ from polyrec.models.errors import FeatureError
 from polyrec.models.schema.batch import I64, Batch
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.tiers.ahead import RowsAhead
+from polyrec.models.tiers.remote.fetched import FetchedRows
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.stage import fused_rows
-from polyrec.models.tiers.updates.delta import UpdateLayer
 from polyrec.models.tiers.view import View
 from polyrec.planner.routing.latency.read_times import ReadSeconds
 from polyrec.planner.routing.query import Misses, Part, Query
@@ -56,7 +56,7 @@ class SeenQueries:
     cold: dict[Query, Misses] = field(default_factory=dict)
     pages: I64 = field(default_factory=lambda: np.empty(0, np.int64))
     remote: I64 = field(default_factory=lambda: np.empty(0, np.int64))
-    fetched: UpdateLayer | None = None
+    fetched: FetchedRows | None = None
     holding: set[Query] = field(default_factory=set)
 
     def are(self, parts: Sequence[Part]) -> bool:
@@ -224,7 +224,7 @@ class Reading:
             log.exception("reading ahead failed")
         self._report(0)
 
-    def _fetched(self, layer: UpdateLayer | None) -> None:
+    def _fetched(self, layer: FetchedRows | None) -> None:
         """Takes the remote rows, in the thread of the fetcher."""
         self.seen.fetched = layer
         self._report(1)

@@ -18,8 +18,8 @@ from socket import socket
 
 from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.ahead import Fetch, RowsAhead
+from polyrec.models.tiers.remote.fetched import FetchedRows
 from polyrec.models.tiers.remote.remote import clock
-from polyrec.models.tiers.updates.delta import UpdateLayer
 from polyrec.models.tiers.view import View
 
 log = logging.getLogger("polyrec.serving")
@@ -27,7 +27,7 @@ log = logging.getLogger("polyrec.serving")
 MOST_UNDER_WAY = 64
 """Requests at a time, each over a connection of its own; further ones wait."""
 
-Done = Callable[[UpdateLayer | None], None]
+Done = Callable[[FetchedRows | None], None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,17 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-import numpy as np
-
 from polyrec.models.dlrm.precision import DensePrecision
 from polyrec.models.embeddings.stage import Stage
 from polyrec.models.runtimes.runtime import Runtime
 from polyrec.models.schema.batch import F32, Batch
 from polyrec.models.schema.encoder import Encoder
+from polyrec.models.tiers.remote.fetched import FetchedRows
 from polyrec.models.tiers.rows import TieredRows
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.stage import tiered_rows
-from polyrec.models.tiers.updates.delta import UpdateLayer
 from polyrec.models.tiers.view import View
 
 
@@ -44,14 +42,9 @@ class BatchView:
         view = stack.views.enter()
         return cls(stack, view, view)
 
-    def add(self, fetched: Sequence[UpdateLayer]) -> None:
+    def add(self, fetched: Sequence[FetchedRows]) -> None:
         """Adds remote rows that were fetched ahead, in views of the same order that are still held."""
-        layer = fetched[0]
-        if len(fetched) > 1:
-            rows = np.concatenate([one.rows for one in fetched])
-            values = np.concatenate([one.values for one in fetched])
-            layer = UpdateLayer(self.stack.tiers.row_format, rows, values)
-        self.view = replace(self.entered, staged=layer, readers=0)
+        self.view = replace(self.entered, staged=FetchedRows.merged(fetched), readers=0)
 
     @property
     def encoder(self) -> Encoder:

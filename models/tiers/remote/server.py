@@ -7,7 +7,7 @@ limit the time of each reply instead of a whole batch.
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
+from select import POLLIN, poll
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,6 +17,16 @@ from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from polyrec.models.tiers.remote.login import Login, place
 
 log = logging.getLogger("polyrec.tiers")
+
+
+def _readable(connection: Connection) -> bool:
+    """Whether an idle connection has something to read, or is closed.
+
+    By the socket: redis-py's can_read takes 20 microseconds, as it reads and catches what that raises.
+    """
+    waiting = poll()
+    waiting.register(connection._sock, POLLIN)
+    return bool(waiting.poll(0))
 
 
 class Server:
@@ -60,9 +70,8 @@ class Server:
         """Returns an idle or a new connection. Raises OSError."""
         while (connection := self._pop()) is not None:
             # one that can be read was closed by the server
-            with suppress(RedisError):
-                if not connection.can_read(0):
-                    return connection
+            if not _readable(connection):
+                return connection
             connection.disconnect()
         return self.connect(timeout_s)
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.layout import DISK, REMOTE
+from polyrec.models.tiers.remote.fetched import FetchedRows
 from polyrec.models.tiers.rows import TieredRows
 from polyrec.models.tiers.stack import TierStack
-from polyrec.models.tiers.updates.delta import UpdateLayer
 from polyrec.models.tiers.updates.update import TableUpdate, apply_update
 from polyrec.models.tiers.view import View
 from tests.models.tiers.redis_server import RedisServer
@@ -56,7 +56,7 @@ def counted(stack: TierStack, rows: I64) -> tuple[int, int]:
     return len(pages), len(remote)
 
 
-def fetch(stack: TierStack, view: View, rows: I64) -> UpdateLayer | None:
+def fetch(stack: TierStack, view: View, rows: I64) -> FetchedRows | None:
     sent = stack.ahead.send(view, rows)
     assert sent is not None
     return stack.ahead.receive(sent)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrec.models.tiers.layout import DISK, MOST_STEPS, REMOTE, TIERS, TierLayout
+from polyrec.models.tiers.layout import DISK, HOST, MOST_STEPS, REMOTE, SMALL, TIERS, RowLocations, TierLayout
 
 CUTS = st.lists(st.tuples(*[st.integers(0, 9)] * 4), min_size=1, max_size=5).filter(
     lambda cuts: sum(map(sum, cuts)) > 0
@@ -45,3 +45,24 @@ def test_many_tables_in_one_block_are_located(largest: int, steps: int) -> None:
     rows = np.random.default_rng(0).integers(0, layout.total, 1000)
     assert layout._steps == steps
     assert (layout.segments(rows) == np.searchsorted(layout.starts, rows, side="right") - 1).all()
+
+
+@given(CUTS)
+def test_few_rows_are_located_like_many(cuts: list[tuple[int, ...]]) -> None:
+    sizes = {f"t{i}": sum(c) for i, c in enumerate(cuts)}
+    layout = TierLayout(sizes, {f"t{i}": c for i, c in enumerate(cuts)})
+    few = np.arange(layout.total)
+    many = np.tile(few, SMALL + 1)
+    for part, whole in zip(layout.locate(few), layout.locate(many), strict=True):
+        assert np.array_equal(np.tile(part, SMALL + 1), whole)
+
+
+@given(CUTS, st.data())
+def test_rows_are_in_memory_if_none_is_on_disk_or_remote(
+    cuts: list[tuple[int, ...]], data: st.DataObject
+) -> None:
+    sizes = {f"t{i}": sum(c) for i, c in enumerate(cuts)}
+    layout = TierLayout(sizes, {f"t{i}": c for i, c in enumerate(cuts)})
+    rows = np.array(data.draw(st.lists(st.integers(0, layout.total - 1), max_size=4)), np.int64)
+    tier, _ = layout.locate(rows)
+    assert RowLocations.of(layout, rows).in_memory == all(t <= HOST for t in tier.tolist())

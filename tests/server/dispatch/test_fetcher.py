@@ -14,8 +14,8 @@ from queue import SimpleQueue
 import numpy as np
 import pytest
 
+from polyrec.models.tiers.remote.fetched import FetchedRows
 from polyrec.models.tiers.stack import TierStack
-from polyrec.models.tiers.updates.delta import UpdateLayer
 from polyrec.server.dispatch.fetcher import MOST_UNDER_WAY, Fetcher
 from tests.models.tiers.redis_cluster import RedisCluster
 from tests.models.tiers.redis_server import RedisServer
@@ -27,7 +27,7 @@ REMOTE = np.arange(2100, 3000)
 """Rows of table a that `opened` leaves to the store."""
 WAIT_S = 60.0
 
-Fetched = tuple[int, UpdateLayer | None]
+Fetched = tuple[int, FetchedRows | None]
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_rows_come_over_tls_and_from_the_servers_of_a_cluster(
         if isinstance(servers, RedisServer):
             remote["ca_file"] = servers.ca_file
         stack, flat = world(ENCODER, tmp_path, (0.0, 0.2, 0.5), remote=remote), flat_weight(ENCODER).numpy()
-        given: SimpleQueue[UpdateLayer | None] = SimpleQueue()
+        given: SimpleQueue[FetchedRows | None] = SimpleQueue()
         view = stack.views.enter()
         for _ in range(FETCHES):
             fetcher.fetch(stack.ahead, view, REMOTE, given.put)
@@ -106,7 +106,7 @@ def test_a_store_that_hangs_gives_nothing_after_its_timeout(
     store: RedisServer, fetcher: Fetcher, tmp_path: Path
 ) -> None:
     stack = opened(store, tmp_path, 100)
-    given: SimpleQueue[UpdateLayer | None] = SimpleQueue()
+    given: SimpleQueue[FetchedRows | None] = SimpleQueue()
     view = stack.views.enter()
     fetcher.fetch(stack.ahead, view, REMOTE[:50], given.put)
     assert given.get(timeout=WAIT_S) is not None
@@ -164,7 +164,7 @@ def test_a_reply_that_has_come_in_part_delays_no_other(
     proxy, flat = Halting(store), flat_weight(ENCODER).numpy()
     remote = {"url": proxy.url, "timeout_ms": 60_000, "fill": True}
     stacks = [world(ENCODER, tmp_path, (0.0, 0.2, 0.5), remote=remote), opened(store, tmp_path, 60_000)]
-    given: tuple[SimpleQueue[UpdateLayer | None], ...] = SimpleQueue(), SimpleQueue()
+    given: tuple[SimpleQueue[FetchedRows | None], ...] = SimpleQueue(), SimpleQueue()
     views = [stack.views.enter() for stack in stacks]
     proxy.goes_on.clear()
     fetcher.fetch(stacks[0].ahead, views[0], REMOTE, given[0].put)
@@ -187,14 +187,14 @@ def test_tiers_that_are_closed_give_nothing(store: RedisServer, fetcher: Fetcher
     stack = opened(store, tmp_path, 60_000)
     view = stack.views.newest
     stack.close()
-    given: SimpleQueue[UpdateLayer | None] = SimpleQueue()
+    given: SimpleQueue[FetchedRows | None] = SimpleQueue()
     fetcher.fetch(stack.ahead, view, REMOTE[:5], given.put)
     assert given.get(timeout=WAIT_S) is None
 
 
 def test_closing_waits_for_the_requests_under_way(store: RedisServer, tmp_path: Path) -> None:
     stack, fetcher = opened(store, tmp_path, 60_000), Fetcher()
-    given: SimpleQueue[UpdateLayer | None] = SimpleQueue()
+    given: SimpleQueue[FetchedRows | None] = SimpleQueue()
     view = stack.views.newest
     for _ in range(FETCHES):
         fetcher.fetch(stack.ahead, view, REMOTE[:5], given.put)
@@ -218,7 +218,7 @@ def test_closing_again_leaves_descriptors_alone_that_other_files_have_got_since(
 def test_a_fetcher_that_is_closed_gives_nothing(store: RedisServer, tmp_path: Path) -> None:
     stack, fetcher = opened(store, tmp_path, 60_000), Fetcher()
     fetcher.close()
-    given: SimpleQueue[UpdateLayer | None] = SimpleQueue()
+    given: SimpleQueue[FetchedRows | None] = SimpleQueue()
     fetcher.fetch(stack.ahead, stack.views.newest, REMOTE[:5], given.put)
     assert given.get_nowait() is None
     stack.close()
@@ -232,7 +232,7 @@ def test_a_store_that_hangs_delays_no_fetch_from_another(fetcher: Fetcher, tmp_p
     try:
         stacks = [opened(server, tmp_path, 60_000) for server in (hangs, answers)]
         views = [stack.views.enter() for stack in stacks]
-        given: tuple[SimpleQueue[UpdateLayer | None], ...] = SimpleQueue(), SimpleQueue()
+        given: tuple[SimpleQueue[FetchedRows | None], ...] = SimpleQueue(), SimpleQueue()
 
         def fetch(i: int) -> None:
             fetcher.fetch(stacks[i].ahead, views[i], REMOTE, given[i].put)

@@ -1,0 +1,47 @@
+"""Remote rows that were fetched for one batch before it is gathered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from polyrec.models.schema.batch import I64
+from polyrec.models.tiers.slab import Bytes
+from polyrec.models.tiers.updates.last import last_of_equal
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FetchedRows:
+    """rows: int64 [n], n > 0, of the fused weight, distinct and ascending. values: uint8 [n, bytes of a
+    row]."""
+
+    rows: I64
+    values: Bytes
+
+    @classmethod
+    def of(cls, rows: I64, values: Bytes) -> Self:
+        """Takes rows in any order; of equal ones the last counts."""
+        return cls(*last_of_equal(rows, values))
+
+    @classmethod
+    def merged(cls, parts: Sequence[Self]) -> Self:
+        """Returns the rows of all parts."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls.of(np.concatenate([p.rows for p in parts]), np.concatenate([p.values for p in parts]))
+
+    def find(self, rows: I64) -> tuple[NDArray[np.bool_], I64]:
+        """Returns (bool [n], which of `rows` are here; the places of those)."""
+        place = np.minimum(self.rows.searchsorted(rows), self.rows.size - 1)
+        found = self.rows.take(place) == rows
+        return found, place[found]
+
+    def copy(self, place: I64, at: I64, out: Tensor) -> None:
+        """Copies rows, by their places, to out[at], on the host. place, at: int64 [n]."""
+        out.view(torch.uint8).numpy()[at] = self.values.take(place, 0)
