@@ -287,7 +287,7 @@ def _judge(instructions: Instructions) -> None:
     assert settings is not None
 
     def rest(worked_s: float) -> None:
-        if instructions.wait(min(LONGEST_REST_S, worked_s * (1 / WORK_SHARE - 1))):
+        if instructions.wait(rest_after(worked_s)):
             raise NewSettings
 
     remove_old_reports(settings.folder, time.time())
@@ -307,6 +307,11 @@ def _judge(instructions: Instructions) -> None:
             log.error("the report of live quality cannot be written: %s", e.strerror)
         if instructions.wait(settings.every_s):
             raise NewSettings
+
+
+def rest_after(worked_s: float) -> float:
+    """Returns the seconds to sleep after work, so that it takes WORK_SHARE of a core."""
+    return min(LONGEST_REST_S, worked_s * (1 / WORK_SHARE - 1))
 
 
 def latest(scored: Sequence[ScoredRequest], requests: int, rows: int) -> Sequence[ScoredRequest]:

@@ -101,7 +101,7 @@ class DeepRecSys(Policy):
                 break
             batch.append(piece)
             rows += piece.rows
-            if not whole or rows >= max_rows:
+            if not whole:
                 break
         if not batch:
             return None

@@ -40,6 +40,24 @@ def test_a_restart_is_retried_until_it_succeeds(caplog: pytest.LogCaptureFixture
     assert "lane cpu is back" in caplog.text
 
 
+def test_the_delays_between_attempts_grow_to_a_bound(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polyrec.server.dispatch.supervisor.FIRST_RESTART_DELAY_S", 0.001)
+    monkeypatch.setattr("polyrec.server.dispatch.supervisor.MAX_RESTART_DELAY_S", 0.003)
+
+    async def run() -> None:
+        restarted = asyncio.Event()
+        supervisor = LaneSupervisor([FailingLane(4)], lambda lane: restarted.set())
+        supervisor.restart(0)
+        await asyncio.wait_for(restarted.wait(), 30)
+
+    with caplog.at_level(logging.ERROR):
+        asyncio.run(run())
+    delays = [record.getMessage().rpartition("again in ")[2] for record in caplog.records]
+    assert delays == ["0.001 s", "0.002 s", "0.003 s", "0.003 s"]
+
+
 def test_closing_cancels_restarts() -> None:
     async def run() -> None:
         supervisor = LaneSupervisor([FailingLane(10**9)], lambda lane: None)

@@ -120,8 +120,16 @@ def test_work_that_gives_way_or_is_stopped_says_why() -> None:
         streams.stop()
         with pytest.raises(NotReady, match="stopping"):
             await second
+        began = asyncio.Event()
+
+        async def work() -> None:
+            began.set()
+
         with pytest.raises(NotReady, match="stopping"):
-            await streams.run(asyncio.sleep(0))
+            await streams.run(work())
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert not began.is_set()
 
     asyncio.run(run())
 

@@ -78,3 +78,19 @@ def test_a_call_without_a_message_is_malformed() -> None:
             await MessageReader(1, 600, print).only(call)
 
     asyncio.run(run())
+
+
+def test_a_call_is_read_that_comes_just_when_the_earliest_times_out() -> None:
+    async def run() -> bytes:
+        reader = MessageReader(1, 0.0, [].append)
+        silent = asyncio.create_task(reader.only(Sending()))
+        for _ in range(2):  # it begins; its time is over, of which it does not know yet
+            await asyncio.sleep(0)
+        honest = Sending()
+        honest.arrive.set_result(b"message")
+        found = await reader.only(honest)
+        with pytest.raises((TooBusy, TooSlow)):
+            await silent
+        return found
+
+    assert asyncio.run(run()) == b"message"

@@ -17,7 +17,16 @@ from polyrec.models.evaluation.live import ScoredRequest
 from polyrec.models.evaluation.metrics import evaluate
 from polyrec.models.runtimes import open_runtime
 from polyrec.models.schema.batch import F32
-from polyrec.server.live_quality.judge import Instructions, Judge, ServerGone, latest, run
+from polyrec.server.live_quality.judge import (
+    LONGEST_REST_S,
+    WORK_SHARE,
+    Instructions,
+    Judge,
+    ServerGone,
+    latest,
+    rest_after,
+    run,
+)
 from polyrec.server.live_quality.report import Report, read_report, report_file
 from polyrec.server.live_quality.settings import JudgeSettings
 from polyrec.server.record_pipe import framed
@@ -124,6 +133,16 @@ def test_the_window_is_bounded_in_requests_and_rows(requests: int, rows: int, ke
         for i, n in enumerate((1, 2, 4, 3))
     ]
     assert latest(scored, requests, rows) == scored[len(scored) - kept :]
+
+
+@pytest.mark.parametrize("worked_s", [1e-4, 0.02, 0.5])
+def test_the_judge_rests_for_its_share_of_a_core(worked_s: float) -> None:
+    assert worked_s / (worked_s + rest_after(worked_s)) == pytest.approx(WORK_SHARE)
+
+
+def test_a_piece_of_work_that_took_long_does_not_stop_the_judge_for_long() -> None:
+    assert rest_after(0.0) == 0.0
+    assert rest_after(600.0) == LONGEST_REST_S
 
 
 def test_positives_that_nearly_missed_the_window_are_told(

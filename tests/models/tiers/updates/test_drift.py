@@ -10,7 +10,7 @@ import torch
 from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.rows import OutdatedOrder, TieredRows
 from polyrec.models.tiers.stack import TierStack
-from polyrec.models.tiers.updates.drift import Drift
+from polyrec.models.tiers.updates.drift import ROWS_AT_ONCE, Drift
 from polyrec.models.tiers.updates.sample import Sample
 from polyrec.models.tiers.updates.update import TableUpdate, apply_update
 from polyrec.models.tiers.view import View
@@ -39,7 +39,12 @@ def fast_hits(stack: TierStack) -> int:
     return levels["device"].hits + levels["host"].hits
 
 
-def test_rows_that_became_hot_move_to_fast_tiers_and_none_is_wrong(tmp_path: Path) -> None:
+@pytest.mark.parametrize("at_once", [7, ROWS_AT_ONCE])
+def test_rows_that_became_hot_move_to_fast_tiers_and_none_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    """Also if more rows move than are read at once."""
+    monkeypatch.setattr("polyrec.models.tiers.updates.drift.ROWS_AT_ONCE", at_once)
     encoder = encoder_of(SIZES)
     stack = world(encoder, tmp_path)
     coldest = np.flatnonzero(encoder.vocabularies["a"].rank_of_id >= 5900)
@@ -61,6 +66,21 @@ def test_rows_that_became_hot_move_to_fast_tiers_and_none_is_wrong(tmp_path: Pat
                 got = rows.gather(ranks(view, table, ids))
                 np.testing.assert_array_equal(got.numpy(), row_of(number, ids))
         assert stack.settle(10.0)
+    stack.close()
+
+
+def test_a_new_order_reports_the_share_of_look_ups_in_fast_tiers_before_and_after(tmp_path: Path) -> None:
+    encoder = encoder_of(SIZES)
+    stack = world(encoder, tmp_path)
+    rank_of_id = encoder.vocabularies["a"].rank_of_id
+    # of each two rows that get hotter one is in host memory, the other on disk
+    hot = np.flatnonzero((rank_of_id < 50) | (rank_of_id >= 5950))
+    drift = Drift(stack, memory=0.1)
+    looked_up(stack, hot, 20)
+    fast = fast_hits(stack)
+    moves = drift.reorder()
+    assert (moves.before, moves.after) == (0.5, 1.0)
+    assert moves.before * moves.looked_up == fast / 16
     stack.close()
 
 

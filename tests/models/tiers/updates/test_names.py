@@ -31,6 +31,7 @@ from polyrec.models.tiers.updates.update import (
 )
 from polyrec.models.tiers.updates.update_log import UpdateLog
 from polyrec.models.tiers.view import View
+from tests.models.tiers.waiting import wait_until
 from tests.models.tiers.worlds import WIDTH, world
 
 KNOWN = [f"v{i}" for i in range(40)]
@@ -192,13 +193,23 @@ def test_values_expire_by_themselves_and_a_newer_update_keeps_them(changes: Chan
     apply_update(stack, named(["n0", "n1", "v1"], 1), adding=Adding(soon))
     assert versions(stack, ["n0", "n1", "v1"]) == [1.0, 1.0, 1.0]
     apply_update(stack, named(["n1"], 2), adding=Adding())
-    end = time.monotonic() + 30
-    while versions(stack, ["n0"]) != [-1.0]:
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    wait_until(lambda: versions(stack, ["n0"]) == [-1.0], "nothing removes the value")
     # a value that was trained does not expire
     assert versions(stack, ["n1", "v1"]) == [2.0, 1.0]
     assert (changes.figures.added, changes.figures.expired) == (2, 1)
+    stack.close()
+
+
+def test_an_update_that_expires_may_name_trained_values_beside_added_ones(
+    changes: Changes, tmp_path: Path
+) -> None:
+    stack = world(ENCODER, tmp_path, changes=changes)
+    later, much_later = time.time() + 1000, time.time() + 2000
+    apply_update(stack, named(["n0"], 1), adding=Adding(later))
+    apply_update(stack, named(["v1", "n0", "n1"], 2), adding=Adding(much_later))
+    assert versions(stack, ["v1", "n0", "n1"]) == [2.0, 2.0, 2.0]
+    assert changes.names.next_expiry() == much_later
+    assert set(changes.names.expired(much_later)["t"]) == {"n0", "n1"}
     stack.close()
 
 
@@ -229,8 +240,7 @@ def test_values_that_expired_while_no_server_ran_are_removed_at_the_start(tmp_pa
     changes.close(remove=False)
     changes = Changes(tmp_path, UpdateLog(tmp_path / "log"))
     stack = world(ENCODER, tmp_path, changes=changes)
-    changes.expire()
-    assert versions(stack, ["n0"]) == [-1.0]
+    wait_until(lambda: versions(stack, ["n0"]) == [-1.0], "nothing removes the value")
     stack.close()
     changes.close()
 
