@@ -63,6 +63,10 @@ MIN_USERS = 10
 EARLY_S = 0.001
 """Users wake this long before a departure: gevent's timers are not exact."""
 
+INVALID = (400, 404, 422)
+"""Requests that this server never answers: its reason is shown, the first SHOWN characters."""
+SHOWN = 300
+
 SLO_TABLE = SloTable()
 KNEE = Knee(DWELL_S)
 
@@ -260,6 +264,8 @@ class _User(FastHttpUser):
             status = answer.status_code or 0
             degraded = DEGRADED in (answer.content or b"")
             SLO_TABLE.count(self.kind, rows, took, self.budget_s, status, degraded, sent - due)
+            if status in INVALID:
+                answer.failure(f"{status}: {(answer.text or '')[:SHOWN]}")
         if self.rate:
             self.due += self.random.expovariate(self.rate)
 

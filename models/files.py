@@ -177,6 +177,8 @@ def one_line(error: ValidationError) -> str:
     """The first offense of a pydantic error as `key: message`, for people."""
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        return printable(f"{where}: unknown key")
     message = first["msg"].removeprefix("Value error, ").partition(" or instance of ")[0]
     return printable(f"{where}: {message}" if where else message)
 

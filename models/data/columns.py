@@ -8,7 +8,7 @@ convert without loss raise an error that names the column.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -184,3 +184,20 @@ def _key_type(type_: pa.DataType) -> pa.DataType:
 def _nan_to_null(values: pa.Array) -> pa.Array:
     nan = pc.is_nan(values)
     return pc.if_else(nan, pa.scalar(None, values.type), values) if pc.any(nan).as_py() else values
+
+
+def countable(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Casts a column to what Arrow's kernels count: no dictionary, view or list of a fixed size."""
+    type_ = column.type
+    if pt.is_dictionary(type_):
+        return countable(column.cast(type_.value_type))
+    if pt.is_string_view(type_):
+        return column.cast(pa.string())
+    lists = pt.is_fixed_size_list(type_) or pt.is_large_list(type_)
+    return column.cast(pa.list_(type_.value_type)) if lists else column
+
+
+def floats(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
+    """float64 [rows], NaN where a value is missing. Integers beyond 2^53 are rounded."""
+    values: np.ndarray[Any, Any] = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    return values

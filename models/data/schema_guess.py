@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 import yaml
 
+from polyrec.models.data.columns import countable, floats
 from polyrec.models.data.parquet import open_parquet, parquet_files
 from polyrec.models.data.remote.path import DataPath, data_path
 from polyrec.models.errors import DataError, SchemaError
@@ -103,7 +104,7 @@ def guess_schema(
     left_out: dict[str, str] = {}
     label_of, reasons["label"] = _label(data, label, place)
     rest = [c for c in data.column_names if c != label_of["column"]]
-    time = next((c for c in rest if _is_time(c, data[c].type)), None)
+    time = next((c for c in rest if c != group and _is_time(c, data[c].type)), None)
     group, why_group = _group(data, [c for c in rest if c != time], group)
     if group is not None:
         reasons["group"] = why_group
@@ -152,7 +153,9 @@ def _sample(path: DataPath) -> pa.Table:
         if not batches:
             raise DataError(f"'{path}' has no rows")
         table = pa.Table.from_batches(batches)
-    return table.unify_dictionaries()
+    for i, column in enumerate(table.columns):
+        table = table.set_column(i, table.field(i).name, countable(column))
+    return table
 
 
 def _label(data: pa.Table, given: str | None, path: DataPath) -> tuple[dict[str, Any], str]:
@@ -172,7 +175,7 @@ def _label(data: pa.Table, given: str | None, path: DataPath) -> tuple[dict[str,
     positives = _share(data[given], 0.0)
     if values.size <= 2 or given in binary:
         return {"column": given}, f"0 or 1; {positives:.1%} positive"
-    above = float(np.median(pc.drop_null(data[given]).cast(pa.float64()).to_numpy()))
+    above = float(np.nanmedian(floats(data[given])))
     above = float(values[values < above][-1]) if (values < above).any() else above
     kept = _share(data[given], above)
     return (
@@ -185,7 +188,9 @@ def _label(data: pa.Table, given: str | None, path: DataPath) -> tuple[dict[str,
 def _group(data: pa.Table, columns: Sequence[str], given: str | None) -> tuple[str | None, str]:
     """Returns the column that identifies requests, and the reason; None if there is none."""
     for column in [given] if given else [c for c in columns if GROUP.search(c)]:
-        if pt.is_nested(data[column].type):
+        if pt.is_nested(data[column].type) or pt.is_null(data[column].type):
+            if given:
+                raise SchemaError(f"column '{column}' is {data[column].type}: it cannot tell requests apart")
             continue
         runs = _runs(data[column])
         distinct = pc.count_distinct(data[column]).as_py()
@@ -203,9 +208,7 @@ def _runs(column: pa.ChunkedArray) -> int:
 
 def _codes(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
     """int64 [rows], equal where the values are; null is a value."""
-    array = column.combine_chunks()
-    if not pt.is_dictionary(array.type):
-        array = pc.dictionary_encode(array, null_encoding="encode")
+    array = pc.dictionary_encode(column.combine_chunks(), null_encoding="encode")
     codes: np.ndarray[Any, Any] = array.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
     return codes
 
@@ -238,9 +241,13 @@ def _feature(name: str, column: pa.ChunkedArray) -> tuple[dict[str, Any] | None,
         return None, "by its name, how the file was made"
     if name in RESERVED:
         return None, "its name is reserved by the inference protocol: rename the column"
-    type_ = column.type.value_type if pt.is_dictionary(column.type) else column.type
-    if pt.is_list(type_) or pt.is_large_list(type_):
+    type_ = column.type
+    if pt.is_list(type_):
         return _bag(type_, column)
+    if pt.is_null(type_) or column.null_count == len(column):
+        return None, "missing in all rows"
+    if pt.is_nested(type_):
+        return None, "nested: make columns of its fields"
     distinct = pc.count_distinct(column).as_py()
     if distinct <= 1:
         return None, "the same in all rows"
@@ -254,15 +261,18 @@ def _feature(name: str, column: pa.ChunkedArray) -> tuple[dict[str, Any] | None,
         return _integer(name, column, distinct)
     if pt.is_floating(type_) or pt.is_decimal(type_):
         return _number(column)
-    return None, f"a column of {type_} cannot be a feature"
+    return None, f"a column of {type_} cannot be a feature: make it a number or a text"
 
 
 def _bag(type_: pa.DataType, column: pa.ChunkedArray) -> tuple[dict[str, Any] | None, str]:
     flat = pc.list_flatten(column)
     string = pt.is_string(type_.value_type) or pt.is_large_string(type_.value_type)
     if not string and not pt.is_integer(type_.value_type):
-        return None, f"a list of {type_.value_type} cannot be a feature"
+        remedy = ": make columns of its numbers" if _is_number(type_.value_type) else ""
+        return None, f"a list of {type_.value_type} cannot be a feature{remedy}"
     distinct = pc.count_distinct(flat).as_py()
+    if distinct == 0:
+        return None, "empty in all rows"
     longest = pc.max(pc.list_value_length(column)).as_py() or 1
     kind = {"type": "string" if string else "integer", "pooling": "mean"}
     bag = kind | {"max_length": next_power_of_two(longest)} | _rare(distinct)
@@ -281,7 +291,7 @@ def _integer(name: str, column: pa.ChunkedArray, distinct: int) -> tuple[dict[st
 
 
 def _number(column: pa.ChunkedArray) -> tuple[dict[str, Any], str]:
-    values = pc.drop_null(column).cast(pa.float64()).to_numpy()
+    values = floats(column)
     values = values[np.isfinite(values)]
     least, most = float(values.min(initial=np.inf)), float(values.max(initial=-np.inf))
     skewed = values.size > 0 and least >= 0 and most > 10 * max(float(np.median(values)), 1e-9)
@@ -339,16 +349,18 @@ def _split(
 
 
 def _is_time(name: str, type_: pa.DataType) -> bool:
-    return bool(pt.is_temporal(type_) or (pt.is_integer(type_) and TIME.search(name.lower())))
+    dated = pt.is_timestamp(type_) or pt.is_date(type_)  # not a time of the day, nor how long it took
+    return bool(dated or (pt.is_integer(type_) and TIME.search(name.lower())))
 
 
 def _is_number(type_: pa.DataType) -> bool:
-    return bool(pt.is_integer(type_) or pt.is_floating(type_) or pt.is_boolean(type_))
+    number = pt.is_integer(type_) or pt.is_floating(type_) or pt.is_decimal(type_)
+    return bool(number or pt.is_boolean(type_))
 
 
 def _auc_alone(column: pa.ChunkedArray, label: pa.ChunkedArray, above: float) -> float:
     """AUC of a column's values, or of their negatives if that is more, for the label above a value."""
-    values, labels = (c.cast(pa.float64()).to_numpy(zero_copy_only=False) for c in (column, label))
+    values, labels = floats(column), floats(label)
     known = np.isfinite(values) & np.isfinite(labels)
     positive = (labels[known] > above).astype(np.float64)
     if not 0 < positive.sum() < positive.size:
@@ -359,14 +371,15 @@ def _auc_alone(column: pa.ChunkedArray, label: pa.ChunkedArray, above: float) ->
 
 def _distinct_numbers(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
     """The distinct values, ascending, float64."""
-    values = pc.drop_null(pc.unique(column)).cast(pa.float64()).to_numpy(zero_copy_only=False)
-    found: np.ndarray[Any, Any] = np.sort(values[np.isfinite(values)])
-    return found
+    values = floats(pc.unique(column))
+    return np.sort(values[np.isfinite(values)])
 
 
 def _share(column: pa.ChunkedArray, above: float) -> float:
     """Share of the rows above a value."""
-    return float(pc.mean(pc.greater(column.cast(pa.float64()), above)).as_py() or 0.0)
+    values = floats(column)
+    known = values[~np.isnan(values)]
+    return float((known > above).mean()) if known.size else 0.0
 
 
 def _name(path: DataPath) -> str:

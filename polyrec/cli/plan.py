@@ -85,7 +85,8 @@ def _add_machine(parser: argparse.ArgumentParser) -> None:
     machine.add_argument(
         "--machine",
         metavar="FILE",
-        help="YAML file of changes to the profiled machine's memories, lanes, links, disk, store, prices",
+        help="YAML file of changes to the profiled machine's memories, lanes, links, disk, remote store or "
+        "prices (docs/planner.md)",
     )
     machine.add_argument("--cores", type=int, help="CPU cores to use (default: the machine's)")
     machine.add_argument(

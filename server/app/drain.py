@@ -2,7 +2,7 @@
 
     SIGTERM         /readyz is 503, but requests are still accepted and answered, with `connection: close`,
                     for the grace period, in which a load balancer notices. A second signal, Ctrl-C, or an
-                    earlier /v1/admin/drain skips it.
+                    earlier /v1/admin/drain skips it. SIGHUP does the same where it reloads nothing.
     grace is over   new connections are rejected; those in the accept queue are accepted first, and accepted
                     ones have FIRST_REQUEST_S to send a first request
     then            requests in progress may finish within the drain timeout
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import logging
 import signal
 import socket
 import struct
@@ -30,6 +31,8 @@ from polyrec.server.repository.repository import ModelRepository
 
 if TYPE_CHECKING:
     import uvicorn
+
+log = logging.getLogger("polyrec.server")
 
 QUEUE_S = 0.25
 """Longest wait for the accept queue to be empty."""
@@ -85,7 +88,9 @@ class Drain:
         loop.call_soon_threadsafe(self._begin, server, signal_number)
 
     def _begin(self, server: uvicorn.Server, signal_number: int) -> None:
+        name = signal.Signals(signal_number).name
         if server.should_exit:
+            log.warning("%s again: the server ends at once", name)
             server.force_exit = True
             return
         again = self._models.state is not LifecycleState.READY
@@ -96,6 +101,10 @@ class Drain:
             server.should_exit = True
         if again or signal_number == signal.SIGINT:
             self._hurry.set()
+        grace_s = 0 if self._hurry.is_set() else self._grace_s
+        log.warning(
+            "%s: draining; new connections are accepted for %g s more, then the server ends", name, grace_s
+        )
 
     async def _end(self, server: uvicorn.Server) -> None:
         with suppress(TimeoutError):
@@ -108,6 +117,7 @@ class Drain:
         self._on_stop()
         await _until(lambda: not server.server_state.connections, FIRST_REQUEST_S)
         asyncio.get_running_loop().call_later(self._timeout_s, self._models.fail_all)
+        log.warning("no more connections are accepted; requests in progress have %g s", self._timeout_s)
         server.should_exit = True
 
 

@@ -193,27 +193,29 @@ async def _serve(
         timeout_graceful_shutdown=math.ceil(settings.drain_timeout_s) + 1,
         backlog=BACKLOG,
     )
-    _reload_on_sighup(engine, context, settings, grpc)
     drained = listener if shared is None else shared
     stopping: Callable[[], None] = (lambda: None) if grpc is None else grpc.begin_stop
     drain = Drain(models, drained, settings.drain_grace_s, settings.drain_timeout_s, stopping)
     server = Server(config, drain)
+    _handle_sighup(server, engine, context, settings, grpc)
     with GcTimer(engine.metrics.collected):
         load = partial(_load, models, settings, source, files)
         await _run_until_stopped(server, models, frontend, settings, load, listener, on_ready, shared, grpc)
     models.close()
+    log.warning("the server has ended")
     return 0
 
 
-def _reload_on_sighup(
-    engine: Engine, context: ssl.SSLContext | None, settings: Settings, grpc: GrpcPort | None
+def _handle_sighup(
+    server: Server, engine: Engine, context: ssl.SSLContext | None, settings: Settings, grpc: GrpcPort | None
 ) -> None:
-    """Reloads tokens and certificate on SIGHUP. Without either, SIGHUP ends the server as usual."""
+    """Reloads tokens and certificate on SIGHUP. Without either, SIGHUP drains the server like SIGTERM."""
     cert, key = settings.tls_cert, settings.tls_key
-    if settings.tokens is None and cert is None:
-        return
 
     def reread() -> None:
+        if settings.tokens is None and cert is None:
+            server.handle_exit(signal.SIGHUP, None)
+            return
         engine.access.reload()
         if cert is not None and key is not None and context is not None:
             reload_tls(context, cert, key)

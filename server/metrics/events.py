@@ -3,12 +3,14 @@
     engine, recorder  --add-->   Events  --since-->  GET /v1/status
     samples (History) --note-->  Overload: began, ended
 
-A server is overloaded while more than OVERLOADED_SHARE of its requests are rejected or expire, as the alert
-PolyrecOverloaded has it, but within seconds.
+Overloads are logged as well; who adds another event logs it, too. A server is overloaded while more than
+OVERLOADED_SHARE of its requests are rejected or expire, as the alert PolyrecOverloaded has it, but within
+seconds.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -24,6 +26,8 @@ EventKind = Literal[
     "rollout",
     "note",
 ]
+log = logging.getLogger("polyrec.serving")
+
 KEPT = 100
 OVERLOADED_SHARE = 0.05
 LEAST_REJECTED = 10
@@ -78,10 +82,14 @@ class Overload:
             if self._began_s is None:
                 self._began_s = now_s
                 share = f"{refused / requests:.0%} of requests rejected or expired"
-                self._events.add(now_s, "overload_began", f"overload began: {share}")
+                self._report(now_s, "overload_began", f"overload began: {share}")
         elif self._began_s is not None:
             self._calm += 1
             if self._calm == CALM_SAMPLES:
                 lasted_s = now_s - self._began_s
-                self._events.add(now_s, "overload_ended", f"overload ended after about {lasted_s:.0f} s")
+                self._report(now_s, "overload_ended", f"overload ended after about {lasted_s:.0f} s")
                 self._began_s = None
+
+    def _report(self, now_s: float, kind: EventKind, text: str) -> None:
+        self._events.add(now_s, kind, text)
+        log.warning("%s", text)

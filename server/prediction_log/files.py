@@ -54,6 +54,7 @@ class PartFiles:
         self._parts = 0
         self._records: list[Record] = []
         self._warned_s = -WARNING_EVERY_S
+        self._failed = 0
 
     def add(self, record: Record) -> None:
         """Buffers a record, whose rows stay together."""
@@ -62,7 +63,7 @@ class PartFiles:
     def flush(self) -> tuple[int, int]:
         """Writes what is buffered; returns the records written and those lost."""
         records, self._records = self._records, []
-        written = 0
+        written = failed = 0
         self._parts += 1
         for (hour, shard), part in self._parted(records).items():
             name = f"part-{self._writer}-{self._parts:06}-{shard}.parquet"
@@ -71,7 +72,12 @@ class PartFiles:
                 self._write(self._folder / hour, name, table)
                 written += fitting
             except (OSError, pa.ArrowException) as e:
+                failed += len(part)
                 self._warn(e)
+        self._failed += failed
+        if written and not failed and self._failed:
+            log.warning("records for '%s' are written again; %d were lost", self._folder, self._failed)
+            self._failed = 0
         return written, len(records) - written
 
     def _parted(self, records: Sequence[Record]) -> dict[tuple[str, int], list[Record]]:

@@ -59,7 +59,10 @@ LOGGED_TICKS = 10
 ENDED_KEPT = 10
 """Ended rollouts that the status lists."""
 Opened = TypeVar("Opened")
-NO_ROLLOUT = "there is no rollout; start one: polyrec rollout start PLAN"
+NO_ROLLOUT = (
+    "there is no rollout; start one: polyrec rollout start PLAN. "
+    "POST /v1/admin/rollback serves what was served before the last promotion or reload"
+)
 
 
 @dataclass(slots=True, eq=False)

@@ -12,7 +12,10 @@ from pathlib import Path
 from time import monotonic
 
 import httpx
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from polyrec.loadtest.drivers.server_pages import request_buckets
 from polyrec.server.child import start
@@ -78,6 +81,20 @@ def test_users_are_answered_by_a_real_server(
         assert int(stats[kind]["Failure Count"]) == 0
     for endpoint in ("predict", "rank", "infer"):
         assert f'endpoint="{endpoint}"' in metrics
+
+
+def test_requests_of_another_schema_fail_with_the_servers_reason(
+    url: str, clicks: Path, tmp_path: Path
+) -> None:
+    table = pq.read_table(clicks)
+    pq.write_table(table.append_column("shade", pa.array(["red"] * len(table))), tmp_path / "c.parquet")
+    schema = yaml.safe_load((ROOT / "models/schema/schemas/trivago.yaml").read_text())
+    schema["categorical"].append({"name": "shade"})
+    (tmp_path / "s.yaml").write_text(yaml.safe_dump(schema))
+    files = {"LOADTEST_DATA": str(tmp_path / "c.parquet"), "LOADTEST_SCHEMA": str(tmp_path / "s.yaml")}
+    done = locust("-u", "1", "-t", "1s", "--host", url, "Rank", LOADTEST_RATE="20", **files)
+    assert done.returncode == 1
+    assert "unknown feature 'shade'" in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(

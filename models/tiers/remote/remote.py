@@ -220,6 +220,9 @@ class RemoteTier:
             rows[there] = np.frombuffer(b"".join(values.values()), np.uint8).reshape(-1, size)
             found[there] = True
             if len(there) < len(part.rows):
+                absent = sum(reply is None or type(reply) is bytes for reply in replies) - len(there)
+                if absent:
+                    part.server.lacks(absent, len(replies))
                 moved += self._redirected(part, replies)
         return moved
 

@@ -7,6 +7,7 @@ limit the time of each reply instead of a whole batch.
 from __future__ import annotations
 
 import logging
+import time
 from select import POLLIN, poll
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,6 +18,8 @@ from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from polyrec.models.tiers.remote.login import Login, place
 
 log = logging.getLogger("polyrec.tiers")
+
+LACKS_EVERY_S = 60.0
 
 
 def _readable(connection: Connection) -> bool:
@@ -37,6 +40,7 @@ class Server:
         self.up = True
         self._login = login
         self._idle: list[Connection] = []
+        self._lacked_s = -LACKS_EVERY_S
 
     @property
     def place(self) -> str:
@@ -91,7 +95,17 @@ class Server:
         if not self.up:
             self._ask(timeout_s, ("PING",))
             self.up = True
-            log.info("the remote store at %s answers again", self.place)
+            log.warning("the remote store at %s answers again", self.place)
+
+    def lacks(self, absent: int, asked: int) -> None:
+        """Logs, at most once in LACKS_EVERY_S, that rows are absent, as in a store that came back empty."""
+        now_s = time.monotonic()
+        if now_s - self._lacked_s >= LACKS_EVERY_S:
+            self._lacked_s = now_s
+            log.warning(
+                "the remote store at %s lacks %d of %d rows: reload a plan with `fill: true` to write them",
+                *(self.place, absent, asked),
+            )
 
     def masters(self, timeout_s: float) -> list[tuple[int, int, str]] | None:
         """Asks for the masters of its cluster: (first slot, last slot, URL); None if it is in no cluster.

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 from datetime import datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import yaml
 
 from polyrec.models.data.schema_guess import guess_schema
+from polyrec.models.errors import SchemaError
 from polyrec.models.schema.schema import Schema, load_schema
 
 ROWS, PER_REQUEST = 2000, 5
@@ -150,3 +152,37 @@ def test_real_files_are_understood(
     tables = {f.name: f.table_name for f in schema.categorical}
     if group:
         assert tables["last_item"] == tables["recent_items"] == "item"
+
+
+UNUSUAL = {
+    "shade": (pa.array(["red", "blue"] * (ROWS // 2)).dictionary_encode(), "text, 2 values"),
+    "level": (pa.array([0, 1] * (ROWS // 2)).dictionary_encode(), "the integers 0 to 1"),
+    "style": (pa.array(["red", "blue"] * (ROWS // 2), pa.string_view()), "text, 2 values"),
+    "pair": (pa.array([[1, 2]] * ROWS, pa.list_(pa.int32(), 2)), "lists of up to 2 of 2 values"),
+    "vector": (pa.array([[0.5, 2]] * ROWS, pa.list_(pa.float32(), 2)), "make columns of its numbers"),
+    "inner": (pa.array([{"a": 1}] * ROWS), "nested"),
+    "extra": (pa.array([[("k", 1)]] * ROWS, pa.map_(pa.string(), pa.int64())), "nested"),
+    "never": (pa.nulls(ROWS), "missing in all rows"),
+    "nothing": (pa.nulls(ROWS, pa.float64()), "missing in all rows"),
+    "hollow": (pa.array([[]] * ROWS, pa.list_(pa.int64())), "empty in all rows"),
+    "hashed": (pa.array([2**63 + 2**20 * i for i in range(ROWS)], pa.uint64()), "a number"),
+    "stay": (pa.array([timedelta(seconds=i) for i in range(ROWS)]), "make it a number"),
+    "costs": (pa.array([Decimal(i) / 4 for i in range(ROWS)]), "a number"),
+}
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_a_column_of_any_type_is_a_feature_or_left_out_with_the_reason(
+    columns: dict[str, Any], tmp_path: Path, name: str
+) -> None:
+    values, why = UNUSUAL[name]
+    pq.write_table(pa.table(columns | {name: values}), tmp_path / "f.parquet")
+    guess = guess_schema(tmp_path / "f.parquet")
+    assert why in (guess.reasons | guess.left_out)[name]
+    assert guess.schema.split.columns == ("at",)
+
+
+def test_the_column_that_tells_requests_apart_may_be_their_time_but_no_list(file: Path) -> None:
+    assert guess_schema(file, group="at").schema.group == "at"
+    with pytest.raises(SchemaError, match="column 'tags' is list<element: string>: it cannot tell requests"):
+        guess_schema(file, group="tags")

@@ -70,7 +70,7 @@ def changed(**edits: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        (changed(labels=1), "labels: Extra inputs are not permitted"),
+        (changed(labels=1), "labels: unknown key"),
         (changed(categorical=[]), "at least one categorical feature"),
         (changed(categorical=[{"name": "price"}]), "feature 'price' is defined twice"),
         (changed(categorical=[{"name": "sparse"}]), "feature name 'sparse' is reserved"),

@@ -41,6 +41,31 @@ def test_it_drains_before_it_ends(bundle_dir: Path) -> None:
         assert server.process.wait(timeout=60) == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_its_log_tells_which_signal_ended_it_and_how(
+    bundle_dir: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    """Without tokens and a certificate to read again, SIGHUP loses no request either."""
+    with (
+        (tmp_path / "log").open("w") as log,
+        start({"bundle": bundle_dir, "drain_grace_s": 30, "drain_timeout_s": 7}, stderr=log) as server,
+        httpx.Client(base_url=server.url) as http,
+    ):
+        server.process.send_signal(number)
+        while http.get("/readyz").status_code == 200:
+            assert server.process.poll() is None
+        assert http.post("/v1/predict", content=BODY).status_code == 200
+        server.process.send_signal(number)
+        assert server.process.wait(timeout=60) == 0
+    lines = [line.partition("polyrec.server: ")[2] for line in (tmp_path / "log").read_text().splitlines()]
+    assert lines == [
+        f"{number.name}: draining; new connections are accepted for 30 s more, then the server ends",
+        f"{number.name}: draining; new connections are accepted for 0 s more, then the server ends",
+        "no more connections are accepted; requests in progress have 7 s",
+        "the server has ended",
+    ]
+
+
 def test_while_it_drains_every_answer_ends_its_connection(bundle_dir: Path) -> None:
     """A client that keeps its connection would send the next request to a server that has ended."""
     pages = ("/v1/predict", "/v1/predict?", "/readyz")

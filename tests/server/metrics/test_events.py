@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from polyrec.server.metrics.events import CALM_SAMPLES, KEPT, LEAST_REJECTED, Events, Overload
 
 
@@ -27,6 +29,16 @@ def test_an_overload_begins_once_and_ends_when_it_was_calm_for_a_while() -> None
     assert "40% of requests" in began.text
     # at 8 the last rejections came; the third calm sample is that of 14
     assert (ended.kind, ended.t) == ("overload_ended", 8 + 2 * CALM_SAMPLES)
+
+
+def test_an_overload_is_in_the_log_which_outlives_the_server(caplog: pytest.LogCaptureFixture) -> None:
+    overload = Overload(Events(0))
+    for now_s in range(1 + CALM_SAMPLES):
+        overload.note(now_s, 1000 * (now_s + 1), 400)
+    assert caplog.messages == [
+        "overload began: 40% of requests rejected or expired",
+        f"overload ended after about {CALM_SAMPLES} s",
+    ]
 
 
 def test_a_short_calm_does_not_end_an_overload() -> None:

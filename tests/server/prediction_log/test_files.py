@@ -45,6 +45,23 @@ def test_nothing_is_written_twice_and_no_partial_file_stays(tmp_path: Path) -> N
     assert all(name.startswith("part-") and name.endswith(".parquet") for name in names)
 
 
+def test_the_log_tells_when_records_are_lost_and_when_they_are_written_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = label_files(tmp_path)
+    (tmp_path / FEEDBACK).touch()  # no folder can be made there, whoever runs this
+    for _ in range(2):
+        files.add([label(0)])
+        assert files.flush() == (0, 1)
+    (tmp_path / FEEDBACK).unlink()
+    for _ in range(2):
+        files.add([label(0)])
+        assert files.flush() == (1, 0)
+    lost, again = caplog.messages
+    assert "are lost" in lost
+    assert again.endswith("are written again; 2 were lost")
+
+
 @pytest.mark.parametrize(
     ("keep_h", "most_bytes", "left"),
     [(100, None, [0, 1, 2, 3]), (2, None, [1, 2, 3]), (100, 1, [3]), (1.5, None, [1, 2, 3])],

@@ -83,6 +83,24 @@ def test_a_row_that_the_store_lacks_is_the_out_of_vocabulary_row(server: RedisSe
     stack.close()
 
 
+def test_the_log_tells_that_a_store_came_back_empty(
+    server: RedisServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    encoder = encoder_of(SIZES)
+    stack = with_store(encoder, tmp_path, server.url)
+    rows = TieredRows(stack)
+    every = torch.arange(sum(SIZES.values()))
+    rows.gather(every)
+    assert not caplog.messages
+    server.send("FLUSHALL")
+    for _ in range(2):
+        rows.gather(every)
+    (said,) = caplog.messages
+    lost = rows.take_fallbacks() // 2
+    assert said.endswith(f"lacks {lost} of {lost} rows: reload a plan with `fill: true` to write them")
+    stack.close()
+
+
 def test_updates_and_new_orders_reach_the_store(server: RedisServer, tmp_path: Path) -> None:
     encoder = encoder_of(SIZES)
     stack = with_store(encoder, tmp_path, server.url)
