@@ -4,7 +4,7 @@ Of few rows a logistic regression learns effects of single ids at once, while a 
 among all interactions. So two units of each top layer, +z and -z before ReLU, carry a mean of the first
 columns of all vectors to the logit, and two units of the bottom a sum of the dense values; the others begin
 with little influence on it. No layer is added: training may change all of these weights, and serving does
-not know. With hundreds of rows, a dozen steps, it is no better; with many rows the net finds these effects.
+not know. With hundreds of rows it is no better; with many rows the net finds these effects.
 
     column 0 of rows ---------------------------.
     dense values --> bottom (+z, -z as columns 0, 1) --> top (+z, -z) --> output (+p, -p)

@@ -55,7 +55,7 @@ class Recipe(Strict):
     distill: Annotated[float, Field(ge=0, le=1)] = 0.5
     final_lr: Annotated[float, Field(ge=0, le=1)] = 0.5
     warm_up: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    linear_start: tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]] = 1_000, 50_000
+    linear_start: tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]] = 5_000, 50_000
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     row_decay: Annotated[float, Field(ge=0)] = 0.0
     dense_decay: Annotated[float, Field(ge=0)] = 0.0
