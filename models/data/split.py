@@ -81,7 +81,8 @@ def fit_splitter(
 
     A time split cuts between values, never within one: the rows before the test rows are the
     smallest prefix in time that holds at least the `train` share of all rows; of those, the training
-    rows are the smallest prefix that leaves at most the `validation` share.
+    rows are the smallest prefix that leaves at most the `validation` share, but not the last time of them:
+    of a few large requests one is left for validation, whatever its share.
     Raises DataError: a missing time, or so few distinct times that no rows are left to train or test.
     """
     split = schema.split
@@ -96,7 +97,9 @@ def fit_splitter(
             f"{reader.path}: the split by time leaves no test rows: "
             f"'{name}' has {values.size} different value(s)"
         )
-    train = int(np.searchsorted(ends[: last + 1], (1.0 - split.validation) * ends[last]))
+    train = min(
+        int(np.searchsorted(ends[: last + 1], (1.0 - split.validation) * ends[last])), max(last - 1, 0)
+    )
     return Splitter(split, (values[train].item(), values[last].item()))
 
 

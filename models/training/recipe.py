@@ -30,8 +30,9 @@ class Recipe(Strict):
     LEAST_STEPS an epoch. by_request: batches are whole requests, see models/training/row_order.py; None: if
     the schema has a group. dense_lr: Adam's step size; sparse_lr: row-wise Adagrad's.
     warm_up: share of all steps in which both rise from zero; then they fall linearly to `final_lr` of their
-    maximum. row_decay, dense_decay: decoupled weight decay (of touched rows; of the MLPs). row_spread: see
-    TableStage.initial.
+    maximum. linear_start: with at least the first and less than the second number of training rows the net
+    begins nearly linear, see models/dlrm/linear_start.py. row_decay, dense_decay: decoupled weight decay (of
+    touched rows; of the MLPs). row_spread: see TableStage.initial.
     hide: id dropout, see models/training/id_dropout.py; `unseen` measures its rates on the validation rows
     (models/training/unseen.py), a number holds for every vocabulary of at least `hide_from_rows` rows. An id
     dropped in a shared context is dropped for all its rows. average: see WeightAverage.
@@ -54,6 +55,7 @@ class Recipe(Strict):
     distill: Annotated[float, Field(ge=0, le=1)] = 0.5
     final_lr: Annotated[float, Field(ge=0, le=1)] = 0.5
     warm_up: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    linear_start: tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]] = 5_000, 50_000
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     row_decay: Annotated[float, Field(ge=0)] = 0.0
     dense_decay: Annotated[float, Field(ge=0)] = 0.0

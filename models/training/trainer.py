@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from polyrec.models.dlrm.dlrm import DLRM
+from polyrec.models.dlrm.linear_start import start_linear
 from polyrec.models.evaluation.metrics import auc, log_loss
 from polyrec.models.schema.batch import F32, I64
 from polyrec.models.training.checkpoint import Checkpoints, State
@@ -154,7 +155,7 @@ def fit(
     trained_before: the model goes on as it is, and the weights that it comes with may be the best ones.
     """
     if not trained_before:
-        start_at_base_rate(model, training.base_rate)
+        _start(model, training, recipe)
     steps_per_epoch = recipe.steps_per_epoch(training.size)
     total = steps_per_epoch * recipe.epochs
     every = max(1, steps_per_epoch // recipe.checks_per_epoch)
@@ -203,7 +204,7 @@ def refit(
     Uses the validated schedule, stopped at the same share of its length. trained_before: see `fit`.
     """
     if not trained_before:
-        start_at_base_rate(model, rows.base_rate)
+        _start(model, rows, recipe)
     stop = round(history.best_step / history.steps_per_epoch * recipe.steps_per_epoch(rows.size))
     _train(model, rows, recipe, stop, hide, progress, checkpoints, workers)
 
@@ -251,6 +252,15 @@ def _train(
     stepper.average.swap()
     if workers:
         workers.settle()
+
+
+def _start(model: DLRM, rows: RowSource, recipe: Recipe) -> None:
+    """Sets what an untrained model begins with beyond its random weights."""
+    start_at_base_rate(model, rows.base_rate)
+    least, beyond = recipe.linear_start
+    if least <= rows.size < beyond:
+        for head in model.net.heads:
+            start_linear(head)
 
 
 def start_at_base_rate(model: DLRM, base_rate: float) -> None:

@@ -51,8 +51,18 @@ def test_a_time_split_is_the_obvious_one(times: list[int], size: int, small: Sch
             fit_splitter(reader, small)
         return
     train = prefix([t for t in times if t in before_test], 1 - small.split.validation)
+    if train == before_test and len(train) > 1:
+        train = train - {max(train)}
     expected = [0 if t in train else 1 if t in before_test else 2 for t in times]
     assert labels_of(reader, fit_splitter(reader, small), size) == expected
+
+
+def test_of_a_few_large_requests_one_is_left_for_validation(small: Schema, write: Write) -> None:
+    """A tenth of ten requests is less than the last of them, which training took too."""
+    times = [t for t in range(12) for _ in range(40 if t == 9 else 20)]
+    reader = open_data(write([{"request": t, "clicked": 0} for t in times]), small)
+    found = labels_of(reader, fit_splitter(reader, small))
+    assert {t for t, label in zip(times, found, strict=True) if label == 1} == {9}
 
 
 @given(times=st.lists(st.integers(0, 60), max_size=200), limit=st.integers(1, 30))
@@ -75,7 +85,7 @@ def test_times_of_any_type_are_compared(small: Schema, tmp_path: Path) -> None:
         when = pa.array(range(10), pa.int64()).cast(type_)
         pq.write_table(pa.table(columns | {"when": when}), tmp_path / "f.parquet")
         reader = open_data(tmp_path / "f.parquet", schema)
-        assert labels_of(reader, fit_splitter(reader, schema)) == [0] * 8 + [2] * 2
+        assert labels_of(reader, fit_splitter(reader, schema)) == [0] * 7 + [1] + [2] * 2
 
 
 @pytest.mark.parametrize(

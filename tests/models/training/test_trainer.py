@@ -5,16 +5,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.data.encoded import EncodedRows, encode
 from polyrec.models.data.reader import open_data
 from polyrec.models.data.split import TRAIN, VALIDATION, fit_splitter
 from polyrec.models.dlrm.dlrm import DLRM, Architecture, DenseNet, dense_slots, initial_net
+from polyrec.models.dlrm.linear_start import start_linear
 from polyrec.models.embeddings.table import TableStage
 from polyrec.models.errors import DataError
 from polyrec.models.evaluation.metrics import log_loss
 from polyrec.models.schema.batch import I64, Batch
+from polyrec.models.training.objective import log_odds
 from polyrec.models.training.recipe import Recipe
 from polyrec.models.training.source import Rows
 from polyrec.models.training.stepper import WeightAverage, column_blocks, loss_of_heads
@@ -64,6 +67,34 @@ def test_training_beats_the_base_rate_on_validation_rows(bundle: Bundle, data: E
     label = data.label[validation]
     constant = log_loss(np.full_like(label, data.label[data.select(TRAIN)].mean()), label)
     assert min(c.log_loss for c in history.checks) < 0.9 * constant
+
+
+@pytest.mark.parametrize("refitted", [False, True])
+def test_a_net_begins_nearly_linear_within_a_range_of_rows_alone(
+    bundle: Bundle, data: EncodedRows, refitted: bool
+) -> None:
+    """Steps of size zero leave the weights that a training begins with."""
+    training, validation = both(data)
+
+    def began(least: int, beyond: int) -> dict[str, Tensor]:
+        model = fresh(bundle)
+        still = RECIPE.model_copy(update={"dense_lr": 0.0, "sparse_lr": 0.0, "linear_start": (least, beyond)})
+        history = fit(model, training, validation, still)
+        if refitted:
+            model = fresh(bundle)
+            refit(model, training, still, history)
+        return dict(model.net.named_parameters())
+
+    linear = fresh(bundle).net
+    for head in linear.heads:
+        start_linear(head)
+        head.output.bias.data.fill_(log_odds(training.base_rate))
+    size = training.size
+    weights = began(size, size + 1)
+    for name, expected in linear.named_parameters():
+        torch.testing.assert_close(weights[name], expected)
+    for limits in ((0, size), (size + 1, size + 2)):
+        assert not torch.equal(began(*limits)["output.weight"], linear.heads[0].output.weight)
 
 
 def test_the_model_is_left_at_its_best_check(bundle: Bundle, data: EncodedRows) -> None:
