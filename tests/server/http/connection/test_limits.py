@@ -134,14 +134,14 @@ def test_a_client_with_most_connections_keeps_out_itself_and_no_idle_one_of_anot
                 new, new_writer = await opened("127.0.0.3")
                 new_writer.write(GET)
                 assert b"200 OK" in await new.readuntil(b"}")
+            other_writer.write(GET)
+            assert b"200 OK" in await other.readuntil(b"}")
             for reader, _ in many[:2]:
                 assert await reader.read() == b""
             # another of the client with most: only an idle one of its own gives way
             more, more_writer = await opened("127.0.0.2")
             more_writer.write(GET)
             assert (b"200 OK" if not sent else b"429 Too Many") in await more.readuntil(b"}")
-            other_writer.write(GET)
-            assert b"200 OK" in await other.readuntil(b"}")
             for writer in writers:
                 writer.close()
 
