@@ -21,8 +21,7 @@ from polyrec.server.app.engine import Engine, LifecycleState
 from polyrec.server.dispatch.dispatcher import clock
 from polyrec.server.http.connection.access_log import AccessLog
 from polyrec.server.http.connection.hot_endpoint import HotEndpoint
-from polyrec.server.http.connection.limits import ConnectionLimits
-from polyrec.server.http.connection.networks import Networks
+from polyrec.server.http.connection.limits import ConnectionLimits, Networks
 from polyrec.server.request_ids import log_extra
 
 log = logging.getLogger("polyrec.http")

@@ -18,8 +18,7 @@ from typing import cast
 
 from polyrec.server.app.background import start_task
 from polyrec.server.http.connection.frontend import HttpFrontend
-from polyrec.server.http.connection.limits import HANDSHAKES_SHARE
-from polyrec.server.http.connection.networks import Networks
+from polyrec.server.http.connection.limits import HANDSHAKES_SHARE, Networks
 from polyrec.server.http.rates import network_of
 
 HANDSHAKE_S = 5.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from polyrec.server.http.connection.networks import Networks
+from polyrec.server.http.connection.limits import Networks
 
 
 def test_the_largest_network_is_that_of_a_plain_count() -> None:
