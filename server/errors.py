@@ -122,6 +122,15 @@ class TooSlow(HttpViolation):
         super().__init__(HTTPStatus.REQUEST_TIMEOUT, limit, message)
 
 
+class Stopping(HttpViolation):
+    """The request has not arrived when the server ends."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            HTTPStatus.SERVICE_UNAVAILABLE, "drain", "the server ends before this has arrived; ask another"
+        )
+
+
 class Overloaded(RequestError):
     """The queue is full, or too long for the request's deadline.
 

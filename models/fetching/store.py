@@ -5,7 +5,8 @@ Redirects are not followed, so that a model comes from the place that its URL na
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 
 import httpx
 
@@ -15,6 +16,8 @@ from polyrec.models.fetching.url import SCHEME, ModelUrl
 PIECE_BYTES = 4 * 2**20
 TIMEOUT_S = 60.0
 """Longest wait for a connection, and for the next bytes of a file."""
+LEAST_BYTES_PER_S = 2**16
+"""Least average rate of a file, beyond TIMEOUT_S: while a store dribbles, no other plan is opened."""
 WEB = ("http", "https")
 ABSENT = (404, 410)
 
@@ -38,8 +41,20 @@ def read(url: ModelUrl, most_bytes: int) -> bytes:
 
 
 def pieces(url: ModelUrl) -> Iterator[bytes]:
-    """Reads a file from its beginning. Raises FetchError or FileMissing."""
-    return _web(url) if url.text.partition(SCHEME)[0] in WEB else _fsspec(url)
+    """Reads a file from its beginning. Raises FetchError, also if it arrives too slowly; FileMissing."""
+    return paced(_web(url) if url.text.partition(SCHEME)[0] in WEB else _fsspec(url), f"'{url}'")
+
+
+def paced(
+    content: Iterable[bytes], what: str, clock: Callable[[], float] = time.monotonic
+) -> Iterator[bytes]:
+    """Yields pieces. Raises FetchError once they come at less than LEAST_BYTES_PER_S, TIMEOUT_S aside."""
+    begun_s, size = clock(), 0
+    for piece in content:
+        size += len(piece)
+        if clock() - begun_s > TIMEOUT_S + size / LEAST_BYTES_PER_S:
+            raise FetchError(f"{what} arrives at less than {LEAST_BYTES_PER_S} bytes a second")
+        yield piece
 
 
 def _web(url: ModelUrl) -> Iterator[bytes]:

@@ -6,7 +6,7 @@
     grace is over   new connections are rejected; those in the accept queue are accepted first, and accepted
                     ones have FIRST_REQUEST_S to send a first request
     then            requests in progress may finish within the drain timeout
-    that is over    requests that still wait are answered 503
+    that is over    requests that still wait, or have not arrived, are answered 503
 
 Closing a listening socket resets every connection in its accept queue. So SYNs are filtered out first, the
 queue is accepted until it is empty, and then the socket is closed. A client whose SYN was dropped sends it
@@ -63,7 +63,7 @@ class Drain:
     """The shutdown of one server.
 
     models: answer requests. listener: the socket that it accepts from. on_stop: is called when the server
-    takes no more connections.
+    takes no more connections. on_end: when the drain timeout is over.
     """
 
     def __init__(
@@ -73,8 +73,10 @@ class Drain:
         grace_s: float,
         timeout_s: float,
         on_stop: Callable[[], None] = lambda: None,
+        on_end: Callable[[], None] = lambda: None,
     ) -> None:
         self._models = models
+        self._on_end = on_end
         self._on_stop = on_stop
         self._listener = listener
         self._grace_s = grace_s
@@ -116,7 +118,9 @@ class Drain:
             accepting.close()
         self._on_stop()
         await _until(lambda: not server.server_state.connections, FIRST_REQUEST_S)
-        asyncio.get_running_loop().call_later(self._timeout_s, self._models.fail_all)
+        loop = asyncio.get_running_loop()
+        for end in (self._models.fail_all, self._on_end):
+            loop.call_later(self._timeout_s, end)
         log.warning("no more connections are accepted; requests in progress have %g s", self._timeout_s)
         server.should_exit = True
 

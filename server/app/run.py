@@ -195,7 +195,8 @@ async def _serve(
     )
     drained = listener if shared is None else shared
     stopping: Callable[[], None] = (lambda: None) if grpc is None else grpc.begin_stop
-    drain = Drain(models, drained, settings.drain_grace_s, settings.drain_timeout_s, stopping)
+    grace_s, timeout_s = settings.drain_grace_s, settings.drain_timeout_s
+    drain = Drain(models, drained, grace_s, timeout_s, stopping, frontend.reject_unfinished)
     server = Server(config, drain)
     _handle_sighup(server, engine, context, settings, grpc)
     with GcTimer(engine.metrics.collected):

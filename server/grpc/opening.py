@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -40,6 +41,7 @@ class GrpcPort:
         """Serves models that have loaded. Raises PortInUse."""
         # gRPC's core logs bad handshakes and requests, with which any client could fill the log
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+        logging.getLogger("grpc._cython.cygrpc").addFilter(_shows_no_metadata)
         from polyrec.server.grpc.listener import GrpcServer
 
         self._server = GrpcServer(models, self._limits, self._key, self._access_log)
@@ -60,6 +62,11 @@ class GrpcPort:
         """Waits until every call has ended, and the port is closed."""
         if self._server is not None:
             await self._server.stopped()
+
+
+def _shows_no_metadata(record: logging.LogRecord) -> bool:
+    """Whether a line of gRPC's has no metadata: it repeats what is not UTF-8, a token too, at every call."""
+    return not str(record.msg).startswith("Invalid encoding")
 
 
 def _installed(package: str) -> bool:

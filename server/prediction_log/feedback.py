@@ -28,8 +28,8 @@ MAX_ITEMS = 1000
 MAX_ROWS = 4096
 MAX_BODY_BYTES = 2**17
 """Enough for MAX_ITEMS requests with some labels each; parsing more would keep others waiting."""
-Label = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-Row = Annotated[int, Field(ge=0, lt=MAX_ROWS)]
+Label = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False, strict=True)]
+Row = Annotated[int, Field(ge=0, lt=MAX_ROWS, strict=True)]
 
 
 class FeedbackItem(Strict):

@@ -65,6 +65,10 @@ GATHER_S = 0.02
 NICE = 10
 MOST_BYTES = 2**26
 """Estimated bytes of buffered rows after which files are written before their time."""
+REMOVE_EVERY_S = 60.0
+"""Time after which old files are removed, if there are any."""
+CHECKED_SHARE = 0.1
+"""Rows after which it is done before, as a share of the most bytes: clients choose how fast the log grows."""
 MOST_VERSIONS = 8
 """Versions whose values of ids are kept in memory."""
 VALUE_BYTES = 64
@@ -106,6 +110,8 @@ class Writer:
         # of several servers' requests of one microsecond, few have the same lowest bits
         self._key = secrets.randbelow(1 << KEY_BITS)
         self._bytes = 0
+        self._unchecked_bytes = 0
+        """Estimated bytes of rows that were written since old files were removed."""
         self._flushed_s = time.monotonic()
         self._removed_s = -3600.0
 
@@ -147,6 +153,7 @@ class Writer:
         due = self._bytes >= MOST_BYTES or now_s - self._flushed_s >= self._settings.flush_s
         if not (always or due):
             return
+        self._unchecked_bytes += self._bytes
         self._flushed_s, self._bytes = now_s, 0
         written, lost = self._requests.flush()
         self._counts.add(("requests", "written"), written)
@@ -154,9 +161,10 @@ class Writer:
         written, lost = self._labels.flush()
         self._counts.add(("labels", "written"), written)
         self._counts.add(("labels", "lost"), lost)
-        if now_s - self._removed_s >= 60:
-            self._removed_s = now_s
-            settings = self._settings
+        settings = self._settings
+        much = settings.max_bytes is not None and self._unchecked_bytes >= settings.max_bytes * CHECKED_SHARE
+        if much or now_s - self._removed_s >= REMOVE_EVERY_S:
+            self._removed_s, self._unchecked_bytes = now_s, 0
             try:
                 remove_old(settings.folder, settings.keep_h, settings.max_bytes, time.time())
             except OSError as e:

@@ -15,7 +15,7 @@ from starlette.types import Scope
 
 from polyrec.planner.routing.admission.arrival import Arrival
 from polyrec.server.dispatch.dispatcher import clock
-from polyrec.server.errors import HttpViolation, TooBusy, TooLarge, TooSlow
+from polyrec.server.errors import HttpViolation, Stopping, TooBusy, TooLarge, TooSlow
 from polyrec.server.http.connection.access_log import AccessLog, AnsweredBy
 from polyrec.server.http.connection.asgi import MAX_WAITING_BYTES, AsgiRequest, make_scope
 from polyrec.server.http.connection.body import check_length
@@ -33,6 +33,7 @@ from polyrec.server.http.connection.states import (
     WAITING,
     WRITING,
 )
+from polyrec.server.http.rates import network_of
 from polyrec.server.request_ids import log_extra, new_request_id, request_id
 
 log = logging.getLogger("polyrec.http")
@@ -47,6 +48,7 @@ class Connection(asyncio.Protocol):
     """One client's connection. deadline_s: when the current state times out, in seconds on `clock`."""
 
     _channel: Channel
+    network: str
 
     def __init__(self, frontend: HttpFrontend, server_state: ServerState) -> None:
         self._frontend = frontend
@@ -68,6 +70,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._channel = Channel(transport, self._frontend)
+        self.network = network_of(self._channel.client[0] if self._channel.client else "")
         self._server_state.connections.add(self)
         if self._frontend.join(self):
             self._await_request()
@@ -103,13 +106,18 @@ class Connection(asyncio.Protocol):
     def shutdown(self) -> None:
         """Closes the connection, after the answer to a request that has begun to arrive."""
         self._keep_alive = False
-        if self._state is READING_HEAD and not self._buffer:
+        if self.idle:
             self._close()
 
     @property
     def idle(self) -> bool:
-        """Whether the connection is between two requests."""
-        return self._state is READING_HEAD and not self._buffer and self._requests > 0
+        """Whether no request has begun to arrive."""
+        return self._state is READING_HEAD and not self._buffer
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a request has arrived and is not answered yet."""
+        return self._state is WAITING
 
     def time_out(self) -> None:
         """Rejects the request or closes the connection, as the deadline of its state has passed."""
@@ -125,6 +133,11 @@ class Connection(asyncio.Protocol):
             if self._state is not DISCARDING:
                 self._frontend.exceeded("write_time", f"{self._channel.name} did not read its answer")
             self.abort()
+
+    def stop(self) -> None:
+        """Rejects a request that is being received, as the server ends."""
+        if self._state is READING_BODY or (self._state is READING_HEAD and self._buffer):
+            self._violate(Stopping())
 
     def abort(self) -> None:
         """Closes the connection without waiting for the client."""

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Mapping
+from itertools import islice
 from resource import RUSAGE_THREAD, getrusage
 from typing import Any, Protocol
 
@@ -20,7 +21,7 @@ from polyrec.server.app.engine import Engine, LifecycleState
 from polyrec.server.dispatch.dispatcher import clock
 from polyrec.server.http.connection.access_log import AccessLog
 from polyrec.server.http.connection.hot_endpoint import HotEndpoint
-from polyrec.server.http.connection.limits import ConnectionLimits
+from polyrec.server.http.connection.limits import ConnectionLimits, Networks
 from polyrec.server.request_ids import log_extra
 
 log = logging.getLogger("polyrec.http")
@@ -28,22 +29,32 @@ log = logging.getLogger("polyrec.http")
 TIMEOUTS_PER_STEP = 16
 """Connections that the sweep ends before others get their turn."""
 MAX_EVICTION_CANDIDATES = 64
-"""Maximum connections examined to find an idle one to close in favor of a new one."""
+"""Maximum connections examined, of one network and of all, to find one to close in favor of a new one."""
 
 
 class SweptConnection(Protocol):
-    """A connection as the frontend sees it. deadline_s: when its state times out, in seconds on `clock`."""
+    """A connection as the frontend sees it.
+
+    deadline_s: when its state times out, in seconds on `clock`. network: of its client (`rates.network_of`).
+    idle: no request has begun to arrive. waiting: a request waits for its answer.
+    """
 
     deadline_s: float
+    network: str
 
     @property
     def idle(self) -> bool: ...
+
+    @property
+    def waiting(self) -> bool: ...
 
     def time_out(self) -> None: ...
 
     def take_turn(self) -> None: ...
 
     def abort(self) -> None: ...
+
+    def stop(self) -> None: ...
 
 
 class ServerState(Protocol):
@@ -76,6 +87,7 @@ class HttpFrontend:
         self.access_log = access_log
         self.buffered = 0
         self.connections: dict[SweptConnection, None] = {}
+        self._networks = Networks[SweptConnection]()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._reading = False
         self._arrivals = ArrivalTimes()
@@ -139,22 +151,47 @@ class HttpFrontend:
     def join(self, connection: SweptConnection) -> bool:
         """Adds a new connection; false if the limit is reached.
 
-        At the limit, an idle connection is closed in favor of the new one, if there is one.
+        At the limit, another one is closed in favor of the new one, if there is one that gives way.
         """
         if len(self.connections) >= self.limits.connections:
-            for _, other in zip(range(MAX_EVICTION_CANDIDATES), self.connections, strict=False):
-                if other.idle:
-                    self.exceeded("connections", "an idle connection was closed in favor of a new one")
-                    other.abort()
-                    break
-            else:
+            other = self._giving_way(connection.network)
+            if other is None:
                 return False
+            what = "an idle" if other.idle else "an unfinished"
+            self.exceeded("connections", f"{what} connection was closed in favor of a new one")
+            other.abort()
+            self.leave(other)
         self.connections[connection] = None
+        self._networks.add(connection, connection.network)
         return True
 
     def leave(self, connection: SweptConnection) -> None:
-        """Removes a connection."""
+        """Removes a connection; again does nothing."""
         self.connections.pop(connection, None)
+        self._networks.discard(connection, connection.network)
+
+    def _giving_way(self, network: str) -> SweptConnection | None:
+        """Returns the connection that gives way to a new one of a network; None: none does.
+
+        The network with most connections gives way first, also with one that is slow; then
+        an idle one of a network that has no fewer. So a client with thousands keeps out only itself.
+        """
+        size = self._networks.size
+        most = size(network)
+        largest = tuple(islice(self._networks.largest(), MAX_EVICTION_CANDIDATES))
+        if largest and size(largest[0].network) > most + 1:
+            for other in (*(each for each in largest if each.idle), *largest):
+                if not other.waiting:
+                    return other
+        for other in (*largest, *islice(self.connections, MAX_EVICTION_CANDIDATES)):
+            if other.idle and size(other.network) >= most:
+                return other
+        return None
+
+    def reject_unfinished(self) -> None:
+        """Answers requests that have not arrived with 503, as the server ends."""
+        for connection in tuple(self.connections):
+            connection.stop()
 
     def queue_turn(self, connection: SweptConnection) -> None:
         """Queues a connection with more to do; one of them continues in each iteration of the event loop."""

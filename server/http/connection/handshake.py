@@ -18,7 +18,7 @@ from typing import cast
 
 from polyrec.server.app.background import start_task
 from polyrec.server.http.connection.frontend import HttpFrontend
-from polyrec.server.http.connection.limits import HANDSHAKES_SHARE
+from polyrec.server.http.connection.limits import HANDSHAKES_SHARE, Networks
 from polyrec.server.http.rates import network_of
 
 HANDSHAKE_S = 5.0
@@ -32,27 +32,21 @@ class Handshakes:
         self.context = context
         self._frontend = frontend
         self._most = max(1, int(HANDSHAKES_SHARE * frontend.limits.connections))
-        self._by_network: dict[str, dict[Handshake, None]] = {}
+        self._networks = Networks[Handshake]()
         self._count = 0
 
     def begin(self, handshake: Handshake) -> None:
         """Adds a handshake; at the limit another one is ended."""
         if self._count >= self._most:
-            most = max(self._by_network, key=lambda network: len(self._by_network[network]))
-            oldest = next(iter(self._by_network[most]))
+            oldest = next(self._networks.largest())
             self._frontend.exceeded("handshakes", f"{oldest.address} has the most unfinished TLS handshakes")
             oldest.abort()
-        self._by_network.setdefault(handshake.network, {})[handshake] = None
+        self._networks.add(handshake, handshake.network)
         self._count += 1
 
     def end(self, handshake: Handshake) -> None:
         """Removes a handshake that has succeeded or failed; again does nothing."""
-        same = self._by_network.get(handshake.network, {})
-        if handshake in same:
-            del same[handshake]
-            self._count -= 1
-            if not same:
-                del self._by_network[handshake.network]
+        self._count -= self._networks.discard(handshake, handshake.network)
 
 
 class Handshake(asyncio.Protocol):

@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import fsspec
 import pytest
 
-from polyrec.models.fetching.store import FetchError, FileMissing, read
+from polyrec.models.fetching.store import LEAST_BYTES_PER_S, TIMEOUT_S, FetchError, FileMissing, paced, read
 from polyrec.models.fetching.url import ModelUrl
 from tests.models.fetching.web import Files, serving
 
@@ -121,3 +121,27 @@ def test_another_version_of_a_file_is_read_anew(folder: Path) -> None:
         system.ls("/changing")
         assert read(ModelUrl("memory://changing/x"), 100) == content
     system.rm("/changing", recursive=True)
+
+
+def arriving(seconds: list[float], piece: bytes) -> tuple[Iterator[bytes], Callable[[], float]]:
+    """Pieces that arrive these seconds after the beginning, and the clock by which they do."""
+    now_s = [0.0]
+
+    def content() -> Iterator[bytes]:
+        for at_s in seconds:
+            now_s[0] = at_s
+            yield piece
+
+    return content(), lambda: now_s[0]
+
+
+def test_a_file_that_dribbles_is_given_up() -> None:
+    """Each byte came within the time limit of a byte, and no other plan was opened meanwhile."""
+    content, clock = arriving([s * TIMEOUT_S / 2 for s in range(1, 100)], b"x")
+    with pytest.raises(FetchError, match="'it' arrives at less than 65536 bytes a second"):
+        list(paced(content, "'it'", clock))
+    # as long as a large file keeps its pace, it may take any time
+    content, clock = arriving(
+        [s * TIMEOUT_S / 2 for s in range(1, 100)], bytes(int(TIMEOUT_S / 2 * LEAST_BYTES_PER_S))
+    )
+    assert len(list(paced(content, "'it'", clock))) == 99

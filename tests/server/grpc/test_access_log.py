@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -97,3 +99,39 @@ def test_a_line_of_a_call_without_a_valid_id_has_the_one_of_its_answer(
             sent.append(dict(call.trailing_metadata())["x-request-id"])
     assert [line["request_id"] for line in lines(file)] == sent
     assert not {"", "a b"} & set(sent)
+
+
+def field(name: bytes, value: bytes) -> bytes:
+    """A header of HTTP/2 as a literal (RFC 7541, section 6.2.2), of less than 127 bytes each."""
+    return b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
+
+
+def test_metadata_that_is_not_utf_8_is_in_no_line(bundle_dir: Path, tmp_path: Path) -> None:
+    """gRPC logged it with a traceback, and so any client could fill the log, and a token be in it."""
+    file = tmp_path / "log"
+    settings = {"bundle": bundle_dir, "drain_grace_s": 0, "grpc_port": 0}
+    head = (
+        (b":method", b"POST"),
+        (b":scheme", b"http"),
+        (b":path", f"/{SERVICE}/ServerLive".encode()),
+        (b":authority", b"x"),
+        (b"te", b"trailers"),
+        (b"content-type", b"application/grpc"),
+        (b"authorization", b"Bearer secret\xff"),
+    )
+    sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"")
+    sent += frame(1, 4, 1, b"".join(field(*each) for each in head)) + frame(0, 1, 1, bytes(5))
+    with file.open("w") as stderr, start(settings, stderr) as server:
+        host, port = str(server.grpc).split(":")
+        with socket.create_connection((host, int(port)), timeout=60) as client:
+            client.sendall(sent)
+            received = b""
+            while b"grpc-status" not in received:
+                more = client.recv(65536)
+                assert more
+                received += more
+    assert file.read_text() == ""

@@ -225,7 +225,11 @@ def test_feedback_needs_its_right(serve_logging: LoggingServer) -> None:
     [
         ({"request_id": "r"}, "give either 'positives' or 'labels'"),
         ({"request_id": "r", "positives": [-1]}, "positives"),
+        ({"request_id": "r", "positives": ["0"]}, "positives.0: Input should be a valid integer"),
+        ({"request_id": "r", "positives": [True]}, "positives.0: Input should be a valid integer"),
         ({"request_id": "r", "labels": [2]}, "labels"),
+        ({"request_id": "r", "labels": [True]}, "labels.0: Input should be a valid number"),
+        ({"request_id": "r", "labels": ["1"]}, "labels.0: Input should be a valid number"),
         ({"request_id": "a b", "positives": [0]}, "request_id"),
         ({"request_id": "r" * 129, "positives": [0]}, "request_id"),
         ({"feedback": []}, "feedback"),

@@ -161,3 +161,20 @@ def test_rows_of_one_request_share_a_file_and_a_value_that_does_not_fit_is_left_
     stored = pq.read_table(file)
     assert stored["log.row"].to_pylist() == list(range(len(rows)))
     assert stored["user_id"].to_pylist() == [row["user_id"] for row in rows]
+
+
+def test_a_log_that_grows_fast_is_hardly_larger_than_it_may_be(
+    settings: WriterSettings, counts: SharedCounts
+) -> None:
+    """Clients choose how long values are: until the next check, a minute later, it could be any size."""
+    most_bytes, random = 2**20, np.random.default_rng(7)
+    log = settings.log.model_copy(update={"max_bytes": most_bytes})
+    writer = Writer(settings.model_copy(update={"log": log}), counts)
+    sizes = []
+    for _ in range(24):
+        body = orjson.dumps({"instances": [{"user_id": random.bytes(100_000).hex()}]})
+        writer.add(prediction(body, 1, ranking=False))
+        writer.flush(always=True)
+        sizes.append(sum(file.stat().st_size for file in log.folder.rglob("*.parquet")))
+    assert most_bytes / 2 < max(sizes) <= most_bytes
+    assert counts.read()["requests", "written"] == 24

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import socket
 from dataclasses import replace
 
 import pytest
 
 from polyrec.server.app.engine import Engine
-from polyrec.server.http.connection.limits import ConnectionLimits
+from polyrec.server.http.connection.limits import ConnectionLimits, Networks
 from tests.server.http.connection.wire import head, local, status_and_body
 
 BODY = b'{"instances": [{}]}'
+GET = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 LIMITS = ConnectionLimits(head_s=0.1, body_s=0.1, write_s=0.1, idle_s=0.1, discard_s=0.1)
@@ -80,14 +82,12 @@ def test_a_client_that_does_not_read_its_answers_is_cut_off(engine: Engine) -> N
 
 
 def test_a_new_connection_takes_the_place_of_an_idle_one_but_not_of_a_busy_one(engine: Engine) -> None:
-    get = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
-
     async def run() -> None:
         async with local(engine, replace(PATIENT, connections=2)) as server:
             idle, idle_writer = await server.open()
             busy, busy_writer = await server.open()
             for writer in (idle_writer, busy_writer):
-                writer.write(get)
+                writer.write(GET)
             await idle.readuntil(b"}")
             await busy.readuntil(b"}")
             busy_writer.write(head("/v1/predict", 19, b"Expect: 100-continue"))
@@ -106,6 +106,75 @@ def test_a_new_connection_takes_the_place_of_an_idle_one_but_not_of_a_busy_one(e
 
     asyncio.run(run())
     assert limited(engine, "connections") == 2
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/pre", head("/v1/predict", 10) + b"{"])
+def test_a_client_with_most_connections_keeps_out_itself_and_no_idle_one_of_another(
+    engine: Engine, sent: bytes
+) -> None:
+    """Connections that had sent nothing stayed, and those of clients between two requests were closed."""
+
+    async def run() -> None:
+        async with local(engine, replace(PATIENT, connections=8)) as server:
+            writers = []
+
+            async def opened(source: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+                pair = await server.open(source)
+                writers.append(pair[1])
+                return pair
+
+            other, other_writer = await opened("127.0.0.3")
+            other_writer.write(GET)
+            await other.readuntil(b"}")
+            many = [await opened("127.0.0.2") for _ in range(7)]
+            for _, writer in many:
+                writer.write(sent)
+            while server.frontend.buffered < 7 * min(1, len(sent)):
+                await asyncio.sleep(0)
+            for _ in range(2):
+                new, new_writer = await opened("127.0.0.3")
+                new_writer.write(GET)
+                assert b"200 OK" in await new.readuntil(b"}")
+            other_writer.write(GET)
+            assert b"200 OK" in await other.readuntil(b"}")
+            for reader, _ in many[:2]:
+                assert await reader.read() == b""
+            # another of the client with most: only an idle one of its own gives way
+            more, more_writer = await opened("127.0.0.2")
+            more_writer.write(GET)
+            assert (b"200 OK" if not sent else b"429 Too Many") in await more.readuntil(b"}")
+            for writer in writers:
+                writer.close()
+
+    asyncio.run(run())
+
+
+def test_a_request_that_has_not_arrived_when_the_server_ends_is_rejected(engine: Engine) -> None:
+    async def run() -> list[bytes]:
+        async with local(engine, PATIENT) as server:
+            pairs = [await server.open() for _ in range(3)]
+            for (_, writer), sent in zip(
+                pairs, (b"POST /v1/pre", head("/v1/predict", 10) + b"{", b""), strict=True
+            ):
+                writer.write(sent)
+            while server.frontend.buffered < 13:
+                await asyncio.sleep(0)
+            server.frontend.reject_unfinished()
+            pairs[2][1].write(GET)
+            first, second = [await reader.read() for reader, _ in pairs[:2]]
+            third = await pairs[2][0].readuntil(b"}")
+            for _, writer in pairs:
+                writer.close()
+        return [first, second, third]
+
+    *unfinished, idle = asyncio.run(run())
+    for answer in unfinished:
+        assert status_and_body(answer) == (
+            503,
+            {"error": "the server ends before this has arrived; ask another"},
+        )
+        assert b"connection: close" in answer
+    assert b"200 OK" in idle
 
 
 def test_unfinished_requests_of_all_connections_share_one_bound(engine: Engine) -> None:
@@ -133,11 +202,9 @@ def test_unfinished_requests_of_all_connections_share_one_bound(engine: Engine) 
 
 
 def test_a_connection_has_a_bounded_number_of_requests(engine: Engine) -> None:
-    get = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
-
     async def run() -> bytes:
         async with local(engine, replace(PATIENT, requests=3)) as server:
-            return await server.exchange(get * 5)
+            return await server.exchange(GET * 5)
 
     answer = asyncio.run(run())
     assert answer.count(b"HTTP/1.1 200") == 3
@@ -153,3 +220,25 @@ def test_a_limit_is_logged_once_a_second(engine: Engine, caplog: pytest.LogCaptu
     with caplog.at_level(logging.WARNING, "polyrec.http"):
         asyncio.run(run())
     assert 1 <= len([r for r in caplog.records if "HTTP limit malformed" in r.getMessage()]) <= 3
+
+
+def test_the_largest_network_is_that_of_a_plain_count() -> None:
+    rng = random.Random(5)
+    networks = Networks[int]()
+    members: dict[int, str] = {}
+    for number in range(3000):
+        if members and rng.random() < (0.4 if number < 1500 else 0.6):
+            member = rng.choice(list(members))
+            assert networks.discard(member, members.pop(member))
+        else:
+            members[number] = rng.choice("aabcdefgh")
+            networks.add(number, members[number])
+        assert not networks.discard(-1, "a")
+        counts = {each: list(members.values()).count(each) for each in members.values()}
+        assert all(networks.size(each) == counts.get(each, 0) for each in "abcdefghi")
+        assert len(networks) == len(counts)
+        largest = list(networks.largest())
+        assert len(largest) == max(counts.values(), default=0)
+        if largest:
+            network = members[largest[0]]
+            assert largest == [each for each, its in members.items() if its == network]

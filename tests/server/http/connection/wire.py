@@ -127,8 +127,8 @@ class Local:
     frontend: HttpFrontend
     port: int
 
-    async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await asyncio.open_connection("127.0.0.1", self.port)
+    async def open(self, source: str = "127.0.0.1") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self.port, local_addr=(source, 0))
 
     async def exchange(self, *pieces: bytes) -> bytes:
         """Sends the pieces and reads until the server closes."""
