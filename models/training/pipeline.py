@@ -186,6 +186,7 @@ class Learner:
                 "recipe": recipe.model_dump(),
                 "best_step": history.best_step,
                 "steps_per_epoch": history.steps_per_epoch,
+                "linear_start": history.linear_start,
                 "unseen": fitted.unseen,
                 "logit_scales": [asdict(scale) for scale in fitted.scales],
                 "data": {"fingerprint": fingerprint, "path": self.reader.path.name},

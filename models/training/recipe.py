@@ -31,8 +31,8 @@ class Recipe(Strict):
     the schema has a group. dense_lr: Adam's step size; sparse_lr: row-wise Adagrad's.
     warm_up: share of all steps in which both rise from zero; then they fall linearly to `final_lr` of their
     maximum. linear_start: with at least the first and less than the second number of training rows the net
-    begins nearly linear, see models/dlrm/linear_start.py. row_decay, dense_decay: decoupled weight decay (of
-    touched rows; of the MLPs). row_spread: see TableStage.initial.
+    begins nearly linear, see models/dlrm/linear_start.py; [0, 0]: never. row_decay, dense_decay: decoupled
+    weight decay (of touched rows; of the MLPs). row_spread: see TableStage.initial.
     hide: id dropout, see models/training/id_dropout.py; `unseen` measures its rates on the validation rows
     (models/training/unseen.py), a number holds for every vocabulary of at least `hide_from_rows` rows. An id
     dropped in a shared context is dropped for all its rows. average: see WeightAverage.
@@ -68,6 +68,18 @@ class Recipe(Strict):
     patience: Annotated[int, Field(ge=1)] = 8
     refit: bool = False
     seed: int = 0
+
+    @model_validator(mode="after")
+    def _range_of_linear_start(self) -> Recipe:
+        least, beyond = self.linear_start
+        if least > beyond:
+            raise ValueError(f"linear_start: the range of {least} to {beyond} rows is empty ([0, 0]: never)")
+        return self
+
+    def starts_linear(self, rows: int) -> bool:
+        """Tells whether a training of a number of rows begins nearly linear."""
+        least, beyond = self.linear_start
+        return least <= rows < beyond
 
     def rows_of_step(self, rows: int) -> int:
         """The rows of a step, for a number of training rows."""

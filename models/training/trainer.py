@@ -51,11 +51,15 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """All checks, and the step whose weights were kept."""
+    """All checks, and the step whose weights were kept.
+
+    linear_start: whether the net began nearly linear (models/dlrm/linear_start.py).
+    """
 
     checks: tuple[Check, ...]
     best_step: int
     steps_per_epoch: int
+    linear_start: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +120,12 @@ class _Selection:
             if self._resident:
                 self.best_rows = self._resident.snapshot()
 
-    def history(self) -> History:
-        """Leaves the model at its best weights."""
+    def history(self, linear_start: bool) -> History:
+        """Leaves the model at its best weights. linear_start: see History."""
         self._model.load_state_dict(self._best)
         if self._resident:
             self._resident.roll_back(self.best_rows)
-        return History(tuple(self.checks), self.best_step, self._steps_per_epoch)
+        return History(tuple(self.checks), self.best_step, self._steps_per_epoch, linear_start)
 
     def state(self) -> State:
         """Returns the part that is saved with the stepper's state."""
@@ -154,8 +158,9 @@ def fit(
     have one of this training, it goes on from there. workers: see Stepper; without checkpoints.
     trained_before: the model goes on as it is, and the weights that it comes with may be the best ones.
     """
+    linear_start = not trained_before and recipe.starts_linear(training.size)
     if not trained_before:
-        _start(model, training, recipe)
+        _start(model, training, linear_start)
     steps_per_epoch = recipe.steps_per_epoch(training.size)
     total = steps_per_epoch * recipe.epochs
     every = max(1, steps_per_epoch // recipe.checks_per_epoch)
@@ -185,7 +190,7 @@ def fit(
             stepper.drop_before(min(saved, selection.best_rows))
         if selection.ended:
             break
-    return selection.history()
+    return selection.history(linear_start)
 
 
 def refit(
@@ -201,10 +206,11 @@ def refit(
 ) -> None:
     """Trains a fresh `model` on all `rows` for as many epochs as were best in `history`.
 
-    Uses the validated schedule, stopped at the same share of its length. trained_before: see `fit`.
+    Uses the validated schedule, stopped at the same share of its length, and the validated start, also where
+    the validation rows bring the number of rows beyond a limit. trained_before: see `fit`.
     """
     if not trained_before:
-        _start(model, rows, recipe)
+        _start(model, rows, history.linear_start)
     stop = round(history.best_step / history.steps_per_epoch * recipe.steps_per_epoch(rows.size))
     _train(model, rows, recipe, stop, hide, progress, checkpoints, workers)
 
@@ -254,11 +260,10 @@ def _train(
         workers.settle()
 
 
-def _start(model: DLRM, rows: RowSource, recipe: Recipe) -> None:
+def _start(model: DLRM, rows: RowSource, linear: bool) -> None:
     """Sets what an untrained model begins with beyond its random weights."""
     start_at_base_rate(model, rows.base_rate)
-    least, beyond = recipe.linear_start
-    if least <= rows.size < beyond:
+    if linear:
         for head in model.net.heads:
             start_linear(head)
 

@@ -42,6 +42,17 @@ def test_refit_learns_the_vocabulary_of_the_validation_rows_too(clicks: Path, tm
     assert sizes[1] > sizes[0]
 
 
+@pytest.mark.parametrize(("beyond", "linear"), [(0, False), (4500, True)])
+def test_a_bundle_says_whether_its_training_began_nearly_linear(
+    clicks: Path, tmp_path: Path, beyond: int, linear: bool
+) -> None:
+    """4,320 of the 6,000 rows are for training, 4,800 with those for validation."""
+    schema = load_schema("trivago")
+    recipe = Recipe(epochs=1, batch_rows=512, refit=True, linear_start=(0, beyond))
+    bundle = Learner(open_data(clicks, schema), schema, Training(recipe=recipe)).learn(tmp_path / "bundle")
+    assert bundle.manifest.training["linear_start"] is linear
+
+
 def test_the_fingerprint_identifies_the_training_data(bundle: Bundle, clicks: Path) -> None:
     fingerprint = open_data(clicks, bundle.manifest.schema_).fingerprint()
     assert bundle.manifest.training["data"] == {"fingerprint": fingerprint, "path": clicks.name}
@@ -63,6 +74,7 @@ def test_shipped_recipes_load_and_belong_to_their_schema(name: str) -> None:
             "{architecture: {widths: [4, 8]}, recipe: {block_lr: [1.0]}}",
             "block_lr has 1 step sizes for 2 nested widths",
         ),
+        ("recipe: {linear_start: [50000, 5000]}", "linear_start: the range of 50000 to 5000 rows is empty"),
         ("[", "is not YAML"),
     ],
 )

@@ -97,6 +97,22 @@ def test_a_net_begins_nearly_linear_within_a_range_of_rows_alone(
         assert not torch.equal(began(*limits)["output.weight"], linear.heads[0].output.weight)
 
 
+@pytest.mark.parametrize("linear", [False, True])
+def test_refitting_begins_as_the_validated_training_did(
+    bundle: Bundle, data: EncodedRows, linear: bool
+) -> None:
+    """The validation rows, which it adds, bring the number of rows over a limit of `linear_start`."""
+    training, validation = both(data)
+    everything = Rows(data, data.select(TRAIN, VALIDATION))
+    limits = (0, everything.size) if linear else (everything.size, everything.size + 1)
+    still = RECIPE.model_copy(update={"dense_lr": 0.0, "sparse_lr": 0.0, "linear_start": limits})
+    model, again = fresh(bundle), fresh(bundle)
+    history = fit(model, training, validation, still)
+    refit(again, everything, still, history)
+    assert history.linear_start is linear
+    torch.testing.assert_close(again.net.output.weight, model.net.output.weight)
+
+
 def test_the_model_is_left_at_its_best_check(bundle: Bundle, data: EncodedRows) -> None:
     model = fresh(bundle)
     validation = data.select(VALIDATION)
