@@ -14,6 +14,10 @@ from polyrec.models.errors import FeatureError
 from polyrec.models.schema.batch import F32
 from polyrec.models.schema.schema import Dense, RequestFeature
 
+LIMIT = 10.0
+"""Deviations from the mean beyond which standardized values are cut. A net that multiplies numbers is wild
+where it saw no rows: trained on 300 of trivago, it was certain of a hotel 64 deviations above its rivals."""
+
 
 @dataclass(frozen=True, slots=True)
 class Standard:
@@ -30,18 +34,22 @@ class DenseTransform:
         self.names = tuple(f.name for f in features)
         self._log = np.array(["log1p" in f.transform for f in features], bool)
         unit = Standard()
-        used = [standards[f.name] if "standardise" in f.transform else unit for f in features]
+        standardized = ["standardise" in f.transform for f in features]
+        used = [standards[f.name] if s else unit for f, s in zip(features, standardized, strict=True)]
         self._mean = np.array([s.mean for s in used], np.float64)
         self._scale = 1.0 / np.array([s.deviation for s in used], np.float64)
         with np.errstate(over="ignore"):  # a schema may say 1e308
             self._missing = np.array([f.missing for f in features], np.float64).astype(np.float32)
         self._any_log = bool(self._log.any())
-        self._identity = not self._any_log and not self._mean.any() and bool((self._scale == 1.0).all())
+        self._most = np.where(standardized, LIMIT, np.inf).astype(np.float32)
+        self._least = -self._most
+        self._identity = not self._any_log and not any(standardized)
         self._computed = np.array([isinstance(f, RequestFeature) for f in features], bool)
 
     def __call__(self, raw: NDArray[np.floating[Any]], required: int = 0) -> F32:
         """Transforms raw values, [rows, features], NaN where missing, to finite float32 of the same shape.
 
+        Standardized values are cut at LIMIT, the schema's values for missing ones are not.
         required: how many of the first features must not be missing.
         Raises FeatureError naming the first feature with a value that is infinite or too large; a feature of
         the request is then missing instead, since no client gave it.
@@ -63,10 +71,13 @@ class DenseTransform:
             out = x.astype(np.float32)
             # A finite sum shows in one pass that no value is missing, infinite or too large.
             if isfinite(out.sum()):
+                np.minimum(out, self._most, out=out)
+                np.maximum(out, self._least, out=out)
                 return out
             self._require(raw[:, :required])
-            missing = np.isnan(raw) | self._computed
-            np.copyto(out, self._missing, where=missing & ~np.isfinite(out))
+            finite = np.isfinite(out)
+            np.clip(out, self._least, self._most, out=out, where=finite)
+            np.copyto(out, self._missing, where=(np.isnan(raw) | self._computed) & ~finite)
             if isfinite(out.sum()):
                 return out
         if not np.isfinite(out).all():

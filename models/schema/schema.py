@@ -58,7 +58,7 @@ class Dense(Strict):
     """A number. Missing values become `missing`, after the transforms.
 
     Transforms apply in order: `log1p` is log(1 + max(x, 0)); `standardise` subtracts the mean and
-    divides by the standard deviation of the training rows.
+    divides by the standard deviation of the training rows, and cuts what is further away than ten of them.
     """
 
     name: Name

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyrec.models.errors import FeatureError
-from polyrec.models.schema.dense_transform import DenseTransform, Standard
+from polyrec.models.schema.dense_transform import LIMIT, DenseTransform, Standard
 from polyrec.models.schema.schema import Dense
 
 
@@ -23,14 +23,29 @@ def test_dense_transforms_are_the_formulas(values: list[float | None], log: bool
         if value is not None and log:
             x = math.log(1 + max(x, 0.0))
         if value is not None and scale:
-            x = (x - 3.0) / 2.0
+            x = min(max((x - 3.0) / 2.0, -LIMIT), LIMIT)
         expected.append(x)
     assert transform(raw)[:, 0] == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
+@pytest.mark.parametrize("missing", [0.0, math.nan])
+def test_standardized_values_alone_are_cut(missing: float) -> None:
+    features = [
+        Dense(name="far", transform=("standardise",)),
+        Dense(name="unit", transform=("standardise",), missing=50.0),
+        Dense(name="raw"),
+    ]
+    standards = {"far": Standard(3.0, 2.0), "unit": Standard(0.0, 1.0)}
+    raw = np.array([[1e6, -70.0, 1e6], [4.0, missing, -70.0]], np.float32)
+    expected = [[10.0, -10.0, 1e6], [0.5, 50.0 if math.isnan(missing) else 0.0, -70.0]]
+    assert DenseTransform(features, standards)(raw).tolist() == expected
+
+
+@pytest.mark.parametrize("steps", [(), ("standardise",)])
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, 1e39])
-def test_a_number_that_float32_cannot_hold_is_rejected_by_name(bad: float) -> None:
-    transform = DenseTransform([Dense(name="x"), Dense(name="y")], {})
+def test_a_number_that_float32_cannot_hold_is_rejected_by_name(bad: float, steps: tuple[str, ...]) -> None:
+    standards = {name: Standard(3.0, 2.0) for name in "xy"}
+    transform = DenseTransform([Dense(name=name, transform=steps) for name in "xy"], standards)
     with pytest.raises(FeatureError, match=r"feature 'y': value .* is not a finite number \(row 1\)"):
         transform(np.array([[0.0, 0.0], [0.0, bad]]))
 
