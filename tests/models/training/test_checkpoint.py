@@ -115,7 +115,15 @@ def test_an_interrupted_training_goes_on_to_the_same_checks_and_weights(
     schema = load_schema("trivago")
     training = Training(
         architecture=Architecture(width=4, bottom=(8,), top=(8,), interaction="cat"),
-        recipe=Recipe(epochs=3, batch_rows=512, dropout=0.1, average=0.9, checks_per_epoch=3, refit=True),
+        recipe=Recipe(
+            epochs=3,
+            batch_rows=512,
+            dropout=0.1,
+            average=0.9,
+            checks_per_epoch=3,
+            refit=True,
+            linear_start=(0, 4500),
+        ),
     )
     reports: list[StepReport] = []
 

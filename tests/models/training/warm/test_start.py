@@ -62,13 +62,16 @@ def test_training_goes_on_with_the_ids_of_both(
 def test_weights_that_do_not_improve_stay_those_of_the_bundle(
     family: dict[str, Bundle], clicks: Path, tmp_path: Path
 ) -> None:
-    """Steps that only do harm: the weights of step 0 are kept, on the very rows of the bundle."""
+    """Steps that only do harm: the weights of step 0 are kept, on the very rows of the bundle.
+
+    No linear start replaces them either.
+    """
     old = family["table"]
-    harm = learner(
-        clicks, WarmStart(old), dense_lr=10.0, sparse_lr=10.0, average=0.0, warm_up=0.0, calibrate=False
-    )
+    steps = {"dense_lr": 10.0, "sparse_lr": 10.0, "average": 0.0, "warm_up": 0.0}
+    harm = learner(clicks, WarmStart(old), **steps, calibrate=False, linear_start=(0, 10**6))
     new = harm.learn(tmp_path / "new")
     assert new.manifest.training["best_step"] == 0
+    assert not new.manifest.training["linear_start"]
     rows = next(iter(open_data(clicks, SCHEMA).batches(SCHEMA.columns, 2000)))
     before, after = (open_runtime("torch", b).predict(b.encoder.from_arrow(rows)) for b in (old, new))
     np.testing.assert_allclose(before, after, atol=1e-6)
