@@ -81,9 +81,9 @@ def fit_splitter(
 
     A time split cuts between values, never within one: the rows before the test rows are the
     smallest prefix in time that holds at least the `train` share of all rows; of those, the training
-    rows are the smallest prefix that leaves at most the `validation` share, but not the last time of them:
-    of a few large requests one is left for validation, whatever its share.
-    Raises DataError: a missing time, or so few distinct times that no rows are left to train or test.
+    rows are the smallest prefix that leaves at most the `validation` share. Of few times, such as a few days,
+    the last one is left for the test and the one before it for validation, whatever their shares.
+    Raises DataError: a missing time, or a single one.
     """
     split = schema.split
     if split.rule != "time":
@@ -91,15 +91,14 @@ def fit_splitter(
     name = split.columns[0]
     values, counts = _distinct(reader, name, progress)
     ends = np.cumsum(counts)
-    last = int(np.searchsorted(ends, split.train * ends[-1]))
-    if last == values.size - 1:
+    if values.size == 1:
         raise DataError(
-            f"{reader.path}: the split by time leaves no test rows: "
-            f"'{name}' has {values.size} different value(s)"
+            f"{reader.path}: the split by time leaves no test rows: '{name}' has 1 different value, and "
+            "training, validation and test need one each"
         )
-    train = min(
-        int(np.searchsorted(ends[: last + 1], (1.0 - split.validation) * ends[last])), max(last - 1, 0)
-    )
+    last = min(int(np.searchsorted(ends, split.train * ends[-1])), values.size - 2)
+    train = int(np.searchsorted(ends[: last + 1], (1.0 - split.validation) * ends[last]))
+    train = min(train, max(last - 1, 0))
     return Splitter(split, (values[train].item(), values[last].item()))
 
 
