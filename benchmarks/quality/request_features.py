@@ -166,7 +166,8 @@ def measured(path: Path, choice: RecipeChoice, seed: int) -> Quality:
         model, rows = learner.initial_model(encoder), source.Rows(data, data.select(TRAIN))
         steps = recipe.steps_per_epoch(rows.size)
         hide = id_dropout(recipe, encoder, lookups_to_hide(recipe, encoder, rows), {})
-        refit(model, rows, recipe, History((), recipe.epochs * steps, steps), hide)
+        history = History((), recipe.epochs * steps, steps, recipe.starts_linear(rows.size))
+        refit(model, rows, recipe, history, hide)
         of = data.select(TEST)
         assert data.group is not None
         return evaluate(predict(model, data, of), data.label[of], data.group[of])

@@ -59,7 +59,7 @@ class History:
     checks: tuple[Check, ...]
     best_step: int
     steps_per_epoch: int
-    linear_start: bool = False
+    linear_start: bool
 
 
 @dataclass(frozen=True, slots=True)
