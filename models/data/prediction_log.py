@@ -45,6 +45,11 @@ PATH, VERSION, REASON = "log.path", "log.version", "log.reason"
 KEY_BITS = 12
 """Bits of a request's key below its time in microseconds."""
 MOST_WINDOW_S = 1e8
+CLOCKS_S = 60
+"""How long before its answer a client's label still counts, as the clocks of a log's servers differ.
+
+An earlier one is of another request: clients choose ids, and may repeat one that has labels.
+"""
 MOST_JOINED = 2**18
 """Pairs of a label and a request that are joined at once."""
 EVER = datetime(1970, 1, 1, tzinfo=UTC)
@@ -216,7 +221,8 @@ class PredictionLogReader(PackedReader):
     def _labels(self, stored: pa.Table) -> tuple[np.ndarray, np.ndarray]:
         """Returns the label of each row, float64 [rows], and whether a request got any, bool [stored rows].
 
-        Of two labels of a row the later one counts. Requests of the same id all get its labels.
+        Of two labels of a row the later one counts. Requests of the same id all get its labels, but for those
+        that a client gave before they were answered.
         """
         lengths: I64 = pc.list_value_length(stored.column(SCORES)).to_numpy().astype(np.int64)
         labels = np.zeros(int(lengths.sum()))
@@ -241,6 +247,7 @@ class PredictionLogReader(PackedReader):
             given.column("row").fill_null(-1).to_numpy(),
             given.column("label").to_numpy(),
         )
+        by_client = pc.is_valid(given.column("client")).to_numpy()
         in_order = np.argsort(at, kind="stable")  # those without a time last
         in_order = in_order[times[in_order] > 0]
         part = np.cumsum(times[in_order]) // MOST_JOINED
@@ -252,6 +259,8 @@ class PredictionLogReader(PackedReader):
             row, label = rows_given[label_at], labels_given[label_at]
             good = (row >= 0) & (row < rows[request]) & np.isfinite(label)
             good &= ~(at[label_at] > time_of[request] + np.timedelta64(self._window))
+            early = at[label_at] < time_of[request] - np.timedelta64(CLOCKS_S, "s")
+            good &= ~(early & by_client[label_at])
             request, row, label = request[good], row[good], label[good]
             labels[start[request] + row] = label
             known[np.isin(request_of_stored, request)] = True

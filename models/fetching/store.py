@@ -5,8 +5,12 @@ Redirects are not followed, so that a model comes from the place that its URL na
 
 from __future__ import annotations
 
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
 
 import httpx
 
@@ -15,7 +19,7 @@ from polyrec.models.fetching.url import SCHEME, ModelUrl
 
 PIECE_BYTES = 4 * 2**20
 TIMEOUT_S = 60.0
-"""Longest wait for a connection, and for the next bytes of a file."""
+"""Longest wait for a connection, for an answer's head, and for the next bytes of a file."""
 LEAST_BYTES_PER_S = 2**16
 """Least average rate of a file, beyond TIMEOUT_S: while a store dribbles, no other plan is opened."""
 WEB = ("http", "https")
@@ -61,9 +65,10 @@ def _web(url: ModelUrl) -> Iterator[bytes]:
     # uncompressed, so that the received bytes are those of the file
     headers = {"Accept-Encoding": "identity"}
     try:
-        with httpx.stream(
-            "GET", url.text, headers=headers, timeout=TIMEOUT_S, follow_redirects=False
-        ) as answer:
+        with (
+            httpx.Client(timeout=TIMEOUT_S, follow_redirects=False) as client,
+            _answer(client, client.build_request("GET", url.text, headers=headers)) as answer,
+        ):
             if answer.status_code in ABSENT:
                 raise FileMissing(f"there is no '{url}'")
             if answer.is_redirect:
@@ -76,6 +81,45 @@ def _web(url: ModelUrl) -> Iterator[bytes]:
             yield from answer.iter_raw()
     except (httpx.HTTPError, httpx.InvalidURL) as e:
         raise FetchError(f"cannot read '{url}': {_one_line(e)}") from None
+
+
+@contextmanager
+def _answer(client: httpx.Client, request: httpx.Request) -> Iterator[httpx.Response]:
+    """Sends a request, and cuts its connection if the answer's head takes more than TIMEOUT_S to arrive.
+
+    The limits of httpx are for each read, of which a store that dribbles a head needs as many as it likes.
+    Raises FetchError or httpx.HTTPError.
+    """
+    streams: list[Any] = []
+    late = threading.Event()
+
+    def opened(event: str, info: dict[str, Any]) -> None:
+        if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
+            streams.append(info["return_value"])
+
+    def cut() -> None:
+        late.set()
+        for stream in streams[-1:]:
+            with suppress(OSError):
+                # of the socket below TLS: a shutdown of TLS would change what the reading thread uses
+                socket.socket.shutdown(stream.get_extra_info("socket"), socket.SHUT_RDWR)
+
+    request.extensions["trace"] = opened
+    timer = threading.Timer(TIMEOUT_S, cut)
+    timer.daemon = True
+    timer.start()
+    try:
+        answer = client.send(request, stream=True)
+    except httpx.HTTPError:
+        if late.is_set():
+            raise FetchError(f"'{request.url}' has sent no answer for {TIMEOUT_S:g} s") from None
+        raise
+    finally:
+        timer.cancel()
+    try:
+        yield answer
+    finally:
+        answer.close()
 
 
 def _fsspec(url: ModelUrl) -> Iterator[bytes]:

@@ -165,7 +165,7 @@ class Judge:
     def _report(self, found: LiveEstimate | None, now_s: float) -> Report:
         about = Report(
             at_s=now_s,
-            disputed=self._disputed,
+            disputed=self._disputed + self._sampler.repeated,
             invalid=self._invalid,
             differing=self._differing,
             late_positives=self._late / self._positives if self._positives else None,

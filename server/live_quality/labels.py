@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from polyrec.models.data.prediction_log import label_files_of, read_labels
+from polyrec.models.data.prediction_log import CLOCKS_S, label_files_of, read_labels
 from polyrec.models.schema.batch import F32, F64, I64
 
 OPERATOR = ""
@@ -53,6 +53,8 @@ class RequestLabels:
         """Adds labels in the order in which they are stored; those of other rows or times are ignored."""
         good = (rows >= 0) & (rows < self.values.size) & np.isfinite(values)
         good &= (given_us == ALWAYS) | (given_us <= self.at_us + window_us)
+        early = given_us < self.at_us - round(1e6 * CLOCKS_S)
+        good &= ~(early & np.array([client != OPERATOR for client in clients], bool))
         if not good.any():
             return
         self.clients.update(clients[i] for i in np.flatnonzero(good).tolist())

@@ -52,9 +52,9 @@ class Report(Strict):
 
     paths: by name. served: of the logged answers, by whichever path. reference: the path of `difference`.
     late_positives: share of the positives that came in the last tenth of the window. disputed, invalid:
-    requests left out because several clients labeled them, or because they could not be parsed again.
-    differing: requests that the answering path now scores differently. trial: of a rollout. error: why there
-    are no figures.
+    requests left out because several clients labeled them or another has their id, or because they could
+    not be parsed again. differing: requests that the answering path now scores differently. trial: of a
+    rollout. error: why there are no figures.
     """
 
     at_s: float

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from polyrec.models.data.prediction_log import (
@@ -71,6 +72,8 @@ class LogSampler:
         self._settle_s = settle_s
         self._requests = requests
         self._random = random.Random(0)
+        self.repeated = 0
+        """Requests that were left out so far because another had their id."""
         self._seen: set[Path] = set()
         rules = load_rules(folder)
         self.window_s = rules.window_s
@@ -87,15 +90,30 @@ class LogSampler:
         chosen = self._random.sample(files, min(FILES, len(files)))
         self._seen.update(chosen)
         found: list[LoggedRequest] = []
+        ids: list[pa.Array] = []
         for file in chosen:
-            found += self._read(file, max(1, self._requests // len(chosen)))
+            requests, ids_of_file = self._read(file, max(1, self._requests // len(chosen)))
+            found += requests
+            ids.append(ids_of_file)
         self._random.shuffle(found)
-        # clients choose the ids of their requests: of several with one id, one counts
-        found = list({request.labels.request_id: request for request in found}.values())
+        found = self._unambiguous(found, ids)
         rows = np.cumsum([request.served.size for request in found])
         found = found[: min(self._requests, int(np.searchsorted(rows, MOST_ROWS, "right")))]
         join_labels(self._folder, [request.labels for request in found], self.window_s)
         return [r for r in found if r.labels.clients or not self._leave_out]
+
+    def _unambiguous(self, found: list[LoggedRequest], ids: Sequence[pa.Array]) -> list[LoggedRequest]:
+        """Returns the requests whose ids no other has. ids: of all requests of each file of the round.
+
+        Clients choose ids: one that knew another's could have its own rows measured with the other's labels.
+        """
+        if not found:
+            return found
+        counted = pc.value_counts(pa.concat_arrays(ids))
+        repeated = set(counted.field(0).filter(pc.greater(counted.field(1), 1)).to_pylist())
+        kept = [request for request in found if request.labels.request_id not in repeated]
+        self.repeated += len(found) - len(kept)
+        return kept
 
     def _files(self, final_s: float) -> list[Path]:
         """Returns the unread files whose requests are all final and not too old."""
@@ -119,21 +137,23 @@ class LogSampler:
         self._seen &= there
         return found
 
-    def _read(self, file: Path, most: int) -> list[LoggedRequest]:
-        """Reads up to `most` random requests of a file; none if the file is gone or damaged."""
+    def _read(self, file: Path, most: int) -> tuple[list[LoggedRequest], pa.Array]:
+        """Reads up to `most` random requests of a file, and the ids of all; none if it is gone or damaged."""
         try:
             table = pq.read_table(file, use_threads=False)
             row = table.column(ROW).to_numpy()
             first = np.flatnonzero(row == 0)
             end = np.append(first[1:], row.size)
             picked = sorted(self._random.sample(range(first.size), min(most, first.size)))
+            ids = table.column(REQUEST_ID).combine_chunks().take(pa.array(first))
             times = table.column(TIME).cast(pa.int64()).to_numpy()
-            return [
+            requests = [
                 self._request(table.slice(first[i], end[i] - first[i]).to_pylist(), int(times[first[i]]))
                 for i in picked
             ]
+            return requests, ids
         except (OSError, pa.ArrowException, KeyError, ValueError, TypeError):
-            return []
+            return [], pa.array([], pa.string())
 
     def _request(self, stored: Sequence[dict[str, Any]], at_us: int) -> LoggedRequest:
         """Makes a request from its stored rows: one is a ranking, several are plain rows, of any contexts."""

@@ -29,6 +29,8 @@ from polyrec.models.data.prediction_log import FEEDBACK, HOUR, LABEL_COLUMNS, RE
 log = logging.getLogger("polyrec.prediction_log")
 
 WARNING_EVERY_S = 60.0
+HOUR_SHARE = 0.25
+"""Share of a bounded log beyond which an hour loses files before an earlier one does."""
 UNFIT = (pa.ArrowException, OverflowError, TypeError, ValueError)
 """Errors of values that do not fit their column, such as integers of 70 bits."""
 Record = Sequence[Mapping[str, Any]]
@@ -129,14 +131,28 @@ def label_files(folder: Path) -> PartFiles:
 def remove_old(folder: Path, keep_h: float, most_bytes: int | None, now_s: float) -> None:
     """Removes the oldest hour if it ended more than keep_h hours ago, then the oldest beyond most_bytes.
 
-    Only one hour goes by its age at each call, so that a clock that is wrong for some calls costs few. If the
-    hour of now_s (Unix time, seconds) alone is larger, its oldest files are removed, as clients choose how
-    much is logged in an hour.
+    Only one hour goes by its age at each call, so that a clock that is wrong for some calls costs few.
+    Clients choose how much is logged in an hour, so hours with more than HOUR_SHARE of most_bytes lose their
+    oldest files first. now_s: Unix time, seconds.
     """
     now = datetime.fromtimestamp(now_s, UTC)
     hours = sorted(_hours(folder), key=lambda hour: hour.name)
-    sizes = {hour: sum(size for _, size, _ in _files(hour)) for hour in hours}
+    files = {hour: sorted(_files(hour)) for hour in hours}
+    sizes = {hour: sum(size for _, size, _ in files[hour]) for hour in hours}
     total = sum(sizes.values())
+
+    def trim(hour: Path, least: int, most: float) -> None:
+        """Removes the oldest files of an hour but for `least` while it has more than `most` bytes."""
+        nonlocal total
+        for _, size, file in files[hour][: len(files[hour]) - least]:
+            if most_bytes is None or total <= most_bytes or sizes[hour] <= most:
+                break
+            file.unlink(missing_ok=True)
+            total -= size
+            sizes[hour] -= size
+
+    for hour in hours:
+        trim(hour, 1, HOUR_SHARE * (most_bytes or 0))
     for hour in hours:
         begun = datetime.strptime(hour.name, HOUR).replace(tzinfo=UTC)
         age = now - begun - timedelta(hours=1)
@@ -145,12 +161,9 @@ def remove_old(folder: Path, keep_h: float, most_bytes: int | None, now_s: float
         if old or over:
             shutil.rmtree(hour, ignore_errors=True)
             total -= sizes[hour]
-    if most_bytes is not None and total > most_bytes:
-        for _, size, file in sorted(file for hour in hours for file in _files(hour)):
-            if total <= most_bytes:
-                break
-            file.unlink(missing_ok=True)
-            total -= size
+    for hour in hours:
+        if hour.exists():
+            trim(hour, 0, 0)
 
 
 def _files(hour: Path) -> Iterator[tuple[int, int, Path]]:

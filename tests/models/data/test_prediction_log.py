@@ -126,6 +126,16 @@ def test_the_later_of_two_labels_of_a_row_counts(folder: Path) -> None:
     assert clicked(folder) == {"a": 0}
 
 
+def test_a_clients_label_is_of_no_request_that_was_answered_later(folder: Path) -> None:
+    """A client that repeats the id of a request with labels gives none of its own rows a label."""
+    rows = [answered("r", 0, "a"), answered("r", 100, "b"), answered("s", 100, "c"), answered("t", 100, "d")]
+    write(folder, "requests", "2026-11-23T12", rows)
+    given = [label("r", 0, 1, 20), label("s", 0, 1, 95)]
+    of_operator = label("t", 0, 1, 20)  # whose times may be of another clock, or cut to the hour
+    write(folder, "feedback", "2026-11-23T12", [*({**one, "client": "shop"} for one in given), of_operator])
+    assert clicked(folder) == {"a": 1, "b": 0, "c": 1, "d": 1}
+
+
 def test_labels_of_unknown_requests_and_rows_are_ignored(folder: Path) -> None:
     write(folder, "requests", "2026-11-23T12", [answered("r", 0, "a")])
     write(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -133,6 +134,26 @@ def arriving(seconds: list[float], piece: bytes) -> tuple[Iterator[bytes], Calla
             yield piece
 
     return content(), lambda: now_s[0]
+
+
+def dribbling(files: Files) -> bool:
+    """Answers with the bytes of an endless head, one in a while."""
+    pause = threading.Event()
+    with suppress(OSError):
+        for _ in range(300):
+            files.wfile.write(b"x")
+            pause.wait(0.01)
+    files.close_connection = True
+    return True
+
+
+def test_a_head_that_dribbles_is_given_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polyrec.models.fetching.store.TIMEOUT_S", 0.5)
+    with (
+        serving(folder, dribbling) as (root, _),
+        pytest.raises(FetchError, match=r"has sent no answer for 0.5 s"),
+    ):
+        read(ModelUrl(f"{root}/x.bin"), 1000)
 
 
 def test_a_file_that_dribbles_is_given_up() -> None:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from polyrec.models.data.prediction_log import FEEDBACK, PredictionLogReader
+from polyrec.models.data.prediction_log import CLOCKS_S, FEEDBACK, PredictionLogReader
 from polyrec.server.live_quality.labels import NEVER, OPERATOR, RequestLabels, join_labels
 from tests.server.conftest import Request
 from tests.server.live_quality.conftest import WINDOW_S, LogFolder
@@ -35,7 +35,7 @@ def test_any_labels_are_joined_as_training_joins_them(
         for _ in range(30):
             # of unknown requests and rows, twice for a row, within the window and after it
             rows = random.integers(0, 40, 4).tolist()
-            after_s = float(random.choice([1, 5, WINDOW_S - 1, WINDOW_S + 1]))
+            after_s = float(random.choice([-CLOCKS_S - 1, -1, 1, 5, WINDOW_S - 1, WINDOW_S + 1]))
             labels = random.integers(0, 2, 4).astype(float).tolist()
             log_folder.label(f"r{random.integers(0, 9)}", rows, labels, f"c{part}", after_s)
         log_folder.write()
@@ -51,6 +51,7 @@ def test_clients_are_those_whose_labels_count(log_folder: LogFolder, request_: R
     log_folder.label("r", [0], [1], "shop")
     log_folder.label("r", [10_000], [1], "of no row")
     log_folder.label("r", [0], [1], "late", after_s=WINDOW_S + 1)
+    log_folder.label("r", [0], [1], "of an earlier request", after_s=-CLOCKS_S - 1)
     log_folder.label("other", [0], [1], "of another request")
     log_folder.write()
     (found,) = joined(log_folder, {"r": len(request_.rows)})

@@ -120,12 +120,18 @@ def test_work_does_not_grow_with_the_traffic(log_folder: LogFolder, requests: li
     assert len({r.labels.request_id for r in (*found, *rest)}) == len(found) + len(rest)
 
 
-def test_of_requests_with_one_id_one_counts(log_folder: LogFolder, request_: Request) -> None:
-    for _ in range(20):
-        log_folder.add(request_, "replayed")
-    log_folder.label("replayed", [0], [1])
-    log_folder.write()
-    assert len(sampler(log_folder).sample(log_folder.final_s)) == 1
+def test_requests_with_the_id_of_another_are_left_out(log_folder: LogFolder, requests: list[Request]) -> None:
+    """Otherwise a client that knows ids had its own rows measured with the labels of others."""
+    for file in range(3):
+        for i in range(5):
+            log_folder.add(requests[i], f"{file}-{i}")
+            log_folder.add(requests[-1], f"{2 - file}-{i % 2}")
+            log_folder.label(f"{file}-{i}", [0], [1])
+        log_folder.write()
+    sampled = sampler(log_folder)
+    found = sampled.sample(log_folder.final_s)
+    assert {r.labels.request_id for r in found} == {f"{file}-{i}" for file in range(3) for i in (2, 3, 4)}
+    assert sampled.repeated == 30 - len(found)
 
 
 def test_old_and_damaged_files_are_left_out(log_folder: LogFolder, request_: Request) -> None:

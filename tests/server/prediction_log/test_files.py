@@ -102,3 +102,20 @@ def test_an_hour_that_is_larger_than_the_log_may_be_loses_its_oldest_files(tmp_p
     most_bytes = sum(part.stat().st_size for part in parts[3:])
     remove_old(tmp_path, 100, most_bytes, NOON_S + 3.2 * 3600)
     assert {*hour.iterdir()} == {*parts[3:]}
+
+
+def test_an_hour_that_grows_fast_keeps_earlier_ones(tmp_path: Path) -> None:
+    """A client with long values filled a log, and the hours of others went first, oldest to newest."""
+    files = label_files(tmp_path)
+    for hour in range(3):
+        files.add([label(hour)])
+        files.flush()
+    earlier = sorted((tmp_path / FEEDBACK).rglob("*.parquet"))
+    for row in range(40):
+        files.add([label(3, row)])
+        files.flush()
+    most_bytes = 20 * earlier[0].stat().st_size
+    remove_old(tmp_path, 100, most_bytes, NOON_S + 3.2 * 3600)
+    assert all(file.exists() for file in earlier)
+    left = sum(file.stat().st_size for file in (tmp_path / FEEDBACK).rglob("*.parquet"))
+    assert most_bytes / 2 < left <= most_bytes
