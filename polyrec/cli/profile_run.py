@@ -101,7 +101,7 @@ def measure_profile(args: argparse.Namespace) -> Profile:
         if cpu_wait is not None and cpu_wait > BUSY:
             print(
                 f"warning: this machine is busy: other work held the core for {cpu_wait:.0%} of the "
-                "measuring time, part of the latencies; measure on an idle machine, or as root with chrt -r 1",
+                "measuring time, part of the latencies; use an idle machine, or as root chrt -r 1",
                 file=sys.stderr,
             )
         qualities = _qualities(args, found, bundles, given, log)
