@@ -114,7 +114,8 @@ class Profile(Strict):
 
     metric: of the paths' quality; differences: between every two of them. front: None if it was not measured.
     hops: by kind of lane; one that is missing was not. cut_times: of paths measured with their rows in
-    tiers, if any were. version: 2 since paths have a quality.
+    tiers, if any were. cpu_wait: share of the time in which paths on the CPU waited for a core, as other work
+    held it; None without any. version: 2 since paths have a quality.
     """
 
     version: Literal[2] = 2
@@ -125,6 +126,7 @@ class Profile(Strict):
     front: Front | None = None
     hops: dict[LaneKind, Hop] = Field(default_factory=dict)
     cut_times: tuple[CutTimes, ...] = ()
+    cpu_wait: float | None = None
 
 
 def load_profile(file: str | Path) -> Profile:

@@ -61,11 +61,13 @@ def start(
     stderr: int | TextIO | None = None,
     core: int | None = None,
     lifeline: bool = False,
+    own_group: bool = False,
 ) -> ServerProcess:
     """Starts a server process with these settings (port 0 unless given) and waits until it is ready.
 
     core: the only processor core it may use. lifeline: whether the server is killed when this process ends,
-    for any reason. Raises StartFailed if it ends before it is ready.
+    for any reason. own_group: whether a terminal's Ctrl-C does not reach it, so that this process alone
+    decides how it ends. Raises StartFailed if it ends before it is ready.
     """
     theirs, ours = os.pipe() if lifeline else (None, None)
     inherited = () if theirs is None else (theirs,)
@@ -79,6 +81,7 @@ def start(
             [sys.executable, "-m", "polyrec.server", *map(str, inherited)],
             env=environ,
             pass_fds=inherited,
+            process_group=0 if own_group else None,
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,

@@ -6,6 +6,8 @@ import os
 import signal
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -17,7 +19,9 @@ from polyrec.models.data.reader import open_data
 from polyrec.models.data.synthetic.generator import generate
 from polyrec.models.dlrm.dlrm import DLRM, Architecture, DenseNet, dense_slots
 from polyrec.models.dlrm.representation import Representation, initial_stage
-from polyrec.models.schema.schema import load_schema
+from polyrec.models.schema.encoder import Encoder
+from polyrec.models.schema.schema import Schema, load_schema
+from polyrec.models.schema.vocabulary import Vocabulary
 from polyrec.models.training.pipeline import Learner
 from polyrec.models.training.recipe import Recipe, Training
 
@@ -126,3 +130,31 @@ def wide_dir(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     out = tmp_path_factory.mktemp("wide") / "table"
     return write_bundle(out, DLRM(stage, net), representation, bundle.encoder, {}, {}).path
+
+
+@pytest.fixture(scope="session")
+def shop_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of random weights for another schema, its features and ids those of no other bundle here."""
+    schema = Schema.model_validate(
+        {
+            "name": "shop",
+            "dense": [{"name": "weight"}],
+            "categorical": [{"name": "buyer", "role": "context"}, {"name": "fruit"}],
+            "label": {"column": "bought"},
+            "split": {"rule": "hash", "columns": ["buyer"]},
+        }
+    )
+    values = {"buyer": [f"b{i}" for i in range(20)], "fruit": ["apple", "pear", "plum", "fig"]}
+    vocabularies = {
+        name: Vocabulary(
+            *(name, "string", len(known), np.arange(len(known) + 2)),
+            *(np.zeros(len(known) + 2, np.int64), pa.array(known)),
+        )
+        for name, known in values.items()
+    }
+    representation = Representation()
+    stage = initial_stage(representation, schema, vocabularies, width=4, seed=5, spread=0.5)
+    torch.manual_seed(5)
+    net = DenseNet(Architecture(width=4, bottom=(8,), top=(8,)), dense_slots(schema), stage.slots)
+    out = tmp_path_factory.mktemp("shop") / "shop"
+    return write_bundle(out, DLRM(stage, net), representation, Encoder(schema, vocabularies, {}), {}, {}).path

@@ -1,7 +1,8 @@
 """The outcome of an open-loop run: arrays over its requests, and the latency report made of them.
 
-Service-level figures and curves over time are made in loadtest/results/figures.py. A run in which the driver
-itself was late has no report: it would blame the server for the client's delay.
+Service-level figures and curves over time are made in loadtest/results/figures.py. A report of a run in
+which the driver itself was late would blame the server for the client's delay: `report` refuses it unless
+the caller accepts that lag.
 """
 
 from __future__ import annotations

@@ -27,7 +27,8 @@ from polyrec.models.errors import DataError, SchemaError
 from polyrec.models.evaluation.metrics import auc
 from polyrec.models.files import validate_as
 from polyrec.models.powers import next_power_of_two
-from polyrec.models.schema.schema import RESERVED, Schema
+from polyrec.models.schema.feature_names import is_usable, new_names
+from polyrec.models.schema.schema import Schema
 
 SAMPLE_ROWS = 200_000
 LABELS = ("clicked", "click", "label", "is_click", "target", "purchased", "converted", "conversion", "rating")
@@ -35,7 +36,7 @@ LABELS = ("clicked", "click", "label", "is_click", "target", "purchased", "conve
 GROUP = re.compile(r"request|impression|query|search|session|group|slate", re.IGNORECASE)
 TIME = re.compile(r"^(time|timestamp|date|datetime|ts|day|created)$|_(time|ts|at)$")
 ID = re.compile(
-    r"(^|_)(id|code|isbn|sku|uuid|hash)$"
+    r"(^|_)(id|no|nr|code|isbn|sku|uuid|hash)$"
     r"|^(item|user|product|movie|book)s?$"
     r"|^(article|hotel|listing|song|track|video|ad|campaign|customer|visitor)$",  # more of them are counts
     re.IGNORECASE,
@@ -59,11 +60,15 @@ UNIQUE_SHARE = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """A guessed schema. reasons: a column, `label`, `group` or `split` -> why; left_out: column -> why."""
+    """A guessed schema. reasons: a column, `label`, `group` or `split` -> why; left_out: column -> why.
+
+    renames: column left out for its name alone -> a name with which it could be a feature.
+    """
 
     schema: Schema
     reasons: dict[str, str]
     left_out: dict[str, str]
+    renames: dict[str, str]
 
     def as_yaml(self, source: str) -> str:
         """The schema file, with the reason beside each line."""
@@ -100,8 +105,7 @@ def guess_schema(
     for column in (label, group):
         if column is not None and column not in data.column_names:
             raise DataError(f"{place}: no column '{column}'; the columns are {', '.join(data.column_names)}")
-    reasons: dict[str, str] = {}
-    left_out: dict[str, str] = {}
+    reasons, left_out = dict[str, str](), dict[str, str]()
     label_of, reasons["label"] = _label(data, label, place)
     rest = [c for c in data.column_names if c != label_of["column"]]
     time = next((c for c in rest if c != group and _is_time(c, data[c].type)), None)
@@ -115,7 +119,9 @@ def guess_schema(
         rest.remove(time)
         left_out[time] = "the time, by which rows are split"
     features: dict[str, list[dict[str, Any]]] = {"dense": [], "categorical": []}
-    for column in rest:
+    renames = new_names([c for c in rest if not (is_usable(c) or SPLIT.match(c))], data.column_names)
+    left_out |= {c: f"no feature can have this name: rename it, say to {new}" for c, new in renames.items()}
+    for column in [c for c in rest if c not in renames]:
         found, why = _feature(column, data[column])
         if found is not None and _is_number(data[column].type):
             alone = _auc_alone(data[column], data[label_of["column"]], label_of.get("positive_above", 0.0))
@@ -136,8 +142,10 @@ def guess_schema(
     if group is not None:
         document["group"] = group
     if not features["categorical"]:
-        raise SchemaError(f"no column of '{place}' looks like an id: a schema needs one; write it by hand")
-    return Guess(validate_as(Schema, document, f"schema of '{place}'", SchemaError), reasons, left_out)
+        remedy = f"rename {list(renames)}, as no feature has such a name" if renames else "write it by hand"
+        raise SchemaError(f"no column of '{place}' looks like an id: a schema needs one; {remedy}")
+    schema = validate_as(Schema, document, f"schema of '{place}'", SchemaError)
+    return Guess(schema, reasons, left_out, renames)
 
 
 def _sample(path: DataPath) -> pa.Table:
@@ -235,12 +243,8 @@ def _role(data: pa.Table, column: str, group: str | None) -> tuple[str, str]:
 
 def _feature(name: str, column: pa.ChunkedArray) -> tuple[dict[str, Any] | None, str]:
     """Returns the feature without name and role, or None; and why."""
-    if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,63}", name) is None:
-        return None, "its name is no identifier: rename the column"
     if SPLIT.match(name):
         return None, "by its name, how the file was made"
-    if name in RESERVED:
-        return None, "its name is reserved by the inference protocol: rename the column"
     type_ = column.type
     if pt.is_list(type_):
         return _bag(type_, column)

@@ -193,8 +193,9 @@ def mlp(widths: Sequence[int], dropout: float = 0.0) -> nn.Sequential:
     layers: list[nn.Module] = []
     for fan_in, fan_out in pairwise(widths):
         linear = nn.Linear(fan_in, fan_out)
-        nn.init.kaiming_normal_(linear.weight, nonlinearity="relu")
-        nn.init.zeros_(linear.bias)
+        if not linear.weight.is_meta:  # drawing there imports torch._dynamo: a second for nothing
+            nn.init.kaiming_normal_(linear.weight, nonlinearity="relu")
+            nn.init.zeros_(linear.bias)
         layers += [linear, nn.ReLU()]
         if dropout:
             layers.append(nn.Dropout(dropout))

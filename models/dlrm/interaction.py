@@ -20,8 +20,9 @@ class Dot(nn.Module):
     def __init__(self, vectors: int, bottom: bool, itself: bool = False) -> None:
         super().__init__()
         self.bottom = bottom
-        i, j = torch.tril_indices(vectors, vectors, 0 if itself else -1)
-        self.register_buffer("pairs", i * vectors + j, persistent=False)
+        # not tril_indices, which imports torch._dynamo on the meta device
+        pairs = [i * vectors + j for i in range(vectors) for j in range(i + itself)]
+        self.register_buffer("pairs", torch.tensor(pairs, dtype=torch.int64), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         products = torch.bmm(x, x.transpose(1, 2)).flatten(1)
@@ -47,7 +48,8 @@ class Cross(nn.Module):
         downs = [nn.Linear(width, rank, bias=False) for _ in range(layers)]
         ups = [nn.Linear(rank, width) for _ in range(layers)]
         for linear in (*downs, *ups):
-            nn.init.xavier_normal_(linear.weight)
+            if not linear.weight.is_meta:  # drawing there imports torch._dynamo: a second for nothing
+                nn.init.xavier_normal_(linear.weight)
         for linear in ups:
             nn.init.zeros_(linear.bias)
         self.down, self.up = nn.ModuleList(downs), nn.ModuleList(ups)

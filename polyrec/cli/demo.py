@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from polyrec.models.schema.schema import Schema
     from polyrec.planner.profile import Profile
+    from polyrec.server.child import ServerProcess
 
     Say = Callable[[str], None]
     Quality = Mapping[str, float | int | None]
@@ -58,7 +59,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     import json
-    import signal
     import time
 
     import torch
@@ -89,7 +89,8 @@ def run(args: argparse.Namespace) -> int:
     rank_body, predict_body = _request_bodies(clicks, schema)
     (out / "rank.json").write_bytes(rank_body)
     (out / "predict.json").write_bytes(predict_body)
-    server = start({"plan": out / "plan.json", "host": args.host, "port": args.port})
+    settings = {"plan": out / "plan.json", "host": args.host, "port": args.port}
+    server = start(settings, lifeline=True, own_group=True)
     with server:
         say(f"5. serving at {server.url}")
         headers, answer = _post(f"{server.url}/v1/rank", rank_body)
@@ -106,10 +107,19 @@ def run(args: argparse.Namespace) -> int:
         say(f"\nReady after {seconds:.0f} s. It keeps serving until Ctrl-C. Try:\n")
         for line in _example_commands(server.url, str(out)):
             say(f"  {line}")
-        # Ctrl-C reaches the server too, which drains and ends by itself
-        signal.signal(signal.SIGINT, lambda *_: None)
-        signal.signal(signal.SIGTERM, lambda *_: server.process.terminate())
-        return server.process.wait()
+        return serve_until_signaled(server)
+
+
+def serve_until_signaled(server: ServerProcess) -> int:
+    """Waits for the server, to which it passes SIGINT and SIGTERM on; returns its exit status.
+
+    server: in a group of its own, so that Ctrl-C signals it once: a second signal would hurry its drain.
+    """
+    import signal
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: server.process.send_signal(number))
+    return server.process.wait()
 
 
 def _generate(out: Path, rows: int, seed: int, say: Say) -> tuple[Path, Schema]:
@@ -225,6 +235,7 @@ def _load(url: str, out: Path, clicks: Path, say: Say) -> list[dict[str, Any]]:
     """Sends the data's requests at a low and at a high rate; returns the figures of each load."""
     import numpy as np
 
+    from polyrec.cli.profile_run import BUSY
     from polyrec.loadtest.drivers.connection import Target
     from polyrec.loadtest.drivers.load import load_of
     from polyrec.loadtest.drivers.open_loop import Limits, run
@@ -242,11 +253,15 @@ def _load(url: str, out: Path, clicks: Path, say: Say) -> list[dict[str, Any]]:
     target = Target(url + RANK, {"Content-Type": "application/json"})
     budget_s = load_plan(out / "plan.json").default_budget_ms / 1e3
     quality, accuracy = path_qualities(url)
-    most = 1 / _request_s(load_profile(out / "profile.json"), WIDTHS[0])
+    profile = load_profile(out / "profile.json")
+    most = 1 / _request_s(profile, WIDTHS[0])
     sizes = Sizes(kind="lognormal", mean=CANDIDATES)
     found = []
     say(f"7. which width answers, {LOAD_SECONDS:g} s at each load, requests of {CANDIDATES} candidates")
     say(f"   within {1e3 * budget_s:g} ms; the best path's information is {max(quality.values()):.4f} a row:")
+    if profile.cpu_wait is not None and profile.cpu_wait > BUSY:
+        say(f"   (this machine is busy: other work held the core for {profile.cpu_wait:.0%} of the profile's")
+        say("   time, so fewer may be in time than on an idle one)")
     for name, share in LOADS:
         rate = share * most
         random = np.random.default_rng(0)

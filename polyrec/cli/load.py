@@ -9,7 +9,7 @@ from polyrec.loadtest.arguments import non_negative_int, positive_float
 
 EXAMPLE = "polyrec load http://127.0.0.1:8000 --bundle runs/demo/table --rate 500 --report out"
 DRIVER_TOO_SLOW = 3
-"""Exit status if the driver itself was late, so that there are no figures."""
+"""Exit status if the driver itself was late, so that the figures are unreliable; no report is written."""
 SLO_MISSED = 4
 """Exit status if fewer requests than --slo-share were answered in time."""
 

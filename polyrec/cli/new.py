@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import shlex
+from collections.abc import Mapping
 
 EXAMPLE = "polyrec new schema clicks.parquet --out schema.yaml"
 
@@ -23,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     import json
+    import sys
     from pathlib import Path
 
     from polyrec.models.data.schema_guess import guess_schema
@@ -41,12 +44,25 @@ def run(args: argparse.Namespace) -> int:
             write_text(out, text)
         except OSError as e:
             raise PolyrecError(f"cannot write '{out}': {e.strerror}") from None
+    if guess.renames:
+        print(_how_to_rename(args.data, guess.renames), file=sys.stderr)
     if args.json:
         schema = guess.schema.model_dump(mode="json", exclude_defaults=True)
-        print(json.dumps({"schema": schema, "reasons": guess.reasons, "left_out": guess.left_out}))
+        why = {"reasons": guess.reasons, "left_out": guess.left_out, "renames": guess.renames}
+        print(json.dumps({"schema": schema} | why))
     elif out is None:
         print(text, end="")
     else:
         print(f"{out}: read it, correct it, then")
         print(f"  polyrec train --data {args.data} --schema {out} --out runs/table")
     return 0
+
+
+def _how_to_rename(data: str, renames: Mapping[str, str]) -> str:
+    """Says which columns were left out for their names, with a command that renames them in a copy."""
+    code = f"import pyarrow.parquet as p; t = p.read_table({data!r}); new = {dict(renames)}; "
+    code += "p.write_table(t.rename_columns([new.get(c, c) for c in t.column_names]), 'renamed.parquet')"
+    return (
+        f"left out, as no feature can have such a name: {', '.join(map(repr, renames))}; rename in a copy:\n"
+        f"  python -c {shlex.quote(code)}"
+    )

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from polyrec.planner.tier_times import CutTimes
 
 BUSY = 0.05
+"""Share of the time in which paths waited for a core above which a machine is called busy."""
 FRONT_SECONDS = 6.0
 HOP_SECONDS = 3.0
 LEAST_RATE = 0.2
@@ -37,7 +38,12 @@ def measure_profile(args: argparse.Namespace) -> Profile:
     from polyrec.measure.machine.discover import chosen, discover
     from polyrec.measure.profile.candidates import candidates
     from polyrec.measure.profile.log import SampleLog
-    from polyrec.measure.profile.measure import ProfileSettings, eviction_bytes, path_profile
+    from polyrec.measure.profile.measure import (
+        ProfileSettings,
+        cpu_wait_share,
+        eviction_bytes,
+        path_profile,
+    )
     from polyrec.measure.profile.quality import bundle_quality, quality_differences
     from polyrec.models.bundle.bundle import load_bundle
     from polyrec.models.data.reader import open_data
@@ -91,7 +97,13 @@ def measure_profile(args: argparse.Namespace) -> Profile:
             print(f"skipped: {line}", file=sys.stderr)
         if not found:
             raise ProfileError(f"no path could be measured: {skipped[0]}")
-        _warn_of_other_work(found, settings, log)
+        cpu_wait = cpu_wait_share(found, settings, log)
+        if cpu_wait is not None and cpu_wait > BUSY:
+            print(
+                f"warning: this machine is busy: other work held the core for {cpu_wait:.0%} of the "
+                "measuring time, part of the latencies; use an idle machine, or as root chrt -r 1",
+                file=sys.stderr,
+            )
         qualities = _qualities(args, found, bundles, given, log)
         if args.precisions is None:
             found, qualities = _without_losing_precisions(found, qualities)
@@ -101,6 +113,7 @@ def measure_profile(args: argparse.Namespace) -> Profile:
             paths=paths,
             metric=args.metric,
             differences=quality_differences(qualities),
+            cpu_wait=cpu_wait,
         )
         _save(profile, out)
         if args.tiers:
@@ -151,18 +164,6 @@ def _given_qualities(
     }
     said = parse_quality(args.quality, "BUNDLE=VALUE", ProfileError, list(labels_of_views))
     return {labels_of_views[n]: v for n, v in said.items()}
-
-
-def _warn_of_other_work(found: Sequence[Candidate], settings: ProfileSettings, log: SampleLog) -> None:
-    from polyrec.measure.profile.measure import cpu_wait_share
-
-    others = cpu_wait_share(found, settings, log)
-    if others is not None and others > BUSY:
-        print(
-            f"warning: this machine is busy: other work held the core for {others:.0%} of the measuring "
-            "time, which is part of the latencies; measure on an idle machine, or as root with chrt -r 1",
-            file=sys.stderr,
-        )
 
 
 def _without_losing_precisions(

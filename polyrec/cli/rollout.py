@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     server.add_argument(
         "--url", default="http://127.0.0.1:8000", help="the server (default http://127.0.0.1:8000)"
     )
-    server.add_argument("--model", metavar="NAME", help="one of several models (default: the first)")
+    server.add_argument("--model", metavar="NAME", help="one of several models; status: the first by default")
     server.add_argument("--json", action="store_true", help="print the status as JSON")
     calls = parser.add_subparsers(dest="call", metavar="CALL", required=True, title="calls")
     about = "the token comes from the variable POLYREC_ADMIN_TOKEN"

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from polyrec.client.admin import AdminCalls
+from polyrec.client.admin import AdminCalls, AdminFailed
 from polyrec.models.fetching.url import model_place
 from polyrec.models.text_table import aligned
 
@@ -55,6 +55,8 @@ def run_call(args: argparse.Namespace) -> int:
 def _call(calls: AdminCalls, args: argparse.Namespace) -> dict[str, Any]:
     if args.call == "status":
         return calls.get("rollout")
+    if args.model is None and len(models := calls.models()) > 1:
+        raise AdminFailed(f"the server has several models; name one: --model {', --model '.join(models)}")
     body: dict[str, Any] = {}
     if args.call == "start":
         place = model_place(args.plan)
@@ -82,13 +84,13 @@ def _print(status: Mapping[str, Any], as_json: bool) -> None:
 
 def lines(status: Mapping[str, Any]) -> list[str]:
     """Formats the status: the rollout in progress, or else the last one; then the earlier ones."""
-    rollout, ended = status["rollout"], list(status["ended"])
+    rollout, ended, model = status["rollout"], list(status["ended"]), f"model {status['model']}: "
     shown: list[str] = []
     if rollout is not None:
         by = f" of the values of {rollout['by']}" if rollout["by"] else " of the requests"
         shown.append(
-            f"{rollout['state']}: version {rollout['canary_version']} gets {rollout['share']:g}{by}, beside "
-            f"{rollout['stable_version']} ({rollout['plan']})"
+            f"{model}{rollout['state']}: version {rollout['canary_version']} gets {rollout['share']:g}{by}, "
+            f"beside {rollout['stable_version']} ({rollout['plan']})"
         )
         if rollout["decision"] is None:
             shown.append("no decision yet")
@@ -96,11 +98,11 @@ def lines(status: Mapping[str, Any]) -> list[str]:
             shown += _decision(rollout["decision"], rollout["bounds"]["max_psi"])
     elif ended:
         last = ended.pop(0)
-        shown.append(_ended(last))
+        shown.append(model + _ended(last))
         if last["decision"] is not None:
             shown += _decision(last["decision"], None)
     else:
-        shown.append("no rollout")
+        shown.append(f"{model}no rollout")
     return [*shown, *(f"earlier: {_ended(other)}" for other in ended)]
 
 

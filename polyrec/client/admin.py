@@ -32,7 +32,8 @@ class AdminCalls:
         token = token or os.environ.get(TOKEN)
         if not token:
             raise AdminFailed(f"the variable {TOKEN} is not set; it is the token that the server was given")
-        self._root = f"{url.rstrip('/')}/v1/" + (f"models/{model}/" if model else "") + "admin/"
+        self._v1 = f"{url.rstrip('/')}/v1/"
+        self._root = self._v1 + (f"models/{model}/" if model else "") + "admin/"
         headers = {"Authorization": f"Bearer {token}"}
         self._client = httpx.Client(headers=headers, trust_env=False)
 
@@ -44,18 +45,21 @@ class AdminCalls:
     ) -> None:
         self._client.close()
 
+    def models(self) -> list[str]:
+        """Returns the names of the served models, the default first. Raises AdminFailed."""
+        return [model["name"] for model in self._call("GET", self._v1 + "models", None)["models"]]
+
     def get(self, page: str) -> dict[str, Any]:
         """Returns a page below /v1/admin/. Raises AdminFailed."""
-        return self._call("GET", page, None)
+        return self._call("GET", self._root + page, None)
 
     def post(self, page: str, body: Mapping[str, Any], timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
         """Returns the answer of a call below /v1/admin/. Raises AdminFailed."""
-        return self._call("POST", page, body, timeout_s)
+        return self._call("POST", self._root + page, body, timeout_s)
 
     def _call(
-        self, method: str, page: str, body: Mapping[str, Any] | None, timeout_s: float = TIMEOUT_S
+        self, method: str, url: str, body: Mapping[str, Any] | None, timeout_s: float = TIMEOUT_S
     ) -> dict[str, Any]:
-        url = self._root + page
         try:
             answer = self._client.request(method, url, json=body, timeout=timeout_s)
             found = answer.json()

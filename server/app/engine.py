@@ -128,8 +128,8 @@ class Engine:
         rollout = self.rollout
         if rollout is not None:
             raise Conflict(
-                f"a rollout of version {rollout.canary.serving.version} is in progress; promote it or roll it"
-                " back first: polyrec rollout promote, polyrec rollout rollback"
+                f"model '{self.name}': a rollout of version {rollout.canary.serving.version} is in progress;"
+                " promote it or roll it back first: polyrec rollout promote, polyrec rollout rollback"
             )
 
     def open_prediction_log(self, settings: PredictionLogSettings, serving: Serving) -> None:

@@ -1,17 +1,18 @@
-"""Keeps what happened in the last hour, for the status page: reloads, deaths of lanes, overloads.
+"""Keeps what happened in the last hour, for the status page: reloads, deaths of lanes, overloads, losses.
 
     engine, recorder  --add-->   Events  --since-->  GET /v1/status
-    samples (History) --note-->  Overload: began, ended
+    samples (History) --note-->  Incidents: overloads and losses, began and ended
 
-Overloads are logged as well; who adds another event logs it, too. A server is overloaded while more than
-OVERLOADED_SHARE of its requests are rejected or expire, as the alert PolyrecOverloaded has it, but within
-seconds.
+Overloads are logged as well; who adds another event, or loses something, logs it, too. A server is
+overloaded while more than OVERLOADED_SHARE of its requests are rejected or expire, as the alert
+PolyrecOverloaded has it, but within seconds.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -23,6 +24,10 @@ EventKind = Literal[
     "lane_back",
     "overload_began",
     "overload_ended",
+    "records_lost",
+    "records_written",
+    "rows_lost",
+    "rows_found",
     "rollout",
     "note",
 ]
@@ -93,3 +98,79 @@ class Overload:
     def _report(self, now_s: float, kind: EventKind, text: str) -> None:
         self._events.add(now_s, kind, text)
         log.warning("%s", text)
+
+
+class Loss:
+    """Finds when things begin to be lost and when they are kept again, from cumulative counts.
+
+    began, ended: kind and text of the two events; `{lost}` is the number lost in between. calm: samples in
+    which some were kept and none lost after which it has ended; an idle server's tell nothing.
+    """
+
+    def __init__(
+        self, events: Events, began: tuple[EventKind, str], ended: tuple[EventKind, str], calm: int
+    ) -> None:
+        self._events = events
+        self._began, self._ended = began, ended
+        self._lost = self._kept = 0.0
+        self._lost_before: float | None = None
+        """Number lost before the loss in progress; None without one."""
+        self._calm_needed = calm
+        self._calm = 0
+
+    def note(self, now_s: float, lost: float, kept: float) -> None:
+        """Takes the counts so far."""
+        if lost > self._lost:
+            self._calm = 0
+            if self._lost_before is None:
+                self._lost_before = self._lost
+                self._events.add(now_s, *self._began)
+        elif self._lost_before is not None and kept > self._kept:
+            self._calm += 1
+            if self._calm == self._calm_needed:
+                kind, text = self._ended
+                self._events.add(now_s, kind, text.format(lost=f"{lost - self._lost_before:,.0f}"))
+                self._lost_before = None
+        self._lost, self._kept = lost, kept
+
+
+class Incidents:
+    """Finds overloads, records lost by the prediction log, and rows that the remote store did not give."""
+
+    def __init__(self, events: Events) -> None:
+        self._overload = Overload(events)
+        self._records = Loss(
+            events,
+            ("records_lost", "prediction log: records are lost (log: polyrec.prediction_log)"),
+            ("records_written", "prediction log: records are written again; {lost} were lost"),
+            calm=1,  # of files, which are written seldom
+        )
+        self._rows = Loss(
+            events,
+            (
+                "rows_lost",
+                "remote store: it fails, is slow or lacks rows (log: polyrec.tiers)",
+            ),
+            ("rows_found", "remote store: it gives all rows again; {lost} were replaced"),
+            CALM_SAMPLES,
+        )
+
+    def note(
+        self,
+        now_s: float,
+        sample: Mapping[str, Any],
+        counted: float,
+        logged: Mapping[tuple[str, str], int],
+        fallbacks: float,
+    ) -> None:
+        """Takes the counts so far.
+
+        sample: of the status page. counted: requests that the SLO counts. logged: records of the prediction
+        log, by kind and outcome. fallbacks: rows that the remote store did not give.
+        """
+        outcomes = sample["outcomes"]
+        self._overload.note(now_s, counted, outcomes["overloaded"] + outcomes["expired"])
+        lost = sum(number for (_, outcome), number in logged.items() if outcome in ("lost", "dropped"))
+        written = sum(number for (_, outcome), number in logged.items() if outcome == "written")
+        self._records.note(now_s, lost, written)
+        self._rows.note(now_s, fallbacks, sample["tiers"].get("remote", (0, 0))[1])

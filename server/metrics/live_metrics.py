@@ -31,15 +31,15 @@ class PredictionLogMetrics:
             "polyrec_feedback_requests", "Requests for which labels were accepted (POST /v1/feedback)."
         )
         self._logged = {"requests": requests, "labels": labels}
-        self._now: Callable[[], Mapping[tuple[str, str], int]] = dict
+        self.counts: Callable[[], Mapping[tuple[str, str], int]] = dict
 
     def watch(self, counts: Callable[[], Mapping[tuple[str, str], int]]) -> None:
         """Sets the function that counts `requests` and `labels` by outcome."""
-        self._now = counts
+        self.counts = counts
 
     def refresh(self) -> None:
         """Updates the counts."""
-        for (kind, outcome), number in self._now().items():
+        for (kind, outcome), number in self.counts().items():
             self._logged[kind].labels(outcome).value = number
 
 

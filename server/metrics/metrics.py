@@ -24,7 +24,7 @@ from polyrec.planner.routing.query import DEGRADED
 from polyrec.server.dispatch.dispatcher import Dispatcher, clock
 from polyrec.server.metrics.counting import OK, BatchMetrics, EndpointMetrics, LaneMetrics, Outcomes
 from polyrec.server.metrics.error_budget import SLO_MISSES, SLO_SHARE, ErrorBudget
-from polyrec.server.metrics.events import Events, Overload
+from polyrec.server.metrics.events import Events, Incidents
 from polyrec.server.metrics.history import History, Sample
 from polyrec.server.metrics.instruments import AnyFamily, Registry
 from polyrec.server.metrics.live_metrics import LiveMetrics, PredictionLogMetrics
@@ -106,7 +106,7 @@ class Metrics:
         self.history = History(self.sample, started_s)
         self.events = Events(started_s)
         self.error_budget = ErrorBudget(SLO_SHARE, started_s)
-        self._overload = Overload(self.events)
+        self._incidents = Incidents(self.events)
         self._buffering: WeakSet[BatchMetrics | EndpointMetrics] = WeakSet()
 
     def _add_requests(self, registry: Registry) -> None:
@@ -311,13 +311,12 @@ class Metrics:
         self.note()
 
     def note(self) -> None:
-        """Keeps a sample if one is due, and follows the error budget and overloads."""
+        """Keeps a sample if one is due, and follows the error budget and incidents."""
         now_s = clock()
         sample = self.history.note(now_s)
         if sample is not None:
             counted = self._spend(now_s, sample)
-            outcomes = sample["outcomes"]
-            self._overload.note(now_s, counted, outcomes["overloaded"] + outcomes["expired"])
+            self._incidents.note(now_s, sample, counted, self._log.counts(), self._tiers.fallbacks.value)
 
     def now(self) -> Sample:
         """Takes a sample of this moment without keeping it; the error budget is then of this moment, too."""

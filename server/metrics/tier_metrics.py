@@ -46,10 +46,10 @@ class TierMetrics:
         self._table_hits = registry.counter(
             "polyrec_embedding_table_hits", "Rows of a table found in the tier.", *("table", "tier")
         )
-        self._fallbacks = registry.counter(
+        self.fallbacks = registry.counter(
             "polyrec_embedding_fallbacks",
             "Rows replaced by the out-of-vocabulary row because the remote store failed.",
-        )
+        ).only
         self._prefetched = registry.counter(
             "polyrec_embedding_prefetched_pages", "Pages of the disk tier read for waiting queries."
         )
@@ -67,7 +67,7 @@ class TierMetrics:
         self.refresh()
         by_tier = (self.lookups, self.hits, self._read_bytes, self._read_seconds)
         by_table = (self._table_lookups, self._table_hits)
-        totals = (self._fallbacks.only, self._prefetched.only)
+        totals = (self.fallbacks, self._prefetched.only)
         self._tiered = [StackMetrics(source, by_tier, by_table, totals) for source in sources]
 
     def moved(self, moves: DriftReport) -> None:

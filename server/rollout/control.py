@@ -60,7 +60,7 @@ ENDED_KEPT = 10
 """Ended rollouts that the status lists."""
 Opened = TypeVar("Opened")
 NO_ROLLOUT = (
-    "there is no rollout; start one: polyrec rollout start PLAN. "
+    "there is no rollout of model '{model}'; start one: polyrec rollout start PLAN. "
     "POST /v1/admin/rollback serves what was served before the last promotion or reload"
 )
 
@@ -142,7 +142,9 @@ class RolloutControl:
         """Describes the rollout in progress and the ended ones."""
         rollout = self._rollout
         return RolloutStatus(
-            rollout=None if rollout is None else _document(rollout), ended=list(reversed(self._ended))
+            model=self._engine.name,
+            rollout=None if rollout is None else _document(rollout),
+            ended=list(reversed(self._ended)),
         )
 
     async def share(self, arguments: ShareRequest) -> RolloutStatus:
@@ -190,7 +192,7 @@ class RolloutControl:
 
     def _current(self) -> Rollout:
         if self._rollout is None:
-            raise Conflict(NO_ROLLOUT)
+            raise Conflict(NO_ROLLOUT.format(model=self._engine.name))
         return self._rollout
 
     def _open(self, read: Callable[[], LoadedPlan]) -> tuple[Plan, Serving]:
@@ -200,10 +202,13 @@ class RolloutControl:
         known = {path.name: path.latency for path in stable.paths}
         canary = canary_plan(plan, known, stable.paths[0].latency)
         serving = self._engine.open_beside(canary, loaded)
-        if serving.bundle.manifest.schema_ != stable.bundle.manifest.schema_:
+        schema, served = serving.bundle.manifest.schema_, stable.bundle.manifest.schema_
+        if schema != served:
             serving.close()
+            its = f"schema '{schema.name}'" if schema.name != served.name else "another schema of that name"
             raise Invalid(
-                "the version under trial has another schema: requests fit one of both only, so use reload"
+                f"model '{self._engine.name}' has schema '{served.name}', the version under trial {its}: "
+                "requests fit one of both only; name another model, or use reload"
             )
         return plan, serving
 

@@ -84,7 +84,8 @@ class EndedRollout(Document):
 
 
 class RolloutStatus(Document):
-    """The rollout in progress, if any, and the last ones, newest first."""
+    """The rollout of a model in progress, if any, and the last ones, newest first."""
 
+    model: str
     rollout: RolloutDocument | None
     ended: list[EndedRollout]

@@ -18,19 +18,16 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 from numpy.typing import NDArray
 
 from polyrec.loadtest.drivers.server_pages import MetricSamples
-from polyrec.models.bundle.bundle import Bundle, load_bundle, write_bundle
+from polyrec.models.bundle.bundle import Bundle, load_bundle
 from polyrec.models.data.reader import open_data
-from polyrec.models.dlrm.dlrm import DLRM, Architecture, DenseNet, dense_slots
-from polyrec.models.dlrm.representation import Representation, initial_stage
+from polyrec.models.dlrm.dlrm import Architecture
 from polyrec.models.runtimes import open_runtime
 from polyrec.models.schema.batch import F32
-from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.schema import Categorical, Schema, load_schema
-from polyrec.models.schema.vocabulary import Vocabulary, ids_of_ranks
+from polyrec.models.schema.vocabulary import ids_of_ranks
 from polyrec.models.training.pipeline import Learner
 from polyrec.models.training.recipe import Recipe, Training
 from polyrec.planner.plan import Plan, single_path_plan
@@ -147,34 +144,6 @@ def engine(plan: Plan) -> Iterator[Engine]:
     engine.load(plan)
     yield engine
     engine.close()
-
-
-@pytest.fixture(scope="session")
-def shop_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle of random weights for another schema, its features and ids those of no other bundle here."""
-    schema = Schema.model_validate(
-        {
-            "name": "shop",
-            "dense": [{"name": "weight"}],
-            "categorical": [{"name": "buyer", "role": "context"}, {"name": "fruit"}],
-            "label": {"column": "bought"},
-            "split": {"rule": "hash", "columns": ["buyer"]},
-        }
-    )
-    values = {"buyer": [f"b{i}" for i in range(20)], "fruit": ["apple", "pear", "plum", "fig"]}
-    vocabularies = {
-        name: Vocabulary(
-            *(name, "string", len(known), np.arange(len(known) + 2)),
-            *(np.zeros(len(known) + 2, np.int64), pa.array(known)),
-        )
-        for name, known in values.items()
-    }
-    representation = Representation()
-    stage = initial_stage(representation, schema, vocabularies, width=4, seed=5, spread=0.5)
-    torch.manual_seed(5)
-    net = DenseNet(Architecture(width=4, bottom=(8,), top=(8,)), dense_slots(schema), stage.slots)
-    out = tmp_path_factory.mktemp("shop") / "shop"
-    return write_bundle(out, DLRM(stage, net), representation, Encoder(schema, vocabularies, {}), {}, {}).path
 
 
 @dataclass(frozen=True)

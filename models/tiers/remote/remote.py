@@ -280,7 +280,7 @@ class RemoteTier:
             return _send(part, connections[server], [(b"SET", keys[i], values[i]) for i in part.rows])
         except (OSError, RedisError) as e:
             self._cluster.fail(server, e)
-            raise OSError(f"the store at {server.place} failed: {e}") from None
+            raise OSError(f"the store at {server.place} failed: {server.reason(e)}") from None
 
 
 def _send(part: ServerRows, connection: Connection, commands: Sequence[tuple[bytes, ...]]) -> ServerRequest:

@@ -86,9 +86,13 @@ class Server:
     def fail(self, error: Exception) -> None:
         """Marks the server as down and closes its idle connections."""
         if self.up:
-            log.warning("the remote store at %s failed: %s", self.place, error)
+            log.warning("the remote store at %s failed: %s", self.place, self.reason(error))
         self.up = False
         self.close()
+
+    def reason(self, error: Exception) -> str:
+        """Returns an error's text without the server's name in front, for messages that begin with it."""
+        return str(error).removeprefix(f"the store at {self.place} ")
 
     def revive(self, timeout_s: float) -> None:
         """Marks the server as up if it answers. Raises OSError if it does not."""

@@ -8,7 +8,10 @@ import { $, key, make, ms, number, OUTCOMES, percent, set } from "./words.js";
 
 const HEIGHT = 210;
 const NEAR_PX = 8;
-const EVENT_COLORS = { lane_died: "bad", overload_began: "bad", lane_back: "good", overload_ended: "good" };
+const EVENT_COLORS = {
+  lane_died: "bad", overload_began: "bad", records_lost: "bad", rows_lost: "bad",
+  lane_back: "good", overload_ended: "good", records_written: "good", rows_found: "good",
+};
 export const eventColor = (event) => EVENT_COLORS[event.kind] ?? "event";
 
 /** Shown times in seconds since the server's start, if zoomed; else the last `span` seconds. */

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -166,3 +168,17 @@ def test_metrics_of_the_test_rows_are_known_by_width(bundle: Bundle, tmp_path: P
     assert made.test_metrics == {"auc": 0.8}
     assert made.at_width(2).test_metrics == {"auc": 0.7}
     assert made.at_width(6).test_metrics == {}
+
+
+def test_a_process_that_opens_a_bundle_does_not_import_the_compiler(bundle_dir: Path) -> None:
+    """torch._dynamo takes a second, for which a lane's restart would wait."""
+    program = (
+        "import sys; from pathlib import Path; from polyrec.models.bundle.bundle import load_bundle; "
+        "from polyrec.models.runtimes import open_runtime; "
+        "open_runtime('onnx', load_bundle(Path(sys.argv[1])), 'cpu', 'fp32'); "
+        "print('torch._dynamo' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(bundle_dir)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "False\n"

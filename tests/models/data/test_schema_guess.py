@@ -186,3 +186,23 @@ def test_the_column_that_tells_requests_apart_may_be_their_time_but_no_list(file
     assert guess_schema(file, group="at").schema.group == "at"
     with pytest.raises(SchemaError, match="column 'tags' is list<element: string>: it cannot tell requests"):
         guess_schema(file, group="tags")
+
+
+def test_a_column_that_no_feature_can_be_named_like_is_left_out_with_another_name(
+    columns: dict[str, Any], tmp_path: Path
+) -> None:
+    odd = {"article no": columns["item"], "Preis (EUR)": columns["price"], "sparse": columns["slot"]}
+    odd |= {"article_no": columns["category_id"], "2nd": columns["slot"], "Unnamed: 0": columns["row_key"]}
+    pq.write_table(pa.table(columns | odd), tmp_path / "f.parquet")
+    guess = guess_schema(tmp_path / "f.parquet")
+    new = {"article no": "article_no_2", "Preis (EUR)": "preis_eur", "sparse": "column_sparse"}
+    assert guess.renames == new | {"2nd": "column_2nd"}
+    assert "rename it, say to preis_eur" in guess.left_out["Preis (EUR)"]
+    assert guess.left_out["Unnamed: 0"] == "by its name, how the file was made"
+
+
+def test_without_an_id_the_columns_to_rename_are_named(tmp_path: Path) -> None:
+    table = pa.table({"article no": ["a", "b"] * 50, "price": [1.5, 2, 3, 4] * 25, "clicked": [0, 1] * 50})
+    pq.write_table(table, tmp_path / "f.parquet")
+    with pytest.raises(SchemaError, match=r"a schema needs one; rename \['article no'\], as no feature has"):
+        guess_schema(tmp_path / "f.parquet")

@@ -1,8 +1,14 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 from polyrec.cli.main import main
@@ -28,6 +34,54 @@ def test_the_demo_trains_plans_serves_and_answers(tmp_path: Path, capsys: pytest
     assert loads[0]["rate"] < loads[1]["rate"] < loads[2]["rate"]
     assert {path for load in loads for path in load["mix"]} <= {path.name for path in plan.paths}
     assert all(path.latency is not None and path.quality is not None for path in plan.paths)
+
+
+KEEPS_SERVING = """
+import sys
+from polyrec.cli.demo import serve_until_signaled
+from polyrec.server.child import start
+with start({"bundle": sys.argv[1], "drain_grace_s": 30}, lifeline=True, own_group=True) as server:
+    print(server.url, flush=True)
+    sys.exit(serve_until_signaled(server))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("to_group", [False, True])
+def test_a_signal_ends_what_it_serves_whoever_gets_it(
+    bundle_dir: Path, tmp_path: Path, number: signal.Signals, to_group: bool
+) -> None:
+    """A supervisor signals the demo alone, a terminal its group; the server drains once in both cases."""
+    command = [sys.executable, "-c", KEEPS_SERVING, str(bundle_dir)]
+    log = tmp_path / "log"
+    with (
+        log.open("w") as stderr,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, process_group=0) as demo,
+    ):
+        try:
+            assert demo.stdout is not None
+            url = demo.stdout.readline().decode().strip()
+            assert httpx.get(f"{url}/readyz").status_code == 200
+            # until its handlers are set, SIGINT is an exception that ends the server with SIGTERM
+            while not _handles(demo.pid, number):
+                pass
+            os.kill(-demo.pid if to_group else demo.pid, number)
+            if number == signal.SIGTERM:
+                while httpx.get(f"{url}/readyz").status_code == 200:
+                    pass
+                os.kill(demo.pid, number)  # a second one does not wait for the grace
+            assert demo.wait(60) == 0
+        finally:
+            demo.kill()
+    drains = [line for line in log.read_text().splitlines() if "draining" in line]
+    assert len(drains) == (1 if number == signal.SIGINT else 2)
+    assert all(f"{number.name}: draining" in line for line in drains)
+
+
+def _handles(pid: int, number: signal.Signals) -> bool:
+    """Whether a process handles both signals, SIGTERM set last."""
+    (caught,) = re.findall(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return all(int(caught, 16) >> (n - 1) & 1 for n in (number, signal.SIGTERM))
 
 
 def test_a_port_in_use_is_reported_before_the_training(

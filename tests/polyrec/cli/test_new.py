@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -40,6 +43,23 @@ def test_training_without_a_schema_offers_a_draft(
         f"`polyrec new schema {clicks} --out schema.yaml` drafts one: label clicked, group request_id" in said
     )
     assert not (tmp_path / "b").exists()
+
+
+def test_columns_left_out_for_their_names_are_named_with_a_command_that_renames_them(
+    clicks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    table = pq.read_table(clicks)
+    names = ["article no" if name == "item" else name for name in table.column_names]
+    pq.write_table(table.rename_columns(names), "odd one's.parquet")
+    assert main(["new", "schema", "odd one's.parquet", "--out", "s.yaml"]) == 0
+    said, command = capsys.readouterr().err.splitlines()
+    assert said.startswith("left out, as no feature can have such a name: 'article no'; rename")
+    program, *arguments = shlex.split(command)
+    subprocess.run([{"python": sys.executable}[program], *arguments], check=True)
+    assert main(["new", "schema", "renamed.parquet", "--out", "s.yaml", "--replace"]) == 0
+    assert capsys.readouterr().err == ""
+    assert "article_no" in load_schema("s.yaml").candidate.names
 
 
 @pytest.mark.parametrize(

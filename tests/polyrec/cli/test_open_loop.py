@@ -70,10 +70,13 @@ def test_command_reports_as_json(tmp_path: Path) -> None:
     assert made["p50_ms"] <= made["p99_ms"] <= made["p99_9_ms"] <= made["max_ms"]
 
 
-def test_command_prints_no_figures_if_the_driver_was_late() -> None:
-    status, out, err, _ = command("--rate", "200", "--seconds", "0.5", "--max-lag-ms", "0")
+def test_figures_are_marked_as_unreliable_if_the_driver_was_late(tmp_path: Path) -> None:
+    late = ("--rate", "200", "--seconds", "0.5", "--max-lag-ms", "0", "--budget-ms", "0.001")
+    status, out, err, _ = command(*late, "--slo-share", "1", "--report", str(tmp_path))
     assert status == DRIVER_TOO_SLOW
-    assert out == ""
+    assert out.startswith("unreliable   the driver was late itself")
+    assert {"p99_ms", "lag_p99_ms", "ok", "goodput"} <= {line.split()[0] for line in out.splitlines()}
+    assert not any(tmp_path.iterdir())
     assert err.startswith("polyrec: error: the driver could not keep up: ")
     assert err.count("\n") == 1
 

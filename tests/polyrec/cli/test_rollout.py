@@ -33,12 +33,12 @@ def test_a_rollout_from_start_to_promotion(
 ) -> None:
     at = ["--url", server.url]
     assert main(["rollout", "status", *at]) == 0
-    assert capsys.readouterr().out == "no rollout\n"
+    assert capsys.readouterr().out == "model trivago: no rollout\n"
     bounds = ["--promote-after", "1h", "--max-psi", ".2", "--min-requests", "10"]
     assert main(["rollout", "start", str(bundle_dir), "--by", "user_id", *bounds, *at]) == 0
     assert "gets 0.05 of the values of user_id" in capsys.readouterr().out
     assert main(["rollout", "start", str(bundle_dir), *at]) == 2
-    assert "409: a rollout of version" in capsys.readouterr().err
+    assert "409: model 'trivago': a rollout of version" in capsys.readouterr().err
     assert main(["rollout", "share", ".5", *at, "--json"]) == 0
     rollout = json.loads(capsys.readouterr().out)["rollout"]
     assert (rollout["share"], rollout["bounds"]["max_psi"], rollout["bounds"]["promote_after_s"]) == (
@@ -47,7 +47,7 @@ def test_a_rollout_from_start_to_promotion(
         3600,
     )
     assert main(["rollout", "promote", "--reason", "ticket 7", *at]) == 0
-    assert "promoted at" in capsys.readouterr().out
+    assert "model trivago: promoted at" in capsys.readouterr().out
     assert main(["rollout", "rollback", *at]) == 2
     assert "there is no rollout" in capsys.readouterr().err
 
@@ -80,6 +80,26 @@ def roll_back(url: str) -> None:
         time.sleep(0.2)
 
 
+def test_of_several_models_one_must_be_named(
+    bundle_dir: Path, shop_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plans = f"hotels={bundle_dir},shop={shop_dir}"
+    with start({"plans": plans, "admin_token": TOKEN, "drain_grace_s": 0}) as several:
+        at = ["--url", several.url]
+        for call in (["start", str(shop_dir)], ["share", ".1"], ["promote"], ["rollback"]):
+            assert main(["rollout", *call, *at]) == 2
+            message = "the server has several models; name one: --model hotels, --model shop"
+            assert message in capsys.readouterr().err
+        assert main(["rollout", "status", *at]) == 0
+        assert capsys.readouterr().out == "model hotels: no rollout\n"
+        assert main(["rollout", "start", str(shop_dir), "--model", "hotels", *at]) == 2
+        message = "model 'hotels' has schema 'trivago', the version under trial schema 'shop'"
+        assert message in capsys.readouterr().err
+        assert main(["rollout", "start", str(shop_dir), "--model", "shop", *at]) == 0
+        assert capsys.readouterr().out.startswith("model shop: running: version")
+        assert main(["rollout", "rollback", "--model", "shop", *at]) == 0
+
+
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "nonsense"])
 def test_no_server_is_one_line(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rollout", "status", "--url", url]) == 2
@@ -103,13 +123,14 @@ def test_the_status_shows_both_versions_and_the_decision() -> None:
         "canary_version": "v2",
         "reason": "shifted",
     }
-    shown = lines({"rollout": None, "ended": [ended | {"decision": decision}, ended | {"decision": None}]})
-    assert shown[0].startswith("rolled back at 19")
+    both = [ended | {"decision": decision}, ended | {"decision": None}]
+    shown = lines({"model": "m", "rollout": None, "ended": both})
+    assert shown[0].startswith("model m: rolled back at 19")
     assert shown[3] == "canary      1000       3     1    1.00    2.50       -"
     assert shown[4] == "scores: PSI 0.213, beyond chance 0.120 to 0.300"
     assert shown[5] == "decision after 12 s: rollback: scores shifted"
     assert shown[6].startswith("earlier: rolled back at")
     figures["canary"] = arm | {"waited_ms": 12.0, "excused": 7}
-    shown = lines({"rollout": None, "ended": [ended | {"decision": decision}]})
+    shown = lines({"model": "m", "rollout": None, "ended": [ended | {"decision": decision}]})
     assert "waited for a processor: 12.00 ms an answer" in shown[5]
     assert "7 requests" in shown[5]

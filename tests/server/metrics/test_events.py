@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from polyrec.server.metrics.events import CALM_SAMPLES, KEPT, LEAST_REJECTED, Events, Overload
+from polyrec.server.metrics.events import CALM_SAMPLES, KEPT, LEAST_REJECTED, Events, Loss, Overload
 
 
 def texts(events: Events) -> list[str]:
@@ -54,3 +54,27 @@ def test_a_few_requests_with_impossible_budgets_are_no_overload() -> None:
     Overload(events).note(2, counted=20, rejected=LEAST_REJECTED - 1)
     Overload(events).note(2, counted=100_000, rejected=4_000)
     assert texts(events) == []
+
+
+def losing(events: Events) -> Loss:
+    return Loss(events, ("rows_lost", "lost"), ("rows_found", "{lost} were lost"), calm=2)
+
+
+def test_a_loss_begins_once_and_ends_when_things_are_kept_for_a_while() -> None:
+    events = Events(0)
+    loss = losing(events)
+    for now_s, (lost, kept) in enumerate([(0, 9), (5, 9), (1200, 20), (1200, 30), (1201, 40), (1201, 50)]):
+        loss.note(now_s, lost, kept)
+    assert [(event.t, event.kind) for event in events.since(-1)] == [(1, "rows_lost")]
+    loss.note(6, 1201, 60)
+    assert [(event.t, event.text) for event in events.since(1)] == [(6, "1,201 were lost")]
+    loss.note(7, 1203, 60)
+    assert [(event.t, event.kind) for event in events.since(6)] == [(7, "rows_lost")]
+
+
+def test_a_loss_does_not_end_while_nothing_is_asked() -> None:
+    events = Events(0)
+    loss = losing(events)
+    for now_s in range(20):
+        loss.note(now_s, 5, 9)
+    assert texts(events) == ["lost"]

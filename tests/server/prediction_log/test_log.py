@@ -48,6 +48,11 @@ def logged(http: httpx.Client, outcome: str = "written") -> float:
     return samples.total("polyrec_prediction_log_requests_total", outcome=outcome)
 
 
+def events(http: httpx.Client) -> list[str]:
+    """Kinds of the status page's events."""
+    return [event["kind"] for event in http.get("/v1/status").json()["events"]]
+
+
 def wait(condition: Callable[[], bool]) -> None:
     """Waits for what another process does."""
     give_up_s = time.monotonic() + WAIT_S
@@ -252,9 +257,11 @@ def test_a_full_disk_loses_lines_of_the_log_and_nothing_else(
     for i in range(3):
         rank(http, request_, f"r{i}")
     wait(lambda: logged(http, "lost") == 3)
+    wait(lambda: events(http) == ["records_lost"])
     (tmp_path / "log" / REQUESTS).unlink()
     rank(http, request_, "last")
     wait(lambda: logged(http) == 1)
+    wait(lambda: events(http) == ["records_lost", "records_written"])
 
 
 def test_a_dead_writer_costs_lines_of_the_log_until_another_is_started(

@@ -174,9 +174,9 @@ def test_reload_and_another_rollout_are_refused_meanwhile(trial: Trial, plan_of:
 def test_without_a_rollout_there_is_nothing_to_end(trial: Trial, page: str) -> None:
     answer = trial.call(page, **({"share": 0.1} if page == "share" else {}))
     assert answer.status_code == 409
-    assert "there is no rollout" in answer.json()["error"]
+    assert "there is no rollout of model 'trivago'" in answer.json()["error"]
     assert "/v1/admin/rollback serves what was served before the last promotion" in answer.json()["error"]
-    assert trial.status() == {"rollout": None, "ended": []}
+    assert trial.status() == {"model": "trivago", "rollout": None, "ended": []}
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_another_schema_is_refused(trial: Trial, shop_dir: Path, tmp_path: Path,
     (tmp_path / "plan.json").write_bytes(orjson.dumps(document))
     answer = trial.call("start", plan=str(tmp_path / "plan.json"))
     assert answer.status_code == 422
-    assert "another schema" in answer.json()["error"]
+    assert "has schema 'trivago', the version under trial schema 'shop'" in answer.json()["error"]
 
 
 def test_a_server_that_ends_closes_the_canary(

@@ -338,6 +338,9 @@ def test_answers_without_the_remote_store_are_flagged(
         assert client.metric("polyrec_degraded_total", path="table@cpu", reason="failure") == 1
         store.start()  # empty: its rows are found missing, and the answers say so
         assert client.predict(request_)["reason"] == "failure"
+        give_up_s = clock() + 60
+        while [event["kind"] for event in client.send("GET", "/v1/status").json()["events"]] != ["rows_lost"]:
+            assert clock() < give_up_s
     finally:
         store.kill()
 

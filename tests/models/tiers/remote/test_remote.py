@@ -101,6 +101,17 @@ def test_the_log_tells_that_a_store_came_back_empty(
     stack.close()
 
 
+def test_the_log_names_a_store_that_cannot_be_reached_once(
+    server: RedisServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stack = with_store(encoder_of(SIZES), tmp_path, server.url)
+    server.kill()
+    TieredRows(stack).gather(torch.arange(sum(SIZES.values())))
+    assert caplog.messages[0].startswith(f"the remote store at {server.url} failed: cannot be reached: ")
+    assert caplog.messages[0].count(server.url) == 1
+    stack.close()
+
+
 def test_updates_and_new_orders_reach_the_store(server: RedisServer, tmp_path: Path) -> None:
     encoder = encoder_of(SIZES)
     stack = with_store(encoder, tmp_path, server.url)
