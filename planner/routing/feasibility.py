@@ -11,6 +11,7 @@ from math import inf, sqrt
 from typing import NamedTuple
 
 from polyrec.planner.routing.lanes.lane import LaneState
+from polyrec.planner.routing.observed_traffic import ObservedTraffic
 from polyrec.planner.routing.path_option import PathOption
 from polyrec.planner.routing.query import Query, Reason
 from polyrec.planner.routing.queue import LOWEST, Piece, Queue
@@ -60,6 +61,12 @@ def later_rows(queue: Queue, due_s: float) -> int:
     return rows - sum(query.rows for query in queue.held if not query.settled)
 
 
+def _arriving(observed: ObservedTraffic, rows_s: float, square: float, seconds: float) -> float:
+    """Rows that arrive within a time, at most. rows_s, square: their rate, and mean square of a query's."""
+    rows = rows_s * seconds
+    return rows + DEVIATIONS * sqrt(observed.possible_s * seconds * square) if rows else 0.0
+
+
 def leaves_rest_feasible(
     state: RouterState,
     lane: LaneState,
@@ -80,17 +87,15 @@ def leaves_rest_feasible(
     path = option.path
     batch_s = option.median[rows] * lane.correction.median[path]
     observed = state.observed
-    arriving = observed.urgent_s * batch_s
-    if arriving:
-        arriving += DEVIATIONS * sqrt(observed.possible_s * batch_s * observed.urgent_square)
     waiting = state.queue.rows - rows
     rate = state.total_rate
     fill_share = state.loss_backoff.fill_share
-    busy_rows = work.busy_rows + batch_s * lane.rate * state.front_factor
-    # room is taken by all that arrives, urgent or not
-    others = (observed.rows_s - observed.urgent_s) * batch_s
-    if waiting + arriving + others > fill_share * state.max_queued_rows:
+    # what is not urgent takes room, too
+    room = fill_share * state.max_queued_rows - waiting
+    if _arriving(observed, observed.rows_s, observed.mean_square, batch_s) > room:
         return False
+    arriving = _arriving(observed, observed.urgent_s, observed.urgent_square, batch_s)
+    busy_rows = work.busy_rows + batch_s * lane.rate * state.front_factor
     service_times, max_merge_rows = state.service_times, state.max_merge_rows
     later, due_s = work.later_rows, usually_due_s(state, now_s)
     if later and pieces[start + count - 1].order_s > due_s:

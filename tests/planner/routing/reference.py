@@ -212,13 +212,16 @@ def rest_is_feasible(
         state.loss_backoff.fill_share,
     )
     took_s = latency.median[rows] * lane.correction.median[p]
-    coming = observed.urgent_s * took_s
-    if coming:
-        coming += feasibility.DEVIATIONS * sqrt(observed.possible_s * took_s * observed.urgent_square)
+
+    def arriving(rows_s: float, square: float) -> float:
+        deviation = sqrt(observed.possible_s * took_s * square) if rows_s else 0.0
+        return rows_s * took_s + feasibility.DEVIATIONS * deviation
+
     waiting = state.queue.rows - rows
-    coming_late = (observed.rows_s - observed.urgent_s) * took_s
-    if waiting + coming + coming_late > fill_share * state.limits.max_queued_rows:
+    room = fill_share * state.limits.max_queued_rows - waiting
+    if arriving(observed.rows_s, observed.mean_square) > room:
         return False
+    coming = arriving(observed.urgent_s, observed.urgent_square)
     done = busy(state, lane, now_s) + took_s * lane.rate * state.front_factor
     due_s = now_s + feasibility.ROUNDED_UP * observed.budget_s
     left_of_first = [pieces[start]] if rows < pieces[start].rows else []
