@@ -6,13 +6,15 @@ to those, together with the arrivals expected while the batch runs.
 
 from __future__ import annotations
 
-from math import sqrt
+from bisect import bisect_right
+from math import inf, sqrt
 from typing import NamedTuple
 
 from polyrec.planner.routing.lanes.lane import LaneState
+from polyrec.planner.routing.observed_traffic import ObservedTraffic
 from polyrec.planner.routing.path_option import PathOption
 from polyrec.planner.routing.query import Query, Reason
-from polyrec.planner.routing.queue import Piece, Queue
+from polyrec.planner.routing.queue import LOWEST, Piece, Queue
 from polyrec.planner.routing.router_state import RouterState
 
 BEST, LOAD, DEADLINE, FAILURE = Reason.BEST, Reason.LOAD, Reason.DEADLINE, Reason.FAILURE
@@ -45,14 +47,24 @@ def usually_due_s(state: RouterState, now_s: float) -> float:
 
 
 def later_rows(queue: Queue, due_s: float) -> int:
-    """Waiting rows at the end of the queue that are due after due_s."""
-    rows = 0
-    for piece in reversed(queue.pieces):
-        if piece.order_s <= due_s:
-            break
-        if not piece.query.settled:
-            rows += piece.rows
-    return rows
+    """Waiting rows that are due after due_s. None with a priority: they go ahead whatever their deadline.
+
+    Counts the shorter part of the queue: thousands of small queries may wait, and every batch asks.
+    """
+    pieces = queue.pieces
+    if not pieces or pieces[-1].order_s <= due_s:
+        return 0
+    start = bisect_right(pieces, (LOWEST, due_s, inf))
+    if 2 * start >= len(pieces):
+        return sum(piece.rows for piece in pieces[start:] if not piece.query.settled)
+    rows = queue.rows - sum(piece.rows for piece in pieces[:start] if not piece.query.settled)
+    return rows - sum(query.rows for query in queue.held if not query.settled)
+
+
+def _arriving(observed: ObservedTraffic, rows_s: float, square: float, seconds: float) -> float:
+    """Rows that arrive within a time, at most. rows_s, square: their rate, and mean square of a query's."""
+    rows = rows_s * seconds
+    return rows + DEVIATIONS * sqrt(observed.possible_s * seconds * square) if rows else 0.0
 
 
 def leaves_rest_feasible(
@@ -75,18 +87,22 @@ def leaves_rest_feasible(
     path = option.path
     batch_s = option.median[rows] * lane.correction.median[path]
     observed = state.observed
-    arriving = observed.urgent_s * batch_s
-    if arriving:
-        arriving += DEVIATIONS * sqrt(observed.possible_s * batch_s * observed.urgent_square)
     waiting = state.queue.rows - rows
     rate = state.total_rate
     fill_share = state.loss_backoff.fill_share
-    busy_rows = work.busy_rows + batch_s * lane.rate * state.front_factor
-    if waiting + arriving > fill_share * state.max_queued_rows:
+    # what is not urgent takes room, too
+    room = fill_share * state.max_queued_rows - waiting
+    if _arriving(observed, observed.rows_s, observed.mean_square, batch_s) > room:
         return False
+    arriving = _arriving(observed, observed.urgent_s, observed.urgent_square, batch_s)
+    busy_rows = work.busy_rows + batch_s * lane.rate * state.front_factor
     service_times, max_merge_rows = state.service_times, state.max_merge_rows
-    later = work.later_rows
-    if later and pieces[start].order_s > usually_due_s(state, now_s):
+    later, due_s = work.later_rows, usually_due_s(state, now_s)
+    if later and pieces[start + count - 1].order_s > due_s:
+        # the batch's own do not wait; of a query that is split the others do
+        own = pieces[start : start + count]
+        later -= min(rows, sum(p.rows for p in own if p.order_s > due_s and p.level == LOWEST))
+    if later and pieces[start].order_s > due_s:
         # Usual queries go ahead of its rest, but not of this batch; all of it is executed on this path.
         tail_s = option.tail[rows] * lane.correction.tail[path]
         own_s = batch_s * pieces[start].rows / rows
@@ -96,9 +112,7 @@ def leaves_rest_feasible(
             or own_s > fill_share * spare_s
         ):
             later = 0
-    ahead = arriving
-    if waiting > later:
-        ahead += waiting - later
+    ahead = waiting - later + arriving
     size = int(observed.urgent_mean)
     if size < max_merge_rows:
         size += int(ahead)

@@ -34,16 +34,16 @@ class ObservedTraffic:
     queries_s: rate of all queries. new_queries: number of all since the last tick. All others are of possible
     queries: possible_s, rows_s: rates of queries and of their rows. high_rows_s: the higher of rows_s and a
     rate with longer memory, so that a random lull does not look like less load. budget_s: median budget.
-    mean_rows: of query sizes. urgent_s: rate of urgent rows. variance_s: variance of arriving urgent rows per
-    second, at least that of Poisson arrivals. urgent_mean, urgent_square: mean and mean square of a query's
-    urgent rows.
+    mean_rows, mean_square: of query sizes. urgent_s: rate of urgent rows. variance_s: variance of arriving
+    urgent rows per second, at least that of Poisson arrivals. urgent_mean, urgent_square: mean and mean
+    square of a query's urgent rows.
     """
 
     __slots__ = (
         "_budgets", "_first_s", "_last_s", "_last_urgent", "_long_rows_s", "_new_possible", "_new_rows",
         "_new_urgent", "_seen", "_seen_by", "_sizes", "_ticks", "_varies", "budget_s", "high_rows_s",
-        "mean_rows", "new_queries", "possible_s", "queries_s", "rows_s", "urgent_mean", "urgent_s",
-        "urgent_square", "variance_s",
+        "mean_rows", "mean_square", "new_queries", "possible_s", "queries_s", "rows_s", "urgent_mean",
+        "urgent_s", "urgent_square", "variance_s",
     )  # fmt: skip
 
     def __init__(self, now_s: float) -> None:
@@ -64,7 +64,7 @@ class ObservedTraffic:
         self._varies = 0.0
         self._ticks = 0
         self.mean_rows = self.urgent_mean = FIRST_ROWS
-        self.urgent_square = FIRST_ROWS**2
+        self.urgent_square = self.mean_square = FIRST_ROWS**2
         self.budget_s = FIRST_BUDGET_S
 
     @property
@@ -114,6 +114,7 @@ class ObservedTraffic:
             sizes = np.fromiter(self._sizes, np.float64)
             budgets = np.fromiter(self._budgets, np.float64)
             self.mean_rows = float(sizes.mean())
+            self.mean_square = float((sizes * sizes).mean())
             self.budget_s = float(np.median(budgets))
             urgent = sizes * np.minimum(1.0, self.budget_s / budgets)
             self.urgent_mean = float(urgent.mean())

@@ -102,6 +102,7 @@ class Router:
             return Rejection(RejectReason.UNAVAILABLE, 1.0, queue.rows)
         excess_rows = queue.excess_rows(rows, query.priority > 0, state.max_queued_rows)
         if excess_rows > 0:
+            losses.record_loss(state, rows, deadline_s - arrival_s, query.required)
             return self._overload(query, excess_rows / state.total_rate, size, possible)
         if deadline_s <= now_s:
             return Rejection(RejectReason.EXPIRED, 0.0, queue.rows)

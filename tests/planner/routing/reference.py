@@ -212,15 +212,25 @@ def rest_is_feasible(
         state.loss_backoff.fill_share,
     )
     took_s = latency.median[rows] * lane.correction.median[p]
-    coming = observed.urgent_s * took_s
-    if coming:
-        coming += feasibility.DEVIATIONS * sqrt(observed.queries_s * took_s * observed.urgent_square)
+
+    def arriving(rows_s: float, square: float) -> float:
+        deviation = sqrt(observed.possible_s * took_s * square) if rows_s else 0.0
+        return rows_s * took_s + feasibility.DEVIATIONS * deviation
+
     waiting = state.queue.rows - rows
-    if waiting + coming > fill_share * state.limits.max_queued_rows:
+    room = fill_share * state.limits.max_queued_rows - waiting
+    if arriving(observed.rows_s, observed.mean_square) > room:
         return False
+    coming = arriving(observed.urgent_s, observed.urgent_square)
     done = busy(state, lane, now_s) + took_s * lane.rate * state.front_factor
     due_s = now_s + feasibility.ROUNDED_UP * observed.budget_s
-    later = sum(piece.rows for piece in pieces if not piece.query.settled and piece.order_s > due_s)
+    left_of_first = [pieces[start]] if rows < pieces[start].rows else []
+    rest = [*pieces[:start], *left_of_first, *pieces[start + count :]]
+    later = sum(
+        piece.rows - (rows if piece is pieces[start] else 0)
+        for piece in rest
+        if not piece.query.settled and not piece.query.priority and piece.order_s > due_s
+    )
     first = pieces[start]
     if first.order_s > due_s:
         blocked_s = latency.tail[rows] * lane.correction.tail[p]
@@ -230,7 +240,7 @@ def rest_is_feasible(
             first.query.deadline_s - now_s
         ):
             later = 0
-    ahead = max(0, waiting - later) + coming
+    ahead = waiting - later + coming
     backlog_s = (done + ahead) / rate + state.service_time_s(int(observed.urgent_mean), ahead)
     if backlog_s > min(fill_share * observed.budget_s, observed.budget_s - state.reserve_s):
         return False

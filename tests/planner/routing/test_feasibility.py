@@ -2,9 +2,27 @@
 
 from __future__ import annotations
 
+from math import inf
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polyrec.planner.routing.feasibility import OtherWork, later_rows, leaves_rest_feasible, usually_due_s
+from polyrec.planner.routing.lanes.lane import LaneState
 from polyrec.planner.routing.policies.loss_backoff import MAX_FILL_SHARE
-from polyrec.planner.routing.query import Reason
+from polyrec.planner.routing.query import NO_MISSES, Misses, Reason
+from tests.planner.routing import reference
+from tests.planner.routing.random_events import ROWS, SERVERS
 from tests.planner.routing.servers import GPU_HYBRID, GPU_LANE, TABLE, RouterDriver, cpu_lanes, router
+
+WAITING = st.tuples(
+    ROWS,
+    st.sampled_from([0.01, 0.02, 0.05, 10.0]),
+    st.integers(0, 2),
+    st.just(False),
+    st.sampled_from([NO_MISSES, NO_MISSES, NO_MISSES, Misses(3)]),
+)
 
 
 def two_devices() -> RouterDriver:
@@ -131,3 +149,80 @@ def test_the_best_path_leaves_time_for_what_usually_arrives_and_for_a_burst_of_i
     # the same mean in few large queries
     assert path_beside_others(100.0, 20.0**2, 2 * enough_s) == "hybrid@cpu"
     assert path_beside_others(100.0, 2000.0**2, 2 * enough_s) == "table@cpu"
+
+
+def other_work(driver: RouterDriver, lane: LaneState) -> OtherWork:
+    state, now_s = driver.router.state, driver.now_s
+    busy = [o for o in reference.others(state, lane) if o.in_flight is not None and o.device == lane.device]
+    later = later_rows(state.queue, usually_due_s(state, now_s))
+    next_peer_s = min((max(0.0, o.free_s - now_s) for o in busy), default=inf)
+    return OtherWork(reference.busy(state, lane, now_s), later, reference.peers(state, lane), next_peer_s)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    waiting=st.lists(WAITING, min_size=1, max_size=12),
+    canceled=st.sets(st.integers(0, 11), max_size=2),
+    server=st.sampled_from(SERVERS),
+    budget_s=st.sampled_from([0.005, 0.02, 0.05]),
+    rates=st.sampled_from([(0.0, 0.0), (2000.0, 2000.0), (2000.0, 1e5)]),
+)
+def test_every_batch_from_anywhere_in_the_queue_is_judged_as_by_the_reference(
+    waiting, canceled, server, budget_s, rates
+):
+    driver = RouterDriver(router(*server))
+    state, now_s = driver.router.state, driver.now_s
+    for request in waiting:
+        driver.offer(*request)
+    for at in canceled:
+        if at < len(driver.ends):
+            driver.cancel(list(driver.ends)[at])
+    state.observed.budget_s = budget_s
+    state.observed.urgent_s, state.observed.rows_s = rates
+    state.observed.possible_s = rates[0] / state.observed.urgent_mean
+    pieces = state.queue.trim()
+    for lane in state.lanes:
+        work = other_work(driver, lane)
+        for option in lane.options:
+            for start, first in enumerate(pieces):
+                for count in range(1, len(pieces) + 1 - start):
+                    batch = pieces[start : start + count]
+                    rows = min(option.max_rows, sum(piece.rows for piece in batch))
+                    if any(p.query.settled for p in batch) or (count > 1 and rows == option.max_rows):
+                        continue
+                    judged = leaves_rest_feasible(
+                        state, lane, option, pieces, start, count, rows, now_s, work
+                    )
+                    assert judged == reference.rest_is_feasible(
+                        state, lane, option.path, pieces, start, count, rows, now_s
+                    ), (option.path, start, count, first)
+
+
+@pytest.mark.parametrize("usual", [1, 30])
+@pytest.mark.parametrize("late", [0, 1, 30])
+def test_what_is_due_later_is_counted_from_either_end_of_the_queue(usual, late):
+    driver = RouterDriver(router(lanes=cpu_lanes(1)))
+    for n in range(usual):
+        driver.offer(1 + n, 0.05)
+        driver.offer(1000, 10.0, priority=1)
+    driver.offer(7, 0.05, misses=Misses(3))
+    queries = [driver.offer(20 + n, 10.0) for n in range(late)]
+    for query in queries[1:3]:
+        driver.cancel(query)
+    state = driver.router.state
+    assert later_rows(state.queue, usually_due_s(state, 0.0)) == sum(
+        query.rows for query in queries if not query.settled
+    )
+
+
+def test_room_in_the_queue_is_also_taken_by_arrivals_that_are_not_urgent():
+    def path(rows_s: float) -> str:
+        driver = RouterDriver(router(lanes=cpu_lanes(1)))
+        driver.router.state.observed.rows_s = rows_s
+        driver.offer(700, 10.0)
+        dispatch = driver.router.next(0, 0.0)
+        assert dispatch is not None
+        return driver.router.paths[dispatch.path].name
+
+    assert path(1e4) == "hybrid@cpu"
+    assert path(1e6) == "table@cpu"

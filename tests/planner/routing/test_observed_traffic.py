@@ -32,6 +32,7 @@ def test_rates_sizes_and_budget_are_those_of_the_traffic():
     assert observed.mean_rows == pytest.approx(20, rel=0.02)
     assert observed.urgent_s == observed.rows_s
     assert observed.urgent_mean == observed.mean_rows
+    assert observed.urgent_square == observed.mean_square
     assert observed.urgent_square == pytest.approx(500, rel=0.02)
     assert observed.budget_s == 0.05
     assert observed.size_quantiles((0.0, 1.0)) == (10, 30)
@@ -73,6 +74,7 @@ def test_sizes_and_budgets_are_those_of_the_last_queries():
         observed.record_arrival(n, budget_s)
     observed.tick(0.1)
     assert observed.mean_rows == rows[-KEPT:].mean()
+    assert observed.mean_square == pytest.approx(np.square(rows[-KEPT:]).mean())
     assert observed.budget_s == np.median(budgets[-KEPT:])
     urgent = [n * min(1, observed.budget_s / b) for n, b in zip(rows[-KEPT:], budgets[-KEPT:], strict=True)]
     assert observed.urgent_mean == pytest.approx(np.mean(urgent))
@@ -104,7 +106,7 @@ def test_impossible_queries_count_in_the_rate_of_all_only():
         observed.tick(tick / 10)
         without.tick(tick / 10)
     assert observed.queries_s == pytest.approx(2 * without.queries_s)
-    for name in ("possible_s", "rows_s", "high_rows_s", "mean_rows", "budget_s", *URGENT):
+    for name in ("possible_s", "rows_s", "high_rows_s", "mean_rows", "mean_square", "budget_s", *URGENT):
         assert getattr(observed, name) == getattr(without, name), name
 
 

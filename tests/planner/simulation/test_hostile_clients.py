@@ -100,3 +100,26 @@ def test_large_requests_with_ample_time_cost_others_neither_answers_nor_quality(
     assert in_time[~is_ordinary].all()
     assert in_time[attacked].all()
     assert (outcomes.path[attacked] == BEST).mean() >= usual - 0.1
+
+
+def test_large_requests_that_nearly_fill_the_queue_are_not_lost_to_better_paths_of_others():
+    """At random moments four of them fill it, however much time they have."""
+
+    def in_time(policy: str, seed: int) -> float:
+        rng = np.random.default_rng(seed)
+        ordinary_s, large_s = (arrival_times(Arrivals(), rate, 6.0, rng) for rate in (300, 30))
+        ordinary_rows = Sizes(kind="lognormal", mean=25).sample(ordinary_s.size, rng)
+        order = np.argsort(times := np.concatenate([ordinary_s, large_s]))
+        rows = np.concatenate([ordinary_rows, np.full(large_s.size, 4096)])[order]
+        budgets = np.where(order < ordinary_s.size, BUDGET_S, 10.0)
+        lanes, routing = cpu_lanes(1, "inline"), Routing(policy=policy)
+        outcomes = Simulator(
+            PATHS, lanes, routing, Limits(), times[order], rows, budgets, rng, costs=WARM
+        ).run()
+        return float(((outcomes.path >= 0) & (outcomes.finish_s <= outcomes.deadline_s))[rows == 4096].mean())
+
+    fastest, own = (
+        np.mean([in_time(policy, seed) for seed in range(5)])
+        for policy in ("static:table.int8@cpu", "priced")
+    )
+    assert own >= fastest - 0.02

@@ -26,6 +26,13 @@ def test_a_query_that_had_time_to_wait_counts():
     assert level_after_losing(USUAL_S / 8) > 0
 
 
+def test_one_that_the_full_queue_has_no_room_for_counts():
+    driver = RouterDriver(router(CPU, cpu_lanes(1)))
+    while driver.ends[driver.offer(4096, 10.0)] != ["rejected"]:
+        assert driver.router.state.loss_backoff.level == 0
+    assert driver.router.state.loss_backoff.level > 0
+
+
 def test_one_whose_execution_nearly_fills_its_budget_does_not():
     assert level_after_losing(1.1e-4) == 0
 
