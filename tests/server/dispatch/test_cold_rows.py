@@ -105,6 +105,7 @@ def test_answers_equal_those_in_memory_whatever_is_hot_or_cold(
             assert cold.figures.hot + cold.figures.cold == len(answers)
             assert engine.serving.dispatcher.router.state.queue.rows == 0
             assert cold.figures.rows_read == cold.figures.cold > 0
+            assert cold.figures.waited_s > 0
         assert all(not stack.views.newest.readers for stack in engine.stacks().values())
 
 
@@ -283,5 +284,6 @@ def test_a_query_that_cannot_be_encoded_fails_alone(
             await wrong.payload.answer
         for query in queries:
             await query.payload.answer
+            assert query.payload.seen is not None, "its rows were not looked for"
 
     asyncio.run(run())
