@@ -145,6 +145,30 @@ def test_all_queries_of_both_are_answered_one_batch_at_a_time(
     assert not shared.machine.models
 
 
+def test_the_more_urgent_query_of_another_model_that_came_later_is_executed_first(
+    bundle: Bundle, request_: Any
+) -> None:
+    shared = SharedTime(CORE)
+    dispatchers = [sharing(bundle, Held(bundle, is_held=False), "inline", shared) for _ in range(2)]
+    rows = rows_of(bundle, request_)
+    order: list[str] = []
+
+    async def run() -> None:
+        ample = dispatchers[0].submit(rows, clock(), BUDGET_S).payload.answer
+        urgent = dispatchers[1].submit(rows, clock(), BUDGET_S / 2).payload.answer
+        ample.listen(lambda _: order.append("ample"))
+        urgent.listen(lambda _: order.append("urgent"))
+        while len(order) < 2:
+            await asyncio.sleep(0)
+
+    try:
+        asyncio.run(run())
+        assert order == ["urgent", "ample"]
+    finally:
+        for dispatcher in dispatchers:
+            dispatcher.close()
+
+
 def test_a_model_that_leaves_wakes_those_that_waited(plan: Plan, opened: Callable[[Plan], Engine]) -> None:
     shared = SharedTime(CORE)
     woken: list[str] = []
