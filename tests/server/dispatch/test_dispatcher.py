@@ -306,6 +306,25 @@ def test_a_query_that_breaks_a_batch_fails_alone(
     asyncio.run(run())
 
 
+def test_a_query_that_fails_in_a_batch_of_its_own_is_answered(
+    bundle: Bundle, runtime: Runtime, make: Make, ranking: Ranking, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Fewer in a row than make the lane suspect: each is the query's own failure."""
+    sound, bad = items(bundle, 2)
+    rank = int(ranking(bad).encode(bundle.encoder).candidate.ranks[0, 0])
+
+    async def run() -> None:
+        lane, _ = make(Troubled(runtime, breaks_at_rank=rank))
+        with caplog.at_level(logging.CRITICAL, "polyrec.dispatcher"):
+            for _ in range(2):
+                for _ in range(DEFECTS_UNTIL_LANE_IS_SUSPECT - 1):
+                    with pytest.raises(Defect):
+                        await asyncio.wait_for(submit(lane, ranking(bad)), 30)
+                await submit(lane, ranking(sound))
+
+    asyncio.run(run())
+
+
 def test_every_query_is_answered_where_many_break_before_one_succeeds(
     bundle: Bundle, runtime: Runtime, make: Make, ranking: Ranking, caplog: pytest.LogCaptureFixture
 ) -> None:
