@@ -129,16 +129,18 @@ class UpdateLog:
         self._least_rewritten = 0
 
     def _open(self) -> int:
-        new = not self.path.exists()
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        if os.fstat(fd).st_size < len(MAGIC) and MAGIC.startswith(os.pread(fd, len(MAGIC), 0)):
-            # new, or a crash came before its first record
-            os.ftruncate(fd, 0)
-            _write_at(fd, [MAGIC], 0)
-            os.fsync(fd)
-            new = True
-        if new:
+        try:
+            if os.fstat(fd).st_size < len(MAGIC) and MAGIC.startswith(os.pread(fd, len(MAGIC), 0)):
+                # new, or a crash came before its first record
+                os.ftruncate(fd, 0)
+                _write_at(fd, [MAGIC], 0)
+                os.fsync(fd)
+            # also of a file that is not new: a server may have ended before it did so
             _sync_folder(self.path.parent)
+        except OSError:
+            os.close(fd)
+            raise
         return fd
 
     def replay(self) -> Iterator[Record]:

@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyrec.planner.routing.feasibility import OtherWork, later_rows, leaves_rest_feasible, usually_due_s
+from polyrec.planner.routing.feasibility import (
+    BUDGET_KEPT,
+    OtherWork,
+    later_rows,
+    leaves_rest_feasible,
+    usually_due_s,
+)
 from polyrec.planner.routing.lanes.lane import LaneState
 from polyrec.planner.routing.policies.loss_backoff import MAX_FILL_SHARE
 from polyrec.planner.routing.query import NO_MISSES, Misses, Reason
@@ -125,13 +131,14 @@ def test_one_delayed_batch_does_not_rule_out_the_best_path():
     assert set(paths[500:]) == {"hybrid@cpu"}
 
 
-def path_beside_others(rows_s: float, square: float, budget_s: float) -> str:
+def path_beside_others(rows_s: float, square: float, budget_s: float, reserve_s: float = 0.0) -> str:
     """The path of a query that has time, where others of that budget arrive meanwhile."""
     driver = RouterDriver(router(lanes=cpu_lanes(1)))
     observed = driver.router.state.observed
     observed.urgent_s = rows_s
     observed.possible_s = rows_s / observed.urgent_mean
     observed.urgent_square, observed.budget_s = square, budget_s
+    driver.router.state.reserve_s = reserve_s
     driver.offer(20, 1.0)
     dispatch = driver.router.next(0, 0.0)
     assert dispatch is not None
@@ -146,6 +153,9 @@ def test_the_best_path_leaves_time_for_what_usually_arrives_and_for_a_burst_of_i
     enough_s = (own_rows / state.total_rate + state.service_times[usual_rows]) / MAX_FILL_SHARE
     assert path_beside_others(0.0, 0.0, 1.05 * enough_s) == "hybrid@cpu"
     assert path_beside_others(0.0, 0.0, 0.95 * enough_s) == "table@cpu"
+    # and within what random arrivals leave of it
+    assert path_beside_others(0.0, 0.0, 2 * enough_s, 1.35 * enough_s) == "hybrid@cpu"
+    assert path_beside_others(0.0, 0.0, 2 * enough_s, 1.45 * enough_s) == "table@cpu"
     # the same mean in few large queries
     assert path_beside_others(100.0, 20.0**2, 2 * enough_s) == "hybrid@cpu"
     assert path_beside_others(100.0, 2000.0**2, 2 * enough_s) == "table@cpu"
@@ -226,3 +236,27 @@ def test_room_in_the_queue_is_also_taken_by_arrivals_that_are_not_urgent():
 
     assert path(1e4) == "hybrid@cpu"
     assert path(1e6) == "table@cpu"
+
+
+def leaves_the_next_in_time(budget_s: float, waited: float) -> bool:
+    """Whether a batch of a query of 20 rows does, if the next one has waited for that share of its budget."""
+    driver = RouterDriver(router(lanes=cpu_lanes(1)))
+    state = driver.router.state
+    state.observed.budget_s = 1.0
+    for _ in range(2):
+        driver.offer(20, budget_s)
+    lane = state.lanes[0]
+    alone = OtherWork(0.0, 0, 1, float("inf"))
+    pieces = list(state.queue.pieces)
+    return leaves_rest_feasible(state, lane, lane.options[0], pieces, 0, 1, 20, waited * budget_s, alone)
+
+
+def test_the_best_path_leaves_the_next_query_a_share_of_its_time_and_of_its_budget():
+    state = RouterDriver(router(lanes=cpu_lanes(1))).router.state
+    lane = state.lanes[0]
+    # the batch, then the next query, with what waits beside it
+    batch_s = lane.options[0].tail[20] * lane.correction.tail[lane.options[0].path]
+    needed_s = batch_s + state.service_times[40]
+    for margin, fits in ((1.03, True), (0.97, False)):
+        assert leaves_the_next_in_time(margin * needed_s / MAX_FILL_SHARE, 0.0) == fits
+        assert leaves_the_next_in_time(margin * needed_s / (0.5 - BUDGET_KEPT), 0.5) == fits

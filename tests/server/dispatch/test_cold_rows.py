@@ -17,11 +17,13 @@ from polyrec.models.schema.batch import F32
 from polyrec.models.tiers.stage import fused_rows
 from polyrec.models.tiers.updates.update import TableUpdate, apply_update
 from polyrec.planner.plan import Plan
-from polyrec.planner.routing.query import Query
+from polyrec.planner.routing.query import Part, Query
 from polyrec.server.app.engine import Engine
 from polyrec.server.app.serving import Serving
-from polyrec.server.dispatch.answer import Answer
+from polyrec.server.codecs.rows import encode
+from polyrec.server.dispatch.answer import Answer, Outbox, Pending, QueryPayload
 from polyrec.server.dispatch.dispatcher import clock
+from polyrec.server.dispatch.parts import encode_parts
 from tests.models.tiers.redis_server import RedisServer
 from tests.server.conftest import Request
 from tests.server.placing import placed_plan
@@ -105,6 +107,7 @@ def test_answers_equal_those_in_memory_whatever_is_hot_or_cold(
             assert cold.figures.hot + cold.figures.cold == len(answers)
             assert engine.serving.dispatcher.router.state.queue.rows == 0
             assert cold.figures.rows_read == cold.figures.cold > 0
+            assert cold.figures.waited_s > 0
         assert all(not stack.views.newest.readers for stack in engine.stacks().values())
 
 
@@ -283,5 +286,37 @@ def test_a_query_that_cannot_be_encoded_fails_alone(
             await wrong.payload.answer
         for query in queries:
             await query.payload.answer
+            assert query.payload.seen is not None, "its rows were not looked for"
+
+    asyncio.run(run())
+
+
+def test_rows_encoded_on_arrival_are_a_batch_of_these_queries_alone(
+    opened: Callable[[Plan], Engine], paged: Bundle, requests: list[Request], tmp_path: Path
+) -> None:
+    serving = opened(placed_plan(paged, tmp_path, lambda n: {"disk": n}, popular_first=True)).serving
+    cold_rows, encoder = serving.tiers.cold_rows, serving.tiers.distinct[0].views.newest.encoder
+    assert cold_rows is not None
+    assert encoder is not None
+
+    async def run() -> None:
+        queries = []
+        for request in requests[:3]:
+            rows = serving.decoder.predict(body(request))
+            query = Query(rows.rows, 0.0, BUDGET_S)
+            query.payload = QueryPayload(rows, Pending(Outbox(asyncio.get_running_loop())))
+            queries.append(query)
+        first, second, third = (Part(query, 0, query.rows) for query in queries)
+        (seen,) = cold_rows.look(None, queries[:2])
+        for query in queries[:2]:
+            query.payload.seen = seen
+        half = Part(first.query, first.rows // 2, first.rows - first.rows // 2)
+        for parts in ([first, second], [first, third], [second, first], [first], [half, second]):
+            _, batch = encode_parts(list(parts), encoder)
+            assert batch is not None
+            right = encode([part.query.payload.rows.part(part.first, part.rows) for part in parts], encoder)
+            np.testing.assert_array_equal(batch.candidate.ranks, right.candidate.ranks)
+            np.testing.assert_array_equal(batch.context.ranks, right.context.ranks)
+            assert (batch is seen.batch) == (parts == [first, second])
 
     asyncio.run(run())

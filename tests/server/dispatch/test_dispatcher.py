@@ -22,12 +22,15 @@ from polyrec.planner.routing.lanes.lane import LaneSpec
 from polyrec.planner.routing.lanes.path import PathSpec
 from polyrec.planner.routing.router import Router
 from polyrec.planner.routing.router_state import RouterState
+from polyrec.planner.routing.sharing.machine_time import ModelShare
+from polyrec.planner.routing.sharing.pools import LanePlace
 from polyrec.server.codecs.json_rows import Decoder
 from polyrec.server.codecs.rows import Columns, Rows
 from polyrec.server.dispatch.answer import Pending
 from polyrec.server.dispatch.dispatcher import Dispatcher, clock
 from polyrec.server.dispatch.executor import DEFECTS_UNTIL_LANE_IS_SUSPECT
 from polyrec.server.dispatch.observer import ExecutedBatch
+from polyrec.server.dispatch.shared_time import SharedTime
 from polyrec.server.errors import DeadlinePassed, Defect, Invalid, NotReady, Overloaded
 from polyrec.server.http.connection.body import ClientGone
 from polyrec.server.lanes.inline import InlineLane
@@ -303,6 +306,25 @@ def test_a_query_that_breaks_a_batch_fails_alone(
     asyncio.run(run())
 
 
+def test_a_query_that_fails_in_a_batch_of_its_own_is_answered(
+    bundle: Bundle, runtime: Runtime, make: Make, ranking: Ranking, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Fewer in a row than make the lane suspect: each is the query's own failure."""
+    sound, bad = items(bundle, 2)
+    rank = int(ranking(bad).encode(bundle.encoder).candidate.ranks[0, 0])
+
+    async def run() -> None:
+        lane, _ = make(Troubled(runtime, breaks_at_rank=rank))
+        with caplog.at_level(logging.CRITICAL, "polyrec.dispatcher"):
+            for _ in range(2):
+                for _ in range(DEFECTS_UNTIL_LANE_IS_SUSPECT - 1):
+                    with pytest.raises(Defect):
+                        await asyncio.wait_for(submit(lane, ranking(bad)), 30)
+                await submit(lane, ranking(sound))
+
+    asyncio.run(run())
+
+
 def test_every_query_is_answered_where_many_break_before_one_succeeds(
     bundle: Bundle, runtime: Runtime, make: Make, ranking: Ranking, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -386,6 +408,39 @@ def test_a_thread_executes_while_the_loop_goes_on(bundle: Bundle, runtime: Runti
         lane.close()
 
     asyncio.run(run())
+
+
+def test_the_loop_is_at_rest_while_a_query_waits_for_a_lane(
+    bundle: Bundle, runtime: Runtime, ranking: Ranking
+) -> None:
+    held = Held(runtime)
+    lane = ThreadedLane("cpu", {"table@cpu": held})
+    made, _ = dispatcher(bundle, lane, "thread")
+    made.share_time(SharedTime(frozenset({0})), [LanePlace("cpu", "thread")], ModelShare())
+    assert made.turns is not None
+    model = made.turns.model
+
+    async def run() -> int:
+        answers = [submit(made, ranking(4))]
+        await asyncio.get_running_loop().run_in_executor(None, held.entered.wait)
+        answers.append(submit(made, ranking(4)))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        passes = model.passes
+        for _ in range(300):
+            await asyncio.sleep(0)
+        passes = model.passes - passes
+        held.release.set()
+        for answer in answers:
+            await answer
+        return passes
+
+    try:
+        # one for a tick, perhaps
+        assert asyncio.run(run()) < 20
+    finally:
+        held.release.set()
+        made.close()
 
 
 def test_a_query_behind_a_long_batch_expires_at_its_deadline(

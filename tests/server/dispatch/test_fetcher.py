@@ -119,6 +119,25 @@ def test_a_store_that_hangs_gives_nothing_after_its_timeout(
     stack.close()
 
 
+def test_a_store_that_dies_with_requests_under_way_gives_nothing_at_once(
+    store: RedisServer, fetcher: Fetcher, tmp_path: Path
+) -> None:
+    stack = opened(store, tmp_path, 1000 * int(WAIT_S))
+    given: SimpleQueue[FetchedRows | None] = SimpleQueue()
+    view = stack.views.enter()
+    fetcher.fetch(stack.ahead, view, REMOTE[:50], given.put)
+    assert given.get(timeout=WAIT_S) is not None
+    store.signal(signal.SIGSTOP)
+    fetcher.fetch(stack.ahead, view, REMOTE[:50], given.put)
+    store.kill()
+    # long before the timeout of its requests
+    assert given.get(timeout=WAIT_S / 2) is None
+    fetcher.fetch(stack.ahead, view, REMOTE[:50], given.put)
+    assert given.get(timeout=WAIT_S / 2) is None
+    stack.views.leave(view)
+    stack.close()
+
+
 class Halting:
     """A proxy before a store that can keep back all of its replies but their first bytes."""
 

@@ -25,9 +25,10 @@ from polyrec.planner.routing.sharing.pools import LanePlace
 from polyrec.server.app.engine import Engine
 from polyrec.server.codecs.json_rows import Decoder
 from polyrec.server.codecs.rows import Rows
+from polyrec.server.dispatch.control_loop import TICK_S
 from polyrec.server.dispatch.dispatcher import Dispatcher, clock
 from polyrec.server.dispatch.observer import ExecutedBatch
-from polyrec.server.dispatch.shared_time import SharedTime
+from polyrec.server.dispatch.shared_time import LaneTurns, SharedTime
 from polyrec.server.lanes.inline import InlineLane
 from polyrec.server.lanes.threaded import ThreadedLane
 
@@ -144,6 +145,30 @@ def test_all_queries_of_both_are_answered_one_batch_at_a_time(
     assert not shared.machine.models
 
 
+def test_the_more_urgent_query_of_another_model_that_came_later_is_executed_first(
+    bundle: Bundle, request_: Any
+) -> None:
+    shared = SharedTime(CORE)
+    dispatchers = [sharing(bundle, Held(bundle, is_held=False), "inline", shared) for _ in range(2)]
+    rows = rows_of(bundle, request_)
+    order: list[str] = []
+
+    async def run() -> None:
+        ample = dispatchers[0].submit(rows, clock(), BUDGET_S).payload.answer
+        urgent = dispatchers[1].submit(rows, clock(), BUDGET_S / 2).payload.answer
+        ample.listen(lambda _: order.append("ample"))
+        urgent.listen(lambda _: order.append("urgent"))
+        while len(order) < 2:
+            await asyncio.sleep(0)
+
+    try:
+        asyncio.run(run())
+        assert order == ["urgent", "ample"]
+    finally:
+        for dispatcher in dispatchers:
+            dispatcher.close()
+
+
 def test_a_model_that_leaves_wakes_those_that_waited(plan: Plan, opened: Callable[[Plan], Engine]) -> None:
     shared = SharedTime(CORE)
     woken: list[str] = []
@@ -162,3 +187,40 @@ def test_a_model_that_leaves_wakes_those_that_waited(plan: Plan, opened: Callabl
     assert turns["b"].model.router.offer(Query(1, now_s, now_s + BUDGET_S), now_s) is None
     turns["c"].leave()
     assert woken == ["b"]
+
+
+def waiting(shared: SharedTime, wake: Callable[[], None]) -> LaneTurns:
+    """A model on a core of its own lane that others share; a query waits in its queue since 0.0."""
+    paths, lanes = [PathSpec("table@cpu", "cpu", 0.9, QUICK)], [LaneSpec("cpu", "cpu", "process")]
+    router = Router(RouterState(paths, lanes, Routing(), Limits(), 0.0))
+    turns = shared.join(router, [LanePlace("cpu", "process", CORE)], ModelShare(), wake)
+    assert router.offer(Query(1, 0.0, BUDGET_S), 0.0) is None
+    return turns
+
+
+def test_the_end_of_a_batch_wakes_the_other_model_at_once() -> None:
+    shared = SharedTime(CORE)
+    woken: list[str] = []
+    first = waiting(shared, lambda: woken.append("first"))
+    second = waiting(shared, lambda: woken.append("second"))
+    dispatch = first.model.router.next(0, 0.0)
+    assert dispatch is not None
+    first.started(dispatch)
+    assert not second.may_start(0, 0.0)
+    first.model.router.done(dispatch, 0.1, 0.1)
+    first.ended(dispatch, 0.1)
+    assert woken == ["second"]
+    assert second.may_start(0, 0.1)
+
+
+def test_time_is_allotted_once_per_tick_however_many_models_tick() -> None:
+    shared = SharedTime(CORE)
+    turns = [waiting(shared, lambda: None) for _ in range(3)]
+    allotted: list[float] = []
+    for tick in range(1, 4):
+        for late, turn in enumerate(turns):
+            # each allotment sets what it finds here
+            turns[0].model.allotted = -1.0
+            turn.tick(TICK_S * (tick + late / 10))
+            allotted.append(turns[0].model.allotted)
+    assert [value >= 0 for value in allotted] == [True, False, False] * 3

@@ -288,6 +288,7 @@ def test_a_value_added_and_retracted_by_one_update_is_unknown(changes: Changes, 
     update = {"t": TableUpdate(given.ids, given.values, given.names, retracted=("n0", "n0"))}
     applied = apply_update(stack, update, adding=Adding())
     assert (applied.added, applied.retracted, changes.taken) == (2, 1, 1)
+    assert stack.figures().batches == 0, "the row of unknown values was not read for a request"
     assert versions(stack, ["n0", "n1"]) == [-1.0, 1.0]
     stack.close()
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -176,6 +177,34 @@ def test_a_full_disk_leaves_the_log_as_it_was(tmp_path: Path, monkeypatch: pytes
     changes.apply(stored([3], 3))
     changes.close(remove=False)
     assert reopened(file) == {1: bytes([1]) * WIDTH, 3: bytes([3]) * WIDTH}
+
+
+def held_open(folder: Path) -> list[str]:
+    """Files of a folder that this process has open."""
+    found = []
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):
+            found.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+    return sorted(file for file in found if file.startswith(str(folder)))
+
+
+def test_a_log_that_could_not_be_opened_leaves_nothing_open_and_can_be_opened_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(fd: int, parts: Sequence[bytes], at: int) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwritev", full)
+        with pytest.raises(UpdateLogError, match="cannot be opened: No space left"):
+            UpdateLog(tmp_path / "u")
+    assert not held_open(tmp_path)
+    first = UpdateLog(tmp_path / "u")
+    opened = held_open(tmp_path)
+    with pytest.raises(UpdateLogError, match="in use"):
+        UpdateLog(tmp_path / "u")
+    assert held_open(tmp_path) == opened
+    first.close()
 
 
 @pytest.mark.parametrize("most_bytes", [11, 10_000])

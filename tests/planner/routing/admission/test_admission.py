@@ -8,10 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyrec.planner.plan import Routing
+from polyrec.planner.routing.admission.admission import MARGIN, admit
 from polyrec.planner.routing.query import Query
 from polyrec.planner.routing.router import Router
 from polyrec.planner.routing.router_state import RouterState
-from tests.planner.routing.servers import CPU, Limits, cpu_lanes
+from tests.planner.routing.servers import CPU, Limits, RouterDriver, cpu_lanes
+from tests.planner.routing.servers import router as router_of
 
 sizes = st.lists(st.integers(1, 200), min_size=1, max_size=80)
 
@@ -196,3 +198,32 @@ def test_a_large_query_that_waits_keeps_out_no_others_that_lanes_execute_in_time
     assert router.offer(Query(2000, 0.1, 0.11), 0.1) is None
     assert router.offer(Query(20, 0.1, 0.11), 0.1) is None
     assert state.drain_s(2000, 100) == pytest.approx(2000 / state.total_rate)
+
+
+@pytest.mark.parametrize("priority", [0, 1])
+def test_a_query_goes_ahead_of_those_of_its_priority_with_later_deadlines(priority):
+    """Behind them it would be late; they can wait."""
+    driver = RouterDriver(router_of(lanes=cpu_lanes(1)))
+    state = driver.router.state
+    for _ in range(100):
+        driver.offer(100, 1.0, priority)
+    alone_s = state.service_time_s(100, 0)
+    assert state.drain_s(state.queue.rows, len(state.queue.pieces)) > 10 * alone_s
+    assert admit(state, Query(100, 0.0, 1.01 * alone_s, priority), 0.0) <= 0
+    assert admit(state, Query(100, 0.0, 0.99 * alone_s, priority), 0.0) > 0
+
+
+@given(st.lists(st.integers(1, 400), min_size=1, max_size=3), st.floats(0.0, 1.0), st.integers(1, 400))
+def test_on_busy_lanes_a_query_is_predicted_late_if_what_executes_makes_it_so(running, passed, rows):
+    """The upper bound, which is enough for most, admits nothing that the exact prediction rejects."""
+    driver = RouterDriver(router_of(lanes=cpu_lanes(3)))
+    for each in running:
+        driver.offer(each, 1.0)
+    driver.turn()
+    state = driver.router.state
+    assert not state.queue.pieces
+    now_s = passed * max(dispatch.median_s for dispatch in driver.running.values())
+    needed_s = MARGIN * state.executing_rows(now_s) / state.total_rate + state.service_time_s(rows, 0)
+    for share in (0.5, 0.99, 1.01, 2.0):
+        query = Query(rows, now_s, now_s + share * needed_s)
+        assert (admit(state, query, now_s) <= 0) == (share > 1)
