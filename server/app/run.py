@@ -197,7 +197,7 @@ async def _serve(
     drained = listener if shared is None else shared
     stopping: Callable[[], None] = (lambda: None) if grpc is None else grpc.begin_stop
     grace_s, timeout_s = settings.drain_grace_s, settings.drain_timeout_s
-    drain = Drain(models, drained, grace_s, timeout_s, stopping, frontend.reject_unfinished)
+    drain = Drain(models, drained, grace_s, timeout_s, stopping, frontend.stop)
     server = Server(config, drain)
     _handle_sighup(server, engine, context, settings, grpc)
     with GcTimer(engine.metrics.collected):

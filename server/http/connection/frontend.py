@@ -188,8 +188,8 @@ class HttpFrontend:
                 return other
         return None
 
-    def reject_unfinished(self) -> None:
-        """Answers requests that have not arrived with 503, as the server ends."""
+    def stop(self) -> None:
+        """Ends all connections but those with requests in progress, as the server ends."""
         for connection in tuple(self.connections):
             connection.stop()
 

@@ -162,14 +162,21 @@ def test_a_request_in_flight_is_answered_before_the_end(bundle_dir: Path) -> Non
         assert server.process.wait(timeout=60) == 0
 
 
-def test_a_client_that_never_finishes_does_not_hold_the_end_for_ever(bundle_dir: Path) -> None:
-    with start({"bundle": bundle_dir, "drain_grace_s": 0, "drain_timeout_s": 1}) as server:
+def test_a_client_that_never_finishes_does_not_hold_the_end_for_ever(
+    bundle_dir: Path, tmp_path: Path
+) -> None:
+    settings = {"bundle": bundle_dir, "drain_grace_s": 0, "drain_timeout_s": 1}
+    with (tmp_path / "log").open("w") as log, start(settings, stderr=log) as server:
         host, port = server.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=60) as connection:
             connection.sendall(HEAD)
             assert connection.recv(100).startswith(b"HTTP/1.1 100")  # its body is being waited for
             server.process.send_signal(signal.SIGTERM)
             assert server.process.wait(timeout=60) == 0
+            assert connection.recv(100).startswith(b"HTTP/1.1 503")
+    said = (tmp_path / "log").read_text()
+    assert "HTTP limit drain" in said
+    assert "Cancel" not in said
 
 
 def test_a_plan_is_served_with_bundles_relative_to_it(bundle_dir: Path, tmp_path: Path) -> None:

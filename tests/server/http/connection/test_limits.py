@@ -159,13 +159,13 @@ def test_a_request_that_has_not_arrived_when_the_server_ends_is_rejected(engine:
                 writer.write(sent)
             while server.frontend.buffered < 13:
                 await asyncio.sleep(0)
-            server.frontend.reject_unfinished()
-            pairs[2][1].write(GET)
-            first, second = [await reader.read() for reader, _ in pairs[:2]]
-            third = await pairs[2][0].readuntil(b"}")
+            server.frontend.stop()
+            answers = [await reader.read() for reader, _ in pairs]
+            while server.frontend.connections:  # also of clients that do not close theirs
+                await asyncio.sleep(0.01)
             for _, writer in pairs:
                 writer.close()
-        return [first, second, third]
+        return answers
 
     *unfinished, idle = asyncio.run(run())
     for answer in unfinished:
@@ -174,7 +174,7 @@ def test_a_request_that_has_not_arrived_when_the_server_ends_is_rejected(engine:
             {"error": "the server ends before this has arrived; ask another"},
         )
         assert b"connection: close" in answer
-    assert b"200 OK" in idle
+    assert idle == b""
 
 
 def test_unfinished_requests_of_all_connections_share_one_bound(engine: Engine) -> None:
