@@ -136,9 +136,8 @@ class Connection(asyncio.Protocol):
             self._close()
         else:
             # a closed one may only wait for the client to agree to the end of TLS
-            if self._state is not DISCARDING and (
-                self._state is not CLOSED or self._channel.has_unsent_bytes
-            ):
+            unread = self._state is not CLOSED or self._channel.has_unsent_bytes
+            if self._state is not DISCARDING and unread:
                 self._frontend.exceeded("write_time", f"{self._channel.name} did not read its answer")
             self.abort()
 

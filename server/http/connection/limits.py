@@ -96,6 +96,11 @@ class Networks(Generic[T]):
             self._most -= 1
         return True
 
+    def move_to_end(self, member: T, network: str) -> None:
+        """Makes a member the newest of its network."""
+        members = self._members[network]
+        members[member] = members.pop(member)
+
     def largest(self) -> Iterator[T]:
         """The members of the network that has most, the oldest first."""
         if self._members:
