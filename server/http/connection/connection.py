@@ -45,7 +45,7 @@ NEVER_S = float("inf")
 CLOSE_S = 1.0
 """Wait for an idle client to agree to the end of TLS, which one that does not read never does."""
 LAST_S = 0.5
-"""What is left to connections when the drain timeout is over, to read an answer."""
+"""Time for clients to read an answer when the drain timeout is over."""
 
 
 class Connection(asyncio.Protocol):

@@ -160,7 +160,7 @@ DRIBBLED = {
 def test_an_answer_that_dribbles_is_given_up_in_every_part(
     folder: Path, part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of heads no piece comes, so that their pace was not measured."""
+    """The pace of heads was not measured, as no piece comes of them."""
     monkeypatch.setattr(store, "TIMEOUT_S", 1.0)
     slowly, whole = threading.Event(), []
 
