@@ -8,9 +8,9 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any, Self
 
 import httpx
 
@@ -19,7 +19,7 @@ from polyrec.models.fetching.url import SCHEME, ModelUrl
 
 PIECE_BYTES = 4 * 2**20
 TIMEOUT_S = 60.0
-"""Longest wait for a connection, for an answer's head, and for the next bytes of a file."""
+"""Longest wait for a connection, and for the next bytes of a file."""
 LEAST_BYTES_PER_S = 2**16
 """Least average rate of a file, beyond TIMEOUT_S: while a store dribbles, no other plan is opened."""
 WEB = ("http", "https")
@@ -46,7 +46,7 @@ def read(url: ModelUrl, most_bytes: int) -> bytes:
 
 def pieces(url: ModelUrl) -> Iterator[bytes]:
     """Reads a file from its beginning. Raises FetchError, also if it arrives too slowly; FileMissing."""
-    return paced(_web(url) if url.text.partition(SCHEME)[0] in WEB else _fsspec(url), f"'{url}'")
+    return _web(url) if url.text.partition(SCHEME)[0] in WEB else paced(_fsspec(url), f"'{url}'")
 
 
 def paced(
@@ -57,17 +57,72 @@ def paced(
     for piece in content:
         size += len(piece)
         if clock() - begun_s > TIMEOUT_S + size / LEAST_BYTES_PER_S:
-            raise FetchError(f"{what} arrives at less than {LEAST_BYTES_PER_S} bytes a second")
+            raise FetchError(_too_slow(what))
         yield piece
+
+
+def _too_slow(what: str) -> str:
+    return f"{what} arrives at less than {LEAST_BYTES_PER_S} bytes a second"
+
+
+class Watch:
+    """Ends the connection of one request once it is too slow (`paced`), also while nothing of the file comes.
+
+    A head, or that of a chunk, which dribbles is no piece, and each byte starts httpx's timeout again.
+    """
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._begun_s = time.monotonic()
+        self._size = 0
+        self._socket: socket.socket | None = None
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watching a store", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def trace(self, event: str, info: Mapping[str, Any]) -> None:
+        """Notes the connection (httpcore's extension `trace`)."""
+        if event.endswith(("connect_tcp.complete", "start_tls.complete")):
+            self._socket = info["return_value"].get_extra_info("socket")
+            if self.ended:
+                self._end()
+
+    def received(self, size: int) -> None:
+        """Counts bytes of the file."""
+        self._size += size
+
+    def _left_s(self) -> float:
+        return self._begun_s + TIMEOUT_S + self._size / LEAST_BYTES_PER_S - time.monotonic()
+
+    def _run(self) -> None:
+        while (left_s := self._left_s()) > 0:
+            if self._done.wait(left_s):
+                return
+        self._end()
+
+    def _end(self) -> None:
+        self.ended = True
+        if self._socket is not None:
+            with suppress(OSError):  # of TCP: another thread reads what TLS is
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
 
 def _web(url: ModelUrl) -> Iterator[bytes]:
     # uncompressed, so that the received bytes are those of the file
     headers = {"Accept-Encoding": "identity"}
+    watch = Watch()
     try:
         with (
-            httpx.Client(timeout=TIMEOUT_S, follow_redirects=False) as client,
-            _answer(client, client.build_request("GET", url.text, headers=headers)) as answer,
+            watch,
+            httpx.Client(headers=headers, timeout=TIMEOUT_S, follow_redirects=False) as client,
+            client.stream("GET", url.text, extensions={"trace": watch.trace}) as answer,
         ):
             if answer.status_code in ABSENT:
                 raise FileMissing(f"there is no '{url}'")
@@ -78,48 +133,12 @@ def _web(url: ModelUrl) -> Iterator[bytes]:
             if answer.headers.get("content-encoding", "identity") != "identity":
                 # a few bytes of it may be any number, in one piece
                 raise FetchError(f"'{url}' is sent compressed, which was not asked for")
-            yield from answer.iter_raw()
+            for piece in answer.iter_raw():
+                watch.received(len(piece))
+                yield piece
     except (httpx.HTTPError, httpx.InvalidURL) as e:
-        raise FetchError(f"cannot read '{url}': {_one_line(e)}") from None
-
-
-@contextmanager
-def _answer(client: httpx.Client, request: httpx.Request) -> Iterator[httpx.Response]:
-    """Sends a request, and cuts its connection if the answer's head takes more than TIMEOUT_S to arrive.
-
-    The limits of httpx are for each read, of which a store that dribbles a head needs as many as it likes.
-    Raises FetchError or httpx.HTTPError.
-    """
-    streams: list[Any] = []
-    late = threading.Event()
-
-    def opened(event: str, info: dict[str, Any]) -> None:
-        if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
-            streams.append(info["return_value"])
-
-    def cut() -> None:
-        late.set()
-        for stream in streams[-1:]:
-            with suppress(OSError):
-                # of the socket below TLS: a shutdown of TLS would change what the reading thread uses
-                socket.socket.shutdown(stream.get_extra_info("socket"), socket.SHUT_RDWR)
-
-    request.extensions["trace"] = opened
-    timer = threading.Timer(TIMEOUT_S, cut)
-    timer.daemon = True
-    timer.start()
-    try:
-        answer = client.send(request, stream=True)
-    except httpx.HTTPError:
-        if late.is_set():
-            raise FetchError(f"'{request.url}' has sent no answer for {TIMEOUT_S:g} s") from None
-        raise
-    finally:
-        timer.cancel()
-    try:
-        yield answer
-    finally:
-        answer.close()
+        why = _too_slow(f"'{url}'") if watch.ended else f"cannot read '{url}': {_one_line(e)}"
+        raise FetchError(why) from None
 
 
 def _fsspec(url: ModelUrl) -> Iterator[bytes]:

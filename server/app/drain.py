@@ -2,7 +2,8 @@
 
     SIGTERM         /readyz is 503, but requests are still accepted and answered, with `connection: close`,
                     for the grace period, in which a load balancer notices. A second signal, Ctrl-C, or an
-                    earlier /v1/admin/drain skips it. SIGHUP does the same where it reloads nothing.
+                    earlier /v1/admin/drain skips it. SIGHUP does the same where it reloads nothing
+                    and is not ignored, as under nohup.
     grace is over   new connections are rejected; those in the accept queue are accepted first, and accepted
                     ones have FIRST_REQUEST_S to send a first request
     then            requests in progress may finish within the drain timeout

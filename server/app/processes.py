@@ -28,6 +28,7 @@ from polyrec.models.errors import PolyrecError
 from polyrec.server.app.listening import Ready, listen, reserve
 from polyrec.server.app.logs import log_to_stderr
 from polyrec.server.app.settings import PREFIX, Settings
+from polyrec.server.app.signals import ignores_sighup
 from polyrec.server.grpc.opening import require_packages
 
 log = logging.getLogger("polyrec.server")
@@ -75,6 +76,7 @@ class _Supervisor:
         on_ready: Callable[[Ready], object],
     ) -> None:
         self._settings = settings
+        self._rereads = settings.tokens is not None or settings.tls_cert is not None
         self._shared, self._own, self._grpc = shared, own, grpc
         self._on_ready = on_ready
         self._processes: dict[int, asyncio.subprocess.Process] = {}
@@ -86,7 +88,9 @@ class _Supervisor:
         """Returns the highest exit status of the processes."""
         loop = asyncio.get_running_loop()
         for number in FORWARDED:
-            loop.add_signal_handler(number, self._signaled, number)
+            # processes inherit what is ignored
+            if number != signal.SIGHUP or self._rereads or not ignores_sighup():
+                loop.add_signal_handler(number, self._signaled, number)
         keeping = [asyncio.create_task(self._keep(i)) for i in range(len(self._own))]
         try:
             return max(await asyncio.gather(*keeping))
@@ -97,8 +101,7 @@ class _Supervisor:
 
     def _signaled(self, number: int) -> None:
         """Passes a signal on; all end, but for SIGHUP where they have tokens or a certificate to reread."""
-        rereads = self._settings.tokens is not None or self._settings.tls_cert is not None
-        self._stopping |= number != signal.SIGHUP or not rereads
+        self._stopping |= number != signal.SIGHUP or not self._rereads
         for process in self._processes.values():
             with suppress(ProcessLookupError):
                 process.send_signal(number)

@@ -37,6 +37,7 @@ from polyrec.server.app.listening import BACKLOG, Ready, address_of, listen, res
 from polyrec.server.app.logs import log_to_stderr
 from polyrec.server.app.serving import Serving
 from polyrec.server.app.settings import Settings
+from polyrec.server.app.signals import ignores_sighup
 from polyrec.server.app.tls import check_tls, reload_tls, server_context
 from polyrec.server.codecs.json_rows import MAX_DIGITS
 from polyrec.server.dispatch.dispatcher import clock
@@ -196,7 +197,7 @@ async def _serve(
     drained = listener if shared is None else shared
     stopping: Callable[[], None] = (lambda: None) if grpc is None else grpc.begin_stop
     grace_s, timeout_s = settings.drain_grace_s, settings.drain_timeout_s
-    drain = Drain(models, drained, grace_s, timeout_s, stopping, frontend.reject_unfinished)
+    drain = Drain(models, drained, grace_s, timeout_s, stopping, frontend.stop)
     server = Server(config, drain)
     _handle_sighup(server, engine, context, settings, grpc)
     with GcTimer(engine.metrics.collected):
@@ -210,11 +211,14 @@ async def _serve(
 def _handle_sighup(
     server: Server, engine: Engine, context: ssl.SSLContext | None, settings: Settings, grpc: GrpcPort | None
 ) -> None:
-    """Reloads tokens and certificate on SIGHUP. Without either, SIGHUP drains the server like SIGTERM."""
+    """Reloads tokens and certificate on SIGHUP. Without either, it drains unless ignored, as under nohup."""
     cert, key = settings.tls_cert, settings.tls_key
+    rereads = settings.tokens is not None or cert is not None
+    if not rereads and ignores_sighup():
+        return
 
     def reread() -> None:
-        if settings.tokens is None and cert is None:
+        if not rereads:
             server.handle_exit(signal.SIGHUP, None)
             return
         engine.access.reload()

@@ -320,13 +320,14 @@ class Settings(Strict):
 
     @property
     def connection_limits(self) -> ConnectionLimits:
-        """Limits of connections."""
+        """Limits of connections; of HTTP and gRPC each, if both are served."""
+        most = self.max_connections or descriptor_limit(self.tls_cert is not None, self.grpc_port is not None)
         return ConnectionLimits(
             head_s=self.head_timeout_s,
             body_s=self.body_timeout_s,
             write_s=self.write_timeout_s,
             idle_s=self.keep_alive_s,
-            connections=self.max_connections or descriptor_limit(self.tls_cert is not None),
+            connections=most,
             buffered_bytes=self.max_buffered_bytes,
         )
 

@@ -1,4 +1,4 @@
-"""Ends the process at once on SIGTERM while the server is starting, when nothing needs to be drained.
+"""Ends the process at once on SIGTERM while the server is starting; tells whether SIGHUP is ignored.
 
 The kernel ignores a signal to process 1 (of a container) that has no handler, so one is set before the
 imports, which take seconds; the server's own replaces it (server/app/drain.py). Imports nothing heavy.
@@ -27,3 +27,8 @@ def exit_on_sigterm() -> Iterator[None]:
 def _end(signal_number: int, frame: FrameType | None) -> NoReturn:
     # sys.exit raises an exception, which code being imported might catch, and would run finalizers
     os._exit(0)
+
+
+def ignores_sighup() -> bool:
+    """Whether this process was started to outlive its terminal, as by nohup."""
+    return signal.getsignal(signal.SIGHUP) is signal.SIG_IGN

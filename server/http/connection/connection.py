@@ -42,6 +42,10 @@ STEPS_PER_TURN = 16
 """Maximum heads and body parts that one connection reads before the event loop serves others."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 NEVER_S = float("inf")
+CLOSE_S = 1.0
+"""Wait for an idle client to agree to the end of TLS, which one that does not read never does."""
+LAST_S = 0.5
+"""Time for clients to read an answer when the drain timeout is over."""
 
 
 class Connection(asyncio.Protocol):
@@ -108,6 +112,7 @@ class Connection(asyncio.Protocol):
         self._keep_alive = False
         if self.idle:
             self._close()
+            self.deadline_s = min(self.deadline_s, clock() + CLOSE_S)
 
     @property
     def idle(self) -> bool:
@@ -130,14 +135,20 @@ class Connection(asyncio.Protocol):
             self._frontend.count("idle_time")
             self._close()
         else:
-            if self._state is not DISCARDING:
+            # a closed one may only wait for the client to agree to the end of TLS
+            unread = self._state is not CLOSED or self._channel.has_unsent_bytes
+            if self._state is not DISCARDING and unread:
                 self._frontend.exceeded("write_time", f"{self._channel.name} did not read its answer")
             self.abort()
 
     def stop(self) -> None:
-        """Rejects a request that is being received, as the server ends."""
-        if self._state is READING_BODY or (self._state is READING_HEAD and self._buffer):
+        """Closes the connection within LAST_S, as the server ends; rejects a request being received."""
+        if self.idle:
+            self._close()
+        elif self._state in (READING_HEAD, READING_BODY):
             self._violate(Stopping())
+        if self._state is not WAITING:
+            self.deadline_s = min(self.deadline_s, clock() + LAST_S)
 
     def abort(self) -> None:
         """Closes the connection without waiting for the client."""

@@ -183,13 +183,17 @@ class HttpFrontend:
             for other in (*(each for each in largest if each.idle), *largest):
                 if not other.waiting:
                     return other
-        for other in (*largest, *islice(self.connections, MAX_EVICTION_CANDIDATES)):
+        examined = (*largest, *islice(self.connections, MAX_EVICTION_CANDIDATES))
+        for other in examined:
             if other.idle and size(other.network) >= most:
                 return other
+        for other in examined:  # others next time, or as many busy ones would keep out all new ones
+            self.connections[other] = self.connections.pop(other)
+            self._networks.move_to_end(other, other.network)
         return None
 
-    def reject_unfinished(self) -> None:
-        """Answers requests that have not arrived with 503, as the server ends."""
+    def stop(self) -> None:
+        """Ends all connections but those with requests in progress, as the server ends."""
         for connection in tuple(self.connections):
             connection.stop()
 

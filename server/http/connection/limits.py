@@ -15,17 +15,17 @@ HANDSHAKES_SHARE = 0.1
 """Unfinished TLS handshakes, as a share of the connections that the server may have."""
 
 
-def descriptor_limit(tls: bool = False) -> int:
+def descriptor_limit(tls: bool = False, grpc: bool = False) -> int:
     """Returns the connections that the process has file descriptors for; raises the soft limit first.
 
-    tls: unfinished handshakes have theirs beside them.
+    tls: unfinished handshakes have theirs beside them. grpc: half of the connections may be gRPC's.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = hard if hard != resource.RLIM_INFINITY else max(soft, 65536)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         soft = wanted
-    free = min(soft, 65536) - RESERVED_DESCRIPTORS
+    free = (min(soft, 65536) - RESERVED_DESCRIPTORS) // (2 if grpc else 1)
     return max(1, int(free / (1 + HANDSHAKES_SHARE)) if tls else free)
 
 
@@ -95,6 +95,11 @@ class Networks(Generic[T]):
         if self._most not in self._by_size:
             self._most -= 1
         return True
+
+    def move_to_end(self, member: T, network: str) -> None:
+        """Makes a member the newest of its network."""
+        members = self._members[network]
+        members[member] = members.pop(member)
 
     def largest(self) -> Iterator[T]:
         """The members of the network that has most, the oldest first."""

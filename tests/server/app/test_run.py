@@ -9,7 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
@@ -41,6 +42,16 @@ def test_it_drains_before_it_ends(bundle_dir: Path) -> None:
         assert server.process.wait(timeout=60) == 0
 
 
+@contextmanager
+def inherited(handler: signal.Handlers) -> Iterator[None]:
+    """Context in which processes are started that ignore SIGHUP, or do not."""
+    before = signal.signal(signal.SIGHUP, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_its_log_tells_which_signal_ended_it_and_how(
     bundle_dir: Path, tmp_path: Path, number: signal.Signals
@@ -48,6 +59,7 @@ def test_its_log_tells_which_signal_ended_it_and_how(
     """Without tokens and a certificate to read again, SIGHUP loses no request either."""
     with (
         (tmp_path / "log").open("w") as log,
+        inherited(signal.SIG_DFL),
         start({"bundle": bundle_dir, "drain_grace_s": 30, "drain_timeout_s": 7}, stderr=log) as server,
         httpx.Client(base_url=server.url) as http,
     ):
@@ -64,6 +76,18 @@ def test_its_log_tells_which_signal_ended_it_and_how(
         "no more connections are accepted; requests in progress have 7 s",
         "the server has ended",
     ]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_one_that_was_started_to_outlive_its_terminal_serves_on_after_it(
+    bundle_dir: Path, processes: int
+) -> None:
+    """As under nohup: its SIGHUP comes when the operator logs out."""
+    with inherited(signal.SIG_IGN), start({"bundle": bundle_dir, "processes": processes}) as server:
+        server.process.send_signal(signal.SIGHUP)
+        with httpx.Client(base_url=server.url) as http:
+            for _ in range(20):
+                assert http.get("/readyz").status_code == 200
 
 
 def test_while_it_drains_every_answer_ends_its_connection(bundle_dir: Path) -> None:
@@ -138,14 +162,21 @@ def test_a_request_in_flight_is_answered_before_the_end(bundle_dir: Path) -> Non
         assert server.process.wait(timeout=60) == 0
 
 
-def test_a_client_that_never_finishes_does_not_hold_the_end_for_ever(bundle_dir: Path) -> None:
-    with start({"bundle": bundle_dir, "drain_grace_s": 0, "drain_timeout_s": 1}) as server:
+def test_a_client_that_never_finishes_does_not_hold_the_end_for_ever(
+    bundle_dir: Path, tmp_path: Path
+) -> None:
+    settings = {"bundle": bundle_dir, "drain_grace_s": 0, "drain_timeout_s": 1}
+    with (tmp_path / "log").open("w") as log, start(settings, stderr=log) as server:
         host, port = server.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=60) as connection:
             connection.sendall(HEAD)
             assert connection.recv(100).startswith(b"HTTP/1.1 100")  # its body is being waited for
             server.process.send_signal(signal.SIGTERM)
             assert server.process.wait(timeout=60) == 0
+            assert connection.recv(100).startswith(b"HTTP/1.1 503")
+    said = (tmp_path / "log").read_text()
+    assert "HTTP limit drain" in said
+    assert "Cancel" not in said
 
 
 def test_a_plan_is_served_with_bundles_relative_to_it(bundle_dir: Path, tmp_path: Path) -> None:

@@ -232,3 +232,23 @@ def test_a_request_that_comes_with_the_end_of_the_handshake_is_answered(bundle_d
                     except ssl.SSLWantReadError:
                         continue
                 assert answer.startswith(b"HTTP/1.1 200 ")
+
+
+def test_clients_that_keep_idle_connections_do_not_hold_up_the_end(
+    bundle_dir: Path, pair: Pair, tmp_path: Path
+) -> None:
+    """They do not read, and so do not agree to the end of TLS; the drain took all of its time."""
+    settings = {"bundle": bundle_dir, "tls_cert": pair[0], "tls_key": pair[1]}
+    settings |= {"drain_grace_s": 0, "drain_timeout_s": 5, "default_budget_ms": 60_000}
+    log = tmp_path / "log"
+    with (
+        log.open("w") as stderr,
+        start(settings, stderr) as server,
+        httpx.Client(base_url=server.url, verify=trusting(pair[0]), timeout=20) as http,
+    ):
+        assert http.post("/v1/predict", content=BODY).status_code == 200
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(timeout=60) == 0
+    said = log.read_text()
+    assert "Cancel" not in said
+    assert "did not read its answer" not in said

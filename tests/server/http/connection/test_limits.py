@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from polyrec.server.app.engine import Engine
+from polyrec.server.http.connection.frontend import MAX_EVICTION_CANDIDATES
 from polyrec.server.http.connection.limits import ConnectionLimits, Networks
 from tests.server.http.connection.wire import head, local, status_and_body
 
@@ -149,6 +150,32 @@ def test_a_client_with_most_connections_keeps_out_itself_and_no_idle_one_of_anot
     asyncio.run(run())
 
 
+def test_the_oldest_connections_of_a_proxy_keep_no_new_one_out_for_long(engine: Engine) -> None:
+    """Only the oldest were examined, so behind busy ones the idle ones of the same address stayed."""
+    idle = 4
+
+    async def run() -> list[bytes]:
+        async with local(engine, replace(PATIENT, connections=MAX_EVICTION_CANDIDATES + idle)) as server:
+            busy = [await server.open() for _ in range(MAX_EVICTION_CANDIDATES)]
+            for reader, writer in busy:
+                writer.write(head("/v1/predict", 19, b"Expect: 100-continue"))
+                await reader.readuntil(b"Continue")
+            pairs = [await server.open() for _ in range(idle)]
+            while len(server.frontend.connections) < MAX_EVICTION_CANDIDATES + idle:
+                await asyncio.sleep(0)
+            answers = []
+            for _ in range(1 + idle):
+                pairs.append(await server.open())
+                pairs[-1][1].write(GET)
+                answers.append(await pairs[-1][0].readuntil(b"}"))
+            assert not any(reader.at_eof() for reader, _ in busy)
+            for _, writer in (*busy, *pairs):
+                writer.close()
+            return [answer[9:12] for answer in answers]
+
+    assert asyncio.run(run()) == [b"429"] + [b"200"] * idle
+
+
 def test_a_request_that_has_not_arrived_when_the_server_ends_is_rejected(engine: Engine) -> None:
     async def run() -> list[bytes]:
         async with local(engine, PATIENT) as server:
@@ -159,13 +186,13 @@ def test_a_request_that_has_not_arrived_when_the_server_ends_is_rejected(engine:
                 writer.write(sent)
             while server.frontend.buffered < 13:
                 await asyncio.sleep(0)
-            server.frontend.reject_unfinished()
-            pairs[2][1].write(GET)
-            first, second = [await reader.read() for reader, _ in pairs[:2]]
-            third = await pairs[2][0].readuntil(b"}")
+            server.frontend.stop()
+            answers = [await reader.read() for reader, _ in pairs]
+            while server.frontend.connections:  # also of clients that do not close theirs
+                await asyncio.sleep(0.01)
             for _, writer in pairs:
                 writer.close()
-        return [first, second, third]
+        return answers
 
     *unfinished, idle = asyncio.run(run())
     for answer in unfinished:
@@ -174,7 +201,7 @@ def test_a_request_that_has_not_arrived_when_the_server_ends_is_rejected(engine:
             {"error": "the server ends before this has arrived; ask another"},
         )
         assert b"connection: close" in answer
-    assert b"200 OK" in idle
+    assert idle == b""
 
 
 def test_unfinished_requests_of_all_connections_share_one_bound(engine: Engine) -> None:
@@ -234,6 +261,9 @@ def test_the_largest_network_is_that_of_a_plain_count() -> None:
             members[number] = rng.choice("aabcdefgh")
             networks.add(number, members[number])
         assert not networks.discard(-1, "a")
+        for member in rng.sample(list(members), min(2, len(members))):
+            networks.move_to_end(member, members[member])
+            members[member] = members.pop(member)
         counts = {each: list(members.values()).count(each) for each in members.values()}
         assert all(networks.size(each) == counts.get(each, 0) for each in "abcdefghi")
         assert len(networks) == len(counts)
