@@ -31,7 +31,7 @@ MAX_STARTS = 8
 HELP_THRESHOLD = 0.5
 """A slow lane helps if faster ones would need more than this share of the time left."""
 BACKLOG_THRESHOLD = 0.6
-"""The queue counts as full when the backlog takes this share of the time to the last deadline."""
+"""The queue counts as full when the backlog takes this share of the time to the last usual deadline."""
 EFFICIENCY_THRESHOLD = 0.7
 """The head is skipped if its batch would have less than this share of the rows/s of a batch behind it."""
 
@@ -70,10 +70,13 @@ def choose(state: RouterState, lane: LaneState, now_s: float) -> BatchChoice | N
             if left_s < next_peer_s and other.device == device:
                 next_peer_s = left_s
     busy_rows *= state.front_factor
-    later = later_rows(queue, usually_due_s(state, now_s))
+    start, later = later_rows(queue, usually_due_s(state, now_s))
     work = OtherWork(busy_rows, later, peers, next_peer_s)
-    backlog_rows = busy_rows + queue.rows
-    is_full = backlog_rows > BACKLOG_THRESHOLD * state.total_rate * (pieces[-1].order_s - now_s)
+    # of what is due by a usual deadline: otherwise a single query with more time would hide that
+    last, backlog_rows = pieces[-1], busy_rows + queue.rows
+    if start:
+        last, backlog_rows = pieces[start - 1], backlog_rows - later
+    is_full = backlog_rows > BACKLOG_THRESHOLD * state.total_rate * (last.order_s - now_s)
     head = turn(state, lane) if is_full or not is_helper else 0
     while True:
         first = head

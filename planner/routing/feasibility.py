@@ -46,19 +46,20 @@ def usually_due_s(state: RouterState, now_s: float) -> float:
     return now_s + ROUNDED_UP * state.observed.budget_s
 
 
-def later_rows(queue: Queue, due_s: float) -> int:
-    """Waiting rows that are due after due_s. None with a priority: they go ahead whatever their deadline.
+def later_rows(queue: Queue, due_s: float) -> tuple[int, int]:
+    """Waiting rows that are due after due_s: (index of the first piece of them, rows).
 
-    Counts the shorter part of the queue: thousands of small queries may wait, and every batch asks.
+    None with a priority: they go ahead whatever their deadline. Counts the shorter part of the queue:
+    thousands of small queries may wait, and every batch asks.
     """
     pieces = queue.pieces
     if not pieces or pieces[-1].order_s <= due_s:
-        return 0
+        return len(pieces), 0
     start = bisect_right(pieces, (LOWEST, due_s, inf))
     if 2 * start >= len(pieces):
-        return sum(piece.rows for piece in pieces[start:] if not piece.query.settled)
+        return start, sum(piece.rows for piece in pieces[start:] if not piece.query.settled)
     rows = queue.rows - sum(piece.rows for piece in pieces[:start] if not piece.query.settled)
-    return rows - sum(query.rows for query in queue.held if not query.settled)
+    return start, rows - sum(query.rows for query in queue.held if not query.settled)
 
 
 def _arriving(observed: ObservedTraffic, rows_s: float, square: float, seconds: float) -> float:

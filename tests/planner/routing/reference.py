@@ -32,6 +32,12 @@ def busy(state: RouterState, lane: LaneState, now_s: float) -> float:
     return rows * state.front_factor
 
 
+def is_later(state: RouterState, piece: Piece, now_s: float) -> bool:
+    """Whether usual queries that arrive now go ahead of it."""
+    due_s = now_s + feasibility.ROUNDED_UP * state.observed.budget_s
+    return not piece.query.priority and piece.order_s > due_s
+
+
 def peers(state: RouterState, lane: LaneState) -> int:
     """Idle lanes of its device, itself included."""
     return 1 + sum(o.in_flight is None and o.device == lane.device for o in others(state, lane))
@@ -44,7 +50,11 @@ def choose(state: RouterState, lane: LaneState, now_s: float) -> BatchChoice | N
     if lane.faster and helper_excess_s(state, lane, pieces, now_s) <= 0:
         return None
     backlog = busy(state, lane, now_s) + state.queue.rows
-    if backlog > batching.BACKLOG_THRESHOLD * state.total_rate * (pieces[-1].order_s - now_s):
+    usual = [piece for piece in pieces if not is_later(state, piece, now_s)]
+    if usual:
+        late = [piece for piece in pieces if is_later(state, piece, now_s) and not piece.query.settled]
+        backlog -= sum(piece.rows for piece in late)
+    if backlog > batching.BACKLOG_THRESHOLD * state.total_rate * ((usual or pieces)[-1].order_s - now_s):
         firsts = [
             skip_urgent_head(state, lane, pieces, head, now_s) for head in (turn(state, lane, pieces), 0)
         ]
@@ -223,16 +233,15 @@ def rest_is_feasible(
         return False
     coming = arriving(observed.urgent_s, observed.urgent_square)
     done = busy(state, lane, now_s) + took_s * lane.rate * state.front_factor
-    due_s = now_s + feasibility.ROUNDED_UP * observed.budget_s
     left_of_first = [pieces[start]] if rows < pieces[start].rows else []
     rest = [*pieces[:start], *left_of_first, *pieces[start + count :]]
     later = sum(
         piece.rows - (rows if piece is pieces[start] else 0)
         for piece in rest
-        if not piece.query.settled and not piece.query.priority and piece.order_s > due_s
+        if not piece.query.settled and is_later(state, piece, now_s)
     )
     first = pieces[start]
-    if first.order_s > due_s:
+    if first.order_s > now_s + feasibility.ROUNDED_UP * observed.budget_s:
         blocked_s = latency.tail[rows] * lane.correction.tail[p]
         blocked_s += state.service_time_s(int(observed.urgent_mean), 0)
         spare = 1 - min(1.0, observed.urgent_s / rate)

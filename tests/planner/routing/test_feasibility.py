@@ -164,7 +164,7 @@ def test_the_best_path_leaves_time_for_what_usually_arrives_and_for_a_burst_of_i
 def other_work(driver: RouterDriver, lane: LaneState) -> OtherWork:
     state, now_s = driver.router.state, driver.now_s
     busy = [o for o in reference.others(state, lane) if o.in_flight is not None and o.device == lane.device]
-    later = later_rows(state.queue, usually_due_s(state, now_s))
+    _, later = later_rows(state.queue, usually_due_s(state, now_s))
     next_peer_s = min((max(0.0, o.free_s - now_s) for o in busy), default=inf)
     return OtherWork(reference.busy(state, lane, now_s), later, reference.peers(state, lane), next_peer_s)
 
@@ -220,9 +220,9 @@ def test_what_is_due_later_is_counted_from_either_end_of_the_queue(usual, late):
     for query in queries[1:3]:
         driver.cancel(query)
     state = driver.router.state
-    assert later_rows(state.queue, usually_due_s(state, 0.0)) == sum(
-        query.rows for query in queries if not query.settled
-    )
+    start, rows = later_rows(state.queue, usually_due_s(state, 0.0))
+    assert rows == sum(query.rows for query in queries if not query.settled)
+    assert [piece.query for piece in state.queue.pieces[start:]] == queries
 
 
 def test_room_in_the_queue_is_also_taken_by_arrivals_that_are_not_urgent():

@@ -123,3 +123,24 @@ def test_large_requests_that_nearly_fill_the_queue_are_not_lost_to_better_paths_
         for policy in ("static:table.int8@cpu", "priced")
     )
     assert own >= fastest - 0.02
+
+
+def test_a_few_rows_with_endless_time_hide_no_overload():
+    """Their deadline is the last of the queue, by which there seems to be time for all that waits."""
+
+    def in_time(hostile_rate: int, seed: int) -> float:
+        rng = np.random.default_rng(seed)
+        ordinary_s = arrival_times(Arrivals(), 3000, 3.0, rng)
+        hostile_s = np.arange(3 * hostile_rate) / max(hostile_rate, 1)
+        order = np.argsort(times := np.concatenate([ordinary_s, hostile_s]), kind="stable")
+        is_ordinary = order < ordinary_s.size
+        rows, budgets = np.where(is_ordinary, 100, 1), np.where(is_ordinary, BUDGET_S, 60.0)
+        lanes = cpu_lanes(1, "inline")
+        outcomes = Simulator(
+            PATHS, lanes, Routing(), Limits(), times[order], rows, budgets, rng, costs=WARM
+        ).run()
+        late = (outcomes.path < 0) | (outcomes.finish_s > outcomes.deadline_s)
+        return float(1 - late[is_ordinary & (outcomes.arrival_s >= 1)].mean())
+
+    alone, beside_it = (np.mean([in_time(rate, seed) for seed in range(4)]) for rate in (0, 50))
+    assert beside_it >= 0.98 * alone, (beside_it, alone)
