@@ -51,7 +51,7 @@ def _reports(nodes: int, period_s: float, rng: Random) -> Iterator[tuple[float, 
     rng.shuffle(order)
     reports = [((i + 1) / nodes * period_s, node) for i, node in enumerate(order)]
     round_s = 0.0
-    while True:
+    while reports:
         for phase_s, node in reports:
             yield round_s + phase_s, node
         round_s += period_s
