@@ -120,3 +120,14 @@ def test_sizes_and_budgets_are_forgotten_with_time_although_few_follow():
         observed.tick(float(second))
         assert (observed.mean_rows == 25) == (second >= max(8, 0.1 + SIZES_MEMORY_S)), second
     assert (observed.urgent_square, observed.budget_s) == (625, 0.02)
+
+
+def test_sizes_are_those_of_all_queries_of_the_last_seconds():
+    """Few large queries at the end of each second neither stand for the others nor are forgotten."""
+    times = np.concatenate([second + np.linspace(0.0, 0.99, 58) for second in range(12)])
+    rows = np.tile(np.repeat([10, 200], [50, 8]), 12)
+    observed = watch(times, rows, 12.0)
+    recent = rows[times > 12.0 - SIZES_MEMORY_S]
+    assert recent.size < KEPT
+    assert observed.mean_rows == pytest.approx(recent.mean(), rel=0.05)
+    assert observed.mean_square == pytest.approx(np.square(recent).mean(), rel=0.05)
