@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
-from scipy.sparse import csr_array
 
 from polyrec.models.errors import PolyrecError
 from polyrec.models.schema.batch import F64
 from polyrec.planner.deployment.option import Option
 from polyrec.planner.deployment.solver.problem import Problem
+from polyrec.planner.sparse_rows import SparseRows
 
 GAP = 1e-8
 """Relative. Qualities of paths differ by as little as 1e-4 of themselves."""
@@ -60,10 +60,7 @@ class Program:
         self.weights, self.queries = weights_of(problem)
         self.levels = self.weights.shape[1]
         self.n = len(candidates)
-        self._rows: list[int] = []
-        self._columns: list[int] = []
-        self._values: list[float] = []
-        self._limits: list[float] = []
+        self._constraints = SparseRows()
         self.time_rows: dict[tuple[str, int], int] = {}
         self.gain: list[float] = [-BEST * TIE] * self.n
         self.worth: list[float] = [0.0] * self.n
@@ -83,18 +80,9 @@ class Program:
         self.shares_end = len(self.gain)
         self._queries_once()
         self._time()
-        self.memory_from = len(self._limits)
+        self.memory_from = len(self._constraints.limits)
         self._linked_and_single()
         self._memory()
-
-    def _row(self, limit: float) -> int:
-        self._limits.append(limit)
-        return len(self._limits) - 1
-
-    def _put(self, row: int, column: int, value: float) -> None:
-        self._rows.append(row)
-        self._columns.append(column)
-        self._values.append(value)
 
     def _variable(self) -> int:
         self.gain.append(0.0)
@@ -104,19 +92,19 @@ class Program:
         for c in range(len(self.problem.classes)):
             users = [shares[c] for shares in self.share.values() if c in shares]
             for s in range(self.levels):
-                row = self._row(1.0)
+                row = self._constraints.row(1.0)
                 for first in users:
-                    self._put(row, first + s, 1.0)
+                    self._constraints.put(row, first + s, 1.0)
 
     def _time(self) -> None:
         p = self.problem
         for s in range(self.levels):
-            front = None if p.front_capacity is None or p.inline else self._row(p.front_capacity)
+            front = None if p.front_capacity is None or p.inline else self._constraints.row(p.front_capacity)
             if front is not None:
                 self.time_rows["front", s] = front
             for device, capacity in p.capacity.items():
                 if capacity is not None:
-                    self.time_rows[device, s] = self._row(capacity)
+                    self.time_rows[device, s] = self._constraints.row(capacity)
             for k, shares in self.share.items():
                 option = p.options[self.candidates[k]]
                 device = p.paths[option.path].path.device
@@ -129,19 +117,19 @@ class Program:
                         spent[reader] = spent.get(reader, 0.0) + float(p.front_s[c])
                     for row, seconds in spent.items():
                         if seconds:
-                            self._put(row, first + s, seconds * float(self.queries[c, s]))
+                            self._constraints.put(row, first + s, seconds * float(self.queries[c, s]))
 
     def _linked_and_single(self) -> None:
         for k, shares in self.share.items():
             for first in shares.values():
                 for s in range(self.levels):
-                    row = self._row(0.0)
-                    self._put(row, first + s, 1.0)
-                    self._put(row, k, -1.0)
+                    row = self._constraints.row(0.0)
+                    self._constraints.put(row, first + s, 1.0)
+                    self._constraints.put(row, k, -1.0)
         for own in self._by_path().values():
-            row = self._row(1.0)
+            row = self._constraints.row(1.0)
             for k in own:
-                self._put(row, k, 1.0)
+                self._constraints.put(row, k, 1.0)
 
     def _by_path(self) -> dict[int, list[int]]:
         by_path: dict[int, list[int]] = {}
@@ -152,7 +140,9 @@ class Program:
     def _memory(self) -> None:
         """Adds the constraints on memory; bytes are in units of their budget."""
         p = self.problem
-        total = {place: self._row(1.0) for place, budget in p.budget.items() if budget is not None}
+        total = {
+            place: self._constraints.row(1.0) for place, budget in p.budget.items() if budget is not None
+        }
         unit = {place: max(p.budget[place] or 0.0, 1.0) for place in total}
         rows_of: dict[int, int] = {}
         working: dict[str, int] = {}
@@ -171,7 +161,7 @@ class Program:
                 )
                 self._at_least(working[device], {k: profiled.memory.peak / unit[device] for k in own})
                 for k in own:
-                    self._put(total[device], k, profiled.memory.fixed / unit[device])
+                    self._constraints.put(total[device], k, profiled.memory.fixed / unit[device])
             for tier in ("host", "disk"):
                 place = p.host if tier == "host" else "disk"
                 beyond = {
@@ -195,18 +185,18 @@ class Program:
     def _charged(self, total: int, times: float = 1.0) -> int:
         """Adds a variable for bytes that count against a budget."""
         variable = self._variable()
-        self._put(total, variable, times)
+        self._constraints.put(total, variable, times)
         return variable
 
     def _at_least(
         self, variable: int, sizes: dict[int, float], less: int | None = None, by: float = 0.0
     ) -> None:
-        row = self._row(0.0)
-        self._put(row, variable, -1.0)
+        row = self._constraints.row(0.0)
+        self._constraints.put(row, variable, -1.0)
         for k, size in sizes.items():
-            self._put(row, k, size)
+            self._constraints.put(row, k, size)
         if less is not None:
-            self._put(row, less, -by)
+            self._constraints.put(row, less, -by)
 
     def _whole_on_host(self, bundle: str) -> int | None:
         """Adds a variable that can be 1 only if a path on the host's device holds all rows of the bundle.
@@ -224,16 +214,11 @@ class Program:
         if not whole:
             return None
         variable = self._variable()
-        row = self._row(0.0)
-        self._put(row, variable, 1.0)
+        row = self._constraints.row(0.0)
+        self._constraints.put(row, variable, 1.0)
         for k in whole:
-            self._put(row, k, -1.0)
+            self._constraints.put(row, k, -1.0)
         return variable
-
-    def _matrix(self, rows: int, columns: int) -> csr_array:
-        kept = np.array(self._rows) < rows
-        entries = (np.array(self._values)[kept], (np.array(self._rows)[kept], np.array(self._columns)[kept]))
-        return csr_array(entries, shape=(rows, columns))
 
     def solve(self, time_limit_s: float) -> Solution:
         n = len(self.gain)
@@ -243,7 +228,7 @@ class Program:
             -np.array(self.gain),
             integrality=np.arange(n) < self.n,
             bounds=Bounds(np.zeros(n), upper),
-            constraints=LinearConstraint(self._matrix(len(self._limits), n), ub=np.array(self._limits)),
+            constraints=LinearConstraint(self._constraints.matrix(n), ub=np.array(self._constraints.limits)),
             options={"mip_rel_gap": GAP, "time_limit": time_limit_s},
         )
         if result.x is None:
@@ -262,8 +247,8 @@ class Program:
         upper[: self.shares_end] = 1.0
         result = linprog(
             -np.array([*self.worth, *([0.0] * (n - self.shares_end))]),
-            A_ub=self._matrix(len(self._limits), n),
-            b_ub=self._limits,
+            A_ub=self._constraints.matrix(n),
+            b_ub=self._constraints.limits,
             bounds=np.stack((np.zeros(n), upper), axis=1),
             method="highs",
         )
@@ -282,8 +267,8 @@ class Program:
             return served, prices, 0.0
         result = linprog(
             -np.array(self.gain[columns]),
-            A_ub=self._matrix(rows, self.shares_end)[:, self.n :],
-            b_ub=self._limits[:rows],
+            A_ub=self._constraints.matrix(self.shares_end, rows)[:, self.n :],
+            b_ub=self._constraints.limits[:rows],
             bounds=(0.0, 1.0),
             method="highs",
         )

@@ -13,10 +13,10 @@ from itertools import combinations
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import coo_array
 
 from polyrec.models.schema.batch import F64
 from polyrec.planner.fleet.provisioning.capability import NodeOffer
+from polyrec.planner.sparse_rows import SparseRows
 
 TIME_LIMIT_S = 10.0
 ROUNDING = 1e-9
@@ -61,10 +61,7 @@ class _NodeProgram:
     def __init__(self, offer: NodeOffer) -> None:
         self._offer = offer
         self._gain = [0.0] * len(offer.runnables)
-        self._limits: list[float] = list(offer.capacity)
-        self._rows: list[int] = []
-        self._columns: list[int] = []
-        self._values: list[float] = []
+        self._constraints = SparseRows(offer.capacity)
 
     @property
     def has_queries(self) -> bool:
@@ -78,33 +75,33 @@ class _NodeProgram:
             column = self._column(float(worth[c]))
             most = np.inf
             for resource in np.flatnonzero(usage[:, c]).tolist():
-                self._put(resource, column, float(usage[resource, c]))
+                self._constraints.put(resource, column, float(usage[resource, c]))
                 most = min(most, float(capacity[resource] / usage[resource, c]))
             # only on an open path
-            row = self._row(0.0)
-            self._put(row, column, 1.0 / most)
-            self._put(row, path, -1.0)
+            row = self._constraints.row(0.0)
+            self._constraints.put(row, column, 1.0 / most)
+            self._constraints.put(row, path, -1.0)
 
     def add_memory(self, device: str, budget: float) -> None:
         """Limits the bytes of open paths on a device: rows once a bundle, working memory once a model."""
         unit = max(budget, 1.0)
-        total = self._row(1.0)
+        total = self._constraints.row(1.0)
         lanes = self._offer.lanes.get(device, 1)
         charged: dict[tuple[str, object], int] = {}
         for path, r in enumerate(self._offer.runnables):
             if r.device != device:
                 continue
-            self._put(total, path, r.fixed_bytes / unit)
+            self._constraints.put(total, path, r.fixed_bytes / unit)
             for key, size, times in (
                 (("rows", r.bundle), r.rows_bytes, 1),
                 (("peak", r.model), r.peak_bytes, lanes),
             ):
                 if key not in charged:
                     charged[key] = self._column(0.0)
-                    self._put(total, charged[key], float(times))
-                row = self._row(0.0)
-                self._put(row, path, size / unit)
-                self._put(row, charged[key], -1.0)
+                    self._constraints.put(total, charged[key], float(times))
+                row = self._constraints.row(0.0)
+                self._constraints.put(row, path, size / unit)
+                self._constraints.put(row, charged[key], -1.0)
 
     def solve(self) -> tuple[list[int], float] | None:
         """Returns the open paths and their value; None if none was found within the time limit."""
@@ -112,13 +109,13 @@ class _NodeProgram:
         unit = max(float(np.max(np.abs(self._gain))), 1e-300)
         upper = np.full(columns, np.inf)
         upper[:n] = 1.0
-        places = self._values, (self._rows, self._columns)
-        limits = np.array(self._limits)
         result = milp(
             -np.array(self._gain) / unit,
             integrality=np.arange(columns) < n,
             bounds=Bounds(np.zeros(columns), upper),
-            constraints=LinearConstraint(coo_array(places, shape=(limits.size, columns)).tocsr(), ub=limits),
+            constraints=LinearConstraint(
+                self._constraints.matrix(columns), ub=np.array(self._constraints.limits)
+            ),
             options={"mip_rel_gap": 1e-7, "time_limit": TIME_LIMIT_S},
         )
         if result.x is None:
@@ -128,15 +125,6 @@ class _NodeProgram:
     def _column(self, gain: float) -> int:
         self._gain.append(gain)
         return len(self._gain) - 1
-
-    def _row(self, limit: float) -> int:
-        self._limits.append(limit)
-        return len(self._limits) - 1
-
-    def _put(self, row: int, column: int, value: float) -> None:
-        self._rows.append(row)
-        self._columns.append(column)
-        self._values.append(value)
 
 
 def best_node(offer: NodeOffer, worth: list[F64]) -> BestNode:

@@ -9,16 +9,16 @@ could answer them. Hours are coupled by types rented daily and by qualities requ
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
-from scipy.sparse import csr_array
 
 from polyrec.models.schema.batch import F64
 from polyrec.planner.fleet.provisioning.capability import FleetProblem, Runnable
 from polyrec.planner.fleet.provisioning.configuration import Paths
+from polyrec.planner.sparse_rows import SparseRows
 
 HOUR_S = 3600.0
 PENALTY = 10.0
@@ -60,26 +60,6 @@ class Solved:
     node_price: tuple[F64, ...] = ()
 
 
-@dataclass(slots=True)
-class _Matrix:
-    rows: list[int] = field(default_factory=list)
-    columns: list[int] = field(default_factory=list)
-    values: list[float] = field(default_factory=list)
-    limits: list[float] = field(default_factory=list)
-
-    def row(self, limit: float) -> int:
-        self.limits.append(limit)
-        return len(self.limits) - 1
-
-    def put(self, row: int, column: int, value: float) -> None:
-        self.rows.append(row)
-        self.columns.append(column)
-        self.values.append(value)
-
-    def build(self, columns: int) -> csr_array:
-        return csr_array((self.values, (self.rows, self.columns)), shape=(len(self.limits), columns))
-
-
 class FleetProgram:
     """The program over some configurations.
 
@@ -99,7 +79,7 @@ class FleetProgram:
         self.fixed = fixed
         self._cost: list[float] = []
         self._upper: list[float] = []
-        self._le, self._eq = _Matrix(), _Matrix()
+        self._le, self._eq = SparseRows(), SparseRows()
         hours, n = problem.hours, len(self.configurations)
         prices = [problem.offers[k.offer] for k in self.configurations]
         for offer in prices:
@@ -210,9 +190,9 @@ class FleetProgram:
         n = len(self._cost)
         result = linprog(
             self._cost,
-            A_ub=self._le.build(n),
+            A_ub=self._le.matrix(n),
             b_ub=self._le.limits,
-            A_eq=self._eq.build(n),
+            A_eq=self._eq.matrix(n),
             b_eq=self._eq.limits,
             bounds=np.stack((lower, upper), axis=1),
             method="highs",
@@ -253,8 +233,8 @@ class FleetProgram:
             integrality=np.arange(n) < self.whole,
             bounds=Bounds(lower, upper),
             constraints=[
-                LinearConstraint(self._le.build(n), ub=np.array(self._le.limits)),
-                LinearConstraint(self._eq.build(n), self._eq.limits, self._eq.limits),
+                LinearConstraint(self._le.matrix(n), ub=np.array(self._le.limits)),
+                LinearConstraint(self._eq.matrix(n), self._eq.limits, self._eq.limits),
             ],
             options={"mip_rel_gap": gap, "time_limit": time_limit_s},
         )
