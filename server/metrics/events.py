@@ -69,31 +69,47 @@ class Events:
         return [event for event in self._events if event.t > t]
 
 
+class _Spell:
+    """A bad time: begins with a bad sample, and ends after `calm` calm ones in a row without a bad one."""
+
+    def __init__(self, calm: int) -> None:
+        self._calm = calm
+        self._left = 0
+        """Calm samples until the end; 0: none is in progress."""
+
+    def note(self, bad: bool, calm: bool) -> Literal["began", "ended"] | None:
+        """Takes a sample, which may be neither bad nor calm."""
+        if bad:
+            begins, self._left = not self._left, self._calm
+            return "began" if begins else None
+        if self._left and calm:
+            self._left -= 1
+            return None if self._left else "ended"
+        return None
+
+
 class Overload:
     """Finds when an overload begins and ends, from cumulative counts of requests."""
 
     def __init__(self, events: Events) -> None:
         self._events = events
         self._counted = self._rejected = 0.0
-        self._began_s: float | None = None
-        self._calm = 0
+        self._spell = _Spell(CALM_SAMPLES)
+        self._began_s = 0.0
 
     def note(self, now_s: float, counted: float, rejected: float) -> None:
         """Takes the counts so far. counted: requests that the SLO counts; rejected: of them, 429 and 504."""
         requests, refused = counted - self._counted, rejected - self._rejected
         self._counted, self._rejected = counted, rejected
-        if refused > OVERLOADED_SHARE * requests and refused >= LEAST_REJECTED:
-            self._calm = 0
-            if self._began_s is None:
-                self._began_s = now_s
-                share = f"{refused / requests:.0%} of requests rejected or expired"
-                self._report(now_s, "overload_began", f"overload began: {share}")
-        elif self._began_s is not None:
-            self._calm += 1
-            if self._calm == CALM_SAMPLES:
-                lasted_s = now_s - self._began_s
-                self._report(now_s, "overload_ended", f"overload ended after about {lasted_s:.0f} s")
-                self._began_s = None
+        bad = refused > OVERLOADED_SHARE * requests and refused >= LEAST_REJECTED
+        change = self._spell.note(bad, calm=not bad)
+        if change == "began":
+            self._began_s = now_s
+            share = f"{refused / requests:.0%} of requests rejected or expired"
+            self._report(now_s, "overload_began", f"overload began: {share}")
+        elif change == "ended":
+            lasted_s = now_s - self._began_s
+            self._report(now_s, "overload_ended", f"overload ended after about {lasted_s:.0f} s")
 
     def _report(self, now_s: float, kind: EventKind, text: str) -> None:
         self._events.add(now_s, kind, text)
@@ -112,25 +128,18 @@ class Loss:
     ) -> None:
         self._events = events
         self._began, self._ended = began, ended
-        self._lost = self._kept = 0.0
-        self._lost_before: float | None = None
-        """Number lost before the loss in progress; None without one."""
-        self._calm_needed = calm
-        self._calm = 0
+        self._lost = self._kept = self._lost_before = 0.0
+        self._spell = _Spell(calm)
 
     def note(self, now_s: float, lost: float, kept: float) -> None:
         """Takes the counts so far."""
-        if lost > self._lost:
-            self._calm = 0
-            if self._lost_before is None:
-                self._lost_before = self._lost
-                self._events.add(now_s, *self._began)
-        elif self._lost_before is not None and kept > self._kept:
-            self._calm += 1
-            if self._calm == self._calm_needed:
-                kind, text = self._ended
-                self._events.add(now_s, kind, text.format(lost=f"{lost - self._lost_before:,.0f}"))
-                self._lost_before = None
+        change = self._spell.note(lost > self._lost, calm=kept > self._kept)
+        if change == "began":
+            self._lost_before = self._lost
+            self._events.add(now_s, *self._began)
+        elif change == "ended":
+            kind, text = self._ended
+            self._events.add(now_s, kind, text.format(lost=f"{lost - self._lost_before:,.0f}"))
         self._lost, self._kept = lost, kept
 
 
@@ -143,14 +152,11 @@ class Incidents:
             events,
             ("records_lost", "prediction log: records are lost (log: polyrec.prediction_log)"),
             ("records_written", "prediction log: records are written again; {lost} were lost"),
-            calm=1,  # of files, which are written seldom
+            calm=1,  # files are written seldom
         )
         self._rows = Loss(
             events,
-            (
-                "rows_lost",
-                "remote store: it fails, is slow or lacks rows (log: polyrec.tiers)",
-            ),
+            ("rows_lost", "remote store: it fails, is slow or lacks rows (log: polyrec.tiers)"),
             ("rows_found", "remote store: it gives all rows again; {lost} were replaced"),
             CALM_SAMPLES,
         )
