@@ -33,20 +33,18 @@ class Handshakes:
         self._frontend = frontend
         self._most = max(1, int(HANDSHAKES_SHARE * frontend.limits.connections))
         self._networks = Networks[Handshake]()
-        self._count = 0
 
     def begin(self, handshake: Handshake) -> None:
         """Adds a handshake; at the limit another one is ended."""
-        if self._count >= self._most:
+        if self._networks.total >= self._most:
             oldest = next(self._networks.largest())
             self._frontend.exceeded("handshakes", f"{oldest.address} has the most unfinished TLS handshakes")
             oldest.abort()
         self._networks.add(handshake, handshake.network)
-        self._count += 1
 
     def end(self, handshake: Handshake) -> None:
         """Removes a handshake that has succeeded or failed; again does nothing."""
-        self._count -= self._networks.discard(handshake, handshake.network)
+        self._networks.discard(handshake, handshake.network)
 
 
 class Handshake(asyncio.Protocol):

@@ -60,10 +60,11 @@ class Networks(Generic[T]):
     """Connections by the network of their clients (`rates.network_of`), to find the one with most of them.
 
     At a limit it gives way: a client that opens thousands keeps out itself, not others. All operations take
-    constant time.
+    constant time. total: the members of all networks.
     """
 
     def __init__(self) -> None:
+        self.total = 0
         self._members: dict[str, dict[T, None]] = {}
         self._by_size: dict[int, dict[str, None]] = {}
         self._most = 0
@@ -80,6 +81,7 @@ class Networks(Generic[T]):
         """Adds a member, which is in no network yet."""
         members = self._members.setdefault(network, {})
         members[member] = None
+        self.total += 1
         self._resized(network, len(members) - 1, len(members))
         self._most = max(self._most, len(members))
 
@@ -89,6 +91,7 @@ class Networks(Generic[T]):
         if member not in members:
             return False
         del members[member]
+        self.total -= 1
         self._resized(network, len(members) + 1, len(members))
         if not members:
             del self._members[network]

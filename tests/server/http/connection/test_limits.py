@@ -267,6 +267,7 @@ def test_the_largest_network_is_that_of_a_plain_count() -> None:
         counts = {each: list(members.values()).count(each) for each in members.values()}
         assert all(networks.size(each) == counts.get(each, 0) for each in "abcdefghi")
         assert len(networks) == len(counts)
+        assert networks.total == len(members)
         largest = list(networks.largest())
         assert len(largest) == max(counts.values(), default=0)
         if largest:
