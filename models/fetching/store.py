@@ -49,14 +49,31 @@ def pieces(url: ModelUrl) -> Iterator[bytes]:
     return _web(url) if url.text.partition(SCHEME)[0] in WEB else paced(_fsspec(url), f"'{url}'")
 
 
+class Pace:
+    """The time that a file may take: TIMEOUT_S, and LEAST_BYTES_PER_S from its beginning on."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._begun_s, self._size = clock(), 0
+
+    def received(self, size: int) -> None:
+        """Counts bytes of the file."""
+        self._size += size
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until more must have come; negative: it is too slow."""
+        return self._begun_s + TIMEOUT_S + self._size / LEAST_BYTES_PER_S - self._clock()
+
+
 def paced(
     content: Iterable[bytes], what: str, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[bytes]:
-    """Yields pieces. Raises FetchError once they come at less than LEAST_BYTES_PER_S, TIMEOUT_S aside."""
-    begun_s, size = clock(), 0
+    """Yields pieces. Raises FetchError once they come too slowly (`Pace`)."""
+    pace = Pace(clock)
     for piece in content:
-        size += len(piece)
-        if clock() - begun_s > TIMEOUT_S + size / LEAST_BYTES_PER_S:
+        pace.received(len(piece))
+        if pace.left_s < 0:
             raise FetchError(_too_slow(what))
         yield piece
 
@@ -66,15 +83,14 @@ def _too_slow(what: str) -> str:
 
 
 class Watch:
-    """Ends the connection of one request once it is too slow (`paced`), also while nothing of the file comes.
+    """Ends the connection of one request once it is too slow (`Pace`), also while nothing of the file comes.
 
     A head, or that of a chunk, which dribbles is no piece, and each byte starts httpx's timeout again.
     """
 
     def __init__(self) -> None:
         self.ended = False
-        self._begun_s = time.monotonic()
-        self._size = 0
+        self.pace = Pace()
         self._socket: socket.socket | None = None
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watching a store", daemon=True)
@@ -94,15 +110,8 @@ class Watch:
             if self.ended:
                 self._end()
 
-    def received(self, size: int) -> None:
-        """Counts bytes of the file."""
-        self._size += size
-
-    def _left_s(self) -> float:
-        return self._begun_s + TIMEOUT_S + self._size / LEAST_BYTES_PER_S - time.monotonic()
-
     def _run(self) -> None:
-        while (left_s := self._left_s()) > 0:
+        while (left_s := self.pace.left_s) > 0:
             if self._done.wait(left_s):
                 return
         self._end()
@@ -134,7 +143,7 @@ def _web(url: ModelUrl) -> Iterator[bytes]:
                 # a few bytes of it may be any number, in one piece
                 raise FetchError(f"'{url}' is sent compressed, which was not asked for")
             for piece in answer.iter_raw():
-                watch.received(len(piece))
+                watch.pace.received(len(piece))
                 yield piece
     except (httpx.HTTPError, httpx.InvalidURL) as e:
         why = _too_slow(f"'{url}'") if watch.ended else f"cannot read '{url}': {_one_line(e)}"
