@@ -9,7 +9,6 @@ ranks: access counts are unknown, so the row numbers of the checkpoint are the i
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +28,7 @@ from polyrec.models.importers.checkpoint import CheckpointWeights, LinearLayer
 from polyrec.models.importers.slot_order import joined_columns
 from polyrec.models.importers.table_rows import TableRows
 from polyrec.models.schema.encoder import Encoder
+from polyrec.models.schema.feature_names import is_name
 from polyrec.models.schema.renaming import check_same_features
 from polyrec.models.schema.schema import Categorical, Dense, Label, Pooling, Schema, Split
 from polyrec.models.schema.vocabulary import Vocabulary
@@ -36,7 +36,6 @@ from polyrec.models.schema.vocabulary import Vocabulary
 LABEL, SPLIT = "label", "split"
 
 _CHUNK = 1 << 22
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +155,7 @@ def write_foreign_model(
 def _schema(
     model: ForeignModel, name: str, poolings: Mapping[str, Pooling] | None, max_length: int
 ) -> Schema:
-    named = all(_NAME.fullmatch(table) for table in model.tables)
+    named = all(map(is_name, model.tables))
     table_of: dict[str, str] = {}
     categorical = []
     for i, source in enumerate(model.features):

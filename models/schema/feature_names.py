@@ -6,16 +6,19 @@ import re
 import unicodedata
 from collections.abc import Collection, Sequence
 
-from polyrec.models.schema.schema import RESERVED
+from polyrec.models.schema.schema import LONGEST_NAME, NAME, RESERVED
 
-LONGEST = 64
-_USABLE = re.compile(rf"[A-Za-z_][A-Za-z0-9_]{{0,{LONGEST - 1}}}")
 _OTHER = re.compile(r"[^A-Za-z0-9]+")
 
 
+def is_name(text: str) -> bool:
+    """Whether a schema may name a feature or a table so."""
+    return len(text) <= LONGEST_NAME and re.fullmatch(NAME, text) is not None
+
+
 def is_usable(name: str) -> bool:
-    """Whether a feature may have this name: an identifier that the inference protocol does not reserve."""
-    return _USABLE.fullmatch(name) is not None and name not in RESERVED
+    """Whether a feature may have this name: one that the inference protocol does not reserve."""
+    return is_name(name) and name not in RESERVED
 
 
 def new_names(columns: Sequence[str], known: Collection[str]) -> dict[str, str]:
@@ -23,7 +26,7 @@ def new_names(columns: Sequence[str], known: Collection[str]) -> dict[str, str]:
     taken, found = set(known), dict[str, str]()
     for column in columns:
         plain = unicodedata.normalize("NFKD", column).encode("ascii", "ignore").decode()
-        stem = _OTHER.sub("_", plain).strip("_").lower()[: LONGEST - 10] or "column"
+        stem = _OTHER.sub("_", plain).strip("_").lower()[: LONGEST_NAME - 10] or "column"
         stem = f"column_{stem}" if stem[0].isdigit() or stem in RESERVED else stem
         name, number = stem, 1
         while name in taken:

@@ -30,7 +30,9 @@ Transform = Literal["log1p", "standardise"]
 
 BUILT_IN = Path(__file__).parent / "schemas"
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=64)]
+NAME, LONGEST_NAME = r"[A-Za-z_][A-Za-z0-9_]*", 64
+"""Names of features: an identifier (a regular expression), of at most so many characters."""
+Name = Annotated[str, Field(pattern=f"^{NAME}$", max_length=LONGEST_NAME)]
 RESERVED = {"dense", "sparse", "probability"}
 Statistic = Literal["minimum", "maximum", "mean", "median", "previous", "next"]
 STATISTICS: tuple[str, ...] = get_args(Statistic)
