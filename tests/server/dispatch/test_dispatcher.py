@@ -1,160 +1,24 @@
-"""The dispatcher on real lanes; with real runtimes where numbers matter, failing ones where order does."""
+"""The dispatcher on real lanes; with real runtimes where numbers matter, held ones where order does."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import threading
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import pytest
 
 from polyrec.models.bundle.bundle import Bundle
-from polyrec.models.errors import FeatureError
-from polyrec.models.runtimes import open_runtime
 from polyrec.models.runtimes.runtime import Runtime
-from polyrec.models.schema.batch import F32, Batch
-from polyrec.planner.latency_model import LatencyModel
-from polyrec.planner.plan import LaneKind, Limits, Routing
-from polyrec.planner.routing.lanes.lane import LaneSpec
-from polyrec.planner.routing.lanes.path import PathSpec
-from polyrec.planner.routing.router import Router
-from polyrec.planner.routing.router_state import RouterState
 from polyrec.planner.routing.sharing.machine_time import ModelShare
 from polyrec.planner.routing.sharing.pools import LanePlace
-from polyrec.server.codecs.json_rows import Decoder
-from polyrec.server.codecs.rows import Columns, Rows
 from polyrec.server.dispatch.answer import Pending
-from polyrec.server.dispatch.dispatcher import Dispatcher, clock
-from polyrec.server.dispatch.executor import DEFECTS_UNTIL_LANE_IS_SUSPECT
-from polyrec.server.dispatch.observer import ExecutedBatch
+from polyrec.server.dispatch.dispatcher import clock
 from polyrec.server.dispatch.shared_time import SharedTime
-from polyrec.server.errors import DeadlinePassed, Defect, Invalid, NotReady, Overloaded
+from polyrec.server.errors import DeadlinePassed, NotReady, Overloaded
 from polyrec.server.http.connection.body import ClientGone
 from polyrec.server.lanes.inline import InlineLane
-from polyrec.server.lanes.lane import Lane
 from polyrec.server.lanes.threaded import ThreadedLane
-
-
-class Tally:
-    """Remembers the batches that it observed: (rows, queries)."""
-
-    def __init__(self) -> None:
-        self.batches: list[tuple[int, int]] = []
-
-    def batch_executed(self, batched: ExecutedBatch) -> None:
-        self.batches.append((batched.batch.rows, batched.queries))
-
-    def lane_alive(self, lane: int, alive: bool) -> None:
-        raise AssertionError("no lane dies here")
-
-    def ticked(self, late_s: float, took_s: float) -> None:
-        assert late_s >= 0
-        assert took_s >= 0
-
-
-class Troubled:
-    """A runtime around another: fails on batches with an item of a given rank, or gives a fixed answer."""
-
-    def __init__(
-        self, runtime: Runtime, breaks_at_rank: int | None = None, answers: float | None = None
-    ) -> None:
-        self._runtime = runtime
-        self._breaks_at = breaks_at_rank
-        self._answers = answers
-        self.name, self.device = runtime.name, runtime.device
-
-    def embed(self, batch: Batch) -> Any:
-        if self._breaks_at is not None and (batch.candidate.ranks[:, 0] == self._breaks_at).any():
-            raise RuntimeError("the device is on fire")
-        return self._runtime.embed(batch)
-
-    def dense(self, embedded: Any) -> F32:
-        p = self._runtime.dense(embedded)
-        return p if self._answers is None else np.where(np.arange(p.size) == 0, self._answers, p)
-
-
-class Held(Troubled):
-    """Embeds when it is let go."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        super().__init__(runtime)
-        self.entered, self.release = threading.Event(), threading.Event()
-
-    def embed(self, batch: Batch) -> Any:
-        self.entered.set()
-        self.release.wait()
-        return super().embed(batch)
-
-
-@pytest.fixture(scope="module")
-def runtime(bundle: Bundle) -> Runtime:
-    return open_runtime("torch", bundle)
-
-
-QUICK = LatencyModel(rows=(1, 1024), median_s=(1e-6, 1e-4), tail_s=(1e-6, 1e-4))
-
-
-def dispatcher(bundle: Bundle, lane: Lane, kind: LaneKind, **limits: int) -> tuple[Dispatcher, Tally]:
-    """One path on one lane."""
-    bounds = Limits(**{"max_request_rows": 8, **limits})
-    paths, lanes = [PathSpec("table@cpu", "cpu", 0.9, QUICK)], [LaneSpec("cpu", "cpu", kind)]
-    router = Router(RouterState(paths, lanes, Routing(policy="static:table@cpu"), bounds, clock()))
-    tally = Tally()
-    return Dispatcher(router, [lane], ["table@cpu"], [bundle.encoder], tally), tally
-
-
-@pytest.fixture(params=["inline", "thread"])
-def kind(request: pytest.FixtureRequest) -> LaneKind:
-    kind: LaneKind = request.param
-    return kind
-
-
-@pytest.fixture
-def make(
-    bundle: Bundle, runtime: Runtime, kind: LaneKind
-) -> Iterator[Callable[..., tuple[Dispatcher, Tally]]]:
-    lanes: list[Lane] = []
-
-    def make(runtime: Any = runtime, **limits: int) -> tuple[Dispatcher, Tally]:
-        runtimes = {"table@cpu": runtime}
-        lane: Lane = InlineLane("cpu", runtimes) if kind == "inline" else ThreadedLane("cpu", runtimes)
-        lanes.append(lane)
-        return dispatcher(bundle, lane, kind, **limits)
-
-    yield make
-    for lane in lanes:
-        lane.close()
-
-
-@pytest.fixture(scope="module")
-def ranking(bundle: Bundle) -> Callable[..., Columns]:
-    """A ranking request for the given items."""
-    decoder = Decoder(bundle.manifest.schema_, Limits())
-
-    def rows(*items: str) -> Columns:
-        listed = ",".join(f'{{"item": "{item}"}}' for item in items)
-        return decoder.rank(f'{{"candidates": [{listed}]}}'.encode()).rows
-
-    return rows
-
-
-def submit(lane: Dispatcher, rows: Rows, budget_s: float = 60, arrived_s: float = 0.0) -> Pending:
-    """arrived_s: seconds ago."""
-    answer: Pending = lane.submit(rows, clock() - arrived_s, budget_s).payload.answer
-    return answer
-
-
-Make = Callable[..., tuple[Dispatcher, Tally]]
-Ranking = Callable[..., Columns]
-
-
-def items(bundle: Bundle, count: int) -> list[str]:
-    values = bundle.encoder.vocabularies["item"].values
-    assert values is not None
-    return [str(v) for v in values.to_pylist()[:count]]
+from tests.server.dispatch.dispatching import Held, Make, Ranking, dispatcher, items, submit
 
 
 def test_queries_that_wait_together_are_one_batch_and_each_gets_its_own(
@@ -282,98 +146,6 @@ def test_a_canceled_query_is_not_executed(make: Make, ranking: Ranking) -> None:
         await stays
         assert tally.batches == [(1, 1)]
         assert lane.waiting == 0
-
-    asyncio.run(run())
-
-
-def test_a_query_that_breaks_a_batch_fails_alone(
-    bundle: Bundle, runtime: Runtime, make: Make, ranking: Ranking, caplog: pytest.LogCaptureFixture
-) -> None:
-    known = items(bundle, 3)
-    bad = int(ranking(known[1]).encode(bundle.encoder).candidate.ranks[0, 0])
-
-    async def run() -> None:
-        lane, tally = make(Troubled(runtime, breaks_at_rank=bad))
-        pending = [submit(lane, ranking(item)) for item in known]
-        with caplog.at_level(logging.CRITICAL, "polyrec.dispatcher"):
-            answers = await asyncio.gather(*pending, return_exceptions=True)
-        assert isinstance(answers[1], Defect)
-        assert "on fire" not in str(answers[1])
-        assert [a.batch_rows for i, a in enumerate(answers) if i != 1] == [1, 1]
-        assert (await submit(lane, ranking(known[0]))).batch_rows == 1
-        assert len(tally.batches) == 3
-
-    asyncio.run(run())
-
-
-def test_a_query_that_fails_in_a_batch_of_its_own_is_answered(
-    bundle: Bundle, runtime: Runtime, make: Make, ranking: Ranking, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Fewer in a row than make the lane suspect: each is the query's own failure."""
-    sound, bad = items(bundle, 2)
-    rank = int(ranking(bad).encode(bundle.encoder).candidate.ranks[0, 0])
-
-    async def run() -> None:
-        lane, _ = make(Troubled(runtime, breaks_at_rank=rank))
-        with caplog.at_level(logging.CRITICAL, "polyrec.dispatcher"):
-            for _ in range(2):
-                for _ in range(DEFECTS_UNTIL_LANE_IS_SUSPECT - 1):
-                    with pytest.raises(Defect):
-                        await asyncio.wait_for(submit(lane, ranking(bad)), 30)
-                await submit(lane, ranking(sound))
-
-    asyncio.run(run())
-
-
-def test_every_query_is_answered_where_many_break_before_one_succeeds(
-    bundle: Bundle, runtime: Runtime, make: Make, ranking: Ranking, caplog: pytest.LogCaptureFixture
-) -> None:
-    """So many that the lane would be suspect, had not the last one shown that it works."""
-    sound, bad = items(bundle, 2)
-    rank = int(ranking(bad).encode(bundle.encoder).candidate.ranks[0, 0])
-
-    async def run() -> None:
-        lane, _ = make(Troubled(runtime, breaks_at_rank=rank))
-        # groups are executed from the last one
-        pending = [submit(lane, ranking(item)) for item in [sound, *[bad] * DEFECTS_UNTIL_LANE_IS_SUSPECT]]
-        with caplog.at_level(logging.CRITICAL, "polyrec.dispatcher"):
-            answered = asyncio.gather(*pending, return_exceptions=True)
-            answers = await asyncio.wait_for(answered, 20)
-        assert answers[0].batch_rows == 1
-        assert [type(answer) for answer in answers[1:]] == [Defect] * DEFECTS_UNTIL_LANE_IS_SUSPECT
-        assert lane.waiting == 0
-
-    asyncio.run(run())
-
-
-def test_a_query_that_cannot_be_encoded_fails_and_the_others_stay_one_batch(
-    make: Make, ranking: Ranking
-) -> None:
-    too_long = ranking("a")
-    names = too_long.names[0]
-    too_long.context = [([str(i) for i in range(1000)],) if n == "filters" else None for n in names]
-
-    async def run() -> None:
-        lane, tally = make()
-        pending = [submit(lane, ranking("a")), submit(lane, too_long), submit(lane, ranking("b", "c"))]
-        answers = await asyncio.gather(*pending, return_exceptions=True)
-        assert isinstance(answers[1], FeatureError)
-        assert "filters" in str(answers[1])
-        assert tally.batches == [(3, 2)]
-
-    asyncio.run(run())
-
-
-@pytest.mark.parametrize("nonsense", [np.nan, np.inf])
-def test_a_probability_that_is_no_number_is_rejected_for_its_query_only(
-    runtime: Runtime, make: Make, ranking: Ranking, nonsense: float
-) -> None:
-    async def run() -> None:
-        lane, _ = make(Troubled(runtime, answers=nonsense))
-        pending = [submit(lane, ranking("a", "b")), submit(lane, ranking("c"))]
-        bad, good = await asyncio.gather(*pending, return_exceptions=True)
-        assert isinstance(bad, Invalid)
-        assert np.isfinite(good.probabilities).all()
 
     asyncio.run(run())
 

@@ -16,9 +16,7 @@ from polyrec.server.dispatch.observer import ExecutedBatch
 from polyrec.server.errors import Defect
 from polyrec.server.lanes.inline import InlineLane
 from polyrec.server.lanes.lane import Executed, Settle
-from tests.server.dispatch.test_dispatcher import Ranking, Tally, dispatcher, ranking, submit
-
-__all__ = ["ranking"]
+from tests.server.dispatch.dispatching import Ranking, Tally, dispatcher, submit
 
 SPENT_S = 0.2
 
