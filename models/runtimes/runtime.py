@@ -79,14 +79,14 @@ class RuntimeKind:
     devices: kinds of devices that it may know, the part of a name before the colon: `cuda` of `cuda:0`.
     precisions: those of the dense net on a device of this machine; empty if the device is unknown.
     probe: executes a product on a device; returns why it cannot, or None.
-    distribution: the installed package whose version changes its speed.
+    library: name and version of what executes; profiles are measured anew when it changes.
     """
 
     open: OpenRuntime
     devices: tuple[str, ...]
     precisions: Callable[[str], tuple[DensePrecision, ...]]
     probe: Callable[[str], str | None]
-    distribution: str
+    library: str
 
 
 def require_precision(runtime: str, precision: DensePrecision, known: Iterable[DensePrecision]) -> None:

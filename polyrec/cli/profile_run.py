@@ -318,9 +318,9 @@ def _hops(paths: Sequence[PathProfile], found: Sequence[Candidate], seed: int) -
 
 def _versions() -> str:
     """Versions of software that invalidate old samples when they change."""
-    from importlib.metadata import version
+    import numpy as np
 
     from polyrec.models.runtimes.registry import runtime_kind, runtimes_for
 
-    used = dict.fromkeys(runtime_kind(name).distribution for name in runtimes_for("cpu"))
-    return " ".join(f"{name} {version(name)}" for name in (*used, "numpy"))
+    used = (runtime_kind(name).library for name in runtimes_for("cpu"))
+    return " ".join((*used, f"numpy {np.__version__}"))

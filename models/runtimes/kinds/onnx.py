@@ -220,4 +220,4 @@ def probe(device: str) -> str | None:
     return None if np.array_equal(product, np.full((2, 2), 2.0)) else "its product of two matrices is wrong"
 
 
-KIND = RuntimeKind(OnnxRuntime, tuple(PROVIDERS), precisions, probe, "onnxruntime-gpu")
+KIND = RuntimeKind(OnnxRuntime, tuple(PROVIDERS), precisions, probe, f"onnxruntime {ort.__version__}")

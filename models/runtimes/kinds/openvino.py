@@ -202,4 +202,4 @@ def _last(error: RuntimeError) -> str:
     return lines[-1] if lines else type(error).__name__
 
 
-KIND = RuntimeKind(OpenVinoRuntime, DEVICES, precisions, probe, "openvino")
+KIND = RuntimeKind(OpenVinoRuntime, DEVICES, precisions, probe, f"openvino {ov.__version__}")

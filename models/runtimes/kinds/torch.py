@@ -46,12 +46,21 @@ class TorchRuntime:
         self.device = str(self._device)
         self.precision = precision
         self._type = DTYPES[precision]
+        self._buckets: Buckets | None = None
+        try:
+            self._open(bundle, tiers)
+        except RuntimeError as e:
+            # torch's errors of a device: out of memory, and whatever the driver reports
+            if self._device.type == "cpu":
+                raise
+            raise RuntimeUnavailable(f"torch fails on '{device}': {str(e).splitlines()[0]}") from None
+
+    def _open(self, bundle: Bundle | BundleWeights, tiers: TierStack | Slab | None) -> None:
         self.stage = open_stage(bundle, tiers, self._device)
         self._net = ContextOnce(bundle.net()).eval().to(self._device, self._type)
         if self._device.type == "cpu" and self._type is torch.bfloat16:
             self._net.pad_products()
         self._min_rows = min_rows(self._net, self._type)
-        self._buckets: Buckets | None = None
         if self._device.type == "cuda":
             self._buckets = Buckets(self._net, self._device, self._type, capture=True)
             with torch.inference_mode():
@@ -97,4 +106,4 @@ def probe(device: str) -> str | None:
     return None if right else "its product of two matrices is wrong"
 
 
-KIND = RuntimeKind(TorchRuntime, ("cpu", "cuda"), precisions, probe, "torch")
+KIND = RuntimeKind(TorchRuntime, ("cpu", "cuda"), precisions, probe, f"torch {torch.__version__}")
