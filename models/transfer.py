@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -9,6 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polyrec.models.errors import DataError
+
+CAPTURING = threading.Lock()
+"""Held while a CUDA graph is captured, and while a thread waits for a whole device, which would end the
+capture with an error."""
 
 
 def on_device(array: NDArray[Any], device: torch.device) -> Tensor:
@@ -18,11 +23,12 @@ def on_device(array: NDArray[Any], device: torch.device) -> Tensor:
     memory block the host.
     """
     here = torch.from_numpy(array)
-    if device.type == "cpu":
-        return here
-    if device.type != "cuda":
-        return here.to(device)
-    return here.pin_memory().to(device, non_blocking=True)
+    return here if device.type == "cpu" else pinned_for(here, device).to(device, non_blocking=True)
+
+
+def pinned_for(tensor: Tensor, device: torch.device) -> Tensor:
+    """Returns a tensor of the CPU in memory from which copies to the device do not block."""
+    return tensor.pin_memory() if device.type == "cuda" else tensor
 
 
 def require_device(name: str) -> torch.device:

@@ -1,9 +1,9 @@
 """Executes batches of any size in a few padded shapes, on a GPU as replayed CUDA graphs.
 
 A dense net is a dozen small kernels; below some hundred rows a GPU spends most time launching them. A graph
-launches all at once, but only for the shapes it was captured with, so rows, and contexts if shared, are
-padded to powers of two. The values of padding rows do not matter, because a dense net computes each row
-independently.
+launches all at once, but only for the shapes it was captured with, so rows are padded to powers of two, and
+contexts, if shared, to powers of eight or to as many as rows: 48 shapes, all prepared. The values of padding
+rows do not matter, because a dense net computes each row independently.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from polyrec.models.dlrm.context_once import ContextOnce
 from polyrec.models.dlrm.dlrm import Inputs
 from polyrec.models.powers import next_power_of_two
 from polyrec.models.schema.batch import F32
+from polyrec.models.transfer import CAPTURING, pinned_for
 
 LARGEST = 4096
 """Maximum padded rows; larger batches are computed unpadded, since launch costs are then negligible."""
@@ -74,6 +75,8 @@ class Buckets:
         cuda: Any = torch.cuda
         # graphs of one lane never run concurrently, so they share memory for intermediate values
         self._pool = cuda.graph_pool_handle() if capture else None
+        # torch's own stream for captures is of the first device that captured
+        self._aside = cuda.Stream(device) if capture else None
 
     @property
     def shapes(self) -> list[tuple[int | None, int]]:
@@ -81,14 +84,13 @@ class Buckets:
         return list(self._shapes)
 
     def prepare(self, largest: int = LARGEST) -> None:
-        """Prepares all shapes of plain batches and of single ranking requests, so that no request
-        waits for it.
-        """
+        """Prepares all shapes, so that no request waits for it. largest: of rows."""
         slots, dense = self._net.net.slots, self._net.net.dense
         width = self._net.net.shape.width
         rows = 1
         while rows <= largest:
-            for contexts in (None, 1) if slots.context else (None,):
+            shared = {_contexts_bucket(n, rows) for n in range(1, rows + 1)} if slots.context else ()
+            for contexts in (None, *shared):
                 every = rows if contexts is None else contexts
                 row = None if contexts is None else torch.zeros(rows, dtype=torch.int64)
                 vectors = torch.zeros(every, slots.context, width), torch.zeros(rows, slots.candidate, width)
@@ -110,14 +112,17 @@ class Buckets:
         shape = self._shape(inputs, rows)
         for memory, given in zip(shape.inputs, inputs, strict=True):
             if memory is not None and given is not None:
-                memory[: given.shape[0]].copy_(given, non_blocking=True)
+                # copies from pageable memory would block
+                there = given if given.device == memory.device else pinned_for(given, self._device)
+                memory[: given.shape[0]].copy_(there, non_blocking=True)
         shape.replay()
         host: F32 = shape.out[:rows].to("cpu", copy=True).numpy()
         return host
 
     def _shape(self, inputs: Inputs, rows: int) -> _Shape:
-        contexts = None if inputs.context_row is None else next_power_of_two(inputs.context.shape[0])
-        key = contexts, next_power_of_two(rows)
+        bucket = next_power_of_two(rows)
+        shared = inputs.context_row is not None
+        key = _contexts_bucket(inputs.context.shape[0], bucket) if shared else None, bucket
         if key not in self._shapes:
             self._shapes[key] = self._make_shape(inputs, *key)
         return self._shapes[key]
@@ -135,14 +140,27 @@ class Buckets:
             out = torch.empty(rows, device=self._device)
             return _Shape(memory, out, lambda: out.copy_(_probabilities(self._net, memory)))
         cuda: Any = torch.cuda
-        ours, aside = cuda.current_stream(self._device), cuda.Stream(self._device)
+        ours, aside = cuda.current_stream(self._device), self._aside
+        assert aside is not None
         aside.wait_stream(ours)
-        with cuda.stream(aside):
-            # libraries select kernels and allocate on first use, which cannot be captured
-            for _ in range(2):
-                _probabilities(self._net, memory)
+        with CAPTURING:
+            with cuda.stream(aside):
+                # libraries select kernels and allocate on first use, which cannot be captured
+                for _ in range(2):
+                    _probabilities(self._net, memory)
+            graph = cuda.CUDAGraph()
+            with cuda.graph(graph, pool=self._pool, stream=aside, capture_error_mode="thread_local"):
+                out = _probabilities(self._net, memory)
         ours.wait_stream(aside)
-        graph = cuda.CUDAGraph()
-        with cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            out = _probabilities(self._net, memory)
         return _Shape(memory, out, graph.replay)
+
+
+def _contexts_bucket(contexts: int, rows: int) -> int:
+    """The contexts to which a batch with so many is padded: a power of eight, at most `rows`.
+
+    rows: of the bucket, a power of two; a batch has no more contexts than rows.
+    """
+    bucket = 1
+    while bucket < contexts:
+        bucket *= 8
+    return max(contexts, min(bucket, rows))

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from polyrec.models.dlrm.dlrm import Architecture, DenseNet, Inputs
 from polyrec.models.embeddings.stage import PerBlock
 from polyrec.models.runtimes.buckets import LARGEST, Buckets
 from polyrec.models.schema.batch import F32
+from polyrec.models.transfer import CAPTURING
 
 WIDTH, SLOTS, DENSE = 8, PerBlock(2, 3), PerBlock(2, 4)
 
@@ -60,7 +63,7 @@ def test_padded_batches_get_the_answers_of_plain_ones(interaction: str) -> None:
         for seed, (rows, contexts) in enumerate(CASES * 2):
             inputs = random_inputs(seed, rows, contexts)
             np.testing.assert_allclose(buckets(inputs), expected(net, inputs), atol=1e-6)
-    wanted = {(None, 1), (None, 8), (None, 4), (None, 1024), (1, 8), (4, 64), (4, 16), (1, 2)}
+    wanted = {(None, 1), (None, 8), (None, 4), (None, 1024), (1, 8), (8, 64), (8, 16), (1, 2)}
     assert set(buckets.shapes) == wanted
 
 
@@ -84,11 +87,19 @@ def test_an_answer_outlives_the_next_batch() -> None:
     np.testing.assert_array_equal(first, kept)
 
 
-def test_shapes_are_prepared_when_opened() -> None:
+def test_every_shape_is_prepared_when_opened() -> None:
+    net = net_of("dot")
     with torch.inference_mode():
-        buckets = Buckets(net_of("dot"), torch.device("cpu"), torch.float32, capture=False)
-        buckets.prepare(8)
-    assert set(buckets.shapes) == {(c, r) for c in (None, 1) for r in (1, 2, 4, 8)}
+        buckets = Buckets(net, torch.device("cpu"), torch.float32, capture=False)
+        buckets.prepare(16)
+        prepared = set(buckets.shapes)
+        assert {c for c, rows in prepared if rows == 4} == {None, 1, 4}
+        assert {c for c, rows in prepared if rows == 16} == {None, 1, 8, 16}
+        for rows in range(1, 17):
+            for contexts in (None, *range(1, rows + 1)):
+                inputs = random_inputs(rows, rows, contexts)
+                np.testing.assert_allclose(buckets(inputs), expected(net, inputs), atol=1e-6)
+    assert set(buckets.shapes) == prepared
 
 
 def test_a_batch_of_no_rows_has_no_bucket() -> None:
@@ -117,3 +128,27 @@ def test_replayed_graphs_give_the_answers_of_the_cpu(
                 there = Inputs(*(None if x is None else x.to(device) for x in inputs))
                 for given in (inputs, there):
                     np.testing.assert_allclose(buckets(given), answers[seed], atol=near)
+
+
+@pytest.mark.gpu
+def test_graphs_are_captured_while_other_threads_wait_for_the_device() -> None:
+    net, device = net_of("dot"), torch.device("cuda")
+    ended = threading.Event()
+
+    def wait_for_the_device() -> None:
+        while not ended.is_set():
+            with CAPTURING:
+                torch.cuda.synchronize()
+
+    waiting = threading.Thread(target=wait_for_the_device)
+    waiting.start()
+    try:
+        with torch.inference_mode():
+            inputs = random_inputs(0, 60, 5)
+            answer = expected(net, inputs)
+            buckets = Buckets(net.to(device), device, torch.float32, capture=True)
+            buckets.prepare(64)
+            np.testing.assert_allclose(buckets(inputs), answer, atol=1e-5)
+    finally:
+        ended.set()
+        waiting.join()
