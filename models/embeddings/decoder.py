@@ -22,8 +22,11 @@ from torch.nn import functional as F
 from polyrec.models.dlrm.batch_invariance import affine, min_batch_rows
 from polyrec.models.powers import next_power_of_two
 from polyrec.models.schema.batch import I64
+from polyrec.models.transfer import on_device
 
 PADDING = 1.25
+LAUNCHED_ROWS = 2**15
+"""Padded rows that another device than a CPU computes in one run: its launches cost more than they do."""
 MOMENTUM = 0.1
 EPSILON = 1e-5
 LEAST_HIDDEN = 16
@@ -107,7 +110,8 @@ class Decoders(nn.Module):
         """
         ends = np.cumsum(counts)
         parts = []
-        for first, last in runs(counts):
+        free = 0 if codes.device.type == "cpu" else LAUNCHED_ROWS
+        for first, last in runs(counts, free):
             begin, end = int(ends[first] - counts[first]), int(ends[last - 1])
             if begin < end:
                 parts.append(self._run(codes[begin:end], first, last, counts[first:last]))
@@ -118,19 +122,20 @@ class Decoders(nn.Module):
         if not torch.is_grad_enabled():
             longest = max(longest, self._min_rows)
         even = bool((counts == longest).all())
-        own = torch.from_numpy(counts).to(codes.device)
+        own = on_device(counts, codes.device) if self.norms else None
         if even:
             x = codes.view(tables, longest, -1)
         else:
             slots = np.arange(longest) < counts[:, None]
             x = codes.new_zeros((tables, longest, codes.shape[1]))
-            filled = torch.from_numpy(np.flatnonzero(slots)).to(codes.device)
+            filled = on_device(np.flatnonzero(slots), codes.device)
             x = x.view(tables * longest, -1).index_copy(0, filled, codes).view(tables, longest, -1)
         for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             if layer:
                 x = ACTIVATIONS[self.activation](x)
             x = affine(bias[first:last], x, weight[first:last])
             if layer < len(self.norms):
+                assert own is not None
                 x = self.norms[layer](x, own, first, last)
         x = x.reshape(tables * longest, self.width)
         return x if even else x.index_select(0, filled)
@@ -262,16 +267,16 @@ def running_statistics(model: nn.Module) -> list[Tensor]:
     return [b for module in model.modules() if isinstance(module, BatchNorm) for b in module.buffers()]
 
 
-def runs(counts: I64) -> list[tuple[int, int]]:
+def runs(counts: I64, free: int = 0) -> list[tuple[int, int]]:
     """Splits tables into runs [first, last) to be padded to their longest table.
 
-    A run ends before the padded rows would exceed `PADDING` times its actual rows.
+    A run ends before the padded rows would exceed `PADDING` times its actual rows, and `free`.
     """
     out: list[tuple[int, int]] = []
     first, longest, total = 0, 0, 0
     for table, count in enumerate(counts.tolist()):
         padded = max(longest, count) * (table - first + 1)
-        if table > first and padded > PADDING * (total + count):
+        if table > first and padded > max(free, PADDING * (total + count)):
             out.append((first, table))
             first, longest, total = table, 0, 0
         longest, total = max(longest, count), total + count

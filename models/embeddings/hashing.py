@@ -29,6 +29,8 @@ EXACT = 2**53
 PART_BITS = 21
 MOST_IDS = 2 ** (2 * PART_BITS)
 CACHED = 32_768
+LAUNCHED = 2**24
+"""Numbers that a CPU, and another device, works on at once."""
 MOST_TABULATED = 2**31
 
 CodeTransform = Literal["uniform", "gaussian"]
@@ -81,13 +83,15 @@ class UniversalHashes(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """Returns the transformed hashes, float32 [n, k]. ids: int64 [n].
 
-        Works on parts that fit the second-level cache, since each step passes over all numbers.
+        Works on parts that fit a CPU's second-level cache, since each step passes over all numbers; on
+        other devices on parts of 128 MiB, since each step is a launch.
         """
         if ids.device.type == "cpu" and self.transform == "uniform" and self.p < MOST_TABULATED:
             return torch.from_numpy(
                 tabulated(self.k, self.m, self.p, self.reach, self.seed).codes(ids.numpy())
             )
-        parts = [self._codes(part) for part in torch.split(ids, max(1, CACHED // self.k))]
+        at_once = CACHED if ids.device.type == "cpu" else LAUNCHED
+        parts = [self._codes(part) for part in torch.split(ids, max(1, at_once // self.k))]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _codes(self, ids: Tensor) -> Tensor:
@@ -175,6 +179,9 @@ def coefficients(k: int, p: int, seed: int) -> tuple[NDArray[np.int64], NDArray[
 
 def _mod(z: Tensor, n: int) -> Tensor:
     """Computes z mod n in place, for integers 0 <= z < 2^53, where the quotient is exact."""
+    if z.is_cuda:
+        # there, a division by a number is a product with its reciprocal, whose last bit may be wrong
+        return z.fmod_(n)
     return z.sub_(torch.div(z, n).floor_().mul_(n))
 
 

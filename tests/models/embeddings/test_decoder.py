@@ -55,6 +55,27 @@ def test_a_balanced_batch_is_one_product_and_a_ranking_batch_a_few() -> None:
     assert runs(np.array([1, 1, 1, 23, 23])) == [(0, 3), (3, 5)]
 
 
+def test_another_device_computes_few_rows_in_one_run_and_many_in_several() -> None:
+    counts = np.array([1, 1, 1, 23, 23])
+    assert runs(counts, free=5 * 23) == [(0, 5)]
+    assert runs(counts, free=4 * 23) == [(0, 4), (4, 5)]
+    assert runs(100 * counts, free=5 * 23) == runs(100 * counts)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("norms", [False, True])
+@pytest.mark.parametrize("counts", [[1, 1, 1, 23, 23], [0, 3000, 2, 900], [40_000, 1, 7]])
+def test_vectors_on_a_gpu_are_those_of_the_cpu(counts: list[int], norms: bool) -> None:
+    generator = torch.Generator().manual_seed(3)
+    decoders = Decoders(len(counts), 16, (24, 8), 5, norms=norms)
+    decoders.initialize(generator, [0.1] * len(counts))
+    codes = torch.rand((sum(counts), 16), generator=generator)
+    with torch.inference_mode():
+        expected = decoders.eval()(codes, np.array(counts))
+        got = decoders.cuda()(codes.cuda(), np.array(counts))
+    torch.testing.assert_close(got.cpu(), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_gradients_reach_every_table_that_was_used() -> None:
     decoders = Decoders(3, 4, (8,), 2)
     decoders.initialize(torch.Generator().manual_seed(0), [1.0] * 3)

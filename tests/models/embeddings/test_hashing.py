@@ -6,7 +6,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrec.models.embeddings.hashing import MOST_TABULATED, PartHashes, UniversalHashes, next_prime
+from polyrec.models.embeddings.hashing import (
+    MOST_TABULATED,
+    CodeTransform,
+    PartHashes,
+    UniversalHashes,
+    next_prime,
+)
 
 
 @given(
@@ -54,6 +60,21 @@ def test_codes_of_tabulated_hashes_are_those_of_computed_ones() -> None:
     expected = hashes.hashes(ids) * (2.0 / (hashes.m - 1)) - 1.0
     np.testing.assert_allclose(hashes(ids), expected, rtol=0, atol=1.3e-7)
     assert hashes(ids[:0]).shape == (0, 100)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("transform", ["uniform", "gaussian"])
+@pytest.mark.parametrize("domain", [50_000, 40_000_000, 2**33])
+def test_codes_on_a_gpu_are_those_of_the_cpu(domain: int, transform: CodeTransform) -> None:
+    here = UniversalHashes(k=8, m=1_000_000, domain=domain, seed=5, transform=transform)
+    there = UniversalHashes(k=8, m=1_000_000, domain=domain, seed=5, transform=transform).cuda()
+    a, b = (here.get_buffer(n).numpy().astype(np.int64).tolist() for n in "ab")
+    # ids whose products are exact multiples of p, where a quotient that is one too small shows
+    zeros = [pow(x, -1, here.p) * (here.p - y) % here.p for x, y in zip(a, b, strict=True)]
+    random = torch.randint(0, domain, (20_000,), generator=torch.Generator().manual_seed(0))
+    ids = torch.cat((torch.tensor([x for x in zeros if x < domain] + [0, domain - 1]), random))
+    assert torch.equal(there.hashes(ids.cuda()).cpu(), here.hashes(ids))
+    torch.testing.assert_close(there(ids.cuda()).cpu(), here(ids), atol=1e-6, rtol=1e-5)
 
 
 def test_a_domain_that_integers_cannot_hash_exactly_is_rejected() -> None:
