@@ -117,9 +117,17 @@ def _read(source: RowSource, first: int, count: int) -> Iterator[Bytes]:
 def _device_rows(
     row_format: RowFormat, layout: TierLayout, source: RowSource, device: torch.device
 ) -> Tensor:
-    rows = np.empty((layout.rows[DEVICE], row_format.bytes), np.uint8)
-    fill(rows, layout, DEVICE, source)
-    return torch.from_numpy(rows).view(row_format.unit).to(device)
+    shape = layout.rows[DEVICE], row_format.units
+    try:
+        out = torch.empty(shape, dtype=row_format.unit, device=device)
+    except torch.OutOfMemoryError as e:
+        raise RuntimeUnavailable(f"rows do not fit on '{device}': {str(e).splitlines()[0]}") from None
+    done = 0
+    for part in _parts(layout, DEVICE, source):
+        # a source's rows may be read-only, which torch warns of
+        out[done : done + len(part)] = torch.from_numpy(part.copy()).view(row_format.unit)
+        done += len(part)
+    return out
 
 
 def _room(row_format: RowFormat, layout: TierLayout, placement: TierSettings) -> CacheRoom:

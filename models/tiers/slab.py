@@ -12,6 +12,7 @@ import mmap
 import os
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -86,8 +87,12 @@ class Slab:
             cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call, unused-ignore]
             if not int(cuda.cudaHostRegister(self.address, self.nbytes, 0)):
                 self.pinned = True
-                # before the memory is freed: CUDA would keep it locked
-                weakref.finalize(self._memory, cuda.cudaHostUnregister, self.address)
+                # of the slab, which goes before its memory does: CUDA would keep freed memory locked
+                weakref.finalize(self, cuda.cudaHostUnregister, self.address)
+            else:
+                # takes the refusal from CUDA's last error, which the next kernel would report as its own
+                with suppress(RuntimeError):
+                    torch.zeros(1, device="cuda")
         return self.pinned
 
     @property

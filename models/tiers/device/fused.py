@@ -5,9 +5,8 @@ dequantizes and pools all of them into the input of the interaction. Rows of the
 place. Misses use one of two transfer modes (transfer_costs.py):
 
     direct    the kernel reads them from the slab in pinned host memory
-    copied    bags without a miss are summed first; meanwhile the host gathers misses into pinned memory,
-    copies
-              them on a separate stream, and the other bags are summed from both (Hotline)
+    copied    bags without a miss are summed first; meanwhile the host gathers misses into pinned memory and
+              copies them on a separate stream, and the other bags are summed from both (Hotline)
 
 Nothing here waits for the device. On the CPU the same steps run in torch, in the same order.
 """
@@ -65,7 +64,8 @@ class FusedLookups:
         self.batches_by_transfer = [0, 0]
         self._hot = stack.tiers.device
         self._cuda = self._hot.is_cuda
-        self._reaches_host = stack.tiers.slab.pin() if self._cuda else True
+        with self._device_context():
+            self._reaches_host = stack.tiers.slab.pin() if self._cuda else True
         self._out = torch.empty((0, stack.tiers.row_format.width), device=self._hot.device)
         cuda: Any = torch.cuda
         self._copying = cuda.Stream(self._hot.device) if self._cuda else None
@@ -74,6 +74,7 @@ class FusedLookups:
         self._planned = planned
         self._near = stack.tiers.layout.tier == DEVICE
         self._miss_rate: float | None = None
+        self._chosen: int | None = None
         if self._reaches_host and can_plan(stack.tiers.layout):
             self._plan = DevicePlan(stack.tiers.layout, stack.tiers.slab, self._hot.device)
         if can_fuse(stack):
@@ -131,6 +132,7 @@ class FusedLookups:
 
     def _unplaced(self, view: View, slots: LookupBags) -> bool:
         """Whether the device should locate the rows; misses are then read in place."""
+        self._chosen = None
         count = slots.rows.size
         if self._plan is None or view.layers or count < max(self._planned, 1):
             return False
@@ -138,8 +140,9 @@ class FusedLookups:
         if self.mode is not None:
             return self.mode == DIRECT
         # the number of misses is unknown in advance: take the latest miss rate
-        rate = self._miss_rate
-        return rate is not None and self.transfer_costs.choose(count, round(rate * count)) == DIRECT
+        if self._miss_rate is not None:
+            self._chosen = self.transfer_costs.choose(count, round(self._miss_rate * count))
+        return self._chosen == DIRECT
 
     def _in_place(self, slots: LookupBags, out: Tensor) -> None:
         assert self._plan is not None
@@ -184,7 +187,9 @@ class FusedLookups:
         # cached pages may be evicted and updates are in no tier yet: only host rows are read in place
         if changed.size or not self._reaches_host or (where.tier[misses] != HOST).any():
             return COPIED
-        return self.transfer_costs.choose(where.tier.size, misses.size) if self.mode is None else self.mode
+        # a batch is chosen for once, or the second answer would undo the retry of the slower mode
+        known = self._chosen if self.mode is None else self.mode
+        return self.transfer_costs.choose(where.tier.size, misses.size) if known is None else known
 
     def _copied(
         self,

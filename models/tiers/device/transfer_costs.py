@@ -31,7 +31,9 @@ class TransferCosts:
         self._chosen = np.zeros(shape, np.int64)
 
     def choose(self, lookups: int, misses: int) -> int:
-        """Returns DIRECT or COPIED; modes without a measurement first."""
+        """Returns DIRECT or COPIED, modes without a measurement first; DIRECT if nothing misses."""
+        if not misses:
+            return DIRECT
         at = _class(lookups, misses)
         self._chosen[at] += 1
         cost = self._cost[at]

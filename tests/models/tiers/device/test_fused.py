@@ -16,7 +16,7 @@ from polyrec.models.embeddings.table import TableStage
 from polyrec.models.schema.batch import Batch
 from polyrec.models.schema.schema import Categorical, Label, Schema, Split
 from polyrec.models.tiers.device.fused import PLANNED, FusedLookups, can_fuse
-from polyrec.models.tiers.device.transfer_costs import COPIED, DIRECT
+from polyrec.models.tiers.device.transfer_costs import COPIED, DIRECT, EVERY
 from polyrec.models.tiers.layout import DEVICE
 from polyrec.models.tiers.opening import open_stack, rows_of_weight
 from polyrec.models.tiers.row_format import RowFormat
@@ -183,6 +183,19 @@ def test_the_faster_mode_is_learned_while_serving(tmp_path: Path) -> None:
     lookups, misses = tier.size, int((tier != DEVICE).sum())
     costs = [fused.transfer_costs.cost(mode, lookups, misses) for mode in (DIRECT, COPIED)]
     assert all(c > 0 for c in costs)
+
+
+def test_the_slower_mode_is_retried_where_the_device_locates_rows(tmp_path: Path) -> None:
+    world = World(tmp_path, bags=False)
+    stage, fused = world.over(None, planned=1)
+    batch = world.batch(40, None)
+    world.same(stage, batch)  # gives the miss rate
+    tier, _ = world.stack.tiers.layout.locate(world.flat.rows.lookups(batch).rows())
+    for _ in range(3 * EVERY):
+        fused.transfer_costs.record(DIRECT, tier.size, int((tier != DEVICE).sum()), 1e-6)
+        fused.transfer_costs.record(COPIED, tier.size, int((tier != DEVICE).sum()), 1.0)
+        world.same(stage, batch)
+    assert fused.batches_by_transfer[COPIED] >= 3
 
 
 def test_a_batch_of_no_rows_gives_no_vectors(tmp_path: Path) -> None:
