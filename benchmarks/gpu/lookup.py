@@ -62,12 +62,10 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def device_us(
-    work: Callable[[], object], device: torch.device, repeats: int, together: int, replayed: bool = True
-) -> float:
+def device_us(work: Callable[[], object], device: torch.device, repeats: int, together: int) -> float:
     """Median microseconds of one of the `together` pieces of device work that `work` starts.
 
-    replayed: as one graph, so that the device is timed and not the launches.
+    They are replayed as one graph, so that the device is timed and not the launches.
     """
     work()
     wait(device)
@@ -78,17 +76,14 @@ def device_us(
             work()
             times.append(1e6 * (time.perf_counter() - begun))
         return statistics.median(times) / together
-    again = work
-    if replayed:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            work()
-        again = graph.replay
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
     times = []
     for i in range(repeats + 3):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
-        again()
+        graph.replay()
         end.record()
         end.synchronize()
         if i >= 3:
@@ -182,7 +177,6 @@ def kernel(world: GpuModel, size: Size, rates: Mapping[str, float]) -> Iterator[
                     world.device,
                     size.repeats,
                     ROTATED,
-                    replayed=False,
                 )
             one["over_floor"] = one["kernel_us"] / one["floor_us"]
             yield one

@@ -26,7 +26,8 @@ from benchmarks.peers.queries import draw
 from polyrec.models.bundle.bundle import Bundle, load_bundle, write_bundle
 from polyrec.models.dlrm.activations import Activations, observe_activations
 from polyrec.models.dlrm.dlrm import DLRM, Architecture, dense_slots, initial_net
-from polyrec.models.dlrm.representation import Representation
+from polyrec.models.dlrm.representation import Representation, initial_stage
+from polyrec.models.embeddings.stage import Stage
 from polyrec.models.embeddings.table import TableStage
 from polyrec.models.schema.batch import I64, Batch
 from polyrec.models.schema.encoder import Encoder
@@ -135,10 +136,16 @@ def open_model(name: str, folder: Path) -> Bundle:
     return load_bundle(path) if path.exists() else write_model(MODELS[name], path)
 
 
-def write_model(model: PeerModel, path: Path, exponent: float | None = None) -> Bundle:
+def write_model(
+    model: PeerModel,
+    path: Path,
+    exponent: float | None = None,
+    representation: Representation | None = None,
+) -> Bundle:
     """Writes a model as a bundle; takes twice its rows' bytes in memory.
 
     exponent: of Zipf's law, for access counts as if all features were candidates'; None: no counts.
+    representation: None: all rows are stored.
     """
     random = np.random.default_rng(SEED)
     torch.manual_seed(SEED)
@@ -154,14 +161,19 @@ def write_model(model: PeerModel, path: Path, exponent: float | None = None) -> 
         for table, size in zip(schema.tables, model.sizes, strict=True)
     }
     rows = {table: vocabulary.rows for table, vocabulary in vocabularies.items()}
-    weight = random.random((sum(rows.values()), model.architecture.width), np.float32)
-    weight -= 0.5
-    weight *= 2 * SPREAD
-    stage = TableStage(schema, rows, torch.from_numpy(weight))
+    width = model.architecture.width
+    if representation is None:
+        representation = Representation()
+        weight = random.random((sum(rows.values()), width), np.float32)
+        weight -= 0.5
+        weight *= 2 * SPREAD
+        stage: Stage = TableStage(schema, rows, torch.from_numpy(weight))
+    else:
+        stage = initial_stage(representation, schema, vocabularies, width, SEED, SPREAD)
     net = initial_net(model.architecture, dense_slots(schema), stage.slots)
     encoder, made = Encoder(schema, vocabularies, {}), DLRM(stage, net)
     activations = _activations(made, encoder)
-    return write_bundle(path, made, Representation(), encoder, {}, {}, activations=activations)
+    return write_bundle(path, made, representation, encoder, {}, {}, activations=activations)
 
 
 def _activations(model: DLRM, encoder: Encoder) -> Activations | None:

@@ -145,7 +145,7 @@ def start_server(name: ServerName, bundle: Bundle, files: Path, core: int, probe
         else make_environment(files.with_name("venv"))
     )
     module = f"benchmarks.peers.servers.{name.kind.partition('-')[0]}_server"
-    port = _free_port()
+    port = free_port()
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     environment |= BATCHING if name.kind == "mosec-batch" else {}
     command = [str(python), "-m", module, str(files), str(port), name.precision]
@@ -153,7 +153,7 @@ def start_server(name: ServerName, bundle: Bundle, files: Path, core: int, probe
     process = _pinned(command, environment, core, log)
     running = RunningServer(name, f"http://127.0.0.1:{port}{INFER}", process)
     try:
-        _wait_until_it_answers(running, probe)
+        wait_until_it_answers(running, probe)
     except PeerFailed:
         running.stop()
         raise
@@ -180,13 +180,13 @@ def _pinned(
         os.sched_setaffinity(0, cores)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
 
 
-def _wait_until_it_answers(server: RunningServer, probe: bytes) -> None:
+def wait_until_it_answers(server: RunningServer, probe: bytes) -> None:
     """Polls until the probe is answered with 200."""
     ends = time.monotonic() + START_S
     while time.monotonic() < ends:
