@@ -36,11 +36,13 @@ class SweptConnection(Protocol):
     """A connection as the frontend sees it.
 
     deadline_s: when its state times out, in seconds on `clock`. network: of its client (`rates.network_of`).
-    idle: no request has begun to arrive. waiting: a request waits for its answer.
+    idle: no request has begun to arrive. waiting: a request waits for its answer. awaits_turn: it is queued
+    for `advance`.
     """
 
     deadline_s: float
     network: str
+    awaits_turn: bool
 
     @property
     def idle(self) -> bool: ...
@@ -50,7 +52,7 @@ class SweptConnection(Protocol):
 
     def time_out(self) -> None: ...
 
-    def take_turn(self) -> None: ...
+    def advance(self) -> None: ...
 
     def abort(self) -> None: ...
 
@@ -136,8 +138,8 @@ class HttpFrontend:
             self._arrivals.look(now_s, slept)
             self._sleeps = sleeps
 
-    def take_woken(self) -> bool:
-        """Whether the loop slept until the bytes being read came; true once for each time that it slept.
+    def woke_loop(self) -> bool:
+        """Whether the bytes being read woke the event loop; true once for each time that it slept.
 
         A request for which it woke finds nothing to share a batch with, so that waiting for more would only
         delay it.
@@ -198,13 +200,18 @@ class HttpFrontend:
             connection.stop()
 
     def queue_turn(self, connection: SweptConnection) -> None:
-        """Queues a connection with more to do; one of them continues in each iteration of the event loop."""
+        """Queues a connection with more to do; one of them advances in each iteration of the event loop."""
+        if connection.awaits_turn:
+            return
+        connection.awaits_turn = True
         self._turns.append(connection)
         if len(self._turns) == 1:
             asyncio.get_running_loop().call_soon(self._give_turn)
 
     def _give_turn(self) -> None:
-        self._turns[0].take_turn()
+        connection = self._turns[0]
+        connection.awaits_turn = False
+        connection.advance()
         self._turns.popleft()
         if self._turns:
             asyncio.get_running_loop().call_soon(self._give_turn)

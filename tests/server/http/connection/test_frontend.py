@@ -79,10 +79,10 @@ def test_only_the_request_that_wakes_the_loop_is_executed_at_once(engine: Engine
         await read(frontend)
         await asyncio.sleep(BUSY_S)
         frontend.arrival()
-        woken = [frontend.take_woken(), frontend.take_woken()]
+        woken = [frontend.woke_loop(), frontend.woke_loop()]
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        return [*woken, frontend.take_woken()]
+        return [*woken, frontend.woke_loop()]
 
     assert asyncio.run(scene()) == [True, False, False]
 
