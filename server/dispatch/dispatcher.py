@@ -333,7 +333,7 @@ class Dispatcher:
         if self._closed:
             return
         self.deaths += 1
-        self.router.lane_down(lane, clock())
+        self.router.lane_down(lane)
         self._observer.lane_alive(lane, False)
         self._supervisor.restart(lane)
 

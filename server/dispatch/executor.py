@@ -271,7 +271,7 @@ class Executor:
         """Requeues the queries of a dead lane if their deadlines allow; the dispatcher restarts the lane."""
         now_s = clock()
         self.active[lane] = None
-        self._router.lane_down(lane, now_s)
+        self._router.lane_down(lane)
         for query in self._router.failed(active.dispatch, now_s):
             if query.deadline_s <= now_s:
                 fail(query, DeadlinePassed(query.deadline_s - query.arrival_s))
