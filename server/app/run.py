@@ -39,8 +39,8 @@ from polyrec.server.app.serving import Serving
 from polyrec.server.app.settings import Settings
 from polyrec.server.app.signals import ignores_sighup
 from polyrec.server.app.tls import check_tls, reload_tls, server_context
+from polyrec.server.clock import clock
 from polyrec.server.codecs.json_rows import MAX_DIGITS
-from polyrec.server.dispatch.dispatcher import clock
 from polyrec.server.grpc.opening import GrpcPort, require_packages
 from polyrec.server.http.access import Access
 from polyrec.server.http.admin import Admin

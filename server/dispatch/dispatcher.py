@@ -18,11 +18,11 @@ from polyrec.planner.routing.query import Dispatch, Query, Rejection, RejectReas
 from polyrec.planner.routing.router import Router
 from polyrec.planner.routing.sharing.machine_time import ModelShare
 from polyrec.planner.routing.sharing.pools import LanePlace
+from polyrec.server.clock import clock
 from polyrec.server.codecs.rows import Rows
 from polyrec.server.dispatch.answer import Outbox, Pending, QueryPayload, fail
 from polyrec.server.dispatch.cold_rows import ColdRows, SeenQueries
 from polyrec.server.dispatch.control_loop import ControlLoop
-from polyrec.server.dispatch.control_loop import clock as clock
 from polyrec.server.dispatch.executor import Executor
 from polyrec.server.dispatch.observer import Observer
 from polyrec.server.dispatch.prefetcher import Prefetcher

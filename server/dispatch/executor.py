@@ -16,9 +16,10 @@ from polyrec.models.schema.encoder import Encoder
 from polyrec.models.tiers.stack import TierStack
 from polyrec.planner.routing.query import Dispatch, Part, Query
 from polyrec.planner.routing.router import Router
+from polyrec.server.clock import clock
 from polyrec.server.dispatch.answer import fail
 from polyrec.server.dispatch.cold_rows import SeenQueries
-from polyrec.server.dispatch.control_loop import ControlLoop, clock
+from polyrec.server.dispatch.control_loop import ControlLoop
 from polyrec.server.dispatch.observer import ExecutedBatch, Observer
 from polyrec.server.dispatch.parts import encode_parts, scatter
 from polyrec.server.errors import DeadlinePassed, Defect, NotReady

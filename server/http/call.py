@@ -20,9 +20,9 @@ from polyrec.planner.routing.query import Query
 from polyrec.server.app.engine import Engine
 from polyrec.server.app.serving import OpenPath, Serving
 from polyrec.server.app.tokens import Client
+from polyrec.server.clock import clock
 from polyrec.server.codecs.rows import Rows
 from polyrec.server.dispatch.answer import Answer
-from polyrec.server.dispatch.dispatcher import clock
 from polyrec.server.errors import (
     DeadlinePassed,
     Defect,

@@ -14,7 +14,7 @@ import logging
 from starlette.types import Scope
 
 from polyrec.planner.routing.admission.arrival import Arrival
-from polyrec.server.dispatch.dispatcher import clock
+from polyrec.server.clock import clock
 from polyrec.server.errors import HttpViolation, Stopping, TooBusy, TooLarge, TooSlow
 from polyrec.server.http.connection.asgi import MAX_WAITING_BYTES, AsgiRequest
 from polyrec.server.http.connection.body_reader import BodyReader

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 
 from polyrec.planner.routing.admission.arrival import Arrival, ArrivalTimes
 from polyrec.server.app.engine import Engine, LifecycleState
-from polyrec.server.dispatch.dispatcher import clock
+from polyrec.server.clock import clock
 from polyrec.server.http.connection.access_log import AccessLog
 from polyrec.server.http.connection.hot_endpoint import HotEndpoint
 from polyrec.server.http.connection.limits import ConnectionLimits, Networks

@@ -16,7 +16,7 @@ import torch
 from polyrec.models.bundle.bundle import Bundle, write_bundle
 from polyrec.planner.rollout.arm_sums import ArmRecords
 from polyrec.planner.routing.admission.arrival import Arrival
-from polyrec.server.dispatch.dispatcher import clock
+from polyrec.server.clock import clock
 from polyrec.server.http.call import Call
 from polyrec.server.http.predictions import RankCodec
 from tests.server.rollout.conftest import QUICK, PlanOf, Trial

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from polyrec.server.app.engine import Engine
-from polyrec.server.dispatch.dispatcher import clock
+from polyrec.server.clock import clock
 from polyrec.server.http.app import create_app
 from polyrec.server.http.connection.frontend import HttpFrontend
 
