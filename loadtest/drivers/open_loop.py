@@ -34,8 +34,10 @@ POLLED_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`connections` are opened beforehand, more as requests overlap, up to `max_connections`; requests that
-    find those busy wait, with their latency running. grace_s: wait for answers after the last departure.
+    """Limits of the driver.
+
+    connections: opened beforehand; more are as requests overlap, up to max_connections. Requests that find
+    those busy wait, with their latency running. grace_s: wait for answers after the last departure.
     """
 
     connections: int = 16

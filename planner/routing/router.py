@@ -160,11 +160,11 @@ class Router:
                 lane_state.breaker.state = BreakerState.PROBING
             else:
                 lane_state.last_done_s = now_s
-            # with other lanes, the query stays in the queue for them and the probe executes a copy
-            is_probe = bool(other_usable_lanes(state, lane_state))
-        if not is_probe and self.policy.binds_at_arrival:
+        # with other lanes, the query stays in the queue for them and the probe executes a copy
+        is_copy = is_probe and bool(other_usable_lanes(state, lane_state))
+        if not is_copy and self.policy.binds_at_arrival:
             self.policy.dispatched(state, choice.path, choice.rows)
-        return dispatch_batch(state, lane_state, choice, now_s, is_probe)
+        return dispatch_batch(state, lane_state, choice, now_s, is_copy)
 
     def done(self, dispatch: Dispatch, now_s: float, took_s: float) -> None:
         """Records an executed batch: corrects the lane's latency model and completes queries.

@@ -265,7 +265,7 @@ class Dispatcher:
             now_s = clock()
             expired = self.router.expire(now_s)
             for i in tuple(self.router.lane_order):
-                if self._executor.free(i) and (turns is None or turns.may_start(i, now_s)):
+                if self._executor.is_free(i) and (turns is None or turns.may_start(i, now_s)):
                     dispatch = self.router.next(i, now_s)
                     if dispatch is not None:
                         if turns is not None:

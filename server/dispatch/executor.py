@@ -90,7 +90,7 @@ class Executor:
         self._closed = False
         self._ended: list[tuple[int, ActiveDispatch]] = []
 
-    def free(self, lane: int) -> bool:
+    def is_free(self, lane: int) -> bool:
         """Whether a lane is alive and executes nothing."""
         return self.active[lane] is None and self._lanes[lane].alive
 

@@ -94,7 +94,7 @@ class InferStream:
         try:
             call.admit()
             begun_s = clock()
-            call.address(codec.read(message, self._models), begun_s)
+            call.use_engine(codec.read(message, self._models), begun_s)
             return _Request(call, call.submit(message), None, "")
         except Exception as e:
             call.reject(e)

@@ -89,7 +89,7 @@ class InferenceService:
             call.admit()
             body = await self._reader.only(context)
             begun_s = clock()
-            call.address(codec.read(body, self._models), begun_s)
+            call.use_engine(codec.read(body, self._models), begun_s)
             query = call.submit(body)
             reply = call.reply(await call.answer(query))
         except asyncio.CancelledError:

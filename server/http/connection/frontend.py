@@ -1,4 +1,4 @@
-"""Shared state of all connections of one server: the application, the limits and the counters.
+"""Shared state of all connections of one server: the application, limits, turns, arrival times and counters.
 
 One periodic sweep enforces the time limits instead of a timer for each connection: a connection only stores
 the deadline of its current state.
@@ -110,7 +110,7 @@ class HttpFrontend:
 
     def begin_request(self) -> None:
         """Counts a request whose head is being read."""
-        self._look()
+        self._begin_reading()
         self._arrivals.begin()
 
     def arrival(self, answered_s: float = 0.0) -> Arrival:
@@ -118,22 +118,22 @@ class HttpFrontend:
 
         answered_s: when their connection wrote its last answer, for which the client waited.
         """
-        self._look()
+        self._begin_reading()
         return self._arrivals.arrival(answered_s)
 
-    def _look(self) -> None:
+    def _begin_reading(self) -> None:
         """Records that the loop begins to read; once in each of its iterations."""
         if not self._reading:
             loop = self._loop
             if loop is None:
                 loop = self._loop = asyncio.get_running_loop()
             self._reading = True
-            loop.call_soon(self._read)  # runs once all readable sockets of this iteration were read
+            loop.call_soon(self._end_reading)  # runs once all readable sockets of this iteration were read
             now_s = clock()
             # a voluntary context switch is a sleep; losing the core to another process is not
             sleeps = getrusage(RUSAGE_THREAD).ru_nvcsw
             slept = sleeps != self._sleeps
-            # the first round cannot tell
+            # unknown in the first iteration
             self._woken = slept and self._sleeps >= 0
             self._arrivals.look(now_s, slept)
             self._sleeps = sleeps
@@ -147,7 +147,7 @@ class HttpFrontend:
         woken, self._woken = self._woken, False
         return woken
 
-    def _read(self) -> None:
+    def _end_reading(self) -> None:
         self._reading = self._woken = False
 
     def join(self, connection: SweptConnection) -> bool:
