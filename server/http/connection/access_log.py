@@ -27,7 +27,7 @@ class AnsweredBy(NamedTuple):
     reason: str | None = None
 
 
-class LoggedRequest(Protocol):
+class AnsweredRequest(Protocol):
     """A request as its line names it. route: of its endpoint; empty: that is the path of its URL."""
 
     @property
@@ -55,7 +55,12 @@ class AccessLog:
         return self._uniform() < self._rate
 
     def answered(
-        self, request_id: bytes, head: Head | None, request: LoggedRequest | None, status: int, took_s: float
+        self,
+        request_id: bytes,
+        head: Head | None,
+        request: AnsweredRequest | None,
+        status: int,
+        took_s: float,
     ) -> None:
         """Writes the line of an HTTP answer. head, request: None if it was rejected before it had one."""
         method = b"" if head is None else head.method

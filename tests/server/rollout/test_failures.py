@@ -1,4 +1,4 @@
-"""What counts as a failure of the canary, and what is of the client or of the server."""
+"""Failures of a canary, and those that are the client's or the server's."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from polyrec.server.http.access import Access
 from polyrec.server.http.admin import Admin
 from polyrec.server.http.app import create_app
 from polyrec.server.http.rates import GUESS_BURST
-from tests.server.http.access_tokens import (
+from tests.server.http.test_access import (
     ADMIN_TOKEN,
     CLIENTS,
     HOURLY,
