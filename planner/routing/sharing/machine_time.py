@@ -32,7 +32,10 @@ INF = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class ModelShare:
-    """weight: of the model's information; None: 1. guaranteed: share of lanes' time; None: an equal one."""
+    """What a model is to get of shared lanes.
+
+    weight: of the model's information; None: 1. guaranteed: share of lanes' time; None: an equal one.
+    """
 
     weight: float | None = None
     guaranteed: float | None = None
