@@ -32,7 +32,7 @@ INF = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class ModelShare:
-    """What a model is to get of shared lanes.
+    """Share of the lanes that a model is to get.
 
     weight: of the model's information; None: 1. guaranteed: share of lanes' time; None: an equal one.
     """
