@@ -58,7 +58,7 @@ class Balancer:
         return self._spec.model_dump_json()
 
     async def set_spec(self, spec: str) -> None:
-        """Replaces the spec; the way in and its port stay. Raises OSError, and then keeps the old one."""
+        """Replaces the spec; the ingress and its port stay. Raises OSError, and then keeps the old one."""
         new = ClusterSpec.model_validate_json(spec)
         write_text(self._file, spec)
         self._spec = new

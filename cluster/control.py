@@ -32,7 +32,7 @@ REPORT_S = 0.2
 
 
 def up(spec: ClusterSpec) -> None:
-    """Starts the way in and all groups, and waits until every replica answers. Raises ClusterError."""
+    """Starts the ingress and all groups, and waits until every replica answers. Raises ClusterError."""
     if _balancer() is not None:
         raise ClusterError("a cluster is up; `polyrec cluster down` ends it")
     http = {"host": spec.host, "port": spec.port}
@@ -77,7 +77,7 @@ def scale(spec: ClusterSpec, name: str | None, replicas: int) -> ClusterSpec:
 
 
 def down() -> None:
-    """Drains and ends all replicas, then the way in."""
+    """Drains and ends all replicas, then the ingress."""
     balancer = _balancer()
     if balancer is None:
         raise ClusterError("no cluster is up; `polyrec cluster up` starts one")

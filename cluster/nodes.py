@@ -52,7 +52,7 @@ def start_worker(head: str, ip: str, way: Way, arguments: Sequence[str] = ()) ->
 
 
 def ray_environment(way: Way) -> Mapping[str, str]:
-    """Returns the environment that Ray's processes need for a way in."""
+    """Returns the environment that Ray's processes need for an ingress."""
     return {
         "RAY_USAGE_STATS_ENABLED": "0",
         # a replica's processes end with it, even if it is killed

@@ -99,7 +99,7 @@ class Replica:
             return Response(await got.read(), got.status, kept)
 
     async def __del__(self) -> None:
-        """Ends the replica: leaves the balancer first, then drains the server."""
+        """Ends the replica, as Serve calls and awaits this: leaves the balancer, then drains the server."""
         if self._stopping:
             return
         self._stopping = True

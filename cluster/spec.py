@@ -1,4 +1,4 @@
-"""Describes a cluster: its way in (ingress) and its groups of equal replicas."""
+"""Describes a cluster: its ingress and its groups of equal replicas."""
 
 from __future__ import annotations
 

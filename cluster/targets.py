@@ -1,4 +1,4 @@
-"""Targets of requests at both ways in: which are refused, and how one is handed on."""
+"""Targets of requests at every ingress: which are refused, and how one is handed on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 from urllib.parse import quote
 
 ADMINISTRATION = "^/v1/(models/[^/]+/)?admin(/|$) ^/v2/repository/models/"
-"""Expressions of the paths, decoded as the server decodes them, that are not for a replica by chance."""
+"""Expressions of the paths, decoded as the server decodes them, that are not for a replica by chance:
+a string, as HAProxy takes them."""
 
 
 def is_administration(path: str) -> bool:

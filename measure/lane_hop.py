@@ -23,7 +23,8 @@ from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.schema.batch import Batch
 from polyrec.planner.plan import LaneKind, PlannedLane, PlannedPath
 from polyrec.planner.profile import Hop
-from polyrec.server.lanes.lane import Executed, Lane, clock
+from polyrec.server.clock import clock
+from polyrec.server.lanes.lane import Executed, Lane
 from polyrec.server.lanes.opening import open_lane
 
 KINDS: tuple[LaneKind, ...] = ("thread", "process")

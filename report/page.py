@@ -24,7 +24,10 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """text_columns: positions of left-aligned columns, where "detail" in `said (detail)` is set small."""
+    """A table of a page.
+
+    text_columns: positions of left-aligned columns, where "detail" in `said (detail)` is set small.
+    """
 
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -56,7 +59,10 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """summary: one sentence, or a paragraph. passed: colors the summary; None where nothing was required."""
+    """A page of a report.
+
+    summary: one sentence, or a paragraph. passed: colors the summary; None where nothing was required.
+    """
 
     title: str
     summary: str

@@ -69,8 +69,8 @@ def start(
     for any reason. own_group: whether a terminal's Ctrl-C does not reach it, so that this process alone
     decides how it ends. Raises StartFailed if it ends before it is ready.
     """
-    theirs, ours = os.pipe() if lifeline else (None, None)
-    inherited = () if theirs is None else (theirs,)
+    child_end, own_end = os.pipe() if lifeline else (None, None)
+    inherited = () if child_end is None else (child_end,)
     environ = {k: v for k, v in os.environ.items() if not k.startswith("POLYREC_")}
     environ |= {f"POLYREC_{k.upper()}": str(v) for k, v in ({"port": 0} | dict(settings)).items()}
     cores = os.sched_getaffinity(0)
@@ -88,15 +88,15 @@ def start(
         )
     finally:
         os.sched_setaffinity(0, cores)
-        if theirs is not None:
-            os.close(theirs)
+        if child_end is not None:
+            os.close(child_end)
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
         process.stdout.close()
-        if ours is not None:
-            os.close(ours)
+        if own_end is not None:
+            os.close(own_end)
         raise StartFailed(f"the server ended with status {process.wait()} before it was ready")
     # benchmarks start servers of older revisions, which say less
     ready = orjson.loads(line)
-    return ServerProcess(ready["url"], process, tuple(ready.get("processes", ())), ready.get("grpc"), ours)
+    return ServerProcess(ready["url"], process, tuple(ready.get("processes", ())), ready.get("grpc"), own_end)

@@ -31,9 +31,9 @@ from benchmarks.peers.reference import Reference
 from polyrec.models.allocator import retain_freed_memory
 from polyrec.planner.plan import Limits, load_plan
 from polyrec.server.app.serving import Serving, open_serving
+from polyrec.server.clock import clock
 from polyrec.server.codecs.oip_codec import OipCodec
 from polyrec.server.dispatch.answer import Pending
-from polyrec.server.dispatch.dispatcher import clock
 from polyrec.server.metrics.metrics import Metrics
 from polyrec.server.tiers.update_store import UpdateStore
 

@@ -12,7 +12,9 @@ from math import sqrt
 
 @dataclass(slots=True)
 class CapacitySearch:
-    """first: the first rate. precision: ends when met and missed rates are within this factor.
+    """A search for the highest rate that meets the SLO: grows, then bisects.
+
+    first: the first rate. precision: ends when met and missed rates are within this factor.
 
     tries: misses of a rate before it is given up. max_verdicts: verdicts in all.
     """

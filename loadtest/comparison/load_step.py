@@ -38,7 +38,9 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """up, down: around the two edges. before, high, after: figures of the three parts.
+    """The figures of a step of load.
+
+    up, down: around the two edges. before, high, after: figures of the three parts.
 
     bent_s: from the step up until quality had adapted; returned_s: from the step back until it was as
     before. 0 if quality did not change, None if it had not returned by the end.

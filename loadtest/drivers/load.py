@@ -24,8 +24,9 @@ Body = Callable[[int], bytes | None]
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """due_s: float64 [requests], seconds from the start, ascending, all below `seconds`.
+    """The requests of one run, ready to be sent.
 
+    due_s: float64 [requests], seconds from the start, ascending, all below `seconds`.
     rows: int64 [requests], 1 if unknown: then rows/s are requests/s.
     budget_s: float64 [requests], infinite without one.
     payload: request number -> the bytes that go out, called just ahead of the departure.

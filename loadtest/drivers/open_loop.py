@@ -26,6 +26,7 @@ import uvloop
 from polyrec.loadtest.drivers.connection import NO_ANSWER, Answer, LoadError, Pool, Target
 from polyrec.loadtest.drivers.load import Load
 from polyrec.loadtest.results.outcome import NO_PATH, Outcome
+from polyrec.models.schema.batch import F64
 
 NAP_S = 6e-5
 POLLED_S = 0.02
@@ -33,8 +34,10 @@ POLLED_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`connections` are opened beforehand, more as requests overlap, up to `max_connections`; requests that
-    find those busy wait, with their latency running. grace_s: wait for answers after the last departure.
+    """Limits of the driver.
+
+    connections: opened beforehand; more are as requests overlap, up to max_connections. Requests that find
+    those busy wait, with their latency running. grace_s: wait for answers after the last departure.
     """
 
     connections: int = 16
@@ -46,6 +49,65 @@ class Limits:
             raise LoadError(f"{self.connections} connections: give 1 to {self.max_connections}")
 
 
+class Answers:
+    """Collects the answers to a load, as arrays by request.
+
+    start_s: the schedule's zero, by perf_counter. finished: set once every request has ended. bodies: filled
+    with the body of each answer, if given.
+    """
+
+    def __init__(self, load: Load, bodies: dict[int, bytes] | None) -> None:
+        self.start_s = 0.0
+        self.finished = asyncio.Event()
+        self._load = load
+        self._bodies = bodies
+        self._pending = requests = len(load)
+        self._latency = np.full(requests, np.nan)
+        self._status = np.full(requests, NO_ANSWER, np.int64)
+        self._path = np.full(requests, NO_PATH, np.int16)
+        self._degraded = np.zeros(requests, bool)
+        self._paths: dict[bytes, int] = {b"": NO_PATH}
+        self._errors: dict[int, str] = {}
+
+    def add(self, index: int, answer: Answer) -> None:
+        """Records how a request ended."""
+        if answer.error:
+            self._errors[index] = answer.error
+        else:
+            self._latency[index] = perf_counter() - self.start_s - self._load.due_s[index]
+            self._status[index] = answer.status
+            self._path[index] = self._paths.setdefault(answer.path, len(self._paths) - 1)
+            self._degraded[index] = answer.degraded
+            if self._bodies is not None:
+                self._bodies[index] = answer.body
+        self._pending -= 1
+        if not self._pending:
+            self.finished.set()
+
+    def outcome(self, lag_s: F64, pool: Pool, grace_s: float) -> Outcome:
+        """The outcome so far. lag_s: delay of each departure. grace_s: waited for answers after the last."""
+        for index in np.flatnonzero(self._status == NO_ANSWER).tolist():
+            self._errors.setdefault(index, f"no answer within {grace_s:g} s of the end")
+        return Outcome(
+            self._load.due_s,
+            lag_s,
+            self._latency,
+            self._status,
+            self._load.rows,
+            self._load.budget_s,
+            self._path,
+            tuple(name.decode("latin-1") for name in list(self._paths)[1:]),
+            self._degraded,
+            # a copy: closing the pool reports what is still in flight as lost
+            dict(self._errors),
+            0.0,
+            self._load.seconds,
+            pool.connections,
+            pool.held_back,
+            self.start_s,
+        )
+
+
 async def drive(
     target: Target, load: Load, limits: Limits, bodies: dict[int, bytes] | None = None
 ) -> Outcome:
@@ -53,65 +115,22 @@ async def drive(
 
     bodies: filled with the body of each answer, by request, for callers that check answers.
     """
-    due_s = load.due_s
-    lag = np.full(due_s.size, np.nan)
-    latency = np.full(due_s.size, np.nan)
-    status = np.full(due_s.size, NO_ANSWER, np.int64)
-    path = np.full(due_s.size, NO_PATH, np.int16)
-    degraded = np.zeros(due_s.size, bool)
-    paths: dict[bytes, int] = {b"": NO_PATH}
-    errors: dict[int, str] = {}
-    pending = due_s.size
-    finished = asyncio.Event()
-
-    def answered(index: int, answer: Answer) -> None:
-        nonlocal pending
-        if answer.error:
-            errors[index] = answer.error
-        else:
-            latency[index] = perf_counter() - start - due_s[index]
-            status[index] = answer.status
-            path[index] = paths.setdefault(answer.path, len(paths) - 1)
-            degraded[index] = answer.degraded
-            if bodies is not None:
-                bodies[index] = answer.body
-        pending -= 1
-        if not pending:
-            finished.set()
-
+    lag_s = np.full(len(load), np.nan)
+    answers = Answers(load, bodies)
     nap = os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR)
-    pool = Pool(target, limits.max_connections, answered, bodies is not None)
+    pool = Pool(target, limits.max_connections, answers.add, bodies is not None)
     try:
         await pool.open(limits.connections)
-        start = perf_counter() + 0.01
-        for index, due in enumerate(due_s.tolist()):
+        start_s = answers.start_s = perf_counter() + 0.01
+        for index, due_s in enumerate(load.due_s.tolist()):
             payload = load.payload(index)
-            await _until(start + due, nap)
-            lag[index] = perf_counter() - start - due
+            await _until(start_s + due_s, nap)
+            lag_s[index] = perf_counter() - start_s - due_s
             pool.send(index, payload)
-        if pending:
+        if len(load):
             with suppress(TimeoutError):
-                await asyncio.wait_for(finished.wait(), limits.grace_s)
-        for index in np.flatnonzero(status == NO_ANSWER).tolist():
-            errors.setdefault(index, f"no answer within {limits.grace_s:g} s of the end")
-        return Outcome(
-            due_s,
-            lag,
-            latency,
-            status,
-            load.rows,
-            load.budget_s,
-            path,
-            tuple(name.decode("latin-1") for name in list(paths)[1:]),
-            degraded,
-            # a copy: closing reports what is still in flight as lost
-            dict(errors),
-            0.0,
-            load.seconds,
-            pool.connections,
-            pool.held_back,
-            start,
-        )
+                await asyncio.wait_for(answers.finished.wait(), limits.grace_s)
+        return answers.outcome(lag_s, pool, limits.grace_s)
     finally:
         await pool.close()
 

@@ -20,7 +20,9 @@ from polyrec.models.schema.schema import Schema
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """due_s: float64 [requests], seconds from the first, ascending. query: int64 [requests], the request
+    """Recorded departures and the queries that were sent.
+
+    due_s: float64 [requests], seconds from the first, ascending. query: int64 [requests], the request
     of the data that leaves then. recorded_s: duration of the recording.
     """
 

@@ -36,7 +36,10 @@ class ServerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """probabilities: float32 [rows], in the order of the request; path: that answered."""
+    """The answer of /v1/predict.
+
+    probabilities: float32 [rows], in the order of the request; path: that answered.
+    """
 
     probabilities: NDArray[np.float32]
     path: str
@@ -44,7 +47,10 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """order: int64 [top_k], positions in the request's candidates, best first. scores: float32 [top_k]."""
+    """The answer of /v1/rank.
+
+    order: int64 [top_k], positions in the request's candidates, best first. scores: float32 [top_k].
+    """
 
     order: NDArray[np.int64]
     scores: NDArray[np.float32]

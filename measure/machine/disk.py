@@ -27,7 +27,9 @@ READS = 400
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """free_bytes: of the file system.
+    """Measured properties of a disk.
+
+    free_bytes: of the file system.
 
     bandwidth: bytes/s of sequential reads; latency_s: median read of a page.
     """

@@ -44,7 +44,10 @@ class ContextPart(NamedTuple):
 
 
 class ContextOnce(nn.Module):
-    """The weights of a `DenseNet`, split into parts for contexts and for rows. For inference."""
+    """The weights of a `DenseNet`, split into parts for contexts and for rows. For inference.
+
+    Buffers row_weight and context_weight: W_R and W_C of the module's docstring.
+    """
 
     def __init__(self, net: DenseNet) -> None:
         super().__init__()
@@ -54,9 +57,9 @@ class ContextOnce(nn.Module):
         first = first_layer(net)
         weight = net.interaction.down[0].weight if isinstance(net.interaction, Cross) else first.weight
         assert isinstance(weight, Tensor)
-        own, shared = self._columns(weight.detach())
-        self.register_buffer("own", own, persistent=False)
-        self.register_buffer("shared", shared, persistent=False)
+        row_weight, context_weight = self._columns(weight.detach())
+        self.register_buffer("row_weight", row_weight, persistent=False)
+        self.register_buffer("context_weight", context_weight, persistent=False)
         bias = torch.zeros(weight.shape[0]) if isinstance(net.interaction, Cross) else first.bias.detach()
         self.register_buffer("bias", bias.to(weight), persistent=False)
 
@@ -89,14 +92,14 @@ class ContextOnce(nn.Module):
     def pad_products(self) -> None:
         """Pads the inputs of every product to a multiple of TILE (models/dlrm/batch_invariance.py)."""
         pad_layers(self)
-        for name in ("own", "shared"):
+        for name in ("row_weight", "context_weight"):
             self.register_buffer(name, tiled(self.get_buffer(name)), persistent=False)
 
     def products(self) -> list[int]:
         """Multiplications per row (or context) of each matrix product, in plain and in ranking batches."""
         net = self.net
         found = [layer.weight.numel() for layer in net.modules() if isinstance(layer, nn.Linear)]
-        found += [self.get_buffer(name).numel() for name in ("own", "shared")]
+        found += [self.get_buffer(name).numel() for name in ("row_weight", "context_weight")]
         if isinstance(net.interaction, Dot):
             shared = net.slots.context + self.bottom_per_context
             own = net.slots.candidate + self.bottom_per_row
@@ -119,11 +122,11 @@ class ContextOnce(nn.Module):
                 inputs = torch.cat((x[:, 0], inputs), dim=1)
         else:
             inputs = x.flatten(1)
-        weight = self.get_buffer("shared")
+        weight = self.get_buffer("context_weight")
         inputs = padded(inputs, weight.shape[1])
         return ContextPart(F.linear(inputs, weight, self.get_buffer("bias")), x)
 
-    def candidate(self, shared: ContextPart, inputs: Inputs) -> Tensor:
+    def candidate(self, context: ContextPart, inputs: Inputs) -> Tensor:
         """Computes logits [rows] given the context part.
 
         inputs.context_row is required, inputs.context unused.
@@ -135,17 +138,17 @@ class ContextOnce(nn.Module):
             assert net.bottom is not None
             dense = torch.cat((inputs.dense_context.index_select(0, row), inputs.dense_candidate), dim=1)
             y = torch.cat((net.bottom(dense).unsqueeze(1), y), dim=1)
-        constant = shared.hidden.index_select(0, row)
+        constant = context.hidden.index_select(0, row)
         if isinstance(net.interaction, Dot):
-            crossing = torch.bmm(y, shared.vectors.index_select(0, row).transpose(1, 2)).flatten(1)
+            crossing = torch.bmm(y, context.vectors.index_select(0, row).transpose(1, 2)).flatten(1)
             parts = [crossing, torch.bmm(y, y.transpose(1, 2)).flatten(1)]
             own = torch.cat(([y[:, 0]] if self.bottom_per_row else []) + parts, dim=1)
         else:
             own = y.flatten(1)
-        weight = self.get_buffer("own")
+        weight = self.get_buffer("row_weight")
         hidden = torch.addmm(constant, padded(own, weight.shape[1]), weight.t())
         if isinstance(net.interaction, Cross):
-            x = shared.vectors.index_select(0, row)
+            x = context.vectors.index_select(0, row)
             if self.bottom_per_row:
                 first = torch.cat((y[:, :1], x, y[:, 1:]), dim=1).flatten(1)
             else:

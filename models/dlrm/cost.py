@@ -93,7 +93,7 @@ def ranking_net_flops(net: DenseNet) -> RankingFlops:
     """Counts the dense net's operations of a ranking request."""
     once = ContextOnce(net)
     shape, interaction = net.shape, net.interaction
-    row, context = (2 * once.get_buffer(name).numel() for name in ("own", "shared"))
+    row, context = (2 * once.get_buffer(name).numel() for name in ("row_weight", "context_weight"))
     bottom = _products((sum(net.dense), *shape.bottom, shape.width)) if net.bottom is not None else 0
     context, row = context + bottom * once.bottom_per_context, row + bottom * once.bottom_per_row
     first = first_layer(net)

@@ -15,7 +15,10 @@ from polyrec.models.schema.batch import Batch
 
 
 class Vectors(NamedTuple):
-    """context: [context rows, context slots, D]; candidate: [rows, candidate slots, D]."""
+    """The vectors of a batch, from its embedding stage.
+
+    context: [context rows, context slots, D]; candidate: [rows, candidate slots, D].
+    """
 
     context: Tensor
     candidate: Tensor

@@ -26,7 +26,9 @@ from polyrec.models.training.pipeline import Phase
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """label: float32 [rows]. group: int64 [rows] or None. probabilities: name -> float32 [rows].
+    """Labels of test rows, and what models predict for them.
+
+    label: float32 [rows]. group: int64 [rows] or None. probabilities: name -> float32 [rows].
 
     negatives_kept: share of the negatives in the data, by the schema.
     """

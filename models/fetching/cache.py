@@ -88,8 +88,8 @@ class ModelCache:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         partial = target.with_name(f".{target.name}.partial")
         partial.mkdir(exist_ok=True)
-        with _locked(partial, fcntl.LOCK_EX) as ours, ExitStack() as on_failure:
-            if not ours:
+        with _locked(partial, fcntl.LOCK_EX) as locked, ExitStack() as on_failure:
+            if not locked:
                 return
             on_failure.callback(shutil.rmtree, partial, ignore_errors=True)
             if target.exists():

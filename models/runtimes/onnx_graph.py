@@ -71,14 +71,14 @@ def ranking_graph(
     if net.slots.candidate == 0 or net.slots.context == 0:
         raise ValueError("a ranking graph needs vectors of both roles")
     x, y = vectors
-    shared, own = net.slots
+    shared, own = net.slots  # number of vectors of a context, and of a row
     if once.bottom_per_context:
         x = g.concat((g.node("Unsqueeze", _bottom(g, net, dense), g.shape(1)), x))
         shared += 1
     if once.bottom_per_row:
         y = g.concat((g.node("Unsqueeze", _bottom_of_rows(g, net, row), g.shape(1)), y))
         own += 1
-    width, own_weight = net.shape.width, once.get_buffer("own")
+    width, row_weight = net.shape.width, once.get_buffer("row_weight")
     if isinstance(net.interaction, Dot):
         context = [_first_vector(g, x)] if once.bottom_per_context else []
         context.append(g.products(x, x, shared * shared))
@@ -92,29 +92,37 @@ def ranking_graph(
         itself = net.shape.itself
         candidate.append(pair_columns(g, g.products(y, y, own * own), own, itself))
         c, r = g.concat(context), g.concat(candidate)
-        inside = own_weight[:, own_weight.shape[1] - own * own :]
-        before = own_weight[:, : own_weight.shape[1] - own * own]
-        own_weight = torch.cat((before, pair_weights(inside, own, itself)), dim=1)
+        inside = row_weight[:, row_weight.shape[1] - own * own :]
+        before = row_weight[:, : row_weight.shape[1] - own * own]
+        row_weight = torch.cat((before, pair_weights(inside, own, itself)), dim=1)
     else:
         c = g.node("Reshape", x, g.shape(-1, shared * width))
         r = g.node("Reshape", y, g.shape(-1, own * width))
     # parts of the input of one layer; products that are not its input have weight zero, and may saturate
     halved = _linear(net.interaction.down[0]) if isinstance(net.interaction, Cross) else first_layer(net)
     most = g.largest.get(halved)
-    constant = g.product(c, once.get_buffer("shared"), once.get_buffer("bias"), largest=most)
+    constant = g.product(c, once.get_buffer("context_weight"), once.get_buffer("bias"), largest=most)
     added = constant if row is None else g.node("Gather", constant, row, axis=0)
-    hidden = g.product(r, own_weight, added=added, largest=most)
+    hidden = g.product(r, row_weight, added=added, largest=most)
     if isinstance(net.interaction, Cross):
         assert row is not None
-        parts = [g.node("Gather", x, row, axis=0), y]
-        if once.bottom_per_row:
-            split = f"{y}_bottom", f"{y}_rest"
-            sizes = g.constant(np.array([1, own - 1], np.int64))
-            g.nodes.append(helper.make_node("Split", [y, sizes], list(split), axis=1))
-            parts = [split[0], parts[0], split[1]]
-        first = g.node("Reshape", g.concat(parts), g.shape(-1, (shared + own) * width))
+        vectors_of_rows = _vectors_of_rows(g, g.node("Gather", x, row, axis=0), y, own, once.bottom_per_row)
+        first = g.node("Reshape", vectors_of_rows, g.shape(-1, (shared + own) * width))
         hidden = g.linear(_cross(g, net.interaction, first, hidden), first_layer(net))
     return _finish(g, hidden, net)
+
+
+def _vectors_of_rows(g: GraphWriter, context: str, candidate: str, count: int, has_bottom: bool) -> str:
+    """Adds all vectors of each row, in the net's order: a bottom output of rows comes first.
+
+    candidate: `count` vectors of a row; with has_bottom the first is the bottom output.
+    """
+    if not has_bottom:
+        return g.concat([context, candidate])
+    bottom, rest = f"{candidate}_bottom", f"{candidate}_rest"
+    sizes = g.constant(np.array([1, count - 1], np.int64))
+    g.nodes.append(helper.make_node("Split", [candidate, sizes], [bottom, rest], axis=1))
+    return g.concat([bottom, context, rest])
 
 
 def _bottom_of_rows(g: GraphWriter, net: DenseNet, row: str | None) -> str:

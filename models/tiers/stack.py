@@ -277,21 +277,21 @@ class TierStack:
     def _stored(self, counters: Counters, where: RowLocations, out: Tensor) -> None:
         """Gathers rows of host and disk tiers; for rows of other tiers, the first row of the slab."""
         disk = self.tiers.disk
-        below = np.flatnonzero(where.tier == DISK) if disk is not None else where.local[:0]
-        if disk is not None and below.size:
-            self._through_cache(disk, counters, where, below, out)
+        on_disk = np.flatnonzero(where.tier == DISK) if disk is not None else where.local[:0]
+        if disk is not None and on_disk.size:
+            self._through_cache(disk, counters, where, on_disk, out)
         else:
             self._from_slab(counters, self.tiers.slab.of_rows(where.address(HOST)), out)
 
     def _through_cache(
-        self, disk: DiskTier, counters: Counters, where: RowLocations, below: I64, out: Tensor
+        self, disk: DiskTier, counters: Counters, where: RowLocations, on_disk: I64, out: Tensor
     ) -> None:
-        """Gathers all stored rows. below: the look-ups of rows on disk.
+        """Gathers all stored rows. on_disk: the look-ups of rows on disk.
 
         Those that find no room in the first pass are gathered by further ones.
         """
         slab = self.tiers.slab
-        addresses, left = slab.of_rows(where.address(HOST)), below
+        addresses, left = slab.of_rows(where.address(HOST)), on_disk
         while True:
             start = clock()
             held = disk.acquire(where.local[left])
@@ -299,8 +299,8 @@ class TierStack:
             try:
                 disk.ready(held)
                 landed = clock()
-                if left is below:
-                    addresses[below] = held.addresses
+                if left is on_disk:
+                    addresses[on_disk] = held.addresses
                     self._from_slab(counters, addresses, out)
                 else:
                     part = torch.empty((left.size, out.shape[1]), dtype=out.dtype)
@@ -312,8 +312,8 @@ class TierStack:
                 counters.seconds["cache"] += acquired - start
                 counters.seconds["disk"] += landed - acquired
                 counters.passes += 1
-                if left is below:
-                    counters.below(where.segment[below])
+                if left is on_disk:
+                    counters.below(where.segment[on_disk])
                 if held.pages_read:
                     counters.pages += held.pages_read
                     counters.miss(where.segment[left[held.missed]])

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TierSet:
-    """device: rows of the device tier [rows, units]. Tiers without rows are None. prefix: the rows of host
+    """The tiers of one bundle's rows, opened.
+
+    device: rows of the device tier [rows, units]. Tiers without rows are None. prefix: the rows of host
     memory that may be released to the disk tier's cache; None: none, as where a device reads them.
     """
 

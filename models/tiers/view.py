@@ -21,9 +21,11 @@ from polyrec.models.tiers.updates.delta import UpdateLayer
 
 @dataclass(slots=True, eq=False)
 class View:
-    """order: number of the order, from 0. encoder: with the vocabularies of this order, or None.
-    remote_ids: int64 [remote rows], the stable id of each remote row. layers: oldest first. staged: remote
-    rows that were fetched for one batch (ahead.py), below the layers.
+    """One row order with the updates over it.
+
+    order: its number, from 0. encoder: with the vocabularies of this order, or None. remote_ids: int64
+    [remote rows], the stable id of each remote row. layers: oldest first. readers: batches that hold the
+    view. staged: remote rows that were fetched for one batch (ahead.py), below the layers.
     """
 
     order: int

@@ -20,7 +20,9 @@ from polyrec.planner.tier_times import BatchReads, any_of
 
 @dataclass(frozen=True, slots=True)
 class OpenedCuts:
-    """prefix: rows of each table in memory, whole tables or prefixes. cache_bytes: with pages and index; 0
+    """Rows of a placement as a server opens them.
+
+    prefix: rows of each table in memory, whole tables or prefixes. cache_bytes: with pages and index; 0
     without rows on disk. slots: rows that the cache holds; page_slots: pages that are read at a time.
     reach: rows of each table up to the remote ones; None: none are remote.
     """

@@ -20,9 +20,12 @@ INF = float("inf")
 
 
 def dispatch_batch(
-    state: RouterState, lane: LaneState, choice: BatchChoice, now_s: float, probe: bool = False
+    state: RouterState, lane: LaneState, choice: BatchChoice, now_s: float, is_copy: bool = False
 ) -> Dispatch:
-    """Executes a choice: updates the queue, its queries and the lane. Returns the batch."""
+    """Executes a choice: updates the queue, its queries and the lane. Returns the batch.
+
+    is_copy: a probe whose query also stays in the queue.
+    """
     path, pieces, start, rows, reason = choice
     path_state = state.paths[path]
     head = pieces[0]
@@ -39,7 +42,7 @@ def dispatch_batch(
         reads_s = max(state.reads.tail_s(piece.query.misses) for piece in pieces)
         median_s, tail_s = median_s + reads_s, tail_s + reads_s
     due_s = INF
-    if not probe:
+    if not is_copy:
         queue = state.queue
         for part in parts:
             query = part.query
@@ -56,7 +59,7 @@ def dispatch_batch(
         else:
             _remove(queue, pieces, rows)
         charge(queue, head.level, median_s)
-    dispatch = Dispatch(lane.index, path, parts, rows, reason, now_s, median_s, tail_s, False, probe, waits)
+    dispatch = Dispatch(lane.index, path, parts, rows, reason, now_s, median_s, tail_s, False, is_copy, waits)
     lane.in_flight = dispatch
     lane.free_s = free_s = now_s + median_s
     if free_s > state.last_completion_s:

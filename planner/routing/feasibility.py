@@ -82,8 +82,7 @@ def leaves_rest_feasible(
     """Whether waiting and expected queries can still be executed in time on the fastest paths.
 
     The batch has `rows` rows of `count` pieces from index `start` on. Checks the room in the queue, the
-    backlog against the usual budget, and the next, the middle and the last piece of the rest. What is due
-    after a usual query that arrives now is not in its way, if a batch of it is short and leaves enough time.
+    backlog against the usual budget, and the next, the middle and the last piece of the rest.
     """
     path = option.path
     batch_s = option.median[rows] * lane.correction.median[path]
@@ -98,21 +97,9 @@ def leaves_rest_feasible(
     arriving = _arriving(observed, observed.urgent_s, observed.urgent_square, batch_s)
     busy_rows = work.busy_rows + batch_s * lane.rate * state.front_factor
     service_times, max_merge_rows = state.service_times, state.max_merge_rows
-    later, due_s = work.later_rows, usually_due_s(state, now_s)
-    if later and pieces[start + count - 1].order_s > due_s:
-        # the batch's own do not wait; of a query that is split the others do
-        own = pieces[start : start + count]
-        later -= min(rows, sum(p.rows for p in own if p.order_s > due_s and p.level == LOWEST))
-    if later and pieces[start].order_s > due_s:
-        # Usual queries go ahead of its rest, but not of this batch; all of it is executed on this path.
-        tail_s = option.tail[rows] * lane.correction.tail[path]
-        own_s = batch_s * pieces[start].rows / rows
-        spare_s = (1 - min(1.0, observed.urgent_s / rate)) * (pieces[start].query.deadline_s - now_s)
-        if (
-            tail_s + service_times[int(observed.urgent_mean)] > fill_share * observed.budget_s
-            or own_s > fill_share * spare_s
-        ):
-            later = 0
+    later = work.later_rows
+    if later:
+        later = _later_rows_left(state, lane, option, pieces[start : start + count], rows, now_s, later)
     ahead = waiting - later + arriving
     size = int(observed.urgent_mean)
     if size < max_merge_rows:
@@ -149,6 +136,38 @@ def leaves_rest_feasible(
         if needed_s > fill_share * left_s or needed_s > left_s - kept * (query.deadline_s - query.arrival_s):
             return False
     return True
+
+
+def _later_rows_left(
+    state: RouterState,
+    lane: LaneState,
+    option: PathOption,
+    batch: list[Piece],
+    rows: int,
+    now_s: float,
+    later: int,
+) -> int:
+    """Returns the waiting rows that usual queries overtake, once a batch of `rows` rows has begun.
+
+    later: the same before. A batch that begins with such rows is not overtaken itself: 0 if it takes too
+    much of the usual budget, or if its query as a whole takes too much of what usual queries leave it.
+    """
+    observed, fill_share = state.observed, state.loss_backoff.fill_share
+    first, due_s = batch[0], usually_due_s(state, now_s)
+    if batch[-1].order_s > due_s:
+        # the batch's own do not wait; of a query that is split the others do
+        later -= min(rows, sum(p.rows for p in batch if p.order_s > due_s and p.level == LOWEST))
+    if later and first.order_s > due_s:
+        path = option.path
+        tail_s = option.tail[rows] * lane.correction.tail[path]
+        query_s = option.median[rows] * lane.correction.median[path] * first.rows / rows
+        spare_s = (1 - min(1.0, observed.urgent_s / state.total_rate)) * (first.query.deadline_s - now_s)
+        if (
+            tail_s + state.service_times[int(observed.urgent_mean)] > fill_share * observed.budget_s
+            or query_s > fill_share * spare_s
+        ):
+            return 0
+    return later
 
 
 def degraded_reason(state: RouterState, path: int, query: Query) -> Reason:

@@ -14,7 +14,9 @@ from polyrec.planner.routing.lanes.path import PathState
 
 @dataclass(slots=True, eq=False)
 class PathOption:
-    """path: its index. tail, median: profiled seconds by rows. max_rows, merge_rows: as in `LaneState`.
+    """A path of a lane, as a decision reads it.
+
+    path: its index. tail, median: profiled seconds by rows. max_rows, merge_rows: as in `LaneState`.
 
     last: the fastest path, for which the plain tail is enough, as nothing faster is left. after_rejection:
     tried even if a path of higher value left too little room for the rest of the queue.

@@ -30,6 +30,7 @@ from polyrec.planner.routing.router_state import RouterState
 MAX_RETRIES = 2
 """A query with this many failed batches is given up: it may be what breaks the lanes."""
 SHARE_MEMORY_S = 2.0
+"""Time constant of the recent shares of lanes' time, and of paths' rows."""
 BATCH_ROWS_WEIGHT = 0.1
 """EWMA weight of the newest batch size."""
 INF = float("inf")
@@ -159,11 +160,11 @@ class Router:
                 lane_state.breaker.state = BreakerState.PROBING
             else:
                 lane_state.last_done_s = now_s
-            # with other lanes, the query stays in the queue for them and the probe executes a copy
-            is_probe = bool(other_usable_lanes(state, lane_state))
-        if not is_probe and self.policy.binds_at_arrival:
+        # with other lanes, the query stays in the queue for them and the probe executes a copy
+        is_copy = is_probe and bool(other_usable_lanes(state, lane_state))
+        if not is_copy and self.policy.binds_at_arrival:
             self.policy.dispatched(state, choice.path, choice.rows)
-        return dispatch_batch(state, lane_state, choice, now_s, is_probe)
+        return dispatch_batch(state, lane_state, choice, now_s, is_copy)
 
     def done(self, dispatch: Dispatch, now_s: float, took_s: float) -> None:
         """Records an executed batch: corrects the lane's latency model and completes queries.
@@ -283,7 +284,7 @@ class Router:
         if not query.settled:
             self._settle(query)
 
-    def lane_down(self, lane: int, now_s: float) -> None:
+    def lane_down(self, lane: int) -> None:
         """Records that a lane died. The caller passes its batch to `failed`."""
         self.state.lanes[lane].alive = False
         self._update_lanes()
@@ -315,9 +316,7 @@ class Router:
         if passed_s > 0:
             weight = min(1.0, passed_s / SHARE_MEMORY_S)
             for lane in state.lanes:
-                lane.utilization += weight * (min(1.0, lane.busy_s / passed_s) - lane.utilization)
-                lane.correction.tick(now_s, passed_s, max(1, round(lane.mean_batch_rows)))
-                lane.busy_s = 0.0
+                lane.tick(now_s, passed_s, weight)
             for path in state.paths:
                 path.rows *= 1.0 - weight
             self._ticked_s = now_s

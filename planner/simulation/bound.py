@@ -36,7 +36,9 @@ SIZES = 32
 
 @dataclass(frozen=True, slots=True)
 class ClairvoyantBound:
-    """information: the most within deadlines; rows: answered in that solution.
+    """An upper bound for every policy on one trace.
+
+    information: the most within deadlines; rows: answered in that solution.
 
     bin_s: width of the bins. by_bin: information by arrival bin, float64 [bins].
     """

@@ -19,7 +19,10 @@ Span = tuple[float, float]
 
 
 class Preemptions:
-    """spans: (begin, end) in seconds, ascending, not touching."""
+    """Times in which a simulated core is taken away.
+
+    spans: (begin, end) in seconds, ascending, not touching.
+    """
 
     __slots__ = ("_begins", "_ends")
 

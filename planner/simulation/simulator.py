@@ -367,7 +367,7 @@ class Simulator:
             self.router.lane_up(lane, now_s)
             return
         self._alive[lane] = False
-        self.router.lane_down(lane, now_s)
+        self.router.lane_down(lane)
         dispatch = self._running[lane]
         if dispatch is not None:
             self._running[lane] = None

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     seen.add_argument(
         "--access-log",
         metavar="FILE",
-        help="look-ups without labels: Parquet, or JSON lines of request bodies (docs/import.md)",
+        help="look-ups without labels: Parquet, or JSON lines of request bodies (docs/calibrate.md)",
     )
     parser.add_argument(
         "--out", required=True, help="file for the calibration of data; folder for the calibrated bundle"

@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ray.add_argument("--address", help="host:port of Ray's head (default: the Ray that runs on this machine)")
     calls = parser.add_subparsers(dest="call", metavar="CALL", required=True, title="calls")
 
-    up = calls.add_parser("up", parents=[ray], help="start replicas and the way in; starts Ray if none runs")
+    up = calls.add_parser("up", parents=[ray], help="start replicas and the ingress; starts Ray if none runs")
     up.epilog = f"example: {EXAMPLE}"
     up.add_argument(
         "--plan",
@@ -45,9 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PRICE",
         help="price of a second of a replica's dearest device from which another replica is started",
     )
-    up.add_argument("--host", default="127.0.0.1", help="of the way in (default 127.0.0.1)")
-    up.add_argument("--port", type=positive_int, default=8000, help="of the way in (default 8000)")
-    up.add_argument("--way", choices=WAYS, default="balancer", help="way in (default balancer)")
+    up.add_argument("--host", default="127.0.0.1", help="of the ingress (default 127.0.0.1)")
+    up.add_argument("--port", type=positive_int, default=8000, help="of the ingress (default 8000)")
+    up.add_argument("--way", choices=WAYS, default="balancer", help="ingress (default balancer)")
     up.add_argument(
         "--resource",
         action="append",
@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     scale.add_argument("replicas", type=positive_int, metavar="N", help="replicas")
     scale.add_argument("--type", help="type of node, with a fleet plan")
-    down = calls.add_parser("down", parents=[ray], help="end replicas and the way in; Ray stays")
+    down = calls.add_parser("down", parents=[ray], help="end replicas and the ingress; Ray stays")
     down.epilog = "`ray stop` ends Ray"
 
 

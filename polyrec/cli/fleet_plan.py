@@ -8,7 +8,7 @@ import argparse
 def run_fleet(args: argparse.Namespace) -> int:
     """Plans the fleet of `args.fleet`. Raises PolyrecError."""
     from polyrec.cli.described_plan import refuse_other_flags, write_plan
-    from polyrec.cli.plan import check_outputs, stdout_to_stderr, write_figures
+    from polyrec.cli.plan_output import check_outputs, stdout_to_stderr, write_figures
     from polyrec.planner.fleet.provisioning.capability import load_profiles
     from polyrec.planner.fleet.provisioning.description import FleetError, load_fleet
     from polyrec.planner.fleet.provisioning.explain import page

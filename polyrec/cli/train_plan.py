@@ -8,7 +8,7 @@ import argparse
 def run_training(args: argparse.Namespace) -> int:
     """Plans the training of `args.train`. Raises PolyrecError."""
     from polyrec.cli.described_plan import refuse_other_flags, write_plan
-    from polyrec.cli.plan import check_outputs
+    from polyrec.cli.plan_output import check_outputs
     from polyrec.planner.training.description import TrainingPlanError, load_description
     from polyrec.planner.training.explain import page
     from polyrec.planner.training.popularity import calibrated_popularity, described_popularity

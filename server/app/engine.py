@@ -23,7 +23,7 @@ from polyrec.planner.plan import Plan, Routing
 from polyrec.server.app.background import run_in_thread
 from polyrec.server.app.served_model import ALIAS
 from polyrec.server.app.serving import ENDPOINTS, Generation, Serving, open_serving
-from polyrec.server.dispatch.dispatcher import clock
+from polyrec.server.clock import clock
 from polyrec.server.errors import Conflict, NotReady
 from polyrec.server.http.access import Access
 from polyrec.server.live_quality.live import LiveQuality

@@ -141,8 +141,8 @@ class _Supervisor:
     async def _start(self, i: int) -> tuple[asyncio.subprocess.Process, int]:
         """Starts a process; returns it and the pipe whose closing ends it. Raises OSError or RuntimeError."""
         # the kernel kills a process when the other end of its pipe closes, as this one ends
-        theirs, ours = os.pipe()
-        given = (self._shared.fileno(), self._own[i].fileno(), theirs)
+        child_end, own_end = os.pipe()
+        given = (self._shared.fileno(), self._own[i].fileno(), child_end)
         try:
             process = self._processes[i] = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "polyrec.server", *map(str, given)),
@@ -153,11 +153,11 @@ class _Supervisor:
                 process_group=0,  # Ctrl-C in a terminal is for this process, which passes it on
             )
         except BaseException:
-            os.close(ours)
+            os.close(own_end)
             raise
         finally:
-            os.close(theirs)
-        return process, ours
+            os.close(child_end)
+        return process, own_end
 
     def _heard(self, i: int, ready: dict[str, Any]) -> None:
         """Announces the port once every process has been ready."""

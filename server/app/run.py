@@ -39,8 +39,8 @@ from polyrec.server.app.serving import Serving
 from polyrec.server.app.settings import Settings
 from polyrec.server.app.signals import ignores_sighup
 from polyrec.server.app.tls import check_tls, reload_tls, server_context
+from polyrec.server.clock import clock
 from polyrec.server.codecs.json_rows import MAX_DIGITS
-from polyrec.server.dispatch.dispatcher import clock
 from polyrec.server.grpc.opening import GrpcPort, require_packages
 from polyrec.server.http.access import Access
 from polyrec.server.http.admin import Admin
@@ -181,24 +181,13 @@ async def _serve(
     context = None
     if settings.tls_cert is not None and settings.tls_key is not None:
         context = server_context(settings.tls_cert, settings.tls_key)
-    config = uvicorn.Config(
-        served,
-        http=connection_class(frontend, context),
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        # longer than the drain's own timeout, after which waiting requests are answered
-        timeout_graceful_shutdown=math.ceil(settings.drain_timeout_s) + 1,
-        backlog=BACKLOG,
-    )
     drained = listener if shared is None else shared
     stopping: Callable[[], None] = (lambda: None) if grpc is None else grpc.begin_stop
     grace_s, timeout_s = settings.drain_grace_s, settings.drain_timeout_s
     drain = Drain(models, drained, grace_s, timeout_s, stopping, frontend.stop)
-    server = Server(config, drain)
+    # longer than the drain's own timeout, after which waiting requests are answered
+    shutdown_s = math.ceil(timeout_s) + 1
+    server = Server(_uvicorn_config(served, connection_class(frontend, context), shutdown_s), drain)
     _handle_sighup(server, engine, context, settings, grpc)
     with GcTimer(engine.metrics.collected):
         load = partial(_load, models, settings, source, files)
@@ -206,6 +195,22 @@ async def _serve(
     models.close()
     log.warning("the server has ended")
     return 0
+
+
+def _uvicorn_config(app: ASGIApp, connections: type[asyncio.Protocol], shutdown_s: int) -> uvicorn.Config:
+    """uvicorn accepts connections and runs the application; the connections are our own."""
+    return uvicorn.Config(
+        app,
+        http=connections,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_graceful_shutdown=shutdown_s,
+        backlog=BACKLOG,
+    )
 
 
 def _handle_sighup(

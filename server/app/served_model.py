@@ -22,7 +22,10 @@ _HEX = re.compile(r"[0-9a-f]{1,15}")
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """name: valid in a URL. version: the bundle's. number: the version in the inference protocol."""
+    """Names and versions of the model that is served.
+
+    name: valid in a URL. version: the bundle's. number: the version in the inference protocol.
+    """
 
     name: str
     version: str

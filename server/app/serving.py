@@ -28,9 +28,10 @@ from polyrec.planner.routing.lanes.path import PathSpec
 from polyrec.planner.routing.router import Router
 from polyrec.planner.routing.router_state import RouterState
 from polyrec.server.app.served_model import ServedModel, served_model
+from polyrec.server.clock import clock
 from polyrec.server.codecs.json_rows import Decoder
 from polyrec.server.codecs.oip_codec import OipCodec
-from polyrec.server.dispatch.dispatcher import Dispatcher, clock
+from polyrec.server.dispatch.dispatcher import Dispatcher
 from polyrec.server.lanes.lane import Lane, OnDeath
 from polyrec.server.lanes.opening import LaneOpening, open_lanes, open_path
 from polyrec.server.live_quality.feature_drift import FeatureDrift, drifts_of

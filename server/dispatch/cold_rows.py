@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -31,12 +30,11 @@ from polyrec.models.tiers.stage import fused_rows
 from polyrec.models.tiers.view import View
 from polyrec.planner.routing.latency.read_times import ReadSeconds
 from polyrec.planner.routing.query import Misses, Part, Query
+from polyrec.server.clock import clock
 from polyrec.server.codecs.rows import encode
 from polyrec.server.dispatch.fetcher import Fetcher
 
 log = logging.getLogger("polyrec.serving")
-
-clock = time.perf_counter
 
 
 @dataclass(slots=True, eq=False)

@@ -12,9 +12,8 @@ from collections.abc import Callable
 
 from polyrec.planner.routing.latency.front_cost import LoopTime
 from polyrec.planner.routing.router import Router
+from polyrec.server.clock import clock
 from polyrec.server.dispatch.observer import Observer
-
-clock = time.perf_counter
 
 TICK_S = 0.1
 IDLE_TICKS = 50

@@ -18,11 +18,11 @@ from polyrec.planner.routing.query import Dispatch, Query, Rejection, RejectReas
 from polyrec.planner.routing.router import Router
 from polyrec.planner.routing.sharing.machine_time import ModelShare
 from polyrec.planner.routing.sharing.pools import LanePlace
+from polyrec.server.clock import clock
 from polyrec.server.codecs.rows import Rows
 from polyrec.server.dispatch.answer import Outbox, Pending, QueryPayload, fail
 from polyrec.server.dispatch.cold_rows import ColdRows, SeenQueries
 from polyrec.server.dispatch.control_loop import ControlLoop
-from polyrec.server.dispatch.control_loop import clock as clock
 from polyrec.server.dispatch.executor import Executor
 from polyrec.server.dispatch.observer import Observer
 from polyrec.server.dispatch.prefetcher import Prefetcher
@@ -265,7 +265,7 @@ class Dispatcher:
             now_s = clock()
             expired = self.router.expire(now_s)
             for i in tuple(self.router.lane_order):
-                if self._executor.free(i) and (turns is None or turns.may_start(i, now_s)):
+                if self._executor.is_free(i) and (turns is None or turns.may_start(i, now_s)):
                     dispatch = self.router.next(i, now_s)
                     if dispatch is not None:
                         if turns is not None:
@@ -333,7 +333,7 @@ class Dispatcher:
         if self._closed:
             return
         self.deaths += 1
-        self.router.lane_down(lane, clock())
+        self.router.lane_down(lane)
         self._observer.lane_alive(lane, False)
         self._supervisor.restart(lane)
 

@@ -16,9 +16,10 @@ from polyrec.models.schema.encoder import Encoder
 from polyrec.models.tiers.stack import TierStack
 from polyrec.planner.routing.query import Dispatch, Part, Query
 from polyrec.planner.routing.router import Router
+from polyrec.server.clock import clock
 from polyrec.server.dispatch.answer import fail
 from polyrec.server.dispatch.cold_rows import SeenQueries
-from polyrec.server.dispatch.control_loop import ControlLoop, clock
+from polyrec.server.dispatch.control_loop import ControlLoop
 from polyrec.server.dispatch.observer import ExecutedBatch, Observer
 from polyrec.server.dispatch.parts import encode_parts, scatter
 from polyrec.server.errors import DeadlinePassed, Defect, NotReady
@@ -89,7 +90,7 @@ class Executor:
         self._closed = False
         self._ended: list[tuple[int, ActiveDispatch]] = []
 
-    def free(self, lane: int) -> bool:
+    def is_free(self, lane: int) -> bool:
         """Whether a lane is alive and executes nothing."""
         return self.active[lane] is None and self._lanes[lane].alive
 
@@ -271,7 +272,7 @@ class Executor:
         """Requeues the queries of a dead lane if their deadlines allow; the dispatcher restarts the lane."""
         now_s = clock()
         self.active[lane] = None
-        self._router.lane_down(lane, now_s)
+        self._router.lane_down(lane)
         for query in self._router.failed(active.dispatch, now_s):
             if query.deadline_s <= now_s:
                 fail(query, DeadlinePassed(query.deadline_s - query.arrival_s))

@@ -17,8 +17,7 @@ from polyrec.server.errors import Invalid
 
 
 def encode_parts(parts: list[Part], encoder: Encoder) -> tuple[list[Part], Batch | None]:
-    """Encodes the rows of all parts as one batch, plain parts first; returns parts in that order, and the
-    batch.
+    """Encodes the rows of all parts as one batch. Returns the parts in its order, plain ones first, and it.
 
     A query that cannot be encoded fails and is left out. The batch is None if no part is left.
     """

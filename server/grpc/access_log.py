@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from polyrec.server.dispatch.dispatcher import clock
+from polyrec.server.clock import clock
 from polyrec.server.errors import DeadlinePassed
 from polyrec.server.grpc.calls import end_of
 from polyrec.server.http.connection.access_log import AccessLog, AnsweredBy

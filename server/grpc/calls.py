@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 from starlette.types import Scope
 
-from polyrec.server.dispatch.dispatcher import clock
+from polyrec.server.clock import clock
 from polyrec.server.errors import DeadlinePassed, RequestError
 from polyrec.server.grpc.status import status_of
 from polyrec.server.http.connection.body import ClientGone, header

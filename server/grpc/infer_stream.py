@@ -18,7 +18,7 @@ import grpc.aio
 from starlette.types import Scope
 
 from polyrec.planner.routing.query import Query
-from polyrec.server.dispatch.dispatcher import clock
+from polyrec.server.clock import clock
 from polyrec.server.errors import NotReady, RequestError, TooSlow, Unauthorized
 from polyrec.server.grpc.calls import deadline_s, end_of, is_canceled
 from polyrec.server.grpc.infer_codec import GrpcInferCodec, parse_request
@@ -94,7 +94,7 @@ class InferStream:
         try:
             call.admit()
             begun_s = clock()
-            call.address(codec.read(message, self._models), begun_s)
+            call.use_engine(codec.read(message, self._models), begun_s)
             return _Request(call, call.submit(message), None, "")
         except Exception as e:
             call.reject(e)

@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 
 from polyrec.models.bundle.bundle import code_version
-from polyrec.server.dispatch.dispatcher import clock
+from polyrec.server.clock import clock
 from polyrec.server.errors import Forbidden, NotFound, NotReady, RequestError
 from polyrec.server.grpc.calls import abort, deadline_s, end_of, id_metadata, is_canceled, scope_of
 from polyrec.server.grpc.infer_codec import GrpcInferCodec, parse_message
@@ -89,7 +89,7 @@ class InferenceService:
             call.admit()
             body = await self._reader.only(context)
             begun_s = clock()
-            call.address(codec.read(body, self._models), begun_s)
+            call.use_engine(codec.read(body, self._models), begun_s)
             query = call.submit(body)
             reply = call.reply(await call.answer(query))
         except asyncio.CancelledError:

@@ -34,7 +34,7 @@ from polyrec.planner.plan import BudgetMs, PathName, Plan, Policy, load_plan
 from polyrec.server.app.background import run_in_thread
 from polyrec.server.app.engine import Engine, LifecycleState
 from polyrec.server.app.serving import Serving
-from polyrec.server.dispatch.dispatcher import clock
+from polyrec.server.clock import clock
 from polyrec.server.errors import Invalid, Malformed, RequestError
 from polyrec.server.http.connection.body import read_body
 from polyrec.server.http.connection.reply import Reply, error_reply, json_reply

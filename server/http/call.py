@@ -20,9 +20,9 @@ from polyrec.planner.routing.query import Query
 from polyrec.server.app.engine import Engine
 from polyrec.server.app.serving import OpenPath, Serving
 from polyrec.server.app.tokens import Client
+from polyrec.server.clock import clock
 from polyrec.server.codecs.rows import Rows
 from polyrec.server.dispatch.answer import Answer
-from polyrec.server.dispatch.dispatcher import clock
 from polyrec.server.errors import (
     DeadlinePassed,
     Defect,
@@ -170,7 +170,7 @@ class Call:
         self._options = self._allowed(parse_options(headers))
         return serving.max_body_bytes
 
-    def address(self, engine: Engine, begun_s: float) -> None:
+    def use_engine(self, engine: Engine, begun_s: float) -> None:
         """Chooses the engine before `submit`, where the body names the model. begun_s: when it was read."""
         self._engine = engine
         self._outcomes = engine.without_path[self._codec.endpoint]

@@ -24,7 +24,9 @@ MIN_BUDGET_S = sys.float_info.min
 
 
 class RequestOptions(NamedTuple):
-    """budget_s: latency budget in seconds. priority: 1 is the highest, 0 the default and lowest. required:
+    """Options of one request.
+
+    budget_s: latency budget in seconds. priority: 1 is the highest, 0 the default and lowest. required:
     only a path of the best quality may answer. None: not given.
     """
 

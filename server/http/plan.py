@@ -15,7 +15,7 @@ from polyrec.planner.routing.explanation import Explanation
 from polyrec.server.app.engine import Engine
 from polyrec.server.app.served_model import ALIAS
 from polyrec.server.app.serving import OpenPath, Serving
-from polyrec.server.dispatch.dispatcher import clock
+from polyrec.server.clock import clock
 from polyrec.server.errors import Malformed, NotReady, RequestError
 from polyrec.server.http.connection.reply import Reply, error_reply, json_reply
 from polyrec.server.http.documents import ModelsResponse, PathsResponse, RouteQuery

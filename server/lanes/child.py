@@ -50,9 +50,9 @@ class Child:
             self.mailbox.say(WorkerState.STARTING, task)
             self.wake = _closed_by(opened, os.eventfd(0, os.EFD_CLOEXEC))
             self.done = _closed_by(opened, os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
-            theirs, ours = os.pipe()
-            _closed_by(opened, ours)
-            shared = (self.mailbox.fd, self.wake, self.done, theirs)
+            child_end, own_end = os.pipe()
+            _closed_by(opened, own_end)
+            shared = (self.mailbox.fd, self.wake, self.done, child_end)
             numbers = map(str, (*shared, int(spare)))
             command = [sys.executable, "-P", "-m", "polyrec.server.lanes.worker", name, *numbers]
             try:
@@ -67,7 +67,7 @@ class Child:
             except OSError as e:
                 raise RuntimeUnavailable(f"lane '{name}': its process cannot be started: {e}") from None
             finally:
-                os.close(theirs)
+                os.close(child_end)
             self.pid = self._process.pid
             self.ended = _closed_by(opened, os.pidfd_open(self.pid))
             self._opened = opened.pop_all()

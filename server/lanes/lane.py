@@ -7,7 +7,6 @@ at a time, from one event loop.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,8 +14,7 @@ from typing import Protocol
 from polyrec.models.runtimes.runtime import Runtime
 from polyrec.models.schema.batch import F32, Batch
 from polyrec.planner.plan import LaneKind
-
-clock = time.perf_counter
+from polyrec.server.clock import clock
 
 
 class LaneDied(Exception):

@@ -118,7 +118,7 @@ def _execute(mailbox: Mailbox, paths: OpenPaths, done: int, waits: OwnWaits | No
     embedded = runtime.embed(batch)
     middle = clock()
     probabilities = runtime.dense(embedded)
-    # between batches it does not wait, but for what frees the arrays of the last one
+    # since the last answer: between batches only freeing the arrays of the last one can wait
     waited_s = 0.0 if waits is None else waits.since_last_s()
     mailbox.answer(probabilities, middle - start, clock() - middle, waited_s)
     os.eventfd_write(done, 1)

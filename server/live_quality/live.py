@@ -13,7 +13,7 @@ from typing import Any
 from polyrec.models.errors import PolyrecError
 from polyrec.planner.live_quality import Range, following_values, reference_path
 from polyrec.server.app.serving import OpenPath, Serving
-from polyrec.server.dispatch.dispatcher import clock
+from polyrec.server.clock import clock
 from polyrec.server.live_quality.report import Ends, Report, read_report, report_file
 from polyrec.server.live_quality.settings import JudgedPath, JudgedTrial, JudgeSettings, LiveQualitySettings
 from polyrec.server.metrics.metrics import Metrics

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import compress
 
 from polyrec.models.schema.encoder import Encoder
-from polyrec.server.dispatch.control_loop import clock
+from polyrec.server.clock import clock
 from polyrec.server.dispatch.observer import ExecutedBatch
 from polyrec.server.live_quality.feature_drift import FeatureDrift
 from polyrec.server.metrics.instruments import Counter, Histogram

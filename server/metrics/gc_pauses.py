@@ -10,7 +10,7 @@ import gc
 from collections.abc import Callable
 from types import TracebackType
 
-from polyrec.server.dispatch.dispatcher import clock
+from polyrec.server.clock import clock
 
 
 class GcTimer:

@@ -21,7 +21,8 @@ from polyrec.models.tiers.figures import Figures
 from polyrec.models.tiers.updates.changes import Changes
 from polyrec.models.tiers.updates.drift import DriftReport
 from polyrec.planner.routing.query import DEGRADED
-from polyrec.server.dispatch.dispatcher import Dispatcher, clock
+from polyrec.server.clock import clock
+from polyrec.server.dispatch.dispatcher import Dispatcher
 from polyrec.server.metrics.counting import OK, BatchMetrics, EndpointMetrics, LaneMetrics, Outcomes
 from polyrec.server.metrics.error_budget import SLO_MISSES, SLO_SHARE, ErrorBudget
 from polyrec.server.metrics.events import Events, Incidents

@@ -34,7 +34,7 @@ from polyrec.planner.rollout.split import Split
 from polyrec.server.app.background import run_in_thread
 from polyrec.server.app.engine import Engine
 from polyrec.server.app.serving import Serving, same_ids
-from polyrec.server.dispatch.dispatcher import clock
+from polyrec.server.clock import clock
 from polyrec.server.errors import Conflict, Invalid, NotReady, RequestError
 from polyrec.server.http.admin import Admin
 from polyrec.server.rollout.documents import (

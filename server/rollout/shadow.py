@@ -16,9 +16,9 @@ from polyrec.planner.rollout.comparison import GROUPS
 from polyrec.planner.rollout.expected_loss import PairRecords
 from polyrec.planner.rollout.split import Split
 from polyrec.server.app.serving import Serving
+from polyrec.server.clock import clock
 from polyrec.server.codecs.rows import Rows
 from polyrec.server.dispatch.answer import Answer, Pending
-from polyrec.server.dispatch.dispatcher import clock
 from polyrec.server.errors import Defect, Invalid, RequestError
 
 INTERVAL_S = 0.02

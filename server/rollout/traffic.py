@@ -18,9 +18,9 @@ from polyrec.planner.rollout.comparison import GROUPS
 from polyrec.planner.rollout.split import Split
 from polyrec.planner.routing.lanes.breaker import OVERDUE_EXTRA_S
 from polyrec.server.app.serving import Serving
+from polyrec.server.clock import clock
 from polyrec.server.codecs.rows import Columns, RankedTensors, Rows, Tensors
 from polyrec.server.dispatch.answer import Answer
-from polyrec.server.dispatch.dispatcher import clock
 from polyrec.server.errors import Invalid
 from polyrec.server.rollout.lane_waits import Look, Waits
 from polyrec.server.rollout.shadow import Shadow

@@ -25,8 +25,8 @@ from polyrec.models.bundle.bundle import load_bundle
 from polyrec.planner.plan import Plan
 from polyrec.planner.routing.query import Dispatch
 from polyrec.server.app.engine import Engine
+from polyrec.server.clock import clock
 from polyrec.server.codecs.rows import Tensors
-from polyrec.server.dispatch.dispatcher import clock
 
 WAVES = 16
 """Queries in flight while throughput is measured."""

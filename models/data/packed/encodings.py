@@ -22,7 +22,10 @@ LEAST_GAIN = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Encodings:
-    """dictionary: leaf columns that have one. others: leaf column -> encoding."""
+    """Parquet encodings of the columns of a file.
+
+    dictionary: leaf columns that have one. others: leaf column -> encoding.
+    """
 
     dictionary: tuple[str, ...]
     others: dict[str, str]

@@ -19,7 +19,9 @@ ROUNDING_BYTES = 512
 
 @dataclass(frozen=True, slots=True)
 class CacheRoom:
-    """slots: of single rows. pages: slots of pages of `page_bytes`. joining: rows of host memory that may
+    """How the memory of a disk tier is divided.
+
+    slots: of single rows. pages: slots of pages of `page_bytes`. joining: rows of host memory that may
     become slots.
     """
 

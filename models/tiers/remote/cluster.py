@@ -38,7 +38,10 @@ class ServerRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Routes:
-    """of_slot: the server of each slot, None where there is none; None for a single server."""
+    """The servers of a Redis Cluster by hash slot.
+
+    of_slot: the server of each slot, None where there is none; None for a single server.
+    """
 
     servers: tuple[Server, ...]
     of_slot: list[Server | None] | None = None

@@ -18,7 +18,9 @@ from polyrec.models.tiers.updates.last import last_of_equal
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FetchedRows:
-    """rows: int64 [n], n > 0, of the fused weight, distinct and ascending. values: uint8 [n, bytes of a
+    """Remote rows that were fetched for one batch.
+
+    rows: int64 [n], n > 0, of the fused weight, distinct and ascending. values: uint8 [n, bytes of a
     row]."""
 
     rows: I64

@@ -19,7 +19,10 @@ MOST_PASSWORD_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """username: None for the default user. ca_file: certificate authorities besides the system's, for TLS."""
+    """Credentials of a connection to a store.
+
+    username: None for the default user. ca_file: certificate authorities besides the system's, for TLS.
+    """
 
     username: str | None = None
     password: str | None = field(default=None, repr=False)

@@ -18,7 +18,9 @@ from polyrec.models.tiers.updates.last import last_of_equal
 
 
 class UpdateLayer:
-    """rows: int64 [n], of the fused weight; values: uint8 [n, bytes of a row].
+    """Updated rows over the tiers.
+
+    rows: int64 [n], of the fused weight; values: uint8 [n, bytes of a row].
 
     The last of equal rows counts.
     """

@@ -153,7 +153,10 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class RankMoves:
-    """to, source: int64 [moved], ascending in `to`: the row at rank `source` moves to rank `to`."""
+    """A change of the order of a table's rows.
+
+    to, source: int64 [moved], ascending in `to`: the row at rank `source` moves to rank `to`.
+    """
 
     to: I64
     source: I64

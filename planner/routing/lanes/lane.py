@@ -88,6 +88,12 @@ class LaneState:
         """Whether it is alive and its breaker is closed."""
         return self.alive and self.breaker.state is CLOSED
 
+    def tick(self, now_s: float, passed_s: float, weight: float) -> None:
+        """Updates the correction and the utilization. weight: EWMA weight of the time since the last tick."""
+        self.utilization += weight * (min(1.0, self.busy_s / passed_s) - self.utilization)
+        self.correction.tick(now_s, passed_s, max(1, round(self.mean_batch_rows)))
+        self.busy_s = 0.0
+
     def release(self, now_s: float) -> None:
         """Ends the running batch: completed or abandoned."""
         self.in_flight = None

@@ -27,7 +27,10 @@ QUANTILE = 0.95
 
 
 class DeepRecSys(Policy):
-    """threshold, batch: the current sizes in rows."""
+    """DeepRecSys's threshold on query sizes, tuned online.
+
+    threshold, batch: the current sizes in rows.
+    """
 
     name = "deeprecsys"
     fifo = True

@@ -16,7 +16,9 @@ KEPT_PER_TICK = 0.95
 
 
 class LossBackoff:
-    """level: 0, no recent losses, to 1.
+    """The backoff from quality after losses.
+
+    level: 0, no recent losses, to 1.
 
     fill_share: limit at that level; at 0 only the fastest path is used. usual_slack_s: time to wait that a
     query of usual size and budget has (admission/losses.py).

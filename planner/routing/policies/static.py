@@ -13,7 +13,10 @@ BEST, POLICY = Reason.BEST, Reason.POLICY
 
 
 class Static(Policy):
-    """path: index of the only path used."""
+    """A policy that uses one path only.
+
+    path: index of the only path used.
+    """
 
     admit = staticmethod(admission.admit)
 

@@ -32,7 +32,10 @@ INF = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class ModelShare:
-    """weight: of the model's information; None: 1. guaranteed: share of lanes' time; None: an equal one."""
+    """Share of the lanes that a model is to get.
+
+    weight: of the model's information; None: 1. guaranteed: share of lanes' time; None: an equal one.
+    """
 
     weight: float | None = None
     guaranteed: float | None = None

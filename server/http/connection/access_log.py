@@ -9,7 +9,9 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
+
+from polyrec.server.http.connection.head import Head
 
 log = logging.getLogger("polyrec.requests")
 
@@ -23,6 +25,16 @@ class AnsweredBy(NamedTuple):
 
     path: str | None = None
     reason: str | None = None
+
+
+class AnsweredRequest(Protocol):
+    """A request as its line names it. route: of its endpoint; empty: that is the path of its URL."""
+
+    @property
+    def route(self) -> str: ...
+
+    @property
+    def answered_by(self) -> AnsweredBy: ...
 
 
 class AccessLog:
@@ -41,6 +53,22 @@ class AccessLog:
     def samples(self) -> bool:
         """Whether the next answer gets a line."""
         return self._uniform() < self._rate
+
+    def answered(
+        self,
+        request_id: bytes,
+        head: Head | None,
+        request: AnsweredRequest | None,
+        status: int,
+        took_s: float,
+    ) -> None:
+        """Writes the line of an HTTP answer. head, request: None if it was rejected before it had one."""
+        method = b"" if head is None else head.method
+        route = "" if head is None else head.target.partition(b"?")[0].decode("latin-1")
+        answered_by = AnsweredBy()
+        if request is not None:
+            route, answered_by = request.route or route, request.answered_by
+        self.write(request_id, method, route, status, took_s, answered_by)
 
     def write(
         self,

@@ -119,6 +119,10 @@ class BodyReader:
         self.size += len(data)
         return [data] if data else [], rest, not self.left
 
+    def skip(self, data: bytes) -> bytes | None:
+        """Returns the bytes after the body; None unless the rest of it, of known length, is in `data`."""
+        return None if self.length_unknown or len(data) < self.left else data[self.left :]
+
     @property
     def length_unknown(self) -> bool:
         """Whether the remaining length is unknown: chunked and not complete."""

@@ -9,21 +9,26 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
-from polyrec.server.http.connection.asgi import Address
+from starlette.types import Scope
+
+from polyrec.server.http.connection.asgi import Address, make_scope
 from polyrec.server.http.connection.frontend import HttpFrontend
+from polyrec.server.http.connection.head import Head
+from polyrec.server.http.connection.reply import CONTINUE
+from polyrec.server.http.rates import network_of
 
 
 class Channel:
     """The transport of one connection.
 
-    client, server: address and port of both ends, None on a Unix socket. write: sends bytes; the transport's
-    own method, since a wrapper would cost a call for each answer. write_paused: the write buffer is full.
-    closed: nothing more is read.
+    client, server: address and port of both ends, None on a Unix socket. network: of the client. write: sends
+    bytes; the transport's own method, since a wrapper would cost a call for each answer. write_paused: the
+    write buffer is full. closed: nothing more is read.
     """
 
     __slots__ = (
-        "_frontend", "_held_bytes", "_transport", "client", "closed", "read_paused", "scheme", "server",
-        "write", "write_paused",
+        "_frontend", "_held_bytes", "_transport", "client", "closed", "network", "read_paused", "scheme",
+        "server", "write", "write_paused",
     )  # fmt: skip
 
     def __init__(self, transport: asyncio.BaseTransport, frontend: HttpFrontend) -> None:
@@ -37,6 +42,7 @@ class Channel:
         peer, own = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
         if isinstance(peer, tuple) and isinstance(own, tuple):
             self.client, self.server = (peer[0], peer[1]), (own[0], own[1])
+        self.network = network_of(self.client[0] if self.client else "")
         self.scheme = "http" if transport.get_extra_info("sslcontext") is None else "https"
 
     @property
@@ -44,10 +50,18 @@ class Channel:
         """The client's address and port, for logs."""
         return "a client" if self.client is None else f"{self.client[0]}:{self.client[1]}"
 
+    def scope(self, head: Head, request_id: bytes) -> Scope:
+        """The ASGI scope of a request on this connection. Raises Malformed."""
+        return make_scope(head, self.client, self.server, self.scheme, request_id.decode("ascii"))
+
     @property
     def has_unsent_bytes(self) -> bool:
         """Whether the client has yet to read some of what was written."""
         return self._transport.get_write_buffer_size() > 0
+
+    def request_body(self) -> None:
+        """Tells a client that waits for 100 Continue to send the body."""
+        self.write(CONTINUE)
 
     def pause_reading(self) -> None:
         """Leaves what the client sends in the kernel."""

@@ -14,17 +14,16 @@ import logging
 from starlette.types import Scope
 
 from polyrec.planner.routing.admission.arrival import Arrival
-from polyrec.server.dispatch.dispatcher import clock
+from polyrec.server.clock import clock
 from polyrec.server.errors import HttpViolation, Stopping, TooBusy, TooLarge, TooSlow
-from polyrec.server.http.connection.access_log import AccessLog, AnsweredBy
-from polyrec.server.http.connection.asgi import MAX_WAITING_BYTES, AsgiRequest, make_scope
-from polyrec.server.http.connection.body import check_length
+from polyrec.server.http.connection.asgi import MAX_WAITING_BYTES, AsgiRequest
 from polyrec.server.http.connection.body_reader import BodyReader
 from polyrec.server.http.connection.channel import Channel
 from polyrec.server.http.connection.frontend import HttpFrontend, ServerState
 from polyrec.server.http.connection.head import REQUEST_ID, Head, find_end, parse_head
 from polyrec.server.http.connection.hot_request import HotRequest
-from polyrec.server.http.connection.reply import BODILESS, HeaderList, error_reply, to_wire
+from polyrec.server.http.connection.limits import CLOSE_S, LAST_S
+from polyrec.server.http.connection.reply import HeaderList, Reply, error_reply, to_wire
 from polyrec.server.http.connection.states import (
     CLOSED,
     DISCARDING,
@@ -33,23 +32,17 @@ from polyrec.server.http.connection.states import (
     WAITING,
     WRITING,
 )
-from polyrec.server.http.rates import network_of
 from polyrec.server.request_ids import log_extra, new_request_id, request_id
 
 log = logging.getLogger("polyrec.http")
 
 STEPS_PER_TURN = 16
 """Maximum heads and body parts that one connection reads before the event loop serves others."""
-CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 NEVER_S = float("inf")
-CLOSE_S = 1.0
-"""Wait for an idle client to agree to the end of TLS, which one that does not read never does."""
-LAST_S = 0.5
-"""Time for clients to read an answer when the drain timeout is over."""
 
 
 class Connection(asyncio.Protocol):
-    """One client's connection. deadline_s: when the current state times out, in seconds on `clock`."""
+    """One client's connection, which the frontend sees as a `SweptConnection`."""
 
     _channel: Channel
     network: str
@@ -59,14 +52,12 @@ class Connection(asyncio.Protocol):
         self._server_state = server_state
         self._state = READING_HEAD
         self.deadline_s = NEVER_S
-        self._buffer = b""
+        self._buffer = self._request_id = b""
         self._requests = 0
-        self._answered_s = 0.0
-        self._head_begun = self._advancing = self._awaits_turn = False
+        self._answered_s = self._begun_s = 0.0
+        self._head_begun = self._advancing = self.awaits_turn = False
         self._keep_alive = True
         self._head: Head | None = None
-        self._request_id = b""
-        self._begun_s = 0.0
         self._request: HotRequest | AsgiRequest | None = None
         self._reader = BodyReader(0)
 
@@ -74,7 +65,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._channel = Channel(transport, self._frontend)
-        self.network = network_of(self._channel.client[0] if self._channel.client else "")
+        self.network = self._channel.network
         self._server_state.connections.add(self)
         if self._frontend.join(self):
             self._await_request()
@@ -94,7 +85,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._buffer = self._buffer + data if self._buffer else data
-        self._advance()
+        self.advance()
 
     def pause_writing(self) -> None:
         self._channel.write_paused = True
@@ -103,7 +94,7 @@ class Connection(asyncio.Protocol):
         self._channel.write_paused = False
         if self._state is WRITING:
             self._await_request()
-            self._advance()
+            self.advance()
 
     # called by uvicorn and the frontend
 
@@ -156,16 +147,11 @@ class Connection(asyncio.Protocol):
         self.deadline_s = NEVER_S
         self._channel.abort()
 
-    def take_turn(self) -> None:
-        """Continues with the buffer."""
-        self._awaits_turn = False
-        self._advance()
-
     # requests
 
-    def _advance(self) -> None:
+    def advance(self) -> None:
         """Processes the buffer until more bytes are needed or a request waits for its answer."""
-        if self._advancing or self._awaits_turn:
+        if self._advancing or self.awaits_turn:
             return
         self._advancing = True
         try:
@@ -175,10 +161,10 @@ class Connection(asyncio.Protocol):
             else:
                 # later data wait in the kernel, or one client could fill memory and block the loop
                 self._channel.pause_reading()
-                self._queue_turn()
+                self._frontend.queue_turn(self)
         except Exception:
-            name = self._channel.name
-            log.exception("the connection of %s failed", name, extra=log_extra(self._request_id))
+            client, extra = self._channel.name, log_extra(self._request_id)
+            log.exception("the connection of %s failed", client, extra=extra)
             self.abort()
         finally:
             self._advancing = False
@@ -189,16 +175,10 @@ class Connection(asyncio.Protocol):
         if self._channel.read_paused and self._wants_bytes:
             self._channel.resume_reading()
 
-    def _queue_turn(self) -> None:
-        """Continues with the buffer after other connections had their turn."""
-        if not self._awaits_turn:
-            self._awaits_turn = True
-            self._frontend.queue_turn(self)
-
     @property
     def _wants_bytes(self) -> bool:
         """Whether more bytes are needed, or there is room for them."""
-        if self._awaits_turn or self._state is CLOSED:
+        if self.awaits_turn or self._state is CLOSED:
             return False
         if self._state is READING_BODY and self._request is not None:
             return self._request.waiting_bytes <= self._request.limit
@@ -209,8 +189,7 @@ class Connection(asyncio.Protocol):
         if self._state in (READING_HEAD, READING_BODY):
             self._violate(TooBusy("buffered_bytes", "unfinished requests use all memory allowed for them"))
         elif self._state in (WAITING, WRITING) and self._buffer:
-            name = self._channel.name
-            self._frontend.exceeded("buffered_bytes", f"{name} sent more than it read answers")
+            self._frontend.exceeded("buffered_bytes", f"{self._channel.name} sent more than it read answers")
             self.abort()
         self._channel.hold(len(self._buffer))
 
@@ -253,7 +232,6 @@ class Connection(asyncio.Protocol):
         if frontend.access_log is not None:
             self._begun_s = clock()
         self._keep_alive = head.keep_alive
-        self._request = None
         self._reader = BodyReader(head.length)
         self._state = READING_BODY
         self._requests += 1
@@ -267,15 +245,12 @@ class Connection(asyncio.Protocol):
                 frontend.begin_request()
                 rejected = hot.reject_early(head.headers, head.length, self._scope, self._arrival())
                 if rejected is not None:
-                    self._reply(rejected.status, *rejected.encoded(()))
+                    self._send(rejected)
                     return
                 call = hot.call(self._scope())
-                request = HotRequest(
-                    call, head, self._reply, self._reject, self._arrival, frontend.take_woken
-                )
+                request = HotRequest(call, head, self._reply, self._reject, self._arrival, frontend.woke_loop)
                 self._request = request
-                request.limit = call.admit()
-                check_length(head.length or 0, request.limit)
+                request.admit()
             else:
                 resume = self._channel.resume_reading
                 self._request = AsgiRequest(frontend.app, self._scope(), self._reply, resume)
@@ -286,7 +261,7 @@ class Connection(asyncio.Protocol):
         if self._reader.length_unknown or len(self._buffer) < self._reader.left:
             self.deadline_s = clock() + frontend.limits.body_s
             if head.expects_continue and not self._buffer:
-                self._channel.write(CONTINUE)
+                self._channel.request_body()
 
     def _arrival(self) -> Arrival:
         """When the bytes being read arrived, by estimate."""
@@ -295,9 +270,7 @@ class Connection(asyncio.Protocol):
     def _scope(self) -> Scope:
         """The ASGI scope of the current request. Raises Malformed."""
         assert self._head is not None
-        channel = self._channel
-        request_id = self._request_id.decode("ascii")
-        return make_scope(self._head, channel.client, channel.server, channel.scheme, request_id)
+        return self._channel.scope(self._head, self._request_id)
 
     def _take_body(self) -> bool:
         pieces, self._buffer, complete = self._reader.take(self._buffer)
@@ -325,12 +298,11 @@ class Connection(asyncio.Protocol):
         """Answers the current request with an error."""
         if isinstance(error, TooLarge):
             self._frontend.exceeded("body_bytes", f"{self._channel.name}: {error}", self._request_id)
-        if self._request is None:
-            self._reply_error(error)
-        elif (reply := self._request.reject(error)) is None:
+        reply = error_reply(error) if self._request is None else self._request.reject(error)
+        if reply is None:
             self._request = None
         else:
-            self._reply(reply.status, *reply.encoded(()))
+            self._send(reply)
 
     def _violate(self, violation: HttpViolation) -> None:
         """Answers a request that breaks HTTP or a limit, and closes: where the next one begins is unknown."""
@@ -345,10 +317,9 @@ class Connection(asyncio.Protocol):
         self._reader = BodyReader(0)
         self._state = READING_BODY
         self._keep_alive = False
-        self._reply_error(violation)
+        self._send(error_reply(violation))
 
-    def _reply_error(self, error: Exception) -> None:
-        reply = error_reply(error)
+    def _send(self, reply: Reply) -> None:
         self._reply(reply.status, *reply.encoded(()))
 
     def _reply(self, status: int, headers: HeaderList, body: bytes, close: bool = False) -> None:
@@ -359,45 +330,31 @@ class Connection(asyncio.Protocol):
         unread = state is READING_BODY
         if close or self._reader.left > limits.discard_bytes or self._frontend.draining:
             self._keep_alive = False
-        if status in BODILESS or (self._head is not None and self._head.method == b"HEAD"):
+        if self._head is not None and self._head.method == b"HEAD":
             body = b""
         headers = (*self._server_state.default_headers, (REQUEST_ID, self._request_id), *headers)
         self._channel.write(to_wire(status, headers, body, self._keep_alive))
         access_log = self._frontend.access_log
         if access_log is not None and access_log.samples():
-            self._log_answer(access_log, status)
+            took_s = clock() - self._begun_s
+            access_log.answered(self._request_id, self._head, self._request, status, took_s)
         self._request = None
         self._request_id = b""
+        rest = self._reader.skip(self._buffer) if unread else self._buffer
         if not self._keep_alive:
             self._linger(unread)
-        elif unread and not self._drop_body():
+        elif rest is None:
             self._state = DISCARDING
             self.deadline_s = clock() + limits.body_s
-        elif self._channel.write_paused:
-            self._state = WRITING
-            self.deadline_s = clock() + limits.write_s
         else:
-            self._await_request()
+            self._buffer = rest
+            if self._channel.write_paused:
+                self._state = WRITING
+                self.deadline_s = clock() + limits.write_s
+            else:
+                self._await_request()
         if (self._buffer or self._channel.read_paused) and not self._advancing:
-            self._queue_turn()
-
-    def _log_answer(self, access_log: AccessLog, status: int) -> None:
-        """Writes the access log's line of the current request."""
-        request, head = self._request, self._head
-        method = b"" if head is None else head.method
-        route = "" if head is None else head.target.partition(b"?")[0].decode("latin-1")
-        answered_by = AnsweredBy()
-        if request is not None:
-            route, answered_by = request.route or route, request.answered_by
-        access_log.write(self._request_id, method, route, status, clock() - self._begun_s, answered_by)
-
-    def _drop_body(self) -> bool:
-        """Drops the rest of a request's body if all of it has been received; false: nothing was done."""
-        left = self._reader.left
-        if self._reader.length_unknown or len(self._buffer) < left:
-            return False
-        self._buffer = self._buffer[left:]
-        return True
+            self._frontend.queue_turn(self)
 
     def _discard(self) -> bool:
         """Drops received bytes of a request that was answered before its end."""

@@ -1,4 +1,4 @@
-"""Shared state of all connections of one server: the application, the limits and the counters.
+"""Shared state of all connections of one server: the application, limits, turns, arrival times and counters.
 
 One periodic sweep enforces the time limits instead of a timer for each connection: a connection only stores
 the deadline of its current state.
@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 
 from polyrec.planner.routing.admission.arrival import Arrival, ArrivalTimes
 from polyrec.server.app.engine import Engine, LifecycleState
-from polyrec.server.dispatch.dispatcher import clock
+from polyrec.server.clock import clock
 from polyrec.server.http.connection.access_log import AccessLog
 from polyrec.server.http.connection.hot_endpoint import HotEndpoint
 from polyrec.server.http.connection.limits import ConnectionLimits, Networks
@@ -36,11 +36,13 @@ class SweptConnection(Protocol):
     """A connection as the frontend sees it.
 
     deadline_s: when its state times out, in seconds on `clock`. network: of its client (`rates.network_of`).
-    idle: no request has begun to arrive. waiting: a request waits for its answer.
+    idle: no request has begun to arrive. waiting: a request waits for its answer. awaits_turn: it is queued
+    for `advance`.
     """
 
     deadline_s: float
     network: str
+    awaits_turn: bool
 
     @property
     def idle(self) -> bool: ...
@@ -50,7 +52,7 @@ class SweptConnection(Protocol):
 
     def time_out(self) -> None: ...
 
-    def take_turn(self) -> None: ...
+    def advance(self) -> None: ...
 
     def abort(self) -> None: ...
 
@@ -108,7 +110,7 @@ class HttpFrontend:
 
     def begin_request(self) -> None:
         """Counts a request whose head is being read."""
-        self._look()
+        self._begin_reading()
         self._arrivals.begin()
 
     def arrival(self, answered_s: float = 0.0) -> Arrival:
@@ -116,28 +118,28 @@ class HttpFrontend:
 
         answered_s: when their connection wrote its last answer, for which the client waited.
         """
-        self._look()
+        self._begin_reading()
         return self._arrivals.arrival(answered_s)
 
-    def _look(self) -> None:
+    def _begin_reading(self) -> None:
         """Records that the loop begins to read; once in each of its iterations."""
         if not self._reading:
             loop = self._loop
             if loop is None:
                 loop = self._loop = asyncio.get_running_loop()
             self._reading = True
-            loop.call_soon(self._read)  # runs once all readable sockets of this iteration were read
+            loop.call_soon(self._end_reading)  # runs once all readable sockets of this iteration were read
             now_s = clock()
             # a voluntary context switch is a sleep; losing the core to another process is not
             sleeps = getrusage(RUSAGE_THREAD).ru_nvcsw
             slept = sleeps != self._sleeps
-            # the first round cannot tell
+            # unknown in the first iteration
             self._woken = slept and self._sleeps >= 0
             self._arrivals.look(now_s, slept)
             self._sleeps = sleeps
 
-    def take_woken(self) -> bool:
-        """Whether the loop slept until the bytes being read came; true once for each time that it slept.
+    def woke_loop(self) -> bool:
+        """Whether the bytes being read woke the event loop; true once for each time that it slept.
 
         A request for which it woke finds nothing to share a batch with, so that waiting for more would only
         delay it.
@@ -145,7 +147,7 @@ class HttpFrontend:
         woken, self._woken = self._woken, False
         return woken
 
-    def _read(self) -> None:
+    def _end_reading(self) -> None:
         self._reading = self._woken = False
 
     def join(self, connection: SweptConnection) -> bool:
@@ -198,13 +200,18 @@ class HttpFrontend:
             connection.stop()
 
     def queue_turn(self, connection: SweptConnection) -> None:
-        """Queues a connection with more to do; one of them continues in each iteration of the event loop."""
+        """Queues a connection with more to do; one of them advances in each iteration of the event loop."""
+        if connection.awaits_turn:
+            return
+        connection.awaits_turn = True
         self._turns.append(connection)
         if len(self._turns) == 1:
             asyncio.get_running_loop().call_soon(self._give_turn)
 
     def _give_turn(self) -> None:
-        self._turns[0].take_turn()
+        connection = self._turns[0]
+        connection.awaits_turn = False
+        connection.advance()
         self._turns.popleft()
         if self._turns:
             asyncio.get_running_loop().call_soon(self._give_turn)

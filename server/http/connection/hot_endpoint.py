@@ -11,7 +11,8 @@ from starlette.types import Receive, Scope, Send
 from polyrec.planner.routing.admission.arrival import Arrival
 from polyrec.planner.routing.query import RejectReason
 from polyrec.server.app.engine import Engine, LifecycleState
-from polyrec.server.dispatch.dispatcher import clock, rejection
+from polyrec.server.clock import clock
+from polyrec.server.dispatch.dispatcher import rejection
 from polyrec.server.errors import Malformed, error_response
 from polyrec.server.http.call import Call, EndpointCodec
 from polyrec.server.http.connection.access_log import ANSWERED_BY

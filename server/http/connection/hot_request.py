@@ -14,7 +14,7 @@ from polyrec.server.dispatch.answer import Answer, Pending
 from polyrec.server.errors import NotReady, TooLarge
 from polyrec.server.http.call import Call
 from polyrec.server.http.connection.access_log import AnsweredBy
-from polyrec.server.http.connection.body import Inflater
+from polyrec.server.http.connection.body import Inflater, check_length
 from polyrec.server.http.connection.head import Head
 from polyrec.server.http.connection.reply import HeaderList, Reply, error_reply
 
@@ -31,8 +31,8 @@ class HotRequest:
     """One request to a hot endpoint.
 
     reply: writes the answer. fail: answers with an error. arrival: when the bytes being read arrived.
-    woken: whether the event loop slept until they came, so that the query is executed at once.
-    limit: maximum bytes of the body, set after admission. waiting_bytes: bytes of the body so far.
+    woke_loop: whether they woke the event loop; such a query is executed at once. limit: maximum bytes of the
+    body, set by `admit`. waiting_bytes: bytes of the body so far.
     """
 
     __slots__ = (
@@ -43,7 +43,7 @@ class HotRequest:
         "_head",
         "_pieces",
         "_reply",
-        "_woken",
+        "_woke_loop",
         "limit",
         "waiting_bytes",
     )
@@ -55,14 +55,14 @@ class HotRequest:
         reply: WriteReply,
         fail: Callable[[Exception], None],
         arrival: Callable[[], Arrival],
-        woken: Callable[[], bool],
+        woke_loop: Callable[[], bool],
     ) -> None:
         self._call = call
         self._head = head
         self._reply = reply
         self._fail = fail
         self._arrival = arrival
-        self._woken = woken
+        self._woke_loop = woke_loop
         self._pieces: list[bytes] = []
         self._done = False
         self.limit = self.waiting_bytes = 0
@@ -76,6 +76,11 @@ class HotRequest:
     def answered_by(self) -> AnsweredBy:
         """The path that answered."""
         return self._call.answered_by
+
+    def admit(self) -> None:
+        """Authenticates the client and sets the limit of the body. Raises as `Call.admit`, or TooLarge."""
+        self.limit = self._call.admit()
+        check_length(self._head.length or 0, self.limit)
 
     def feed(self, piece: bytes) -> None:
         """Adds to the body. Raises TooLarge."""
@@ -92,7 +97,7 @@ class HotRequest:
         if self._head.encoding in (None, "", "identity"):
             call = self._call
             call.submit(body, self._arrival()).payload.answer.listen(self._answered)
-            if self._woken():
+            if self._woke_loop():
                 call.dispatch()
         else:
             inflater = Inflater(self._head.encoding, self.limit, len(body))

@@ -11,6 +11,10 @@ T = TypeVar("T")
 
 RESERVED_DESCRIPTORS = 64
 """File descriptors kept for bundles, lanes and logs."""
+CLOSE_S = 1.0
+"""Wait for an idle client to agree to the end of TLS, which one that does not read never does."""
+LAST_S = 0.5
+"""Time for clients to read an answer when the drain timeout is over."""
 HANDSHAKES_SHARE = 0.1
 """Unfinished TLS handshakes, as a share of the connections that the server may have."""
 

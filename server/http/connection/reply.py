@@ -17,6 +17,7 @@ COMPRESS_FROM_BYTES = 1024
 HeaderList = Sequence[tuple[bytes, bytes]]
 STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
 BODILESS = (204, 304)
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Reply(NamedTuple):
@@ -47,6 +48,8 @@ class Reply(NamedTuple):
 
 def to_wire(status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes, keep_alive: bool) -> bytes:
     """Formats an answer as HTTP/1.1. headers: with Content-Length, without those of the connection."""
+    if status in BODILESS:
+        body = b""
     pieces = [STATUS_LINES[status]]
     for name, value in headers:
         pieces += (name, b": ", value, b"\r\n")

@@ -17,7 +17,7 @@ from starlette.requests import Request
 
 from polyrec.models.bundle.bundle import code_version
 from polyrec.server.app.engine import Engine
-from polyrec.server.dispatch.control_loop import clock
+from polyrec.server.clock import clock
 from polyrec.server.errors import Malformed, NotReady
 from polyrec.server.http.connection.reply import HeaderList, Reply, error_reply, json_reply
 from polyrec.server.http.documents import StatusQuery, StatusResponse

@@ -64,7 +64,7 @@ def step(driver: RouterDriver, step: tuple, policies: list[str]) -> None:
     elif kind == "failed" and lane in driver.running:
         driver.failed(lane)
     elif kind == "killed":
-        driver.router.lane_down(lane, driver.now_s)
+        driver.router.lane_down(lane)
         if lane in driver.running:
             driver.failed(lane)
     elif kind == "up":

@@ -38,7 +38,7 @@ def two_devices() -> RouterDriver:
 
 def test_a_dead_lane_gives_reason_failure():
     driver = two_devices()
-    driver.router.lane_down(0, 0.0)
+    driver.router.lane_down(0)
     query = driver.offer(23, 0.1)
     driver.run(0.05)
     assert driver.router.paths[query.path].name == "table@cpu"
@@ -50,7 +50,7 @@ def test_a_lost_batch_gives_reason_failure_if_a_cheaper_path_answers():
     query = driver.offer(23, 0.1)
     driver.turn()
     assert list(driver.running) == [0]
-    driver.router.lane_down(0, driver.now_s)
+    driver.router.lane_down(0)
     driver.failed(0)
     driver.run(0.05)
     assert (driver.ends[query], query.reason) == (["answered"], Reason.FAILURE)
@@ -88,7 +88,7 @@ def test_a_slow_best_path_gives_reason_load_or_deadline_but_not_failure():
 
 def test_a_probe_on_a_worse_path_gives_reason_probe():
     driver = RouterDriver(router(lanes=cpu_lanes(2)))
-    driver.router.lane_down(0, 0.0)
+    driver.router.lane_down(0)
     driver.router.lane_up(0, 0.0)
     query = driver.offer(23, 0.0007)  # too little time for the best path
     driver.turn()
@@ -101,7 +101,7 @@ def test_a_probe_on_a_worse_path_gives_reason_probe():
 
 def test_a_probe_with_time_for_it_is_on_the_best_path():
     driver = RouterDriver(router(lanes=cpu_lanes(2)))
-    driver.router.lane_down(0, 0.0)
+    driver.router.lane_down(0)
     driver.router.lane_up(0, 0.0)
     driver.offer(23, 0.1)
     driver.turn()

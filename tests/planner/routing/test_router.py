@@ -123,8 +123,8 @@ def test_a_full_queue_rejects_by_rows():
 
 def test_no_lane_alive_is_unavailable():
     r = router()
-    r.lane_down(0, 0.0)
-    r.lane_down(1, 0.0)
+    r.lane_down(0)
+    r.lane_down(1)
     rejection = r.offer(Query(1, 0.0, 1.0), 0.0)
     assert rejection is not None
     assert rejection.reason is RejectReason.UNAVAILABLE
@@ -270,7 +270,7 @@ def test_required_quality_that_no_load_would_allow_lowers_that_of_no_other(budge
     """As its budget is enough for other paths only, or the lane of the best path is dead."""
     driver = RouterDriver(router(BOTH, (GPU_LANE, *cpu_lanes(1)), weights={HYBRID.name: 0.5}))
     if budget_s == 0.02:
-        driver.router.lane_down(0, 0.0)
+        driver.router.lane_down(0)
     query = driver.offer(1, budget_s, required=True)
     driver.offer(1, 0.02)
     driver.now_s = 0.1
@@ -283,7 +283,7 @@ def test_required_quality_that_no_load_would_allow_lowers_that_of_no_other(budge
 
 def test_demand_is_known_while_no_lane_is_alive():
     driver = RouterDriver(router(lanes=cpu_lanes(1)))
-    driver.router.lane_down(0, 0.0)
+    driver.router.lane_down(0)
     driver.offer(25, 0.02)
     driver.offer(25, 1e-5)
     driver.now_s = 0.1

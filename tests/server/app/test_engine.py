@@ -11,7 +11,7 @@ from polyrec.models.errors import BundleError, RuntimeUnavailable
 from polyrec.models.runtimes import open_runtime
 from polyrec.planner.plan import Plan, PlannedPath, Routing, single_path_plan
 from polyrec.server.app.engine import Engine, LifecycleState
-from polyrec.server.dispatch.dispatcher import clock
+from polyrec.server.clock import clock
 from polyrec.server.errors import NotReady
 
 

@@ -17,9 +17,10 @@ from polyrec.planner.routing.lanes.lane import LaneSpec
 from polyrec.planner.routing.lanes.path import PathSpec
 from polyrec.planner.routing.router import Router
 from polyrec.planner.routing.router_state import RouterState
+from polyrec.server.clock import clock
 from polyrec.server.codecs.rows import Columns, Rows
 from polyrec.server.dispatch.answer import Pending
-from polyrec.server.dispatch.dispatcher import Dispatcher, clock
+from polyrec.server.dispatch.dispatcher import Dispatcher
 from polyrec.server.dispatch.observer import ExecutedBatch
 from polyrec.server.lanes.lane import Lane
 

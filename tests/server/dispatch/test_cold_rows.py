@@ -20,9 +20,9 @@ from polyrec.planner.plan import Plan
 from polyrec.planner.routing.query import Part, Query
 from polyrec.server.app.engine import Engine
 from polyrec.server.app.serving import Serving
+from polyrec.server.clock import clock
 from polyrec.server.codecs.rows import encode
 from polyrec.server.dispatch.answer import Answer, Outbox, Pending, QueryPayload
-from polyrec.server.dispatch.dispatcher import clock
 from polyrec.server.dispatch.parts import encode_parts
 from tests.models.tiers.redis_server import RedisServer
 from tests.server.conftest import Request

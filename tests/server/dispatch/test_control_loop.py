@@ -8,8 +8,9 @@ from typing import Any
 
 from polyrec.planner.plan import Plan
 from polyrec.server.app.engine import Engine
+from polyrec.server.clock import clock
 from polyrec.server.dispatch.control_loop import TICK_S
-from polyrec.server.dispatch.dispatcher import Dispatcher, clock
+from polyrec.server.dispatch.dispatcher import Dispatcher
 
 TRIALS = 8
 """A busy machine may take the core away during the quiet one's few queries."""

@@ -11,8 +11,8 @@ from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.runtimes.runtime import Runtime
 from polyrec.planner.routing.sharing.machine_time import ModelShare
 from polyrec.planner.routing.sharing.pools import LanePlace
+from polyrec.server.clock import clock
 from polyrec.server.dispatch.answer import Pending
-from polyrec.server.dispatch.dispatcher import clock
 from polyrec.server.dispatch.shared_time import SharedTime
 from polyrec.server.errors import DeadlinePassed, NotReady, Overloaded
 from polyrec.server.http.connection.body import ClientGone

@@ -11,7 +11,7 @@ from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.runtimes import open_runtime
 from polyrec.models.schema.batch import Batch
 from polyrec.planner.routing.router_state import RouterState
-from polyrec.server.dispatch.dispatcher import clock
+from polyrec.server.clock import clock
 from polyrec.server.dispatch.observer import ExecutedBatch
 from polyrec.server.errors import Defect
 from polyrec.server.lanes.inline import InlineLane

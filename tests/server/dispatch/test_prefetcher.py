@@ -16,7 +16,7 @@ from polyrec.models.errors import FeatureError
 from polyrec.models.tiers.stack import TierStack
 from polyrec.planner.plan import Plan
 from polyrec.server.app.engine import Engine
-from polyrec.server.dispatch.dispatcher import clock
+from polyrec.server.clock import clock
 from tests.server.conftest import Request
 from tests.server.placing import placed_plan
 

@@ -23,10 +23,11 @@ from polyrec.planner.routing.router_state import RouterState
 from polyrec.planner.routing.sharing.machine_time import ModelShare
 from polyrec.planner.routing.sharing.pools import LanePlace
 from polyrec.server.app.engine import Engine
+from polyrec.server.clock import clock
 from polyrec.server.codecs.json_rows import Decoder
 from polyrec.server.codecs.rows import Rows
 from polyrec.server.dispatch.control_loop import TICK_S
-from polyrec.server.dispatch.dispatcher import Dispatcher, clock
+from polyrec.server.dispatch.dispatcher import Dispatcher
 from polyrec.server.dispatch.observer import ExecutedBatch
 from polyrec.server.dispatch.shared_time import LaneTurns, SharedTime
 from polyrec.server.lanes.inline import InlineLane

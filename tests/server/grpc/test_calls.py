@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from polyrec.server.dispatch.dispatcher import clock
+from polyrec.server.clock import clock
 from polyrec.server.errors import DeadlinePassed
 from polyrec.server.grpc.calls import TRANSIT_S, deadline_s, end_of, id_metadata, peer_of, scope_of
 from polyrec.server.http.connection.body import ClientGone

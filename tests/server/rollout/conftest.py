@@ -21,6 +21,9 @@ from polyrec.server.app.engine import Engine
 from tests.server.placing import ALLOWED
 
 PATIENCE_S = 600.0
+PlanOf = Callable[[float], Path]
+QUICK = {"min_requests": 100, "max_failed": 1.0, "max_late": 1.0, "max_slowdown": 1000.0, "slack_ms": 1e5}
+"""Judges scores after 100 requests, and no time: the machine may be busy."""
 
 
 @dataclass(frozen=True)

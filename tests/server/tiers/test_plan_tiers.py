@@ -24,7 +24,7 @@ from polyrec.planner.plan import Plan, PlanError, PlannedPath, save_plan
 from polyrec.planner.profile import Profile, save_profile
 from polyrec.server.app.engine import Engine
 from polyrec.server.child import start
-from polyrec.server.dispatch.dispatcher import clock
+from polyrec.server.clock import clock
 from tests.models.tiers.redis_server import RedisServer
 from tests.planner.planning import machine, path
 from tests.server.conftest import Client, Request

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -21,32 +20,11 @@ from hypothesis import strategies as st
 from polyrec.models.tiers.updates import update_log as update_log_module
 from polyrec.models.tiers.updates.changes import Changes
 from polyrec.models.tiers.updates.names import NamedId
-from polyrec.models.tiers.updates.update import Stored, StoredUpdate, UpdateNotKept
+from polyrec.models.tiers.updates.update import Stored
 from polyrec.models.tiers.updates.update_log import MAGIC, Record, UpdateLog, UpdateLogError, record_of
+from tests.models.tiers.updates.logged import WIDTH, reopened, rows_of, stored
 
 ROOT = Path(__file__).parents[4]
-WIDTH = 12
-Rows = dict[int, bytes]
-
-
-def stored(ids: list[int], value: int) -> StoredUpdate:
-    return StoredUpdate({"t": Stored(np.array(ids, np.int64), np.full((len(ids), WIDTH), value, np.uint8))})
-
-
-def rows_of(changes: Changes) -> Rows:
-    """Last values by id."""
-    found: Rows = {}
-    for record in changes.last_values():
-        for rows in record.updates().values():
-            found |= {int(i): v.tobytes() for i, v in zip(rows.ids, rows.values, strict=True)}
-    return found
-
-
-def reopened(file: Path) -> Rows:
-    changes = Changes(file.parent / "values", UpdateLog(file))
-    found = rows_of(changes)
-    changes.close(remove=False)
-    return found
 
 
 UPDATES = st.lists(
@@ -137,74 +115,6 @@ def test_waiting_callers_share_syncs(tmp_path: Path, monkeypatch: pytest.MonkeyP
         thread.join()
     assert len(syncs) <= 3  # the first, those that came meanwhile, and perhaps one that was late
     changes.close()
-
-
-def test_a_disk_that_failed_takes_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    changes = Changes(tmp_path, UpdateLog(tmp_path / "u"))
-
-    def failing(fd: int) -> None:
-        raise OSError(5, "Input/output error")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "fdatasync", failing)
-        with pytest.raises(UpdateNotKept, match="Input/output error"):
-            changes.apply(stored([1], 1))
-    with pytest.raises(UpdateNotKept, match="the disk failed"):
-        changes.apply(stored([2], 2))
-    assert changes.figures.failed == 2
-    assert 2 not in rows_of(changes)
-    changes.close()
-
-
-def test_a_full_disk_leaves_the_log_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "u"
-    changes = Changes(tmp_path, UpdateLog(file))
-    changes.apply(stored([1], 1))
-    before = file.read_bytes()
-
-    def half(fd: int, parts: Sequence[bytes], at: int) -> int:
-        content = b"".join(parts)
-        if len(content) < 30:
-            raise OSError(28, "No space left on device")
-        return os.pwrite(fd, content[: len(content) - 20], at)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "pwritev", half)
-        with pytest.raises(UpdateNotKept, match="No space left"):
-            changes.apply(stored([2], 2))
-    assert file.read_bytes() == before
-    assert rows_of(changes) == {1: bytes([1]) * WIDTH}
-    changes.apply(stored([3], 3))
-    changes.close(remove=False)
-    assert reopened(file) == {1: bytes([1]) * WIDTH, 3: bytes([3]) * WIDTH}
-
-
-def held_open(folder: Path) -> list[str]:
-    """Files of a folder that this process has open."""
-    found = []
-    for descriptor in os.listdir("/proc/self/fd"):
-        with suppress(FileNotFoundError):
-            found.append(os.readlink(f"/proc/self/fd/{descriptor}"))
-    return sorted(file for file in found if file.startswith(str(folder)))
-
-
-def test_a_log_that_could_not_be_opened_leaves_nothing_open_and_can_be_opened_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(fd: int, parts: Sequence[bytes], at: int) -> int:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "pwritev", full)
-        with pytest.raises(UpdateLogError, match="cannot be opened: No space left"):
-            UpdateLog(tmp_path / "u")
-    assert not held_open(tmp_path)
-    first = UpdateLog(tmp_path / "u")
-    opened = held_open(tmp_path)
-    with pytest.raises(UpdateLogError, match="in use"):
-        UpdateLog(tmp_path / "u")
-    assert held_open(tmp_path) == opened
-    first.close()
 
 
 @pytest.mark.parametrize("most_bytes", [11, 10_000])
@@ -349,38 +259,6 @@ def test_zeros_that_a_loss_of_power_leaves_are_no_record(tmp_path: Path) -> None
     with file.open("ab") as f:
         f.write(bytes(4096))
     assert reopened(file) == {1: bytes([1]) * WIDTH}
-
-
-def test_a_log_that_cannot_be_rewritten_loses_nothing_and_is_not_tried_at_every_update(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(update_log_module, "LEAST_REWRITTEN_BYTES", 1024)
-    file = tmp_path / "u"
-    changes = Changes(tmp_path, UpdateLog(file))
-    changes.apply(stored([1], 0))
-    actual = os.open
-
-    def no_folder(path: str | Path, flags: int, mode: int = 0o777) -> int:
-        if flags & os.O_DIRECTORY:
-            raise OSError(24, "Too many open files")
-        return actual(path, flags, mode)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "open", no_folder)
-        updates = 100
-        while len(caplog.messages) < 2:
-            changes.apply(stored([1], updates % 256))
-            updates += 1
-    assert "cannot be rewritten: Too many open files" in caplog.text
-    assert updates > 110
-    grown = file.stat().st_size
-    with monkeypatch.context() as patched:
-        patched.setattr(changes, "_compact", lambda: None)
-        changes.apply(stored([2], 7))
-    assert file.stat().st_size > grown  # of the file that has the name
-    expected = {1: bytes([(updates - 1) % 256]) * WIDTH, 2: bytes([7]) * WIDTH}
-    changes.close(remove=False)
-    assert reopened(file) == expected
 
 
 def test_a_lock_file_that_was_removed_locks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,12 +36,12 @@ def test_queries_are_bound_to_the_fastest_path_when_what_waits_fills_the_budget(
 
 def test_queries_are_bound_again_when_a_device_is_lost():
     driver = RouterDriver(router(BOTH, (GPU_LANE, *cpu_lanes(2)), policy="mprec"))
-    driver.router.lane_down(1, 0.0)
-    driver.router.lane_down(2, 0.0)
+    driver.router.lane_down(1)
+    driver.router.lane_down(2)
     query = driver.offer(147, 0.05)
     assert driver.router.paths[query.path].device == "cuda:0"
     driver.router.lane_up(1, 0.0)
-    driver.router.lane_down(0, 0.0)
+    driver.router.lane_down(0)
     driver.run(0.05)
     assert driver.ends[query] == ["answered"]
     assert driver.router.paths[query.path].device == "cpu"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from polyrec.server.app.engine import Engine
-from polyrec.server.dispatch.dispatcher import clock
+from polyrec.server.clock import clock
 from polyrec.server.http.app import create_app
 from polyrec.server.http.connection.frontend import HttpFrontend
 
@@ -79,10 +79,10 @@ def test_only_the_request_that_wakes_the_loop_is_executed_at_once(engine: Engine
         await read(frontend)
         await asyncio.sleep(BUSY_S)
         frontend.arrival()
-        woken = [frontend.take_woken(), frontend.take_woken()]
+        woken = [frontend.woke_loop(), frontend.woke_loop()]
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        return [*woken, frontend.take_woken()]
+        return [*woken, frontend.woke_loop()]
 
     assert asyncio.run(scene()) == [True, False, False]
 
