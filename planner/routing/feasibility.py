@@ -30,12 +30,13 @@ ROUNDED_UP = 1 + 1e-6
 class OtherWork(NamedTuple):
     """Work besides the batch in question.
 
-    busy_rows: executing on other lanes, in rows at total_rate. later_rows: waiting, but due after a usual
-    query that arrives now. peers: idle lanes of the device, this one included. next_peer_s: seconds until
-    the next of its busy lanes is free.
+    busy_rows: executing on other lanes, in rows at total_rate. due_s: `usually_due_s`. later_rows: waiting,
+    but due after it. peers: idle lanes of the device, this one included. next_peer_s: seconds until the next
+    of its busy lanes is free.
     """
 
     busy_rows: float
+    due_s: float
     later_rows: int
     peers: int
     next_peer_s: float
@@ -98,7 +99,7 @@ def leaves_rest_feasible(
     arriving = _arriving(observed, observed.urgent_s, observed.urgent_square, batch_s)
     busy_rows = work.busy_rows + batch_s * lane.rate * state.front_factor
     service_times, max_merge_rows = state.service_times, state.max_merge_rows
-    later, due_s = work.later_rows, usually_due_s(state, now_s)
+    later, due_s = work.later_rows, work.due_s
     if later and pieces[start + count - 1].order_s > due_s:
         # the batch's own do not wait; of a query that is split the others do
         own = pieces[start : start + count]
