@@ -38,6 +38,9 @@ def measure_front(path: PlannedPath, bundle: Bundle, seconds: float, seed: int =
         "runtime": path.runtime,
         "device": path.device,
         "precision": path.precision,
+        # its messages would stand among the profiler's
+        "log_level": "error",
+        "drain_grace_s": 0,
     }
     if path.width is not None:
         settings["width"] = path.width

@@ -12,6 +12,7 @@ models/dlrm/context_once.py computes the same function with less work where rows
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -19,6 +20,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from polyrec.models.dlrm.initial_weights import draw
 from polyrec.models.dlrm.interaction import Cat, Cross, Dot
 from polyrec.models.embeddings.stage import PerBlock, Stage, Vectors
 from polyrec.models.errors import SchemaError
@@ -193,9 +195,8 @@ def mlp(widths: Sequence[int], dropout: float = 0.0) -> nn.Sequential:
     layers: list[nn.Module] = []
     for fan_in, fan_out in pairwise(widths):
         linear = nn.Linear(fan_in, fan_out)
-        if not linear.weight.is_meta:  # drawing there imports torch._dynamo: a second for nothing
-            nn.init.kaiming_normal_(linear.weight, nonlinearity="relu")
-            nn.init.zeros_(linear.bias)
+        draw(partial(nn.init.kaiming_normal_, nonlinearity="relu"), linear.weight)
+        nn.init.zeros_(linear.bias)
         layers += [linear, nn.ReLU()]
         if dropout:
             layers.append(nn.Dropout(dropout))

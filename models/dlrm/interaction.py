@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from polyrec.models.dlrm.initial_weights import draw
+
 
 class Dot(nn.Module):
     """Dot products of all pairs of vectors, in DLRM's order, after the bottom output.
@@ -48,8 +50,7 @@ class Cross(nn.Module):
         downs = [nn.Linear(width, rank, bias=False) for _ in range(layers)]
         ups = [nn.Linear(rank, width) for _ in range(layers)]
         for linear in (*downs, *ups):
-            if not linear.weight.is_meta:  # drawing there imports torch._dynamo: a second for nothing
-                nn.init.xavier_normal_(linear.weight)
+            draw(nn.init.xavier_normal_, linear.weight)
         for linear in ups:
             nn.init.zeros_(linear.bias)
         self.down, self.up = nn.ModuleList(downs), nn.ModuleList(ups)

@@ -21,7 +21,9 @@ PIECE_BYTES = 4 * 2**20
 TIMEOUT_S = 60.0
 """Longest wait for a connection, and for the next bytes of a file."""
 LEAST_BYTES_PER_S = 2**16
-"""Least average rate of a file, beyond TIMEOUT_S: while a store dribbles, no other plan is opened."""
+"""Least average rate of a file, beyond TIMEOUT_S: while a store dribbles, no other plan is opened.
+
+Not a setting: at this rate a model of a gigabyte takes 4.6 hours, so nobody needs less."""
 WEB = ("http", "https")
 ABSENT = (404, 410)
 

@@ -54,16 +54,17 @@ def open_stack(
 ) -> TierStack:
     """Copies every row into its tier. sizes: rows of each table, in the order of the fused weight.
 
-    encoder: provides the popularity of pages, the stable ids of remote rows and the out-of-vocabulary rows;
-    required if rows are remote or updated by id. counts: without an encoder, the accesses of each table by
-    rank, non-increasing. changes: updates of these rows, which the stack contains and
-    receives from then on. Raises RuntimeUnavailable: cuts of another model, a folder that cannot be written,
-    a reader that the kernel refuses, a store to be filled that does not answer.
+    encoder: provides the popularity of pages, the stable ids of remote rows and the out-of-vocabulary
+    rows; required if rows are remote or updated by id. counts: without an encoder, the accesses of each
+    table by rank, non-increasing; without any, no host rows join the cache. changes: updates of these
+    rows, which the stack contains and receives from then on. Raises RuntimeUnavailable: cuts of another
+    model, a folder that cannot be written, a reader that the kernel refuses, a store to be filled that
+    does not answer.
     """
     vocabularies = [] if encoder is None else [encoder.vocabularies[t] for t in sizes]
     if vocabularies:
         counts = [v.counts for v in vocabularies]
-    if not any(cuts.device for cuts in placement.cuts.values()):
+    if counts is not None and not any(cuts.device for cuts in placement.cuts.values()):
         placement = share_with_cache(placement, row_format.bytes, sizes, counts)
     try:
         layout = TierLayout(sizes, {t: c.counts for t, c in placement.cuts.items()})
@@ -74,13 +75,13 @@ def open_stack(
     since = 0
     if changes is not None and encoder is not None:
         since, source = changes.latest, changes.over(source, sizes, encoder)
-    room = _room(row_format, layout, placement)
+    room = _room(row_format, layout, placement, counts is not None)
     rows = layout.rows[HOST] + room.slots
     slab = Slab(row_format, rows, room.pages, room.page_bytes, placement.huge_pages, placement.shared)
     fill(slab.row_bytes(), layout, HOST, source)
     hot = _device_rows(row_format, layout, source, torch.device(device)) if layout.rows[DEVICE] else None
     disk = _open_disk(slab, layout, source, placement, room, counts) if layout.rows[DISK] else None
-    prefix = Prefix(layout, counts, room.joining) if room.joining else None
+    prefix = Prefix(layout, counts, room.joining) if counts is not None and room.joining else None
     ids, remote = None, None
     if layout.rows[REMOTE] and placement.remote is not None:
         ids = _remote_ids(layout, vocabularies)
@@ -130,8 +131,11 @@ def _device_rows(
     return out
 
 
-def _room(row_format: RowFormat, layout: TierLayout, placement: TierSettings) -> CacheRoom:
-    """Divides the cache's bytes. Raises RuntimeUnavailable if the folder cannot be written."""
+def _room(row_format: RowFormat, layout: TierLayout, placement: TierSettings, counted: bool) -> CacheRoom:
+    """Divides the cache's bytes. Raises RuntimeUnavailable if the folder cannot be written.
+
+    counted: whether accesses are known, by which host rows may join the cache.
+    """
     if not layout.rows[DISK]:
         return CacheRoom(slots=0, pages=1, page_bytes=multiple(row_format.bytes, PAGE_BYTES), joining=0)
     assert placement.directory is not None
@@ -140,8 +144,9 @@ def _room(row_format: RowFormat, layout: TierLayout, placement: TierSettings) ->
         page_bytes = multiple(row_format.bytes, sector_bytes(placement.directory))
     except OSError as e:
         raise _unwritable(placement.directory, e) from None
-    # a device reads host rows by their addresses, so they stay
-    joining = 0 if layout.rows[DEVICE] else int(layout.counts[(layout.tier == HOST) & layout.is_filed].sum())
+    joining = 0
+    if counted and not layout.rows[DEVICE]:  # a device reads host rows by their addresses, so they stay
+        joining = int(layout.counts[(layout.tier == HOST) & layout.is_filed].sum())
     return divide(
         placement.cache_bytes, row_format.bytes, page_bytes, layout.file_rows, layout.rows[HOST], joining
     )

@@ -15,20 +15,18 @@ from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.layout import HOST, TierLayout
 from polyrec.models.tiers.tier_settings import TierSettings
 
-MOST_ASSUMED = 1 << 40
-"""Accesses of the hottest row of each table, where there are no counts."""
-
 
 class Prefix:
     """Rows of host memory that can be released. Changed by one thread at a time, read by any.
 
-    counts: accesses of each table of the layout by rank, or None. most: rows released at most.
+    counts: accesses of each table of the layout by rank, of which a range begins at 0: beside rows in device
+    memory none are released. most: rows released at most.
     ends: int64 [ranges of the layout], the first row of the fused weight in each range that is released.
     colder: int64 [ranges], the first row of the colder half of what can be released.
     outdated: bool [rows of host memory], by address: the file has an older value, as updates reach it late.
     """
 
-    def __init__(self, layout: TierLayout, counts: Sequence[I64] | None, most: int) -> None:
+    def __init__(self, layout: TierLayout, counts: Sequence[I64], most: int) -> None:
         self._layout = layout
         self._ranges = np.flatnonzero((layout.tier == HOST) & layout.is_filed)
         self._starts, self._sizes = layout.starts[self._ranges], layout.counts[self._ranges]
@@ -76,20 +74,16 @@ class Prefix:
 
     def _heat(self, i: int) -> I64:
         """Returns the accesses of one range's rows, int64 [rows], non-increasing."""
-        table = int(self._layout.table[self._ranges[i]])
-        first = int(self._starts[i]) - self._layout.base[self._layout.tables[table]]
-        if self._counts is None:
-            return assumed(first, int(self._sizes[i]))
-        return self._counts[table][first : first + self._sizes[i]]
+        return self._counts[int(self._layout.table[self._ranges[i]])][: self._sizes[i]]
 
 
 def share_with_cache(
-    placement: TierSettings, row_bytes: int, sizes: Mapping[str, int], counts: Sequence[I64] | None
+    placement: TierSettings, row_bytes: int, sizes: Mapping[str, int], counts: Sequence[I64]
 ) -> TierSettings:
     """Returns the placement with the share of the memory for the cache that it asks for.
 
     Tables with rows on disk give the coldest of their host rows. sizes: rows of each table. counts: accesses
-    of each by rank, or None.
+    of each by rank.
     """
     cuts = {t: c for t, c in placement.cuts.items() if t in sizes and c.host and c.disk}
     held = sum(c.host for c in cuts.values())
@@ -97,20 +91,14 @@ def share_with_cache(
     kept = int(memory * (1 - placement.cached)) // row_bytes
     if kept >= held:
         return placement
-    ranked = dict(zip(sizes, counts, strict=True)) if counts is not None else {}
-    heat = [ranked[t][: c.host] if counts is not None else assumed(0, c.host) for t, c in cuts.items()]
+    ranked = dict(zip(sizes, counts, strict=True))
+    heat = [ranked[t][: c.host] for t, c in cuts.items()]
     fewer = {
         table: own.model_copy(update={"host": n, "disk": own.disk + own.host - n})
         for (table, own), n in zip(cuts.items(), hottest(heat, kept), strict=True)
     }
     cache_bytes = memory - kept * row_bytes
     return placement.model_copy(update={"cuts": {**placement.cuts, **fewer}, "cache_bytes": cache_bytes})
-
-
-def assumed(first: int, count: int) -> I64:
-    """Returns accesses of ranks, int64 [count], from rank `first` on, by Zipf's law."""
-    accesses: I64 = MOST_ASSUMED // (first + 1 + np.arange(count))
-    return accesses
 
 
 def hottest(counts: Sequence[I64], rows: int) -> list[int]:

@@ -70,8 +70,9 @@ def choose(state: RouterState, lane: LaneState, now_s: float) -> BatchChoice | N
             if left_s < next_peer_s and other.device == device:
                 next_peer_s = left_s
     busy_rows *= state.front_factor
-    start, later = later_rows(queue, usually_due_s(state, now_s))
-    work = OtherWork(busy_rows, later, peers, next_peer_s)
+    due_s = usually_due_s(state, now_s)
+    start, later = later_rows(queue, due_s)
+    work = OtherWork(busy_rows, due_s, later, peers, next_peer_s)
     # of what is due by a usual deadline: otherwise a single query with more time would hide that
     last, backlog_rows = pieces[-1], busy_rows + queue.rows
     if start:

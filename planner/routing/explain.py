@@ -23,7 +23,7 @@ def snapshot(state: RouterState, policy: Policy) -> RouterSnapshot:
     return RouterSnapshot(
         policy=policy.name,
         queries_s=observed.queries_s,
-        rows_s=observed.rows_s,
+        demand_rows_s=observed.demand_rows_s,
         size_rows={
             f"p{round(100 * q)}": v
             for q, v in zip(QUANTILES, observed.size_quantiles(QUANTILES), strict=False)

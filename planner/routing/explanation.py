@@ -40,13 +40,14 @@ class PathView:
 class RouterSnapshot:
     """The state of a router.
 
-    size_rows: quantiles of recent query sizes. total_rate: capacity of all usable lanes in rows/s. prices: by
-    device, correct predictions that one more second of a lane would bring.
+    demand_rows_s: see ObservedTraffic. size_rows: quantiles of recent query sizes. total_rate: capacity of
+    all usable lanes in rows/s. prices: by device, correct predictions that one more second of a lane
+    would bring.
     """
 
     policy: str
     queries_s: float
-    rows_s: float
+    demand_rows_s: float
     size_rows: dict[str, float]
     budget_s: float
     queued_queries: int

@@ -30,12 +30,13 @@ ROUNDED_UP = 1 + 1e-6
 class OtherWork(NamedTuple):
     """Work besides the batch in question.
 
-    busy_rows: executing on other lanes, in rows at total_rate. later_rows: waiting, but due after a usual
-    query that arrives now. peers: idle lanes of the device, this one included. next_peer_s: seconds until
-    the next of its busy lanes is free.
+    busy_rows: executing on other lanes, in rows at total_rate. due_s: `usually_due_s`. later_rows: waiting,
+    but due after it. peers: idle lanes of the device, this one included. next_peer_s: seconds until the next
+    of its busy lanes is free.
     """
 
     busy_rows: float
+    due_s: float
     later_rows: int
     peers: int
     next_peer_s: float
@@ -99,7 +100,7 @@ def leaves_rest_feasible(
     service_times, max_merge_rows = state.service_times, state.max_merge_rows
     later = work.later_rows
     if later:
-        later = _later_rows_left(state, lane, option, pieces[start : start + count], rows, now_s, later)
+        later = _later_rows_left(state, lane, option, pieces[start : start + count], rows, now_s, work)
     ahead = waiting - later + arriving
     size = int(observed.urgent_mean)
     if size < max_merge_rows:
@@ -145,15 +146,15 @@ def _later_rows_left(
     batch: list[Piece],
     rows: int,
     now_s: float,
-    later: int,
+    work: OtherWork,
 ) -> int:
-    """Returns the waiting rows that usual queries overtake, once a batch of `rows` rows has begun.
+    """Returns how many of `later_rows` usual queries still overtake, once a batch of `rows` rows has begun.
 
-    later: the same before. A batch that begins with such rows is not overtaken itself: 0 if it takes too
+    A batch that begins with such rows is not overtaken itself: 0 if it takes too
     much of the usual budget, or if its query as a whole takes too much of what usual queries leave it.
     """
     observed, fill_share = state.observed, state.loss_backoff.fill_share
-    first, due_s = batch[0], usually_due_s(state, now_s)
+    first, later, due_s = batch[0], work.later_rows, work.due_s
     if batch[-1].order_s > due_s:
         # the batch's own do not wait; of a query that is split the others do
         later -= min(rows, sum(p.rows for p in batch if p.order_s > due_s and p.level == LOWEST))

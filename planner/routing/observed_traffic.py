@@ -2,8 +2,9 @@
 
 Queries that could not meet their budgets at any load are work of the front only, and count only in
 `queries_s`: a client could otherwise make demand, sizes and the usual budget what it likes, and lose nothing
-but its own rejected queries. Sizes and budgets are those of the last seconds: where other queries are few,
-those of one client would otherwise count long after it has left.
+but its own rejected queries. Those that are executed nevertheless while nothing waits (admission/attempt.py)
+also count in `demand_rows_s`, which moves no price and no answer. Sizes and budgets are those of the last
+seconds: where other queries are few, those of one client would otherwise count long after it has left.
 
 Of a query that has more time than usual only a share is urgent, the usual budget over its own: the queue is
 in order of deadline, so within the time of a usual query no more of its rows need be executed. Judged by all
@@ -31,7 +32,8 @@ FIRST_ROWS, FIRST_BUDGET_S = 23.0, 0.1
 class ObservedTraffic:
     """Statistics of all arrivals, rejected ones included.
 
-    queries_s: rate of all queries. new_queries: number of all since the last tick. All others are of possible
+    queries_s: rate of all queries. new_queries: number of all since the last tick. demand_rows_s: rate of the
+    rows of queries that are executed, or would be if nothing else waited. All others are of possible
     queries: possible_s, rows_s: rates of queries and of their rows. high_rows_s: the higher of rows_s and a
     rate with longer memory, so that a random lull does not look like less load. budget_s: median budget.
     mean_rows, mean_square: of query sizes. urgent_s: rate of urgent rows. variance_s: variance of arriving
@@ -40,8 +42,9 @@ class ObservedTraffic:
     """
 
     __slots__ = (
-        "_budgets", "_first_s", "_last_s", "_last_urgent", "_long_rows_s", "_new_possible", "_new_rows",
-        "_new_urgent", "_seen", "_seen_by", "_sizes", "_ticks", "_varies", "budget_s", "high_rows_s",
+        "_budgets", "_first_s", "_last_s", "_last_urgent", "_long_rows_s", "_new_demand", "_new_possible",
+        "_new_rows", "_new_urgent", "_seen", "_seen_by", "_sizes", "_ticks", "_varies", "budget_s",
+        "demand_rows_s", "high_rows_s",
         "mean_rows", "mean_square", "new_queries", "possible_s", "queries_s", "rows_s", "urgent_mean",
         "urgent_s", "urgent_square", "variance_s",
     )  # fmt: skip
@@ -53,9 +56,9 @@ class ObservedTraffic:
         self._seen_by: deque[tuple[float, int]] = deque()
         """Possible queries seen so far, by the time of a tick."""
         self._seen = 0
-        self.new_queries = self._new_possible = self._new_rows = 0
+        self.new_queries = self._new_possible = self._new_rows = self._new_demand = 0
         self._new_urgent = 0.0
-        self.queries_s = self.possible_s = 0.0
+        self.queries_s = self.possible_s = self.demand_rows_s = 0.0
         self.rows_s = self.urgent_s = 0.0
         self.high_rows_s = 0.0
         self.variance_s = 0.0
@@ -72,9 +75,16 @@ class ObservedTraffic:
         """Whether any possible query has arrived; before that, sizes and budget are defaults."""
         return bool(self._sizes)
 
-    def record_arrival(self, rows: int, budget_s: float, possible: bool = True) -> None:
-        """Counts a query. possible: whether it could meet its budget at any load."""
+    def record_arrival(
+        self, rows: int, budget_s: float, possible: bool = True, attempted: bool = True
+    ) -> None:
+        """Counts a query.
+
+        possible: whether it could meet its budget at any load. attempted: whether it is executed at rest.
+        """
         self.new_queries += 1
+        if attempted:
+            self._new_demand += rows
         if not possible:
             return
         self._new_possible += 1
@@ -93,6 +103,7 @@ class ObservedTraffic:
         self.queries_s += weight * (self.new_queries / passed - self.queries_s)
         self.possible_s += weight * (self._new_possible / passed - self.possible_s)
         self.rows_s += weight * (self._new_rows / passed - self.rows_s)
+        self.demand_rows_s += weight * (self._new_demand / passed - self.demand_rows_s)
         self.urgent_s += weight * (self._new_urgent / passed - self.urgent_s)
         weight = max(1 - exp(-passed / LONG_MEMORY_S), passed / (now_s - self._first_s))
         self._long_rows_s += weight * (self._new_rows / passed - self._long_rows_s)
@@ -106,7 +117,7 @@ class ObservedTraffic:
         self._last_urgent = self._new_urgent / passed
         self._ticks += 1
         self._seen += self._new_possible
-        self.new_queries = self._new_possible = self._new_rows = 0
+        self.new_queries = self._new_possible = self._new_rows = self._new_demand = 0
         self._new_urgent = 0.0
         self._last_s = now_s
         self._forget(now_s)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from polyrec.planner.plan import Routing
 from polyrec.planner.routing import explain as explaining
 from polyrec.planner.routing.admission import losses
-from polyrec.planner.routing.admission.attempt import worth_accepting
+from polyrec.planner.routing.admission.attempt import record_arrival, worth_accepting
 from polyrec.planner.routing.admission.reading_round import ReadingRound
 from polyrec.planner.routing.decision import decide, other_usable_lanes
 from polyrec.planner.routing.dispatching import complete, dispatch_batch
@@ -65,7 +65,7 @@ class Router:
         """
         reading, state = self._round, self.state
         if deadline_s <= now_s:
-            state.record_arrival(reading.rows, deadline_s - arrival_s)
+            record_arrival(state, reading.rows, deadline_s - arrival_s)
             return Rejection(RejectReason.EXPIRED, 0.0, state.queue.rows)
         rejection = reading.rejection
         if rejection is None or not state.usable:
@@ -83,7 +83,7 @@ class Router:
                     return None
             rejection = Rejection(RejectReason.OVERLOAD, excess_s, state.queue.rows)
             reading.record_rejection(rejection, size, deadline_s, max(1, round(likely_rows)))
-        state.record_arrival(reading.rows, deadline_s - arrival_s)
+        record_arrival(state, reading.rows, deadline_s - arrival_s)
         losses.record_loss(state, reading.rows, deadline_s - arrival_s)
         return rejection
 
@@ -98,7 +98,7 @@ class Router:
         end_s = self._round.expected_end_s(arrival_s, now_s, state.front.read_share)
         queue = state.queue
         rows = query.rows
-        possible = state.record_arrival(rows, deadline_s - arrival_s, query.required)
+        possible = record_arrival(state, rows, deadline_s - arrival_s, query.required)
         if not state.usable:
             return Rejection(RejectReason.UNAVAILABLE, 1.0, queue.rows)
         excess_rows = queue.excess_rows(rows, query.priority > 0, state.max_queued_rows)

@@ -327,12 +327,6 @@ class RouterState:
         alone_s = (self.best_alone_times if required else self.alone_times)[rows]
         return budget_s - alone_s - front.answer_s - front.answer_row_s * rows
 
-    def record_arrival(self, rows: int, budget_s: float, required: bool = False) -> bool:
-        """Counts a query in the observed traffic; returns whether it is possible."""
-        possible = self.is_possible(rows, budget_s, required)
-        self.observed.record_arrival(rows, budget_s, possible)
-        return possible
-
     def answer_s(self, query: Query) -> float:
         """Seconds that the front will spend on writing the answer."""
         return self.front.answer_s + self.front.answer_row_s * query.rows

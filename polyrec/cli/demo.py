@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 EXAMPLE = "polyrec demo --once"
 
 ROWS, LOOP_ROWS = 300_000, 120_000
-WIDTHS = (4, 16, 64)
-"""One table, three sizes of model: the first 4, 16 or 64 columns of each row."""
+WIDTHS = (2, 8, 32)
+"""One table, three sizes of model: the first 2, 8 or 32 columns of each row."""
 SHAPE = {"top": (1024, 256)}
 RECIPE = {"sparse_lr": 0.2, "refit": False}
 LOADS = (("at rest", 0.05), ("busy", 0.5), ("peak", 1.1))
@@ -65,7 +65,6 @@ def run(args: argparse.Namespace) -> int:
 
     from polyrec.report.page import make_folder
     from polyrec.server.app.listening import listen
-    from polyrec.server.child import start
 
     def say(line: str) -> None:
         if not args.json:
@@ -90,9 +89,8 @@ def run(args: argparse.Namespace) -> int:
     (out / "rank.json").write_bytes(rank_body)
     (out / "predict.json").write_bytes(predict_body)
     settings = {"plan": out / "plan.json", "host": args.host, "port": args.port}
-    server = start(settings, lifeline=True, own_group=True)
-    with server:
-        say(f"5. serving at {server.url}")
+    with start_logged(settings, out / "server.log") as server:
+        say(f"5. serving at {server.url}; its log: {out / 'server.log'}")
         headers, answer = _post(f"{server.url}/v1/rank", rank_body)
         seconds = time.perf_counter() - begin
         say(f"6. POST /v1/rank with {out / 'rank.json'}, answered by {headers['x-polyrec-path']}:")
@@ -108,6 +106,22 @@ def run(args: argparse.Namespace) -> int:
         for line in _example_commands(server.url, str(out)):
             say(f"  {line}")
         return serve_until_signaled(server)
+
+
+def start_logged(settings: Mapping[str, object], log: Path) -> ServerProcess:
+    """Starts the server, with its messages in a file: among the demo's lines they would confuse.
+
+    Raises PolyrecError with the server's own reason.
+    """
+    from polyrec.models.errors import PolyrecError
+    from polyrec.server.child import StartFailed, start
+
+    with log.open("w") as stderr:
+        try:
+            return start(settings, stderr, lifeline=True, own_group=True)
+        except StartFailed as e:
+            reason = log.read_text().strip().splitlines()
+            raise PolyrecError(f"{e}: {reason[-1] if reason else 'without a word'}") from None
 
 
 def serve_until_signaled(server: ServerProcess) -> int:

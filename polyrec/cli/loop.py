@@ -106,7 +106,7 @@ def _add_held(run: argparse.ArgumentParser) -> None:
 def _add_canary(run: argparse.ArgumentParser) -> None:
     canary = run.add_argument_group("canary", "only with --url; bounds as of `polyrec rollout start`")
     canary.add_argument("--url", help="the server that serves the plan (default: bundles are only published)")
-    canary.add_argument("--model", metavar="NAME", help="one of several models (default: the first)")
+    canary.add_argument("--model", metavar="NAME", help="one of several models")
     canary.add_argument(
         "--canary-for",
         type=duration,

@@ -7,12 +7,12 @@ import json
 import shlex
 import signal
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NoReturn
 
 from polyrec.cli.rollout_call import start_arguments
-from polyrec.client.admin import AdminCalls
+from polyrec.client.admin import AdminCalls, NoAnswer
 from polyrec.loop.canary import Canary
 from polyrec.loop.folder import LoopFolder
 from polyrec.loop.iteration import LEARNED, LoopError, forced
@@ -82,6 +82,8 @@ def _run(folder: LoopFolder, args: argparse.Namespace) -> int:
         canary = None
         if args.url is not None:
             calls = stack.enter_context(AdminCalls(args.url, args.model))
+            with suppress(NoAnswer):  # it may come up later
+                calls.require_one_model()
             canary = Canary(calls, start_arguments(args), args.canary_for)
         loop = Loop(
             folder,

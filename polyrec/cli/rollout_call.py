@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from polyrec.client.admin import AdminCalls, AdminFailed
+from polyrec.client.admin import AdminCalls
 from polyrec.models.fetching.url import model_place
 from polyrec.models.text_table import aligned
 
@@ -55,8 +55,7 @@ def run_call(args: argparse.Namespace) -> int:
 def _call(calls: AdminCalls, args: argparse.Namespace) -> dict[str, Any]:
     if args.call == "status":
         return calls.get("rollout")
-    if args.model is None and len(models := calls.models()) > 1:
-        raise AdminFailed(f"the server has several models; name one: --model {', --model '.join(models)}")
+    calls.require_one_model()
     body: dict[str, Any] = {}
     if args.call == "start":
         place = model_place(args.plan)

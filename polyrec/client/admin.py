@@ -21,17 +21,22 @@ class AdminFailed(PolyrecError):
     """An admin call failed."""
 
 
+class NoAnswer(AdminFailed):
+    """The server cannot be reached."""
+
+
 class AdminCalls:
     """A connection for admin calls. Use it with `with`.
 
-    url: of the server. model: one of several; None: the first. token: None: from the environment.
-    Raises AdminFailed without one.
+    url: of the server. model: one of several; None: the only one, or the first. token: None: from the
+    environment. Raises AdminFailed without one.
     """
 
     def __init__(self, url: str, model: str | None = None, token: str | None = None) -> None:
         token = token or os.environ.get(TOKEN)
         if not token:
             raise AdminFailed(f"the variable {TOKEN} is not set; it is the token that the server was given")
+        self._is_named = model is not None
         self._v1 = f"{url.rstrip('/')}/v1/"
         self._root = self._v1 + (f"models/{model}/" if model else "") + "admin/"
         headers = {"Authorization": f"Bearer {token}"}
@@ -49,6 +54,11 @@ class AdminCalls:
         """Returns the names of the served models, the default first. Raises AdminFailed."""
         return [model["name"] for model in self._call("GET", self._v1 + "models", None)["models"]]
 
+    def require_one_model(self) -> None:
+        """Raises AdminFailed if the server has several models and none of them was named."""
+        if not self._is_named and len(models := self.models()) > 1:
+            raise AdminFailed(f"the server has several models; name one: --model {', --model '.join(models)}")
+
     def get(self, page: str) -> dict[str, Any]:
         """Returns a page below /v1/admin/. Raises AdminFailed."""
         return self._call("GET", self._root + page, None)
@@ -64,7 +74,7 @@ class AdminCalls:
             answer = self._client.request(method, url, json=body, timeout=timeout_s)
             found = answer.json()
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as e:
-            raise AdminFailed(f"no answer from '{printable(url)}': {printable(str(e))}") from None
+            raise NoAnswer(f"no answer from '{printable(url)}': {printable(str(e))}") from None
         if not isinstance(found, dict):
             raise AdminFailed(f"'{printable(url)}' is no Polyrec server")
         if answer.status_code != 200:

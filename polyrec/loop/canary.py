@@ -48,6 +48,7 @@ class Canary:
     ) -> StepResult:
         """Tries an iteration's plan. ended: whether to roll back and stop. Raises AdminFailed or Dropped."""
         version = str(iteration.figures("train")["version"])
+        self.calls.require_one_model()  # the server may have come up since the loop began
         status = self.calls.get("rollout")
         if status["rollout"] is None:
             earlier = _ended(status, version)

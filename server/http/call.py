@@ -302,8 +302,11 @@ class Call:
 
     @property
     def answered_by(self) -> AnsweredBy:
-        """The path that answered, and why quality was degraded."""
-        return AnsweredBy(self._path.name, self._answer.reason) if self._written_s else AnsweredBy()
+        """The path that answered, why quality was degraded, and whose rows they were."""
+        if not self._written_s:
+            return AnsweredBy()
+        sender = sender_of(self._client, self._scope.get("client")).decode() or None
+        return AnsweredBy(self._path.name, self._answer.reason, self._rows, sender)
 
     def finish(self, status: int) -> None:
         """Counts and traces the request, after its reply was written to the connection."""

@@ -20,7 +20,10 @@ class RouterMetrics:
         self._queue_queries = gauge("polyrec_queue_queries", "Queries waiting for a lane.")
         self._in_flight = gauge("polyrec_in_flight_queries", "Queries waiting or executing.")
         self._queries = gauge("polyrec_arrival_queries_per_second", "Recent arrival rate of queries.")
-        self._rows = gauge("polyrec_arrival_rows_per_second", "Recent arrival rate of rows.")
+        self._rows = gauge(
+            "polyrec_arrival_rows_per_second",
+            "Recent arrival rate of rows, without requests that their budgets make impossible at any load.",
+        )
         self._capacity = gauge(
             "polyrec_capacity_rows_per_second",
             "Rows per second that all lanes in service can execute on their fastest paths.",
@@ -121,7 +124,7 @@ class RouterMetrics:
         self._held.only.set(len(self._dispatcher.router.state.queue.held))
         self._cold.refresh()
         self._queries.only.set(snapshot.queries_s)
-        self._rows.only.set(snapshot.rows_s)
+        self._rows.only.set(snapshot.demand_rows_s)
         self._capacity.only.set(snapshot.total_rate)
         self._budget.only.set(self.now()[1])
         turns = self._dispatcher.turns

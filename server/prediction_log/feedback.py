@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import orjson
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
 from starlette.requests import Request
 
 from polyrec.models.files import Strict, one_line
@@ -32,11 +32,18 @@ Label = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False, strict=True)]
 Row = Annotated[int, Field(ge=0, lt=MAX_ROWS, strict=True)]
 
 
+def _integral(rows: object) -> object:
+    """Replaces floats like 3.0: in JSON they are integers, and some encoders write all numbers so."""
+    if not isinstance(rows, list):
+        return rows
+    return [int(row) if type(row) is float and row.is_integer() else row for row in rows]
+
+
 class FeedbackItem(Strict):
     """Labels of one request. positives: its rows of label 1. labels: of each row, from the first."""
 
     request_id: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$")]
-    positives: Annotated[list[Row], Field(max_length=MAX_ROWS)] | None = None
+    positives: Annotated[list[Row], Field(max_length=MAX_ROWS), BeforeValidator(_integral)] | None = None
     labels: Annotated[list[Label], Field(min_length=1, max_length=MAX_ROWS)] | None = None
 
     @model_validator(mode="after")

@@ -4,6 +4,9 @@ After a disturbance the models may be wrong, and if they alone decided, nothing 
 correct them. So a query is rejected, or left waiting by an idle lane, only because of a real backlog, or if
 no path was ever observed, here or by the profiler, to execute that many rows within its budget; even then a
 query is tried once nothing has been executed for SILENT_S.
+
+Attempts take the lanes' time, so queries that are attempted at rest count as demand, by which servers are
+added. They count for nothing else (observed_traffic.py): their budgets are too small to tell of the load.
 """
 
 from __future__ import annotations
@@ -20,6 +23,14 @@ SILENT_S = 1.0
 """If no lane has executed anything for this long, any query is tried."""
 
 
+def record_arrival(state: RouterState, rows: int, budget_s: float, required: bool = False) -> bool:
+    """Counts a query in the observed traffic; returns whether it is possible."""
+    possible = state.is_possible(rows, budget_s, required)
+    attempted = possible or budget_s >= _alone_s(state, rows, required)
+    state.observed.record_arrival(rows, budget_s, possible, attempted)
+    return possible
+
+
 def worth_accepting(state: RouterState, query: Query, now_s: float) -> bool:
     """Whether to accept a query predicted late: nothing waits, and the best time observed is short enough."""
     if state.queue.pieces:
@@ -32,8 +43,7 @@ def worth_accepting(state: RouterState, query: Query, now_s: float) -> bool:
         if left_s < wait_s:
             wait_s = left_s
     wait_s = max(wait_s, 0.0)
-    part = -(-query.rows // max(1, len(state.usable)))
-    return now_s + wait_s + _quickest_s(state, query, part) + state.answer_s(query) <= query.deadline_s
+    return now_s + wait_s + _alone_s(state, query.rows, query.required) <= query.deadline_s
 
 
 def attempt(state: RouterState, lane: LaneState, now_s: float) -> BatchChoice | None:
@@ -51,7 +61,8 @@ def attempt(state: RouterState, lane: LaneState, now_s: float) -> BatchChoice | 
             continue
         if (
             silent
-            or now_s + _quickest_s(state, query, piece.rows) + state.answer_s(query) <= query.deadline_s
+            or now_s + _quickest_s(state, piece.rows, query.required) + state.answer_s(query)
+            <= query.deadline_s
         ):
             rows = min(piece.rows, lane.max_rows[path])
             return BatchChoice(path, [piece], -1, rows, degraded_reason(state, path, query))
@@ -75,13 +86,19 @@ def _silent(state: RouterState, now_s: float) -> bool:
     return all(lane.in_flight is None and now_s - lane.last_done_s > SILENT_S for lane in state.lanes)
 
 
-def _quickest_s(state: RouterState, query: Query, rows: int) -> float:
+def _alone_s(state: RouterState, rows: int, required: bool) -> float:
+    """The shortest time ever observed to an answer, if the query is alone and shared by all lanes."""
+    part = -(-rows // max(1, len(state.usable)))
+    return _quickest_s(state, part, required) + state.front.answer_s + state.front.answer_row_s * rows
+
+
+def _quickest_s(state: RouterState, rows: int, required: bool) -> float:
     """The shortest service time ever observed on a usable lane, scaled to these rows, in seconds."""
     best_s = INF
     for lane in state.usable:
         for p in lane.order:
             path = state.paths[p]
-            if query.required and path.value < state.best_value:
+            if required and path.value < state.best_value:
                 continue
             seconds = path.latency.median[min(rows, path.latency.rows)] * lane.correction.quickest[p]
             if seconds < best_s:

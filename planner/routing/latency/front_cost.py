@@ -29,7 +29,8 @@ class LoopTime:
 
 
 class FrontCost:
-    """Seconds that the front spends.
+    """Seconds that the front spends, in the mean: backlogs are sums over many queries, and a single answer's
+    time, microseconds, is little of any budget.
 
     query_s, row_s: on reading and answering a query, and on each of its rows. answer_s, answer_row_s: on the
     answer alone. read_s: on reading a query, and rejecting it if need be, the mean of all arrivals.

@@ -1,7 +1,7 @@
 """The access log: one line for each answer of a sampled share of them.
 
-A line has the request's id, method, route, status and milliseconds, the path that answered and why quality
-was degraded. It never has a body, a header or a query, where tokens may be.
+A line has the request's id, method, route, status and milliseconds, the path that answered, why quality was
+degraded, the rows and the client. It never has a body, a header or a query, where tokens may be.
 """
 
 from __future__ import annotations
@@ -21,10 +21,15 @@ ANSWERED_BY = "polyrec.answered_by"
 
 
 class AnsweredBy(NamedTuple):
-    """The path that answered a request, and why quality was degraded; None if there is none."""
+    """The path that answered a request, and why quality was degraded; None if there is none.
+
+    rows: of the request. client: who sent it, the name of its token or its network.
+    """
 
     path: str | None = None
     reason: str | None = None
+    rows: int | None = None
+    client: str | None = None
 
 
 class AnsweredRequest(Protocol):

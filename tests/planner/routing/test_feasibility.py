@@ -164,9 +164,12 @@ def test_the_best_path_leaves_time_for_what_usually_arrives_and_for_a_burst_of_i
 def other_work(driver: RouterDriver, lane: LaneState) -> OtherWork:
     state, now_s = driver.router.state, driver.now_s
     busy = [o for o in reference.others(state, lane) if o.in_flight is not None and o.device == lane.device]
-    _, later = later_rows(state.queue, usually_due_s(state, now_s))
+    due_s = usually_due_s(state, now_s)
+    _, later = later_rows(state.queue, due_s)
     next_peer_s = min((max(0.0, o.free_s - now_s) for o in busy), default=inf)
-    return OtherWork(reference.busy(state, lane, now_s), later, reference.peers(state, lane), next_peer_s)
+    return OtherWork(
+        reference.busy(state, lane, now_s), due_s, later, reference.peers(state, lane), next_peer_s
+    )
 
 
 @settings(max_examples=150, deadline=None)
@@ -246,7 +249,7 @@ def leaves_the_next_in_time(budget_s: float, waited: float) -> bool:
     for _ in range(2):
         driver.offer(20, budget_s)
     lane = state.lanes[0]
-    alone = OtherWork(0.0, 0, 1, float("inf"))
+    alone = OtherWork(0.0, inf, 0, 1, inf)
     pieces = list(state.queue.pieces)
     return leaves_rest_feasible(state, lane, lane.options[0], pieces, 0, 1, 20, waited * budget_s, alone)
 

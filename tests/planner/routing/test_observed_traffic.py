@@ -102,11 +102,20 @@ def test_impossible_queries_count_in_the_rate_of_all_only():
         for _ in range(5):
             observed.record_arrival(25, 0.02)
             without.record_arrival(25, 0.02)
-            observed.record_arrival(4096, 1e-6, possible=False)
+            observed.record_arrival(4096, 1e-6, possible=False, attempted=False)
         observed.tick(tick / 10)
         without.tick(tick / 10)
     assert observed.queries_s == pytest.approx(2 * without.queries_s)
-    for name in ("possible_s", "rows_s", "high_rows_s", "mean_rows", "mean_square", "budget_s", *URGENT):
+    for name in (
+        "possible_s",
+        "demand_rows_s",
+        "rows_s",
+        "high_rows_s",
+        "mean_rows",
+        "mean_square",
+        "budget_s",
+        *URGENT,
+    ):
         assert getattr(observed, name) == getattr(without, name), name
 
 

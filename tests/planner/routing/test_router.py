@@ -289,3 +289,28 @@ def test_demand_is_known_while_no_lane_is_alive():
     driver.now_s = 0.1
     driver.router.tick(0.1)
     assert driver.router.state.observed.rows_s == pytest.approx(250)
+
+
+@pytest.mark.parametrize("rows", [1, 23])
+def test_what_is_attempted_counts_as_demand_but_moves_nothing_else(rows):
+    """A tail is 1.3 medians: queries with less than a tail and more than a median mostly are in time."""
+    driver, without = (RouterDriver(router(lanes=cpu_lanes(1))) for _ in range(2))
+    median_s = TABLE.latency.median(rows)
+    for _ in range(20):
+        for each in (driver, without):
+            each.offer(25, 0.02)
+            each.run(each.now_s + 0.05)
+        query = driver.offer(rows, 1.1 * median_s)
+        driver.run(driver.now_s + 0.05)
+        without.run(without.now_s + 0.05)
+        assert driver.ends[query] == ["answered"]
+        assert driver.offer(rows, 0.9 * median_s).rows == rows
+        driver.turn()
+        for each in (driver, without):
+            each.router.tick(each.now_s)
+    observed, usual = driver.router.state.observed, without.router.state.observed
+    assert usual.demand_rows_s == usual.rows_s == pytest.approx(250)
+    assert observed.demand_rows_s == pytest.approx(10 * (25 + rows))
+    for name in ("rows_s", "possible_s", "mean_rows", "budget_s", "urgent_s", "high_rows_s", "variance_s"):
+        assert getattr(observed, name) == getattr(usual, name), name
+    assert driver.router.state.prices == without.router.state.prices

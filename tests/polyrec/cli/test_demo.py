@@ -11,16 +11,21 @@ from pathlib import Path
 import httpx
 import pytest
 
+from polyrec.cli.demo import start_logged
 from polyrec.cli.main import main
+from polyrec.models.errors import PolyrecError
 from polyrec.planner.plan import load_plan
 
 
 @pytest.mark.long
-def test_the_demo_trains_plans_serves_and_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_demo_trains_plans_serves_and_answers(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "demo"
     assert main(["demo", "--once", "--json", "--port", "0", "--rows", "20000", "--out", str(out)]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [*told["metrics"]] == ["table.w4", "table.w16", "table.w64"]
+    captured = capfd.readouterr()
+    assert "polyrec.server" not in captured.err
+    assert "SIGTERM: draining" in (out / "server.log").read_text()
+    told = json.loads(captured.out)
+    assert [*told["metrics"]] == ["table.w2", "table.w8", "table.w32"]
     for metrics in told["metrics"].values():
         assert 0.5 < metrics["auc"] < told["planted"]["auc"]
         assert metrics["log_loss"] > told["planted"]["log_loss"]
@@ -34,6 +39,11 @@ def test_the_demo_trains_plans_serves_and_answers(tmp_path: Path, capsys: pytest
     assert loads[0]["rate"] < loads[1]["rate"] < loads[2]["rate"]
     assert {path for load in loads for path in load["mix"]} <= {path.name for path in plan.paths}
     assert all(path.latency is not None and path.quality is not None for path in plan.paths)
+
+
+def test_a_server_that_cannot_start_is_reported_with_its_reason(tmp_path: Path) -> None:
+    with pytest.raises(PolyrecError, match=r"before it was ready: .*no plan file"):
+        start_logged({"plan": tmp_path / "none.json"}, tmp_path / "server.log")
 
 
 KEEPS_SERVING = """

@@ -81,7 +81,7 @@ def roll_back(url: str) -> None:
 
 
 def test_of_several_models_one_must_be_named(
-    bundle_dir: Path, shop_dir: Path, capsys: pytest.CaptureFixture[str]
+    bundle_dir: Path, shop_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plans = f"hotels={bundle_dir},shop={shop_dir}"
     with start({"plans": plans, "admin_token": TOKEN, "drain_grace_s": 0}) as several:
@@ -90,6 +90,9 @@ def test_of_several_models_one_must_be_named(
             assert main(["rollout", *call, *at]) == 2
             message = "the server has several models; name one: --model hotels, --model shop"
             assert message in capsys.readouterr().err
+        folders = ["--plan", str(tmp_path), "--log", str(tmp_path), "--state", str(tmp_path / "state")]
+        assert main(["loop", "run", *folders, *at]) == 2
+        assert message in capsys.readouterr().err
         assert main(["rollout", "status", *at]) == 0
         assert capsys.readouterr().out == "model hotels: no rollout\n"
         assert main(["rollout", "start", str(shop_dir), "--model", "hotels", *at]) == 2

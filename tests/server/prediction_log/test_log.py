@@ -21,6 +21,7 @@ from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.data.parquet import parquet_files
 from polyrec.models.data.prediction_log import FEEDBACK, REQUESTS, PredictionLogReader
 from polyrec.server.child import StartFailed, start
+from polyrec.server.prediction_log.feedback import FeedbackItem
 from tests.server.conftest import Arrays, Request
 from tests.server.grpc.conftest import Stub, infer_request, probabilities
 from tests.server.prediction_log.conftest import FEEDBACK_TOKEN, OTHER_TOKEN, LoggingServer
@@ -225,6 +226,11 @@ def test_feedback_needs_its_right(serve_logging: LoggingServer) -> None:
     assert feedback(http, item, FEEDBACK_TOKEN).status_code == 200
 
 
+def test_a_row_may_be_written_as_a_number_with_a_fraction_of_zero() -> None:
+    """3.0 is an integer in JSON, as encoders of languages without integers write it."""
+    assert FeedbackItem.model_validate({"request_id": "r", "positives": [3.0, 1, 3]}).rows()[0] == [1, 3]
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -232,6 +238,8 @@ def test_feedback_needs_its_right(serve_logging: LoggingServer) -> None:
         ({"request_id": "r", "positives": [-1]}, "positives"),
         ({"request_id": "r", "positives": ["0"]}, "positives.0: Input should be a valid integer"),
         ({"request_id": "r", "positives": [True]}, "positives.0: Input should be a valid integer"),
+        ({"request_id": "r", "positives": [2.5]}, "positives.0: Input should be a valid integer"),
+        ({"request_id": "r", "positives": [1e300]}, "positives.0: Input should be less than 4096"),
         ({"request_id": "r", "labels": [2]}, "labels"),
         ({"request_id": "r", "labels": [True]}, "labels.0: Input should be a valid number"),
         ({"request_id": "r", "labels": ["1"]}, "labels.0: Input should be a valid number"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -60,3 +62,12 @@ def test_unknown_values_are_counted_in_every_order(
     for _ in range(2):
         assert served.post("/v1/predict", unknown).status_code == 200
     assert served.metric("polyrec_oov_lookups_total", feature="item") == 42
+
+
+def test_a_process_that_fails_ends_although_its_rows_follow_their_popularity() -> None:
+    program = (
+        "from polyrec.server.tiers.drift import DriftFollower\n"
+        "DriftFollower({}, 3600.0, print).begin()\n"
+        "raise SystemExit(3)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], timeout=120, check=False).returncode == 3

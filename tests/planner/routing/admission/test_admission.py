@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from polyrec.planner.plan import Routing
 from polyrec.planner.routing.admission.admission import MARGIN, admit
+from polyrec.planner.routing.admission.attempt import record_arrival
 from polyrec.planner.routing.query import Query
 from polyrec.planner.routing.router import Router
 from polyrec.planner.routing.router_state import RouterState
@@ -192,7 +193,7 @@ def test_a_large_query_that_waits_keeps_out_no_others_that_lanes_execute_in_time
     router = Router(RouterState(CPU, cpu_lanes(2), Routing(query_s=2e-4), Limits(), 0.0))
     state = router.state
     for _ in range(100):
-        state.record_arrival(20, 0.01)
+        record_arrival(state, 20, 0.01)
     router.tick(0.1)
     assert 2000 / state.total_rate > 0.01  # by queries of mean size
     assert router.offer(Query(2000, 0.1, 0.11), 0.1) is None

@@ -70,3 +70,12 @@ def test_queries_that_expired_in_the_queue_leave_nothing_behind_that_later_ones_
     assert ["expired"] in [driver.ends[query] for query in flood]
     later = driver.offer(147, 0.01)
     assert driver.router.paths[later.path].name == "hybrid@cpu"
+
+
+def test_of_paths_that_are_equally_fast_the_better_one_is_bound():
+    fast = LatencyModel(rows=(1, 256), median_s=(1e-3, 2e-3), tail_s=(1e-3, 2e-3))
+    paths = [PathSpec(f"{name}@cpu", "cpu", quality, fast) for name, quality in (("a", 0.8), ("b", 0.9))]
+    for order in (paths, paths[::-1]):
+        driver = RouterDriver(router(tuple(order), cpu_lanes(1), policy="mprec"))
+        query = driver.offer(23, 1e-4)
+        assert driver.router.paths[query.path].name == "b@cpu"

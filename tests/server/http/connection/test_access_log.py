@@ -19,9 +19,11 @@ from polyrec.server.http.connection.limits import ConnectionLimits
 from tests.server.http.connection.wire import head, local
 
 BODY = b'{"instances": [{}]}'
+THREE = b'{"instances": [{}, {}, {}]}'
 ID = re.compile(rb"\r\nx-request-id: ([^\r]*)\r\n")
 LOGGED = re.compile(
     r"request_id=(\S+) method=(\S+) route=(\S+) status=(\d+) ms=([\d.]+) path=(\S+) reason=(\S+)"
+    r" rows=(\S+) client=(\S+)"
 )
 
 
@@ -100,17 +102,18 @@ def test_every_kind_of_answer_has_its_line(
     version = engine.serving.version
     infer = f"/v2/models/dlrm/versions/{version}/infer"
     for raw, expected in (
-        (head("/v1/predict?token=secret", len(BODY)) + BODY, ("POST", "/v1/predict", 200, path)),
-        (head("/v1/predict", len(BODY)) + BODY, ("POST", "/v1/predict", 200, path)),
-        (head("/v1/predict", 3) + b"{}}", ("POST", "/v1/predict", 400, None)),
-        (head(infer, 2) + b"{}", ("POST", "/v2/models/{model}/versions/{version}/infer", 400, None)),
-        (b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n", ("GET", "/livez", 200, None)),
-        (b"GET /no?q=secret HTTP/1.1\r\nHost: x\r\n\r\n", ("GET", "/no", 404, None)),
+        (head("/v1/predict?token=secret", len(BODY)) + BODY, ("POST", "/v1/predict", 200, path, 1)),
+        (head("/v1/predict", len(THREE)) + THREE, ("POST", "/v1/predict", 200, path, 3)),
+        (head("/v1/predict", 3) + b"{}}", ("POST", "/v1/predict", 400, None, None)),
+        (head(infer, 2) + b"{}", ("POST", "/v2/models/{model}/versions/{version}/infer", 400, None, None)),
+        (b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n", ("GET", "/livez", 200, None, None)),
+        (b"GET /no?q=secret HTTP/1.1\r\nHost: x\r\n\r\n", ("GET", "/no", 404, None, None)),
     ):
         caplog.clear()
         talk(raw + b"no request\r\n\r\n", AccessLog(1))
         first, last = fields_of(caplog)
-        assert tuple(first[key] for key in ("method", "route", "status", "path")) == expected
+        assert tuple(first[key] for key in ("method", "route", "status", "path", "rows")) == expected
+        assert first["client"] == (first["rows"] and "127.0.0.1")
         assert first["ms"] > 0
         assert (last["method"], last["route"], last["status"]) == (None, None, 400)
         assert first["request_id"] != last["request_id"]
@@ -120,7 +123,9 @@ def test_a_sampled_share_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     drawn = iter([0.0, 0.2, 0.3, 0.9])
     access_log = AccessLog(0.3, lambda: next(drawn))
     assert [access_log.samples() for _ in range(4)] == [True, True, False, False]
-    access_log.write(b"r-1", b"GET", "/" + "x" * 1000, 200, 0.0015, AnsweredBy("table@cpu", "load"))
+    access_log.write(
+        b"r-1", b"GET", "/" + "x" * 1000, 200, 0.0015, AnsweredBy("table@cpu", "load", 23, "shop")
+    )
     (fields,) = fields_of(caplog)
     assert fields == {
         "request_id": "r-1",
@@ -130,6 +135,8 @@ def test_a_sampled_share_is_logged(caplog: pytest.LogCaptureFixture) -> None:
         "ms": 1.5,
         "path": "table@cpu",
         "reason": "load",
+        "rows": 23,
+        "client": "shop",
     }
 
 
