@@ -12,6 +12,7 @@ from polyrec.models.embeddings.store import FloatRows
 from polyrec.models.embeddings.table import TableStage
 from polyrec.models.powers import next_power_of_two
 from polyrec.models.schema.batch import F32, I64, Batch
+from polyrec.models.tiers.prefix import NearRows
 from polyrec.models.tiers.rows import TieredRows
 from polyrec.models.tiers.shared.slab_reader import SlabReader
 
@@ -30,6 +31,11 @@ class HostTable:
     def __init__(self, stage: TableStage, gather: Gather) -> None:
         self._bases = stage.rows.bases("context"), stage.rows.bases("candidate")
         self._gather = gather
+        store = stage.store
+        self._tiers = store if isinstance(store, TieredRows) and store.stack.releaser is None else None
+        if self._tiers is not None:
+            tiers = self._tiers.stack.tiers
+            self._near = NearRows(tiers.layout, tiers.prefix, stage.rows)
         self._width = stage.width
         self._index = np.empty(0, np.int64)
 
@@ -54,9 +60,11 @@ class HostTable:
         if self._index.size < total:
             self._index = np.empty(next_power_of_two(total), np.int64)
         index = self._index[:total]
-        np.add(context, self._bases[0], index[:first].reshape(context.shape))
-        np.add(candidate, self._bases[1], index[first:].reshape(candidate.shape))
-        found = self._gather(index)
+        found = None if self._tiers is None else self._tiers.gather_near(self._near, batch, index)
+        if found is None:
+            np.add(context, self._bases[0], index[:first].reshape(context.shape))
+            np.add(candidate, self._bases[1], index[first:].reshape(candidate.shape))
+            found = self._gather(index)
         return (
             found[:first].reshape(*context.shape, self._width),
             found[first:].reshape(*candidate.shape, self._width),

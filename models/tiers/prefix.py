@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from polyrec.models.schema.batch import I64
+from polyrec.models.embeddings.lookups import FusedRows
+from polyrec.models.schema.batch import I64, Batch
 from polyrec.models.tiers.layout import HOST, TierLayout
 from polyrec.models.tiers.tier_settings import TierSettings
 
@@ -75,6 +76,63 @@ class Prefix:
     def _heat(self, i: int) -> I64:
         """Returns the accesses of one range's rows, int64 [rows], non-increasing."""
         return self._counts[int(self._layout.table[self._ranges[i]])][: self._sizes[i]]
+
+
+class NearRows:
+    """Finds the rows of hot batches by one comparison and one addition a block.
+
+    Each table's hottest rows lie in host memory one after another: if its ranks are below a limit, a
+    single-valued feature has all its rows there, at their rank plus a constant. `RowLocations.of` finds any
+    rows, and is the reference. fused: the place of the features' tables in the rows of the layout.
+    """
+
+    def __init__(self, layout: TierLayout, prefix: Prefix | None, fused: FusedRows) -> None:
+        self._prefix = prefix
+        self._bases = fused.bases("context"), fused.bases("candidate")
+        self._range = [layout.segments(own) for own in self._bases]
+        near = [layout.tier[own] == HOST for own in self._range]
+        self._limits = [layout.counts[own] * host for own, host in zip(self._range, near, strict=True)]
+        self._first = [
+            layout.local(own, ranges) for own, ranges in zip(self._bases, self._range, strict=True)
+        ]
+        self._ranges = [np.bincount(own, minlength=layout.tier.size) for own in self._range]
+
+    def have(self, batch: Batch) -> bool:
+        """Whether host memory has all rows of a batch; of one with bags, it is not known here."""
+        context, candidate = batch.context, batch.candidate
+        if context.bag_values.size or candidate.bag_values.size:
+            return False
+        first, second = self._limits
+        prefix = self._prefix
+        if prefix is not None and prefix.released:
+            ends = prefix.ends
+            first, second = (
+                np.minimum(limits, ends.take(ranges) - bases)
+                for limits, ranges, bases in zip(self._limits, self._range, self._bases, strict=True)
+            )
+        return bool((candidate.ranks < second).all() and (context.ranks < first).all())
+
+    def addresses(self, batch: Batch, out: I64) -> None:
+        """Writes the addresses in host memory of the rows of a batch that it has, int64 [look-ups]."""
+        _add(batch, self._first, out)
+
+    def rows(self, batch: Batch) -> I64:
+        """Returns the rows of the fused weight that a batch looks up, contexts first, int64 [look-ups]."""
+        out = np.empty(batch.context.ranks.size + batch.candidate.ranks.size, np.int64)
+        _add(batch, self._bases, out)
+        return out
+
+    def lookups(self, batch: Batch) -> I64:
+        """Returns the number of look-ups of a batch in each range of the layout."""
+        first, second = self._ranges
+        return batch.context.rows * first + batch.candidate.rows * second
+
+
+def _add(batch: Batch, constants: Sequence[I64], out: I64) -> None:
+    """Adds the constant of each feature to the ranks of both blocks."""
+    context, candidate = batch.context.ranks, batch.candidate.ranks
+    np.add(context, constants[0], out[: context.size].reshape(context.shape))
+    np.add(candidate, constants[1], out[context.size :].reshape(candidate.shape))
 
 
 def share_with_cache(

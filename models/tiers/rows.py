@@ -12,8 +12,10 @@ from torch import Tensor
 from polyrec.models.embeddings.lookups import Lookups
 from polyrec.models.embeddings.stage import Vectors
 from polyrec.models.embeddings.store import first_columns, pool_gathered
-from polyrec.models.schema.batch import I64
+from polyrec.models.powers import next_power_of_two
+from polyrec.models.schema.batch import F32, I64, Batch
 from polyrec.models.tiers.device.fused import FusedLookups, can_fuse
+from polyrec.models.tiers.prefix import NearRows
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.view import View
 
@@ -40,6 +42,7 @@ class TieredRows:
         self._order = stack.views.newest.order
         self._view: View | None = None
         self._buffer = torch.empty((0, self.row_format.units), dtype=self.row_format.unit)
+        self._bytes = np.empty((0, self.row_format.bytes), np.uint8)
         self._fallbacks = 0
         self.fused = FusedLookups(stack) if can_fuse(stack) else None
 
@@ -83,6 +86,23 @@ class TieredRows:
         with self._seen() as view:
             self._fallbacks += self.stack.gather(view, index.numpy(), out)
         return self.row_format.decode(first_columns(out, self.row_format.precision, self.width))
+
+    def gather_near(self, near: NearRows, batch: Batch, address: I64) -> F32 | None:
+        """Returns the rows of a batch as `gather` does if host memory has them all and they have no updates.
+
+        address: int64 [look-ups], overwritten. Only without a device tier, and without rows to release.
+        """
+        count = address.size
+        if self._bytes.shape[0] < count:
+            self._bytes = np.empty((next_power_of_two(count), self.row_format.bytes), np.uint8)
+        out = self._bytes[:count]
+        with self._seen() as view:
+            if not self.stack.gather_near(view, near, batch, address, out):
+                return None
+        if self.row_format.precision == "fp32":
+            return out.view(np.float32)[:, : self.width]
+        rows = torch.from_numpy(out).view(self.row_format.unit)
+        return self.row_format.decode(first_columns(rows, self.row_format.precision, self.width)).numpy()
 
     def pool(self, index: Tensor, offsets: Tensor) -> Tensor:
         """Returns sums, float32 [bags, width].

@@ -20,13 +20,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyrec.models.schema.batch import I64
+from polyrec.models.schema.batch import I64, Batch
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.vocabulary import Value
 from polyrec.models.tiers.ahead import RowsAhead
 from polyrec.models.tiers.disk.disk import DiskTier
 from polyrec.models.tiers.figures import Counters, Figures
 from polyrec.models.tiers.layout import DEVICE, DISK, HOST, REMOTE, RowLocations
+from polyrec.models.tiers.prefix import NearRows
 from polyrec.models.tiers.releasing import Gathers, PrefixReleaser
 from polyrec.models.tiers.shared.resolved import Resolved
 from polyrec.models.tiers.slab import Bytes
@@ -80,6 +81,7 @@ class TierStack:
         self._count = threading.Lock()
         self._gathers = Gathers()
         self.ahead = RowsAhead(tiers, self._gathers, self._counters)
+        self._host_rows = tiers.slab.row_bytes()
         self.releaser = None
         if tiers.prefix is not None:
             self.releaser = PrefixReleaser(tiers, self._gathers, self._writer.moving, self._writer.file_soon)
@@ -104,6 +106,26 @@ class TierStack:
         counters = self._counters if counted else self._aside
         with self._gathers.one():
             return self._gathered(counters, view, rows, out, counted)
+
+    def gather_near(self, view: View, near: NearRows, batch: Batch, address: I64, out: Bytes) -> bool:
+        """Like `gather`, for a batch of which host memory has all rows as they are; False: does nothing else.
+
+        address: int64 [look-ups], overwritten. out: uint8 [look-ups, bytes of a row].
+        """
+        if view.layers or not near.have(batch):
+            return False
+        with self._gathers.one():
+            start = clock()
+            near.addresses(batch, address)
+            # "clip" skips bounds checks, for which numpy would copy its output
+            self._host_rows.take(address, 0, out, "clip")
+            if self.sample.every:
+                self.sample.note(view.order, near.rows(batch))
+            with self._count:
+                self._counters.batches += 1
+                self._counters.lookups += near.lookups(batch)
+                self._counters.seconds["host"] += clock() - start
+        return True
 
     def pool(self, view: View, rows: I64, read: Read) -> int:
         """Like `gather`, for callers that read device and host memory themselves (fused.py).

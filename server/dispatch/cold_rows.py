@@ -24,6 +24,7 @@ from polyrec.models.errors import FeatureError
 from polyrec.models.schema.batch import I64, Batch
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.tiers.ahead import RowsAhead
+from polyrec.models.tiers.prefix import NearRows
 from polyrec.models.tiers.remote.fetched import FetchedRows
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.stage import fused_rows
@@ -106,16 +107,16 @@ class ColdRows:
     """
 
     def __init__(self, paths: Mapping[int, tuple[TierStack, Bundle]]) -> None:
-        self._paths: dict[int, tuple[TierStack, FusedRows]] = {}
+        self._paths: dict[int, tuple[TierStack, FusedRows, NearRows]] = {}
         for i, (stack, bundle) in paths.items():
             rows = fused_rows(bundle.stage())
             if rows is not None:
-                self._paths[i] = stack, rows
+                self._paths[i] = stack, rows, NearRows(stack.tiers.layout, stack.tiers.prefix, rows)
         self._first = next(iter(self._paths), -1)
         self.figures = ColdRowFigures()
         self._readers = ThreadPoolExecutor(1, "polyrec-cold-disk")
         # its thread is for stores alone
-        remote = any(stack.tiers.remote is not None for stack, _ in self._paths.values())
+        remote = any(stack.tiers.remote is not None for stack, _, _ in self._paths.values())
         self._fetcher = Fetcher() if remote else None
 
     def look(self, path: int | None, queries: Sequence[Query]) -> list[SeenQueries]:
@@ -126,7 +127,7 @@ class ColdRows:
         found = self._paths.get(self._first if path is None else path)
         if found is None or not queries:
             return []
-        stack, fused = found
+        stack, fused, near = found
         view = stack.views.newest
         encoder = view.encoder
         assert encoder is not None
@@ -137,6 +138,9 @@ class ColdRows:
             # one that cannot be encoded fails when it is dispatched
             return [seen for q in queries for seen in self.look(path, [q])] if len(queries) > 1 else []
         seen = SeenQueries(stack, view, encoder, ordered, batch)
+        if near.have(batch):
+            self.figures.hot += len(ordered)
+            return [seen]
         lookups = fused.lookups(batch)
         missing = stack.ahead.missing(lookups.rows())
         if missing.nothing:

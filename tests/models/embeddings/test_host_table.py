@@ -73,15 +73,18 @@ def test_vectors_of_tiered_rows_are_those_of_the_stage(
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_no_batch_mixes_rows_of_before_and_after_an_update(precision: Precision, tmp_path: Path) -> None:
+@pytest.mark.parametrize("cache_bytes", [4096, 8 * 4096])
+def test_no_batch_mixes_rows_of_before_and_after_an_update(
+    precision: Precision, cache_bytes: int, tmp_path: Path
+) -> None:
     random = np.random.default_rng(6)
     schema, rows, _ = stage_of(random, bags=False)
     row_format, total = RowFormat(8, precision), sum(rows.values())
     versions = [packed(random, total, 8, precision) for _ in range(4)]
     settings = TierSettings.model_validate(
         {
-            "cuts": {table: {"host": n // 2, "disk": n - n // 2} for table, n in rows.items()},
-            "cache_bytes": 8 * 4096,
+            "cuts": {table: {"host": n - n // 2, "disk": n // 2} for table, n in rows.items()},
+            "cache_bytes": cache_bytes,
             "directory": tmp_path,
         }
     )
@@ -95,8 +98,9 @@ def test_no_batch_mixes_rows_of_before_and_after_an_update(precision: Precision,
         stage = TableStage.over(schema, rows, TieredRows(stack, (8, 4)[lane]))
         host = HostTable.of(stage)
         assert host is not None
+        hot = {table: n - n // 2 for table, n in rows.items()}
         while batches < 20 or not updated.is_set():
-            batch = random_batch(own, schema, rows, int(own.integers(1, 60)))
+            batch = random_batch(own, schema, (hot, rows)[batches % 2], int(own.integers(1, 60)))
             arrays = host.arrays(batch)
             found = np.concatenate([array.reshape(-1, stage.width) for array in arrays])
             looked_up = stage.rows.lookups(batch).singles

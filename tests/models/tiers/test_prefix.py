@@ -4,9 +4,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrec.models.tiers.layout import HOST, TierLayout
-from polyrec.models.tiers.prefix import Prefix, share_with_cache
+from polyrec.models.embeddings.lookups import FusedRows
+from polyrec.models.tiers.layout import DEVICE, HOST, RowLocations, TierLayout
+from polyrec.models.tiers.prefix import NearRows, Prefix, share_with_cache
 from polyrec.models.tiers.tier_settings import TierSettings
+from tests.models.random_batches import random_batch, random_schema, random_table_rows
 
 
 @given(st.integers(0, 2**32))
@@ -61,3 +63,39 @@ def test_the_cache_gets_its_share_of_the_memory() -> None:
     # one threshold on accesses
     assert (host["a"], host["b"]) == (300, 100)
     assert share_with_cache(given, 100, sizes, counts) == given
+
+
+@given(st.integers(0, 2**32))
+def test_rows_of_hot_batches_are_those_that_the_layout_finds_in_host_memory(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    schema = random_schema(random)
+    sizes = random_table_rows(random, schema)
+    cuts = {}
+    for table, rows in sizes.items():
+        device, host, disk = np.sort(random.integers(0, rows + 1, 3)).tolist()
+        device *= random.random() < 0.2
+        cuts[table] = (device, host - device, disk - host, rows - disk)
+    layout = TierLayout(sizes, cuts)
+    prefix = Prefix(layout, None, 10**6)
+    if prefix.releasable and random.random() < 0.5:
+        prefix.release(int(random.integers(1, prefix.releasable + 1)))
+    fused = FusedRows(schema, sizes)
+    near = NearRows(layout, prefix, fused)
+    for _ in range(5):
+        hottest = {table: int(random.integers(1, rows + 1)) for table, rows in sizes.items()}
+        contexts = None if random.random() < 0.5 else int(random.integers(1, 4))
+        batch = random_batch(random, schema, hottest, int(random.integers(1, 6)), contexts)
+        lookups = fused.lookups(batch)
+        where = RowLocations.of(layout, lookups.rows(), prefix.ends)
+        bags = any(b.bags is not None and b.bags.rows.size for b in (lookups.context, lookups.candidate))
+        found = bool((where.tier == HOST).all())
+        # behind rows of a device they are left to the layout
+        assert near.have(batch) == (found and not bags) or (layout.rows[DEVICE] and not near.have(batch))
+        if near.have(batch):
+            assert found
+            addresses = np.empty(where.rows.size, np.int64)
+            near.addresses(batch, addresses)
+            np.testing.assert_array_equal(addresses, where.local)
+            np.testing.assert_array_equal(near.rows(batch), where.rows)
+            counts = np.bincount(where.segment, minlength=layout.tier.size)
+            np.testing.assert_array_equal(near.lookups(batch), counts)

@@ -11,13 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyrec.models.dlrm.precision import Precision
+from polyrec.models.embeddings.lookups import FusedRows
 from polyrec.models.embeddings.store import open_rows, quantize
 from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.opening import open_stack, rows_of_weight
+from polyrec.models.tiers.prefix import NearRows
 from polyrec.models.tiers.row_format import RowFormat
 from polyrec.models.tiers.rows import TieredRows
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.tier_settings import TierSettings
+from tests.models.random_batches import random_batch, random_schema, random_table_rows
 
 PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "int8", "int4")
 
@@ -99,6 +102,55 @@ def bags(random: np.random.Generator, count: int) -> I64:
 def last_wins(weight: torch.Tensor, rows: I64, values: torch.Tensor) -> None:
     for row, value in zip(rows.tolist(), values, strict=True):
         weight[row] = value
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("width", [None, 4])
+def test_rows_of_hot_batches_are_those_of_any_gather(
+    precision: Precision, width: int | None, tmp_path: Path
+) -> None:
+    random = np.random.default_rng(3)
+    schema = random_schema(random)
+    while any(f.multi for f in schema.categorical):
+        schema = random_schema(random)
+    sizes = random_table_rows(random, schema)
+    row_format, total = RowFormat(8, precision), sum(sizes.values())
+    cuts = {t: {"host": n - n // 3, "disk": n // 3} for t, n in sizes.items()}
+    # no room for an index of the prefix, which therefore stays
+    settings = TierSettings.model_validate({"cuts": cuts, "cache_bytes": 4096, "directory": tmp_path})
+    weight = packed(random, total, 8, precision)
+    stack = open_stack(row_format, sizes, rows_of_weight(weight, row_format), settings)
+    assert stack.releaser is None
+    stack.sample.every = 1
+    rows, fused = TieredRows(stack, width), FusedRows(schema, sizes)
+    near, gathered = NearRows(stack.tiers.layout, stack.tiers.prefix, fused), 0
+    for step in range(40):
+        if step % 10 == 5:
+            stack.update(np.arange(total), packed(random, total, 8, precision).view(torch.uint8).numpy())
+        if step % 10 == 8:
+            assert stack.settle(10.0)
+        drawn = {t: max(n - n // 3, 1) for t, n in sizes.items()} if step % 3 else sizes
+        batch = random_batch(random, schema, drawn, int(random.integers(1, 30)))
+        index = fused.lookups(batch).singles
+        settled = not stack.views.newest.layers
+        before = stack.figures().tables
+        stack.sample.take(0)
+        found = rows.gather_near(near, batch, np.empty(index.size, np.int64))
+        assert (found is not None) == (settled and near.have(batch))
+        if found is None:
+            assert stack.figures().tables == before
+            continue
+        gathered += 1
+        found, own = found.copy(), stack.figures().tables
+        sampled, _ = stack.sample.take(0)
+        np.testing.assert_array_equal(sampled, index)
+        np.testing.assert_array_equal(found, rows.gather(torch.from_numpy(index)).numpy())
+        for table, tiers in stack.figures().tables.items():
+            for tier, after in tiers.items():
+                half = np.add(before[table][tier], after) / 2
+                np.testing.assert_array_equal(own[table][tier], half)
+    assert gathered > 10
+    stack.close()
 
 
 def test_a_cache_of_one_page_gathers_a_batch_of_many_pages(tmp_path: Path) -> None:
