@@ -158,23 +158,33 @@ def parse_memory(text: str, machine: Machine) -> dict[str, int]:
     return budgets
 
 
-def _with_sizes(raw: dict[str, object]) -> dict[str, object]:
+def _with_sizes(raw: dict[str, Any]) -> dict[str, object]:
     """Converts sizes like `32GB` of a description to bytes."""
 
-    def read(value: object) -> object:
-        return parse_bytes(value) if isinstance(value, str) else value
+    def read(where: str, given: dict[str, Any], *keys: str) -> dict[str, object]:
+        return {k: _size(f"{where}{k}", v) if k in keys else v for k, v in given.items()}
 
-    def device(given: object) -> object:
+    def device(where: str, given: object) -> object:
         if not isinstance(given, dict):
             return given
-        sized = {k: read(v) if k in ("memory_bytes", "bandwidth", "link") else v for k, v in given.items()}
+        sized = read(where, given, "memory_bytes", "bandwidth", "link")
         if isinstance(caches := given.get("caches"), dict):
-            sized["caches"] = {level: read(size) for level, size in caches.items()}
+            sized["caches"] = read(f"{where}caches.", caches, *caches)
         return sized
 
-    sized = {k: read(v) if k in ("disk_bytes", "disk_bandwidth") else v for k, v in raw.items()}
+    sized = read("", raw, "disk_bytes", "disk_bandwidth")
     if isinstance(devices := raw.get("devices"), list):
-        sized["devices"] = [device(d) for d in devices]
+        sized["devices"] = [device(f"devices.{i}.", d) for i, d in enumerate(devices)]
     if isinstance(remote := raw.get("remote"), dict):
-        sized["remote"] = {k: read(v) if k == "bandwidth" else v for k, v in remote.items()}
+        sized["remote"] = read("remote.", remote, "bandwidth")
     return sized
+
+
+def _size(where: str, value: object) -> object:
+    """Returns a size as bytes. where: its key. Raises MachineError."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse_bytes(value)
+    except MachineError as e:
+        raise MachineError(f"{where}: {e}") from None

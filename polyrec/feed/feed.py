@@ -9,13 +9,13 @@ message, since a lost reply may have delivered some.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from urllib.parse import quote
 
 import httpx
 
@@ -31,8 +31,8 @@ log = logging.getLogger("polyrec.feed")
 
 FIRST_WAIT_S = 0.1
 LONGEST_WAIT_S = 5.0
-KEY_CHARACTERS = 40
-"""Characters of the source's name in a call's key, which may have 128 in all."""
+KEY_BYTES = 16
+"""Bytes of the digest in a call's key."""
 REPORT_S = 30.0
 
 
@@ -117,14 +117,13 @@ class Feed:
     def _post(self, run: Sequence[Entry]) -> None:
         """Posts a run, and acknowledges it. Raises Rejected, FeedFailed, Ended."""
         messages = [entry.message for entry in run]
-        name = quote(self.source.name, safe="")[:KEY_CHARACTERS]
-        query = {**run[0].options, "key": f"{name}:{messages[0].id}:{messages[-1].id}"}
+        body, wait_s = encode_update(joined(run)), FIRST_WAIT_S
+        query = {**run[0].options, "key": _key(self.source.name, run, body)}
         made_s = messages[-1].time_s
         if made_s is not None:
             query["time"] = str(made_s)
         if self.path is not None:
             query["path"] = self.path
-        body, wait_s = encode_update(joined(run)), FIRST_WAIT_S
         if len(body) > MAX_BODY_BYTES:
             raise Rejected(f"an update of {len(body)} bytes; a call has at most {MAX_BODY_BYTES}")
         while not self.ending.is_set():
@@ -159,6 +158,18 @@ class Feed:
         log.warning("entry %s is rejected: %s", message.id, reason)
         self.source.reject(message, reason)
         self.rejected += 1
+
+
+def _key(source: str, run: Sequence[Entry], body: bytes) -> str:
+    """Returns the key of a call, the same only for the same entries of a source.
+
+    Two sources may have equal ids, such as streams that are written in one millisecond, and so may one that
+    was made anew; an update with the key of another would be taken for a repetition, and lost.
+    """
+    first, last = run[0].message.id, run[-1].message.id
+    digest = hashlib.blake2b(json.dumps([source, last, run[0].options]).encode(), digest_size=KEY_BYTES)
+    digest.update(body)
+    return f"{first}:{digest.hexdigest()}"
 
 
 def _error_of(answer: httpx.Response) -> str:

@@ -28,6 +28,10 @@ from polyrec.models.text import printable, public
 CONSUMER = "polyrec"
 MOST_REJECTED = 10_000
 """Maximum rejected entries that are kept."""
+AWAY = redis.ReadOnlyError, redis.exceptions.ClusterDownError, redis.exceptions.OutOfMemoryError
+AWAY_CODES = "UNBLOCKED", "NOGROUP", "MISCONF", "NOREPLICAS", "BUSY "
+"""Codes of other errors that pass: a stream or group made anew (`rewind`), a full disk, lost replicas,
+a long script."""
 PENDING, NEW = "0", ">"
 """Positions of a read: entries that were read and not acknowledged, and those never read."""
 
@@ -96,6 +100,7 @@ class RedisStream:
         self._store.connection_pool.disconnect()
         # a lost reply may have handed entries to this consumer
         self._position = PENDING
+        self.open()  # a store may have come back empty
 
     def close(self) -> None:
         self._store.close()
@@ -124,10 +129,9 @@ def _message(id: str, fields: dict[bytes, bytes]) -> Message:
 
 
 def _is_transient(error: redis.RedisError) -> bool:
-    """Whether the store may answer later: it is unreachable, or fails over."""
+    """Whether the store may answer later: it is unreachable, fails over, came back empty, or is full."""
     if isinstance(error, redis.ResponseError):
-        away = isinstance(error, (redis.ReadOnlyError, redis.exceptions.ClusterDownError))
-        return away or str(error).startswith("UNBLOCKED")
+        return isinstance(error, AWAY) or str(error).startswith(AWAY_CODES)
     lasting = redis.AuthenticationError, redis.exceptions.AuthorizationError
     return isinstance(error, (redis.ConnectionError, redis.TimeoutError)) and not isinstance(error, lasting)
 

@@ -89,7 +89,7 @@ def test_sizes_in_a_file_may_be_text_or_numbers(tmp_path: Path) -> None:
         ("devices: [{name: cpu, kind: cpu, lanes: 0, memory_bytes: 1}]", "lanes"),
         (
             "devices: [{name: cpu, kind: cpu, lanes: 1, memory_bytes: 2 potatoes}]",
-            "'2 potatoes' is not a size",
+            "devices.0.memory_bytes: '2 potatoes' is not a size",
         ),
         ("devices: [{name: cpu, kind: cpu, lanes: 1, memory_bytes: 1, speed: 3}]", "speed"),
         ("devices: [3]", "devices.0"),

@@ -27,6 +27,7 @@ from polyrec.models.embeddings.computed import ComputedStage, Decode, computed_p
 from polyrec.models.errors import RuntimeUnavailable
 from polyrec.models.runtimes.binding import BoundSession
 from polyrec.models.runtimes.decoder_graph import decoder_graph, decoder_inputs
+from polyrec.models.runtimes.denormals import denormals_as_zero
 from polyrec.models.runtimes.embedder import Embedder
 from polyrec.models.runtimes.mixed_batch import HostInputs, run_parts, with_own_contexts
 from polyrec.models.runtimes.onnx_graph import plain_graph, product_graph, ranking_graph
@@ -97,7 +98,8 @@ class OnnxRuntime:
             return self._embedder(batch)
 
     def dense(self, embedded: Embedded) -> F32:
-        return run_parts(embedded, self._run)
+        with denormals_as_zero():  # a session's own setting reaches only the thread that opens the first one
+            return run_parts(embedded, self._run)
 
     def _run(self, inputs: Inputs | HostInputs) -> F32:
         repeated = inputs.context_row is not None and self._ranking is None

@@ -26,6 +26,7 @@ from polyrec.models.bundle.weights import BundleWeights
 from polyrec.models.dlrm.dlrm import DenseNet, Inputs
 from polyrec.models.dlrm.precision import DensePrecision
 from polyrec.models.errors import RuntimeUnavailable
+from polyrec.models.runtimes.denormals import denormals_as_zero
 from polyrec.models.runtimes.embedder import Embedder
 from polyrec.models.runtimes.mixed_batch import run_parts, with_own_contexts
 from polyrec.models.runtimes.onnx_graph import plain_graph, product_graph, ranking_graph
@@ -140,6 +141,7 @@ class Compiled:
             if device == "cpu":
                 # lanes are the parallelism, and pin themselves
                 settings |= {"INFERENCE_NUM_THREADS": "1", "NUM_STREAMS": "1", "ENABLE_CPU_PINNING": "NO"}
+                settings["CPU_DENORMALS_OPTIMIZATION"] = "YES"
             compiled = core().compile_model(model, device_name(device), settings)
         except RuntimeError as e:
             raise RuntimeUnavailable(f"openvino cannot use device '{device}': {_last(e)}") from None
@@ -153,7 +155,8 @@ class Compiled:
     def run(self, arrays: list[np.ndarray]) -> F32:
         """Executes on arrays in the order of `inputs`; returns the output in a new array."""
         given = dict(enumerate(np.ascontiguousarray(array) for array in arrays))
-        out: F32 = self._request.infer(given, share_inputs=True, share_outputs=True)[0].copy()
+        with denormals_as_zero():  # the plugin's own setting would stay on in this thread
+            out: F32 = self._request.infer(given, share_inputs=True, share_outputs=True)[0].copy()
         return out
 
 

@@ -15,6 +15,7 @@ from polyrec.models.dlrm.dlrm import Inputs, inputs_of
 from polyrec.models.dlrm.precision import DensePrecision
 from polyrec.models.errors import RuntimeUnavailable
 from polyrec.models.runtimes.buckets import Buckets, predict_unbucketed
+from polyrec.models.runtimes.denormals import denormals_as_zero
 from polyrec.models.runtimes.mixed_batch import run_parts, split_plain_and_ranking
 from polyrec.models.runtimes.runtime import RuntimeKind, require_precision
 from polyrec.models.schema.batch import F32, Batch
@@ -71,7 +72,7 @@ class TorchRuntime:
             return split_plain_and_ranking(inputs_of(batch, self.stage(batch)), batch.plain_rows)
 
     def dense(self, embedded: tuple[Inputs, ...]) -> F32:
-        with torch.inference_mode():
+        with torch.inference_mode(), denormals_as_zero():
             return run_parts(embedded, self._run)
 
     def _run(self, inputs: Inputs) -> F32:

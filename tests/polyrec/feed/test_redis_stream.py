@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -242,3 +244,66 @@ def test_ids_that_are_no_milliseconds_are_sent(
         client.xadd(stream, {"json": document(items[0], 1.0)}, id=id)
     assert main(["feed", store.url, "--stream", stream, "--url", server.url, "--once"]) == 0
     assert "3 rows sent, 0 entries rejected" in capsys.readouterr().out
+
+
+def test_updates_of_two_streams_with_equal_ids_are_both_served(
+    store: RedisServer, server: ServerProcess, items: list[str]
+) -> None:
+    """As of two streams that are written in one millisecond, or of one that was made anew."""
+    client, stream = redis.Redis.from_url(store.url), "a stream of updates with quite a long name "
+    for name, item in (("of users", items[0]), ("of items", items[1]), ("of items", items[2])):
+        client.delete(stream + name)
+        client.xadd(stream + name, {"json": document(item, 1.0)}, id="1764041000000-0")
+        before = sum(metrics(server, "polyrec_update_rows_total").values())
+        assert main(["feed", store.url, "--stream", stream + name, "--url", server.url, "--once"]) == 0
+        assert sum(metrics(server, "polyrec_update_rows_total").values()) == before + 1
+
+
+def refuse_writes(client: redis.Redis) -> None:
+    client.config_set("min-replicas-to-write", 1)
+
+
+def accept_writes(client: redis.Redis) -> None:
+    client.config_set("min-replicas-to-write", 0)
+
+
+def make_anew(client: redis.Redis) -> None:
+    client.xadd("passes", {"json": document("b", 2.0)})
+
+
+@pytest.mark.parametrize(
+    ("fail", "recover", "offense"),
+    [
+        (refuse_writes, accept_writes, "NOREPLICAS"),
+        (redis.Redis.flushall, make_anew, "NOGROUP"),
+    ],
+)
+def test_a_store_that_refuses_for_a_while_ends_no_feed(
+    fail: Callable[[redis.Redis], object],
+    recover: Callable[[redis.Redis], object],
+    offense: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = RedisServer(tmp_path)
+    client = redis.Redis.from_url(store.url)
+    client.xadd("passes", {"json": document("a", 1.0)})
+
+    class Recovering(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "trying again" in record.getMessage():
+                recover(client)
+
+    handler = Recovering()
+    logging.getLogger("polyrec.feed").addHandler(handler)
+    try:
+        with httpx.Client(transport=httpx.MockTransport(lambda _: httpx.Response(200))) as http:
+            feed = Feed(RedisStream.connect(store.url, "passes", "polyrec"), http, "http://server/")
+            feed.source.open()
+            fail(client)
+            feed.run(once=True)
+    finally:
+        logging.getLogger("polyrec.feed").removeHandler(handler)
+        store.kill()
+    assert feed.sent == 1
+    assert any(offense in record.getMessage() for record in caplog.records)
