@@ -38,6 +38,8 @@ def measure_front(path: PlannedPath, bundle: Bundle, seconds: float, seed: int =
         "runtime": path.runtime,
         "device": path.device,
         "precision": path.precision,
+        # that it is stopped is no warning for who profiles
+        "log_level": "error",
     }
     if path.width is not None:
         settings["width"] = path.width
