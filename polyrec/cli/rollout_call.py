@@ -20,8 +20,8 @@ ROLLED_BACK = 3
 STILL_RUNNING = 4
 """Exit status of `start --wait` if the rollout still runs at the end of `--timeout`."""
 POLL_S = 1.0
-PATIENCE_S = 30.0
-"""Longest time without an answer of the server while waiting."""
+PATIENCE_S = 300.0
+"""Longest time without an answer of the server while waiting: one that starts again opens its bundles."""
 WAITED_MS = 0.5
 """Waits of the canary's lanes that are shown: mean milliseconds an answer."""
 BOUNDS = (
@@ -55,7 +55,7 @@ def _wait(calls: AdminCalls, status: dict[str, Any], args: argparse.Namespace) -
     """Waits until the rollout that was just started ends; returns the exit status. Raises AdminFailed."""
     began = status["rollout"]["began"]
     end = math.inf if args.timeout is None else time.monotonic() + args.timeout
-    answered = time.monotonic()
+    answered, told = time.monotonic(), False
     while status["rollout"] is not None and status["rollout"]["began"] == began:
         left = end - time.monotonic()
         if left <= 0:
@@ -65,9 +65,12 @@ def _wait(calls: AdminCalls, status: dict[str, Any], args: argparse.Namespace) -
         time.sleep(min(POLL_S, left))
         try:
             status = calls.get("rollout")
-            answered = time.monotonic()
+            answered, told = time.monotonic(), False
         except AdminFailed as e:
             # a busy server, or one that is started again
+            if not told:
+                told = True
+                print(f"{e}; asking again for {PATIENCE_S:g} s", file=sys.stderr)
             if time.monotonic() - answered > PATIENCE_S:
                 raise AdminFailed(f"{e}; how the rollout ended is unknown") from None
     _print(status, args.json)
