@@ -302,8 +302,10 @@ def _document(rollout: Rollout) -> RolloutDocument:
 
 
 def _figures(decision: RolloutDecision) -> dict[str, Any]:
-    """Returns the figures that there are as a field of a log line; short, as its length is limited."""
-    return {"fields": {"figures": orjson.dumps(_short(asdict(decision.figures))).decode()}}
+    """Returns the figures that there are as fields of a log line; short, as the length of each is limited."""
+    figures = _short(asdict(decision.figures))
+    parts = {"stable": figures.pop("stable"), "canary": figures.pop("canary"), "figures": figures}
+    return {"fields": {name: orjson.dumps(part).decode() for name, part in parts.items()}}
 
 
 def _short(value: Any) -> Any:
