@@ -33,6 +33,8 @@ BUDGET_FACTOR = 10.0
 LEAST_CAP_MS = 10_000.0
 """Default cap on budgets: 10 s, or ten default budgets if that is more. A query holds its connection and its
 place in the queue until its deadline, so the cap bounds how long a backlog outlasts its cause."""
+NEWEST = 3
+"""Version of the plan files that are written."""
 MOST_PATHS = 256
 """Maximum paths of a plan, and lanes: a decision looks at each."""
 FrontSeconds = Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)]
@@ -254,7 +256,12 @@ def parse_plan(content: bytes, what: str) -> Plan:
 def _validated(raw: dict[str, Any], what: str) -> Plan:
     if "machine" in raw:
         raise PlanError(f"{what}: it is a profile, of which `polyrec plan --profile FILE` makes a plan")
-    if raw.get("version") in (1, 2):
+    if isinstance(version := raw.get("version"), int) and version > NEWEST:
+        raise PlanError(
+            f"{what}: version {version} is of a newer Polyrec, this one reads 1 to {NEWEST}; "
+            "plan again with this one"
+        )
+    if version in (1, 2):
         raw.pop("expected", None)  # in correct predictions
     return validate_as(Plan, raw, what, PlanError)
 

@@ -314,6 +314,10 @@ def _open_checked(folder: Path) -> tuple[HeldFiles, Manifest]:
         files = hold_files(folder, (MANIFEST, *NUMBERS))
     except HoldError as e:
         absent = isinstance(e.why, FileNotFoundError)
+        if isinstance(e.why, NotADirectoryError):
+            raise BundleError(
+                f"no bundle at '{folder}': it is a file; a plan's file goes with --plan"
+            ) from None
         if e.name is None and not absent:
             raise BundleError(f"no bundle at '{folder}': {e.why.strerror}") from None
         if e.name in (None, MANIFEST) and absent:

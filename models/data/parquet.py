@@ -134,4 +134,6 @@ def open_parquet(file: DataPath) -> pq.ParquetFile:
     except (OSError, pa.ArrowException) as e:
         if isinstance(e, pa.ArrowInvalid) and is_csv(file):
             raise csv_given(file) from None
+        if isinstance(e, FileNotFoundError):
+            raise DataError(f"no data file '{file}'") from None
         raise DataError(f"cannot read '{file}' as Parquet: {str(e).splitlines()[0]}") from None

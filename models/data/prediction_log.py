@@ -35,6 +35,8 @@ from polyrec.models.schema.batch import I64
 from polyrec.models.schema.schema import Schema
 
 RULES = "log.json"
+POSITIVE = 0.5
+"""Beyond which a label is positive; live quality takes labels alike."""
 REQUESTS, FEEDBACK = "requests", "feedback"
 HOUR = "%Y-%m-%dT%H"
 """Format of the name of an hour's folder, UTC."""
@@ -109,7 +111,13 @@ def is_prediction_log(path: Path) -> bool:
 def load_rules(folder: Path) -> LogRules:
     """Reads the rules of a log. Raises DataError."""
     what = f"prediction log '{folder}'"
-    return validate_as(LogRules, read_json(folder / RULES, what, DataError), what, DataError)
+    try:
+        raw = read_json(folder / RULES, what, DataError)
+    except FileNotFoundError:
+        raise DataError(
+            f"no {what}: there is no {RULES}, which `polyrec serve --prediction-log` writes"
+        ) from None
+    return validate_as(LogRules, raw, what, DataError)
 
 
 def stored_types(schema: Schema) -> dict[str, pa.DataType]:
@@ -161,10 +169,10 @@ class PredictionLogReader(PackedReader):
         self._keys = tuple(dict.fromkeys(keys))
         self.packing = Packing(
             for_schema=schema.name,
-            group=schema.group or TIME,
+            group=schema.group or KEY,
             cluster_by=None,
             columns=(*types, *self._keys, schema.label.column),
-            shared=(*schema.context.names, *self._keys),
+            shared=tuple(dict.fromkeys((*schema.context.names, *self._keys, schema.group or KEY))),
         )
         self._rows = 0
         for file in parquet_files(path / REQUESTS):
@@ -201,7 +209,7 @@ class PredictionLogReader(PackedReader):
 
     def _row_group(self, parquet: pq.ParquetFile, group: int, columns: Sequence[str]) -> pa.Table:
         label = self._schema.label.column
-        names = [name for name in columns if name not in (label, TIME, *self._keys)]
+        names = [name for name in columns if name not in (label, KEY, *self._keys)]
         stored = parquet.read_row_group(group, [*LOG_COLUMNS.names, *names], use_threads=False)
         at, since, until = stored.column(TIME), self._since, self._until
         inside = pc.and_(
@@ -213,7 +221,10 @@ class PredictionLogReader(PackedReader):
             stored = stored.append_column(name, stored.column(KEY))
         lengths = pc.list_value_length(stored.column(SCORES)).to_numpy()
         offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32))
-        stored = stored.append_column(label, pa.ListArray.from_arrays(offsets, pa.array(labels)))
+        # as the schema wants them: labels of a log are 0 or 1 where those of the data may be ratings
+        above = self._schema.label.positive_above
+        values = pa.array(np.where(labels > POSITIVE, above + 1, above))
+        stored = stored.append_column(label, pa.ListArray.from_arrays(offsets, values))
         if self.rules.unlabeled == "leave_out":
             stored = stored.filter(pa.array(known))
         return stored.select([name for name in columns if name in stored.column_names])

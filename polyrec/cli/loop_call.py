@@ -35,7 +35,8 @@ def run_call(args: argparse.Namespace) -> int:
         print(json.dumps(as_json(folder)) if args.json else "\n".join(lines(folder)))
     elif args.call == "hold":
         folder.hold(args.step, args.reason)
-        print(f"the loop stops before {args.step}; to go on: polyrec loop release {args.step}")
+        release = f"polyrec loop release {args.step} --state {shlex.quote(args.state)}"
+        print(f"the loop stops before {args.step}; to go on: {release}")
     elif args.call == "release":
         folder.release(args.step)
         print(f"{args.step} is executed again")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from polyrec.client.admin import AdminCalls
+from polyrec.client.admin import AdminCalls, AdminFailed
 from polyrec.models.fetching.url import model_place
 from polyrec.models.text_table import aligned
 
@@ -19,6 +20,8 @@ ROLLED_BACK = 3
 STILL_RUNNING = 4
 """Exit status of `start --wait` if the rollout still runs at the end of `--timeout`."""
 POLL_S = 1.0
+PATIENCE_S = 300.0
+"""Longest time without an answer of the server while waiting: one that starts again opens its bundles."""
 WAITED_MS = 0.5
 """Waits of the canary's lanes that are shown: mean milliseconds an answer."""
 BOUNDS = (
@@ -36,20 +39,56 @@ BOUNDS = (
 def run_call(args: argparse.Namespace) -> int:
     """Makes the call; returns the exit status. Raises AdminFailed."""
     with AdminCalls(args.url, args.model) as calls:
-        status = _call(calls, args)
-        _print(status, args.json)
-        if args.call != "start" or not args.wait:
-            return 0
-        end = math.inf if args.timeout is None else time.monotonic() + args.timeout
-        while status["rollout"] is not None:
-            left = end - time.monotonic()
-            if left <= 0:
-                _print(status, args.json)
-                return STILL_RUNNING
-            time.sleep(min(POLL_S, left))
+        try:
+            status = _call(calls, args)
+            _print(status, args.json)
+            if args.call != "start" or not args.wait:
+                return 0
+            return _wait(calls, status, args)
+        except KeyboardInterrupt:
+            if args.call == "start":
+                print(_goes_on(args), file=sys.stderr)
+            raise
+
+
+def _wait(calls: AdminCalls, status: dict[str, Any], args: argparse.Namespace) -> int:
+    """Waits until the rollout that was just started ends; returns the exit status. Raises AdminFailed."""
+    began = status["rollout"]["began"]
+    end = math.inf if args.timeout is None else time.monotonic() + args.timeout
+    answered, told = time.monotonic(), False
+    while status["rollout"] is not None and status["rollout"]["began"] == began:
+        left = end - time.monotonic()
+        if left <= 0:
+            _print(status, args.json)
+            print(_goes_on(args), file=sys.stderr)
+            return STILL_RUNNING
+        time.sleep(min(POLL_S, left))
+        try:
             status = calls.get("rollout")
-        _print(status, args.json)
-        return 0 if status["ended"][0]["outcome"] == "promoted" else ROLLED_BACK
+            answered, told = time.monotonic(), False
+        except AdminFailed as e:
+            # a busy server, or one that is started again
+            if not told:
+                told = True
+                print(f"{e}; asking again for {PATIENCE_S:g} s", file=sys.stderr)
+            if time.monotonic() - answered > PATIENCE_S:
+                raise AdminFailed(f"{e}; how the rollout ended is unknown") from None
+    _print(status, args.json)
+    ended = [other for other in status["ended"] if other["began"] == began]
+    if not ended:
+        raise AdminFailed(
+            "the server was restarted, which ended the rollout; it serves what it was started with"
+        )
+    return 0 if ended[0]["outcome"] == "promoted" else ROLLED_BACK
+
+
+def _goes_on(args: argparse.Namespace) -> str:
+    """Says that a rollout outlives the command that started it, and how to end it."""
+    at = f" --url {args.url}" if args.model is None else f" --url {args.url} --model {args.model}"
+    return (
+        "the server goes on with the rollout, or begins it once the version is open; "
+        f"see it: polyrec rollout status{at}; end it: polyrec rollout rollback{at}"
+    )
 
 
 def _call(calls: AdminCalls, args: argparse.Namespace) -> dict[str, Any]:

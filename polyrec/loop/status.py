@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +21,13 @@ def lines(folder: LoopFolder, most: int = 10) -> list[str]:
         return [*shown, "no iteration yet"]
     rows = [["iteration", "began", "rows until", "state", "serving", "new", "difference"]]
     rows += [_row(iteration) for iteration in found]
-    return [*shown, "", *aligned(rows, left=4), "", *_explained(found[-1])]
+    return [
+        *shown,
+        "",
+        *aligned(rows, left=4),
+        "",
+        *_explained(found[-1], f" --state {shlex.quote(str(folder.path))}"),
+    ]
 
 
 def as_json(folder: LoopFolder, most: int = 10) -> dict[str, Any]:
@@ -52,8 +59,11 @@ def _row(iteration: Iteration) -> list[str]:
     ]
 
 
-def _explained(iteration: Iteration) -> list[str]:
-    """Returns the steps of an iteration with their reasons, and the commands that apply now."""
+def _explained(iteration: Iteration, where: str) -> list[str]:
+    """Returns the steps of an iteration with their reasons, and the commands that apply now.
+
+    where: the option that names the folder.
+    """
     shown = [f"iteration {iteration.number}, of rows since {iteration.since or 'the beginning of the log'}:"]
     for done in iteration.done:
         result, seconds = done.result, done.ended - done.began
@@ -66,9 +76,11 @@ def _explained(iteration: Iteration) -> list[str]:
     elif iteration.state == "running":
         shown.append(f"  {iteration.step}: in progress or next since {_time(iteration.step_began)}")
     if iteration.state in FORCED:
-        shown.append("to let it go on all the same, until the next one begins: polyrec loop force")
+        shown.append(f"to let it go on all the same, until the next one begins: polyrec loop force{where}")
     if iteration.state == "running":
-        shown.append("to end it: polyrec loop drop; to stop before a step: polyrec loop hold STEP")
+        shown.append(
+            f"to end it: polyrec loop drop{where}; to stop before a step: polyrec loop hold STEP{where}"
+        )
     return shown
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from polyrec.models.bundle.bundle import Bundle, load_bundle
 from polyrec.models.bundle.manifest import VOCABULARY
+from polyrec.models.errors import BundleError
 from polyrec.models.runtimes.runtime import Runtime
 from polyrec.models.schema.batch import I64, Batch
 from polyrec.models.schema.encoder import Encoder
@@ -139,7 +140,12 @@ def open_serving(
     bundles = dict(loaded)
     for planned in plan.paths:
         if planned.bundle not in bundles:
-            bundles[planned.bundle] = load_bundle(planned.bundle)
+            try:
+                bundles[planned.bundle] = load_bundle(planned.bundle)
+            except BundleError as e:
+                raise BundleError(
+                    f"path '{planned.name}' of the plan, whose file names bundles from its own folder: {e}"
+                ) from None
     encoders = _encoders([(p, bundles[p.bundle]) for p in plan.paths])
     named = {p.name: encoder for p, encoder in zip(plan.paths, encoders, strict=True)}
     tiers = open_tier_set(plan, bundles, named, metrics.moved, update_store)

@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from polyrec.models.bundle.bundle import Bundle, load_bundle
+from polyrec.models.data.prediction_log import POSITIVE
 from polyrec.models.errors import PolyrecError
 from polyrec.models.evaluation.live import LiveEstimate, LiveModel, ScoredRequest, estimate
 from polyrec.models.runtimes import open_runtime
@@ -148,7 +149,7 @@ class Judge:
         trial = scores[len(self._models) :]
         scores = scores[: len(self._models)]
         self._compare(request, scores)
-        positive = (labels.values > 0.5) & (labels.given_us != NEVER)
+        positive = (labels.values > POSITIVE) & (labels.given_us != NEVER)
         late_us = labels.at_us + 1e6 * (1 - LATE_SHARE) * self._sampler.window_s
         self._positives += int(positive.sum())
         self._late += int((positive & (labels.given_us > late_us)).sum())

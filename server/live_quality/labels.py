@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from polyrec.models.data.prediction_log import CLOCKS_S, label_files_of, read_labels
+from polyrec.models.data.prediction_log import CLOCKS_S, POSITIVE, label_files_of, read_labels
 from polyrec.models.schema.batch import F32, F64, I64
 
 OPERATOR = ""
@@ -47,7 +47,7 @@ class RequestLabels:
     @property
     def binary(self) -> F32:
         """The labels as 0 or 1, float32 [rows]."""
-        return (self.values > 0.5).astype(np.float32)
+        return (self.values > POSITIVE).astype(np.float32)
 
     def add(self, rows: I64, values: F64, given_us: I64, clients: Sequence[str], window_us: int) -> None:
         """Adds labels in the order in which they are stored; those of other rows or times are ignored."""

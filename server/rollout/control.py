@@ -16,9 +16,9 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import orjson
 
@@ -185,7 +185,7 @@ class RolloutControl:
         decision = decide(compared, deaths, now_s - rollout.began_s, rollout.bounds, labeled)
         metrics.compared(decision.figures, traffic.split.share)
         if decision.verdict != "continue" or not rollout.ticks % LOGGED_TICKS:
-            log.warning("rollout: %s: %s %s", decision.verdict, decision.reason, _figures(decision))
+            log.warning("rollout: %s: %s", decision.verdict, decision.reason, extra=_figures(decision))
         rollout.decision = decision
         rollout.ticks += 1
         return decision
@@ -274,13 +274,12 @@ class RolloutControl:
             )
         )
         engine.metrics.rollout.ended(outcome)
-        figures = "" if rollout.decision is None else _figures(rollout.decision)
         what = f"rollout of version {traffic.canary.serving.version}"
-        self._announce(f"{what}: {outcome.replace('_', ' ')}: {reason}", figures)
+        self._announce(f"{what}: {outcome.replace('_', ' ')}: {reason}", rollout.decision)
 
-    def _announce(self, what: str, figures: str = "") -> None:
-        """Logs a change with its figures, and adds it to the status page's events."""
-        log.warning("%s %s", what, figures)
+    def _announce(self, what: str, decision: RolloutDecision | None = None) -> None:
+        """Logs a change with the decision's figures, and adds it to the status page's events."""
+        log.warning("%s", what, extra=None if decision is None else _figures(decision))
         self._engine.metrics.events.add(clock(), "rollout", what)
 
 
@@ -302,8 +301,18 @@ def _document(rollout: Rollout) -> RolloutDocument:
     )
 
 
-def _figures(decision: RolloutDecision) -> str:
-    return orjson.dumps(decision.figures).decode()
+def _figures(decision: RolloutDecision) -> dict[str, Any]:
+    """Returns the figures that there are as fields of a log line; short, as the length of each is limited."""
+    figures = _short(asdict(decision.figures))
+    parts = {"stable": figures.pop("stable"), "canary": figures.pop("canary"), "figures": figures}
+    return {"fields": {name: orjson.dumps(part).decode() for name, part in parts.items()}}
+
+
+def _short(value: Any) -> Any:
+    """Returns a figure with four digits, and a dict without those that are None."""
+    if isinstance(value, dict):
+        return {key: _short(one) for key, one in value.items() if one is not None}
+    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 async def _open_in_thread(work: Callable[[], Opened]) -> Opened:

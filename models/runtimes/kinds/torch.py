@@ -43,7 +43,7 @@ class TorchRuntime:
             self._device = torch.device(device)
             torch.empty(0, device=self._device)
         except (RuntimeError, AssertionError) as e:
-            raise RuntimeUnavailable(f"torch has no device '{device}': {str(e).splitlines()[0]}") from None
+            raise RuntimeUnavailable(_missing(device, e)) from None
         self.device = str(self._device)
         self.precision = precision
         self._type = DTYPES[precision]
@@ -103,8 +103,16 @@ def probe(device: str) -> str | None:
         one = torch.ones((2, 2), device=device)
         right = bool(torch.equal((one @ one).cpu(), torch.full((2, 2), 2.0)))
     except (RuntimeError, AssertionError) as e:
-        return f"torch has no device '{device}': {str(e).splitlines()[0]}"
+        return _missing(device, e)
     return None if right else "its product of two matrices is wrong"
+
+
+def _missing(device: str, error: Exception) -> str:
+    """Says why torch has no such device."""
+    why = str(error).splitlines()[0]
+    if device.startswith("cuda") and torch.version.cuda is None:
+        why = "this is the build of torch for CPUs (docs/runtimes.md, On a GPU)"
+    return f"torch has no device '{device}': {why}"
 
 
 KIND = RuntimeKind(TorchRuntime, ("cpu", "cuda"), precisions, probe, f"torch {torch.__version__}")

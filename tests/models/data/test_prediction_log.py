@@ -18,16 +18,18 @@ from polyrec.models.data.prediction_log import (
     LABEL_COLUMNS,
     LOG_COLUMNS,
     MOST_JOINED,
+    POSITIVE,
     RULES,
     LogRules,
     PredictionLogReader,
     is_prediction_log,
+    load_rules,
     stored_names,
     stored_types,
 )
 from polyrec.models.data.reader import open_data
 from polyrec.models.errors import DataError
-from polyrec.models.schema.schema import Schema, Split
+from polyrec.models.schema.schema import Label, Schema, Split
 
 NOON_S = datetime(2026, 11, 23, 12, tzinfo=UTC).timestamp()
 HOUR_S = 3600.0
@@ -112,6 +114,33 @@ def test_rows_have_the_features_and_the_labels_of_their_request(folder: Path) ->
     assert rows[0]["recent"] == ["x", "y"]
     keys = [int(1e6 * (NOON_S + s)) << 12 for s in (1, 1, 2, 2, 2)]
     assert [row["at"] for row in rows] == [row["request"] for row in rows] == keys
+
+
+def test_a_folder_without_a_log_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no prediction log '.*': there is no log.json"):
+        load_rules(tmp_path)
+
+
+def test_labels_are_positive_where_those_of_the_data_are_ratings(folder: Path) -> None:
+    write(folder, "requests", "2026-11-23T12", [answered("r1", 1, "ab")])
+    write(folder, "feedback", "2026-11-23T12", [label("r1", 1, 1, 30)])
+    schema = SCHEMA.model_copy(update={"label": Label(column="clicked", positive_above=3)})
+    reader = PredictionLogReader(folder, schema, now_s=NOON_S + 10 * HOUR_S)
+    rows = [row["clicked"] for batch in reader.batches(["clicked"]) for row in batch.to_pylist()]
+    assert [rating > 3 for rating in rows] == [False, True]
+
+
+def test_the_log_of_a_schema_without_a_group_is_read(folder: Path) -> None:
+    write(folder, "requests", "2026-11-23T12", [answered("r1", 1, "ab"), answered("r2", 2, "cde")])
+    write(folder, "feedback", "2026-11-23T12", [label("r2", 1, 1, 30)])
+    split = Split(rule="hash", columns=("user", "item"))
+    schema = SCHEMA.model_copy(update={"group": None, "split": split})
+    reader = PredictionLogReader(folder, schema, now_s=NOON_S + 10 * HOUR_S)
+    names = ["user", "item", "clicked"]
+    found = [row for batch in reader.batches(reader.columns) for row in batch.to_pylist()]
+    assert [[row[name] for name in names] for row in found] == [
+        [row[name] for name in names] for row in read(folder)
+    ]
 
 
 def test_a_label_counts_within_the_window_in_later_hours_too(folder: Path) -> None:
@@ -209,7 +238,7 @@ def test_labels_equal_a_slow_join_on_random_logs(
         write(folder, "requests", hour, rows[50:], "part-1")
     for hour, given in zip([*hours, "2026-11-23T15"], labels, strict=True):
         write(folder, "feedback", hour, given)
-    assert clicked(folder) == pytest.approx(expected)
+    assert clicked(folder) == {item: value > POSITIVE for item, value in expected.items()}
 
 
 def test_requests_that_all_have_one_id_take_no_memory_for_each_pair_with_a_label(folder: Path) -> None:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from polyrec.models.data.criteo import CriteoReader
-from polyrec.models.data.parquet import ParquetReader
+from polyrec.models.data.parquet import ParquetReader, open_parquet
 from polyrec.models.data.reader import DataReader, open_data
 from polyrec.models.errors import DataError
 from polyrec.models.schema.schema import Schema, Split, load_schema
@@ -34,6 +34,8 @@ def test_the_content_decides_the_format(small: Schema, write: Write, tmp_path: P
 def test_files_that_are_no_data_are_rejected(small: Schema, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no data file"):
         open_data(tmp_path / "nothing.parquet", small)
+    with pytest.raises(DataError, match="no data file"):
+        open_parquet(tmp_path / "nothing.parquet")
     with pytest.raises(DataError, match=r"no \*.parquet file in"):
         open_data(tmp_path, small)
     (tmp_path / "empty.tsv").touch()

@@ -17,6 +17,7 @@ from polyrec.models.dlrm.precision import DensePrecision
 from polyrec.models.errors import RuntimeUnavailable
 from polyrec.models.runtimes import best_runtime, open_runtime, predict_rows
 from polyrec.models.runtimes.graph_writer import QUANTIZED_FROM
+from polyrec.models.runtimes.kinds.torch import KIND
 from polyrec.models.schema.batch import Batch
 from polyrec.models.tiers.stage import open_tiers
 from polyrec.models.tiers.tier_settings import TierSettings
@@ -158,3 +159,11 @@ def test_in_int8_products_too_small_to_gain_stay_as_they_are(bundle: Bundle, dat
 def test_an_unsupported_precision_is_reported(name: str, precision: str, bundle: Bundle) -> None:
     with pytest.raises(RuntimeUnavailable, match=f"no dense precision '{precision}'"):
         open_runtime(name, bundle, precision=precision)
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has CUDA")
+def test_a_torch_without_cuda_is_named(bundle: Bundle) -> None:
+    why = "torch has no device 'cuda:0': this is the build of torch for CPUs"
+    with pytest.raises(RuntimeUnavailable, match=why):
+        open_runtime("torch", bundle, "cuda:0")
+    assert why in str(KIND.probe("cuda:0"))

@@ -49,13 +49,14 @@ def test_one_iteration_is_held_by_a_person_released_and_shown(
     (tmp_path / "state" / "control").mkdir(parents=True)
     assert main(["loop", "force", *state]) == 2
     assert main(["loop", "hold", "train", "--reason", "busy", *state]) == 0
-    capsys.readouterr()
+    assert f"polyrec loop release train {' '.join(state)}" in capsys.readouterr().out
     assert main([*run, "--once"]) == 3
     assert "iteration 1: held before train by a person: busy" in capsys.readouterr().out
     assert main(["loop", "status", *state]) == 0
     shown = capsys.readouterr().out
     assert "held before train: busy" in shown
     assert "running: train" in shown
+    assert f"to end it: polyrec loop drop {' '.join(state)}" in shown
     assert main(["loop", "force", *state]) == 2
     assert "iteration 1 is running" in capsys.readouterr().err
     assert main(["loop", "release", "train", *state]) == 0

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 from polyrec.cli.main import main
 from polyrec.cli.rollout_call import lines
+from polyrec.client.admin import AdminCalls
 from polyrec.server.child import ServerProcess, start
 
 TOKEN = "a token of sixteen and more"
@@ -58,7 +63,9 @@ def test_a_wait_ends_at_its_timeout_and_the_rollout_goes_on(
     at = ["--url", server.url]
     waiting = ["--wait", "--timeout", "0.1s", "--promote-after", "1h"]
     assert main(["rollout", "start", str(bundle_dir), *waiting, *at]) == 4
-    assert capsys.readouterr().out.count("running: version") == 2
+    shown = capsys.readouterr()
+    assert shown.out.count("running: version") == 2
+    assert f"end it: polyrec rollout rollback --url {server.url}" in shown.err
     assert main(["rollout", "rollback", *at]) == 0
 
 
@@ -72,6 +79,39 @@ def test_the_exit_status_of_a_wait_is_the_outcome(
     assert main(["rollout", "start", str(bundle_dir), *arguments]) == 3
     ended.join()
     assert "by the operator's call" in capsys.readouterr().out
+
+
+def test_an_interrupted_wait_says_that_the_rollout_goes_on(
+    server: ServerProcess, bundle_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at = ["--url", server.url]
+    command = [sys.executable, "-m", "polyrec", "rollout", "start", str(bundle_dir), "--wait", *at]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert "running: version" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert f"end it: polyrec rollout rollback --url {server.url}" in said
+    assert main(["rollout", "rollback", *at]) == 0
+
+
+def test_a_wait_ends_when_the_server_was_restarted(
+    bundle_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"bundle": bundle_dir, "admin_token": TOKEN, "drain_grace_s": 0}
+    statuses: list[int] = []
+    with start(settings) as first:
+        at = ["rollout", "start", str(bundle_dir), "--wait", "--url", first.url]
+        waiting = threading.Thread(target=lambda: statuses.append(main(at)))
+        waiting.start()
+        with AdminCalls(first.url) as calls:
+            while calls.get("rollout")["rollout"] is None:
+                time.sleep(0.1)
+    with start(settings | {"port": urlsplit(first.url).port}):
+        waiting.join()
+    assert statuses == [2]
+    assert "the server was restarted, which ended the rollout" in capsys.readouterr().err
 
 
 def roll_back(url: str) -> None:

@@ -109,7 +109,8 @@ def test_a_plan_that_cannot_be_opened_leaves_what_is_served(
     engine = Engine()
     engine.load(plan)
     served = engine.serving
-    with pytest.raises(BundleError):
+    named = "path 'table@cpu' of the plan, whose file names bundles from its own folder: no bundle at"
+    with pytest.raises(BundleError, match=named):
         engine.load(single_path_plan(tmp_path, "table", "torch"))
     with pytest.raises(RuntimeUnavailable):
         engine.load(single_path_plan(bundle_dir, "table", "torch", "abacus"))

@@ -15,6 +15,7 @@ import numpy as np
 import orjson
 import pytest
 
+from polyrec.server.app.logs import Lines
 from polyrec.server.errors import Defect
 from tests.server.placing import ALLOWED
 from tests.server.rollout.conftest import QUICK, PlanOf, Trial
@@ -64,8 +65,8 @@ def test_shifted_scores_are_rolled_back_without_labels(
     assert ended["outcome"] == "rolled_back"
     assert ended["reason"].startswith("scores shifted: PSI")
     assert ended["decision"]["figures"]["psi_low"] > 0.1
-    lines = [r.getMessage() for r in caplog.records if r.name == "polyrec.rollout"]
-    assert any("rolled back: scores shifted" in line and '"psi_low"' in line for line in lines)
+    (line,) = [r for r in map(Lines().format, caplog.records) if "rolled back: scores shifted" in r]
+    assert orjson.loads(line.partition(" figures=")[2])["psi_low"] > 0.1
     assert trial.client.metric("polyrec_rollouts_total", outcome="rolled_back") == 1
     assert trial.client.metric("polyrec_rollout_share") == 0
     assert "scores shifted" in trial.client.send("GET", "/v1/status").text
