@@ -54,6 +54,7 @@ from benchmarks.peers.servers.starting import (
 )
 from polyrec.loadtest.comparison.capacity_search import CapacitySearch
 from polyrec.loadtest.machine import machine, raised_priority
+from polyrec.measure.machine.cpu import vectors
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.schema.batch import F64
 
@@ -301,7 +302,7 @@ def main() -> None:
     for rows in args.rows:
         case = case_of(bundle, rows, args.form, args.limit_ms)
         with raised_priority() if args.first else nullcontext():
-            about = machine()
+            about = machine() | {"vectors": ", ".join(vectors())}
             found = compare(bundle, files, case, args)
         found |= {
             "command": "python -m benchmarks.peers " + shlex.join(sys.argv[1:]),

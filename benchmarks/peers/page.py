@@ -1,15 +1,16 @@
 """Writes docs/results/peers.md from the figures of `python -m benchmarks.peers`.
 
-    python -m benchmarks.peers.page docs/results/peers.json docs/results/peers.md
+    R=docs/results; python -m benchmarks.peers.page $R/peers.json [$R/peers-MACHINE.json ...] $R/peers.md
 
-A table for each model, form and size of requests, and below it the command that measured it.
+A table for each model, form and size of requests, and below it the command that measured it; a section for
+each further machine. Where a hypervisor hides the processor's name, its vector extensions tell what it is.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,13 +69,13 @@ pairs past capacity.
 """
 
 
-def table(model: str, form: str, rows: int, found: Mapping[str, Any]) -> str:
-    """The figures of one size of request, as Markdown."""
+def table(model: str, form: str, rows: int, found: Mapping[str, Any], level: int = 2) -> str:
+    """The figures of one size of request, as Markdown. level: of its heading."""
     servers = found["servers"]
     peers = [f["knee_requests_per_s"] for name, f in servers.items() if not name.startswith("polyrec")]
     best = max(peers, default=0.0)
     lines = [
-        f"## {model}, {rows} rows, p99 within {found['limit_ms']:g} ms: {FORMS[form]}",
+        f"{'#' * level} {model}, {rows} rows, p99 within {found['limit_ms']:g} ms: {FORMS[form]}",
         "",
         HEAD,
         "|---|---|---|---|---|---|",
@@ -103,15 +104,19 @@ def origin(found: Mapping[str, Any]) -> str:
     )
 
 
-def page(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """The whole page. results: `model/form/rows` -> figures."""
+def page(machines: Sequence[Mapping[str, Mapping[str, Any]]]) -> str:
+    """The whole page. machines: `model/form/rows` -> figures, of each; the first has no heading."""
     parts = [INTRODUCTION]
-    for key, found in results.items():
-        model, form, rows = key.split("/")
-        parts += [table(model, form, int(rows), found), origin(found)]
+    for number, results in enumerate(machines):
+        if number:
+            about = next(iter(results.values()))["machine"]
+            parts.append(f"## On {about['processor']} with {about['vectors']}\n")
+        for key, found in results.items():
+            model, form, rows = key.split("/")
+            parts += [table(model, form, int(rows), found, 3 if number else 2), origin(found)]
     return "\n".join([*parts, NOTES])
 
 
 if __name__ == "__main__":
-    source, target = map(Path, sys.argv[1:])
-    target.write_text(page(json.loads(source.read_text())))
+    *sources, target = map(Path, sys.argv[1:])
+    target.write_text(page([json.loads(source.read_text()) for source in sources]))
