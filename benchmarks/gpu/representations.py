@@ -28,7 +28,7 @@ from polyrec.models.dlrm.representation import KINDS, Kind, Representation
 from polyrec.models.embeddings.computed import Encoding
 
 EXPONENT = 1.05
-"""Of Zipf's law, by which requests draw ids."""
+"""Exponent of Zipf's law, by which requests draw ids."""
 SMALL_ROWS = 20_000
 
 

@@ -45,7 +45,7 @@ from polyrec.server.child import start
 
 ROWS = (23, 270, 2048)
 GROWTH, PRECISION, VERDICTS = 1.5, 1.1, 10
-"""Of the search for the knee."""
+"""Growth of the rate, precision and most trials of the search for the knee."""
 KNEES = (", cuda:0", ", cpu", "binary", "lane")
 """How the names of servers end whose knee is searched."""
 
