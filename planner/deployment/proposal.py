@@ -16,6 +16,7 @@ from polyrec.models.amounts import ms, size
 from polyrec.models.errors import BundleError
 from polyrec.planner.deployment.bundle_contents import read_tables
 from polyrec.planner.deployment.forecast import forecast
+from polyrec.planner.deployment.option import Option
 from polyrec.planner.deployment.requirements import Requirements
 from polyrec.planner.deployment.residency import Tables
 from polyrec.planner.deployment.solver.choice import Choice, add_reserve, choose, share_load
@@ -23,7 +24,7 @@ from polyrec.planner.deployment.solver.problem import Problem, build_problem
 from polyrec.planner.deployment.solver.program import PlanImpossible
 from polyrec.planner.deployment.spare_memory import fill_spare_memory, make_placement
 from polyrec.planner.deployment.tier_cost import tiers_below
-from polyrec.planner.plan import Limits, Plan, PlannedLane, PlannedPath, Routing
+from polyrec.planner.plan import LaneKind, Limits, Plan, PlannedLane, PlannedPath, Routing
 from polyrec.planner.profile import PathProfile, Profile
 from polyrec.planner.quality import differences_of
 
@@ -195,13 +196,25 @@ def _planned(problem: Problem, index: int) -> PlannedPath:
 
 
 def _lanes(problem: Problem, choice: Choice) -> tuple[PlannedLane, ...]:
-    used = dict.fromkeys(problem.paths[problem.options[i].path].path.device for i in choice.options)
+    options = [problem.options[i] for i in choice.options]
+    used = dict.fromkeys(problem.paths[option.path].path.device for option in options)
     return tuple(
-        PlannedLane(name=device if on.count == 1 else f"{device}.{n}", device=device, kind=on.kind)
+        PlannedLane(name=device if on.count == 1 else f"{device}.{n}", device=device, kind=kind)
         for device in used
-        for on in (problem.lanes[device],)
+        for on, kind in ((problem.lanes[device], _kind(problem, options, device)),)
         for n in range(on.count)
     )
+
+
+def _kind(problem: Problem, options: Sequence[Option], device: str) -> LaneKind:
+    """The kind of a device's lanes: a thread, which feeds an accelerator, is a process unless it needs tiers.
+
+    A process holds no lock of the event loop's interpreter (docs/results/gpu.md), and after an error that
+    leaves a device's context unusable it alone is started again.
+    """
+    on = problem.lanes[device]
+    tiered = any(o.cuts is not None for o in options if problem.paths[o.path].path.device == device)
+    return on.kind if tiered or on.device.kind == "cpu" else "process"
 
 
 def _limits(problem: Problem, choice: Choice) -> Limits:

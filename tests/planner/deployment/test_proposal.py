@@ -116,7 +116,7 @@ def test_binding_memory_comes_with_the_gain_of_a_gigabyte() -> None:
         (2, None, [("cpu", "inline")]),
         (4, None, [("cpu.0", "process"), ("cpu.1", "process"), ("cpu.2", "process")]),
         # one core reads requests, one feeds the GPU
-        (4, 10**9, [("cpu.0", "process"), ("cpu.1", "process"), ("cuda:0", "thread")]),
+        (4, 10**9, [("cpu.0", "process"), ("cpu.1", "process"), ("cuda:0", "process")]),
     ],
 )
 def test_lanes_take_the_cores_that_the_front_and_the_accelerators_leave(

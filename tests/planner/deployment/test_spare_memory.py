@@ -73,6 +73,7 @@ def test_a_gpus_rest_lies_with_the_host() -> None:
     placement = proposal.plan.placement
     assert placement is not None
     by = {m.place: m for m in placement.memories}
+    assert [lane.kind for lane in proposal.plan.lanes] == ["thread"], "processes take no tiers"
     assert by["cuda:0"].rows_bytes == 400_000
     assert by["cpu"].rows_bytes == 600_000
     assert placement.paths[0].tables["t"].model_dump() == {"device": 400, "host": 600, "disk": 0, "remote": 0}
