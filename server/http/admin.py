@@ -84,11 +84,17 @@ class Admin:
         self._load = load
 
     async def perform(
-        self, request: Request, action: str, max_bytes: int, answer: Callable[[bytes], Awaitable[Any]]
+        self,
+        request: Request,
+        action: str,
+        max_bytes: int,
+        answer: Callable[[bytes], Awaitable[Any]],
+        tell: Callable[[Any], str] = lambda _: "",
     ) -> Reply:
         """Authenticates one call, performs it and leaves an audit line, of level info if it only reads.
 
         max_bytes: of the body. answer: the body -> the JSON of the response; may raise RequestError.
+        tell: this JSON -> what the line says of it.
         """
         scope = request.scope
         peer = scope.get("client")
@@ -98,8 +104,8 @@ class Admin:
             return error_reply(e)
         status, why = HTTPStatus.INTERNAL_SERVER_ERROR, ""
         try:
-            reply = json_reply(await answer(await read_body(scope["headers"], request.receive, max_bytes)))
-            status = HTTPStatus.OK
+            done = await answer(await read_body(scope["headers"], request.receive, max_bytes))
+            reply, status, why = json_reply(done), HTTPStatus.OK, tell(done)
         except RequestError as e:
             reply, status, why = error_reply(e), e.status, f": {public(str(e))}"
         finally:

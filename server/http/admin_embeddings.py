@@ -190,7 +190,7 @@ def embeddings_route(admin: Admin, embeddings: Embeddings) -> Endpoint:
         # Parsing a large update would block the event loop.
         most_bytes = MAX_BODY_BYTES if binary else MAX_JSON_BYTES
         return await admin.perform(
-            request, "embeddings", most_bytes, lambda body: run_in_thread(lambda: update(body))
+            request, "embeddings", most_bytes, lambda body: run_in_thread(lambda: update(body)), _told
         )
 
     return admin_endpoint(
@@ -217,3 +217,12 @@ def table_update(table: str, update: RowUpdate) -> TableUpdate:
     except OverflowError:
         raise UpdateError(f"update: an id of table '{table}' is too large") from None
     return TableUpdate(ids, rows, None if update.ids is not None else update.values, update.retract)
+
+
+def _told(answer: Mapping[str, Any]) -> str:
+    """Says how much an update changed: of wrong rows, the log is what tells when and whose they were."""
+    if answer.get("repeated"):
+        return ": repeated, nothing changed"
+    changes = [f"{answer['rows']} rows"]
+    changes += [f"{answer[what]} {what}" for what in ("added", "retracted") if what in answer]
+    return f": {', '.join(changes)} of {answer['path']}"

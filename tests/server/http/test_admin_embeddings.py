@@ -80,6 +80,16 @@ def test_rows_change_by_id_by_value_and_by_file(
     assert "has 1099511627776 bytes; all rows that it could name take" in answer["error"]
 
 
+def test_the_log_tells_what_an_update_changed(updates: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Wrong rows raise no alert: the log tells when they came, and from whom."""
+    post(updates, {"tables": {"item": {"ids": [3, 4], "rows": [[1.0] * 8] * 2}}})
+    post(updates, {"tables": {"item": {"retract": ["no such"]}}})
+    assert [r.getMessage().partition(": ")[2] for r in caplog.records if r.name == "polyrec.audit"] == [
+        "200: 2 rows of table@cpu",
+        "200: 0 rows, 0 retracted of table@cpu",
+    ]
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [
