@@ -25,7 +25,7 @@ def test_the_demo_trains_plans_serves_and_answers(tmp_path: Path, capfd: pytest.
     assert "polyrec.server" not in captured.err
     assert "SIGTERM: draining" in (out / "server.log").read_text()
     told = json.loads(captured.out)
-    assert [*told["metrics"]] == ["table.w2", "table.w8", "table.w32"]
+    assert [*told["metrics"]] == ["table.w4", "table.w32"]
     for metrics in told["metrics"].values():
         assert 0.5 < metrics["auc"] < told["planted"]["auc"]
         assert metrics["log_loss"] > told["planted"]["log_loss"]
