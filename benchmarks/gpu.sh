@@ -16,9 +16,9 @@ trap 'rm -rf "$work"' EXIT
 export OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1
 
 if [ "$device" = cpu ]; then
-	which="not gpu" small=--small out="$work"
+	which="not gpu" small=--small slow="--slo-ms 2000 --rates 5 10 --policies static" out="$work"
 else
-	which=gpu small=
+	which=gpu small= slow=
 	nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv
 fi
 "$python" -c 'import sys, torch; print("python", sys.version.split()[0], "torch", torch.__version__)'
@@ -40,7 +40,7 @@ for step in $steps; do
 			--rows 23 270 --out "$out/gpu-serving.json" || failed=1
 		;;
 	representations)
-		timeout 420 "$python" -m benchmarks.gpu.representations --device "$device" $small --folder "$work/mprec" \
+		timeout 420 "$python" -m benchmarks.gpu.representations --device "$device" $small $slow --folder "$work/mprec" \
 			--out "$out/gpu-representations.json" || failed=1
 		;;
 	esac
