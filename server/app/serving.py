@@ -18,7 +18,7 @@ from polyrec.models.bundle.bundle import Bundle, load_bundle
 from polyrec.models.bundle.manifest import VOCABULARY
 from polyrec.models.errors import BundleError
 from polyrec.models.runtimes.runtime import Runtime
-from polyrec.models.schema.batch import I64, Batch
+from polyrec.models.schema.batch import F64, I64, Batch
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.tiers.stack import TierStack
 from polyrec.planner.latency_model import LatencyModel
@@ -46,7 +46,7 @@ log = logging.getLogger("polyrec.serving")
 
 ENDPOINTS = ("predict", "rank", "infer")
 MEASURED_ROWS = (1, 16, 128, 1024)
-MEASURED_TIMES = 5
+MEASURED_ROUNDS = 8
 TAIL_OVER_MEDIAN = 2.0
 
 
@@ -311,17 +311,25 @@ def _known(planned: float | None, bundle: Bundle, metric: str) -> float | None:
 def measure(runtime: Runtime, encoder: Encoder) -> LatencyModel:
     """Measures a rough latency model in a fraction of a second, with uniform random ids."""
     random = np.random.default_rng(0)
-    medians: list[float] = []
-    for rows in MEASURED_ROWS:
-        took: list[float] = []
-        for _ in range(MEASURED_TIMES):
+    took_s = np.empty((MEASURED_ROUNDS, len(MEASURED_ROWS)))
+    for of_round in took_s:
+        for i, rows in enumerate(MEASURED_ROWS):
             batch = random_batch(encoder, rows, random)
             start = clock()
             runtime.predict(batch)
-            took.append(clock() - start)
-        medians.append(max(float(np.median(took)), medians[-1] if medians else 1e-6))
-    tails = tuple(TAIL_OVER_MEDIAN * m for m in medians)
-    return LatencyModel(rows=MEASURED_ROWS, median_s=tuple(medians), tail_s=tails)
+            of_round[i] = clock() - start
+    return undisturbed(took_s)
+
+
+def undisturbed(took_s: F64) -> LatencyModel:
+    """The latency model of the shortest times. took_s: float64 [rounds, MEASURED_ROWS].
+
+    Other work of the machine lengthens the times of some sizes, which would decide how large batches are
+    until the next start: corrections learn how slow a path is, but not at which size.
+    """
+    medians = np.maximum.accumulate(np.maximum(took_s.min(axis=0), 1e-6))
+    tails = TAIL_OVER_MEDIAN * medians
+    return LatencyModel(rows=MEASURED_ROWS, median_s=tuple(medians.tolist()), tail_s=tuple(tails.tolist()))
 
 
 def random_batch(encoder: Encoder, rows: int, random: np.random.Generator) -> Batch:

@@ -31,7 +31,7 @@ export function tables() {
   const r = last.serving.routing;
   const facts = [
     ["policy", r.policy],
-    ["arriving", `${number(r.queries_s)} requests/s, ${whole(r.rows_s)} rows/s`],
+    ["arriving", `${number(r.queries_s)} requests/s, ${whole(r.demand_rows_s)} rows/s`],
     ["size of a request", `${whole(r.size_rows.p50 || 0)} rows (p50), ${whole(r.size_rows.p99 || 0)} (p99)`],
     ["waiting", `${whole(r.queued_queries)} requests, ${whole(r.queued_rows)} rows`],
     ...Object.entries(r.prices).map(([device, price]) => [`price of ${device}`, `${number(price)}/s`]),

@@ -10,7 +10,9 @@ from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.errors import BundleError, RuntimeUnavailable
 from polyrec.models.runtimes import open_runtime
 from polyrec.planner.plan import Plan, PlannedPath, Routing, single_path_plan
+from polyrec.planner.routing.latency.latency_table import LatencyTable
 from polyrec.server.app.engine import Engine, LifecycleState
+from polyrec.server.app.serving import MEASURED_ROUNDS, MEASURED_ROWS, undisturbed
 from polyrec.server.clock import clock
 from polyrec.server.errors import NotReady
 
@@ -145,3 +147,17 @@ def test_one_change_at_a_time_and_none_once_closed(plan: Plan) -> None:
                 pass
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_batches_are_as_large_after_a_start_on_a_busy_machine(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    alone_s = 4e-4 + 1e-5 * np.array(MEASURED_ROWS)
+    took_s = np.tile(alone_s, (MEASURED_ROUNDS, 1))
+    for of_size in took_s.T:
+        disturbed = random.choice(MEASURED_ROUNDS, 3 * MEASURED_ROUNDS // 4, replace=False)
+        of_size[disturbed] *= random.uniform(1, 10, disturbed.size)
+    model = undisturbed(took_s)
+    assert model.median_s == pytest.approx(alone_s)
+    usual = LatencyTable(undisturbed(alone_s[None]), 4096).efficient_rows
+    assert LatencyTable(model, 4096).efficient_rows == usual

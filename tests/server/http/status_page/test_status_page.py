@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +12,16 @@ import pytest
 
 from benchmarks.operations.browser import PROGRAM, Page, browser
 from polyrec.planner.plan import Plan
+from polyrec.planner.routing.explanation import RouterSnapshot
 from polyrec.server.app.engine import Engine
 from polyrec.server.child import ServerProcess, start
 from polyrec.server.http.app import create_app
+from polyrec.server.http.documents import StatusResponse
 from polyrec.server.http.status_page import FILES
 
 TAB, ESCAPE, LEFT = 9, 27, 37
+RECORDED = Path(__file__).parent / "status.json"
+"""An answer of /v1/status, which test_pictures.py draws."""
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +111,20 @@ def test_status_counts_requests(plan: Plan, client: Any) -> None:
     engine.close()
 
 
+def test_the_recorded_answer_is_one_that_the_server_would_give() -> None:
+    status = StatusResponse.model_validate_json(RECORDED.read_bytes())
+    assert {event.kind for event in status.events} >= {"lane_died", "lane_back", "overload_began"}
+    assert len(status.history) > 10
+
+
+def test_the_table_of_routing_reads_what_the_server_gives(client: Any) -> None:
+    source = client.send("GET", "/status/tables.js").text
+    told = source[source.index("const r = last.serving.routing") : source.index('$("routing")')]
+    read = set(re.findall(r"\br\.(\w+)", told))
+    assert "queries_s" in read
+    assert read <= {field.name for field in fields(RouterSnapshot)}
+
+
 @pytest.mark.parametrize("docs", [True, False])
 def test_the_page_links_to_the_api_where_that_is_served(client: Any, docs: bool) -> None:
     app = type(client)(client.runner, create_app(Engine(), docs=docs))
@@ -132,6 +152,13 @@ def test_the_page_shows_a_missed_slo_and_why(page: Page) -> None:
     # 1 of 21 missed, and 1% may
     assert text(page, "#budget") == "4.76\u00d7"
     assert page.complaints == []
+
+
+def test_no_figure_of_the_page_is_missing(page: Page) -> None:
+    shown = text(page, "body")
+    assert "rows/s" in shown
+    assert "NaN" not in shown
+    assert "undefined" not in shown
 
 
 def test_the_page_is_updated(page: Page, used_server: ServerProcess) -> None:
