@@ -17,7 +17,7 @@ reason of a refusal.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -58,6 +58,9 @@ class NoteRequest(Strict):
     text: Annotated[str, Field(min_length=1, max_length=500)]
 
 
+NO_SUBJECT: Mapping[str, str] = {}
+
+
 class ReloadRequest(Strict):
     """Reads a plan again. plan: another plan file on the server, or a URL; null: the one of its start."""
 
@@ -84,11 +87,17 @@ class Admin:
         self._load = load
 
     async def perform(
-        self, request: Request, action: str, max_bytes: int, answer: Callable[[bytes], Awaitable[Any]]
+        self,
+        request: Request,
+        action: str,
+        max_bytes: int,
+        answer: Callable[[bytes], Awaitable[Any]],
+        subject: Mapping[str, str] = NO_SUBJECT,
     ) -> Reply:
         """Authenticates one call, performs it and leaves an audit line, of level info if it only reads.
 
         max_bytes: of the body. answer: the body -> the JSON of the response; may raise RequestError.
+        subject: what the call is about, further fields of the line, as `answer` finds them.
         """
         scope = request.scope
         peer = scope.get("client")
@@ -104,6 +113,7 @@ class Admin:
             reply, status, why = error_reply(e), e.status, f": {public(str(e))}"
         finally:
             address, about = peer[0] if peer else "-", log_extra(scope.get(SCOPE_KEY, ""))
+            about = {"fields": {**about.get("fields", {}), **subject}}
             level = logging.INFO if request.method == "GET" else logging.WARNING
             audit.log(
                 level, "%s by '%s' from %s: %d%s", action, client.name, address, status, why, extra=about

@@ -21,6 +21,7 @@ from polyrec.models.tiers.tier_settings import TierSettings
 from polyrec.models.tiers.updates.update import TableUpdate
 from polyrec.models.tiers.updates.update_file import encode_update
 from polyrec.server.app.engine import Engine
+from polyrec.server.app.logs import Lines
 from polyrec.server.http.access import Access
 from polyrec.server.http.admin import Admin
 from polyrec.server.http.admin_embeddings import Embeddings, RowUpdate, embeddings_route, table_update
@@ -54,6 +55,15 @@ def post(client: Any, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
 def row(stack: TierStack, bundle: Bundle, id: int) -> list[float]:
     rank = stack.tiers.layout.base["item"] + int(bundle.encoder.vocabularies["item"].rank_of_id[id])
     return TieredRows(stack).gather(torch.tensor([rank]))[0].tolist()
+
+
+def test_the_audit_line_names_what_was_updated(updates: Any, caplog: pytest.LogCaptureFixture) -> None:
+    one = {"item": {"ids": [3], "rows": [[1.0] * 8]}}
+    assert post(updates, {"tables": one, "key": "feed:7"})[0] == 200
+    assert post(updates, {"tables": {"no such\n": one["item"]}, "key": "feed:8"})[0] == 422
+    first, second = (Lines().format(r) for r in caplog.records if r.name == "polyrec.audit")
+    assert first.endswith(" key=feed:7 path=table@cpu tables=item")
+    assert second.endswith(r" key=feed:8 path=table@cpu tables=no such\n")
 
 
 def test_rows_change_by_id_by_value_and_by_file(
