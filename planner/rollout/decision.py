@@ -253,6 +253,8 @@ def _missing_evidence(figures: RolloutFigures, bounds: RolloutBounds) -> str | N
     """Describes the first reason not to promote the canary yet; None if there is none."""
     stable, canary = figures.stable, figures.canary
     answered = canary.requests - canary.failed
+    if not canary.requests and not figures.pairs:
+        return "the canary has no requests that could be judged"
     if bounds.promote_after_s is None:
         return "within bounds; promotion is by call"
     if figures.age_s < bounds.promote_after_s:

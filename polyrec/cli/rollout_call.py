@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from polyrec.client.admin import AdminCalls, AdminFailed
+from polyrec.client.admin import AdminCalls, AdminFailed, NoAnswer
 from polyrec.models.fetching.url import model_place
 from polyrec.models.text_table import aligned
 
@@ -66,8 +66,8 @@ def _wait(calls: AdminCalls, status: dict[str, Any], args: argparse.Namespace) -
         try:
             status = calls.get("rollout")
             answered, told = time.monotonic(), False
-        except AdminFailed as e:
-            # a busy server, or one that is started again
+        except NoAnswer as e:
+            # a busy server, or one that is started again; a token that is refused stays so
             if not told:
                 told = True
                 print(f"{e}; asking again for {PATIENCE_S:g} s", file=sys.stderr)

@@ -22,7 +22,7 @@ class AdminFailed(PolyrecError):
 
 
 class NoAnswer(AdminFailed):
-    """The server cannot be reached."""
+    """The server cannot be reached, or not answer now: it loads, stops, or has too much to do."""
 
 
 class AdminCalls:
@@ -77,6 +77,8 @@ class AdminCalls:
             raise NoAnswer(f"no answer from '{printable(url)}': {printable(str(e))}") from None
         if not isinstance(found, dict):
             raise AdminFailed(f"'{printable(url)}' is no Polyrec server")
-        if answer.status_code != 200:
-            raise AdminFailed(f"{answer.status_code}: {printable(str(found.get('error', found)))}")
+        status = answer.status_code
+        if status != 200:
+            failed = NoAnswer if status == 429 or status >= 500 else AdminFailed
+            raise failed(f"{status}: {printable(str(found.get('error', found)))}")
         return found

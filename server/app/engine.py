@@ -19,6 +19,7 @@ from pathlib import Path
 
 from polyrec.models.bundle.bundle import Bundle, code_version
 from polyrec.models.tiers.stack import TierStack
+from polyrec.models.tiers.updates.changes import Changes
 from polyrec.planner.plan import Plan, Routing
 from polyrec.server.app.background import run_in_thread
 from polyrec.server.app.served_model import ALIAS
@@ -90,6 +91,8 @@ class Engine:
         self._changing = asyncio.Lock()
         self._closed = False
         self._retiring: dict[asyncio.Task[None], Serving] = {}
+        self._kept: tuple[Changes, ...] = ()
+        """Updates of the rows that are served, and of those that a rollback may serve again."""
         self.metrics.ask_ready(lambda: self.unready() is None)
 
     def load(self, plan: Plan, loaded: Mapping[Path, Bundle] = NOTHING) -> None:
@@ -121,7 +124,10 @@ class Engine:
         if self.state is LifecycleState.LOADING:
             raise NotReady("the server is still loading what it was started with; try again when it is ready")
         async with self._changing:
-            yield
+            try:
+                yield
+            finally:
+                self._close_unused_updates()  # of what was opened, and is not served
 
     def check_no_rollout(self) -> None:
         """Raises Conflict during a rollout."""
@@ -165,12 +171,14 @@ class Engine:
         self.metrics.live.watch(serving.drifts)
         self.routing = serving.plan.routing
         left: dict[str, int] = {}
+        self._kept = tuple(serving.tiers.changes.values())
         if old is not None:
             what = f"{model.name} {model.version}"
             self.metrics.events.add(clock(), "reload", f"reload: {what} took over")
             self.previous = old.generation
             left = left_behind(old.tiers.changes, serving.tiers.changes)
-            self.update_store.keep_only([*serving.tiers.changes.values(), *old.tiers.changes.values()])
+            self._kept += tuple(old.tiers.changes.values())
+            self.update_store.keep_only(self._kept)
             self.retire(old)
         for path, rows in left.items():
             log.warning("updates of %d rows of path '%s' stay behind: other rows are served now", rows, path)
@@ -262,6 +270,17 @@ class Engine:
         self._serving = None
         self.update_store.close()
 
+    def _close_unused_updates(self, closed: Serving | None = None) -> None:
+        """Closes the updates of versions that are neither served nor on trial, and that no rollback serves.
+
+        closed: a generation that has just been closed.
+        """
+        used = [serving for serving in self._retiring.values() if serving is not closed]
+        if self.rollout is not None:
+            used.append(self.rollout.canary.serving)
+        trial = [changes for serving in used for changes in serving.tiers.changes.values()]
+        self.update_store.keep_only([*self._kept, *trial])
+
     def retire(self, old: Serving) -> None:
         """Closes a generation that gets no more queries, after its last answer."""
         try:
@@ -280,6 +299,8 @@ class Engine:
             finally:
                 # the fallback if the task is canceled while it waits; what is closed already stays closed
                 old.close()
+            async with self._changing:  # what is being opened is not known yet
+                self._close_unused_updates(old)
 
         def ended(task: asyncio.Task[None]) -> None:
             del self._retiring[task]

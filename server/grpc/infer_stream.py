@@ -1,8 +1,9 @@
 """One stream of inference requests (ModelStreamInfer).
 
 Every message is a request of its own, with its own admission, budget and error. Responses come in the order
-of the requests. At most MAX_IN_FLIGHT requests of a stream are read and unanswered; a client that sends more,
-or does not read its responses, waits by HTTP/2's flow control.
+of the requests. At most MAX_IN_FLIGHT requests of a stream are read and unanswered, and fewer once together
+they have the bytes of the largest message; a client that sends more, or does not read its responses, waits by
+HTTP/2's flow control. So a stream holds less than two of the largest messages.
 
 An error of one request is the `error_message` of its response, whose `infer_response` has the request's id;
 the stream goes on. Only a request without a valid token ends it. The stream's deadline bounds the budget of
@@ -33,26 +34,42 @@ RESPONSE = message_class("ModelStreamInferResponse")
 
 
 class _Request(NamedTuple):
-    """A request that was read: its query, or the error by which it was rejected. id: for an error."""
+    """A request that was read: its query, or the error by which it was rejected.
+
+    id: for an error. bytes: of its message, which rows may refer to.
+    """
 
     call: Call
     query: Query | None
     error: Exception | None
     id: str
+    bytes: int
 
 
 class InferStream:
-    """One stream. scope: of its call. write_s: time in which the client must take a response."""
+    """One stream.
+
+    scope: of its call. write_s: time in which the client must take a response. most_bytes: of a message, and
+    of the unanswered ones beyond which no other is read.
+    """
 
     def __init__(
-        self, models: ModelRepository, streams: OpenStreams, context: Any, scope: Scope, write_s: float
+        self,
+        models: ModelRepository,
+        streams: OpenStreams,
+        context: Any,
+        scope: Scope,
+        write_s: float,
+        most_bytes: int,
     ) -> None:
         self._models = models
         self._streams = streams
         self._context = context
         self._scope = scope
         self._write_s = write_s
-        self._room = asyncio.Semaphore(MAX_IN_FLIGHT)
+        self._most_bytes = most_bytes
+        self._unanswered = self._unanswered_bytes = 0
+        self._answered = asyncio.Event()
         self._requests: asyncio.Queue[_Request | None] = asyncio.Queue()
 
     async def run(self) -> None:
@@ -64,7 +81,9 @@ class InferStream:
                     self._streams.used(stream)
                     await self._answer(request)
                     self._streams.used(stream)
-                    self._room.release()
+                    self._unanswered -= 1
+                    self._unanswered_bytes -= request.bytes
+                    self._answered.set()
             await asyncio.wait((reading,))
             if stream.ended_by is not None and reading.cancelled():
                 raise stream.ended_by
@@ -80,10 +99,14 @@ class InferStream:
         """Reads and queues requests; None is the last."""
         try:
             while True:
-                await self._room.acquire()
+                while self._unanswered >= MAX_IN_FLIGHT or self._unanswered_bytes >= self._most_bytes:
+                    self._answered.clear()
+                    await self._answered.wait()
                 message = await self._context.read()
                 if message is grpc.aio.EOF:
                     break
+                self._unanswered += 1
+                self._unanswered_bytes += len(message)
                 self._requests.put_nowait(self._begin(bytes(message)))
         finally:
             self._requests.put_nowait(None)
@@ -95,15 +118,15 @@ class InferStream:
             call.admit()
             begun_s = clock()
             call.use_engine(codec.read(message, self._models), begun_s)
-            return _Request(call, call.submit(message), None, "")
+            return _Request(call, call.submit(message), None, "", len(message))
         except Exception as e:
             call.reject(e)
             if isinstance(e, Unauthorized):
                 raise
-            return _Request(call, None, e, self._id_of(message))
+            return _Request(call, None, e, self._id_of(message), len(message))
 
     async def _answer(self, request: _Request) -> None:
-        call, query, error, name = request
+        call, query, error, name, _ = request
         response = RESPONSE()
         if query is not None:
             try:

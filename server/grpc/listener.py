@@ -57,7 +57,9 @@ class GrpcServer:
             maximum_concurrent_rpcs=limits.connections,
         )
         reader = MessageReader(most, limits.body_s, exceeded)
-        inference = InferenceService(models, reader, self._streams, tls is not None, limits.write_s)
+        inference = InferenceService(
+            models, reader, self._streams, tls is not None, limits.write_s, most_bytes
+        )
         health = HealthService(models, reader, self._streams)
         self._server.add_generic_rpc_handlers(
             (inference.handler(), health.handler(), *Reflection(self._streams).handlers())

@@ -42,6 +42,7 @@ class InferenceService:
     """The service of the models of one server.
 
     secure: whether connections are encrypted. write_s: time in which a client must take a stream's response.
+    most_bytes: of a message.
     """
 
     def __init__(
@@ -51,11 +52,13 @@ class InferenceService:
         streams: OpenStreams,
         secure: bool,
         write_s: float,
+        most_bytes: int,
     ) -> None:
         self._models = models
         self._reader = reader
         self._streams = streams
         self._write_s = write_s
+        self._most_bytes = most_bytes
         self._secure = secure
 
     def handler(self) -> grpc.GenericRpcHandler:
@@ -110,7 +113,8 @@ class InferenceService:
     async def _stream(self, unused: Any, context: Any) -> None:
         scope = scope_of(context, f"/{SERVICE}/ModelStreamInfer", self._secure)
         try:
-            await InferStream(self._models, self._streams, context, scope, self._write_s).run()
+            of_client = (context, scope, self._write_s, self._most_bytes)
+            await InferStream(self._models, self._streams, *of_client).run()
         except Exception as e:
             if not isinstance(e, RequestError):
                 log.error("ModelStreamInfer failed", exc_info=e)

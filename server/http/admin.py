@@ -17,7 +17,7 @@ reason of a refusal.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -58,6 +58,9 @@ class NoteRequest(Strict):
     text: Annotated[str, Field(min_length=1, max_length=500)]
 
 
+NO_SUBJECT: Mapping[str, str] = {}
+
+
 class ReloadRequest(Strict):
     """Reads a plan again. plan: another plan file on the server, or a URL; null: the one of its start."""
 
@@ -89,12 +92,12 @@ class Admin:
         action: str,
         max_bytes: int,
         answer: Callable[[bytes], Awaitable[Any]],
-        tell: Callable[[Any], str] = lambda _: "",
+        subject: Mapping[str, str] = NO_SUBJECT,
     ) -> Reply:
         """Authenticates one call, performs it and leaves an audit line, of level info if it only reads.
 
         max_bytes: of the body. answer: the body -> the JSON of the response; may raise RequestError.
-        tell: this JSON -> what the line says of it.
+        subject: what the call is about, further fields of the line, as `answer` finds them.
         """
         scope = request.scope
         peer = scope.get("client")
@@ -104,12 +107,13 @@ class Admin:
             return error_reply(e)
         status, why = HTTPStatus.INTERNAL_SERVER_ERROR, ""
         try:
-            done = await answer(await read_body(scope["headers"], request.receive, max_bytes))
-            reply, status, why = json_reply(done), HTTPStatus.OK, tell(done)
+            reply = json_reply(await answer(await read_body(scope["headers"], request.receive, max_bytes)))
+            status = HTTPStatus.OK
         except RequestError as e:
             reply, status, why = error_reply(e), e.status, f": {public(str(e))}"
         finally:
             address, about = peer[0] if peer else "-", log_extra(scope.get(SCOPE_KEY, ""))
+            about = {"fields": {**about.get("fields", {}), **subject}}
             level = logging.INFO if request.method == "GET" else logging.WARNING
             audit.log(
                 level, "%s by '%s' from %s: %d%s", action, client.name, address, status, why, extra=about

@@ -128,34 +128,45 @@ class Embeddings:
     def __init__(self, stacks: Stacks) -> None:
         self._stacks = stacks
 
-    def update(self, request: UpdateRequest) -> dict[str, Any]:
-        """Applies one update; blocks while a file is read or a log written. Raises Invalid or NotReady."""
+    def update(self, request: UpdateRequest, subject: dict[str, str]) -> dict[str, Any]:
+        """Applies one update; blocks while a file is read or a log written. Raises Invalid or NotReady.
+
+        subject: gets the path, the tables, the key and how many rows changed, as far as they are known.
+        """
 
         def read(stack: TierStack) -> Update:
             if request.file is not None:
                 return load_update(request.file, _max_file_bytes(stack))
             return {name: table_update(name, t) for name, t in (request.tables or {}).items()}
 
-        return self._apply(request, read)
+        return self._apply(request, read, subject)
 
-    def update_binary(self, options: UpdateOptions, body: bytes) -> dict[str, Any]:
+    def update_binary(self, options: UpdateOptions, body: bytes, subject: dict[str, str]) -> dict[str, Any]:
         """Applies a file of updates in a request's body. Raises like `update`."""
-        return self._apply(options, lambda stack: parse_update(body))
+        return self._apply(options, lambda stack: parse_update(body), subject)
 
-    def _apply(self, options: UpdateOptions, read: Callable[[TierStack], Update]) -> dict[str, Any]:
+    def _apply(
+        self, options: UpdateOptions, read: Callable[[TierStack], Update], subject: dict[str, str]
+    ) -> dict[str, Any]:
+        if options.key is not None:
+            subject["key"] = options.key
         path, stack = self._stack(options.path)
+        subject["path"] = path
         try:
             update = read(stack)
+            subject["tables"] = ",".join(update)
             applied = apply_update(stack, update, options.key or "", options.adding(), options.time)
         except UpdateNotKept as e:
             raise NotReady(public(str(e))) from None
         except UpdateError as e:
             raise Invalid(public(str(e))) from None
+        subject["rows"] = str(applied.rows)
         answer: dict[str, Any] = {"path": path, "rows": applied.rows}
         if options.add:
             answer["added"] = applied.added
         if any(one.retracted for one in update.values()):
             answer["retracted"] = applied.retracted
+            subject["retracted"] = str(applied.retracted)
         return answer if options.key is None else answer | {"repeated": applied.repeated}
 
     def _stack(self, path: str | None) -> tuple[str, TierStack]:
@@ -178,19 +189,21 @@ def embeddings_route(admin: Admin, embeddings: Embeddings) -> Endpoint:
     async def answer(request: Request) -> Reply:
         binary = request.headers.get("content-type", "").partition(";")[0].strip().lower() == BINARY
 
+        subject: dict[str, str] = {}
+
         def update(body: bytes) -> dict[str, Any]:
             if not binary:
-                return embeddings.update(parse_arguments(UpdateRequest, body))
+                return embeddings.update(parse_arguments(UpdateRequest, body), subject)
             try:
                 query = UpdateOptions.model_validate_strings(dict(request.query_params))
             except ValidationError as e:
                 raise Invalid(one_line(e)) from None
-            return embeddings.update_binary(query, body)
+            return embeddings.update_binary(query, body, subject)
 
         # Parsing a large update would block the event loop.
         most_bytes = MAX_BODY_BYTES if binary else MAX_JSON_BYTES
         return await admin.perform(
-            request, "embeddings", most_bytes, lambda body: run_in_thread(lambda: update(body)), _told
+            request, "embeddings", most_bytes, lambda body: run_in_thread(lambda: update(body)), subject
         )
 
     return admin_endpoint(
@@ -217,12 +230,3 @@ def table_update(table: str, update: RowUpdate) -> TableUpdate:
     except OverflowError:
         raise UpdateError(f"update: an id of table '{table}' is too large") from None
     return TableUpdate(ids, rows, None if update.ids is not None else update.values, update.retract)
-
-
-def _told(answer: Mapping[str, Any]) -> str:
-    """Says how much an update changed: of wrong rows, the log is what tells when and whose they were."""
-    if answer.get("repeated"):
-        return ": repeated, nothing changed"
-    changes = [f"{answer['rows']} rows"]
-    changes += [f"{answer[what]} {what}" for what in ("added", "retracted") if what in answer]
-    return f": {', '.join(changes)} of {answer['path']}"

@@ -45,7 +45,7 @@ from polyrec.server.metrics.counting import OK, EndpointMetrics
 from polyrec.server.metrics.error_budget import SLO_MISSES
 from polyrec.server.request_ids import SCOPE_KEY, id_to_join, log_extra
 from polyrec.server.rollout.lane_waits import Waits
-from polyrec.server.rollout.traffic import ArmGroup
+from polyrec.server.rollout.traffic import ArmGroup, fits
 
 log = logging.getLogger("polyrec.http")
 
@@ -112,6 +112,7 @@ class Call:
         "_options",
         "_outcomes",
         "_parsed",
+        "_parsed_by",
         "_parsed_s",
         "_path",
         "_query",
@@ -128,6 +129,7 @@ class Call:
     _client: Client
     _counters: EndpointMetrics
     _parsed: Parsed
+    _parsed_by: Serving
     _path: OpenPath
 
     def __init__(
@@ -186,7 +188,7 @@ class Call:
         # the budget starts here, so that a slow upload does not consume it
         self._begun_s = self._arrival_s = self._begun_s or clock()
         # again, since another plan may have been loaded after the headers arrived
-        serving = self._serving = self._engine.serving
+        serving = self._serving = self._parsed_by = self._engine.serving
         parsed = self._parsed = self._codec.parse(serving, self._scope, body)
         self._rows = parsed.rows.rows
         options = self._options
@@ -230,6 +232,9 @@ class Call:
         group = self._group
         if group is None or not group.arm.is_canary or not isinstance(error, RETRIED):
             return None
+        stable = self._engine.serving
+        if not fits(self._parsed.rows, stable, (self._parsed_by, group.arm.serving)):
+            return None  # the rollout has ended meanwhile, and another model been loaded
         is_refusal = isinstance(error, Overloaded | NotReady)
         if isinstance(error, Invalid | FeatureError):
             self._suspect = group  # the client's mistake, unless the stable version answers
@@ -241,7 +246,7 @@ class Call:
         elif not is_refusal:
             group.failed()
         self._group = None
-        self._serving = self._engine.serving
+        self._serving = stable
         query = self._queue()
         if is_refusal:  # and the stable version did not refuse it as well
             group.refused(self._budget_s)

@@ -64,7 +64,10 @@ class GuessLimiter:
 
 
 def network_of(address: str) -> str:
-    """The key by which addresses are limited: an IPv4 address, or the /64 prefix of an IPv6 address."""
+    """The key by which addresses are limited: an IPv4 address, or the /64 prefix of an IPv6 address.
+
+    Logs name clients by it.
+    """
     if ":" not in address:
         return address
     try:
@@ -73,4 +76,4 @@ def network_of(address: str) -> str:
         return address
     if parsed.ipv4_mapped is not None:
         return str(parsed.ipv4_mapped)
-    return str(int(parsed) >> 64)
+    return f"{ipaddress.IPv6Address(int(parsed) >> 64 << 64)}/64"

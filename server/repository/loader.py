@@ -71,7 +71,11 @@ class ModelLoader:
                     engine.attach()
                 return engine
             engine = Engine(name, self._models.default)
-            serving = await self._open_in_thread(engine, file)
+            try:
+                serving = await self._open_in_thread(engine, file)
+            except BaseException:
+                engine.close()  # a log of updates that it has open could not be opened again
+                raise
             self._models.add(engine, serving)
             engine.attach()
             if engine.live_quality is not None:

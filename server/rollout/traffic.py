@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from zlib import crc32
 
+from polyrec.models.bundle.manifest import VOCABULARY
 from polyrec.models.schema.schema import Schema
 from polyrec.planner.rollout.arm_sums import ArmRecords
 from polyrec.planner.rollout.comparison import GROUPS
@@ -200,6 +201,26 @@ class RolloutTraffic:
         if value is None:
             return None
         return (self.canary if self.split.takes(value) else self.stable).group(value)
+
+
+def fits(rows: Rows, serving: Serving, known: Iterable[Serving]) -> bool:
+    """Whether rows mean the same to a generation as to one of those that they are known to fit.
+
+    Raw values need the same schema, ids the same vocabularies too. These are compared by checksum, since
+    millions of values would hold up all requests: ids in another popularity order do not fit.
+    """
+    return any(
+        serving is other
+        or (
+            serving.bundle.manifest.schema_ == other.bundle.manifest.schema_
+            and (isinstance(rows, Columns) or _vocabularies(serving) == _vocabularies(other))
+        )
+        for other in known
+    )
+
+
+def _vocabularies(serving: Serving) -> str:
+    return serving.bundle.manifest.files[VOCABULARY].sha256
 
 
 def value_reader(by: str, schema: Schema) -> ValueOf:

@@ -97,6 +97,19 @@ def test_a_bad_canary_is_rolled_back_with_the_reason(canary: ArmRecords, reason:
     assert reason in decision.reason
 
 
+@pytest.mark.parametrize("promote_after_s", [None, 30.0])
+def test_nothing_is_said_of_bounds_before_there_is_a_request(promote_after_s: float | None) -> None:
+    bounds = RolloutBounds(promote_after_s=promote_after_s)
+    compared = Comparison(paired=True).compare(0.0)
+    reason = "the canary has no requests that could be judged"
+    assert decide(compared, 0, 60.0, bounds).reason == reason
+    shadowed = [PairRecords() for _ in range(GROUPS)]
+    shadowed[0].pairs.append((np.full(3, 0.2, np.float32), np.full(3, 0.2, np.float32)))
+    comparison = Comparison(paired=True)
+    comparison.add(0.0, ArmRecords(), spread(ArmRecords()), shadowed)
+    assert decide(comparison.compare(0.0), 0, 60.0, bounds).reason.startswith("within bounds")
+
+
 def test_a_dead_lane_is_a_reason_without_any_request() -> None:
     decision = decided(ArmRecords(), deaths=1, age_s=0.5)
     assert decision.verdict == "rollback"

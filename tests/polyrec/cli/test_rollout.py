@@ -96,8 +96,15 @@ def test_an_interrupted_wait_says_that_the_rollout_goes_on(
     assert main(["rollout", "rollback", *at]) == 0
 
 
+@pytest.mark.parametrize(
+    ("token", "said"),
+    [
+        (TOKEN, "the server was restarted, which ended the rollout"),
+        ("another token of sixteen and more", "error: 401: "),
+    ],
+)
 def test_a_wait_ends_when_the_server_was_restarted(
-    bundle_dir: Path, capsys: pytest.CaptureFixture[str]
+    bundle_dir: Path, capsys: pytest.CaptureFixture[str], token: str, said: str
 ) -> None:
     settings = {"bundle": bundle_dir, "admin_token": TOKEN, "drain_grace_s": 0}
     statuses: list[int] = []
@@ -108,10 +115,10 @@ def test_a_wait_ends_when_the_server_was_restarted(
         with AdminCalls(first.url) as calls:
             while calls.get("rollout")["rollout"] is None:
                 time.sleep(0.1)
-    with start(settings | {"port": urlsplit(first.url).port}):
-        waiting.join()
+    with start(settings | {"port": urlsplit(first.url).port, "admin_token": token}):
+        waiting.join(60)
     assert statuses == [2]
-    assert "the server was restarted, which ended the rollout" in capsys.readouterr().err
+    assert said in capsys.readouterr().err
 
 
 def roll_back(url: str) -> None:

@@ -17,10 +17,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from polyrec.loadtest.drivers.server_pages import MetricSamples
 from polyrec.server.child import ServerProcess, start
 from polyrec.server.errors import NotReady, TooBusy
-from polyrec.server.grpc.infer_stream import MAX_IN_FLIGHT
+from polyrec.server.grpc.infer_stream import MAX_IN_FLIGHT, InferStream
 from polyrec.server.grpc.listener import MIN_READERS
 from polyrec.server.grpc.messages import SERVICE
 from polyrec.server.grpc.streams import OpenStreams
+from polyrec.server.repository.repository import ModelRepository
 from tests.server.grpc.conftest import Stub, infer_request, probabilities
 
 Tensors = Callable[[Any], dict[str, Any]]
@@ -89,6 +90,47 @@ def test_a_client_that_does_not_read_is_not_waited_for(
             assert Stub(channel).ask("ServerReady").ready
             # the status stands behind answers that were not read
             stream.cancel()
+
+
+class Unread:
+    """gRPC's side of a call whose client sends a message again and again, and reads no response."""
+
+    def __init__(self, message: bytes) -> None:
+        self.message, self.sent = message, 0
+
+    async def read(self) -> bytes:
+        self.sent += 1
+        return self.message
+
+    async def write(self, response: bytes) -> None:
+        await asyncio.Event().wait()
+
+    def time_remaining(self) -> None:
+        return None
+
+
+@pytest.mark.parametrize(("most_messages", "read"), [(3.5, 4), (0.5, 1), (1000, MAX_IN_FLIGHT)])
+def test_a_stream_holds_as_many_bytes_as_a_message_may_have_and_one_message(
+    client: Any, request_: Any, tensors: Tensors, most_messages: float, read: int
+) -> None:
+    message = infer_request(tensors(request_)).SerializeToString()
+    context, models = Unread(message), ModelRepository([client.app.engine])
+    exceeded: list[str] = []
+
+    async def run() -> None:
+        scope: dict[str, Any] = {"type": "http", "headers": [], "client": None}
+        most_bytes = int(most_messages * len(message))
+        stream = InferStream(models, OpenStreams(1, exceeded.append), context, scope, 600, most_bytes)
+        running = asyncio.create_task(stream.run())
+        while not context.sent:
+            await asyncio.sleep(0)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    client.runner.run(run())
+    assert context.sent == read
 
 
 def test_a_new_stream_takes_the_place_of_the_one_that_is_idle_for_longest() -> None:

@@ -63,3 +63,9 @@ def test_the_limiter_keeps_a_bounded_number_of_recent_addresses() -> None:
 )
 def test_an_ipv6_client_is_its_network(one: str, other: str, same: bool) -> None:
     assert (network_of(one) == network_of(other)) == same
+
+
+def test_a_log_names_a_network_so_that_people_can_read_it() -> None:
+    assert network_of("::ffff:10.0.0.1") == "10.0.0.1"
+    assert network_of("2001:db8:1:2:ffff::9") == "2001:db8:1:2::/64"
+    assert network_of("fe80::1%eth0") == "fe80::/64"

@@ -98,6 +98,22 @@ def test_an_unloaded_model_is_gone_and_a_loaded_one_answers_as_before(
     assert shares(http) == {"a": 0.5, "b": 0.5}
 
 
+def test_a_model_that_could_not_be_loaded_can_be_loaded_again(folder: Path, tmp_path: Path) -> None:
+    """Its log of updates, which one opener at a time may have, was open when its other log was refused."""
+    settings = {"models": folder, "admin_token": TOKEN, "drain_grace_s": 0, "updates": True}
+    logs = {"update_log": tmp_path / "updates", "prediction_log": tmp_path / "log"}
+    with start(settings | logs) as child, httpx.Client(base_url=child.url, timeout=60, headers=ADMIN) as http:
+        assert http.post(f"{MODELS}/b/unload").status_code == 200
+        rules = tmp_path / "log" / "b" / "log.json"
+        whole = rules.read_bytes()
+        rules.write_bytes(whole.replace(b'"shop"', b'"other"'))
+        refused = http.post(f"{MODELS}/b/load")
+        assert (refused.status_code, "is a log of other features" in refused.text) == (422, True)
+        rules.write_bytes(whole)
+        loaded = http.post(f"{MODELS}/b/load")
+        assert loaded.status_code == 200, loaded.text
+
+
 def test_a_model_that_has_come_into_the_folder_is_loaded_and_a_broken_one_is_not(
     http: httpx.Client, folder: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
@@ -15,10 +16,11 @@ import numpy as np
 import orjson
 import pytest
 
+from polyrec.planner.plan import Plan, save_plan, single_path_plan
 from polyrec.server.app.logs import Lines
 from polyrec.server.errors import Defect
 from tests.server.placing import ALLOWED
-from tests.server.rollout.conftest import QUICK, PlanOf, Trial
+from tests.server.rollout.conftest import PATIENCE_S, QUICK, PlanOf, Trial
 
 
 def arms(answers: list[Any]) -> Counter[str | None]:
@@ -179,6 +181,42 @@ def test_another_schema_is_refused(trial: Trial, shop_dir: Path, tmp_path: Path,
     answer = trial.call("start", plan=str(tmp_path / "plan.json"))
     assert answer.status_code == 422
     assert "has schema 'trivago', the version under trial schema 'shop'" in answer.json()["error"]
+
+
+def test_logs_of_updates_are_closed_when_nothing_serves_their_version_any_more(
+    trial: Trial, plan: Plan, plan_of: PlanOf, shop_dir: Path, tmp_path: Path
+) -> None:
+    """The log of a version that is rolled back, or that is not opened at all."""
+    store = trial.engine.update_store
+    store.in_memory, store.log_folder = True, tmp_path / "logs"
+
+    def logs() -> int:
+        return len(list((tmp_path / "logs").glob("*.updates")))
+
+    async def load() -> None:
+        trial.engine.load(plan)
+
+    async def all_but_one_closed() -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while logs() > 1:
+                await asyncio.sleep(0.01)
+
+    run = trial.client.runner.run
+    run(load())
+    assert logs() == 1
+    for _ in range(2):
+        trial.start(plan_of(0.5))
+        assert logs() == 2
+        trial.call("rollback")
+        run(all_but_one_closed())
+    save_plan(single_path_plan(shop_dir, "table", "torch"), tmp_path / "shop.json")
+    assert trial.call("start", plan=str(tmp_path / "shop.json")).status_code == 422
+    assert logs() == 1
+    trial.start(plan_of(0.5))
+    trial.call("rollback")
+    trial.start(plan_of(0.5))  # before the first one is closed
+    assert trial.call("promote").status_code == 200
+    assert logs() == 2  # a rollback may serve the other one again
 
 
 def test_a_server_that_ends_closes_the_canary(

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 import torch
 
 from polyrec.models.bundle.bundle import Bundle, write_bundle
+from polyrec.models.schema.encoder import Encoder
+from polyrec.planner.plan import single_path_plan
 from polyrec.planner.rollout.arm_sums import ArmRecords
 from polyrec.planner.routing.admission.arrival import Arrival
 from polyrec.server.clock import clock
+from polyrec.server.errors import Defect
 from polyrec.server.http.call import Call
+from polyrec.server.http.oip import InferCodec
 from polyrec.server.http.predictions import RankCodec
 from tests.server.rollout.conftest import QUICK, PlanOf, Trial
 
@@ -130,6 +137,73 @@ def test_what_passed_before_a_request_was_read_is_not_the_canarys(
     answered = len(canary.took_s) + trial.client.metric(**of) - trial.client.metric(**of, outcome="failed")
     assert answered == (0 if waited_s else 2)
     trial.call("rollback")
+
+
+@pytest.fixture
+def other_ids(bundle: Bundle, tmp_path: Path) -> Path:
+    """A bundle of the same schema, in which ids name other items."""
+    old, item = bundle.encoder, bundle.encoder.vocabularies["item"]
+    assert item.values is not None
+    turned = replace(item, values=item.values[::-1])
+    encoder = Encoder(old.schema, {**old.vocabularies, "item": turned}, old.standards)
+    parts = (bundle.model(), bundle.manifest.representation, encoder, {}, {})
+    return write_bundle(tmp_path / "table", *parts).path
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "loaded", "answers"),
+    [
+        ("rank", "same", True),
+        ("rank", "other_ids", True),
+        ("rank", "other_schema", False),
+        ("infer", "same", True),
+        ("infer", "other_ids", False),
+        ("infer", "other_schema", False),
+    ],
+)
+def test_only_a_model_to_which_its_rows_mean_the_same_answers_what_a_canary_failed_to_answer(
+    trial: Trial,
+    plan_of: PlanOf,
+    requests: list[Any],
+    tensors: Callable[[Any], dict[str, Any]],
+    bundle_dir: Path,
+    shop_dir: Path,
+    other_ids: Path,
+    endpoint: str,
+    loaded: str,
+    answers: bool,
+) -> None:
+    """The rollout is rolled back and another plan loaded while the canary has the request."""
+    trial.start(plan_of(1.0), share=0.5, shadow=0)
+    rollout = trial.engine.rollout
+    assert rollout is not None
+    rollout.split.share = 1.0
+    codec, body = (RankCodec(), body_of(requests[0])) if endpoint == "rank" else (InferCodec(), b"")
+    if endpoint == "infer":
+        inputs = [
+            {
+                "name": name,
+                "shape": array.shape,
+                "datatype": "INT64" if array.dtype == np.int64 else "FP32",
+                "data": array.ravel().tolist(),
+            }
+            for name, array in tensors(requests[0]).items()
+        ]
+        body = orjson.dumps({"inputs": inputs})
+    call = Call(trial.engine, codec, {"type": "http", "headers": PATIENT})
+    folder = {"same": bundle_dir, "other_ids": other_ids, "other_schema": shop_dir}[loaded]
+
+    async def submit() -> None:
+        call.admit()
+        call.submit(body)
+
+    async def load_and_fail() -> None:
+        trial.engine.load(single_path_plan(folder, "table", "torch"))
+        assert (call.retry(Defect("broken")) is not None) == answers
+
+    trial.client.runner.run(submit())
+    trial.call("rollback")
+    trial.client.runner.run(load_and_fail())
 
 
 def test_requests_are_counted_by_the_address_of_their_client(
