@@ -2,7 +2,7 @@
 
 A dense net is a dozen small kernels; below some hundred rows a GPU spends most time launching them. A graph
 launches all at once, but only for the shapes it was captured with, so rows are padded to powers of two, and
-contexts, if shared, to powers of eight or to as many as rows: 48 shapes, all prepared. The values of padding
+contexts, if shared, to powers of eight or to as many as rows: 56 shapes, all prepared. The values of padding
 rows do not matter, because a dense net computes each row independently.
 """
 
