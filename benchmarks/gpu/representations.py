@@ -42,8 +42,11 @@ def representation(kind: Kind, rows_of: dict[str, int], hidden: tuple[int, ...])
     return Representation(kind=kind, encoding=Encoding(k=HASHES, hidden=hidden), cuts=cuts)
 
 
-def make_bundles(folder: Path, rows: int | None) -> dict[Kind, Path]:
-    """Writes the bundles that are not there. rows: of all tables; None: the Kaggle model's 2.0 M."""
+def make_bundles(folder: Path, rows: int | None, hidden: tuple[int, ...] = DECODER) -> dict[Kind, Path]:
+    """Writes the bundles that are not there.
+
+    rows: of all tables; None: the Kaggle model's 2.0 M. hidden: widths of the decoders.
+    """
     model = MODELS["kaggle"]
     if rows is not None:
         model = type(model)(model.name, rows, model.architecture)
@@ -53,7 +56,7 @@ def make_bundles(folder: Path, rows: int | None) -> dict[Kind, Path]:
     for kind in KINDS:
         bundles[kind] = folder / kind
         if not bundles[kind].exists():
-            write_model(model, bundles[kind], EXPONENT, representation(kind, sizes, DECODER))
+            write_model(model, bundles[kind], EXPONENT, representation(kind, sizes, hidden))
     return bundles
 
 

@@ -13,7 +13,7 @@ from polyrec.models.dlrm.representation import KINDS
 
 
 def test_every_representation_is_a_bundle_of_the_same_model(tmp_path: Path) -> None:
-    bundles = make_bundles(tmp_path, 2_000)
+    bundles = make_bundles(tmp_path, 2_000, (8,))
     assert tuple(bundles) == KINDS
     loaded = {kind: load_bundle(path) for kind, path in bundles.items()}
     rows = {kind: [v.rows for v in b.encoder.vocabularies.values()] for kind, b in loaded.items()}
