@@ -144,7 +144,7 @@ def test_of_a_csv_file_is_said_how_to_make_parquet(small: Schema, tmp_path: Path
     ]
     with pytest.raises(DataError, match="of a CSV file make one"):
         open_data(path, small)
-    with pytest.raises(DataError, match="no data file .*absent.csv"):
+    with pytest.raises(DataError, match=r"no data file .*absent\.csv"):
         guess_schema(tmp_path / "absent.csv")
 
 
