@@ -29,8 +29,10 @@ what does not: from 2 to 8 columns time hardly grows, most of it being parsing a
 """
 SHAPE = {"top": (1024, 256)}
 RECIPE = {"sparse_lr": 0.2, "refit": False}
-LOADS = (("at rest", 0.05), ("busy", 0.5), ("peak", 1.1))
-"""Loads to show, as shares of what one core can do on the narrowest path, as profiled."""
+LOADS = (("at rest", 0.05), ("busy", 0.45), ("peak", 0.85))
+"""Loads to show, as shares of what the lanes can do on the narrowest path, as profiled."""
+SECOND_LANE = 1.3
+"""Times what one lane does that several do on two cores, of which the load's sender takes a part."""
 LOAD_SECONDS = 4.0
 SLOS_MS = (20, 50, 200, 1000)
 """Candidates for the SLO: the demo plans for the first that this machine can meet."""
@@ -269,10 +271,11 @@ def _load(url: str, out: Path, clicks: Path, say: Say) -> list[dict[str, Any]]:
 
     source = open_source(str(clicks), load_bundle(out / "table"), 0)
     target = Target(url + RANK, {"Content-Type": "application/json"})
-    budget_s = load_plan(out / "plan.json").default_budget_ms / 1e3
+    plan = load_plan(out / "plan.json")
+    budget_s = plan.default_budget_ms / 1e3
     quality, accuracy = path_qualities(url)
     profile = load_profile(out / "profile.json")
-    most = 1 / _request_s(profile, WIDTHS[0])
+    most = (SECOND_LANE if len(plan.all_lanes()) > 1 else 1.0) / _request_s(profile, WIDTHS[0])
     sizes = Sizes(kind="lognormal", mean=CANDIDATES)
     found = []
     say(f"7. which width answers, {LOAD_SECONDS:g} s at each load, requests of {CANDIDATES} candidates")
