@@ -31,6 +31,12 @@ def pinned_for(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.pin_memory() if device.type == "cuda" else tensor
 
 
+def wait_for(device: torch.device) -> None:
+    """Waits for everything that a GPU was given to do, by whichever thread."""
+    with CAPTURING:
+        torch.cuda.synchronize(device)
+
+
 def require_device(name: str) -> torch.device:
     """Returns the device of a name: `cpu`, `cuda`, `cuda:1`. Raises DataError if torch has none of it."""
     try:

@@ -24,6 +24,8 @@ from polyrec.models.transfer import CAPTURING, pinned_for
 
 LARGEST = 4096
 """Maximum padded rows; larger batches are computed unpadded, since launch costs are then negligible."""
+CONTEXTS = (1, 8, 64, 512, LARGEST)
+"""Padded numbers of contexts, where rows share them; at most as many as rows."""
 
 
 def predict_unbucketed(
@@ -89,7 +91,7 @@ class Buckets:
         width = self._net.net.shape.width
         rows = 1
         while rows <= largest:
-            shared = {_contexts_bucket(n, rows) for n in range(1, rows + 1)} if slots.context else ()
+            shared = {min(n, rows) for n in CONTEXTS} if slots.context else ()
             for contexts in (None, *shared):
                 every = rows if contexts is None else contexts
                 row = None if contexts is None else torch.zeros(rows, dtype=torch.int64)
@@ -156,11 +158,9 @@ class Buckets:
 
 
 def _contexts_bucket(contexts: int, rows: int) -> int:
-    """The contexts to which a batch with so many is padded: a power of eight, at most `rows`.
+    """The contexts to which a batch with so many is padded: one of CONTEXTS, at most `rows`.
 
     rows: of the bucket, a power of two; a batch has no more contexts than rows.
     """
-    bucket = 1
-    while bucket < contexts:
-        bucket *= 8
+    bucket = next((n for n in CONTEXTS if n >= contexts), contexts)
     return max(contexts, min(bucket, rows))

@@ -20,7 +20,7 @@ from polyrec.models.tiers.slab import Bytes
 from polyrec.models.tiers.tier_set import TierSet
 from polyrec.models.tiers.updates.delta import UpdateLayer
 from polyrec.models.tiers.view import View, Views
-from polyrec.models.transfer import CAPTURING
+from polyrec.models.transfer import wait_for
 
 log = logging.getLogger("polyrec.tiers")
 
@@ -88,8 +88,7 @@ class Writer:
         tiers, device = self._tiers, self._tiers.device
         if device is not None and device.is_cuda:
             # readers of an older view may have left look-ups that the device still executes
-            with CAPTURING:
-                torch.cuda.synchronize(device.device)
+            wait_for(device.device)
         segment = tiers.layout.segments(layer.rows)
         tier, local = tiers.layout.tier[segment], tiers.layout.local(layer.rows, segment)
         away = tier == REMOTE
@@ -103,8 +102,7 @@ class Writer:
             device.index_copy_(0, where, hot.to(device.device))
             if device.is_cuda:
                 # lanes read on streams of their own
-                with CAPTURING:
-                    torch.cuda.synchronize(device.device)
+                wait_for(device.device)
         with self.moving:
             self._write_stored(layer)
 

@@ -11,7 +11,7 @@ from polyrec.models.dlrm.dlrm import Architecture, DenseNet, Inputs
 from polyrec.models.embeddings.stage import PerBlock
 from polyrec.models.runtimes.buckets import LARGEST, Buckets
 from polyrec.models.schema.batch import F32
-from polyrec.models.transfer import CAPTURING
+from polyrec.models.transfer import wait_for
 
 WIDTH, SLOTS, DENSE = 8, PerBlock(2, 3), PerBlock(2, 4)
 
@@ -137,8 +137,7 @@ def test_graphs_are_captured_while_other_threads_wait_for_the_device() -> None:
 
     def wait_for_the_device() -> None:
         while not ended.is_set():
-            with CAPTURING:
-                torch.cuda.synchronize()
+            wait_for(device)
 
     waiting = threading.Thread(target=wait_for_the_device)
     waiting.start()
