@@ -113,8 +113,8 @@ class InferenceService:
     async def _stream(self, unused: Any, context: Any) -> None:
         scope = scope_of(context, f"/{SERVICE}/ModelStreamInfer", self._secure)
         try:
-            of_client = (context, scope, self._write_s, self._most_bytes)
-            await InferStream(self._models, self._streams, *of_client).run()
+            stream = InferStream(self._models, self._streams, context, scope, self._write_s, self._most_bytes)
+            await stream.run()
         except Exception as e:
             if not isinstance(e, RequestError):
                 log.error("ModelStreamInfer failed", exc_info=e)
