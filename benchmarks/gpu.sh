@@ -36,7 +36,7 @@ for step in $steps; do
 		timeout 240 "$python" -m benchmarks.gpu.lookup --device "$device" $small --json "$out/gpu-lookup.json" || failed=1
 		;;
 	serving)
-		timeout 240 "$python" -m benchmarks.gpu.serving --device "$device" --folder "$work/peers" --no-knee \
+		timeout 240 "$python" -m benchmarks.gpu.serving --device "$device" --folder "$work/peers" \
 			--rows 23 270 --out "$out/gpu-serving.json" || failed=1
 		;;
 	representations)

@@ -18,6 +18,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def make_bundles(folder: Path, rows: int | None, hidden: tuple[int, ...] = DECOD
     """
     model = MODELS["kaggle"]
     if rows is not None:
-        model = type(model)(model.name, rows, model.architecture)
+        model = replace(model, rows=rows)
     # a table also has rows for missing and unknown values
     sizes = {t: n + 2 for t, n in zip(model.schema.tables, capped(model.sizes, model.rows), strict=True)}
     bundles = {}

@@ -4,9 +4,8 @@
     python -m benchmarks.gpu.serving --folder /tmp/peers --device cpu --seconds 0.5      # to try the steps
 
 The Kaggle-size model of benchmarks/peers, or --model large; requests of independent rows as JSON. In turns,
-of each server: closed loops of 16 connections and of one; then the highest open-loop Poisson rate with p99
-within 10, 25 and 80 ms for 23, 270 and 2,048 rows. Every answer is compared with a float64 reference. Servers
-may use all cores but the driver's; `binary` sends tensors instead of JSON.
+of each server: closed loops of 16 connections and of one. Every answer is compared with a float64 reference.
+Servers may use all cores but the driver's; `binary` sends tensors instead of JSON.
 """
 
 from __future__ import annotations
@@ -16,38 +15,33 @@ import json
 import os
 import subprocess
 import sys
-from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 
-from benchmarks.peers.__main__ import CONNECTIONS, PeerCase, PeerTally, case_of
-from benchmarks.peers.load import closed, trial
+from benchmarks.gpu.page import closed_table
+from benchmarks.peers.__main__ import PeerCase, PeerTally, case_of, closed_loops
 from benchmarks.peers.models import MODELS, open_model
 from benchmarks.peers.queries import json_body
 from benchmarks.peers.servers.starting import (
     INFER,
+    LARGE_REQUESTS,
     ROOT,
     RunningServer,
     ServerName,
     free_port,
     wait_until_it_answers,
 )
-from polyrec.loadtest.comparison.capacity_search import CapacitySearch
 from polyrec.loadtest.machine import processor
 from polyrec.models.bundle.bundle import Bundle
-from polyrec.report.text import markdown_table
 from polyrec.server.child import start
 
 ROWS = (23, 270, 2048)
-GROWTH, PRECISION, VERDICTS = 1.5, 1.1, 10
-"""Growth of the rate, precision and most trials of the search for the knee."""
-KNEES = (", cuda:0", ", cpu", "binary", "lane")
-"""How the names of servers end whose knee is searched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +78,7 @@ def running(served: Served, bundle: Bundle, folder: Path, probe: bytes) -> Itera
     if served.kind == "polyrec":
         settings: dict[str, object] = {"bundle": bundle.path, "precision": served.precision}
         settings |= {"device": served.device, "runtime": served.runtime, "lane": served.lane}
-        settings |= {"max_request_rows": 2**13, "max_queued_rows": 2**17, "drain_grace_s": 0}
+        settings |= {"drain_grace_s": 0, **LARGE_REQUESTS}
         with start(settings) as own:
             yield RunningServer(served.name, own.url + INFER, own.process)
         return
@@ -108,47 +102,18 @@ def running(served: Served, bundle: Bundle, folder: Path, probe: bytes) -> Itera
         process.wait()
 
 
-def compare(up: Sequence[RunningServer], case: PeerCase, args: Namespace) -> dict[str, Any]:
-    """Measures all servers in turns with requests of one size; the knee of those in KNEES only."""
+def compare(
+    up: Sequence[RunningServer], case: PeerCase, turns: int, seconds: float
+) -> dict[str, dict[str, float]]:
+    """Measures all servers in turns with requests of one size; returns medians by server."""
     tallies = {server.name.name: PeerTally() for server in up}
     known = {server.name.name: case.known(server) for server in up}
-    for number in range(args.turns):
-        for name, requests in known.items():
-            closed(requests, CONNECTIONS, 0.3)
-            tallies[name].closed.append(closed(requests, CONNECTIONS, args.seconds).requests_per_s)
-        for name, requests in known.items():
-            tallies[name].alone_s.append(closed(requests, 1, args.seconds / 2).p50_s)
-        for name, requests in known.items():
-            tally, search = (
-                tallies[name],
-                CapacitySearch(0.7 * tallies[name].closed[-1], PRECISION, GROWTH, max_verdicts=VERDICTS),
-            )
-            while not args.no_knee and name.endswith(KNEES) and search.rate is not None:
-                seed = 1000 * number + len(tally.trials)
-                tried = trial(requests, search.rate, args.seconds, case.limit_s, seed, case.limit_s)
-                tally.trials.append(tried)
-                search.record(search.rate, tried.held(case.limit_s))
-            tally.knee.append(search.met or 0.0)
-    return {"limit_ms": 1e3 * case.limit_s, "servers": {n: t.figures() for n, t in tallies.items()}}
-
-
-def table(rows: int, found: dict[str, Any]) -> str:
-    """The figures of one size as a table; the last column is the knee over plain FastAPI's."""
-    plain = next(f for name, f in found["servers"].items() if name.startswith("plain"))
-    cells = []
-    for name, one in found["servers"].items():
-        rate, knee = one["closed_requests_per_s"], one["knee_requests_per_s"]
-        times = knee / plain["knee_requests_per_s"] if plain["knee_requests_per_s"] else float("nan")
-        figures = [
-            f"{rate:,.0f}",
-            f"{one['alone_ms']:.2f}",
-            f"{knee:,.0f}",
-            f"{rows * knee:,.0f}",
-            f"{times:.2f}",
-        ]
-        cells.append([name, *figures])
-    head = ["server", "closed loop, /s", "alone, ms", "knee, /s", "rows/s at the knee", "of plain FastAPI"]
-    return "\n".join([f"{rows} rows, p99 within {found['limit_ms']:g} ms", "", *markdown_table(head, cells)])
+    for _ in range(turns):
+        closed_loops(known, tallies, seconds)
+    return {
+        name: {"closed_requests_per_s": median(tally.closed), "alone_ms": 1e3 * median(tally.alone_s)}
+        for name, tally in tallies.items()
+    }
 
 
 def main() -> None:
@@ -157,9 +122,8 @@ def main() -> None:
     parser.add_argument("--model", default="kaggle", choices=list(MODELS))
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
-    parser.add_argument("--no-knee", action="store_true", help="closed loops alone")
     parser.add_argument("--turns", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of a closed loop; of a trial, at least")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of a closed loop")
     parser.add_argument("--out", type=Path, help="where the figures go, as JSON")
     args = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))
@@ -178,9 +142,8 @@ def main() -> None:
         up = [stack.enter_context(running(s, bundle, folder, probe)) for s in servers_on(args.device)]
         os.sched_setaffinity(0, cores[-1:])
         for case in cases:
-            found = compare(up, case, args)
-            report["sizes"][str(case.rows)] = found
-            print(table(case.rows, found), flush=True)
+            report["sizes"][str(case.rows)] = compare(up, case, args.turns, args.seconds)
+            print("\n".join(closed_table(case.rows, report["sizes"][str(case.rows)])), flush=True)
             if args.out:
                 args.out.write_text(json.dumps(report, indent=1) + "\n")
 

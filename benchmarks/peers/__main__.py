@@ -25,7 +25,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from importlib.metadata import distributions
@@ -170,12 +170,8 @@ def turn(
 ) -> None:
     """Measures all running servers once."""
     known = {server.name.name: case.known(server) for server in servers}
+    closed_loops(known, tallies, args.seconds)
     searches = {}
-    for name, requests in known.items():
-        closed(requests, CONNECTIONS, 0.3)
-        tallies[name].closed.append(closed(requests, CONNECTIONS, args.seconds).requests_per_s)
-    for name, requests in known.items():
-        tallies[name].alone_s.append(closed(requests, 1, args.seconds / 2).p50_s)
     for name in known:
         rate = FIRST * tallies[name].closed[-1]
         searches[name] = CapacitySearch(rate, PRECISION, GROWTH, max_verdicts=MOST_TRIALS)
@@ -186,6 +182,15 @@ def turn(
                 search.record(search.rate, _held(known[name], search.rate, case, tallies[name], args, seed))
     for name, search in searches.items():
         tallies[name].knee.append(search.met or 0.0)
+
+
+def closed_loops(known: Mapping[str, Known], tallies: Mapping[str, PeerTally], seconds: float) -> None:
+    """Adds a closed loop of each server, then of one connection of each."""
+    for name, requests in known.items():
+        closed(requests, CONNECTIONS, 0.3)
+        tallies[name].closed.append(closed(requests, CONNECTIONS, seconds).requests_per_s)
+    for name, requests in known.items():
+        tallies[name].alone_s.append(closed(requests, 1, seconds / 2).p50_s)
 
 
 def _held(

@@ -39,6 +39,8 @@ TRITON_PYTHON = "/usr/bin/python3"
 TRITON_PACKAGES = ("numpy<2", "onnxruntime-gpu", "orjson")
 PRECISIONS = ("fp32", "bf16", "int8")
 BATCHING = {"PEER_BATCH": "16", "PEER_WAIT_MS": "1"}
+LARGE_REQUESTS = {"max_request_rows": 2**13, "max_queued_rows": 2**17}
+"""Limits of Polyrec: JSON of 2,048 rows has more values than the defaults admit, 16 connections more rows."""
 START_S = 120.0
 STOP_S = 15.0
 INFER = "/v2/models/dlrm/infer"
@@ -132,9 +134,7 @@ def start_server(name: ServerName, bundle: Bundle, files: Path, core: int, probe
     """
     if name.is_polyrec:
         settings: dict[str, object] = {"bundle": bundle.path, "precision": name.precision}
-        settings |= {"runtime": name.runtime, "drain_grace_s": 0}
-        # JSON of 2,048 rows has more values, and 16 connections have more rows, than the defaults admit
-        settings |= {"max_request_rows": 2**13, "max_queued_rows": 2**17}
+        settings |= {"runtime": name.runtime, "drain_grace_s": 0, **LARGE_REQUESTS}
         if bundle.width is not None:
             settings["width"] = bundle.width
         own = start(settings, core=core)
