@@ -18,13 +18,13 @@ class PredictionLogMetrics:
     def __init__(self, registry: Registry) -> None:
         requests = registry.counter(
             "polyrec_prediction_log_requests",
-            "Requests of the prediction log. written: in files; invalid: could not be read again; lost: could"
-            " not be written; dropped: the writer did not keep up, or had ended.",
+            "Requests of the prediction log. written: in files; invalid: could not be parsed again; lost:"
+            " could not be written; dropped: the writer was too slow, or had ended.",
             "outcome",
         )
         labels = registry.counter(
             "polyrec_prediction_log_labels",
-            "Requests for which labels came. written: in files; lost: could not be written.",
+            "Requests with labels. written: in files; lost: could not be written.",
             "outcome",
         )
         self.feedback = registry.counter(
@@ -50,56 +50,56 @@ class LiveMetrics:
         gauge = registry.gauge
         self._quality = gauge(
             "polyrec_live_quality",
-            "Quality on labeled requests of the window, scored again by every path: metric information"
-            " (gain), calibration (mean prediction over mean label) or auc; end value, or low or high of its"
-            " 95% interval. Path served: of the answers as they were.",
+            "Quality on the window's labeled requests, scored again by every path. metric: information"
+            " (gain), calibration (mean prediction / mean label) or auc; end: value, or low or high of its"
+            " 95% interval. Path served: the answers as they were sent.",
             *("path", "version", "metric", "end"),
         )
         self._difference = gauge(
             "polyrec_live_difference",
-            "Live information gain minus the reference path's: value, and the low and high ends of its 99%"
-            " interval whichever client's labels are left out, which routing may follow.",
+            "Live information gain minus the reference path's. end: value, or low or high of its 99%"
+            " interval with any one client's labels left out. Routing may follow it.",
             *("path", "end"),
         )
         self._moved = gauge(
             "polyrec_live_value_change",
-            "What following live quality added to a path's value; 0 where it is the offline one.",
+            "Change of a path's value by following live quality; 0: the offline value is used.",
             "path",
         )
         self._counts = gauge(
             "polyrec_live_window",
-            "Size of the window: requests, rows, positives, clients that gave labels.",
+            "Size of the window: requests, rows, positives, clients that sent labels.",
             "of",
         )
         self._left_out = gauge(
             "polyrec_live_left_out",
-            "Sampled requests since the judge started. disputed: left out, as several clients labeled them;"
-            " invalid: left out, as they could not be read again; differing: kept, but the path that answered"
-            " scores them otherwise now.",
+            "Sampled requests since measuring began. disputed: omitted, because several clients labeled them;"
+            " invalid: omitted, because they could not be parsed again; differing: kept, but the path that"
+            " answered now gives other scores.",
             "reason",
         )
         self._late = gauge(
             "polyrec_live_late_positives",
-            "Share of the positives that came in the last tenth of the log's window: if it is large, the"
+            "Share of the positives that came in the last tenth of the log's window. If it is large, the"
             " window is too short.",
         )
         self._age = gauge("polyrec_live_age_seconds", "Age of the last report of live quality.")
         self._index = gauge(
             "polyrec_feature_psi",
-            "Population stability index of a feature, served rows against the bundle's reference, less what"
-            " chance explains: below .1 little, above .25 much has changed. Absent without a reference, or"
-            " with fewer than 200 sampled requests.",
+            "Population stability index of a feature: served rows against the bundle's reference, minus the"
+            " part explained by chance. Below 0.1 little has changed, above 0.25 much. Absent without a"
+            " reference, or with fewer than 200 sampled requests.",
             *("feature", "version", "window"),
         )
         self._unknown = gauge(
             "polyrec_feature_unknown_share",
-            "Share of a feature's look-ups whose value the vocabulary lacks: of served rows in a window, or"
-            " window reference: of the test rows.",
+            "Share of a feature's look-ups whose value is not in the vocabulary, in the window's served rows;"
+            " window reference: in the test rows.",
             *("feature", "version", "window"),
         )
         self._sampled = gauge(
             "polyrec_feature_requests",
-            "Requests in a window that the drift of features is measured on.",
+            "Requests in a window, on which feature drift is measured.",
             *("version", "window"),
         )
         self._drifts: tuple[FeatureDrift, ...] = ()

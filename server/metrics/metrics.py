@@ -95,7 +95,7 @@ class Metrics:
         self._routed = RouterMetrics(registry)
         self._add_event_loop(registry)
         self.generations = registry.counter(
-            "polyrec_generations", "Plans that went into service: the first, every reload and every rollback."
+            "polyrec_generations", "Plans put into service: the first one, every reload and every rollback."
         )
         self._add_access(registry)
         self._log = PredictionLogMetrics(registry)
@@ -120,26 +120,26 @@ class Metrics:
         )
         self.seconds = registry.histogram(
             "polyrec_request_seconds",
-            "Time from the last byte of a request to its answer, for every outcome; path is none where"
-            " none was chosen. Combinations that did not occur are left out.",
+            "Time from the last byte of a request to its answer, for every outcome; path is none if no path"
+            " was chosen. Combinations that have not occurred are omitted.",
             REQUEST_EDGES_S,
             *("endpoint", "path", "outcome"),
         )
         self.phases = registry.histogram(
             "polyrec_phase_seconds",
             "Time of a phase. parse, queue and serialise are observed once per request; encode, embed and"
-            " dense once per batch, so that the sums are the time spent.",
+            " dense once per batch, so the sums are the time spent.",
             PHASE_EDGES_S,
             *("path", "phase"),
         )
         self.rows = registry.counter(
             "polyrec_rows",
-            "Rows answered. outcome: ok (their rate is the goodput) or late.",
+            "Rows answered. outcome: ok (the rate of these is the goodput) or late.",
             *("endpoint", "path", "outcome"),
         )
         self.information = registry.counter(
             "polyrec_information",
-            "Rows answered in time, each times the quality of its path; a path of unknown quality adds 0.",
+            "Rows answered in time, weighted by the quality of their path; a path of unknown quality adds 0.",
             *("endpoint", "path"),
         )
         self.degraded = registry.counter(
@@ -150,13 +150,13 @@ class Metrics:
 
     def _add_batches(self, registry: Registry) -> None:
         self._batch_rows = registry.histogram(
-            "polyrec_batch_rows", "Rows of an executed batch.", ROW_EDGES, "path"
+            "polyrec_batch_rows", "Rows per executed batch.", ROW_EDGES, "path"
         )
         self._batch_queries = registry.counter(
             "polyrec_batch_queries", "Queries executed in batches.", "path"
         )
         self.lane_deaths = registry.counter(
-            "polyrec_lane_deaths", "Unexpected ends of a lane's process.", "lane"
+            "polyrec_lane_deaths", "Times that a lane's process ended unexpectedly.", "lane"
         )
         self._lane_busy = registry.counter(
             "polyrec_lane_busy_seconds", "Time that a lane spent on batches.", "lane"
@@ -170,7 +170,7 @@ class Metrics:
         )
         self._lag = registry.histogram(
             "polyrec_loop_lag_seconds",
-            "Delay of the control loop's timer on the event loop: a request may wait as long before it is"
+            "Delay of the control loop's timer on the event loop: requests may wait that long before they are"
             " read.",
             TICK_EDGES_S,
         )

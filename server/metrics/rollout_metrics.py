@@ -15,9 +15,9 @@ class RolloutMetrics:
     def __init__(self, registry: Registry, edges_s: Sequence[float]) -> None:
         self._requests = registry.counter(
             "polyrec_rollout_requests",
-            "Requests that a rollout compares. arm: stable or canary; outcome: ok, late, failed: not"
-            " answered by that version (the stable one answers what the canary fails), or excused: not"
-            " answered because its lane waited for a processor that other programs had: no failure.",
+            "Requests that a rollout compares. arm: stable or canary. outcome: ok; late; failed: not answered"
+            " by this version (the stable one then answers what the canary failed); excused: not answered"
+            " because other programs had the lane's processor, which is not counted as a failure.",
             *("arm", "outcome"),
         )
         self._seconds = registry.histogram(
@@ -25,25 +25,27 @@ class RolloutMetrics:
         )
         self._waited = registry.counter(
             "polyrec_rollout_waited_seconds",
-            "Part of polyrec_rollout_request_seconds for which the lane that answered waited for a processor"
-            " that other programs had, which the comparison leaves out.",
+            "Part of polyrec_rollout_request_seconds in which other programs had the lane's processor; the"
+            " comparison leaves it out.",
             "arm",
         )
         self._share = registry.gauge(
             "polyrec_rollout_share", "Share of the requests that the canary gets; 0 without a rollout."
         )
         self._psi = registry.gauge(
-            "polyrec_rollout_psi", "Population stability index of the canary's scores, chance included."
+            "polyrec_rollout_psi", "Population stability index of the canary's scores, including chance."
         )
         self._psi_low = registry.gauge(
-            "polyrec_rollout_psi_low", "Lower bound of the index beyond chance, which is judged."
+            "polyrec_rollout_psi_low",
+            "Lower bound of the index minus chance, by which the rollout is judged.",
         )
         self._loss = registry.gauge(
             "polyrec_rollout_expected_loss",
-            "Information gain that the canary is expected to lose, by answers to the same requests.",
+            "Information gain that the canary is expected to lose, from both versions' answers to the same"
+            " requests.",
         )
         self._ended = registry.counter(
-            "polyrec_rollouts", "Rollouts by how they ended: promoted or rolled_back.", "outcome"
+            "polyrec_rollouts", "Ended rollouts. outcome: promoted or rolled_back.", "outcome"
         )
         for outcome in ("promoted", "rolled_back"):
             self._ended.labels(outcome)

@@ -22,15 +22,15 @@ class RouterMetrics:
         self._queries = gauge("polyrec_arrival_queries_per_second", "Recent arrival rate of queries.")
         self._rows = gauge(
             "polyrec_arrival_rows_per_second",
-            "Recent arrival rate of rows, without requests that their budgets make impossible at any load.",
+            "Recent arrival rate of rows, except in requests whose budgets no path could meet at any load.",
         )
         self._capacity = gauge(
             "polyrec_capacity_rows_per_second",
             "Rows per second that all lanes in service can execute on their fastest paths.",
         )
-        self._budget = gauge("polyrec_budget_seconds", "Usual latency budget of recent queries.")
+        self._budget = gauge("polyrec_budget_seconds", "Typical latency budget of recent queries.")
         self._default_budget = gauge(
-            "polyrec_default_budget_seconds", "Latency budget of a request that names none."
+            "polyrec_default_budget_seconds", "Latency budget of requests without their own."
         )
         self._policy = registry.info("polyrec_policy_info", "The routing policy in force.", "policy")
         self._quality = gauge(
@@ -40,12 +40,12 @@ class RouterMetrics:
         )
         self._accuracy = gauge(
             "polyrec_path_accuracy",
-            "Share of test rows that a path predicts correctly at 0.5, where that is known.",
+            "Share of test rows that a path predicts correctly at 0.5, if known.",
             "path",
         )
         self._value = gauge(
             "polyrec_path_value",
-            "Worth of a row answered by a path: the quality of the best path that it is not shown worse than,"
+            "Value of a row answered by a path: the quality of the best path that it is not shown worse than,"
             " times the operator's weight.",
             "path",
         )
@@ -76,12 +76,12 @@ class RouterMetrics:
         self._used = gauge("polyrec_lane_utilisation", "Recent share of time that a lane was busy.", "lane")
         self._allotted = gauge(
             "polyrec_allotted_lanes",
-            "Seconds of shared lanes' time per second that are allotted to the model by value; 0 where no"
-            " other model shares them.",
+            "Lane seconds per second that the model gets from shared lanes, by value; 0 if no other model"
+            " shares them.",
         )
         self._guaranteed = gauge(
             "polyrec_guaranteed_share",
-            "Share of the lanes' time that is the model's whenever it needs it; 1 for a single model.",
+            "Share of the lanes' time that is guaranteed to the model; 1 for a single model.",
         )
         self._held = gauge("polyrec_held_queries", "Queries whose missing rows are being read.")
         self._cold = ColdRowMetrics(registry)
@@ -156,11 +156,11 @@ class ColdRowMetrics:
         )
         self._misses = registry.counter(
             "polyrec_embedding_misses",
-            "Pages of the disk and rows of the remote store that queries missed when they arrived.",
+            "Disk pages and remote rows that queries needed and that were not in memory when they arrived.",
             "tier",
         )
         self._waiting = registry.counter(
-            "polyrec_embedding_waiting_seconds", "Time until the missing rows of cold queries had been read."
+            "polyrec_embedding_waiting_seconds", "Time that cold queries waited for their missing rows."
         )
         self._watched: ColdRows | None = None
         self._last = ColdRowFigures()

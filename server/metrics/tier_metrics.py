@@ -120,29 +120,31 @@ class UpdateMetrics:
 
     def __init__(self, registry: Registry) -> None:
         self._updates = registry.counter(
-            "polyrec_updates", "Updates of embedding rows, repeated ones not counted.", "path"
+            "polyrec_updates", "Updates of embedding rows, without repeated ones.", "path"
         )
         self._failed = registry.counter(
-            "polyrec_updates_failed", "Updates that could not be kept, as where a disk is full (503).", "path"
+            "polyrec_updates_failed",
+            "Updates that could not be stored, such as on a full disk (503).",
+            "path",
         )
-        self._rows = registry.counter("polyrec_update_rows", "Embedding rows given by updates.", "path")
+        self._rows = registry.counter("polyrec_update_rows", "Embedding rows set by updates.", "path")
         self._values = registry.counter(
             "polyrec_update_values",
-            "Values that updates changed: added (took a reserved row), retracted, or of these expired.",
+            "Values changed by updates: added (they took a reserved row), retracted, or expired.",
             *("path", "change"),
         )
         self._age = registry.gauge(
             "polyrec_update_age_seconds",
-            "Time since the last update of a path's rows; none before it.",
+            "Time since the last update of a path's rows; absent before the first.",
             "path",
         )
         self._lag = registry.gauge(
             "polyrec_update_lag_seconds",
-            "Age of the values of the last update that said when they were made, when it was served.",
+            "Age of the last timed update's values (its field `time`) when the update was served.",
             "path",
         )
         self._kept = registry.gauge(
-            "polyrec_updated_rows", "Rows that updates have given since the bundle was written.", "path"
+            "polyrec_updated_rows", "Rows that have been updated since the bundle was written.", "path"
         )
         self._reserved = registry.gauge(
             "polyrec_reserved_rows", "Reserved rows of a path, by state: taken or free.", *("path", "state")
