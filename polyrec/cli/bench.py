@@ -28,18 +28,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_compared(parser: argparse.ArgumentParser) -> None:
     compared = parser.add_argument_group("what is compared")
     compared.add_argument(
-        "--plan", required=True, help="plan file; one server opens it, policies are switched"
+        "--plan", required=True, help="plan file; one server runs it under each policy in turn"
     )
     compared.add_argument(
         "--policies",
         default="all",
-        help="all, static, dynamic, or names with commas: static:PATH, mprec, deeprecsys, priced (all)",
+        help="all (default), static, dynamic, or a list of static:PATH, mprec, deeprecsys, priced",
     )
     compared.add_argument(
         "--slo-ms",
         type=float,
         default=10.0,
-        help="latency SLO: p99 from intended departure to answer (default 10)",
+        help="latency SLO: p99 from the scheduled sending time to the answer (default 10)",
     )
 
 
@@ -58,7 +58,7 @@ def _add_sent(parser: argparse.ArgumentParser) -> None:
 def _add_runs(parser: argparse.ArgumentParser) -> None:
     runs = parser.add_argument_group("runs")
     runs.add_argument(
-        "--rates", help="requests/s of the ladder, separated by commas (default: 10 to 150%% of capacity)"
+        "--rates", help="list of requests/s to measure, like 500,1000 (default: 10 to 150%% of capacity)"
     )
     runs.add_argument(
         "--seconds", type=positive_float, default=4.0, help="measured time of each run (default 4)"
@@ -68,19 +68,22 @@ def _add_runs(parser: argparse.ArgumentParser) -> None:
         "--repeats",
         type=int,
         default=1,
-        help="runs of each policy at each rate, of which the median is shown (default 1)",
+        help="runs of each policy at each rate; the median is shown (default 1)",
     )
     runs.add_argument(
         "--margin-ms",
         type=float,
         default=0.5,
-        help="part of the SLO that the client keeps for the network; the rest is the budget (default 0.5)",
+        help="part of the SLO kept for the network; the rest is the requests' budget (default 0.5)",
     )
     runs.add_argument(
-        "--first-rate", type=float, default=200.0, help="requests/s at which the search begins (default 200)"
+        "--first-rate",
+        type=float,
+        default=200.0,
+        help="requests/s to begin the search for capacity with (default 200)",
     )
     runs.add_argument("--no-search", action="store_true", help="skip the search for capacity; needs --rates")
-    runs.add_argument("--no-step", action="store_true", help="skip the step of load")
+    runs.add_argument("--no-step", action="store_true", help="skip the run with a step of load")
     runs.add_argument(
         "--step-base",
         type=float,
@@ -89,7 +92,7 @@ def _add_runs(parser: argparse.ArgumentParser) -> None:
     runs.add_argument(
         "--simulate",
         action="store_true",
-        help="also calibrate, simulate the ladder, and compare p99 and goodput",
+        help="also simulate all rates, and compare p99 and goodput",
     )
 
 
@@ -102,12 +105,15 @@ def _add_machine(parser: argparse.ArgumentParser) -> None:
         "--client-core", type=int, help="processor core of the load driver (default: the last)"
     )
     machine.add_argument(
-        "--max-lag-ms", type=float, default=2.0, help="accepted p99 of the driver's own lag (default 2)"
+        "--max-lag-ms",
+        type=float,
+        default=2.0,
+        help="maximum p99 of the driver's own lag for reliable figures (default 2)",
     )
     machine.add_argument(
         "--ahead",
         action="store_true",
-        help="run server and driver at the highest normal priority; takes root",
+        help="run server and driver at the highest priority (nice); needs root",
     )
 
 

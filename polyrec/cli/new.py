@@ -15,9 +15,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "schema", help=parser.description, description=parser.description, epilog=f"example: {EXAMPLE}"
     )
     schema.add_argument("data", metavar="DATA", help="Parquet file or folder")
-    schema.add_argument("--label", metavar="COLUMN", help="column of the label, if the guess is wrong")
-    schema.add_argument("--group", metavar="COLUMN", help="column that tells requests apart")
-    schema.add_argument("--name", help="name of the schema, which is the model's (default: the file's)")
+    schema.add_argument("--label", metavar="COLUMN", help="label column, if the guess is wrong")
+    schema.add_argument("--group", metavar="COLUMN", help="column that identifies the request of a row")
+    schema.add_argument("--name", help="name of the schema and model (default: the file's)")
     schema.add_argument("--out", metavar="FILE", help="schema file to write (default: standard output)")
     schema.add_argument("--replace", action="store_true", help="replace the file at --out")
     schema.add_argument("--json", action="store_true", help="print schema and reasons as JSON")
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     elif out is None:
         print(text, end="")
     else:
-        print(f"{out}: read it, correct it, then")
+        print(f"wrote {out}; review it, then train:")
         print(f"  polyrec train --data {args.data} --schema {out} --out runs/table")
     return 0
 
@@ -63,6 +63,6 @@ def _how_to_rename(data: str, renames: Mapping[str, str]) -> str:
     code = f"import pyarrow.parquet as p; t = p.read_table({data!r}); new = {dict(renames)}; "
     code += "p.write_table(t.rename_columns([new.get(c, c) for c in t.column_names]), 'renamed.parquet')"
     return (
-        f"left out, as no feature can have such a name: {', '.join(map(repr, renames))}; rename in a copy:\n"
+        f"omitted, as features cannot have such names: {', '.join(map(repr, renames))}; rename in a copy:\n"
         f"  python -c {shlex.quote(code)}"
     )

@@ -29,27 +29,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_need(parser: argparse.ArgumentParser) -> None:
     need = parser.add_argument_group("what is needed")
-    need.add_argument("--profile", metavar="FILE", help="profile file of `polyrec profile`")
-    need.add_argument("--slo-ms", type=float, metavar="MS", help="latency SLO: 99%% of answers within this")
+    need.add_argument("--profile", metavar="FILE", help="profile, made by `polyrec profile`")
+    need.add_argument("--slo-ms", type=float, metavar="MS", help="latency SLO: the 99th percentile")
     need.add_argument(
         "--traffic",
         metavar="TEXT|FILE",
-        help="rate=QUERIES_A_SECOND,sizes=lognormal:23|mlperf|heavy|fixed:23,arrivals=poisson|bursty|..., "
+        help="rate=QUERIES_PER_S,sizes=lognormal:23|mlperf|heavy|fixed:23,arrivals=poisson|bursty|..., "
         "or a YAML or JSON file",
     )
     need.add_argument(
         "--swing",
         type=float,
         default=4.0,
-        help="use free memory for reserve paths, for traffic from 1/SWING to SWING times the rate; "
-        "1 for none (default 4)",
+        help="use spare memory for paths that suit traffic from 1/SWING to SWING times the rate; 1 for none "
+        "(default 4)",
     )
     need.add_argument(
         "--quality",
         metavar="PATH=VALUE",
         action="append",
         default=[],
-        help="quality of a path instead of the profile's, like one from an A/B test; repeatable",
+        help="use this quality instead of the profile's, such as from an A/B test; repeatable",
     )
 
 
@@ -69,7 +69,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
         "--train",
         metavar="FILE",
         help="plan a training instead of serving: a YAML file of tables (or a calibration), the batch and "
-        "the nodes that may train it (docs/training-plan.md); with --out and --json only",
+        "the available nodes (docs/training-plan.md); with --out and --json only",
     )
 
 
@@ -78,7 +78,7 @@ def _add_machine(parser: argparse.ArgumentParser) -> None:
     machine.add_argument(
         "--memory",
         metavar="DEVICE=SIZE,...",
-        help="memory budgets like gpu0=200MB,cpu=1GB (default: the machine's)",
+        help="memory budgets, like gpu0=200MB,cpu=1GB,disk=50GB (default: the machine's)",
     )
     machine.add_argument(
         "--machine",
@@ -96,13 +96,15 @@ def _add_machine(parser: argparse.ArgumentParser) -> None:
 
 def _add_questions(parser: argparse.ArgumentParser) -> None:
     questions = parser.add_argument_group("questions")
-    questions.add_argument("--explain", metavar="PLAN", help="explain this plan file instead of making one")
+    questions.add_argument(
+        "--explain", metavar="PLAN", help="explain this plan file instead of making a plan"
+    )
     questions.add_argument(
         "--sweep",
         action="append",
         default=[],
         metavar="KEY=V,V,...",
-        help="plan for each value of slo (ms), rate, cores, memory.DEVICE or copies.DEVICE, and compare; "
+        help="compare plans for each value of slo (ms), rate, cores, memory.DEVICE or copies.DEVICE; "
         "repeatable, for all combinations",
     )
 
@@ -110,7 +112,7 @@ def _add_questions(parser: argparse.ArgumentParser) -> None:
 def _add_output(parser: argparse.ArgumentParser) -> None:
     output = parser.add_argument_group("output")
     output.add_argument("--out", metavar="FILE", help="plan file to write")
-    output.add_argument("--pictures", metavar="DIR", help="folder for pictures of the plan (or the sweep)")
+    output.add_argument("--pictures", metavar="DIR", help="folder for charts of the plan (or the sweep)")
     output.add_argument("--json", action="store_true", help="print the plan (or the sweep) as JSON")
 
 

@@ -17,11 +17,13 @@ EXAMPLE = "polyrec profile runs/table runs/hybrid --devices auto --out profile.j
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     measured = parser.add_argument_group("what is measured")
-    measured.add_argument("bundles", metavar="BUNDLE", nargs="*", help="folder of a bundle")
+    measured.add_argument("bundles", metavar="BUNDLE", nargs="*", help="bundle folders to measure")
     measured.add_argument("--devices", default="auto", help="auto, or names like cpu,gpu0 (default auto)")
-    measured.add_argument("--runtimes", help="like onnx,openvino (default: onnx on a CPU, torch on a GPU)")
     measured.add_argument(
-        "--precisions", help="precisions of the dense net, fp32,bf16,int8 (default: all of a runtime)"
+        "--runtimes", help="runtimes, like onnx,openvino (default: onnx on a CPU, torch on a GPU)"
+    )
+    measured.add_argument(
+        "--precisions", help="precisions of the dense net, like fp32,bf16,int8 (default: all of a runtime)"
     )
     measured.add_argument("--list", action="store_true", help="show this machine's devices and exit")
     measured.add_argument(
@@ -33,39 +35,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     measured.add_argument(
         "--tiers",
         action="store_true",
-        help="also measure each bundle with part of its rows in memory and the rest on disk, in four cuts of "
-        "--seconds each, for plans beyond a memory; writes the rows beside --out for a while",
+        help="also measure each bundle with part of its rows on disk, at four cuts of --seconds each, to "
+        "plan for too little memory; writes a temporary file of the rows beside --out",
     )
     worth = parser.add_argument_group("quality")
-    worth.add_argument(
-        "--data", help="measure the quality of each path on this file's test rows, differences paired"
-    )
+    worth.add_argument("--data", help="measure the quality of each path on the test rows of these data")
     worth.add_argument(
         "--metric",
         choices=["information", "auc", "mrr", "ndcg", "accuracy"],
         default="information",
-        help="what quality is: information gain (1 - NE, the default), auc, mrr, ndcg or accuracy at 0.5",
+        help="quality metric: information gain (1 - NE, the default), auc, mrr, ndcg or accuracy at 0.5",
     )
     worth.add_argument(
         "--quality",
         metavar="BUNDLE=VALUE",
         action="append",
         default=[],
-        help="quality of a bundle (a nested width: BUNDLE.w16) without figures, if there is no --data",
+        help="quality of a bundle (of a nested width: BUNDLE.w16) that has no figures, without --data",
     )
     effort = parser.add_argument_group("effort")
     effort.add_argument("--seconds", type=float, default=8.0, help="measuring time per path (default 8)")
     effort.add_argument("--max-rows", type=int, default=4096, help="rows of the largest batch (default 4096)")
     effort.add_argument("--seed", type=non_negative_int, default=0, help="seed of the requests (default 0)")
     effort.add_argument(
-        "--fresh", action="store_true", help="start anew instead of resuming an interrupted run"
+        "--fresh", action="store_true", help="start over instead of resuming an interrupted run"
     )
     output = parser.add_argument_group("output")
     output.add_argument("--out", help="profile file to write (default profile.json)", default="profile.json")
     output.add_argument(
         "--plot",
         metavar="PNG",
-        help="file for a plot of the latencies; without bundles, of the profile in --out",
+        help="plot the latencies to this file; without bundles, those of the profile at --out",
     )
     output.add_argument("--json", action="store_true", help="print the result as JSON")
 

@@ -31,32 +31,34 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         "--plan",
         action="append",
         metavar="[NAME=]FILE",
-        help="plan file or URL, instead of a bundle; NAME=FILE, repeated: several models, first the default",
+        help="plan file or URL, instead of a bundle; repeat NAME=FILE for several (default: the first)",
     )
-    model.add_argument("--models", metavar="DIR", help="serve every plan (NAME.json) or bundle of a folder")
+    model.add_argument("--models", metavar="DIR", help="serve all plans (NAME.json) or bundles in a folder")
     model.add_argument(
         "--model-share",
         action="append",
         metavar="NAME=SHARE",
-        help="of several models: guaranteed share of the lanes' time (default: equal ones)",
+        help="with several models: guaranteed share of the lanes' time (default: equal shares)",
     )
     model.add_argument(
         "--model-weight",
         action="append",
         metavar="NAME=WEIGHT",
-        help="of several models: weight of its information for time that is not guaranteed (default 1)",
+        help="with several models: weight in the competition for time that is not guaranteed (default 1)",
     )
-    model.add_argument("--model-name", metavar="NAME", help="name for clients (default: the bundle's)")
+    model.add_argument(
+        "--model-name", metavar="NAME", help="model name that clients use (default: the bundle's)"
+    )
 
 
 def _add_fetching(parser: argparse.ArgumentParser) -> None:
     fetching = parser.add_argument_group("models by URL (docs/models-by-url.md)")
-    fetching.add_argument("--model-cache", metavar="DIR", help="folder of fetched bundles")
-    fetching.add_argument("--model-cache-bytes", type=int, help="most bytes there (default 64 GiB)")
+    fetching.add_argument("--model-cache", metavar="DIR", help="folder to keep fetched bundles in")
+    fetching.add_argument("--model-cache-bytes", type=int, help="maximum size of the cache (default 64 GiB)")
     fetching.add_argument(
         "--model-urls",
         metavar="PREFIXES",
-        help="prefixes of URLs that admin calls may name, comma-separated (default: none)",
+        help="prefixes of URLs that admin calls may load, comma-separated (default: none)",
     )
 
 
@@ -67,12 +69,12 @@ def _add_listening(parser: argparse.ArgumentParser) -> None:
     listening.add_argument(
         "--processes",
         type=int,
-        help="server processes that share the port, for many cores (default 1; docs/lanes.md)",
+        help="number of server processes that share the port, for many cores (default 1; docs/lanes.md)",
     )
     listening.add_argument(
         "--grpc-port",
         type=int,
-        help="serve gRPC too, on this port (usually 8001), 0 for a free one (default: no gRPC)",
+        help="also serve gRPC on this port (usually 8001), 0 for a free one (default: no gRPC)",
     )
     listening.add_argument("--tls-cert", metavar="FILE", help="serve HTTPS with this certificate chain (PEM)")
     listening.add_argument("--tls-key", metavar="FILE", help="the certificate's key (PEM)")
@@ -80,13 +82,11 @@ def _add_listening(parser: argparse.ArgumentParser) -> None:
 
 def _add_execution(parser: argparse.ArgumentParser) -> None:
     execution = parser.add_argument_group("execution of a bundle (a plan names its own)")
-    execution.add_argument(
-        "--runtime", help="with --bundle: runtime, auto, torch, onnx or openvino (default auto)"
-    )
+    execution.add_argument("--runtime", help="with --bundle: auto, torch, onnx or openvino (default auto)")
     execution.add_argument("--device", help="with --bundle: device, like cpu or cuda:0 (default: the best)")
     execution.add_argument("--precision", choices=["fp32", "bf16", "int8"], help="precision of the dense net")
     execution.add_argument(
-        "--width", type=int, help="with --bundle: one of nested widths (default: the widest)"
+        "--width", type=int, help="with --bundle: one of its nested widths (default: the widest)"
     )
     execution.add_argument("--lanes", type=int, help="with --bundle: number of lanes (default 1)")
     execution.add_argument(
@@ -101,22 +101,22 @@ def _add_budgets(parser: argparse.ArgumentParser) -> None:
     budgets.add_argument(
         "--policy", help="routing policy: priced, mprec, deeprecsys or static:PATH (default: the plan's)"
     )
-    budgets.add_argument("--default-budget-ms", type=float, help="latency budget of requests without one")
+    budgets.add_argument("--default-budget-ms", type=float, help="latency budget of requests that set none")
     budgets.add_argument(
         "--max-budget-ms",
         type=float,
-        help="limit of latency budgets (default: 10 times the default budget, at least 10000)",
+        help="cap on latency budgets (default: 10 times the default budget, at least 10000)",
     )
 
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
     limits = parser.add_argument_group("limits")
-    limits.add_argument("--max-body-bytes", type=int, help="most bytes of a request's body; 413 beyond")
-    limits.add_argument("--max-request-rows", type=int, help="most rows of a request; 413 beyond")
-    limits.add_argument("--max-batch-rows", type=int, help="most rows of a batch of several requests")
-    limits.add_argument("--max-queued-rows", type=int, help="most rows in the queue; 429 beyond")
+    limits.add_argument("--max-body-bytes", type=int, help="maximum bytes of a request body; else 413")
+    limits.add_argument("--max-request-rows", type=int, help="maximum rows of a request; else 413")
+    limits.add_argument("--max-batch-rows", type=int, help="maximum rows of a batch")
+    limits.add_argument("--max-queued-rows", type=int, help="maximum rows in the queue; else 429")
     limits.add_argument(
-        "--max-connections", type=int, help="most connections (default: file descriptors less 64)"
+        "--max-connections", type=int, help="maximum connections (default: file descriptors minus 64)"
     )
     limits.add_argument(
         "--keep-alive-s", type=float, help="time after which idle connections are closed (default 75)"
@@ -125,42 +125,44 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
 
 def _add_tiers(parser: argparse.ArgumentParser) -> None:
     tiers = parser.add_argument_group("memory tiers of a plan")
-    tiers.add_argument("--tier-directory", help="with --plan: folder for files of rows on disk (a real disk)")
+    tiers.add_argument("--tier-directory", help="with --plan: folder for the disk tier, on a real disk")
     tiers.add_argument(
         "--updates",
         action="store_true",
         default=None,
-        help="also take updates of rows that are all in memory",
+        help="accept row updates also if all rows are in memory",
     )
     tiers.add_argument(
         "--update-log",
         metavar="FOLDER",
-        help="log updates of rows, on the disk before they are acknowledged, and serve them after a restart",
+        help="write row updates to a log before they are acknowledged, and serve them after a restart",
     )
     tiers.add_argument(
-        "--drift-s", type=float, help="with --plan: interval of reordering rows by popularity, seconds"
+        "--drift-s",
+        type=float,
+        help="with --plan: seconds between reorderings of rows by popularity (default: the plan's)",
     )
+    tiers.add_argument("--drift-every", type=int, help="with --drift-s: observe one batch of so many")
     tiers.add_argument(
-        "--drift-every", type=int, help="with --plan: of so many batches one is observed for that"
+        "--drift-memory", type=float, help="with --drift-s: weight of earlier accesses, in look-ups"
     )
+    tiers.add_argument("--store-url", help="with --plan: URL of the remote store, instead of the plan's")
     tiers.add_argument(
-        "--drift-memory", type=float, help="with --plan: weight of earlier accesses for that, look-ups"
-    )
-    tiers.add_argument("--store-url", help="with --plan: its remote store, in place of the plan's")
-    tiers.add_argument(
-        "--store-password-file", help="with --plan: file with the password of its remote store"
+        "--store-password-file", help="with --plan: file with the password of the remote store"
     )
 
 
 def _add_access(parser: argparse.ArgumentParser) -> None:
     access = parser.add_argument_group("access")
     access.add_argument(
-        "--tokens", metavar="FILE", help="file of clients, tokens and rights; read again on SIGHUP"
+        "--tokens",
+        metavar="FILE",
+        help="file of clients, tokens and rights (docs/protocol.md); SIGHUP reloads it",
     )
     access.add_argument(
         "--open-rights",
         metavar="RIGHTS",
-        help="rights of all clients: priority, quality",
+        help="rights that all clients have: priority, quality",
     )
     access.add_argument(
         "--no-docs",
@@ -173,31 +175,31 @@ def _add_access(parser: argparse.ArgumentParser) -> None:
 
 def _add_logging(parser: argparse.ArgumentParser) -> None:
     logging = parser.add_argument_group("prediction log (docs/prediction-log.md)")
-    logging.add_argument("--prediction-log", metavar="FOLDER", help="log answers, to train on")
+    logging.add_argument(
+        "--prediction-log", metavar="FOLDER", help="log requests and answers here, to train on"
+    )
     logging.add_argument("--prediction-log-sample", type=float, help="share of requests to log (default 1)")
     logging.add_argument(
-        "--prediction-log-leave-out", metavar="FEATURES", help="features logged as missing, comma-separated"
+        "--prediction-log-leave-out", metavar="FEATURES", help="features to log as missing, comma-separated"
     )
-    logging.add_argument(
-        "--prediction-log-hash", metavar="FEATURES", help="features whose ids are logged as keyed hashes"
-    )
+    logging.add_argument("--prediction-log-hash", metavar="FEATURES", help="features to log as keyed hashes")
     logging.add_argument(
         "--prediction-log-session", metavar="FEATURE", help="context feature whose values share a file"
     )
-    logging.add_argument("--prediction-log-flush-s", type=float, help="time between files (default 30)")
-    logging.add_argument("--prediction-log-keep-h", type=float, help="hours that are kept (default 168)")
+    logging.add_argument("--prediction-log-flush-s", type=float, help="seconds between files (default 30)")
+    logging.add_argument("--prediction-log-keep-h", type=float, help="hours to keep (default 168)")
     logging.add_argument(
-        "--prediction-log-max-bytes", type=int, help="size beyond which the oldest hours are removed"
+        "--prediction-log-max-bytes", type=int, help="remove the oldest hours beyond this size"
     )
     logging.add_argument(
         "--prediction-log-window-s",
         type=float,
-        help="of a new log: time after an answer in which labels may come (default 3600)",
+        help="for a new log: seconds after an answer in which labels may come (default 3600)",
     )
     logging.add_argument(
         "--prediction-log-unlabeled",
         choices=["negative", "leave_out"],
-        help="of a new log: requests without labels are negatives (default) or left out",
+        help="for a new log: requests without labels are negatives (default) or left out",
     )
 
 
@@ -206,46 +208,52 @@ def _add_live(parser: argparse.ArgumentParser) -> None:
     live.add_argument(
         "--live-quality",
         choices=["off", "measure", "follow"],
-        help="measure the paths' quality on labeled requests; follow: routing's values, too (default off)",
+        help="measure: quality of the paths on labeled requests; follow: also route by it (default off)",
     )
-    live.add_argument("--live-quality-span-s", type=float, help="length of its window (default 86400)")
-    live.add_argument("--live-quality-every-s", type=float, help="time between rounds (default 60)")
+    live.add_argument("--live-quality-span-s", type=float, help="window length in seconds (default 86400)")
+    live.add_argument("--live-quality-every-s", type=float, help="seconds between rounds (default 60)")
     live.add_argument(
         "--live-quality-trust",
         metavar="CLIENTS",
-        help="clients whose labels need not be confirmed by another client's, comma-separated",
+        help="clients whose labels need no confirmation by another client, comma-separated",
     )
     live.add_argument(
         "--live-quality-priority",
         choices=["idle", "normal"],
-        help="idle: only processor time that nothing else wants (default); normal: where there is none",
+        help="idle: use only idle processor time (default); normal: compete for it",
     )
     live.add_argument(
         "--live-quality-bound",
         type=float,
-        help="most that a path's value follows, as a share of the best one's (default 0.2)",
+        help="maximum change of a path's value, as a share of the best one's (default 0.2)",
     )
 
 
 def _add_running(parser: argparse.ArgumentParser) -> None:
     running = parser.add_argument_group("running")
-    running.add_argument("--drain-grace-s", type=float, help="time of serving on after SIGTERM, not ready")
-    running.add_argument("--drain-timeout-s", type=float, help="then time for requests in flight")
+    running.add_argument(
+        "--drain-grace-s",
+        type=float,
+        help="seconds to keep serving after SIGTERM, while not ready (default 1)",
+    )
+    running.add_argument(
+        "--drain-timeout-s", type=float, help="seconds to finish requests after that (default 10)"
+    )
     running.add_argument(
         "--log-level",
         choices=["debug", "info", "warning", "error"],
-        help="least level written to standard error (default warning)",
+        help="minimum level of messages on standard error (default warning)",
     )
     running.add_argument(
-        "--log-format", choices=["text", "json"], help="format of standard error's lines (default text)"
+        "--log-format", choices=["text", "json"], help="format of these messages (default text)"
     )
     running.add_argument(
         "--access-log",
         type=float,
         metavar="RATE",
-        help="share of answers that get a line there, 0 to 1 (default 0)",
+        help="share of answers to log, 0 to 1 (default 0)",
     )
-    running.add_argument("--json", action="store_true", help="report readiness as one line of JSON")
+    running.add_argument("--json", action="store_true", help="print one line of JSON when ready")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -40,22 +40,22 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
     source.add_argument(
         "--data", required=True, help="Parquet file, folder or quoted glob, or its URL; or Criteo TSV[.gz]"
     )
-    source.add_argument("--schema", help="schema file, or the name of a shipped one")
+    source.add_argument("--schema", help="schema file (draft one with `polyrec new schema`) or shipped name")
     for flag, meaning in (("--since", "from this time on"), ("--until", "before this time")):
         source.add_argument(
             flag,
             metavar="TIME",
-            help=f"only rows {meaning}, by the column of the schema's split by time, of a prediction log by "
-            "the time of the answer: 2026-11-23, 2026-11-23T18:00 (UTC), or a number of a column of such",
+            help=f"use only rows {meaning}: 2026-11-23, 2026-11-23T18:00 (UTC), or a number; compared with "
+            "the column that the schema splits by time, in a prediction log with the time of the answer",
         )
-    source.add_argument("--sample", type=float, help="share of rows counted for the popularity order")
-    source.add_argument("--calibration", help="file of `polyrec calibrate`, instead of counting")
+    source.add_argument("--sample", type=float, help="share of rows to count for the popularity order")
+    source.add_argument("--calibration", help="use the counts in this file of `polyrec calibrate`")
     source.add_argument(
         "--window",
         type=positive_int,
         metavar="ROWS",
-        help="read the training rows in windows of so many rows and shuffle within them; two windows are "
-        "in memory (default: encode all first)",
+        help="read training rows in windows of this size and shuffle within them, for data larger than "
+        "memory; two windows are in memory (default: encode all rows first)",
     )
     source.add_argument(
         "--on-malformed",
@@ -73,18 +73,18 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         help="representation of ids (default table)",
     )
     model.add_argument(
-        "--recipe", help="recipe file or shipped name (default: that of the schema's name, if any)"
+        "--recipe", help="recipe file or shipped name (default: the one named like the schema, if any)"
     )
-    model.add_argument("--epochs", type=int, help="most passes over the training rows")
-    model.add_argument("--batch-rows", type=int, help="rows of one optimizer step")
+    model.add_argument("--epochs", type=int, help="maximum passes over the training rows")
+    model.add_argument("--batch-rows", type=int, help="rows per optimizer step")
     model.add_argument(
         "--by-request",
         action="store_true",
         default=None,
-        help="batches of whole requests, with each context computed once",
+        help="use batches of whole requests, and compute each context once",
     )
     model.add_argument("--seed", type=non_negative_int, help="seed of initial weights, order and hidden ids")
-    model.add_argument("--precision", choices=["fp32", "bf16"], help="of the net's products in a step")
+    model.add_argument("--precision", choices=["fp32", "bf16"], help="precision of the net's matrix products")
     model.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default cpu)")
     model.add_argument("--threads", type=positive_int, default=1, help="torch threads (default 1)")
 
@@ -95,7 +95,7 @@ def _add_kept(parser: argparse.ArgumentParser) -> None:
         "--checkpoint",
         type=Path,
         metavar="DIR",
-        help="keep checkpoints in this folder; the same command goes on from the last one",
+        help="write checkpoints to this folder; the same command continues from the last one",
     )
     kept.add_argument(
         "--every", type=duration, metavar="TIME", help="time between checkpoints: 90s, 5m (default 5m)"
@@ -103,7 +103,7 @@ def _add_kept(parser: argparse.ArgumentParser) -> None:
     kept.add_argument(
         "--tensorboard", type=Path, metavar="DIR", help="write loss, rows/s and quality for TensorBoard"
     )
-    kept.add_argument("--mlflow", metavar="URI", help="write them as a run to this MLflow tracking server")
+    kept.add_argument("--mlflow", metavar="URI", help="write the same to this MLflow tracking server")
 
 
 def _add_search(parser: argparse.ArgumentParser) -> None:
@@ -112,14 +112,14 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
         "--search",
         type=duration,
         metavar="TIME",
-        help="search for a recipe on the validation rows first, for at most this time: 90s, 10m, 1h; writes "
-        "OUT.recipe.yaml and OUT.search.jsonl",
+        help="first search for a better recipe on the validation rows, for at most this time: 90s, 10m, 1h; "
+        "writes OUT.recipe.yaml and OUT.search.jsonl",
     )
     search.add_argument(
         "--search-candidates",
         type=positive_int,
         metavar="N",
-        help="recipes that the search begins with (default: as many as there is time for)",
+        help="number of recipes to start the search with (default: as many as time allows)",
     )
 
 
@@ -198,16 +198,16 @@ def _check_flags(args: argparse.Namespace) -> None:
     if args.schema is None and args.start is None:
         _offer_schema(args)
     if args.every is not None and args.checkpoint is None:
-        raise PolyrecError("--every says how often to write checkpoints; say where with --checkpoint DIR")
+        raise PolyrecError("--every needs --checkpoint DIR, the folder to write checkpoints to")
     refuse_with_workers(args)
     refuse_with_start(args)
     refuse_with_memory(args)
     require_device(args.device)
     if args.search and args.window:
-        raise PolyrecError("--search draws rows in any order: it does not go with --window")
+        raise PolyrecError("--search cannot be combined with --window, because it draws rows in any order")
     if args.search and args.checkpoint:
         raise PolyrecError(
-            "--search and --checkpoint do not go together: search first, then train with --recipe "
+            "--search cannot be combined with --checkpoint: search first, then train with --recipe "
             "OUT.recipe.yaml --checkpoint DIR"
         )
 
@@ -242,7 +242,7 @@ def _offer_schema(args: argparse.Namespace) -> NoReturn:
     try:
         guess = guess_schema(args.data)
     except PolyrecError as e:
-        raise PolyrecError(f"--schema is missing, and none could be drafted: {e}") from None
+        raise PolyrecError(f"--schema is missing, and a draft is not possible: {e}") from None
     found = guess.schema
     raise PolyrecError(
         f"--schema is missing; `polyrec new schema {args.data} --out schema.yaml` drafts one: label "

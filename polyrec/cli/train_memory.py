@@ -19,7 +19,7 @@ def add_memory_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--memory",
         metavar="BYTES",
-        help="memory for rows and their optimizer state: 512MB, 24GB; the others lie in a file "
+        help="memory for rows and their optimizer state: 512MB, 24GB; the other rows are in a file "
         "(default: all rows are in memory)",
     )
     group.add_argument(

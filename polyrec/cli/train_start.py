@@ -18,26 +18,26 @@ def add_start_arguments(group: argparse._ArgumentGroup) -> None:
         "--from",
         dest="start",
         metavar="BUNDLE",
-        help="go on from this bundle with new data: its schema, recipe, weights and rows of known ids; new "
-        "ids get new rows",
+        help="continue from this bundle with new data: its schema, recipe, weights and rows of known ids; "
+        "new ids get new rows",
     )
     group.add_argument(
         "--forget-unseen",
         type=non_negative_int,
         metavar="N",
-        help="ids that the new data do not look up, and that have at most N look-ups counted before, give "
-        "their rows to new ids (counts halve with every warm start)",
+        help="give the rows of ids that the new data do not use, and that had at most N look-ups before, to "
+        "new ids (counts halve with every warm start)",
     )
     group.add_argument(
         "--step-size",
         type=positive_float,
         metavar="FACTOR",
-        help="of the recipe's step sizes (default 0.5)",
+        help="factor on the recipe's step sizes (default 0.5)",
     )
     group.add_argument(
         "--new-standards",
         action="store_true",
-        help="means and deviations of the new data (default: those of the bundle)",
+        help="use means and deviations of the new data (default: those of the bundle)",
     )
 
 

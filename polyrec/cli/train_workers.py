@@ -26,38 +26,38 @@ def add_worker_arguments(group: argparse._ArgumentGroup) -> None:
         "--workers",
         type=positive_int,
         metavar="N",
-        help="train with N processes of this machine, each with its part of the rows; under torchrun, which "
-        "starts them, leave it out",
+        help="train with N processes on this machine, each with its part of the rows; omit it under "
+        "torchrun, which starts the processes",
     )
     group.add_argument(
         "--plan",
         type=Path,
         metavar="FILE",
-        help="exchange rows and replicate popular ones as `polyrec plan --train --out FILE` says, instead of "
-        "--exchange, --every-lookup and --hot-mb",
+        help="exchange and replicate rows as in this plan of `polyrec plan --train`, instead of --exchange, "
+        "--every-lookup and --hot-mb",
     )
     group.add_argument(
         "--exchange",
         choices=["plain", "fae", "hotline"],
-        help="exchange rows in every step; draw batches of popular ids, which need none (fae); fetch while "
-        "popular rows of the batch compute (hotline) (default plain)",
+        help="plain: exchange rows in every step; fae: also draw batches of popular ids, which need no "
+        "exchange; hotline: exchange while the popular rows of the batch are computed (default plain)",
     )
     group.add_argument(
         "--every-lookup",
         action="store_true",
-        help="exchange a row for every look-up, not once a batch: the baseline to compare with",
+        help="exchange a row for every look-up instead of once per batch (a baseline)",
     )
     group.add_argument(
         "--hot-mb",
         type=positive_int,
         metavar="MB",
-        help=f"popular rows on every worker, with fae and hotline (default {HOT_MB})",
+        help=f"size of the popular rows on every worker, with fae and hotline (default {HOT_MB})",
     )
     group.add_argument(
         "--follow-popularity",
         action="store_true",
-        help="with fae and hotline, replicate the rows that are popular while training instead of those that "
-        "the calibration counted most",
+        help="with fae and hotline, replicate the rows that are popular during training instead of those "
+        "with the highest counts in the calibration",
     )
 
 

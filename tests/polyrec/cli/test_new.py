@@ -54,7 +54,7 @@ def test_columns_left_out_for_their_names_are_named_with_a_command_that_renames_
     pq.write_table(table.rename_columns(names), "odd one's.parquet")
     assert main(["new", "schema", "odd one's.parquet", "--out", "s.yaml"]) == 0
     said, command = capsys.readouterr().err.splitlines()
-    assert said.startswith("left out, as no feature can have such a name: 'article no'; rename")
+    assert said.startswith("omitted, as features cannot have such names: 'article no'; rename")
     program, *arguments = shlex.split(command)
     subprocess.run([{"python": sys.executable}[program], *arguments], check=True)
     assert main(["new", "schema", "renamed.parquet", "--out", "s.yaml", "--replace"]) == 0

@@ -78,7 +78,7 @@ def test_a_period_is_streamed_from_a_glob_and_written_into_the_manifest(
         (("--every", "5m"), "say where with --checkpoint DIR"),
         (("--device", "tpu"), "'tpu' is no device; take cpu, cuda or cuda:N"),
         (("--device", "cuda:99"), "this machine has no device 'cuda:99'"),
-        (("--search", "1m", "--checkpoint", "kept"), "--search and --checkpoint do not go together"),
+        (("--search", "1m", "--checkpoint", "kept"), "--search cannot be combined with --checkpoint"),
         (("--search", "1m", "--window", "1000"), "it does not go with --window"),
     ],
 )
