@@ -75,11 +75,11 @@ def test_a_period_is_streamed_from_a_glob_and_written_into_the_manifest(
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (("--every", "5m"), "say where with --checkpoint DIR"),
+        (("--every", "5m"), "--every needs --checkpoint DIR"),
         (("--device", "tpu"), "'tpu' is no device; take cpu, cuda or cuda:N"),
         (("--device", "cuda:99"), "this machine has no device 'cuda:99'"),
         (("--search", "1m", "--checkpoint", "kept"), "--search cannot be combined with --checkpoint"),
-        (("--search", "1m", "--window", "1000"), "it does not go with --window"),
+        (("--search", "1m", "--window", "1000"), "--search cannot be combined with --window"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(
