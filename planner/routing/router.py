@@ -49,7 +49,7 @@ class Router:
         self.policy = make_policy(state.routing, state)
         self.policy.prepare(state)
         self._ticked_s = state.start_s
-        self._round = ReadingRound()
+        self.reading_round = ReadingRound()
         self.lane_order = list(range(len(self.lanes)))
         """Lane indexes in the order in which free lanes get work: lanes to probe first, or none is left."""
 
@@ -63,7 +63,7 @@ class Router:
         time; or if it would be rejected even with LIKELY_ROWS_FACTOR of its estimated rows. Only for queries
         without priority or required quality. size: anything that grows with the rows, as passed to `offer`.
         """
-        reading, state = self._round, self.state
+        reading, state = self.reading_round, self.state
         if deadline_s <= now_s:
             record_arrival(state, reading.rows, deadline_s - arrival_s)
             return Rejection(RejectReason.EXPIRED, 0.0, state.queue.rows)
@@ -95,7 +95,7 @@ class Router:
         """
         state = self.state
         arrival_s, deadline_s = query.arrival_s, query.deadline_s
-        end_s = self._round.expected_end_s(arrival_s, now_s, state.front.read_share)
+        end_s = self.reading_round.expected_end_s(arrival_s, now_s, state.front.read_share)
         queue = state.queue
         rows = query.rows
         possible = record_arrival(state, rows, deadline_s - arrival_s, query.required)
@@ -132,7 +132,7 @@ class Router:
         rejection = Rejection(RejectReason.OVERLOAD, excess_s, self.state.queue.rows)
         if possible and not (query.priority or query.required):
             # one that asks for more than others, or for what none gets, says nothing about them
-            self._round.record_rejection(rejection, size, query.deadline_s, query.rows)
+            self.reading_round.record_rejection(rejection, size, query.deadline_s, query.rows)
         return rejection
 
     def is_urgent(self, now_s: float) -> bool:
@@ -225,8 +225,8 @@ class Router:
 
         Ends the reading round; opens the breakers of stalled lanes.
         """
-        if self._round.active:
-            self._round.end()
+        if self.reading_round.active:
+            self.reading_round.end()
         state = self.state
         expired: list[Query] = []
         if state.queue.release_s <= now_s:

@@ -105,6 +105,10 @@ class Dispatcher:
         for lane in self._lanes:
             lane.attach()
 
+    def rejects(self, deadline_s: float, now_s: float) -> bool:
+        """Whether `reject_early` may reject a request: its deadline has passed, or others were rejected."""
+        return deadline_s <= now_s or self.router.reading_round.rejection is not None
+
     def reject_early(self, arrival_s: float, budget_s: float, size: int, now_s: float) -> Rejection | None:
         """Decides whether to reject a request before it is parsed; None: it may be parsed.
 

@@ -237,13 +237,13 @@ class Connection(asyncio.Protocol):
         self._requests += 1
         if self._requests >= frontend.limits.requests:
             self._keep_alive = False
-            name = self._channel.name
-            frontend.exceeded("requests", f"{name} has sent {self._requests} and has to reconnect")
+            frontend.exceeded("requests", f"{self._channel.name} sent {self._requests} and has to reconnect")
         hot = frontend.hot.get(head.target) if head.method == b"POST" else None
         try:
             if hot is not None:
                 frontend.begin_request()
-                rejected = hot.reject_early(head.headers, head.length, self._scope, self._arrival())
+                body = self._buffer
+                rejected = hot.reject_early(head.headers, head.length, self._scope, self._arrival(), body)
                 if rejected is not None:
                     self._send(rejected)
                     return

@@ -20,6 +20,8 @@ from polyrec.server.http.connection.body import Headers, header, read_body
 from polyrec.server.http.connection.reply import Reply
 from polyrec.server.http.options import BUDGET, PRIORITY, QUALITY, parse_budget_s
 
+OPTIONS, ESCAPE = b'"parameters"', b"\\"
+
 
 class HotEndpoint:
     """An endpoint whose requests the connection may answer without ASGI; itself an ASGI application."""
@@ -34,6 +36,7 @@ class HotEndpoint:
         size: int | None,
         scope: Callable[[], Scope],
         arrival: Arrival | None = None,
+        body: bytes = b"",
     ) -> Reply | None:
         """Rejects a request before parsing when the server is overloaded; None: it may be processed.
 
@@ -42,10 +45,10 @@ class HotEndpoint:
         (priority, quality) are never rejected here.
 
         size: bytes of the body, None if unknown. scope: makes the ASGI scope, for traces. arrival: of the
-        head, by estimate; None: now.
+        head, by estimate; None: now. body: what has arrived of it.
         """
         engine, codec = self._engine, self._codec
-        if size is None or codec.has_options or engine.state is not LifecycleState.READY:
+        if size is None or engine.state is not LifecycleState.READY:
             return None
         serving = engine.serving
         budget_s = engine.default_budget_s
@@ -61,7 +64,12 @@ class HotEndpoint:
             return None
         now_s = clock()
         arrival_s = now_s if arrival is None else arrival.budget_start_s(budget_s, now_s)
-        rejected = serving.dispatcher.reject_early(arrival_s, budget_s, size, now_s)
+        dispatcher = serving.dispatcher
+        if codec.has_options and not (
+            dispatcher.rejects(arrival_s + budget_s, now_s) and _has_no_options(body[:size], size)
+        ):
+            return None
+        rejected = dispatcher.reject_early(arrival_s, budget_s, size, now_s)
         if rejected is None:
             return None
         outcome, reply = _rejection(rejected.reason, rejected.retry_header_s, budget_s)
@@ -105,6 +113,11 @@ class HotEndpoint:
         finally:
             if watching is not None:
                 watching.cancel()
+
+
+def _has_no_options(body: bytes, size: int) -> bool:
+    """Whether a whole body of the inference protocol has arrived and names no parameters, also in escapes."""
+    return len(body) == size and ESCAPE not in body and OPTIONS not in body
 
 
 @lru_cache(maxsize=256)

@@ -161,3 +161,8 @@ def test_batches_are_as_large_after_a_start_on_a_busy_machine(seed: int) -> None
     assert model.median_s == pytest.approx(alone_s)
     usual = LatencyTable(undisturbed(alone_s[None]), 4096).efficient_rows
     assert LatencyTable(model, 4096).efficient_rows == usual
+
+
+def test_without_a_profile_a_batch_may_take_most_of_the_time_left() -> None:
+    table = LatencyTable(undisturbed(np.array([[0.2e-3, 0.3e-3, 1.5e-3, 12e-3]])), 1024)
+    assert table.max_rows_at_tail(0.004) > 0.75 * table.max_rows_at_median(0.004)

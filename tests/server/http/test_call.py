@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
+import orjson
 import pytest
 
 from polyrec.planner.plan import Plan
 from polyrec.server.app.engine import Engine
 from polyrec.server.errors import DeadlinePassed, Overloaded
 from polyrec.server.http.app import create_app
+from polyrec.server.http.connection.hot_endpoint import HotEndpoint
 
 
 @pytest.mark.parametrize("path", ["/v1/predict", "/v1/rank", "/v2/models/dlrm/infer"])
@@ -76,6 +79,22 @@ def test_an_overfull_queue_gives_429_with_a_time_to_retry(plan: Plan, client: An
     engine.close()
 
 
+def overload(hot: HotEndpoint, scope: dict[str, Any], body: bytes) -> None:
+    """Submits requests until many are rejected.
+
+    Nothing is executed before the event loop has its turn, so the queue grows until it is full; a machine
+    that stops this process for a moment rejects some before that.
+    """
+    rejected = 0
+    while rejected < 100:
+        call = hot.call(scope)
+        call.admit()
+        try:
+            call.submit(body)
+        except (DeadlinePassed, Overloaded):
+            rejected += 1
+
+
 def test_past_capacity_a_request_is_rejected_by_its_headers_unless_they_ask_for_more(plan: Plan) -> None:
     engine = Engine()
     engine.load(plan)
@@ -94,16 +113,7 @@ def test_past_capacity_a_request_is_rejected_by_its_headers_unless_they_ask_for_
 
     async def scene() -> None:
         assert status(len(body), budget) is None
-        # nothing is executed before the event loop has its turn, so the queue grows until it is full; a
-        # machine that stops this process for a moment rejects some before that
-        rejected = 0
-        while rejected < 100:
-            call = hot.call(scope(budget))
-            call.admit()
-            try:
-                call.submit(body)
-            except (DeadlinePassed, Overloaded):
-                rejected += 1
+        overload(hot, scope(budget), body)
         assert status(size, budget) == 429
         assert status(2 * size, budget) == 429
         assert status(None, budget) is None
@@ -116,5 +126,42 @@ def test_past_capacity_a_request_is_rejected_by_its_headers_unless_they_ask_for_
         ):
             assert status(size, budget, header) is None, header
         engine.close()  # answers what waits, in the event loop
+
+    asyncio.run(scene())
+
+
+def test_past_capacity_a_body_that_may_have_options_is_parsed(
+    plan: Plan, tensors: Callable[[Any], dict[str, Any]], request_: Any
+) -> None:
+    engine = Engine()
+    engine.load(plan)
+    hot = create_app(engine).hot[b"/v2/models/dlrm/infer"]
+    inputs = [
+        {"name": name, "shape": array.shape, "data": array.ravel()}
+        | {"datatype": "FP32" if array.dtype.kind == "f" else "INT64"}
+        for name, array in tensors(request_).items()
+    ]
+
+    def body(**more: object) -> bytes:
+        return orjson.dumps({**more, "inputs": inputs}, option=orjson.OPT_SERIALIZE_NUMPY)
+
+    headers = [(b"x-latency-budget-ms", b"1000")]
+    scope = {"type": "http", "path": "/v2/models/dlrm/infer", "headers": headers, "client": None}
+
+    def status(body: bytes, received: int | None = None) -> int | None:
+        rejected = hot.reject_early(headers, len(body), lambda: scope, None, body[:received])
+        return None if rejected is None else rejected.status
+
+    async def scene() -> None:
+        plain = body()
+        assert status(plain) is None
+        overload(hot, scope, plain)
+        assert status(plain) == 429
+        assert status(plain, len(plain) - 1) is None
+        assert status(body(parameters={"priority": 1})) is None
+        assert (
+            status(body().replace(b'{"inputs"', b'{"param\\u0065ters":{"timeout":9000000},"inputs"')) is None
+        )
+        engine.close()
 
     asyncio.run(scene())
