@@ -20,7 +20,6 @@ from typing import Annotated, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from pydantic import Field
 
@@ -297,6 +296,9 @@ def read_labels(file: Path, request_ids: pa.Array | None = None) -> Iterator[pa.
 
     Raises DataError.
     """
+    # brings pandas where it is installed: a tenth of the imports of a server, which may have no log
+    import pyarrow.dataset as ds
+
     with open_parquet(file) as parquet:
         check_columns(str(file), ["request_id", "row", "label"], parquet.schema_arrow.names)
     wanted = None if request_ids is None else ds.field("request_id").isin(request_ids)

@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Self
 
-import httpx
-
 from polyrec.models.errors import PolyrecError
 from polyrec.models.fetching.url import SCHEME, ModelUrl
 
@@ -126,6 +124,9 @@ class Watch:
 
 
 def _web(url: ModelUrl) -> Iterator[bytes]:
+    # a server of local files needs none
+    import httpx
+
     # uncompressed, so that the received bytes are those of the file
     headers = {"Accept-Encoding": "identity"}
     watch = Watch()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,9 +21,11 @@ from polyrec.models.tiers.figures import Counters
 from polyrec.models.tiers.layout import DISK, REMOTE
 from polyrec.models.tiers.releasing import Gathers
 from polyrec.models.tiers.remote.fetched import FetchedRows
-from polyrec.models.tiers.remote.remote import PendingBatch
 from polyrec.models.tiers.tier_set import TierSet
 from polyrec.models.tiers.view import View
+
+if TYPE_CHECKING:
+    from polyrec.models.tiers.remote.remote import PendingBatch
 
 clock = time.perf_counter
 

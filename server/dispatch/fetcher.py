@@ -18,8 +18,7 @@ from socket import socket
 
 from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.ahead import Fetch, RowsAhead
-from polyrec.models.tiers.remote.fetched import FetchedRows
-from polyrec.models.tiers.remote.remote import clock
+from polyrec.models.tiers.remote.fetched import FetchedRows, clock
 from polyrec.models.tiers.view import View
 
 log = logging.getLogger("polyrec.serving")

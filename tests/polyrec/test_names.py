@@ -27,6 +27,8 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         ("import polyrec", HEAVY),
         ("import polyrec; polyrec.Client", {"torch", "pyarrow", "uvicorn"}),
         ("import polyrec; polyrec.serve", {"torch", "pyarrow", "uvicorn"}),
+        # a server without a remote tier, a model by URL and reported labels
+        ("import polyrec.server.app.run", {"httpx", "pandas", "pyarrow.dataset", "redis"}),
     ],
 )
 def test_imports_bring_only_what_they_need(statement: str, light: set[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -14,6 +15,9 @@ from torch import Tensor
 from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.slab import Bytes
 from polyrec.models.tiers.updates.last import last_of_equal
+
+clock = time.monotonic
+"""By which a batch's remote rows are late; here, as the store's client imports redis-py."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,7 +15,6 @@ and the answer is marked as degraded.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from socket import socket
@@ -30,6 +29,7 @@ from redis.exceptions import RedisError
 
 from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.remote.cluster import Cluster, ServerRows
+from polyrec.models.tiers.remote.fetched import clock
 from polyrec.models.tiers.remote.login import Login, bare
 from polyrec.models.tiers.remote.server import Server
 from polyrec.models.tiers.slab import Bytes
@@ -42,8 +42,6 @@ LEAST_S = 0.001
 """Minimum timeout of a connection."""
 READ_BYTES = 1 << 16
 REDIRECT = re.compile(r"(MOVED|ASK) \d+ (.*):(\d+)")
-
-clock = time.monotonic
 
 
 @dataclass(slots=True, eq=False)

@@ -14,7 +14,8 @@ import torch
 from polyrec.models.errors import RuntimeUnavailable
 from polyrec.models.schema.batch import I64
 from polyrec.models.schema.encoder import Encoder
-from polyrec.models.tiers.remote.remote import RemoteTier, clock
+from polyrec.models.tiers.remote.fetched import clock
+from polyrec.models.tiers.remote.remote import RemoteTier
 from polyrec.models.tiers.rows import TieredRows
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.updates.drift import Drift
