@@ -10,8 +10,12 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.polyrec-setup
 PYTHON ?=
 PIP_ARGS ?=
-# processes of `make test`; tests of one file stay in one. Three keep two cores busy: a third of the time, tests wait for servers
-JOBS ?= 3
+# processes of `make test`; tests of one file stay in one. Four keep two cores busy, as tests wait for servers
+JOBS ?= 4
+# those of `make test-long`, whose tests compute more and wait less
+LONG_JOBS ?= 2
+# with it, each of the hundreds of processes that tests start compiles Polyrec again
+unexport PYTHONDONTWRITEBYTECODE
 
 # what an interpreter must have; 3.14 waits for the kserve client that the tests use
 SUITABLE := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
@@ -52,7 +56,7 @@ test: setup  ## every test that needs no GPU and is not long
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m "not gpu and not long"
 
 test-long: setup  ## a soak of a minute, the whole demo, training and serving real data, waits for time limits
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "long and not gpu"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(LONG_JOBS) --dist loadfile -m "long and not gpu"
 
 check: lint format-check types imports spelling dockerfile documentation  ## all of: lint, format, types, one-way imports, spelling, Dockerfile, documentation
 
