@@ -25,7 +25,7 @@ from typing import Any
 import orjson
 
 from polyrec.models.errors import PolyrecError
-from polyrec.server.app.listening import Ready, listen, reserve
+from polyrec.server.app.listening import Ready, listen, reserve, url_of
 from polyrec.server.app.logs import log_to_stderr
 from polyrec.server.app.settings import PREFIX, Settings
 from polyrec.server.app.signals import ignores_sighup
@@ -167,10 +167,9 @@ class _Supervisor:
         self._announced = True
         first = self._ready[0]
         scheme = first["url"].partition(":")[0]
-        host, port = self._shared.getsockname()[:2]
         self._on_ready(
             Ready(
-                url=f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}",
+                url=url_of(scheme, self._shared),
                 pid=os.getpid(),
                 paths=tuple(first["paths"]),
                 runtime=first["runtime"],

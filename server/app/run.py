@@ -33,7 +33,7 @@ from polyrec.models.fetching.url import ModelUrl
 from polyrec.server.app.background import run_in_thread, start_task
 from polyrec.server.app.drain import Drain
 from polyrec.server.app.engine import Engine, LifecycleState
-from polyrec.server.app.listening import BACKLOG, Ready, address_of, listen, reserve, resolved
+from polyrec.server.app.listening import BACKLOG, Ready, address_of, listen, reserve, resolved, url_of
 from polyrec.server.app.logs import log_to_stderr
 from polyrec.server.app.serving import Serving
 from polyrec.server.app.settings import Settings
@@ -248,7 +248,7 @@ async def _run_until_stopped(
 ) -> None:
     background = [start_task(frontend.sweep(), "the timeouts of connections")]
     scheme = "http" if settings.tls_cert is None else "https"
-    url = _url(scheme, listener)  # before a signal can close the listener
+    url = url_of(scheme, listener)  # before a signal can close the listener
     loading = run_in_thread(load)
     if shared is None:
         sockets = duplicate_listener(listener)
@@ -342,11 +342,6 @@ def _open_log(engine: Engine, settings: Settings, folder: Path, serving: Serving
     if settings.live_quality != "off":
         engine.open_live_quality(settings.of_live_quality(), log_settings, serving)
     engine.open_prediction_log(log_settings, serving)
-
-
-def _url(scheme: str, listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _ready(models: ModelRepository, url: str, grpc: GrpcPort | None) -> Ready:
