@@ -141,22 +141,6 @@ def _deploy(spec: ClusterSpec, group: GroupSpec) -> None:
     """Deploys a group on Serve, or changes it, and waits until it is as wanted. Raises ClusterError."""
     asked = dict(group.resources)
     actor = {"num_cpus": asked.pop("CPU", 1.0), "num_gpus": asked.pop("GPU", 0.0), "resources": asked}
-    count: dict[str, Any] = {"num_replicas": group.replicas}
-    if group.autoscale is not None:
-        bounds = group.autoscale.model_dump()
-        count = {
-            "autoscaling_config": {
-                "min_replicas": group.autoscale.least,
-                "max_replicas": group.autoscale.most,
-                "initial_replicas": min(max(group.replicas, group.autoscale.least), group.autoscale.most),
-                "metrics_interval_s": 1.0,
-                # the policy itself waits before it takes a replica away
-                "upscale_delay_s": 0.0,
-                "downscale_delay_s": 0.0,
-                "look_back_period_s": 10.0,
-                "policy": {"policy_function": BacklogPolicy, "policy_kwargs": bounds},
-            }
-        }
     deployment = serve.deployment(
         name="Replica",
         ray_actor_options=actor,
@@ -169,7 +153,7 @@ def _deploy(spec: ClusterSpec, group: GroupSpec) -> None:
             "request_router_class": PredictedCompletion,
             "request_routing_stats_period_s": REPORT_S,
         },
-        **count,
+        **_replica_count(group),
     )(Replica)
     # the code is the version, so that Serve replaces replicas only for other code: they open another plan
     # themselves, and with versions that Serve makes every change would replace them
@@ -182,6 +166,26 @@ def _deploy(spec: ClusterSpec, group: GroupSpec) -> None:
         found = serve.status().applications.get(group.application)
         reasons = [] if found is None else [_brief(d.message) for d in found.deployments.values()]
         raise ClusterError(f"group '{group.name}': {' '.join(reasons) or e}") from None
+
+
+def _replica_count(group: GroupSpec) -> dict[str, Any]:
+    """Serve's options for the number of a group's replicas: fixed, or by `BacklogPolicy`."""
+    bounds = group.autoscale
+    if bounds is None:
+        return {"num_replicas": group.replicas}
+    return {
+        "autoscaling_config": {
+            "min_replicas": bounds.least,
+            "max_replicas": bounds.most,
+            "initial_replicas": min(max(group.replicas, bounds.least), bounds.most),
+            "metrics_interval_s": 1.0,
+            # the policy itself waits before it takes a replica away
+            "upscale_delay_s": 0.0,
+            "downscale_delay_s": 0.0,
+            "look_back_period_s": 10.0,
+            "policy": {"policy_function": BacklogPolicy, "policy_kwargs": bounds.model_dump()},
+        }
+    }
 
 
 def _start_balancer(spec: ClusterSpec) -> None:

@@ -2,7 +2,7 @@
 
 Removes the chosen pieces from the queue (unless it is a probe), sets the path of their queries, and records
 on the lane what it executes, when that should complete and when it counts as stalled. When it has been
-executed, completes its queries.
+executed, completes its queries; those whose deadline passes before that expire.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from polyrec.planner.routing.fair_share import charge
 from polyrec.planner.routing.lanes.breaker import overdue_at_s
 from polyrec.planner.routing.lanes.lane import LaneState
 from polyrec.planner.routing.policies.policy import BatchChoice, Policy
-from polyrec.planner.routing.query import Dispatch, Part
+from polyrec.planner.routing.query import Dispatch, Part, Query
 from polyrec.planner.routing.queue import Piece, Queue
 from polyrec.planner.routing.router_state import RouterState
 
@@ -95,6 +95,22 @@ def complete(state: RouterState, dispatch: Dispatch, now_s: float, learner: Poli
                     learner.finished(query, now_s)
         if query.settled and query.dispatched_rows < query.rows:
             state.queue.discount(query)
+
+
+def expire_executing(state: RouterState, lane: LaneState, dispatch: Dispatch, now_s: float) -> list[Query]:
+    """Settles and returns the queries of a running batch whose deadline passed; sets the lane's next one."""
+    expired = []
+    lane.due_s = INF
+    for part in dispatch.parts:
+        query = part.query
+        if query.settled:
+            continue
+        if query.deadline_s <= now_s:
+            state.queue.settle(query)
+            expired.append(query)
+        elif query.deadline_s < lane.due_s:
+            lane.due_s = query.deadline_s
+    return expired
 
 
 def _remove(queue: Queue, dispatched: list[Piece], rows: int) -> None:

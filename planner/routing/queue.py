@@ -156,6 +156,12 @@ class Queue:
             del pieces[-1]
         return pieces
 
+    def settle(self, query: Query) -> None:
+        """Settles a query; its waiting rows stop counting."""
+        query.settled = True
+        if query.dispatched_rows < query.rows:
+            self.discount(query)
+
     def discount(self, query: Query) -> None:
         """Stops counting the waiting rows of a settled query."""
         rows = query.rows - query.dispatched_rows

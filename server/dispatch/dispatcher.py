@@ -262,18 +262,10 @@ class Dispatcher:
         try:
             if self._arrived and self.cold_rows is not None:
                 self._look_for_rows(self.cold_rows)
-            now_s = clock()
-            expired = self.router.expire(now_s)
-            for i in tuple(self.router.lane_order):
-                if self._executor.is_free(i) and (turns is None or turns.may_start(i, now_s)):
-                    dispatch = self.router.next(i, now_s)
-                    if dispatch is not None:
-                        if turns is not None:
-                            turns.started(dispatch)
-                        self._last_path = dispatch.path
-                        self._last_was_alone = len(dispatch.parts) == 1
-                        self._executor.execute(i, dispatch)
-                        now_s = clock()
+            expired = self.router.expire(clock())
+            for lane in tuple(self.router.lane_order):
+                if self._executor.is_free(lane):
+                    self._start_batch(lane, turns)
             for query in expired:
                 fail(query, DeadlinePassed(query.deadline_s - query.arrival_s))
         finally:
@@ -288,6 +280,20 @@ class Dispatcher:
                 self._scheduled = loop.call_soon(self._dispatch_all, loop)
             turns.passed(self._scheduled is not None)
         self._set_timer(loop)
+
+    def _start_batch(self, lane: int, turns: LaneTurns | None) -> None:
+        """Gives a free lane the router's next dispatch, if there is one and it is this model's turn."""
+        now_s = clock()
+        if turns is not None and not turns.may_start(lane, now_s):
+            return
+        dispatch = self.router.next(lane, now_s)
+        if dispatch is None:
+            return
+        if turns is not None:
+            turns.started(dispatch)
+        self._last_path = dispatch.path
+        self._last_was_alone = len(dispatch.parts) == 1
+        self._executor.execute(lane, dispatch)
 
     def _freed(self, dispatch: Dispatch) -> None:
         if self.turns is not None:
