@@ -62,7 +62,6 @@ class Dispatcher:
         self._to_read: list[tuple[SeenQueries, list[Query]]] = []
         """Held queries whose reads have not been started yet."""
         self._last_path: int | None = None
-        self._last_was_alone = True
         self._scheduled: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = math.inf
@@ -222,17 +221,6 @@ class Dispatcher:
         """Number of queries without an answer."""
         return 0 if self._outbox is None else len(self._outbox.open)
 
-    def dispatch_now(self) -> None:
-        """Dispatches what waits, without another loop iteration in which more could join its batch.
-
-        Not while several queries share a batch: with 16 clients that all wait for it, one request that is
-        executed ahead of the others costs 4% of the throughput.
-        """
-        loop = self._loop
-        if loop is not None and self._scheduled is not None and self._last_was_alone:
-            self._scheduled.cancel()
-            self._dispatch_all(loop)
-
     def _schedule_dispatch(self) -> None:
         loop = self._loop
         if loop is not None and self._scheduled is None:
@@ -292,7 +280,6 @@ class Dispatcher:
         if turns is not None:
             turns.started(dispatch)
         self._last_path = dispatch.path
-        self._last_was_alone = len(dispatch.parts) == 1
         self._executor.execute(lane, dispatch)
 
     def _freed(self, dispatch: Dispatch) -> None:

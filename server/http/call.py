@@ -278,11 +278,6 @@ class Call:
         )
         return query
 
-    def dispatch(self) -> None:
-        """Dispatches the query now instead of in a later iteration of the event loop."""
-        assert self._serving is not None
-        self._serving.dispatcher.dispatch_now()
-
     def _allowed(self, options: RequestOptions) -> RequestOptions:
         """The options with the budget capped, after a check of the client's rights. Raises Forbidden."""
         if options is NO_OPTIONS:
