@@ -109,7 +109,7 @@ class Queue:
         del pieces[at]
         self._count(query, -query.rows)
 
-    def be_ready(self, query: Query, until_s: float) -> None:
+    def mark_ready(self, query: Query, until_s: float) -> None:
         """Records that the rows of a query are there; if it is held, at most until until_s from now on."""
         if query in self.held:
             self.held[query] = min(self.held[query], until_s)

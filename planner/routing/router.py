@@ -18,7 +18,7 @@ from polyrec.planner.routing.admission.reading_round import ReadingRound
 from polyrec.planner.routing.decision import decide, other_usable_lanes
 from polyrec.planner.routing.dispatching import complete, dispatch_batch, expire_executing
 from polyrec.planner.routing.explanation import Explanation, RouterSnapshot
-from polyrec.planner.routing.holding import be_ready, hold, queue_ready
+from polyrec.planner.routing.holding import hold, mark_ready, queue_ready
 from polyrec.planner.routing.lanes.breaker import CLOSED, OPEN, BreakerState
 from polyrec.planner.routing.lanes.lane import LaneState
 from polyrec.planner.routing.latency.front_cost import LoopTime
@@ -125,7 +125,7 @@ class Router:
         """Records that the missing rows of a query have been read: it is ready."""
         query.reading = False
         self.state.reads.observe(query.misses, took_s)
-        be_ready(self.state, query)
+        mark_ready(self.state, query)
 
     def _overload(self, query: Query, excess_s: float, size: float, possible: bool) -> Rejection:
         """Makes the rejection of a query, and records it for the others of the reading round."""

@@ -318,10 +318,10 @@ def measure(runtime: Runtime, encoder: Encoder) -> LatencyModel:
             start = clock()
             runtime.predict(batch)
             of_round[i] = clock() - start
-    return undisturbed(took_s)
+    return model_of_shortest(took_s)
 
 
-def undisturbed(took_s: F64) -> LatencyModel:
+def model_of_shortest(took_s: F64) -> LatencyModel:
     """The latency model of the shortest times. took_s: float64 [rounds, MEASURED_ROWS].
 
     Other work of the machine lengthens the times of some sizes, which would decide how large batches are
