@@ -321,14 +321,15 @@ class Dispatcher:
     def _answering(self) -> tuple[float, int]:
         return (0.0, 0) if self._outbox is None else self._outbox.spent()
 
-    def lane_died(self, lane: int) -> None:
+    def lane_died(self, lane: Lane) -> None:
         """Takes a lane out of service, as its process ended, and restarts it."""
         if self._closed:
             return
+        index = self._lanes.index(lane)
         self.deaths += 1
-        self.router.lane_down(lane)
-        self._observer.lane_alive(lane, False)
-        self._supervisor.restart(lane)
+        self.router.lane_down(index)
+        self._observer.lane_alive(index, False)
+        self._supervisor.restart(index)
 
     def _lane_restarted(self, lane: int) -> None:
         self.router.lane_up(lane, clock())
