@@ -18,33 +18,24 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from polyrec.cluster.balancer import BALANCER, NAMESPACE, Balancer
 from polyrec.cluster.haproxy_process import private_folder
 from polyrec.cluster.replica import Replica
-from polyrec.cluster.request_router import PredictedCompletion
 from polyrec.cluster.scaling import BacklogPolicy
 from polyrec.cluster.spec import ClusterError, ClusterSpec, GroupSpec
 from polyrec.models.version import code_version
 
-MOST_ONGOING = 1000
-"""Limit of Serve's proxies for one replica, high enough that its server's admission control decides."""
 SHUTDOWN_S = 60.0
 POLL_S = 0.1
-REPORT_S = 0.2
-"""Interval of the replicas' reports to Serve's request router."""
 
 
 def up(spec: ClusterSpec) -> None:
     """Starts the ingress and all groups, and waits until every replica answers. Raises ClusterError."""
     if _balancer() is not None:
         raise ClusterError("a cluster is up; `polyrec cluster down` ends it")
-    http = {"host": spec.host, "port": spec.port}
     with _quiet():
-        if spec.way == "balancer":
-            serve.start(proxy_location="Disabled")
-        else:
-            serve.start(proxy_location="HeadOnly", http_options=http)
+        serve.start(proxy_location="Disabled")
     _start_balancer(spec)
     try:
         for group in spec.groups:
-            _deploy(spec, group)
+            _deploy(group)
         _wait_until_known(spec)
     except ClusterError:
         down()
@@ -117,7 +108,6 @@ def status() -> dict[str, Any]:
             }
         )
     return {
-        "way": spec.way,
         "url": f"http://{spec.host}:{spec.port}",
         "groups": groups,
         "replicas": replicas(),
@@ -133,55 +123,53 @@ def replicas() -> list[dict[str, Any]]:
 def _change(spec: ClusterSpec, group: GroupSpec) -> ClusterSpec:
     changed = spec.with_group(group)
     ray.get(_balancer().set_spec.remote(changed.model_dump_json()))
-    _deploy(changed, group)
+    _deploy(group)
     return changed
 
 
-def _deploy(spec: ClusterSpec, group: GroupSpec) -> None:
+def _deploy(group: GroupSpec) -> None:
     """Deploys a group on Serve, or changes it, and waits until it is as wanted. Raises ClusterError."""
     asked = dict(group.resources)
     actor = {"num_cpus": asked.pop("CPU", 1.0), "num_gpus": asked.pop("GPU", 0.0), "resources": asked}
-    count: dict[str, Any] = {"num_replicas": group.replicas}
-    if group.autoscale is not None:
-        bounds = group.autoscale.model_dump()
-        count = {
-            "autoscaling_config": {
-                "min_replicas": group.autoscale.least,
-                "max_replicas": group.autoscale.most,
-                "initial_replicas": min(max(group.replicas, group.autoscale.least), group.autoscale.most),
-                "metrics_interval_s": 1.0,
-                # the policy itself waits before it takes a replica away
-                "upscale_delay_s": 0.0,
-                "downscale_delay_s": 0.0,
-                "look_back_period_s": 10.0,
-                "policy": {"policy_function": BacklogPolicy, "policy_kwargs": bounds},
-            }
-        }
     deployment = serve.deployment(
         name="Replica",
         ray_actor_options=actor,
         user_config=group.served(),
-        max_ongoing_requests=MOST_ONGOING,
         health_check_period_s=1.0,
         health_check_timeout_s=10.0,
         graceful_shutdown_timeout_s=SHUTDOWN_S,
-        request_router_config={
-            "request_router_class": PredictedCompletion,
-            "request_routing_stats_period_s": REPORT_S,
-        },
-        **count,
+        **_replica_count(group),
     )(Replica)
     # the code is the version, so that Serve replaces replicas only for other code: they open another plan
     # themselves, and with versions that Serve makes every change would replace them
     versioned = deployment.options(version=code_version(), _internal=True)
-    prefix = None if spec.way == "balancer" else "/"
     try:
         with _quiet():
-            serve.run(versioned.bind(group.name, group.settings), name=group.application, route_prefix=prefix)
+            serve.run(versioned.bind(group.name, group.settings), name=group.application, route_prefix=None)
     except RuntimeError as e:
         found = serve.status().applications.get(group.application)
         reasons = [] if found is None else [_brief(d.message) for d in found.deployments.values()]
         raise ClusterError(f"group '{group.name}': {' '.join(reasons) or e}") from None
+
+
+def _replica_count(group: GroupSpec) -> dict[str, Any]:
+    """Serve's options for the number of a group's replicas: fixed, or by `BacklogPolicy`."""
+    bounds = group.autoscale
+    if bounds is None:
+        return {"num_replicas": group.replicas}
+    return {
+        "autoscaling_config": {
+            "min_replicas": bounds.least,
+            "max_replicas": bounds.most,
+            "initial_replicas": min(max(group.replicas, bounds.least), bounds.most),
+            "metrics_interval_s": 1.0,
+            # the policy itself waits before it takes a replica away
+            "upscale_delay_s": 0.0,
+            "downscale_delay_s": 0.0,
+            "look_back_period_s": 10.0,
+            "policy": {"policy_function": BacklogPolicy, "policy_kwargs": bounds.model_dump()},
+        }
+    }
 
 
 def _start_balancer(spec: ClusterSpec) -> None:

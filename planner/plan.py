@@ -144,18 +144,26 @@ class Plan(Strict):
     expected: Expected | None = None
 
     @model_validator(mode="after")
-    def _names_fit(self) -> Plan:
-        names = [path.name for path in self.paths]
-        for kind, given in (("path", names), ("lane", [lane.name for lane in self.lanes])):
-            for name in given:
-                if given.count(name) > 1:
+    def _names_are_unique(self) -> Plan:
+        for kind, planned in (("path", self.paths), ("lane", self.lanes)):
+            names = [each.name for each in planned]
+            for name in names:
+                if names.count(name) > 1:
                     raise ValueError(f"{kind} '{name}' is planned twice")
+        return self
+
+    @model_validator(mode="after")
+    def _cap_is_not_below_default(self) -> Plan:
         cap = self.limits.max_budget_ms
         if cap is not None and cap < self.default_budget_ms:
             raise ValueError(
                 f"max_budget_ms {cap:g} is below default_budget_ms {self.default_budget_ms:g}; "
                 "raise the cap or lower the default"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _paths_have_lanes(self) -> Plan:
         devices = {path.device for path in self.paths}
         if self.lanes:
             served = {lane.device for lane in self.lanes}
@@ -167,6 +175,11 @@ class Plan(Strict):
                     raise ValueError(f"lane '{lane.name}' has no path: none is on device '{lane.device}'")
         if sum(lane.kind == "inline" for lane in self.lanes) > 1:
             raise ValueError("two lanes are inline; an event loop executes one batch at a time")
+        return self
+
+    @model_validator(mode="after")
+    def _routing_has_a_path(self) -> Plan:
+        names = [path.name for path in self.paths]
         static = self.routing.policy.removeprefix("static:")
         for name in (*self.routing.weights, *([static] if static != self.routing.policy else [])):
             if name not in names:
@@ -176,6 +189,11 @@ class Plan(Strict):
         if not any(self.routing.weights.get(p.name, 1) for p in routed):
             named = ", ".join(f"'{p.name}'" for p in routed)
             raise ValueError(f"no path would answer: the weight of {named} is 0")
+        return self
+
+    @model_validator(mode="after")
+    def _named_paths_are_planned(self) -> Plan:
+        names = [path.name for path in self.paths]
         for d in self.differences:
             for name in (d.path, d.other):
                 if name not in names:

@@ -20,16 +20,16 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.fleet.baselines import LeastOutstanding, RoundRobin, StaleTwoChoices, WeightedRandom
 from benchmarks.fleet.dispatch_page import page
+from benchmarks.fleet.node_model import NodeKind
+from benchmarks.fleet.simulator import Chooser, FleetOutcome, simulate_fleet
 from benchmarks.routing.mprec_machines import MODELS, load_machine_of, profile
 from benchmarks.routing.roofline import Assumed
 from polyrec.loadtest.machine import processor
 from polyrec.models.schema.batch import F64, I64
 from polyrec.planner.arrivals import arrival_times
-from polyrec.planner.fleet.baselines import LeastOutstanding, RoundRobin, StaleTwoChoices, WeightedRandom
-from polyrec.planner.fleet.node_model import NodeKind
 from polyrec.planner.fleet.replica_choice import ReplicaChoice
-from polyrec.planner.fleet.simulator import Chooser, FleetOutcome, simulate_fleet
 from polyrec.planner.plan import Limits, Routing
 from polyrec.planner.routing.lanes.lane import LaneSpec
 from polyrec.planner.routing.lanes.path import PathSpec

@@ -119,7 +119,7 @@ def _node(found: dict[str, Any]) -> list[str]:
         "## The simplified node",
         "",
         "A node here is a queue, its lanes and the choice of paths by price "
-        "(planner/fleet/node_model.py): the full "
+        "(benchmarks/fleet/node_model.py): the full "
         "simulator would take too long for a thousand. Left out: the event loop and the front's "
         "cost, splitting "
         "of queries over lanes, deadlines that differ, corrections of latency, faults, lost "

@@ -19,6 +19,7 @@ import numpy as np
 from benchmarks.fleet.plan_page import markdown
 from benchmarks.lanes.front_time import Front
 from benchmarks.lanes.shared_bound import LaneUse, bound_of
+from benchmarks.lanes.shared_lanes import SharedModel, simulate_shared
 from benchmarks.lanes.two_models import LOADS, MARGIN_S
 from polyrec.models.amounts import percent
 from polyrec.planner.arrivals import arrival_times
@@ -31,7 +32,6 @@ from polyrec.planner.routing.sharing.pools import LanePlace
 from polyrec.planner.simulation.bound import Trace
 from polyrec.planner.simulation.costs import BatchCost, Costs
 from polyrec.planner.simulation.outcomes import Outcomes, Status
-from polyrec.planner.simulation.shared_lanes import SharedModel, simulate_shared
 from polyrec.planner.traffic import Arrivals
 
 ROWS = 100

@@ -46,7 +46,7 @@ def page(plan: Plan) -> list[str]:
     return lines[1:] if expected is None else lines
 
 
-def traffic_words(traffic: Traffic) -> str:
+def describe_traffic(traffic: Traffic) -> str:
     """`4,000 queries/s of 23 rows (lognormal), Poisson`."""
     kind: str = traffic.arrivals.kind
     if kind not in ("poisson", "trace"):
@@ -54,7 +54,7 @@ def traffic_words(traffic: Traffic) -> str:
     return f"{rate(traffic.rate)} queries/s of {_sizes(traffic.sizes)}, {kind}"
 
 
-def bound_words(bound: Bottleneck) -> str:
+def describe_bottleneck(bound: Bottleneck) -> str:
     """`time of cpu (+2,090 information/s without it)`."""
     gain = f" (+{rate(bound.gain)} information/s without it)"
     if bound.kind == "slo":
@@ -68,7 +68,7 @@ def _sizes(sizes: Sizes) -> str:
 
 
 def _summary(e: Expected) -> Iterator[str]:
-    yield f"Plan for machine '{e.machine}': {traffic_words(e.traffic)}, within {e.slo_ms:g} ms"
+    yield f"Plan for machine '{e.machine}': {describe_traffic(e.traffic)}, within {e.slo_ms:g} ms"
     yield (
         f"Serves {percent(e.served)} of it: {rate(e.rows_per_s)} of {rate(e.asked_rows_per_s)} rows/s, "
         f"information {rate(e.information_per_s)}/s ({e.quality:.5f} a row)"
@@ -170,7 +170,7 @@ def _bounds(e: Expected) -> Iterator[str]:
     elif not e.bound:
         yield "Bound by nothing: everything is served by a path of the best quality"
     for i, bound in enumerate(e.bound):
-        yield f"{'Bound by' if not i else '     and'} {bound_words(bound)}"
+        yield f"{'Bound by' if not i else '     and'} {describe_bottleneck(bound)}"
 
 
 def _more(e: Expected) -> Iterator[str]:

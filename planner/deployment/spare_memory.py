@@ -47,19 +47,34 @@ def fill_spare_memory(problem: Problem, choice: Choice) -> Problem:
         room = max(budget - used[device].bytes, 0.0)
         cuts = _extend_cuts(problem, chosen, {k: _cuts(chosen[k]) for k in widest.values()}, served, room)
         grown = {k: residency(_tables(problem, chosen[k]), own) for k, own in cuts.items()}
-        reach: dict[int, tuple[int, ...] | None] = dict.fromkeys(cuts)
-        disk = problem.budget["disk"]
-        if problem.machine.remote is not None and chosen[partial[0]].tier == "disk" and disk is not None:
-            left = max(disk - sum(own.bytes for own in grown.values()), 0.0)
-            for k, down in _extend_cuts(problem, chosen, cuts, served, left).items():
-                whole = tuple(t.size for t in _tables(problem, chosen[k]).accesses_by_rank)
-                reach[k] = None if down == whole else down
-        for group, k in widest.items():
-            for j in partial:
-                if chosen[j].group == group:
-                    path = chosen[j].path
-                    options[choice.options[j]] = problem.costing(path).option(path, group, grown[k], reach[k])
+        reach = _extend_reach(problem, chosen, cuts, served, sum(own.bytes for own in grown.values()))
+        for j in partial:
+            path, group = chosen[j].path, chosen[j].group
+            k = widest[group]
+            options[choice.options[j]] = problem.costing(path).option(path, group, grown[k], reach[k])
     return replace(problem, options=tuple(options))
+
+
+def _extend_reach(
+    problem: Problem,
+    options: Sequence[Option],
+    cuts: Mapping[int, Cuts],
+    served: np.ndarray,
+    memory_bytes: float,
+) -> dict[int, Cuts | None]:
+    """Returns the ranks of each option's tables down to which the disk reaches; None: to the last.
+
+    memory_bytes: of the rows within cuts, which the disk's file has, too.
+    """
+    reach: dict[int, Cuts | None] = dict.fromkeys(cuts)
+    disk = problem.budget["disk"]
+    on_disk = options[next(iter(cuts))].tier == "disk"
+    if problem.machine.remote is not None and on_disk and disk is not None:
+        left = max(disk - memory_bytes, 0.0)
+        for k, down in _extend_cuts(problem, options, cuts, served, left).items():
+            whole = tuple(t.size for t in _tables(problem, options[k]).accesses_by_rank)
+            reach[k] = None if down == whole else down
+    return reach
 
 
 def _extend_cuts(

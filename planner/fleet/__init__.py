@@ -1,1 +1,1 @@
-"""Plans and simulates a service of many nodes: choice of a replica, autoscaling, nodes to rent."""
+"""Plans a service of many nodes: choice of a replica, autoscaling, nodes to rent."""

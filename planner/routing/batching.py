@@ -15,9 +15,8 @@ from polyrec.planner.routing.fair_share import turn
 from polyrec.planner.routing.feasibility import (
     OtherWork,
     degraded_reason,
-    later_rows,
     leaves_rest_feasible,
-    usually_due_s,
+    other_work,
 )
 from polyrec.planner.routing.lanes.lane import LaneState
 from polyrec.planner.routing.path_option import PathOption, path_options
@@ -25,7 +24,6 @@ from polyrec.planner.routing.policies.policy import BatchChoice
 from polyrec.planner.routing.queue import Piece
 from polyrec.planner.routing.router_state import RouterState
 
-INF = float("inf")
 MAX_STARTS = 8
 """Number of pieces tried as the first of a batch."""
 HELP_THRESHOLD = 0.5
@@ -53,31 +51,8 @@ def choose(state: RouterState, lane: LaneState, now_s: float) -> BatchChoice | N
         if excess_s <= 0:
             lane.recheck_s = now_s - excess_s
             return None
-    device = lane.device
-    busy_rows = 0.0
-    peers = 1
-    next_peer_s = INF
-    for other in lane.others:
-        if other.in_flight is None:
-            if other.device == device:
-                peers += 1
-        else:
-            left_s = other.free_s - now_s
-            if left_s > 0:
-                busy_rows += left_s * other.rate
-            else:
-                left_s = 0.0
-            if left_s < next_peer_s and other.device == device:
-                next_peer_s = left_s
-    busy_rows *= state.front_factor
-    due_s = usually_due_s(state, now_s)
-    start, later = later_rows(queue, due_s)
-    work = OtherWork(busy_rows, due_s, later, peers, next_peer_s)
-    # of what is due by a usual deadline: otherwise a single query with more time would hide that
-    last, backlog_rows = pieces[-1], busy_rows + queue.rows
-    if start:
-        last, backlog_rows = pieces[start - 1], backlog_rows - later
-    is_full = backlog_rows > BACKLOG_THRESHOLD * state.total_rate * (last.order_s - now_s)
+    work = other_work(state, lane, now_s)
+    is_full = _is_full(state, pieces, now_s, work)
     head = turn(state, lane) if is_full or not is_helper else 0
     while True:
         first = head
@@ -94,6 +69,17 @@ def choose(state: RouterState, lane: LaneState, now_s: float) -> BatchChoice | N
         if not head:
             return None
         head = 0
+
+
+def _is_full(state: RouterState, pieces: list[Piece], now_s: float, work: OtherWork) -> bool:
+    """Whether the backlog takes most of the time until the last usual deadline.
+
+    Only what is due by a usual deadline counts: a single query with more time would hide a full queue.
+    """
+    last, backlog_rows = pieces[-1], work.busy_rows + state.queue.rows
+    if work.later_start:
+        last, backlog_rows = pieces[work.later_start - 1], backlog_rows - work.later_rows
+    return backlog_rows > BACKLOG_THRESHOLD * state.total_rate * (last.order_s - now_s)
 
 
 def _excess_s(state: RouterState, lane: LaneState, pieces: list[Piece], now_s: float) -> float:

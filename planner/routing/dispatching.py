@@ -2,17 +2,19 @@
 
 Removes the chosen pieces from the queue (unless it is a probe), sets the path of their queries, and records
 on the lane what it executes, when that should complete and when it counts as stalled. When it has been
-executed, completes its queries.
+executed, completes its queries; those whose deadline passes before that expire.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from polyrec.planner.routing.admission.losses import record_loss
 from polyrec.planner.routing.fair_share import charge
 from polyrec.planner.routing.lanes.breaker import overdue_at_s
 from polyrec.planner.routing.lanes.lane import LaneState
 from polyrec.planner.routing.policies.policy import BatchChoice, Policy
-from polyrec.planner.routing.query import Dispatch, Part
+from polyrec.planner.routing.query import Dispatch, Part, Query
 from polyrec.planner.routing.queue import Piece, Queue
 from polyrec.planner.routing.router_state import RouterState
 
@@ -26,7 +28,7 @@ def dispatch_batch(
 
     is_copy: a probe whose query also stays in the queue.
     """
-    path, pieces, start, rows, reason = choice
+    path, pieces, _, rows, reason = choice
     path_state = state.paths[path]
     head = pieces[0]
     if len(pieces) == 1:
@@ -43,22 +45,9 @@ def dispatch_batch(
         median_s, tail_s = median_s + reads_s, tail_s + reads_s
     due_s = INF
     if not is_copy:
-        queue = state.queue
-        for part in parts:
-            query = part.query
-            query.dispatched_rows += part.rows
-            if query.priority:
-                queue.privileged_rows -= part.rows
-            query.path = path
-            query.reason = reason
-            if query.deadline_s < due_s:
-                due_s = query.deadline_s
-        queue.rows -= rows
-        if start >= 0 and rows >= head.rows:
-            del queue.pieces[start : start + len(pieces)]
-        else:
-            _remove(queue, pieces, rows)
-        charge(queue, head.level, median_s)
+        due_s = min(part.query.deadline_s for part in parts)
+        _take(state.queue, choice, parts)
+        charge(state.queue, head.level, median_s)
     dispatch = Dispatch(lane.index, path, parts, rows, reason, now_s, median_s, tail_s, False, is_copy, waits)
     lane.in_flight = dispatch
     lane.free_s = free_s = now_s + median_s
@@ -95,6 +84,39 @@ def complete(state: RouterState, dispatch: Dispatch, now_s: float, learner: Poli
                     learner.finished(query, now_s)
         if query.settled and query.dispatched_rows < query.rows:
             state.queue.discount(query)
+
+
+def expire_executing(state: RouterState, lane: LaneState, dispatch: Dispatch, now_s: float) -> list[Query]:
+    """Settles and returns the queries of a running batch whose deadline passed; sets the lane's next one."""
+    expired = []
+    lane.due_s = INF
+    for part in dispatch.parts:
+        query = part.query
+        if query.settled:
+            continue
+        if query.deadline_s <= now_s:
+            state.queue.settle(query)
+            expired.append(query)
+        elif query.deadline_s < lane.due_s:
+            lane.due_s = query.deadline_s
+    return expired
+
+
+def _take(queue: Queue, choice: BatchChoice, parts: Sequence[Part]) -> None:
+    """Removes the chosen pieces from the queue, and sets the path of their queries."""
+    path, pieces, start, rows, reason = choice
+    for part in parts:
+        query = part.query
+        query.dispatched_rows += part.rows
+        if query.priority:
+            queue.privileged_rows -= part.rows
+        query.path = path
+        query.reason = reason
+    queue.rows -= rows
+    if start >= 0 and rows >= pieces[0].rows:
+        del queue.pieces[start : start + len(pieces)]
+    else:
+        _remove(queue, pieces, rows)
 
 
 def _remove(queue: Queue, dispatched: list[Piece], rows: int) -> None:

@@ -86,12 +86,12 @@ def _explain(
         else:
             index, reason = chosen
             path = state.paths[index].name
-            why = _WORDS[reason] if any(c.feasible for c in candidates) else _TRIED
+            why = _WHY[reason] if any(c.feasible for c in candidates) else _WHY_ATTEMPTED
     return Explanation(rows, budget_s, required, policy.name, path, reason, why, retry, candidates)
 
 
-_TRIED = "no path is predicted to answer within the budget; one is tried nevertheless"
-_WORDS = {
+_WHY_ATTEMPTED = "no path is predicted to answer within the budget; one is tried nevertheless"
+_WHY = {
     "best": "the path of best quality makes it, and leaves room for what waits and comes",
     "load": "a path of better quality would make others miss their deadline",
     "deadline": "a path of better quality takes longer than the budget",

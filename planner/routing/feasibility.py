@@ -30,16 +30,35 @@ ROUNDED_UP = 1 + 1e-6
 class OtherWork(NamedTuple):
     """Work besides the batch in question.
 
-    busy_rows: executing on other lanes, in rows at total_rate. due_s: `usually_due_s`. later_rows: waiting,
-    but due after it. peers: idle lanes of the device, this one included. next_peer_s: seconds until the next
-    of its busy lanes is free.
+    busy_rows: executing on other lanes, in rows at total_rate. due_s: `usually_due_s`. later_start: index of
+    the first waiting piece that is due after it; later_rows: of all such pieces. peers: idle lanes of the
+    device, this one included. next_peer_s: seconds until the next of its busy lanes is free.
     """
 
     busy_rows: float
     due_s: float
+    later_start: int
     later_rows: int
     peers: int
     next_peer_s: float
+
+
+def other_work(state: RouterState, lane: LaneState, now_s: float) -> OtherWork:
+    """Returns the work besides a batch that a free lane is to execute."""
+    busy_rows = 0.0
+    peers = 1
+    next_peer_s = inf
+    for other in lane.others:
+        if other.in_flight is None:
+            peers += other.device == lane.device
+            continue
+        left_s = max(other.free_s - now_s, 0.0)
+        busy_rows += left_s * other.rate
+        if left_s < next_peer_s and other.device == lane.device:
+            next_peer_s = left_s
+    due_s = usually_due_s(state, now_s)
+    start, later = later_rows(state.queue, due_s)
+    return OtherWork(busy_rows * state.front_factor, due_s, start, later, peers, next_peer_s)
 
 
 def usually_due_s(state: RouterState, now_s: float) -> float:
@@ -115,9 +134,26 @@ def leaves_rest_feasible(
         return True
     free_in_s = 0.0
     if work.peers == 1:
-        free_in_s = option.tail[rows] * lane.correction.tail[path]
-        if work.next_peer_s < free_in_s:
-            free_in_s = work.next_peer_s
+        free_in_s = min(option.tail[rows] * lane.correction.tail[path], work.next_peer_s)
+    return _pieces_fit(state, pieces, count, now_s, free_in_s, busy_rows, waiting)
+
+
+def _pieces_fit(
+    state: RouterState,
+    pieces: list[Piece],
+    count: int,
+    now_s: float,
+    free_in_s: float,
+    busy_rows: float,
+    waiting: int,
+) -> bool:
+    """Whether the next, the middle and the last piece behind the batch can still be in time.
+
+    count: pieces of the batch. free_in_s: until a lane is free. busy_rows: executing, with the batch.
+    waiting: rows behind the batch.
+    """
+    rate, fill_share = state.total_rate, state.loss_backoff.fill_share
+    service_times, max_merge_rows = state.service_times, state.max_merge_rows
     following, middle, last = pieces[count], pieces[(count + len(pieces)) // 2], pieces[-1]
     for piece, delay_s, kept in (
         (following, free_in_s, BUDGET_KEPT),

@@ -37,10 +37,10 @@ def hold(state: RouterState, query: Query, misses: Misses, now_s: float) -> Reje
     return Rejection(RejectReason.OVERLOAD, excess_s, queue.rows)
 
 
-def be_ready(state: RouterState, query: Query) -> None:
+def mark_ready(state: RouterState, query: Query) -> None:
     """Allows a query whose rows were read to be queued when no other waits, or after part of its budget."""
     budget_s = query.deadline_s - query.arrival_s
-    state.queue.be_ready(query, query.arrival_s + PASSED_SHARE * budget_s)
+    state.queue.mark_ready(query, query.arrival_s + PASSED_SHARE * budget_s)
 
 
 def queue_ready(state: RouterState, fifo: bool) -> bool:

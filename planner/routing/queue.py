@@ -109,7 +109,7 @@ class Queue:
         del pieces[at]
         self._count(query, -query.rows)
 
-    def be_ready(self, query: Query, until_s: float) -> None:
+    def mark_ready(self, query: Query, until_s: float) -> None:
         """Records that the rows of a query are there; if it is held, at most until until_s from now on."""
         if query in self.held:
             self.held[query] = min(self.held[query], until_s)
@@ -155,6 +155,12 @@ class Queue:
             self.discount(pieces[-1].query)
             del pieces[-1]
         return pieces
+
+    def settle(self, query: Query) -> None:
+        """Settles a query; its waiting rows stop counting."""
+        query.settled = True
+        if query.dispatched_rows < query.rows:
+            self.discount(query)
 
     def discount(self, query: Query) -> None:
         """Stops counting the waiting rows of a settled query."""

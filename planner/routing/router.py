@@ -16,9 +16,9 @@ from polyrec.planner.routing.admission import losses
 from polyrec.planner.routing.admission.attempt import record_arrival, worth_accepting
 from polyrec.planner.routing.admission.reading_round import ReadingRound
 from polyrec.planner.routing.decision import decide, other_usable_lanes
-from polyrec.planner.routing.dispatching import complete, dispatch_batch
+from polyrec.planner.routing.dispatching import complete, dispatch_batch, expire_executing
 from polyrec.planner.routing.explanation import Explanation, RouterSnapshot
-from polyrec.planner.routing.holding import be_ready, hold, queue_ready
+from polyrec.planner.routing.holding import hold, mark_ready, queue_ready
 from polyrec.planner.routing.lanes.breaker import CLOSED, OPEN, BreakerState
 from polyrec.planner.routing.lanes.lane import LaneState
 from polyrec.planner.routing.latency.front_cost import LoopTime
@@ -125,7 +125,7 @@ class Router:
         """Records that the missing rows of a query have been read: it is ready."""
         query.reading = False
         self.state.reads.observe(query.misses, took_s)
-        be_ready(self.state, query)
+        mark_ready(self.state, query)
 
     def _overload(self, query: Query, excess_s: float, size: float, possible: bool) -> Rejection:
         """Makes the rejection of a query, and records it for the others of the reading round."""
@@ -216,7 +216,7 @@ class Router:
         for part in self._requeue(parts, now_s, failed=True):
             query = part.query
             if not query.settled:
-                self._settle(query)
+                self.state.queue.settle(query)
                 given_up.append(query)
         return given_up
 
@@ -243,16 +243,7 @@ class Router:
             if lane.overdue_s <= now_s:
                 self._abandon(lane, dispatch, now_s)
             if lane.due_s <= now_s:
-                lane.due_s = INF
-                for part in dispatch.parts:
-                    query = part.query
-                    if query.settled:
-                        continue
-                    if query.deadline_s <= now_s:
-                        self._settle(query)
-                        expired.append(query)
-                    elif query.deadline_s < lane.due_s:
-                        lane.due_s = query.deadline_s
+                expired += expire_executing(state, lane, dispatch, now_s)
         for query in expired:
             if not query.reading:  # else its reads took too long
                 losses.record_loss(state, query.rows, query.deadline_s - query.arrival_s, query.required)
@@ -282,7 +273,7 @@ class Router:
     def cancel(self, query: Query) -> None:
         """Drops a query whose client has left."""
         if not query.settled:
-            self._settle(query)
+            self.state.queue.settle(query)
 
     def lane_down(self, lane: int) -> None:
         """Records that a lane died. The caller passes its batch to `failed`."""
@@ -389,11 +380,6 @@ class Router:
             self._push(query, part.first, part.rows)
         self._update_lanes()
         return left
-
-    def _settle(self, query: Query) -> None:
-        query.settled = True
-        if query.dispatched_rows < query.rows:
-            self.state.queue.discount(query)
 
     def _update_lanes(self) -> None:
         self.policy.prepare(self.state)

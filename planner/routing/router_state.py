@@ -203,6 +203,26 @@ class RouterState:
         for lane in self.lanes:
             lane.others = [other for other in self.usable if other is not lane]
             self._find_faster_lanes(lane)
+        self._find_best_paths()
+        observed_s = [
+            self.paths[p].latency.median[1] * lane.correction.quickest[p]
+            for lane in self.usable
+            for p in lane.order
+        ]
+        self.min_latency_s = min(observed_s, default=0.0) + self.front.answer_s + self.front.answer_row_s
+        sole = self.usable[0] if len(self.usable) == 1 else None
+        self.sole_inline_lane = sole if sole is not None and sole.inline else None
+        lane_paths = self._lane_paths()
+        self.service_times = ServiceTimes(lane_paths)
+        if lane_paths:  # else no budget would be possible, and demand be forgotten until a lane is back
+            self.alone_times = ServiceTimes(self._lane_paths(lasting=True))
+            self.best_alone_times = ServiceTimes(self._lane_paths(required=True, lasting=True))
+        lanes_rate = sum(lane.rate for lane in self.usable)
+        self.front_factor = self.total_rate / lanes_rate if lanes_rate else 1.0
+        self.max_merge_rows = max((lane.merge_rows[lane.fastest] for lane in self.usable), default=1)
+
+    def _find_best_paths(self) -> None:
+        """Sets the paths of the highest value by usable lane, and whether a lane with one is broken."""
         best = {p.index: p.latency for p in self.paths if p.value >= self.best_value}
         self.best_paths = [
             BestPath(
@@ -215,25 +235,9 @@ class RouterState:
             for p in lane.paths
             if p in best
         ]
-        observed_s = [
-            self.paths[p].latency.median[1] * lane.correction.quickest[p]
-            for lane in self.usable
-            for p in lane.order
-        ]
-        self.min_latency_s = min(observed_s, default=0.0) + self.front.answer_s + self.front.answer_row_s
         self.broken = any(
             not lane.alive or lane.breaker.broken for lane in self.lanes if any(p in best for p in lane.paths)
         )
-        sole = self.usable[0] if len(self.usable) == 1 else None
-        self.sole_inline_lane = sole if sole is not None and sole.inline else None
-        lane_paths = self._lane_paths()
-        self.service_times = ServiceTimes(lane_paths)
-        if lane_paths:  # else no budget would be possible, and demand be forgotten until a lane is back
-            self.alone_times = ServiceTimes(self._lane_paths(lasting=True))
-            self.best_alone_times = ServiceTimes(self._lane_paths(required=True, lasting=True))
-        lanes_rate = sum(lane.rate for lane in self.usable)
-        self.front_factor = self.total_rate / lanes_rate if lanes_rate else 1.0
-        self.max_merge_rows = max((lane.merge_rows[lane.fastest] for lane in self.usable), default=1)
 
     def _update_rate(self) -> float:
         """Returns the capacity of lanes and front in rows/s; sets the reserve for bursts by it."""

@@ -71,3 +71,14 @@ def parse_fault(text: str, lanes: Iterable[str]) -> Fault:
     ):
         raise FaultError(f"fault '{text}': the window must end after it begins, a factor be above 0")
     return Fault(kind, at, begin_s, end_s, factor)  # type: ignore[arg-type]
+
+
+def lane_changes(faults: Iterable[Fault]) -> list[tuple[float, Literal["down", "up"], int]]:
+    """Returns (time, change, lane) of lanes' deaths and restarts, the last first."""
+    found: list[tuple[float, Literal["down", "up"], int]] = []
+    for fault in faults:
+        if fault.kind == "kill":
+            found.append((fault.begin_s, "down", fault.lane))
+            if fault.end_s < float("inf"):
+                found.append((fault.end_s, "up", fault.lane))
+    return sorted(found, reverse=True)

@@ -30,7 +30,7 @@ from polyrec.planner.routing.router import Router
 from polyrec.planner.routing.router_state import RouterState
 from polyrec.planner.simulation.costs import READ_SHARE, Costs
 from polyrec.planner.simulation.execution import ExecutionTimes
-from polyrec.planner.simulation.faults import Fault
+from polyrec.planner.simulation.faults import Fault, lane_changes
 from polyrec.planner.simulation.outcomes import Outcomes, Status
 from polyrec.planner.simulation.preemption import loop_preemptions, process_stops
 from polyrec.planner.simulation.row_reads import DrawnReads
@@ -111,6 +111,9 @@ class Simulator:
         reject_s = self._costs.refuse_s
         self._reject_s = self._costs.query_s if reject_s is None else reject_s
         self._now_s = 0.0
+        self._at = 0
+        """The next query to arrive."""
+        self._tick_s = TICK_S
         self._slept = True
         self._arrivals = ArrivalTimes()
         self._ready: deque[Callable[[], None]] = deque()
@@ -126,7 +129,7 @@ class Simulator:
         self._ready_s: dict[Query, float] = {}
         self._core = loop_preemptions(faults, float(arrival_s[-1]) if n else 0.0)
         self._stops = process_stops(faults)
-        self._changes = _changes(faults)
+        self._changes = lane_changes(faults)
         self._ends: list[tuple[float, int, Dispatch | Query]] = []
         self._number = 0
 
@@ -135,60 +138,67 @@ class Simulator:
 
         progress: called now and then with the number of arrived queries.
         """
-        arrival = self._arrival
-        n = len(arrival)
-        at = reported = 0
-        tick_s = TICK_S
-        ends, changes, ready = self._ends, self._changes, self._ready
-        costs = self._costs
-        while True:
-            next_arrival = arrival[at] if at < n else INF
-            if not ready:
-                event_s = min(next_arrival, ends[0][0] if ends else INF)
-                due_s = min(event_s, changes[-1][0] if changes else INF, self._wake_s)
-                if due_s == INF:
-                    break  # only ticks are left
-                due_s = min(due_s, tick_s)
-                if due_s > self._now_s:
-                    self._sleep(due_s, due_s == event_s)
+        queries, reported = len(self._arrival), 0
+        while self._ready or self._sleep_until_event():
             # Timers, then what the sockets and lanes have, then callbacks: an iteration of the live loop.
             polled_s = self._now_s
             self._factor = self._slowdown(polled_s)
-            if tick_s <= polled_s:
-                loop_time = LoopTime(self._front_s, self._answering_s, self._answers)
-                self.router.tick(polled_s, loop_time if self._observed else None)
-                self._front_s, self._answering_s, self._answers = 0.0, 0.0, 0
-                self._work(costs.tick_s * self._factor)
-                tick_s += TICK_S
-                self._wake()
-            if self._wake_s <= polled_s:
-                self._wake_s = INF
-                self._wake()
-            while changes and changes[-1][0] <= polled_s:
-                _, kind, lane = changes.pop()
-                self._change(kind, lane, self._now_s)
-                self._wake()
-            while ends and ends[0][0] <= polled_s:
-                ended = heappop(ends)[2]
-                if isinstance(ended, Dispatch):
-                    ready.append(partial(self._end, ended))
-                else:
-                    ready.append(partial(self._rows_read, ended))
-            if at < n and arrival[at] <= polled_s:
-                self._arrivals.look(self._now_s, self._slept)
-                self._slept = False
-                while at < n and arrival[at] <= polled_s:
-                    self._read(at)
-                    at += 1
-            if progress is not None and at - reported >= PROGRESS_EVERY:
-                reported = at
-                progress(at)
-            for _ in range(len(ready)):
-                ready.popleft()()
+            self._run_timers(polled_s)
+            self._poll(polled_s)
+            if progress is not None and self._at - reported >= PROGRESS_EVERY:
+                reported = self._at
+                progress(reported)
+            for _ in range(len(self._ready)):
+                self._ready.popleft()()
             self._preempt()
         if progress is not None:
-            progress(n)
+            progress(queries)
         return self._outcomes()
+
+    def _sleep_until_event(self) -> bool:
+        """Advances time to the next event, if it is later than now; False if only ticks are left."""
+        next_arrival = self._arrival[self._at] if self._at < len(self._arrival) else INF
+        event_s = min(next_arrival, self._ends[0][0] if self._ends else INF)
+        due_s = min(event_s, self._changes[-1][0] if self._changes else INF, self._wake_s)
+        if due_s == INF:
+            return False
+        due_s = min(due_s, self._tick_s)
+        if due_s > self._now_s:
+            self._sleep(due_s, due_s == event_s)
+        return True
+
+    def _run_timers(self, polled_s: float) -> None:
+        """The router's tick, the dispatcher's timer, and changes of lanes that are due."""
+        if self._tick_s <= polled_s:
+            loop_time = LoopTime(self._front_s, self._answering_s, self._answers)
+            self.router.tick(polled_s, loop_time if self._observed else None)
+            self._front_s, self._answering_s, self._answers = 0.0, 0.0, 0
+            self._work(self._costs.tick_s * self._factor)
+            self._tick_s += TICK_S
+            self._wake()
+        if self._wake_s <= polled_s:
+            self._wake_s = INF
+            self._wake()
+        while self._changes and self._changes[-1][0] <= polled_s:
+            _, kind, lane = self._changes.pop()
+            self._change(kind, lane, self._now_s)
+            self._wake()
+
+    def _poll(self, polled_s: float) -> None:
+        """Takes what lanes have executed and tiers have read, and reads the requests that have arrived."""
+        ends, arrival = self._ends, self._arrival
+        while ends and ends[0][0] <= polled_s:
+            ended = heappop(ends)[2]
+            if isinstance(ended, Dispatch):
+                self._ready.append(partial(self._end, ended))
+            else:
+                self._ready.append(partial(self._rows_read, ended))
+        if self._at < len(arrival) and arrival[self._at] <= polled_s:
+            self._arrivals.look(self._now_s, self._slept)
+            self._slept = False
+            while self._at < len(arrival) and arrival[self._at] <= polled_s:
+                self._read(self._at)
+                self._at += 1
 
     def _outcomes(self) -> Outcomes:
         arrival_s, rows, deadline_s = self._arrays
@@ -375,17 +385,6 @@ class Simulator:
                 i = query.payload
                 self._status[i] = Status.FAILED
                 self._finish[i] = now_s
-
-
-def _changes(faults: Sequence[Fault]) -> list[tuple[float, str, int]]:
-    """Returns (time, kind, lane) of lanes' deaths and restarts, the last first."""
-    found = []
-    for fault in faults:
-        if fault.kind == "kill":
-            found.append((fault.begin_s, "down", fault.lane))
-            if fault.end_s < INF:
-                found.append((fault.end_s, "up", fault.lane))
-    return sorted(found, reverse=True)
 
 
 def information(outcomes: Outcomes) -> NDArray[np.float64]:

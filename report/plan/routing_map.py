@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 
 from polyrec.models.amounts import percent
 from polyrec.models.schema.batch import F64
-from polyrec.planner.deployment.explain import traffic_words
+from polyrec.planner.deployment.explain import describe_traffic
 from polyrec.planner.deployment.option import Option
 from polyrec.planner.deployment.proposal import Proposal
 from polyrec.planner.deployment.solver.problem import Problem
@@ -33,7 +33,7 @@ def draw(proposal: Proposal) -> Figure:
     figure = new_figure(
         10.5, 5.2,
         title="Which path answers a query; planned for "
-        f"{traffic_words(problem.requirements.traffic)} within {1e3 * problem.requirements.slo_s:g} ms",
+        f"{describe_traffic(problem.requirements.traffic)} within {1e3 * problem.requirements.slo_s:g} ms",
     )  # fmt: skip
     left, right = figure.subplots(1, 2, sharey=True)
     _panel(left, "Idle: the best path that is fast enough", idle(problem, options), len(paths), problem)

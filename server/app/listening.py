@@ -58,6 +58,11 @@ def resolved(host: str, port: int) -> str:
     return f"[{address[0]}]:{port}" if family == socket.AF_INET6 else f"{address[0]}:{port}"
 
 
+def url_of(scheme: str, bound: socket.socket) -> str:
+    """URL of a bound socket."""
+    return f"{scheme}://{address_of(bound)}"
+
+
 def address_of(bound: socket.socket) -> str:
     """`host:port` of a bound socket, an IPv6 address in brackets."""
     host, port = bound.getsockname()[:2]

@@ -25,7 +25,7 @@ from typing import Any
 import orjson
 
 from polyrec.models.errors import PolyrecError
-from polyrec.server.app.listening import Ready, listen, reserve
+from polyrec.server.app.listening import Ready, listen, reserve, url_of
 from polyrec.server.app.logs import log_to_stderr
 from polyrec.server.app.settings import PREFIX, Settings
 from polyrec.server.app.signals import ignores_sighup
@@ -91,12 +91,12 @@ class _Supervisor:
             # processes inherit what is ignored
             if number != signal.SIGHUP or self._rereads or not ignores_sighup():
                 loop.add_signal_handler(number, self._signaled, number)
-        keeping = [asyncio.create_task(self._keep(i)) for i in range(len(self._own))]
+        running = [asyncio.create_task(self._run_process(i)) for i in range(len(self._own))]
         try:
-            return max(await asyncio.gather(*keeping))
+            return max(await asyncio.gather(*running))
         except BaseException:
             self._signaled(signal.SIGTERM)
-            await asyncio.gather(*keeping, return_exceptions=True)
+            await asyncio.gather(*running, return_exceptions=True)
             raise
 
     def _signaled(self, number: int) -> None:
@@ -106,7 +106,7 @@ class _Supervisor:
             with suppress(ProcessLookupError):
                 process.send_signal(number)
 
-    async def _keep(self, i: int) -> int:
+    async def _run_process(self, i: int) -> int:
         """Runs one process, and another one when it dies; returns its exit status when it was told to end."""
         delay_s = FIRST_DELAY_S
         while True:
@@ -122,7 +122,7 @@ class _Supervisor:
                         process.terminate()
                     assert process.stdout is not None
                     while line := await process.stdout.readline():
-                        self._heard(i, orjson.loads(line))
+                        self._note_ready(i, orjson.loads(line))
                         delay_s = FIRST_DELAY_S
                     status = await process.wait()
                     del self._processes[i]
@@ -131,8 +131,8 @@ class _Supervisor:
                 if self._stopping:
                     return max(status, 0)
                 if not self._announced:
-                    raise ProcessFailed(f"a server process {_said(status)} before it was ready")
-                log.error("server process %d %s; another one starts", process.pid, _said(status))
+                    raise ProcessFailed(f"a server process {_how_ended(status)} before it was ready")
+                log.error("server process %d %s; another one starts", process.pid, _how_ended(status))
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, MAX_DELAY_S)
             if self._stopping:
@@ -159,7 +159,7 @@ class _Supervisor:
             os.close(child_end)
         return process, own_end
 
-    def _heard(self, i: int, ready: dict[str, Any]) -> None:
+    def _note_ready(self, i: int, ready: dict[str, Any]) -> None:
         """Announces the port once every process has been ready."""
         self._ready[i] = ready
         if self._announced or len(self._ready) < len(self._own):
@@ -167,10 +167,9 @@ class _Supervisor:
         self._announced = True
         first = self._ready[0]
         scheme = first["url"].partition(":")[0]
-        host, port = self._shared.getsockname()[:2]
         self._on_ready(
             Ready(
-                url=f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}",
+                url=url_of(scheme, self._shared),
                 pid=os.getpid(),
                 paths=tuple(first["paths"]),
                 runtime=first["runtime"],
@@ -191,5 +190,5 @@ def _environment(settings: Settings, grpc: socket.socket | None) -> dict[str, st
     return kept | settings.variables() | own
 
 
-def _said(status: int) -> str:
+def _how_ended(status: int) -> str:
     return f"ended with status {status}" if status >= 0 else f"was killed by {signal.Signals(-status).name}"

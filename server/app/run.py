@@ -33,7 +33,7 @@ from polyrec.models.fetching.url import ModelUrl
 from polyrec.server.app.background import run_in_thread, start_task
 from polyrec.server.app.drain import Drain
 from polyrec.server.app.engine import Engine, LifecycleState
-from polyrec.server.app.listening import BACKLOG, Ready, address_of, listen, reserve, resolved
+from polyrec.server.app.listening import BACKLOG, Ready, address_of, listen, reserve, resolved, url_of
 from polyrec.server.app.logs import log_to_stderr
 from polyrec.server.app.serving import Serving
 from polyrec.server.app.settings import Settings
@@ -181,12 +181,16 @@ async def _serve(
     context = None
     if settings.tls_cert is not None and settings.tls_key is not None:
         context = server_context(settings.tls_cert, settings.tls_key)
-    drained = listener if shared is None else shared
-    stopping: Callable[[], None] = (lambda: None) if grpc is None else grpc.begin_stop
-    grace_s, timeout_s = settings.drain_grace_s, settings.drain_timeout_s
-    drain = Drain(models, drained, grace_s, timeout_s, stopping, frontend.stop)
+    drain = Drain(
+        models,
+        shared or listener,
+        settings.drain_grace_s,
+        settings.drain_timeout_s,
+        on_stop=(lambda: None) if grpc is None else grpc.begin_stop,
+        on_end=frontend.stop,
+    )
     # longer than the drain's own timeout, after which waiting requests are answered
-    shutdown_s = math.ceil(timeout_s) + 1
+    shutdown_s = math.ceil(settings.drain_timeout_s) + 1
     server = Server(_uvicorn_config(served, connection_class(frontend, context), shutdown_s), drain)
     _handle_sighup(server, engine, context, settings, grpc)
     with GcTimer(engine.metrics.collected):
@@ -248,7 +252,7 @@ async def _run_until_stopped(
 ) -> None:
     background = [start_task(frontend.sweep(), "the timeouts of connections")]
     scheme = "http" if settings.tls_cert is None else "https"
-    url = _url(scheme, listener)  # before a signal can close the listener
+    url = url_of(scheme, listener)  # before a signal can close the listener
     loading = run_in_thread(load)
     if shared is None:
         sockets = duplicate_listener(listener)
@@ -267,12 +271,7 @@ async def _run_until_stopped(
             gc.collect()
             gc.freeze()
             if models.state is LifecycleState.READY:  # not if a signal came first
-                if grpc is not None:
-                    await grpc.start(models)
-                try:
-                    on_ready(_ready(models, url, grpc))
-                except OSError as e:  # a full disk, or a pipe that was closed
-                    log.warning("ready, but standard output cannot be written: %s", e.strerror)
+                await _announce(models, url, grpc, on_ready)
     except BaseException:
         server.should_exit = True
         raise
@@ -282,13 +281,30 @@ async def _run_until_stopped(
             await grpc.stopped()
         for task in background:
             task.cancel()
-        for live in models.live_qualities:
-            live.close()
-        logs = [models.default.tracer, *(engine.prediction_log for engine in models.engines)]
-        close_pipes([each.pipe for each in logs if each is not None])
+        _end_processes(models)
         if not loading.done():
             # ended while loading: the interpreter's shutdown would crash in the loading thread
             os._exit(0)
+
+
+async def _announce(
+    models: ModelRepository, url: str, grpc: GrpcPort | None, on_ready: Callable[[Ready], object]
+) -> None:
+    """Starts gRPC, if there is any, and says that the server is ready."""
+    if grpc is not None:
+        await grpc.start(models)
+    try:
+        on_ready(_ready(models, url, grpc))
+    except OSError as e:  # a full disk, or a pipe that was closed
+        log.warning("ready, but standard output cannot be written: %s", e.strerror)
+
+
+def _end_processes(models: ModelRepository) -> None:
+    """Ends the processes beside the server: judges, and the writers of prediction logs and traces."""
+    for live in models.live_qualities:
+        live.close()
+    logs = [models.default.tracer, *(engine.prediction_log for engine in models.engines)]
+    close_pipes([each.pipe for each in logs if each is not None])
 
 
 def _load(
@@ -342,11 +358,6 @@ def _open_log(engine: Engine, settings: Settings, folder: Path, serving: Serving
     if settings.live_quality != "off":
         engine.open_live_quality(settings.of_live_quality(), log_settings, serving)
     engine.open_prediction_log(log_settings, serving)
-
-
-def _url(scheme: str, listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _ready(models: ModelRepository, url: str, grpc: GrpcPort | None) -> Ready:

@@ -8,7 +8,7 @@ the same popularity order share one encoder.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -182,10 +182,9 @@ def _open(
         metrics.ticked,
         drifts,
     )
-    dispatchers: list[Dispatcher] = []
 
-    def on_death(lane: int) -> OnDeath:
-        return lambda _: dispatchers[0].lane_died(lane)
+    def on_death(lane: Lane) -> None:
+        dispatcher.lane_died(lane)
 
     openings = _lane_openings(plan, paths, runtimes, stacks, on_death, spare)
     manifest = paths[0].bundle.manifest
@@ -194,24 +193,22 @@ def _open(
     codec = OipCodec(schema, plan.limits, encoders[0].vocabularies)
     # last, as nothing would close them after an error in what follows
     lanes = open_lanes(openings)
-    dispatchers.append(
-        Dispatcher(
-            router,
-            lanes,
-            [p.name for p in paths],
-            encoders,
-            observer,
-            [stacks.get(p.name) for p in paths],
-            tiers.prefetcher,
-            tiers.cold_rows,
-        )
+    dispatcher = Dispatcher(
+        router,
+        lanes,
+        [p.name for p in paths],
+        encoders,
+        observer,
+        [stacks.get(p.name) for p in paths],
+        tiers.prefetcher,
+        tiers.cold_rows,
     )
     return Serving(
         plan,
         served_model(manifest.name, manifest.version, model_name),
         paths,
         lanes,
-        dispatchers[0],
+        dispatcher,
         decoder,
         codec,
         statistics,
@@ -253,19 +250,19 @@ def _lane_openings(
     paths: Sequence[OpenPath],
     runtimes: Mapping[str, Runtime],
     stacks: Mapping[str, TierStack],
-    on_death: Callable[[int], OnDeath],
+    on_death: OnDeath,
     spare: bool,
 ) -> list[LaneOpening]:
-    """Returns what each lane executes. on_death: makes the callback for the death of a lane, by its index."""
+    """Returns what each lane executes. on_death: called when its process has ended."""
     unused = dict(runtimes)
     openings = []
-    for i, lane in enumerate(plan.all_lanes()):
+    for lane in plan.all_lanes():
         here = [(p.planned, p.bundle) for p in paths if p.planned.device == lane.device]
         lane_runtimes: dict[str, Runtime] = {}
         if lane.kind != "process":
             # a runtime belongs to one lane; the first lane gets those that are open
             lane_runtimes = {p.name: unused.pop(p.name) for p, _ in here if p.name in unused}
-        openings.append(LaneOpening(lane, here, on_death(i), lane_runtimes, stacks, spare))
+        openings.append(LaneOpening(lane, here, on_death, lane_runtimes, stacks, spare))
         log.info("lane %s: %s on %s", lane.name, lane.kind, lane.device)
     return openings
 
@@ -319,10 +316,10 @@ def measure(runtime: Runtime, encoder: Encoder) -> LatencyModel:
             start = clock()
             runtime.predict(batch)
             of_round[i] = clock() - start
-    return undisturbed(took_s)
+    return model_of_shortest(took_s)
 
 
-def undisturbed(took_s: F64) -> LatencyModel:
+def model_of_shortest(took_s: F64) -> LatencyModel:
     """The latency model of the shortest times. took_s: float64 [rounds, MEASURED_ROWS].
 
     Other work of the machine lengthens the times of some sizes, which would decide how large batches are

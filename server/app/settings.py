@@ -228,6 +228,10 @@ class Settings(Strict):
         bundle_only = {"runtime", "device", "precision", "width", "lanes", "lane"} & self.model_fields_set
         if self.bundle is None and bundle_only:
             raise ValueError(f"the plan names paths and lanes; leave out {', '.join(sorted(bundle_only))}")
+        return self
+
+    @model_validator(mode="after")
+    def _settings_fit_together(self) -> Settings:
         if self.bundle is None and self.plan is None:
             for name in ("model_name", "tier_directory"):
                 if getattr(self, name) is not None:
@@ -333,8 +337,7 @@ class Settings(Strict):
 
     def of_prediction_log(self, folder: Path) -> PredictionLogSettings:
         """Settings of the prediction log in a folder."""
-        named = {name: getattr(self, PREDICTION_LOG + name) for name in LOG_SETTINGS}
-        given = {name: value for name, value in named.items() if value is not None}
+        given = {n: v for n in LOG_SETTINGS if (v := getattr(self, PREDICTION_LOG + n)) is not None}
         return PredictionLogSettings(folder=folder, **given)
 
     def of_live_quality(self) -> LiveQualitySettings:
@@ -366,9 +369,7 @@ def load_settings(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
     known = Settings.model_fields
     values: dict[str, Any] = {}
     for variable, value in environ.items():
-        if not variable.startswith(PREFIX):
-            continue
-        if is_service_variable(variable, value):
+        if not variable.startswith(PREFIX) or is_service_variable(variable, value):
             continue
         name = variable.removeprefix(PREFIX).lower()
         if name not in known:
@@ -378,9 +379,8 @@ def load_settings(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
     # only one of them may be given: a bundle on the command line also replaces a plan in the environment
     if SERVED & given.keys():
         values = {k: v for k, v in values.items() if k not in SERVED}
-    values |= given
     try:
-        return Settings.model_validate(values)
+        return Settings.model_validate(values | given)
     except ValidationError as e:
         key = str(e.errors()[0]["loc"][0]) if e.errors()[0]["loc"] else ""
         line = one_line(e)

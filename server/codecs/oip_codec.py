@@ -24,7 +24,6 @@ from polyrec.planner.routing.query import MOST_PRIORITY
 from polyrec.server.codecs.body_limits import FULL_VALUES, BodyLimits, count
 from polyrec.server.codecs.json_numbers import ALWAYS_FAST_BYTES
 from polyrec.server.codecs.json_rows import explain_malformed
-from polyrec.server.codecs.number_arrays import NumberParser
 from polyrec.server.codecs.oip_header import (
     OutputHeader,
     RequestHeader,
@@ -79,7 +78,6 @@ class OipCodec:
     ) -> None:
         self.inputs = Inputs(schema, limits, vocabularies)
         self._body_limits = BodyLimits.of(schema, limits)
-        self._numbers = NumberParser()
         self._requests = RequestParser()
 
     def decode(self, body: bytes, header_bytes: int | None) -> InferRequest:
@@ -157,7 +155,7 @@ class OipCodec:
                 raise Malformed(f"input '{header.name}' needs either data or parameter binary_data_size")
             dtype = DTYPES[header.datatype]
             if size is None:
-                tensors[header.name] = self._json_tensor(header.name, raw, shape, dtype)
+                tensors[header.name] = json_tensor(header.name, raw, shape, dtype)
                 continue
             if size != math.prod(shape) * dtype.itemsize:
                 raise Malformed(
@@ -173,16 +171,6 @@ class OipCodec:
         if len(rest):
             raise Malformed(f"{len(rest)} bytes follow the last input's data")
         return tensors
-
-    def _json_tensor(self, name: str, raw: bytes, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """Parses the `data` of one input, flat or nested in row-major order. Raises Malformed."""
-        values = self._numbers.parse(raw, shape, dtype.kind)
-        if values is None and math.prod(shape) > FULL_VALUES:
-            # number by number it would take longer than any body may
-            raise Malformed(f"input '{name}': data are not {math.prod(shape)} numbers of its type and shape")
-        return (
-            json_tensor(name, raw, shape, dtype) if values is None else _converted(name, values, dtype, shape)
-        )
 
 
 def parse_header(body: bytes) -> RequestHeader:
@@ -234,6 +222,11 @@ def check_priority(priority: int) -> None:
 def json_tensor(name: str, raw: bytes, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """Parses the `data` of one input number by number: slow, and says what is wrong. Raises Malformed."""
     size = math.prod(shape)
+    if size > FULL_VALUES:  # it would take longer than any body may
+        raise Malformed(
+            f"input '{name}': data are not {size} numbers of its type and shape; "
+            "beside binary data, send as many as binary data, too"
+        )
     # counted before parsing, which takes ten times as long; exact, as numbers contain no commas
     if len(raw) > COUNTED_BYTES and (found := count(raw, b",") + 1) != size:
         raise Malformed(f"input '{name}': {found} values in data, shape {list(shape)} takes {size}")

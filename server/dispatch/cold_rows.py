@@ -58,7 +58,7 @@ class SeenQueries:
     fetched: FetchedRows | None = None
     holding: set[Query] = field(default_factory=set)
 
-    def are(self, parts: Sequence[Part]) -> bool:
+    def matches(self, parts: Sequence[Part]) -> bool:
         """Whether parts are these queries, whole and in this order."""
         queries = self.queries
         return len(parts) == len(queries) and all(

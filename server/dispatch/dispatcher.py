@@ -62,7 +62,6 @@ class Dispatcher:
         self._to_read: list[tuple[SeenQueries, list[Query]]] = []
         """Held queries whose reads have not been started yet."""
         self._last_path: int | None = None
-        self._last_was_alone = True
         self._scheduled: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = math.inf
@@ -226,17 +225,6 @@ class Dispatcher:
         """Number of queries without an answer."""
         return 0 if self._outbox is None else len(self._outbox.open)
 
-    def dispatch_now(self) -> None:
-        """Dispatches what waits, without another loop iteration in which more could join its batch.
-
-        Not while several queries share a batch: with 16 clients that all wait for it, one request that is
-        executed ahead of the others costs 4% of the throughput.
-        """
-        loop = self._loop
-        if loop is not None and self._scheduled is not None and self._last_was_alone:
-            self._scheduled.cancel()
-            self._dispatch_all(loop)
-
     def _schedule_dispatch(self) -> None:
         loop = self._loop
         if loop is not None and self._scheduled is None:
@@ -266,18 +254,10 @@ class Dispatcher:
         try:
             if self._arrived and self.cold_rows is not None:
                 self._look_for_rows(self.cold_rows)
-            now_s = clock()
-            expired = self.router.expire(now_s)
-            for i in tuple(self.router.lane_order):
-                if self._executor.is_free(i) and (turns is None or turns.may_start(i, now_s)):
-                    dispatch = self.router.next(i, now_s)
-                    if dispatch is not None:
-                        if turns is not None:
-                            turns.started(dispatch)
-                        self._last_path = dispatch.path
-                        self._last_was_alone = len(dispatch.parts) == 1
-                        self._executor.execute(i, dispatch)
-                        now_s = clock()
+            expired = self.router.expire(clock())
+            for lane in tuple(self.router.lane_order):
+                if self._executor.is_free(lane):
+                    self._start_batch(lane, turns)
             for query in expired:
                 fail(query, DeadlinePassed(query.deadline_s - query.arrival_s))
         finally:
@@ -292,6 +272,19 @@ class Dispatcher:
                 self._scheduled = loop.call_soon(self._dispatch_all, loop)
             turns.passed(self._scheduled is not None)
         self._set_timer(loop)
+
+    def _start_batch(self, lane: int, turns: LaneTurns | None) -> None:
+        """Gives a free lane the router's next dispatch, if there is one and it is this model's turn."""
+        now_s = clock()
+        if turns is not None and not turns.may_start(lane, now_s):
+            return
+        dispatch = self.router.next(lane, now_s)
+        if dispatch is None:
+            return
+        if turns is not None:
+            turns.started(dispatch)
+        self._last_path = dispatch.path
+        self._executor.execute(lane, dispatch)
 
     def _freed(self, dispatch: Dispatch) -> None:
         if self.turns is not None:
@@ -332,14 +325,15 @@ class Dispatcher:
     def _answering(self) -> tuple[float, int]:
         return (0.0, 0) if self._outbox is None else self._outbox.spent()
 
-    def lane_died(self, lane: int) -> None:
+    def lane_died(self, lane: Lane) -> None:
         """Takes a lane out of service, as its process ended, and restarts it."""
         if self._closed:
             return
+        index = self._lanes.index(lane)
         self.deaths += 1
-        self.router.lane_down(lane)
-        self._observer.lane_alive(lane, False)
-        self._supervisor.restart(lane)
+        self.router.lane_down(index)
+        self._observer.lane_alive(index, False)
+        self._supervisor.restart(index)
 
     def _lane_restarted(self, lane: int) -> None:
         self.router.lane_up(lane, clock())

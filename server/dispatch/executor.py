@@ -128,25 +128,9 @@ class Executor:
         """
         active.looping = True
         while active.groups:
-            parts = [p for p in active.groups.pop() if not p.query.payload.answer.done()]
-            start = clock()
-            stack = self._stacks[active.dispatch.path]
-            batch_view = None if stack is None else BatchView.enter(stack)
-            encoder = self._encoders[active.dispatch.path] if batch_view is None else batch_view.encoder
-            try:
-                parts, batch = encode_parts(parts, encoder)
-                if batch is not None and batch_view is not None:
-                    _add_fetched(batch_view, parts)
-                    batch = batch_view.attach(batch)
-            except Exception as e:
-                _leave(batch_view)
-                self._broken(lane, active, parts, e)
-                continue
+            parts, batch = self._encode(lane, active, active.groups.pop())
             if batch is None:
-                _leave(batch_view)
                 continue
-            active.batch_view = batch_view
-            active.batch, active.encoding_s, active.encode_s = batch, start, clock() - start
 
             def settle(result: Executed | Exception, parts: list[Part] = parts) -> None:
                 self._settled(lane, active, parts, result)
@@ -164,6 +148,34 @@ class Executor:
                 return
         active.ended_s = clock()
         self._ended.append((lane, active))
+
+    def _encode(
+        self, lane: int, active: ActiveDispatch, group: Sequence[Part]
+    ) -> tuple[list[Part], Batch | None]:
+        """Encodes a group as the batch of `active`, in the newest view of the path's tiers, if there are any.
+
+        Returns the parts in its order, and the batch; None if there is nothing to execute.
+        """
+        parts = [p for p in group if not p.query.payload.answer.done()]
+        start = clock()
+        stack = self._stacks[active.dispatch.path]
+        batch_view = None if stack is None else BatchView.enter(stack)
+        encoder = self._encoders[active.dispatch.path] if batch_view is None else batch_view.encoder
+        try:
+            parts, batch = encode_parts(parts, encoder)
+            if batch is not None and batch_view is not None:
+                _add_fetched(batch_view, parts)
+                batch = batch_view.attach(batch)
+        except Exception as e:
+            _leave(batch_view)
+            self._broken(lane, active, parts, e)
+            return parts, None
+        if batch is None:
+            _leave(batch_view)
+            return parts, None
+        active.batch_view = batch_view
+        active.batch, active.encoding_s, active.encode_s = batch, start, clock() - start
+        return parts, batch
 
     def _settled(
         self, lane: int, active: ActiveDispatch, parts: list[Part], result: Executed | Exception

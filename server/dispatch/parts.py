@@ -26,7 +26,7 @@ def encode_parts(parts: list[Part], encoder: Encoder) -> tuple[list[Part], Batch
     if len(parts) > 1:
         parts = sorted(parts, key=lambda part: not part.query.payload.rows.plain)
     seen = parts[0].query.payload.seen
-    if seen is not None and seen.encoder is encoder and seen.are(parts):
+    if seen is not None and seen.encoder is encoder and seen.matches(parts):
         return parts, seen.batch
     rows = [_rows(part) for part in parts]
     try:

@@ -45,7 +45,7 @@ from polyrec.server.metrics.counting import OK, EndpointMetrics
 from polyrec.server.metrics.error_budget import SLO_MISSES
 from polyrec.server.request_ids import SCOPE_KEY, id_to_join, log_extra
 from polyrec.server.rollout.lane_waits import Waits
-from polyrec.server.rollout.traffic import ArmGroup, fits
+from polyrec.server.rollout.traffic import ArmGroup, RolloutTraffic, fits
 
 log = logging.getLogger("polyrec.http")
 
@@ -190,29 +190,18 @@ class Call:
         # again, since another plan may have been loaded after the headers arrived
         serving = self._serving = self._parsed_by = self._engine.serving
         parsed = self._parsed = self._codec.parse(serving, self._scope, body)
-        self._rows = parsed.rows.rows
-        options = self._options
+        self._rows, self._size = parsed.rows.rows, len(body)
         if self._codec.has_options:
-            options = options.over(parsed.options)
-            if self._deadline_is_budget and options.budget_s is None and self._deadline_s < math.inf:
-                options = options._replace(budget_s=self._deadline_s - self._begun_s)
-            options = self._allowed(options)
-        budget_s = options.budget_s or self._engine.default_budget_s
+            self._options = self._options_with(parsed.options)
+        budget_s = self._options.budget_s or self._engine.default_budget_s
         self._budget_s = min(budget_s, self._deadline_s - self._begun_s)
         if self._budget_s <= 0:
             raise DeadlinePassed()
         if arrival is not None:
             self._arrival_s = arrival.budget_start_s(self._budget_s, self._begun_s)
-        self._options, self._size = options, len(body)
         self._parsed_s = clock()
-        rollout = self._engine.rollout
-        if rollout is not None:
-            scope = self._scope
-            sender = sender_of(self._client, scope.get("client"))
-            self._group = rollout.choose(parsed.rows, scope["headers"], parsed.pinned, sender)
-            if self._group is not None:
-                self._serving = self._group.arm.serving
-                self._waited = self._group.arm.waited()
+        if self._engine.rollout is not None:
+            self._choose_arm(self._engine.rollout, parsed)
         prediction_log = self._engine.prediction_log
         if prediction_log is not None and prediction_log.wants():
             self._logged_body = body
@@ -223,6 +212,22 @@ class Call:
             if query is None:
                 raise
             return query
+
+    def _options_with(self, in_body: RequestOptions) -> RequestOptions:
+        """The options of headers, then those of the body, then the call's deadline. Raises Forbidden."""
+        options = self._options.over(in_body)
+        if self._deadline_is_budget and options.budget_s is None and self._deadline_s < math.inf:
+            options = options._replace(budget_s=self._deadline_s - self._begun_s)
+        return self._allowed(options)
+
+    def _choose_arm(self, rollout: RolloutTraffic, parsed: Parsed) -> None:
+        """Chooses the version that answers during a rollout, if the request takes part in it."""
+        scope = self._scope
+        sender = sender_of(self._client, scope.get("client"))
+        self._group = rollout.choose(parsed.rows, scope["headers"], parsed.pinned, sender)
+        if self._group is not None:
+            self._serving = self._group.arm.serving
+            self._waited = self._group.arm.waited()
 
     def retry(self, error: Exception) -> Query | None:
         """Queues the query at the stable version if a canary failed it; None: the error is the answer.
@@ -277,11 +282,6 @@ class Call:
             self._size,
         )
         return query
-
-    def dispatch(self) -> None:
-        """Dispatches the query now instead of in a later iteration of the event loop."""
-        assert self._serving is not None
-        self._serving.dispatcher.dispatch_now()
 
     def _allowed(self, options: RequestOptions) -> RequestOptions:
         """The options with the budget capped, after a check of the client's rights. Raises Forbidden."""

@@ -47,7 +47,7 @@ class Child:
         with ExitStack() as opened:
             self.mailbox = Mailbox.create(name)
             opened.callback(self.mailbox.close)
-            self.mailbox.say(WorkerState.STARTING, task)
+            self.mailbox.put_message(WorkerState.STARTING, task)
             self.wake = _closed_by(opened, os.eventfd(0, os.EFD_CLOEXEC))
             self.done = _closed_by(opened, os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
             child_end, own_end = os.pipe()
@@ -83,7 +83,7 @@ class Child:
         ready = {fd for fd, _ in poller.poll(START_S * 1e3)}
         if self.done in ready:
             os.eventfd_read(self.done)
-            state, message = self.mailbox.said()
+            state, message = self.mailbox.message()
             if state is WorkerState.READY:
                 return
             kind, _, message = message.partition(": ")

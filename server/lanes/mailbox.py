@@ -195,13 +195,13 @@ class Mailbox:
         self._answer[:] = probabilities
         _REPLY.pack_into(self._memory, _REPLY_AT, _EXECUTED, embed_s, dense_s, waited_s, 0)
 
-    def say(self, state: WorkerState, message: str = "") -> None:
+    def put_message(self, state: WorkerState, message: str = "") -> None:
         """Writes a message in place of an answer or, at the worker's start, of a batch."""
         text = message.encode("utf-8", "backslashreplace")[: self.capacity]
         self._memory[_DATA_AT : _DATA_AT + len(text)] = text
         _REPLY.pack_into(self._memory, _REPLY_AT, state, 0.0, 0.0, 0.0, len(text))
 
-    def said(self) -> tuple[WorkerState, str]:
+    def message(self) -> tuple[WorkerState, str]:
         """Reads the last message."""
         state, _, _, _, size = _REPLY.unpack_from(self._memory, _REPLY_AT)
         return WorkerState(state), self._memory[_DATA_AT : _DATA_AT + size].decode("utf-8", "replace")
@@ -210,5 +210,5 @@ class Mailbox:
         """The outcome of the last batch put (server only); its probabilities are a copy."""
         state, embed_s, dense_s, waited_s, _ = _REPLY.unpack_from(self._memory, _REPLY_AT)
         if state != _EXECUTED:
-            return ExecutionFailed(self.said()[1])
+            return ExecutionFailed(self.message()[1])
         return Executed(self._floats[self._expected].copy(), embed_s, dense_s, waited_s)

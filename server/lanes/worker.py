@@ -44,20 +44,20 @@ def main(name: str, mailbox_fd: int, wake: int, done: int, lifeline: int, spare:
 
     mailbox = Mailbox(mailbox_fd)
     try:
-        paths = _open_paths(mailbox.said()[1])
+        paths = _open_paths(mailbox.message()[1])
     except Exception as e:
         from polyrec.models.errors import PolyrecError
 
         if not isinstance(e, PolyrecError):
             log.exception("its paths cannot be opened")
-        mailbox.say(WorkerState.UNAVAILABLE, f"{type(e).__name__}: {_one_line(e)}")
+        mailbox.put_message(WorkerState.UNAVAILABLE, f"{type(e).__name__}: {_one_line(e)}")
         os.eventfd_write(done, 1)
         return
     gc.collect()
     gc.freeze()
     if spare:
         take_spare_time()
-    mailbox.say(WorkerState.READY)
+    mailbox.put_message(WorkerState.READY)
     os.eventfd_write(done, 1)
     _work(mailbox, paths, wake, done, OwnWaits() if spare else None)
 
@@ -104,7 +104,7 @@ def _work(mailbox: Mailbox, paths: OpenPaths, wake: int, done: int, waits: OwnWa
             _execute(mailbox, paths, done, waits)
         except Exception as e:
             log.exception("a batch failed")
-            mailbox.say(WorkerState.FAILED, f"{type(e).__name__}: {_one_line(e)}")
+            mailbox.put_message(WorkerState.FAILED, f"{type(e).__name__}: {_one_line(e)}")
             os.eventfd_write(done, 1)
 
 

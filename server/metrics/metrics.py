@@ -316,17 +316,17 @@ class Metrics:
         now_s = clock()
         sample = self.history.note(now_s)
         if sample is not None:
-            counted = self._spend(now_s, sample)
+            counted = self._charge_error_budget(now_s, sample)
             self._incidents.note(now_s, sample, counted, self._log.counts(), self._tiers.fallbacks.value)
 
     def now(self) -> Sample:
         """Takes a sample of this moment without keeping it; the error budget is then of this moment, too."""
         now_s = clock()
         sample = self.history.now(now_s)
-        self._spend(now_s, sample)
+        self._charge_error_budget(now_s, sample)
         return sample
 
-    def _spend(self, now_s: float, sample: Sample) -> float:
+    def _charge_error_budget(self, now_s: float, sample: Sample) -> float:
         """Counts a sample's requests in the error budget; returns those that the SLO counts."""
         missed = sum(sample["outcomes"][outcome] for outcome in SLO_MISSES)
         counted: float = missed + sample["outcomes"][OK]

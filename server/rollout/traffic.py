@@ -103,7 +103,7 @@ class Arm:
         Longer where requests, of both versions together, are rarer.
         """
         now = self.waited()
-        return max(_waits(self._before.waits, now), default=0.0)
+        return max(_waited_since(self._before.waits, now), default=0.0)
 
     def budget_s(self, budget_s: float) -> float:
         """Returns the budget of a request here: a canary leaves the stable version the time to answer it."""
@@ -127,7 +127,7 @@ class ArmGroup:
         took_s: seconds that the request took. since: `Arm.waited` when it was queued.
         """
         records = self._records
-        waits = _waits(since, self.arm.waited())
+        waits = _waited_since(since, self.arm.waited())
         waited_s = min(took_s, waits[answer.lane]) if waits else 0.0
         records.took_s.append(took_s)
         records.waited_s.append(waited_s)
@@ -147,7 +147,7 @@ class ArmGroup:
         budget_s: where it was too little. since: `Arm.waited` when it was queued; what the lane that waited
         most has waited since is taken from the budget.
         """
-        waited_s = max(_waits(since, self.arm.waited()), default=0.0)
+        waited_s = max(_waited_since(since, self.arm.waited()), default=0.0)
         self._unanswered(budget_s, is_excused=budget_s - waited_s < self.arm.least_budget_s)
 
     def refused(self, budget_s: float) -> None:
@@ -169,7 +169,7 @@ class ArmGroup:
         return taken
 
 
-def _waits(since: Waits, now: Waits) -> Waits:
+def _waited_since(since: Waits, now: Waits) -> Waits:
     return tuple(max(0.0, end_s - begin_s) for begin_s, end_s in zip(since, now, strict=False))
 
 

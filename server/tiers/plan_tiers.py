@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -220,25 +220,41 @@ def _add_background_work(
     tier_set: TierSet, plan: Plan, placement: Placement, bundles: Mapping[Path, Bundle], on_moves: OnMoves
 ) -> None:
     """Adds reading ahead and drift following where the plan wants them."""
-    slow: dict[int, tuple[TierStack, Bundle]] = {}
-    on_disk: dict[int, tuple[TierStack, Bundle]] = {}
+    tiered = {
+        i: (tier_set.stacks[planned.name], bundles[planned.bundle])
+        for i, planned in enumerate(plan.paths)
+        if planned.name in tier_set.stacks
+    }
+    slow = {i: found for i, found in tiered.items() if placement.popular_first and found[0].waits}
+    if slow:
+        tier_set.cold_rows = ColdRows(slow)
+    # an inline lane has executed a query before anything could be prefetched for it
+    inline = {lane.device for lane in plan.all_lanes() if lane.kind == "inline"}
+    on_disk = {
+        i: (stack, bundle)
+        for i, (stack, bundle) in tiered.items()
+        if i not in slow
+        and placement.prefetch
+        and stack.tiers.disk is not None
+        and plan.paths[i].device not in inline
+    }
+    if on_disk:
+        tier_set.prefetcher = Prefetcher(on_disk)
+    if placement.drift_s is not None:
+        drifts = _drifts(plan, placement, tiered)
+        if drifts:
+            tier_set.drift = DriftFollower(drifts, placement.drift_s, on_moves)
+
+
+def _drifts(
+    plan: Plan, placement: Placement, tiered: Mapping[int, tuple[TierStack, Bundle]]
+) -> dict[str, Drift]:
+    """The drift of each stack whose rows may move, by the name of its first path. tiered: by path index."""
     drifts: dict[str, Drift] = {}
     seen: list[TierStack] = []
-    for i, planned in enumerate(plan.paths):
-        stack = tier_set.stacks.get(planned.name)
-        if stack is None:
-            continue
-        bundle = bundles[planned.bundle]
-        if placement.popular_first and stack.waits:
-            slow[i] = stack, bundle
-        # an inline lane has executed a query before anything could be prefetched for it
-        elif (
-            placement.prefetch
-            and stack.tiers.disk is not None
-            and "inline" not in _kinds(plan, planned.device)
-        ):
-            on_disk[i] = stack, bundle
-        if placement.drift_s is None or any(stack is other for other in seen):
+    for i, (stack, bundle) in tiered.items():
+        planned = plan.paths[i]
+        if any(stack is other for other in seen):
             continue
         if not stack.waits and own_tier(planned.device) == "host":
             continue  # all rows are in one tier
@@ -247,13 +263,4 @@ def _add_background_work(
             log.warning("path '%s' stays in its order: a hybrid computes vectors by rank", planned.name)
         else:
             drifts[planned.name] = Drift(stack, placement.drift_memory, every=placement.drift_every)
-    if slow:
-        tier_set.cold_rows = ColdRows(slow)
-    if on_disk:
-        tier_set.prefetcher = Prefetcher(on_disk)
-    if drifts and placement.drift_s is not None:
-        tier_set.drift = DriftFollower(drifts, placement.drift_s, on_moves)
-
-
-def _kinds(plan: Plan, device: str) -> Sequence[str]:
-    return [lane.kind for lane in plan.all_lanes() if lane.device == device]
+    return drifts

@@ -6,6 +6,7 @@ solves both.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -144,24 +145,35 @@ class Program:
             place: self._constraints.row(1.0) for place, budget in p.budget.items() if budget is not None
         }
         unit = {place: max(p.budget[place] or 0.0, 1.0) for place in total}
+        self._memory_of_devices(total, unit)
+        self._memory_of_tiers(total, unit)
+
+    def _memory_of_devices(self, total: Mapping[str, int], unit: Mapping[str, float]) -> None:
+        """Adds what paths take of their device's memory. total: rows of budgets; unit: bytes; by place."""
+        p = self.problem
         rows_of: dict[int, int] = {}
         working: dict[str, int] = {}
+        for path, own in self._by_path().items():
+            profiled = p.paths[path]
+            device, group = profiled.path.device, self._option(own[0]).group
+            if device not in total:
+                continue
+            if group not in rows_of:
+                rows_of[group] = self._charged(total[device])
+            if device not in working:
+                working[device] = self._charged(total[device], float(p.lanes[device].count))
+            self._at_least(rows_of[group], {k: self._option(k).device_bytes / unit[device] for k in own})
+            self._at_least(working[device], {k: profiled.memory.peak / unit[device] for k in own})
+            for k in own:
+                self._constraints.put(total[device], k, profiled.memory.fixed / unit[device])
+
+    def _memory_of_tiers(self, total: Mapping[str, int], unit: Mapping[str, float]) -> None:
+        """Adds what paths take of the host and the disk below their device, a bundle's rows once."""
+        p = self.problem
         kept: dict[tuple[str, str], int] = {}
         for path, own in self._by_path().items():
             profiled = p.paths[path]
-            device, bundle = profiled.path.device, str(profiled.path.bundle)
-            first = p.options[self.candidates[own[0]]]
-            if device in total:
-                if first.group not in rows_of:
-                    rows_of[first.group] = self._charged(total[device])
-                if device not in working:
-                    working[device] = self._charged(total[device], float(p.lanes[device].count))
-                self._at_least(
-                    rows_of[first.group], {k: self._option(k).device_bytes / unit[device] for k in own}
-                )
-                self._at_least(working[device], {k: profiled.memory.peak / unit[device] for k in own})
-                for k in own:
-                    self._constraints.put(total[device], k, profiled.memory.fixed / unit[device])
+            bundle = str(profiled.path.bundle)
             for tier in ("host", "disk"):
                 place = p.host if tier == "host" else "disk"
                 beyond = {
@@ -169,7 +181,7 @@ class Program:
                     for k in own
                     if self._option(k).tier == tier
                 }
-                if not beyond or place not in total:
+                if not beyond or place is None or place not in total:
                     continue
                 if (tier, bundle) not in kept:
                     kept[tier, bundle] = self._charged(total[place])

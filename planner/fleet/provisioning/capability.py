@@ -174,17 +174,30 @@ def _offer(node: NodeType, models: tuple[FleetModel, ...], profiles: Profiles) -
                     peak_bytes=float(p.memory.peak),
                 )
             )
-    price = node.price_per_hour
-    if price is None:
-        prices = [d.price_per_hour for d in machine.devices]
-        if any(p is None for p in prices):
-            raise FleetError(f"node type '{node.name}' needs price_per_hour: its machine's devices lack one")
-        price = sum(p for p in prices if p is not None)
     capacity = np.array([*(float(n) for n in lanes.values()), 1.0])
     daily = node.rented == "daily"
     return NodeOffer(
-        node.name, price, node.most, daily, node.spot_loss, resources, capacity, memory, lanes, tuple(found)
+        node.name,
+        _price(node, machine),
+        node.most,
+        daily,
+        node.spot_loss,
+        resources,
+        capacity,
+        memory,
+        lanes,
+        tuple(found),
     )
+
+
+def _price(node: NodeType, machine: Machine) -> float:
+    """Dollars an hour. Raises FleetError if neither the node type nor its machine's devices have a price."""
+    if node.price_per_hour is not None:
+        return node.price_per_hour
+    prices = [d.price_per_hour for d in machine.devices]
+    if any(p is None for p in prices):
+        raise FleetError(f"node type '{node.name}' needs price_per_hour: its machine's devices lack one")
+    return sum(p for p in prices if p is not None)
 
 
 def _read(file: Path, node: NodeType) -> Profile:

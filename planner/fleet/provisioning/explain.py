@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from polyrec.models.amounts import percent
+from polyrec.models.text_table import aligned
 from polyrec.planner.fleet.provisioning.fleet_plan import FleetPlan
 
 
@@ -15,15 +14,17 @@ def page(plan: FleetPlan) -> list[str]:
         f"{plan.hours} hours: ${plan.cost:,.2f}, ${plan.cost_per_million:.4f} per million predictions, "
         f"at most {percent(plan.gap)} above the cheapest fleet" + ("" if plan.proven else " (not proven)"),
         "",
-        *table(
-            ["hour", *types, "$/h", *(f"{m.name} in time" for m in plan.models)]
-            + [f"{m.name} quality" for m in plan.models],
+        *aligned(
             [
-                [str(h), *(f"{n[h]:,}" for n in types.values()), f"{plan.cost_by_hour[h]:,.2f}"]
-                + [percent(m.served_by_hour[h]) for m in plan.models]
-                + [f"{m.quality_by_hour[h]:.5f}" for m in plan.models]
-                for h in range(plan.hours)
-            ],
+                ["hour", *types, "$/h", *(f"{m.name} in time" for m in plan.models)]
+                + [f"{m.name} quality" for m in plan.models],
+                *(
+                    [str(h), *(f"{n[h]:,}" for n in types.values()), f"{plan.cost_by_hour[h]:,.2f}"]
+                    + [percent(m.served_by_hour[h]) for m in plan.models]
+                    + [f"{m.quality_by_hour[h]:.5f}" for m in plan.models]
+                    for h in range(plan.hours)
+                ),
+            ]
         ),
         "",
         *(
@@ -32,33 +33,26 @@ def page(plan: FleetPlan) -> list[str]:
             for group in plan.groups
         ),
         "",
-        *table(
-            ["node type", "$/h", "one more saves $/h, mean", "at most"],
-            [[w.type, f"{w.price:.3f}", f"{w.worth:.3f}", f"{w.at_most:.3f}"] for w in plan.worth],
+        *aligned(
+            [
+                ["node type", "$/h", "one more saves $/h, mean", "at most"],
+                *([w.type, f"{w.price:.3f}", f"{w.worth:.3f}", f"{w.at_most:.3f}"] for w in plan.worth),
+            ]
         ),
         "",
-        *table(
-            ["with the same nodes", *(f"{m.name} in time (worst hour), quality" for m in plan.models)],
+        *aligned(
             [
-                [w.what]
-                + [
-                    f"{percent(w.served[m.name])} ({percent(w.worst_hour[m.name])}), {w.quality[m.name]:.5f}"
-                    for m in plan.models
-                ]
-                for w in plan.what_if
-            ],
+                ["with the same nodes", *(f"{m.name} in time (worst hour), quality" for m in plan.models)],
+                *(
+                    [w.what]
+                    + [
+                        f"{percent(w.served[m.name])} ({percent(w.worst_hour[m.name])}), "
+                        f"{w.quality[m.name]:.5f}"
+                        for m in plan.models
+                    ]
+                    for w in plan.what_if
+                ),
+            ]
         ),
     ]
     return lines
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Returns lines with columns aligned: the first to the left, others to the right."""
-    widths = [max(len(line[i]) for line in (head, *rows)) for i in range(len(head))]
-    return [
-        "  ".join(
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in (head, *rows)
-    ]

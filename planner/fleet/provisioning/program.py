@@ -121,33 +121,45 @@ class FleetProgram:
                     self._le.put(row, self._daily[t], -1.0)
 
     def _load(self, asked: bool) -> None:
-        problem, hours = self.problem, self.problem.hours
-        penalties = unserved_prices(problem, whole=self.fixed is None)
-        for m, demand in enumerate(problem.demands):
+        penalties = unserved_prices(self.problem, whole=self.fixed is None)
+        self._demand(asked)
+        self._time()
+        self._unserved(penalties)
+        if self.fixed is not None:
+            self._divide_fairly(penalties)
+
+    def _demand(self, asked: bool) -> None:
+        """Adds the rows of the queries to answer, and of the quality that is asked for."""
+        for m, demand in enumerate(self.problem.demands):
             rows = np.array(
                 [[self._eq.row(float(q)) for q in by_hour] for by_hour in demand.queries], np.int64
             )
             self._demand_rows.append(rows)
             if asked and demand.quality is not None:
                 over_day = self._le.row(0.0) if not demand.hourly else None
-                for h in range(hours):
+                for h in range(self.problem.hours):
                     self._quality_rows[m, h] = self._le.row(0.0) if over_day is None else over_day
+
+    def _time(self) -> None:
+        """Adds the time of the nodes' devices, and the queries that their paths answer in it."""
+        hours = self.problem.hours
         for k, one in enumerate(self.configurations):
-            offer = problem.offers[one.offer]
+            offer = self.problem.offers[one.offer]
             for h in range(hours):
                 time = [self._le.row(0.0) for _ in offer.resources]
                 for row, capacity in zip(time, offer.capacity, strict=True):
                     self._le.put(row, k * hours + h, -float(capacity))
                 for i in sorted(one.paths):
                     self._share(k, i, offer.runnables[i], h, time)
-        for m, demand in enumerate(problem.demands):
+
+    def _unserved(self, penalties: list[F64]) -> None:
+        """Adds the queries that are not answered, at a penalty by model and hour."""
+        for m, demand in enumerate(self.problem.demands):
             self._unserved_from.append(len(self._cost))
             for c, rows_of in enumerate(demand.rows):
-                for h in range(hours):
+                for h in range(self.problem.hours):
                     column = self._variable(float(penalties[m][h] * rows_of))
                     self._eq.put(int(self._demand_rows[m][c, h]), column, 1.0)
-        if self.fixed is not None:
-            self._divide_fairly(penalties)
 
     def _divide_fairly(self, penalties: list[F64]) -> None:
         """Minimizes the largest share of unserved rows of any model, in each hour."""

@@ -59,6 +59,11 @@ ENOUGH = 5
 """Batches of a path in both windows from which on their slowest bounds its tail."""
 
 
+def _bounded(value: float, most: float) -> float:
+    """The value, at most `most` from 0."""
+    return most if value > most else -most if value < -most else value
+
+
 class Correction:
     """Correction factors of one lane, each by path index.
 
@@ -131,19 +136,32 @@ class Correction:
             longer = delay_s > self._delay_s
             if longer:
                 self._delay_s = delay_s
+        shift = self._observe_residual(beyond, spread)
+        off = beyond - shift
+        self._ticked_count[path] += 1
+        self._ticked_error[path] += bias + _bounded(off, MOST_OFF)
+        self._learn(path, off, spread)
+        if shift == self._shift and not longer:
+            self._update(path)
+        else:
+            self._shift = shift
+            for p in range(len(self.median)):
+                self._update(p)
+
+    def _observe_residual(self, residual: float, spread: float) -> float:
+        """Returns the shift with a new residual: the median of the last three, 0 within the noise."""
         _, before, last = self._recent
-        self._recent = before, last, beyond
+        self._recent = before, last, residual
         low, high = (before, last) if before < last else (last, before)
-        shift = low if beyond < low else high if beyond > high else beyond  # the median of the three
+        shift = low if residual < low else high if residual > high else residual
         if shift < NOISE or shift < spread:
             shift = 0.0
         if shift < self._least_shift:
             self._least_shift = shift
-        off = beyond - shift
-        self._ticked_count[path] += 1
-        self._ticked_error[path] += bias + (
-            MOST_OFF if off > MOST_OFF else -MOST_OFF if off < -MOST_OFF else off
-        )
+        return shift
+
+    def _learn(self, path: int, off: float, spread: float) -> None:
+        """Updates a path's bias and tail by a batch. off: its deviation from bias and shift."""
         # Larger steps for the first batches of a path: an untried path looks too fast.
         seen = self._seen[path]
         if seen < NEW:
@@ -151,19 +169,11 @@ class Correction:
         else:
             most, weight = BIAS_STEP, BIAS_WEIGHT
         self._seen[path] = seen + 1
-        step = weight * off
-        bias += most if step > most else -most if step < -most else step
-        bias = MOST_BIAS if bias > MOST_BIAS else -MOST_BIAS if bias < -MOST_BIAS else bias
+        bias = _bounded(self._bias[path] + _bounded(weight * off, most), MOST_BIAS)
         self._bias[path], self._biased[path] = bias, exp(bias)
         wider = self._wider[path]
         wider += STEP_UP if off - spread > wider else STEP_DOWN
-        self._wider[path] = MOST_TAIL if wider > MOST_TAIL else LEAST_TAIL if wider < LEAST_TAIL else wider
-        if shift == self._shift and not longer:
-            self._update(path)
-        else:
-            self._shift = shift
-            for p in range(len(self.median)):
-                self._update(p)
+        self._wider[path] = min(max(wider, LEAST_TAIL), MOST_TAIL)
 
     def _update(self, path: int) -> None:
         """Recomputes a path's factors, bounded by the observed maxima."""
@@ -223,7 +233,7 @@ class Correction:
                 continue
             if not windows[path]:
                 self._seen[path] = min(self._seen[path], NEW) * kept
-            bias = MOST_BIAS if bias > MOST_BIAS else -MOST_BIAS if bias < -MOST_BIAS else bias
+            bias = _bounded(bias, MOST_BIAS)
             self._bias[path], self._biased[path] = bias, exp(bias)
         self._ticked_count, self._ticked_error = [0] * len(medians), [0.0] * len(medians)
 

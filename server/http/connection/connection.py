@@ -248,8 +248,7 @@ class Connection(asyncio.Protocol):
                     self._send(rejected)
                     return
                 call = hot.call(self._scope())
-                request = HotRequest(call, head, self._reply, self._reject, self._arrival, frontend.woke_loop)
-                self._request = request
+                self._request = request = HotRequest(call, head, self._reply, self._reject, self._arrival)
                 request.admit()
             else:
                 resume = self._channel.resume_reading

@@ -94,7 +94,6 @@ class HttpFrontend:
         self._reading = False
         self._arrivals = ArrivalTimes()
         self._sleeps = -1
-        self._woken = False
         self._logged: dict[str, tuple[float, int]] = {}
         self._turns: deque[SweptConnection] = deque()
 
@@ -132,23 +131,11 @@ class HttpFrontend:
             now_s = clock()
             # a voluntary context switch is a sleep; losing the core to another process is not
             sleeps = getrusage(RUSAGE_THREAD).ru_nvcsw
-            slept = sleeps != self._sleeps
-            # unknown in the first iteration
-            self._woken = slept and self._sleeps >= 0
-            self._arrivals.look(now_s, slept)
+            self._arrivals.look(now_s, slept=sleeps != self._sleeps)
             self._sleeps = sleeps
 
-    def woke_loop(self) -> bool:
-        """Whether the bytes being read woke the event loop; true once for each time that it slept.
-
-        A request for which it woke finds nothing to share a batch with, so that waiting for more would only
-        delay it.
-        """
-        woken, self._woken = self._woken, False
-        return woken
-
     def _end_reading(self) -> None:
-        self._reading = self._woken = False
+        self._reading = False
 
     def join(self, connection: SweptConnection) -> bool:
         """Adds a new connection; false if the limit is reached.

@@ -51,16 +51,8 @@ class HotEndpoint:
         if size is None or engine.state is not LifecycleState.READY:
             return None
         serving = engine.serving
-        budget_s = engine.default_budget_s
-        for name, value in headers:
-            if name == BUDGET:
-                try:
-                    budget_s = min(parse_budget_s(value), engine.max_budget_s)
-                except Malformed:
-                    return None
-            elif name in (PRIORITY, QUALITY, b"content-encoding"):
-                return None
-        if size > serving.max_body_bytes:
+        budget_s = self._ordinary_budget_s(headers)
+        if budget_s is None or size > serving.max_body_bytes:
             return None
         now_s = clock()
         arrival_s = now_s if arrival is None else arrival.budget_start_s(budget_s, now_s)
@@ -80,6 +72,19 @@ class HotEndpoint:
             if trace is not None:
                 trace.end((arrival_s, *(0.0,) * 4, now_s), outcome, reply.status, 0, budget_s)
         return reply
+
+    def _ordinary_budget_s(self, headers: Headers) -> float | None:
+        """Budget in seconds; None for a request with other options, a compressed body or a bad budget."""
+        budget_s = self._engine.default_budget_s
+        for name, value in headers:
+            if name == BUDGET:
+                try:
+                    budget_s = min(parse_budget_s(value), self._engine.max_budget_s)
+                except Malformed:
+                    return None
+            elif name in (PRIORITY, QUALITY, b"content-encoding"):
+                return None
+        return budget_s
 
     def call(self, scope: Scope) -> Call:
         """Starts one request whose head has arrived. scope: the ASGI scope."""

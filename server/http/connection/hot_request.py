@@ -31,8 +31,7 @@ class HotRequest:
     """One request to a hot endpoint.
 
     reply: writes the answer. fail: answers with an error. arrival: when the bytes being read arrived.
-    woke_loop: whether they woke the event loop; such a query is executed at once. limit: maximum bytes of the
-    body, set by `admit`. waiting_bytes: bytes of the body so far.
+    limit: maximum bytes of the body, set by `admit`. waiting_bytes: bytes of the body so far.
     """
 
     __slots__ = (
@@ -43,7 +42,6 @@ class HotRequest:
         "_head",
         "_pieces",
         "_reply",
-        "_woke_loop",
         "limit",
         "waiting_bytes",
     )
@@ -55,14 +53,12 @@ class HotRequest:
         reply: WriteReply,
         fail: Callable[[Exception], None],
         arrival: Callable[[], Arrival],
-        woke_loop: Callable[[], bool],
     ) -> None:
         self._call = call
         self._head = head
         self._reply = reply
         self._fail = fail
         self._arrival = arrival
-        self._woke_loop = woke_loop
         self._pieces: list[bytes] = []
         self._done = False
         self.limit = self.waiting_bytes = 0
@@ -95,10 +91,7 @@ class HotRequest:
         self._pieces = []
         self.waiting_bytes = 0
         if self._head.encoding in (None, "", "identity"):
-            call = self._call
-            call.submit(body, self._arrival()).payload.answer.listen(self._answered)
-            if self._woke_loop():
-                call.dispatch()
+            self._queue(body)
         else:
             inflater = Inflater(self._head.encoding, self.limit, len(body))
             inflater.feed(body)
@@ -127,10 +120,13 @@ class HotRequest:
             if inflater.step():
                 asyncio.get_running_loop().call_soon(self._inflate, inflater)
             else:
-                query = self._call.submit(inflater.finish(), self._arrival())
-                query.payload.answer.listen(self._answered)
+                self._queue(inflater.finish())
         except Exception as e:
             self._fail(e)
+
+    def _queue(self, body: bytes) -> None:
+        """Parses the body and queues the query. Raises RequestError or FeatureError."""
+        self._call.submit(body, self._arrival()).payload.answer.listen(self._answered)
 
     def _answered(self, pending: Pending) -> None:
         """Writes the answer."""

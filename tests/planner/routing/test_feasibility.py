@@ -13,6 +13,7 @@ from polyrec.planner.routing.feasibility import (
     OtherWork,
     later_rows,
     leaves_rest_feasible,
+    other_work,
     usually_due_s,
 )
 from polyrec.planner.routing.lanes.lane import LaneState
@@ -161,15 +162,14 @@ def test_the_best_path_leaves_time_for_what_usually_arrives_and_for_a_burst_of_i
     assert path_beside_others(100.0, 2000.0**2, 2 * enough_s) == "table@cpu"
 
 
-def other_work(driver: RouterDriver, lane: LaneState) -> OtherWork:
+def work_beside(driver: RouterDriver, lane: LaneState) -> OtherWork:
     state, now_s = driver.router.state, driver.now_s
     busy = [o for o in reference.others(state, lane) if o.in_flight is not None and o.device == lane.device]
-    due_s = usually_due_s(state, now_s)
-    _, later = later_rows(state.queue, due_s)
-    next_peer_s = min((max(0.0, o.free_s - now_s) for o in busy), default=inf)
-    return OtherWork(
-        reference.busy(state, lane, now_s), due_s, later, reference.peers(state, lane), next_peer_s
-    )
+    work = other_work(state, lane, now_s)
+    assert work.busy_rows == pytest.approx(reference.busy(state, lane, now_s))
+    assert work.peers == reference.peers(state, lane)
+    assert work.next_peer_s == min((max(0.0, o.free_s - now_s) for o in busy), default=inf)
+    return work
 
 
 @settings(max_examples=150, deadline=None)
@@ -195,7 +195,7 @@ def test_every_batch_from_anywhere_in_the_queue_is_judged_as_by_the_reference(
     state.observed.possible_s = rates[0] / state.observed.urgent_mean
     pieces = state.queue.trim()
     for lane in state.lanes:
-        work = other_work(driver, lane)
+        work = work_beside(driver, lane)
         for option in lane.options:
             for start, first in enumerate(pieces):
                 for count in range(1, len(pieces) + 1 - start):
@@ -249,7 +249,7 @@ def leaves_the_next_in_time(budget_s: float, waited: float) -> bool:
     for _ in range(2):
         driver.offer(20, budget_s)
     lane = state.lanes[0]
-    alone = OtherWork(0.0, inf, 0, 1, inf)
+    alone = OtherWork(0.0, inf, 0, 0, 1, inf)
     pieces = list(state.queue.pieces)
     return leaves_rest_feasible(state, lane, lane.options[0], pieces, 0, 1, 20, waited * budget_s, alone)
 

@@ -12,7 +12,7 @@ from polyrec.models.runtimes import open_runtime
 from polyrec.planner.plan import Plan, PlannedPath, Routing, single_path_plan
 from polyrec.planner.routing.latency.latency_table import LatencyTable
 from polyrec.server.app.engine import Engine, LifecycleState
-from polyrec.server.app.serving import MEASURED_ROUNDS, MEASURED_ROWS, undisturbed
+from polyrec.server.app.serving import MEASURED_ROUNDS, MEASURED_ROWS, model_of_shortest
 from polyrec.server.clock import clock
 from polyrec.server.errors import NotReady
 
@@ -157,9 +157,9 @@ def test_batches_are_as_large_after_a_start_on_a_busy_machine(seed: int) -> None
     for of_size in took_s.T:
         disturbed = random.choice(MEASURED_ROUNDS, 3 * MEASURED_ROUNDS // 4, replace=False)
         of_size[disturbed] *= random.uniform(1, 10, disturbed.size)
-    model = undisturbed(took_s)
+    model = model_of_shortest(took_s)
     assert model.median_s == pytest.approx(alone_s)
-    usual = LatencyTable(undisturbed(alone_s[None]), 4096).efficient_rows
+    usual = LatencyTable(model_of_shortest(alone_s[None]), 4096).efficient_rows
     assert LatencyTable(model, 4096).efficient_rows == usual
 
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyrec.server.codecs.oip_codec import DTYPES, json_tensor, parse_header
+from polyrec.server.codecs.oip_header import TensorParameters
 from polyrec.server.codecs.oip_parser import RequestParser
 from polyrec.server.errors import Malformed
 
@@ -80,7 +81,8 @@ def agrees(body: bytes) -> bool:
     assert len(parsed.data) == len(parsed.header.inputs) == len(expected.inputs)
     for found, values, want in zip(parsed.header.inputs, parsed.data, expected.inputs, strict=True):
         assert (found.name, found.shape, found.datatype) == (want.name, want.shape, want.datatype)
-        assert want.parameters is None
+        assert (want.parameters or TensorParameters()).binary_data_size is None
+        assert (want.parameters or TensorParameters()).shared_memory_region is None
         dtype = np.dtype(np.float32 if found.datatype == "FP32" else np.int64)
         array = json_tensor(want.name, bytes(want.data), tuple(want.shape), dtype)
         with np.errstate(over="ignore"):
@@ -88,10 +90,16 @@ def agrees(body: bytes) -> bool:
     return True
 
 
-@given(st.lists(tensors(sound=True), min_size=1, max_size=4), separators)
+plain_parameters = st.fixed_dictionaries({}, optional={"binary_data": st.booleans(), "own": st.just(1)})
+
+
+@given(st.lists(tensors(sound=True), min_size=1, max_size=4), separators, st.data())
 def test_ordinary_requests_are_read_as_by_the_reference(
-    inputs: list[dict[str, Any]], sep: tuple[str, str]
+    inputs: list[dict[str, Any]], sep: tuple[str, str], data: st.DataObject
 ) -> None:
+    for tensor in inputs:
+        if data.draw(st.booleans()):
+            tensor["parameters"] = data.draw(plain_parameters)
     body = text_of(inputs, {}, sep, False)
     assert agrees(body) == all("[" not in tensor["name"] for tensor in inputs)
 
@@ -128,7 +136,9 @@ A = '"name":"a","shape":[2,2],"datatype":"INT64"'
         f'{{"inputs":[{{{A},"data":[1,2,3,true]}}]}}',
         f'{{"inputs":[{{{A},"data":[1,2,3,9223372036854775808]}}]}}',
         f'{{"inputs":[{{{A},"data":[1,2,3,4],"data":[5,6,7,8]}}]}}',
-        f'{{"inputs":[{{{A},"data":[1,2,3,4],"parameters":{{}}}}]}}',
+        f'{{"inputs":[{{{A},"data":[1,2,3,4],"parameters":{{"binary_data_size":32}}}}]}}',
+        f'{{"inputs":[{{{A},"data":[1,2,3,4],"parameters":{{"shared_memory_region":"r"}}}}]}}',
+        f'{{"inputs":[{{{A},"data":[1,2,3,4],"data":[5,6,7,8],"parameters":{{}}}}]}}',
         f'{{"inputs":[{{{A},"data":[1,2,3,4]}}],"inputs":[]}}',
         f'{{"inputs":[{{{A},"data":[1,2,3,4]}}],"id":"a","id":"b"}}',
         f'{{"inputs":[{{{A},"data":[1,2,3,4]}}],"id":7}}',

@@ -59,39 +59,6 @@ def test_answers_leave_before_the_loop_reads_more(make: Make, ranking: Ranking) 
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("kind", ["inline"])
-def test_a_lone_query_is_executed_at_once_and_only_once(make: Make, ranking: Ranking) -> None:
-    async def run() -> None:
-        lane, tally = make()
-        delivered: list[Pending] = []
-        answer = submit(lane, ranking("a"))
-        answer.listen(delivered.append)
-        lane.dispatch_now()
-        assert delivered == [answer]
-        assert lane.waiting == 0
-        lane.dispatch_now()
-        later = submit(lane, ranking("a"))
-        await later
-        assert tally.batches == [(1, 1), (1, 1)]
-        np.testing.assert_array_equal(answer.result().probabilities, later.result().probabilities)
-
-    asyncio.run(run())
-
-
-@pytest.mark.parametrize("kind", ["inline"])
-def test_queries_that_shared_their_last_batch_wait_for_one_another(make: Make, ranking: Ranking) -> None:
-    async def run() -> None:
-        lane, tally = make()
-        await asyncio.gather(*(submit(lane, ranking("a")) for _ in range(2)))
-        first = submit(lane, ranking("a"))
-        lane.dispatch_now()
-        assert not first.done()
-        await asyncio.gather(first, submit(lane, ranking("a")))
-        assert tally.batches == [(2, 2), (2, 2)]
-
-    asyncio.run(run())
-
-
 def test_batches_stop_at_their_limit_and_a_larger_query_is_split_and_joined(
     bundle: Bundle, runtime: Runtime, make: Make, ranking: Ranking
 ) -> None:

@@ -179,16 +179,16 @@ def test_an_answer_does_not_change_with_the_next_batch(ends: Ends) -> None:
 @given(st.text(max_size=40))
 def test_a_message_arrives_as_it_was_said(ends: Ends, text: str) -> None:
     server, worker = ends
-    worker.say(WorkerState.FAILED, text)
+    worker.put_message(WorkerState.FAILED, text)
     # a lone surrogate, which UTF-8 has not, comes as its escape
-    assert server.said() == (WorkerState.FAILED, text.encode("utf-8", "backslashreplace").decode())
+    assert server.message() == (WorkerState.FAILED, text.encode("utf-8", "backslashreplace").decode())
     failed = server.outcome()
     assert isinstance(failed, ExecutionFailed)
-    assert str(failed) == server.said()[1]
+    assert str(failed) == server.message()[1]
 
 
 def test_a_message_too_long_is_cut() -> None:
     server = Mailbox.create("small")
-    server.say(WorkerState.FAILED, "ä" * FIRST_BYTES)
-    assert len(server.said()[1].encode()) <= FIRST_BYTES
+    server.put_message(WorkerState.FAILED, "ä" * FIRST_BYTES)
+    assert len(server.message()[1].encode()) <= FIRST_BYTES
     server.close()

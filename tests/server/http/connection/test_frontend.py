@@ -73,20 +73,6 @@ def test_a_client_that_waited_for_an_answer_sent_its_next_request_after_it(engin
     assert after_s == arrived_s + 1
 
 
-def test_only_the_request_that_wakes_the_loop_is_executed_at_once(engine: Engine) -> None:
-    async def scene() -> list[bool]:
-        frontend = front_of(engine)
-        await read(frontend)
-        await asyncio.sleep(BUSY_S)
-        frontend.arrival()
-        woken = [frontend.woke_loop(), frontend.woke_loop()]
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        return [*woken, frontend.woke_loop()]
-
-    assert asyncio.run(scene()) == [True, False, False]
-
-
 def test_of_what_is_read_after_a_batch_the_first_probably_arrived_first(engine: Engine) -> None:
     async def scene() -> list[float]:
         frontend = front_of(engine)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.lanes.shared_lanes import SharedModel, SharedOutcomes, simulate_shared
 from polyrec.planner.arrivals import arrival_times
 from polyrec.planner.plan import Limits, Routing
 from polyrec.planner.routing.lanes.lane import LaneSpec
@@ -17,7 +18,6 @@ from polyrec.planner.routing.sharing.pools import LanePlace
 from polyrec.planner.simulation.bound import Trace, joint_bound
 from polyrec.planner.simulation.costs import BatchCost, Costs
 from polyrec.planner.simulation.outcomes import Outcomes, Status
-from polyrec.planner.simulation.shared_lanes import SharedModel, SharedOutcomes, simulate_shared
 from polyrec.planner.simulation.simulator import Simulator, information
 from polyrec.planner.traffic import Arrivals, Sizes
 from tests.planner.routing.servers import CPU, TABLE

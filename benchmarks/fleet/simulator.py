@@ -13,8 +13,8 @@ from itertools import cycle
 from random import Random
 from typing import Protocol
 
+from benchmarks.fleet.node_model import INF, NodeKind, NodeModel
 from polyrec.models.schema.batch import F64, I64
-from polyrec.planner.fleet.node_model import INF, NodeKind, NodeModel
 
 TICK_S = 0.1
 NORMALS = 1 << 16

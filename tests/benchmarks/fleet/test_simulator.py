@@ -6,11 +6,11 @@ from random import Random
 import numpy as np
 import pytest
 
+from benchmarks.fleet.baselines import LeastOutstanding, RoundRobin, StaleTwoChoices, WeightedRandom
+from benchmarks.fleet.node_model import NodeKind
+from benchmarks.fleet.simulator import Chooser, FleetOutcome, simulate_fleet
 from polyrec.planner.arrivals import arrival_times
-from polyrec.planner.fleet.baselines import LeastOutstanding, RoundRobin, StaleTwoChoices, WeightedRandom
-from polyrec.planner.fleet.node_model import NodeKind
 from polyrec.planner.fleet.replica_choice import ReplicaChoice
-from polyrec.planner.fleet.simulator import Chooser, FleetOutcome, simulate_fleet
 from polyrec.planner.latency_model import LatencyModel
 from polyrec.planner.plan import Limits, Routing
 from polyrec.planner.routing.lanes.lane import LaneSpec
