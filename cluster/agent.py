@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+import time
+from collections.abc import Callable
 
 import aiohttp
 
@@ -17,14 +18,16 @@ READ_INTERVAL_S = 0.5
 class Agent:
     """Reads a server's metrics periodically, and answers HAProxy on a port of its own.
 
-    url: of the server.
+    url: of the server. on_read: called after each reading.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, on_read: Callable[[], None] = lambda: None) -> None:
         self._url = url
+        self._on_read = on_read
         self._tasks: list[asyncio.Task[None]] = []
         self._server: asyncio.Server | None = None
         self.state = LiveState()
+        self.read_s = 0.0
         self.nominal_rows_s = 0.0
         self.draining = False
 
@@ -55,9 +58,11 @@ class Agent:
     async def _read_periodically(self) -> None:
         while True:
             await asyncio.sleep(READ_INTERVAL_S)
-            # a server that does not answer keeps the state that it had
-            with suppress(aiohttp.ClientError, TimeoutError, OSError):
+            try:
                 await self._read()
+            except (aiohttp.ClientError, TimeoutError, OSError):
+                continue  # readers see by read_s that the state is old
+            self._on_read()
 
     async def _read(self) -> None:
         timeout = aiohttp.ClientTimeout(total=2)
@@ -65,4 +70,4 @@ class Agent:
             aiohttp.ClientSession(timeout=timeout) as client,
             client.get(f"{self._url}/metrics") as got,
         ):
-            self.state = read_state(await got.text())
+            self.state, self.read_s = read_state(await got.text()), time.time()

@@ -36,7 +36,9 @@ class Balancer:
         if not self._file.exists():
             write_text(self._file, spec)
         self._spec = ClusterSpec.model_validate_json(self._file.read_text())
-        self._haproxy = HAProxy(self._folder, self._spec.host, self._spec.port)
+        self._haproxy: HAProxy | None = None
+        if self._spec.way == "balancer":
+            self._haproxy = HAProxy(self._folder, self._spec.host, self._spec.port)
         self._endpoints: dict[str, Endpoint] = {}
         self._applied: dict[str, Endpoint] = {}
         self._states: dict[str, dict[str, Any]] = {}
@@ -47,7 +49,7 @@ class Balancer:
 
     async def open(self) -> None:
         """Starts HAProxy without replicas, unless it runs. Raises ClusterError, as for a taken port."""
-        if not self._haproxy.alive():
+        if self._haproxy is not None and not self._haproxy.alive():
             await self._haproxy.configure([])
         self._start_checking()
 
@@ -82,7 +84,7 @@ class Balancer:
 
     async def replicas(self) -> list[dict[str, Any]]:
         """Returns each replica's name, address, state in the balancer, and the state that it announced."""
-        states = await self._haproxy.servers()
+        states = {} if self._haproxy is None else await self._haproxy.servers()
         return [
             {"name": name, "url": one.url, "state": states.get(name, "-"), **self._states.get(name, {})}
             for name, one in sorted(self._endpoints.items())
@@ -93,16 +95,18 @@ class Balancer:
         if self._task is not None:
             self._task.cancel()
         try:
-            await self._haproxy.stop()
+            if self._haproxy is not None:
+                await self._haproxy.stop()
         finally:
             self._file.unlink(missing_ok=True)
 
     async def _apply(self) -> None:
         async with self._lock:
             wanted = dict(self._endpoints)
-            if wanted == self._applied and self._haproxy.alive():
-                return  # while this waited, another call has applied it
-            await self._haproxy.configure(wanted.values())
+            if self._haproxy is not None:
+                if wanted == self._applied and self._haproxy.alive():
+                    return  # while this waited, another call has applied it
+                await self._haproxy.configure(wanted.values())
             self._applied = wanted
 
     def _start_checking(self) -> None:
@@ -115,14 +119,17 @@ class Balancer:
         while True:
             await asyncio.sleep(CHECK_S)
             now_s = time.monotonic()
-            # asked only about silent ones: each time is a connection that HAProxy serves
-            is_silent = any(now_s - at_s > SILENT_S for at_s in self._announced_s.values())
-            states = await self._haproxy.servers() if is_silent else {}
+            states: Mapping[str, str] | None = None
+            if self._haproxy is not None:
+                # asked only about silent ones: each time is a connection that HAProxy serves
+                is_silent = any(now_s - at_s > SILENT_S for at_s in self._announced_s.values())
+                states = await self._haproxy.servers() if is_silent else {}
             for name in lost(self._announced_s, states, self._applied, now_s):
                 self._endpoints.pop(name, None)
                 self._states.pop(name, None)
                 del self._announced_s[name]
-            if not self._haproxy.alive() or self._applied != self._endpoints:
+            ended = self._haproxy is not None and not self._haproxy.alive()
+            if ended or self._applied != self._endpoints:
                 try:
                     await self._apply()
                 except (ClusterError, OSError) as e:
@@ -131,7 +138,7 @@ class Balancer:
 
 def lost(
     announced_s: Mapping[str, float],
-    states: Mapping[str, str],
+    states: Mapping[str, str] | None,
     applied: Collection[str],
     now_s: float,
 ) -> list[str]:
@@ -140,8 +147,10 @@ def lost(
     Silence alone does not count: where the machine was too busy for announcements, or stopped for a while,
     all are silent, and without replicas every request would be refused.
 
-    announced_s: time of each one's last announcement. states: in HAProxy; empty if it does not answer.
-    applied: names in its configuration; one that it refuses would otherwise keep all others out for good.
+    announced_s: time of each one's last announcement. states: in HAProxy, None if there is none. applied:
+    names in its configuration; one that it refuses would otherwise keep all others out for good.
     """
     silent = [name for name, at_s in announced_s.items() if now_s - at_s > SILENT_S]
+    if states is None:
+        return silent
     return [name for name in silent if name not in applied or states.get(name, "").startswith("DOWN")]

@@ -18,24 +18,33 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from polyrec.cluster.balancer import BALANCER, NAMESPACE, Balancer
 from polyrec.cluster.haproxy_process import private_folder
 from polyrec.cluster.replica import Replica
+from polyrec.cluster.request_router import PredictedCompletion
 from polyrec.cluster.scaling import BacklogPolicy
 from polyrec.cluster.spec import ClusterError, ClusterSpec, GroupSpec
 from polyrec.models.version import code_version
 
+MOST_ONGOING = 1000
+"""Limit of Serve's proxies for one replica, high enough that its server's admission control decides."""
 SHUTDOWN_S = 60.0
 POLL_S = 0.1
+REPORT_S = 0.2
+"""Interval of the replicas' reports to Serve's request router."""
 
 
 def up(spec: ClusterSpec) -> None:
     """Starts the ingress and all groups, and waits until every replica answers. Raises ClusterError."""
     if _balancer() is not None:
         raise ClusterError("a cluster is up; `polyrec cluster down` ends it")
+    http = {"host": spec.host, "port": spec.port}
     with _quiet():
-        serve.start(proxy_location="Disabled")
+        if spec.way == "balancer":
+            serve.start(proxy_location="Disabled")
+        else:
+            serve.start(proxy_location="HeadOnly", http_options=http)
     _start_balancer(spec)
     try:
         for group in spec.groups:
-            _deploy(group)
+            _deploy(spec, group)
         _wait_until_known(spec)
     except ClusterError:
         down()
@@ -108,6 +117,7 @@ def status() -> dict[str, Any]:
             }
         )
     return {
+        "way": spec.way,
         "url": f"http://{spec.host}:{spec.port}",
         "groups": groups,
         "replicas": replicas(),
@@ -123,11 +133,11 @@ def replicas() -> list[dict[str, Any]]:
 def _change(spec: ClusterSpec, group: GroupSpec) -> ClusterSpec:
     changed = spec.with_group(group)
     ray.get(_balancer().set_spec.remote(changed.model_dump_json()))
-    _deploy(group)
+    _deploy(changed, group)
     return changed
 
 
-def _deploy(group: GroupSpec) -> None:
+def _deploy(spec: ClusterSpec, group: GroupSpec) -> None:
     """Deploys a group on Serve, or changes it, and waits until it is as wanted. Raises ClusterError."""
     asked = dict(group.resources)
     actor = {"num_cpus": asked.pop("CPU", 1.0), "num_gpus": asked.pop("GPU", 0.0), "resources": asked}
@@ -135,17 +145,23 @@ def _deploy(group: GroupSpec) -> None:
         name="Replica",
         ray_actor_options=actor,
         user_config=group.served(),
+        max_ongoing_requests=MOST_ONGOING,
         health_check_period_s=1.0,
         health_check_timeout_s=10.0,
         graceful_shutdown_timeout_s=SHUTDOWN_S,
+        request_router_config={
+            "request_router_class": PredictedCompletion,
+            "request_routing_stats_period_s": REPORT_S,
+        },
         **_replica_count(group),
     )(Replica)
     # the code is the version, so that Serve replaces replicas only for other code: they open another plan
     # themselves, and with versions that Serve makes every change would replace them
     versioned = deployment.options(version=code_version(), _internal=True)
+    prefix = None if spec.way == "balancer" else "/"
     try:
         with _quiet():
-            serve.run(versioned.bind(group.name, group.settings), name=group.application, route_prefix=None)
+            serve.run(versioned.bind(group.name, group.settings), name=group.application, route_prefix=prefix)
     except RuntimeError as e:
         found = serve.status().applications.get(group.application)
         reasons = [] if found is None else [_brief(d.message) for d in found.deployments.values()]

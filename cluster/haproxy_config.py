@@ -10,10 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from polyrec.cluster.targets import ADMINISTRATION
 from polyrec.planner.fleet.weights import capacity_weights
 
-ADMINISTRATION = "^/v1/(models/[^/]+/)?admin(/|$) ^/v2/repository/models/"
-"""Expressions of the paths, decoded as the server decodes them, that are not for a replica by chance."""
 BACKEND = "replicas"
 UNCHECKED = "unchecked-"
 """Begins the name under which a server is used while no server is up."""

@@ -12,6 +12,7 @@ from polyrec.planner.fleet.weights import weight_percent
 _NAMES = {
     "polyrec_capacity_rows_per_second": "capacity_rows_s",
     "polyrec_arrival_rows_per_second": "arrival_rows_s",
+    "polyrec_arrival_queries_per_second": "arrival_queries_s",
     "polyrec_queue_rows": "queue_rows",
     "polyrec_budget_seconds": "budget_s",
     "polyrec_device_price": "price",
@@ -30,9 +31,11 @@ class LiveState:
 
     capacity_rows_s: float = 0.0
     arrival_rows_s: float = 0.0
+    arrival_queries_s: float = 0.0
     queue_rows: float = 0.0
     budget_s: float = 0.0
     price: float = 0.0
+    lanes: int = 1
     lane_share: float = 1.0
 
     @property
@@ -44,6 +47,13 @@ class LiveState:
     def demand(self) -> float:
         """Rows that arrive over rows that can be executed on the fastest paths."""
         return self.arrival_rows_s / self.capacity_rows_s if self.capacity_rows_s > 0 else 0.0
+
+    @property
+    def work_s(self) -> float:
+        """Seconds by which an average query lengthens the wait."""
+        if not (self.capacity_rows_s > 0 and self.arrival_queries_s > 0):
+            return 0.0
+        return self.arrival_rows_s / self.arrival_queries_s / self.capacity_rows_s
 
     def load(self) -> ReplicaLoad:
         """Returns what autoscaling reads."""
@@ -72,4 +82,4 @@ def read_state(metrics: str) -> LiveState:
     # a lane that is faster than its profile does not make up for a lost one
     speeds = [alive / max(correction.get(lane, 1.0), 1.0) for lane, alive in up.items()]
     share = sum(speeds) / len(speeds) if speeds else 1.0
-    return LiveState(**found, lane_share=share)
+    return LiveState(**found, lanes=max(int(sum(up.values())), 1), lane_share=share)

@@ -6,22 +6,17 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import ray
 
 from polyrec.cluster.balancer import NAMESPACE
-from polyrec.cluster.spec import ClusterError
+from polyrec.cluster.spec import ClusterError, Way
 
+HAPROXY_MODE = "RAY_SERVE_ENABLE_HA_PROXY"
 PORT = 6379
 """Default port of Ray's head."""
-ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    # a replica's processes end with it, even if it is killed
-    "RAY_process_group_cleanup_enabled": "1",
-}
-"""Environment of Ray's processes."""
 
 
 def connect(address: str | None) -> None:
@@ -43,22 +38,33 @@ def connect(address: str | None) -> None:
         raise ClusterError(f"no Ray is running at {where}: {str(e).splitlines()[0]}") from None
 
 
-def start_head(arguments: Sequence[str] = ()) -> None:
+def start_head(way: Way, arguments: Sequence[str] = ()) -> None:
     """Starts Ray's head on this machine, reachable only from it.
 
     arguments: further ones of `ray start`. Raises ClusterError.
     """
-    _start(["--head", f"--port={PORT}", "--include-dashboard=false", *arguments], "127.0.0.1")
+    _start(["--head", f"--port={PORT}", "--include-dashboard=false", *arguments], "127.0.0.1", way)
 
 
-def start_worker(head: str, ip: str, arguments: Sequence[str] = ()) -> None:
+def start_worker(head: str, ip: str, way: Way, arguments: Sequence[str] = ()) -> None:
     """Starts another node of a cluster on this machine. head: host:port. Raises ClusterError."""
-    _start([f"--address={head}", *arguments], ip)
+    _start([f"--address={head}", *arguments], ip, way)
 
 
-def _start(arguments: Sequence[str], ip: str) -> None:
+def ray_environment(way: Way) -> Mapping[str, str]:
+    """Returns the environment that Ray's processes need for an ingress."""
+    return {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # a replica's processes end with it, even if it is killed
+        "RAY_process_group_cleanup_enabled": "1",
+        HAPROXY_MODE: "1" if way == "ray-haproxy" else "0",
+    }
+
+
+def _start(arguments: Sequence[str], ip: str, way: Way) -> None:
     program = Path(sys.executable).with_name("ray")
+    environ = {**os.environ, **ray_environment(way)}
     command = [str(program), "start", f"--node-ip-address={ip}", "--disable-usage-stats", *arguments]
-    done = subprocess.run(command, env=os.environ | ENVIRONMENT, capture_output=True, text=True)
+    done = subprocess.run(command, env=environ, capture_output=True, text=True)
     if done.returncode:
         raise ClusterError(f"`{' '.join(command[1:])}` failed: {(done.stderr or done.stdout).strip()[-500:]}")

@@ -2,7 +2,8 @@
 
 Ray Serve places, restarts, counts and ends replicas. A roll is a change of `user_config`: Serve hands it to
 one replica after the other, which reloads its server, so no capacity is lost. If the server ends by itself,
-the replica ends too, and Serve starts another. Requests go directly to the server's port.
+the replica ends too, and Serve starts another. Requests go directly to the server's port; `__call__` forwards
+those that come through Serve's own proxies.
 """
 
 from __future__ import annotations
@@ -18,11 +19,15 @@ from typing import Any
 import aiohttp
 import ray
 from ray import serve
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from yarl import URL
 
 from polyrec.cluster.agent import Agent
 from polyrec.cluster.balancer import BALANCER, NAMESPACE
 from polyrec.cluster.haproxy_config import Endpoint
 from polyrec.cluster.spec import ClusterError
+from polyrec.cluster.targets import is_administration, target_of
 from polyrec.server.app.background import start_task
 from polyrec.server.child import ServerProcess, start
 
@@ -31,6 +36,7 @@ WATCH_S = 0.05
 RELOAD_S = 600.0
 NO_BALANCER = (ray.exceptions.RayError, ValueError)
 """Raised while the balancer restarts, and after `cluster down`."""
+HOP_BY_HOP = {"connection", "content-length", "host", "keep-alive", "transfer-encoding"}
 
 
 class Replica:
@@ -65,6 +71,32 @@ class Replica:
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Returns what cluster/scaling.py reads."""
         return {} if self._agent is None else asdict(self._agent.state.load())
+
+    def record_routing_stats(self) -> dict[str, float]:
+        """Returns what cluster/request_router.py reads."""
+        if self._agent is None:
+            return {}
+        state = self._agent.state
+        return {
+            "reported_s": self._agent.read_s,
+            "wait_s": state.backlog_s,
+            "service_s": state.work_s * state.lanes,
+            "work_s": state.work_s,
+            "weight": max(state.capacity_rows_s, 1.0),
+        }
+
+    async def __call__(self, request: Request) -> Response:
+        """Forwards a request of Serve's proxies to the server."""
+        assert self._client is not None
+        assert self._endpoint is not None
+        headers = [(k, v) for k, v in request.headers.items() if k not in HOP_BY_HOP]
+        if is_administration(request.scope["path"]):
+            return JSONResponse({"error": "administration is refused here; ask a replica"}, 403)
+        url = URL(self._endpoint.url + target_of(request.scope), encoded=True)
+        body = await request.body()
+        async with self._client.request(request.method, url, data=body, headers=headers) as got:
+            kept = {k: v for k, v in got.headers.items() if k.lower() not in HOP_BY_HOP}
+            return Response(await got.read(), got.status, kept)
 
     async def __del__(self) -> None:
         """Ends the replica, as Serve calls and awaits this: leaves the balancer, then drains the server."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -15,6 +15,7 @@ from polyrec.planner.fleet.autoscaling import TARGET_DEMAND
 from polyrec.planner.plan import Plan
 
 GroupName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", max_length=40)]
+Way = Literal["balancer", "ray", "ray-haproxy"]
 DEFAULT_GROUP = "default"
 
 
@@ -62,17 +63,22 @@ class GroupSpec(Strict):
 
 
 class ClusterSpec(Strict):
-    """A cluster: the address of its ingress, and groups of replicas behind it."""
+    """A cluster. way: its ingress. `balancer`: an HAProxy that forwards to the servers' ports; `ray`,
+    `ray-haproxy`: Ray Serve's proxy, or its HAProxy mode.
+    """
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
+    way: Way = "balancer"
     groups: Annotated[tuple[GroupSpec, ...], Field(min_length=1)]
 
     @model_validator(mode="after")
-    def _names_are_unique(self) -> ClusterSpec:
+    def _one_group_behind_ray(self) -> ClusterSpec:
         names = [group.name for group in self.groups]
         if len(set(names)) < len(names):
             raise ValueError("two groups have the same name")
+        if self.way != "balancer" and len(names) > 1:
+            raise ValueError(f"way '{self.way}' knows one group of replicas; there are {len(names)}")
         return self
 
     def group(self, name: str | None) -> GroupSpec:

@@ -1,10 +1,10 @@
-"""Measures a cluster beside a single server, and what kills, a roll and changes of size do to requests.
+"""Measures ways into a cluster, and what a killed replica, a roll and a change of size do to requests.
 
     python -m benchmarks.fleet.cluster PLAN --other PLAN --json docs/results/cluster.json
 
 One machine, two logical nodes of Ray (127.0.0.1 and 127.0.0.2) with one replica each, in a network, process
-and mount namespace of their own, since Ray listens on all interfaces; takes root. The
-cluster is started by `polyrec cluster up`; a single server without Ray is measured in the same conditions.
+and mount namespace of their own, since Ray listens on all interfaces; takes root. Each way starts its own
+cluster by `polyrec cluster up`, and turns of a single server without Ray are measured in the same conditions.
 
 Ways: closed loops of 1 and 16 requests in flight, JSON tensors of --rows rows. Faults: Poisson arrivals at
 --rate with a budget, through the balancer; a server killed, then a replica's actor killed, the plan rolled,
@@ -39,6 +39,7 @@ from benchmarks.fleet.cluster_page import page
 from benchmarks.http.protocols import http_asker, http_request, random_tensors
 from polyrec.cli.main import main as polyrec
 from polyrec.cluster import control, nodes
+from polyrec.cluster.spec import Way
 from polyrec.loadtest.drivers.connection import Target
 from polyrec.loadtest.drivers.load import load_of
 from polyrec.loadtest.drivers.open_loop import Limits, run
@@ -51,7 +52,8 @@ from polyrec.planner.plan import load_plan
 from polyrec.planner.traffic import Arrivals
 from polyrec.server.child import start
 
-WAYS = ("single server", "balancer")
+WAYS: tuple[Way | None, ...] = (None, "balancer", "ray", "ray-haproxy")
+"""None: one server, asked directly."""
 PORT = 8000
 IN_FLIGHT = (1, 16)
 DIFFERENT_REQUESTS = 64
@@ -62,12 +64,14 @@ PHASES = ("before", "server killed", "actor killed", "rolled", "scaled to 1", "s
 
 
 @contextmanager
-def cluster(plan: Path) -> Iterator[None]:
+def cluster(way: Way, plan: Path) -> Iterator[None]:
     """Two nodes with one replica each behind PORT."""
     one = ["--num-cpus=1"]
-    nodes.start_head(one)
-    nodes.start_worker("127.0.0.1:6379", "127.0.0.2", one)
-    call("up", "--plan", str(plan), "--replicas", "2", "--port", str(PORT), "--resource", "CPU=1")
+    nodes.start_head(way, arguments=one)
+    nodes.start_worker("127.0.0.1:6379", "127.0.0.2", way, one)
+    call(
+        "up", "--plan", str(plan), "--replicas", "2", "--port", str(PORT), "--way", way, "--resource", "CPU=1"
+    )
     try:
         yield
     finally:
@@ -84,17 +88,24 @@ def call(*arguments: str) -> None:
 async def closed_loop(url: str, requests: Sequence[bytes], in_flight: int, seconds: float) -> dict[str, Any]:
     """Returns requests/s and quantiles of one turn."""
     async with AsyncExitStack() as stack:
-        numbers, took_s = count(), list[float]()
+        numbers, took_s, closed = count(), list[float](), list[float]()
 
         async def loop(until_s: float) -> None:
             ask = await http_asker(stack, url, requests)
             while (began_s := time.perf_counter()) < until_s:
                 number = next(numbers)
-                await ask(number)
+                try:
+                    await ask(number)
+                except (asyncio.IncompleteReadError, ConnectionError):
+                    # Serve's HAProxy mode closes connections now and then
+                    closed.append(began_s)
+                    ask = await http_asker(stack, url, requests)
+                    await ask(number)
                 took_s.append(time.perf_counter() - began_s)
 
         await asyncio.gather(*(loop(time.perf_counter() + 1) for _ in range(in_flight)))
         took_s.clear()
+        closed.clear()
         began_s = time.perf_counter()
         await asyncio.gather(*(loop(began_s + seconds) for _ in range(in_flight)))
         elapsed_s = time.perf_counter() - began_s
@@ -104,10 +115,11 @@ async def closed_loop(url: str, requests: Sequence[bytes], in_flight: int, secon
         "requests_s": round(len(took_s) / elapsed_s, 1),
         "p50_ms": p50,
         "p99_ms": p99,
+        "closed": len(closed),
     }
 
 
-def measure_way(way: str, args: argparse.Namespace) -> list[dict[str, Any]]:
+def measure_way(way: Way | None, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Returns the turns of one way."""
     bundle = load_bundle(load_plan(args.plan).paths[0].bundle)
     random = np.random.default_rng(0)
@@ -121,12 +133,12 @@ def measure_way(way: str, args: argparse.Namespace) -> list[dict[str, Any]]:
         url = f"http://127.0.0.1:{PORT}"
         loads = [n for _ in range(args.turns) for n in IN_FLIGHT]
         found = [uvloop.run(closed_loop(url, requests, n, args.seconds)) for n in loads]
-        return [{"way": way, **turn} for turn in found]
+        return [{"way": way or "single server", **turn} for turn in found]
 
-    if way == "single server":
+    if way is None:
         with start({"plan": args.plan, "port": PORT}):
             return turns()
-    with cluster(args.plan):
+    with cluster(way, args.plan):
         return turns()
 
 
@@ -144,7 +156,7 @@ def measure_faults(args: argparse.Namespace) -> dict[str, Any]:
     budget_s = args.budget_ms / 1e3
     load = load_of(target, due_s, seconds, lambda i: bodies[i % len(bodies)], budget_s=budget_s, prepare=True)
     took: dict[str, float] = {}
-    with cluster(args.plan):
+    with cluster("balancer", args.plan):
         doing = threading.Thread(target=_disturb, args=(args, took))
         doing.start()
         outcome = run(target, load, Limits())
@@ -232,7 +244,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rate", type=float, default=40.0)
     parser.add_argument("--budget-ms", type=float, default=1000.0)
     parser.add_argument("--phase-seconds", type=float, default=12.0)
-    parser.add_argument("--only", choices=[*WAYS, "faults"], action="append")
+    parser.add_argument("--only", choices=[*(way or "single" for way in WAYS), "faults"], action="append")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--page", type=Path, metavar="FILE", help="of a whole run, Markdown")
     given = list(sys.argv[1:] if argv is None else argv)
@@ -241,10 +253,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.other = (args.other or args.plan).resolve()
     if os.environ.get(INSIDE):
         (only,) = args.only
-        found = measure_faults(args) if only == "faults" else measure_way(only, args)
+        found = measure_faults(args) if only == "faults" else measure_way(_way(only), args)
         print(json.dumps(found), flush=True)
         return 0
-    chosen = args.only or [*WAYS, "faults"]
+    chosen = args.only or [*(way or "single" for way in WAYS), "faults"]
     made = datetime.now(UTC).isoformat(timespec="seconds")
     whole: dict[str, Any] = {"made": made, "machine": machine(), "model": about(args.plan), "ways": []}
     whole["settings"] = {name: getattr(args, name) for name in SETTINGS}
@@ -273,6 +285,10 @@ def about(plan: Path) -> str:
     bundle = load_bundle(load_plan(plan).paths[0].bundle)
     rows = sum(vocabulary.rows for vocabulary in bundle.encoder.vocabularies.values())
     return f"{rows:,} rows of width {bundle.shape.width}"
+
+
+def _way(name: str) -> Way | None:
+    return next(way for way in WAYS if (way or "single") == name)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,9 @@ from benchmarks.fleet.plan_page import markdown
 
 NAMES = {
     "single server": "a single server, asked directly",
-    "balancer": "HAProxy to the replicas' ports",
+    "balancer": "HAProxy to the replicas' ports (default)",
+    "ray": "Serve's proxy",
+    "ray-haproxy": "Serve's HAProxy mode",
 }
 
 
@@ -43,6 +45,7 @@ def page(found: dict[str, Any]) -> str:
         "`python -m benchmarks.fleet.cluster PLAN --json FILE --page FILE` writes this page "
         f"({machine['processor']}, cores: {machine['cores']}, Python {machine['python']}, "
         f"{found['made'][:10]}; all turns are in [cluster.json](cluster.json)). "
+        "The ways in: [cluster](../cluster.md#ways-in).",
         "",
         "## Ways in",
         "",

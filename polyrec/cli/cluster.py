@@ -7,6 +7,7 @@ import argparse
 from polyrec.loadtest.arguments import positive_float, positive_int
 
 EXAMPLE = "polyrec cluster up --plan plan.json --replicas 2 --port 8000"
+WAYS = ("balancer", "ray", "ray-haproxy")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     up.add_argument("--host", default="127.0.0.1", help="of the ingress (default 127.0.0.1)")
     up.add_argument("--port", type=positive_int, default=8000, help="of the ingress (default 8000)")
+    up.add_argument("--way", choices=WAYS, default="balancer", help="ingress (default balancer)")
     up.add_argument(
         "--resource",
         action="append",

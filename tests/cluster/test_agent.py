@@ -17,13 +17,12 @@ def test_an_agent_answers_with_the_weight_and_the_drain(bundle_dir: Path) -> Non
         return line.decode()
 
     async def talk(url: str) -> None:
-        agent = Agent(url)
+        read = asyncio.Event()
+        agent = Agent(url, read.set)
         port = await agent.start("127.0.0.1")
         assert agent.nominal_rows_s > 0
         assert await asked(port) == "ready up 100%\n"
-        first = agent.state
-        while agent.state is first:
-            await asyncio.sleep(0.01)
+        await read.wait()
         agent.draining = True
         assert await asked(port) == "drain\n"
         agent.stop()

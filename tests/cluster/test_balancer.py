@@ -25,6 +25,8 @@ def test_only_a_replica_that_is_silent_and_down_is_lost() -> None:
     assert lost(announced_s, states, applied, SILENT_S + 1) == ["a"]
     # HAProxy does not answer: nothing is known
     assert lost(announced_s, {}, applied, SILENT_S + 1) == []
+    # a way in without HAProxy
+    assert lost(announced_s, None, (), SILENT_S + 1) == ["a", "b", "c"]
 
 
 def test_a_silent_replica_that_never_got_in_is_lost() -> None:

@@ -9,12 +9,14 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
 from polyrec.cluster.haproxy_config import Endpoint
 from polyrec.cluster.haproxy_process import HAProxy, private_folder
 from polyrec.cluster.spec import ClusterError
+from polyrec.cluster.targets import is_administration
 
 REFUSED = [
     "/v1/admin/reload",
@@ -106,6 +108,7 @@ def test_administration_is_refused_however_its_path_is_written(tmp_path: Path) -
             return {target: await status(port, target) for target in REFUSED + TAKEN}
 
     assert asyncio.run(statuses()) == dict.fromkeys(REFUSED, "403") | dict.fromkeys(TAKEN, "200")
+    assert [is_administration(unquote(path)) for path in REFUSED + TAKEN] == [True] * 6 + [False] * 4
 
 
 def test_requests_are_answered_while_every_health_check_fails(tmp_path: Path) -> None:

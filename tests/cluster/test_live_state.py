@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from polyrec.cluster.live_state import LiveState, read_state
 from polyrec.planner.fleet.autoscaling import ReplicaLoad
 
@@ -27,8 +29,9 @@ polyrec_requests_total{path="x"} 7
 
 def test_the_state_is_read_from_metrics() -> None:
     state = read_state(METRICS)
-    assert state == LiveState(2400, 600, 120, 0.1, 2.5, lane_share=0.5)
+    assert state == LiveState(2400, 600, 30, 120, 0.1, 2.5, lanes=2, lane_share=0.5)
     assert state.load() == ReplicaLoad(0.25, 0.05, 2.5)
+    assert state.work_s == pytest.approx(20 / 2400)
     assert state.percent() == 33
     assert read_state("") == LiveState()
     assert LiveState().load() == ReplicaLoad(0, 0, 0)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from polyrec.cluster.spec import ClusterError, ClusterSpec, GroupSpec, fleet_replicas, plan_resources
+from polyrec.models.files import validate_as
 from polyrec.planner.plan import Plan
 
 PATH = {"bundle": "b", "runtime": "onnx"}
@@ -48,3 +49,9 @@ def test_a_group_is_named_where_there_are_several() -> None:
     changed = spec.with_group(groups[1].model_copy(update={"replicas": 3}))
     assert [group.replicas for group in changed.groups] == [1, 3]
     assert ClusterSpec.model_validate_json(changed.model_dump_json()) == changed
+
+
+def test_rays_own_ways_in_know_one_group() -> None:
+    groups = tuple(GroupSpec(name=name, plan=Path("p.json")) for name in "ab")
+    with pytest.raises(ClusterError, match="one group"):
+        validate_as(ClusterSpec, {"way": "ray", "groups": groups}, "the cluster", ClusterError)

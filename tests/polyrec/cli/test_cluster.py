@@ -117,7 +117,9 @@ def test_the_status_shows_groups_and_replicas() -> None:
         "backlog_s": 0.01,
         "percent": 90,
     }
-    shown = lines({"url": "http://127.0.0.1:8000", "groups": [group], "replicas": [replica]})
-    assert shown[0] == "http://127.0.0.1:8000"
+    shown = lines(
+        {"url": "http://127.0.0.1:8000", "way": "balancer", "groups": [group], "replicas": [replica]}
+    )
+    assert shown[0] == "http://127.0.0.1:8000 by balancer"
     assert shown[1] == "cpu8: running, 2 running; p.json"
     assert shown[-1].split() == ["cpu8-x", "http://10.0.0.1:1", "up", "0.50", "10.0", "90"]
