@@ -347,6 +347,20 @@ class _Match:
         return np.where(after <= before, after, -before)
 
 
+def hashed_apart(values: Sequence[object]) -> Sequence[object]:
+    """Replaces integers beyond 64 bits by their digits, so that few distinct values have the same hash.
+
+    Python's hash of an integer is the integer modulo 2^61 - 1: clients can send as many as they like of one
+    hash, which take a dictionary time in proportion to their number squared. Hashes of bytes are random.
+    """
+    if int not in set(map(type, values)):
+        return values
+    return [
+        b"%d" % value if isinstance(value, int) and not -(2**63) <= value < 2**64 else value
+        for value in values
+    ]
+
+
 def codes_of_values(
     candidate: Sequence[Sequence[object]], context: Sequence[Sequence[object]] = ()
 ) -> list[I64]:
@@ -354,6 +368,7 @@ def codes_of_values(
 
     None becomes NO_VALUE in columns of the candidate, NO_CONTEXT_VALUE in those of the context.
     """
+    candidate, context = ([hashed_apart(column) for column in columns] for columns in (candidate, context))
     known = dict.fromkeys(value for column in (*candidate, *context) for value in column)
     code_of: dict[object, int] = dict(zip(known, range(len(known)), strict=True))
     get = code_of.__getitem__

@@ -52,6 +52,13 @@ class Threads:
 
 
 _threads = Threads()
+_under_way: set[object] = set()
+"""One object for each work that runs in a thread, also if nothing waits for it any more."""
+
+
+def is_working() -> bool:
+    """Whether work runs in a thread. The interpreter's shutdown would crash in one that opens a model."""
+    return bool(_under_way)
 
 
 def run_in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
@@ -67,12 +74,16 @@ def run_in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
         else:
             done.set_exception(error)
 
+    work_under_way = object()
+    _under_way.add(work_under_way)
+
     def run() -> None:
         result, error = None, None
         try:
             result = work()
         except BaseException as e:
             error = e
+        _under_way.discard(work_under_way)
         if not loop.is_closed():
             loop.call_soon_threadsafe(finish, result, error)
 

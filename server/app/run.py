@@ -30,7 +30,7 @@ from starlette.types import ASGIApp
 from polyrec.models.allocator import retain_freed_memory
 from polyrec.models.errors import PolyrecError
 from polyrec.models.fetching.url import ModelUrl
-from polyrec.server.app.background import run_in_thread, start_task
+from polyrec.server.app.background import is_working, run_in_thread, start_task
 from polyrec.server.app.drain import Drain
 from polyrec.server.app.engine import Engine, LifecycleState
 from polyrec.server.app.listening import BACKLOG, Ready, address_of, listen, reserve, resolved, url_of
@@ -198,6 +198,9 @@ async def _serve(
         await _run_until_stopped(server, models, frontend, settings, load, listener, on_ready, shared, grpc)
     models.close()
     log.warning("the server has ended")
+    if is_working():
+        # a plan is being opened: the interpreter's shutdown would crash in that thread
+        os._exit(0)
     return 0
 
 

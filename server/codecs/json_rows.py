@@ -18,6 +18,7 @@ import numpy as np
 from msgspec.structs import astuple
 
 from polyrec.models.errors import FeatureError
+from polyrec.models.schema.request import hashed_apart
 from polyrec.models.schema.schema import Categorical, Dense, Schema
 from polyrec.planner.plan import Limits
 from polyrec.server.codecs.body_limits import BodyLimits
@@ -146,7 +147,7 @@ class Decoder:
     def _groups(self, column: Column, name: str) -> Column:
         """The request of each row; None if all are of one, as without the column `name`."""
         if column is None or None not in column:
-            return column
+            return None if column is None else hashed_apart(column)
         missing = [value is None for value in column]
         if all(missing):
             return None

@@ -226,6 +226,26 @@ def test_codes_are_equal_where_values_are() -> None:
     assert len({*one, *two}) == 4
 
 
+def test_integers_of_one_hash_are_compared_with_few_others() -> None:
+    compared = 0
+
+    class Counted(int):
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return int(self) == other
+
+        __hash__ = int.__hash__
+
+    values: list[Any] = [Counted(i * (2**61 - 1)) for i in range(400)]
+    # sets of types know the class of plain integers only
+    one, two = codes_of_values([[0, *values]], [[2**64 - 1, *values, None]])
+    assert one[1] == one[0]
+    np.testing.assert_array_equal(two[1:-1], one[1:])
+    assert np.unique(one[1:]).size == 400
+    assert compared < 10 * 400
+
+
 @pytest.mark.parametrize(
     ("feature", "message"),
     [

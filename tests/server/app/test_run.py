@@ -42,6 +42,25 @@ def test_it_drains_before_it_ends(bundle_dir: Path) -> None:
         assert server.process.wait(timeout=60) == 0
 
 
+def test_it_ends_in_order_while_another_plan_is_opened(bundle: Bundle, tmp_path: Path) -> None:
+    """The interpreter's shutdown aborted the process (status -6) in the thread that opens it."""
+    plan = single_path_plan(bundle.path, "table", "onnx", "cpu")
+    save_plan(plan, tmp_path / "plan.json")
+    paths = tuple(plan.paths[0].model_copy(update={"name": f"p{i}@cpu"}) for i in range(60))
+    save_plan(plan.model_copy(update={"paths": paths}), tmp_path / "long.json")
+    token = "a token of sixteen and more"
+    settings = {"plan": tmp_path / "plan.json", "admin_token": token, "drain_grace_s": 0}
+    with (
+        start(settings | {"drain_timeout_s": 0.1}) as server,
+        httpx.Client(base_url=server.url, headers={"Authorization": f"Bearer {token}"}) as http,
+    ):
+        opens = {"plan": str(tmp_path / "long.json")}
+        with pytest.raises(httpx.ReadTimeout):
+            http.post("/v1/admin/reload", json=opens, timeout=0.3)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(timeout=60) == 0
+
+
 @contextmanager
 def inherited(handler: signal.Handlers) -> Iterator[None]:
     """Context in which processes are started that ignore SIGHUP, or do not."""

@@ -283,3 +283,14 @@ def test_a_schema_of_only_candidates_can_be_ranked() -> None:
     request = Decoder(schema, Limits()).rank(b'{"context": {}, "candidates": {"item": ["a", "b"]}}')
     assert request.rows.context_rows == 1
     assert np.array_equal(request.rows.context_row, [0, 0])  # type: ignore[arg-type]
+
+
+def test_groups_by_integers_of_one_hash_get_hashes_of_their_own() -> None:
+    schema = Schema.model_validate(
+        SCHEMA.model_dump() | {"group": "search", "request": [{"name": "n", "compute": "length"}]}
+    )
+    numbers = [i * (2**61 - 1) for i in range(200)]
+    rows = Decoder(schema, Limits()).predict(body({"columns": {"item": ["i"] * 200, "search": numbers}}))
+    assert rows.group is not None
+    assert len(set(map(hash, numbers))) == 1
+    assert len(set(map(hash, rows.group))) > 150
