@@ -20,9 +20,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import torch
 
-from benchmarks.tiers.generated_model import zipf
 from benchmarks.tiers.popular_first.__main__ import SHARE, add_model_arguments, kept_bundle
 from benchmarks.tiers.served_model import plan_of
+from benchmarks.zipf import zipf
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.stack import TierStack
