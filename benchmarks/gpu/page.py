@@ -39,7 +39,7 @@ NOTES = """## What follows
   rows on, misses read in place, 1.8 to 4.9 times faster.
 - **Reading misses in place beat copying them at every size and rate here**, so `tiers` (which learns the
   choice) should be near `direct`; in this run it also tried the other way in classes that it had not met,
-  and alternated on batches without a miss, which has been mended since.
+  and alternated on batches without a miss, which has been fixed since.
 - **Served**, a GPU lane answers 1.7 to 5.3 times the requests of plain FastAPI with torch on the same GPU,
   since waiting requests share a launch. A lane in a process does not share the interpreter lock with the
   event loop (1.6 times a thread's at 270 rows), so plans now give GPUs process lanes unless their rows are
@@ -151,7 +151,7 @@ def profile(found: Mapping[str, Any]) -> list[str]:
         "512-256), fp32, median milliseconds of a batch, encoding included: one lane on one core, or the "
         "GPU. CPU paths and `before`: the second run, on a slower machine (table on the GPU itself "
         "took twice the "
-        "time) and without the mends below.",
+        "time) and without the fixes below.",
         "",
         *markdown_table(["path", *(f"{rows:,} rows" for rows in PROFILED)], rows),
     ]

@@ -30,7 +30,7 @@ import httpx
 import numpy as np
 import psutil
 
-from benchmarks.tiers.generated_model import zipf
+from benchmarks.zipf import zipf
 from polyrec.loadtest.drivers.closed_loop import closed_loop
 from polyrec.loadtest.drivers.connection import Target
 from polyrec.loadtest.drivers.load import Load

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import orjson
 
-from benchmarks.tiers.generated_model import zipf
+from benchmarks.zipf import zipf
 from polyrec.models.schema.batch import F32, I64
 from polyrec.models.schema.schema import Schema
 

@@ -1,16 +1,16 @@
-"""Measures int8 scales (per row, per batch, static), and torch's batches filled up.
+"""Measures int8 scales (one per row, and static ones), and torch's batches filled up.
 
     python -m benchmarks.quality.int8_scales --quality trivago=runs/t --quality bookcrossing=runs/b
 
 Times a session of ONNX Runtime at 1, 23 and 270 rows: a Kaggle-size net (26 vectors of 16 and 13 numbers,
 512-256-64 and 512-256, dot) and a small one. All graphs take turns inside one run; figures are medians of
-milliseconds of processor time. `per batch` is what was served before: DynamicQuantizeLinear takes the range
-of all rows that share a batch, so its answers depend on them. `per row, all products` shows why small
-products stay in fp32. `static` is for bundles with ranges (models/dlrm/activations.py). Torch, in fp32 and
-bf16, is timed with small batches as they are and filled up (models/dlrm/batch_invariance.py). --quality
-DATA=BUNDLE gives log-loss and AUC of a bundle on its test rows, in batches of 270, with static scales for
-several shares of larger inputs, found on training rows; --only-quality leaves out the times. The data are
-../shared/data's."""
+milliseconds of processor time. `static` is for bundles with ranges (models/dlrm/activations.py). Torch, in
+fp32 and bf16, is timed with small batches as they are and filled up (models/dlrm/batch_invariance.py).
+
+--quality DATA=BUNDLE gives log-loss and AUC of a bundle on its test rows, in batches of 270, with static
+scales for several shares of larger inputs, found on training rows; --only-quality leaves out the times. The
+data are ../shared/data's.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime as ort
 import torch
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
-from torch import Tensor, nn
+from torch import nn
 
 from polyrec.models.bundle.bundle import load_bundle
 from polyrec.models.data.encoded import encode
@@ -38,16 +36,15 @@ from polyrec.models.dlrm.context_once import ContextOnce
 from polyrec.models.dlrm.dlrm import Architecture, DenseNet, Inputs
 from polyrec.models.embeddings.stage import PerBlock
 from polyrec.models.evaluation.metrics import evaluate
-from polyrec.models.runtimes import graph_writer
-from polyrec.models.runtimes import onnx_graph as graphs
 from polyrec.models.runtimes.buckets import predict_unbucketed
 from polyrec.models.runtimes.kinds.onnx import OnnxRuntime, open_session
 from polyrec.models.runtimes.kinds.torch import DTYPES, min_rows
+from polyrec.models.runtimes.onnx_graph import plain_graph
 from polyrec.models.schema.batch import F32
 
 ROWS = (1, 23, 270)
 BATCH_ROWS = 270
-FORMS = ("fp32", "per batch", "per row", "per row, all products")
+FORMS = ("fp32", "per row")
 STATIC = "static"
 SHARES = (0.0, 1e-5, 3e-5, 1e-4)
 """Shares of a layer's inputs that may be larger than its range."""
@@ -67,53 +64,15 @@ NETS: dict[str, tuple[Architecture, PerBlock, PerBlock]] = {
 """Shape, dense features and vectors of context and candidate."""
 
 
-class _PerBatch(graphs.GraphWriter):
-    """Writes products whose input has one scale a batch, as before isolation."""
-
-    def product(
-        self,
-        x: str,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        added: str | None = None,
-        largest: float | None = None,
-    ) -> str:
-        numbers, step, zero = f"{x}_q", f"{x}_step", f"{x}_zero"
-        if all(numbers not in node.output for node in self.nodes):
-            self.nodes.append(helper.make_node("DynamicQuantizeLinear", [x], [numbers, step, zero]))
-        w = weight.detach().float().numpy().T
-        scale = np.maximum(np.abs(w).max(axis=0), np.finfo(np.float32).tiny) / 127.0
-        q = np.clip(np.rint(w / scale), -127, 127).astype(np.int8)
-        sums = self.node(
-            "Cast", self.node("MatMulInteger", numbers, self.constant(q), zero), to=TensorProto.FLOAT
-        )
-        out = self.node("Mul", sums, self.node("Mul", step, self.constant(scale.astype(np.float32))))
-        if bias is not None:
-            added = self.constant(bias)
-        return out if added is None else self.node("Add", out, added)
-
-
-def graph_of(form: str, net: DenseNet) -> onnx.ModelProto:
-    """The plain graph of a net in one of FORMS."""
-    written, least = graphs.GraphWriter, graph_writer.QUANTIZED_FROM
-    try:
-        if form == "per batch":
-            graphs.GraphWriter = _PerBatch  # type: ignore[misc]
-        if form == "per row, all products":
-            graph_writer.QUANTIZED_FROM = 0
-        return graphs.plain_graph(net, "fp32" if form == "fp32" else "int8")
-    finally:
-        graphs.GraphWriter, graph_writer.QUANTIZED_FROM = written, least  # type: ignore[misc]
-
-
 def sessions(net: DenseNet) -> dict[str, ort.InferenceSession]:
     """A session of each of FORMS."""
-    return {form: open_session(graph_of(form, net).SerializeToString(), "cpu") for form in FORMS}
+    graphs = {form: plain_graph(net, "fp32" if form == "fp32" else "int8") for form in FORMS}
+    return {form: open_session(graph.SerializeToString(), "cpu") for form, graph in graphs.items()}
 
 
 def static_session(net: DenseNet, largest: Mapping[str, float]) -> ort.InferenceSession:
     """A session with static scales."""
-    return open_session(graphs.plain_graph(net, "int8", largest).SerializeToString(), "cpu")
+    return open_session(plain_graph(net, "int8", largest).SerializeToString(), "cpu")
 
 
 def timed(name: str, repeats: int) -> dict[str, dict[str, float]]:

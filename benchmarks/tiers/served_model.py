@@ -1,4 +1,4 @@
-"""A bundle of the generated model, and a plan that serves it with its rows in tiers."""
+"""A bundle of 26 tables, five of them large, and a plan that serves it with its rows in tiers."""
 
 from __future__ import annotations
 
@@ -6,32 +6,37 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.tiers.generated_model import WIDTH
-from benchmarks.tiers.generated_model import model as criteo
 from polyrec.models.bundle.bundle import Bundle, write_bundle
 from polyrec.models.dlrm.dlrm import DLRM, Architecture, DenseNet, dense_slots
 from polyrec.models.dlrm.representation import Representation, initial_stage
 from polyrec.models.embeddings.cuts import tiers_within
 from polyrec.models.schema.encoder import Encoder
+from polyrec.models.schema.schema import load_schema
 from polyrec.models.schema.vocabulary import Vocabulary
 from polyrec.planner.plan import Plan
+
+WIDTH = 64
+SMALL_ROWS = (1000, 10_000, 20_000)
+LARGE = 5
+"""Tables of the schema that have `large_rows`, the first ones; the others have SMALL_ROWS in turns."""
 
 
 def bundle_of(folder: Path, large_rows: int, exponent: float, width: int = WIDTH) -> Bundle:
     """Integer vocabularies in the order of their ids, with the counts that the traffic will have."""
-    shape = criteo(large_rows)
+    schema = load_schema("criteo")
     vocabularies = {}
-    for table, rows in shape.tables.items():
+    for i, table in enumerate(schema.tables):
+        rows = large_rows if i < LARGE else SMALL_ROWS[(i - LARGE) % len(SMALL_ROWS)]
         heat = np.arange(1, rows + 3, dtype=np.float64) ** -exponent
         # every table is looked up once a row
         counts = (1e8 / heat.sum() * heat).astype(np.int64)
         vocabularies[table] = Vocabulary(table, "integer", rows, np.arange(rows + 2), counts)
-    encoder = Encoder(shape.schema, vocabularies, {})
+    encoder = Encoder(schema, vocabularies, {})
     representation = Representation(kind="table")
-    stage = initial_stage(representation, shape.schema, vocabularies, width, 0)
+    stage = initial_stage(representation, schema, vocabularies, width, 0)
     net = DenseNet(
         Architecture(width=width, bottom=(128,), top=(128,), interaction="dot"),
-        dense_slots(shape.schema),
+        dense_slots(schema),
         stage.slots,
     )
     return write_bundle(folder, DLRM(stage, net), representation, encoder, {}, {})

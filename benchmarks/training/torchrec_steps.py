@@ -1,45 +1,31 @@
-"""Takes steps of TorchRec on a CPU, with the DLRM of benchmarks/training/exchange.py; against ours.
+"""Takes steps of TorchRec's DLRM on a CPU, for comparison with Polyrec's trainer.
 
     # in an environment of its own, beside torch:
     pip install --no-deps torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0 tensordict iopath torchmetrics \\
         lightning-utilities portalocker pyre-extensions typing-inspect mypy-extensions orjson pyvers
-    python -m benchmarks.training.torchrec_steps --json docs/results/training-torchrec.json
 
 TorchRec's planner places whole tables on workers, row-wise Adagrad is fused into their backward pass
-(fbgemm), and its net is data-parallel. The command compares one worker of each, in turns on the same rows, a
-thread each; with two workers TorchRec is a form of `benchmarks.training.exchange`.
+(fbgemm), and its net is data-parallel. One worker trains in `benchmarks.training.streamed_beside`, two in
+`benchmarks.training.exchange`.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import statistics
-import tempfile
-import time
 import warnings
 from collections.abc import Iterator
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from polyrec.cli.train_workers import local_environment
-from polyrec.loadtest.machine import processor
-from polyrec.models.allocator import retain_freed_memory
-from polyrec.models.data.split import TRAIN
 from polyrec.models.schema.batch import F32, I64, take_bags
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.schema import ROLES
 from polyrec.models.training.pipeline import Learner
 from polyrec.models.training.row_order import epoch
-from polyrec.models.training.source import Rows, RowSource, TrainingRows
-from polyrec.models.training.stepper import Step, Stepper
-from polyrec.models.training.trainer import start_at_base_rate
+from polyrec.models.training.source import RowSource, TrainingRows
+from polyrec.models.training.stepper import Step
 from polyrec.models.training.workers.group import WorkerGroup
 
 PREDICTED_AT_ONCE = 8192
@@ -91,7 +77,6 @@ class TorchRecSteps:
         plan = planner.collective_plan(model, sharders, dist.group.WORLD)
         self._model = DistributedModelParallel(model, device=cpu, plan=plan, sharders=sharders)
         dense = [p for name, p in self._model.named_parameters() if "sparse_arch" not in name]
-        self.net_weights = sum(p.numel() for p in dense)
         self._dense = torch.optim.AdamW(dense, lr=recipe.dense_lr, weight_decay=recipe.dense_decay)
 
     def __iter__(self) -> Iterator[Step]:
@@ -141,57 +126,3 @@ class TorchRecSteps:
         )
         dense = np.concatenate((batch.context.dense, batch.candidate.dense), axis=1)
         return Batch(torch.from_numpy(dense), sparse, torch.from_numpy(data.label[rows]))
-
-
-def main() -> None:
-    from benchmarks.training.exchange import prepared
-    from benchmarks.training.zipf_clicks import generate_zipf
-
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rows", type=int, default=110_000)
-    parser.add_argument("--batch-rows", type=int, default=4096)
-    parser.add_argument("--request-rows", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=10, help="of a round")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--precision", choices=["fp32"], default="fp32", help=argparse.SUPPRESS)
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    retain_freed_memory()
-    os.environ.update(local_environment(1) | {"RANK": "0"})
-    with tempfile.TemporaryDirectory() as folder, WorkerGroup.join() as group:
-        file = Path(folder) / "zipf.parquet"
-        generate_zipf(file, args.rows, args.request_rows)
-        learner, encoder, data = prepared("zipf", file, args)
-        window = Rows(data, data.select(TRAIN)[: args.steps * args.batch_rows])
-        model = learner.initial_model(encoder)
-        start_at_base_rate(model, window.base_rate)
-        theirs = TorchRecSteps(learner, encoder, window, group)
-        own_weights = sum(p.numel() for p in model.net.parameters())
-        if own_weights != theirs.net_weights:
-            raise SystemExit(f"nets differ: {own_weights:,} and {theirs.net_weights:,} weights")
-        own = iter(Stepper(model, window, learner.recipe, 10**6))
-        ways: dict[str, Iterator[Step]] = {"polyrec": own, "torchrec": iter(theirs)}
-        rates: dict[str, list[float]] = {way: [] for way in ways}
-        for round_ in range(args.rounds + 1):
-            for way, steps in ways.items():
-                begin, rows = time.perf_counter(), 0
-                while rows < window.size:
-                    rows += next(steps).rows
-                if round_:
-                    rates[way].append(rows / (time.perf_counter() - begin))
-        data.close()
-    for way, found in rates.items():
-        print(f"{way:10} {statistics.median(found):10,.0f} rows/s")
-    ratios = [a / b for a, b in zip(rates["polyrec"], rates["torchrec"], strict=True)]
-    print(f"ratio {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
-    if args.json:
-        result: dict[str, Any] = {"machine": processor(), "date": datetime.now(UTC).date().isoformat()}
-        options = {key: getattr(args, key) for key in ("batch_rows", "request_rows", "steps")}
-        args.json.write_text(json.dumps({**result, **options, "rows_per_s": rates}) + "\n")
-
-
-if __name__ == "__main__":
-    main()

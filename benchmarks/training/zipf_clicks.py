@@ -41,11 +41,8 @@ def zipf_schema(request_rows: int) -> Schema:
     )
 
 
-def generate_zipf(path: Path, rows: int, request_rows: int, drift: bool = False) -> None:
-    """Writes rows of Zipf-distributed ids; those of every second table are constant within a request.
-
-    drift: whether the order of popularity is another one, drawn at random, in the second half.
-    """
+def generate_zipf(path: Path, rows: int, request_rows: int) -> None:
+    """Writes rows of Zipf-distributed ids; those of every second table are constant within a request."""
     random = np.random.default_rng(0)
     request = np.arange(rows) // request_rows
     columns: dict[str, Any] = {"request_id": request, "clicked": (random.random(rows) < 0.25).astype(np.int8)}
@@ -56,8 +53,5 @@ def generate_zipf(path: Path, rows: int, request_rows: int, drift: bool = False)
         of_request = shared(i, request_rows)
         drawn = random.random(request[-1] + 1 if of_request else rows)
         ids = np.searchsorted(weights, drawn * weights[-1])
-        if drift:
-            half = ids.size // 2
-            ids[half:] = random.permutation(size)[ids[half:]]
         columns[f"c{i}"] = ids[request] if of_request else ids
     pq.write_table(pa.table(columns), path)

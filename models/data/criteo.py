@@ -121,7 +121,7 @@ class CriteoReader:
             line = min(malformed)
             raise DataError(
                 f"'{self.path}': line {first + line}: {malformed[line]}; "
-                "mend the line, or count malformed lines instead of stopping at them"
+                "correct the line, or count malformed lines instead of stopping at them"
             )
         self.malformed += len(malformed)
         kept = [line for line in range(len(lines)) if line not in malformed]

@@ -38,7 +38,7 @@ class Moments:
         if not np.isfinite(squares):
             raise DataError(
                 f"dense feature '{self.feature.name}': its values, up to {np.abs(x).max():g}, are too large "
-                "to have a deviation; mend them, or say `transform: [log1p, standardise]`"
+                "to have a deviation; correct them, or say `transform: [log1p, standardise]`"
             )
         self._squares += float(squares)
         self._mean += float(delta * x.size / total)

@@ -17,12 +17,14 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
 
+from polyrec.models.data.encoded import EncodedRows
 from polyrec.models.data.split import TRAIN, VALIDATION, fit_splitter
 from polyrec.models.errors import DataError, PolyrecError
 from polyrec.models.evaluation.metrics import row_losses
@@ -46,6 +48,8 @@ LEAST_GAIN = 2.0
 FIRST_RUNG = 1 / (RUNGS + 1)
 """Share of the time after which the first rung takes no further candidates. Every rung costs about as much: a
 KEEP-th of the trainings, KEEP times as long; the rest is for survivors that are larger than the average."""
+Changes = dict[str, dict[str, Any]]
+"""Keys of a training that are replaced: `architecture` or `recipe` -> key -> value."""
 CHOICES: dict[str, dict[str, tuple[Any, ...]]] = {
     "architecture": {
         "width": (8, 16, 32, 64),
@@ -79,7 +83,7 @@ class Trial:
     rung: int
     share: float
     candidate: int
-    changes: dict[str, dict[str, Any]]
+    changes: Changes
     status: str
     log_loss: float | None = None
     auc: float | None = None
@@ -121,69 +125,96 @@ def search_recipe(
     the first rung, with the base; None: as many as FIRST_RUNG of the time allows. log: gets each trial.
     """
     end = clock() + seconds
-    seed = learner.training.recipe.seed
+    base = learner.training
     splitter = fit_splitter(learner.reader, learner.schema, learner.phase("split", learner.reader.rows_hint))
     encoder = learner.encoder_of(splitter, (TRAIN,))
-    trials: list[Trial] = []
-
-    def progress(report: StepReport) -> None:
-        if clock() > end:
-            raise _OutOfTime
-        if learner.progress:
-            learner.progress(report)
-
     with learner.encoded(encoder, splitter, (TRAIN, VALIDATION)) as data:
-        validation, shuffled = data.select(VALIDATION), _shuffled(data.select(TRAIN), data.group, seed)
-        if not validation.size or not shuffled.size:
-            raise DataError(f"{learner.reader.path}: the split leaves no train or no validation rows")
-        learner.require_classes(Rows(data, shuffled), Rows(data, validation))
-        request = None if data.group is None else data.group[validation]
-        base_losses: dict[int, F64] = {}
-
-        def run(rung: int, candidate: int) -> Trial:
-            share = float(KEEP) ** (rung + 1 - RUNGS)
-            trial = Trial(rung, share, candidate, changes[candidate], "not run")
-            begin = clock()
-            if begin < end:
-                rows = np.sort(shuffled[: max(1, round(share * shuffled.size))])
-                part = data if share == 1 else FewerRows(encoder, data, rows)
-                try:
-                    own = dataclasses.replace(
-                        learner, training=changed(learner.training, changes[candidate]), progress=progress
-                    )
-                    fitted = own.fit(encoder, Rows(part, rows), Rows(part, validation))
-                    best = best_check(fitted.history)
-                    trial = dataclasses.replace(
-                        trial, status="done", log_loss=best.log_loss, auc=best.auc, epochs=best.epoch
-                    )
-                    losses = row_losses(predict(fitted.model, part, validation), data.label[validation])
-                    if not candidate:
-                        base_losses[rung] = losses
-                    elif rung in base_losses:
-                        gain, error = mean_and_error(base_losses[rung] - losses, request)
-                        trial = dataclasses.replace(trial, gain=gain, gain_error=error)
-                except _OutOfTime:
-                    trial = dataclasses.replace(trial, status="stopped")
-                except PolyrecError as e:
-                    trial = dataclasses.replace(trial, status=f"failed: {e}")
-                trial = dataclasses.replace(trial, seconds=round(clock() - begin, 2))
-            trials.append(trial)
-            log(trial)
-            return trial
-
-        changes = [{}, *draw_changes(learner.training, (candidates or MOST_CANDIDATES) - 1, seed)]
+        trials = _Trials(learner, encoder, data, end, log, clock)
+        changes = [{}, *draw_changes(base, (candidates or MOST_CANDIDATES) - 1, base.recipe.seed)]
         first: list[Trial] = []
         full = end - (1 - FIRST_RUNG) * seconds
-        for candidate in range(len(changes)):
+        for candidate, change in enumerate(changes):
             if candidates is None and len(first) > 1 and clock() > full:
                 break
-            first.append(run(0, candidate))
+            first.append(trials.run(0, candidate, change))
         rungs = [first]
         for rung in range(1, RUNGS):
-            rungs.append([run(rung, c) for c in survivors(rungs[-1])])
+            rungs.append([trials.run(rung, c, changes[c]) for c in survivors(rungs[-1])])
     chosen = choose(rungs)
-    training = changed(learner.training, chosen.changes)
-    return Search(training, tuple(trials), len(first), chosen)
+    return Search(changed(base, chosen.changes), tuple(chain(*rungs)), len(first), chosen)
+
+
+class _Trials:
+    """Trains candidates on shares of the training rows, and compares each with the base of its rung.
+
+    data: the training and validation rows. end: by `clock`, when a training is stopped.
+    Raises DataError: a part has no rows, or not both classes.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        encoder: Encoder,
+        data: EncodedRows,
+        end: float,
+        log: Callable[[Trial], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._learner, self._encoder, self._data = learner, encoder, data
+        self._end, self._log, self._clock = end, log, clock
+        self._validation = data.select(VALIDATION)
+        self._shuffled = _shuffled(data.select(TRAIN), data.group, learner.training.recipe.seed)
+        if not self._validation.size or not self._shuffled.size:
+            raise DataError(f"{learner.reader.path}: the split leaves no train or no validation rows")
+        learner.require_classes(Rows(data, self._shuffled), Rows(data, self._validation))
+        self._base_losses: dict[int, F64] = {}
+
+    def run(self, rung: int, candidate: int, changes: Changes) -> Trial:
+        """Trains a candidate, logs the trial and returns it; one that fails or is stopped has no figures."""
+        share = float(KEEP) ** (rung + 1 - RUNGS)
+        trial = Trial(rung, share, candidate, changes, "not run")
+        begin = self._clock()
+        if begin < self._end:
+            try:
+                trial = self._trained(trial)
+            except _OutOfTime:
+                trial = dataclasses.replace(trial, status="stopped")
+            except PolyrecError as e:
+                trial = dataclasses.replace(trial, status=f"failed: {e}")
+            trial = dataclasses.replace(trial, seconds=round(self._clock() - begin, 2))
+        self._log(trial)
+        return trial
+
+    def _trained(self, trial: Trial) -> Trial:
+        data, validation = self._data, self._validation
+        rows = np.sort(self._shuffled[: max(1, round(trial.share * self._shuffled.size))])
+        part = data if trial.share == 1 else FewerRows(self._encoder, data, rows)
+        training = changed(self._learner.training, trial.changes)
+        own = dataclasses.replace(self._learner, training=training, progress=self._progress)
+        fitted = own.fit(self._encoder, Rows(part, rows), Rows(part, validation))
+        best = best_check(fitted.history)
+        losses = row_losses(predict(fitted.model, part, validation), data.label[validation])
+        gain = error = None
+        if not trial.candidate:
+            self._base_losses[trial.rung] = losses
+        elif trial.rung in self._base_losses:
+            request = None if data.group is None else data.group[validation]
+            gain, error = mean_and_error(self._base_losses[trial.rung] - losses, request)
+        return dataclasses.replace(
+            trial,
+            status="done",
+            log_loss=best.log_loss,
+            auc=best.auc,
+            epochs=best.epoch,
+            gain=gain,
+            gain_error=error,
+        )
+
+    def _progress(self, report: StepReport) -> None:
+        if self._clock() > self._end:
+            raise _OutOfTime
+        if self._learner.progress:
+            self._learner.progress(report)
 
 
 def survivors(rung: list[Trial]) -> list[int]:
@@ -229,7 +260,7 @@ def changed(training: Training, changes: Mapping[str, Mapping[str, Any]]) -> Tra
     return Training.model_validate(raw)
 
 
-def draw_changes(training: Training, count: int, seed: int) -> list[dict[str, dict[str, Any]]]:
+def draw_changes(training: Training, count: int, seed: int) -> list[Changes]:
     """Draws `count` different sets of one to MOST_CHANGES changes of a recipe.
 
     There are fewer if so many do not exist. The first n of a seed are the same for every count. Nested widths
@@ -243,11 +274,11 @@ def draw_changes(training: Training, count: int, seed: int) -> list[dict[str, di
         if not (key == "width" and training.architecture.widths)
     ]
     random = np.random.default_rng(seed)
-    found: list[dict[str, dict[str, Any]]] = []
+    found: list[Changes] = []
     for _ in range(20 * count):
         if len(found) == count:
             break
-        one: dict[str, dict[str, Any]] = {}
+        one: Changes = {}
         for k in np.sort(random.permutation(len(keys))[: random.integers(1, MOST_CHANGES + 1)]):
             part, key = keys[k]
             others = [v for v in CHOICES[part][key] if v != raw[part][key]]

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--worth",
         type=positive_float,
         metavar="PRICE",
-        help="price of a second of a replica's dearest device from which another replica is started",
+        help="price of a second of a replica's most expensive device from which another replica is started",
     )
     up.add_argument("--host", default="127.0.0.1", help="of the ingress (default 127.0.0.1)")
     up.add_argument("--port", type=positive_int, default=8000, help="of the ingress (default 8000)")

@@ -169,10 +169,9 @@ def local_environment(size: int) -> dict[str, str]:
 def _assist(args: argparse.Namespace, environment: dict[str, str]) -> None:
     """Runs the command as another worker; its errors are lines, as those of worker 0 are."""
     os.environ.update(environment)
-    from polyrec.cli.train import run
     from polyrec.models.errors import PolyrecError
 
     try:
-        run(args)
+        args.run(args)
     except PolyrecError as e:
         sys.exit(f"polyrec: error of worker {environment['RANK']}: {e}")

@@ -19,7 +19,7 @@ import numpy as np
 import uvloop
 from numpy.typing import NDArray
 
-from benchmarks.tiers.generated_model import zipf
+from benchmarks.zipf import zipf
 from polyrec.models.allocator import retain_freed_memory
 from polyrec.models.bundle.bundle import load_bundle
 from polyrec.planner.plan import Plan

@@ -93,7 +93,7 @@ class DiskTier:
             opened.callback(os.close, self._direct)
             self._reader = open_reader(self._direct, slab.bytes, reader)
             opened.callback(self._reader.close)
-            self._writer = RowWriter(self._file, slab.row_format.bytes, reader)
+            self._writer = RowWriter(self._file, slab.row_format.bytes)
             opened.pop_all()
         self.reader = self._reader.kind
         self._ticket_of_slot = np.zeros(slab.pages, np.int64)

@@ -3,8 +3,7 @@
 They are copied into a mapping of the file by process_vm_writev, which costs a fifth of a write call for each
 row: to the file system every call is a transaction. Unlike a store to the mapping it reports a failed disk as
 an error, where a store would end the process by a signal, and other threads have the interpreter meanwhile.
-Where the kernel or a container forbids this, rows are written by io_uring or threads (reads.py): a loop over
-`os.pwrite` would give the interpreter lock away and wait for it again at every row.
+Where the kernel or a container forbids this, each row is a write call.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyrec.models.schema.batch import I64
-from polyrec.models.tiers.disk.reads import Kind, open_writer
 from polyrec.models.tiers.slab import Bytes
 
 ROWS = 256
@@ -35,21 +33,27 @@ _copy.restype = ctypes.c_ssize_t
 class RowWriter:
     """Writes rows of `row_bytes` to an open file. Not thread-safe.
 
-    kind: by io_uring or threads, instead of a mapping.
+    mapped: False writes by calls even where the file can be mapped.
     """
 
-    def __init__(self, file: int, row_bytes: int, kind: Kind | None = None) -> None:
-        mapped = _MappedRows.opened(file, row_bytes) if kind is None else None
-        self._rows = mapped or _QueuedRows(file, row_bytes, kind)
+    def __init__(self, file: int, row_bytes: int, mapped: bool = True) -> None:
+        self._file = file
+        self._mapped = _MappedRows.opened(file, row_bytes) if mapped else None
 
     def write(self, offsets: I64, values: Bytes) -> None:
         """Writes values [n, row_bytes] at offsets [n] of the file, distinct. Raises OSError."""
+        if self._mapped is None:
+            for offset, row in zip(offsets.tolist(), values, strict=True):
+                if os.pwrite(self._file, row.data, offset) != row.nbytes:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return
         for first in range(0, offsets.size, ROWS):
             part = slice(first, first + ROWS)
-            self._rows.write(offsets[part], values[part])
+            self._mapped.write(offsets[part], values[part])
 
     def close(self) -> None:
-        self._rows.close()
+        if self._mapped is not None:
+            self._mapped.close()
 
 
 class _MappedRows:
@@ -88,23 +92,6 @@ class _MappedRows:
 
     def close(self) -> None:
         self._memory.close()
-
-
-class _QueuedRows:
-    """Writes by io_uring or threads, from memory for one system call's rows."""
-
-    def __init__(self, file: int, row_bytes: int, kind: Kind | None) -> None:
-        self._rows: Bytes = np.empty((ROWS, row_bytes), np.uint8)
-        self._places = np.arange(ROWS) * row_bytes
-        self._writer = open_writer(file, self._rows.reshape(-1), kind)
-
-    def write(self, offsets: I64, values: Bytes) -> None:
-        self._rows[: offsets.size] = values
-        places = self._places[: offsets.size]
-        self._writer.wait(self._writer.submit(offsets, places, self._rows.shape[1]))
-
-    def close(self) -> None:
-        self._writer.close()
 
 
 def _copy_rows(values: Bytes, to: NDArray[np.uint64]) -> None:

@@ -1,7 +1,8 @@
 """Rows in staged pages that wait to enter the row cache: those of several batches enter together.
 
 Entering is a chain of array operations that takes about as long for one query's 25 rows as for 500. Until
-then the rows are gathered from their pages, which stay pinned.
+then the rows are gathered from their pages, which stay pinned. A query with 25 missing rows of 416 takes 390
+instead of 519 us of processor time (docs/results/popular-first.md).
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def test_memory_does_not_grow_with_the_file(small: Schema, arrow: ToArrow, tmp_p
 )
 def test_a_malformed_row_is_reported_by_number(bad: Row, message: str, small: Schema, write: Write) -> None:
     path = write([*[row()] * 9, row(**bad), row()])
-    with pytest.raises(DataError, match="mend the row") as error:
+    with pytest.raises(DataError, match="correct the row") as error:
         list(open_data(path, small).batches(["item"], 4))
     assert message in str(error.value)
 

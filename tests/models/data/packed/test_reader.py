@@ -146,7 +146,7 @@ def test_malformed_rows_are_left_out_of_their_request(small: Schema, write: Writ
     assert part.per_row.column("item").to_pylist() == ["i0", "i1", "i1", "i0", "i1"]
     assert reader.malformed == 3
     assert sum(b.num_rows for b in reader.batches(["item"])) == 5
-    with pytest.raises(DataError, match="row 2: 'age' is inf; mend the row"):
+    with pytest.raises(DataError, match="row 2: 'age' is inf; correct the row"):
         list(PackedReader(tmp_path / "p", small).batches(["item"]))
 
 

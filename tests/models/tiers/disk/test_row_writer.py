@@ -7,30 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from polyrec.models.tiers.disk.reads import Kind
 from polyrec.models.tiers.disk.row_writer import MAPPED_ROWS, ROWS, RowWriter
 
 ROW = 256
-KINDS = [None, "io_uring", "threads"]
 
 
-def opened(file: int, kind: Kind | None) -> RowWriter:
-    try:
-        return RowWriter(file, ROW, kind)
-    except OSError as e:
-        pytest.skip(f"this machine has no {kind}: {e}")
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mapped", [True, False])
 @pytest.mark.parametrize("count", [0, 1, ROWS, 3 * ROWS + 5, MAPPED_ROWS // 2 + 1])
-def test_rows_are_written_to_their_places_and_nothing_else(
-    tmp_path: Path, kind: Kind | None, count: int
-) -> None:
+def test_rows_are_written_to_their_places_and_nothing_else(tmp_path: Path, mapped: bool, count: int) -> None:
     random = np.random.default_rng(count)
     wanted = random.integers(0, 256, (3000, ROW), np.uint8)
     (tmp_path / "rows").write_bytes(wanted.tobytes())
     file = os.open(tmp_path / "rows", os.O_RDWR)
-    writer = opened(file, kind)
+    writer = RowWriter(file, ROW, mapped)
     for _ in range(3):
         rows = random.permutation(3000)[:count]
         wanted[rows] = values = random.integers(0, 256, (count, ROW), np.uint8)
@@ -40,11 +29,11 @@ def test_rows_are_written_to_their_places_and_nothing_else(
     os.close(file)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_write_that_fails_raises_and_the_next_one_succeeds(tmp_path: Path, kind: Kind | None) -> None:
+@pytest.mark.parametrize("mapped", [True, False])
+def test_a_write_that_fails_raises_and_the_next_one_succeeds(tmp_path: Path, mapped: bool) -> None:
     (tmp_path / "rows").write_bytes(bytes(4 * ROW))
     file = os.open(tmp_path / "rows", os.O_RDWR)
-    writer = opened(file, kind)
+    writer = RowWriter(file, ROW, mapped)
     values = np.ones((2, ROW), np.uint8)
     with pytest.raises(OSError, match="Invalid argument"):
         writer.write(np.array([0, -ROW]), values)
