@@ -236,7 +236,7 @@ def _report(bundle: Bundle, malformed: int, as_json: bool) -> None:
 
 def _offer_schema(args: argparse.Namespace) -> NoReturn:
     """Raises PolyrecError with the command that drafts a schema, and what it would draft."""
-    from polyrec.models.data.schema_guess import guess_schema
+    from polyrec.models.data.guess.schema_guess import guess_schema
     from polyrec.models.errors import PolyrecError
 
     try:
