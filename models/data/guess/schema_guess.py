@@ -24,7 +24,7 @@ import yaml
 from polyrec.models.data.columns import countable, floats
 from polyrec.models.data.guess.column import ID, SPLIT, guess_feature, is_number, is_text, rare
 from polyrec.models.data.parquet import open_parquet, parquet_files
-from polyrec.models.data.remote.path import DataPath, data_path
+from polyrec.models.data.remote.path import DataPath, RemotePath, data_path
 from polyrec.models.errors import DataError, SchemaError
 from polyrec.models.evaluation.metrics import auc
 from polyrec.models.files import validate_as
@@ -199,13 +199,17 @@ def _text_label(name: str, column: pa.ChunkedArray, path: DataPath) -> SchemaErr
     values = sorted(set(pc.unique(column).to_pylist()) - {None})
     shown = ", ".join(repr(value[:30]) for value in values[:3]) + (", ..." if len(values) > 3 else "")
     said = f"column '{name}' of '{path}' is text ({shown}); a label is a number"
-    if len(values) != 2:
+    if len(values) != 2 or isinstance(path, RemotePath):
         return SchemaError(f"{said}, or true and false: write it so, say 1 for a click and 0 for none")
     counts = {value: pc.sum(pc.equal(column, value)).as_py() for value in values}
     usual = [value for value in values if value.lower() in POSITIVE_TEXTS]
     positive = usual[0] if len(usual) == 1 else min(values, key=lambda value: counts[value])
-    code = f"import pyarrow.parquet as p, pyarrow.compute as c; t = p.read_table({str(path)!r}); "
-    code += f"i = t.column_names.index({name!r}); "
+    files = f"{path}/**/*.parquet" if isinstance(path, Path) and path.is_dir() else str(path)
+    code = "import pyarrow as a, pyarrow.parquet as p, pyarrow.compute as c; from glob import glob; "
+    code += f"files = sorted(glob({files!r}, recursive=True)); "
+    code += (
+        f"t = a.concat_tables([p.ParquetFile(f).read() for f in files]); i = t.column_names.index({name!r}); "
+    )
     code += f"p.write_table(t.set_column(i, {name!r}, c.equal(t[i], {positive!r})), 'labeled.parquet')"
     return SchemaError(f"{said}; make one of it in a copy: python -c {shlex.quote(code)}")
 

@@ -216,13 +216,18 @@ def test_a_label_in_words_is_refused_with_a_command_that_makes_one(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["yes" if clicked else "no" for clicked in columns["clicked"]]
-    pq.write_table(pa.table(columns | {"clicked": words}), "words.parquet")
+    for part in range(2):
+        folder = tmp_path / "clicks" / f"dt={part}"
+        folder.mkdir(parents=True)
+        rows = pa.table(columns | {"clicked": words}).slice(part * ROWS // 2, ROWS // 2)
+        pq.write_table(rows, folder / "part-0.parquet")
+        (folder / "part-0.csv").touch()
     for label in (None, "clicked"):
         # not another column of two values in its place, with the label among the features
         with pytest.raises(
             SchemaError, match=r"'clicked' .* is text \('no', 'yes'\); a label is a number"
         ) as e:
-            guess_schema("words.parquet", label=label)
+            guess_schema("clicks", label=label)
     program, *arguments = shlex.split(str(e.value).partition("copy: ")[2])
     subprocess.run([{"python": sys.executable}[program], *arguments], check=True)
     made = pq.read_table("labeled.parquet")
