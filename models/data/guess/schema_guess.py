@@ -40,7 +40,7 @@ CONTEXT = re.compile(
     r"^(user|customer|visitor|session|device|platform|country|city|state|region|gender|age|occupation|zip)"
 )
 POSITIVE_TEXTS = ("1", "yes", "y", "true", "t", "click", "clicked", "positive", "pos")
-"""What a label says that is text, in lower case, where it is positive."""
+"""Words, in lower case, with which a label in words is positive."""
 SHARED, SHARED_FROM = 0.5, 100
 """Ids share a table if one's values, at least so many, are to this share values of the other."""
 TELLING = 0.95
