@@ -116,7 +116,7 @@ def _is_time_as_text(column: pa.ChunkedArray) -> bool:
 
 
 def _list_hint(column: pa.ChunkedArray) -> str:
-    """Returns a hint where the values may be lists, like "spa|pool": few parts make many values. Else empty."""
+    """Returns a hint where values may be lists, like "spa|pool": few parts make many values. Else empty."""
     values = pc.unique(column).drop_null()
     for separator in SEPARATORS:
         share = pc.mean(pc.match_substring(values, separator).cast(pa.int8())).as_py() or 0.0
