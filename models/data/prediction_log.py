@@ -188,7 +188,8 @@ class PredictionLogReader(PackedReader):
                 f"'{path}' has no request"
                 + (f" since {since}" if since is not None else "")
                 + (f" before {until}" if until is not None else "")
-                + f" that is older than the {self.rules.window_s:g} s in which labels may come"
+                + f" that is older than the {self.rules.window_s:g} s in which labels may come: wait, or "
+                f"lower window_s in '{self._log / RULES}'"
             )
         self.columns = self.packing.columns
 

@@ -178,17 +178,24 @@ def open_data(
 
 def is_csv(path: DataPath) -> bool:
     """Whether a path's name is that of a CSV file, which cannot be read."""
-    return str(path).lower().endswith(".csv")
+    return str(path).lower().endswith((".csv", ".csv.gz"))
 
 
 def csv_given(path: DataPath) -> DataError:
-    """Returns the error for a CSV file, which says how to make Parquet of it, empty fields as missing."""
-    name, made = str(path), str(path)[:-4] + ".parquet"
-    return DataError(
-        f"'{path}' is not Parquet; of a CSV file make one: python -c \"from pyarrow import csv, parquet; "
-        "o = csv.ConvertOptions(strings_can_be_null=True); "
-        f'parquet.write_table(csv.read_csv({name!r}, convert_options=o), {made!r})"'
-    )
+    """Returns the error for a CSV file, or a folder of them, which says how to make Parquet of it.
+
+    Empty fields become missing values, the files of a folder one by one files beside them.
+    """
+    convert = "from pyarrow import csv, parquet; o = csv.ConvertOptions(strings_can_be_null=True); "
+    name, made = str(path), str(path).removesuffix(".gz")[:-4] + ".parquet"
+    if is_csv(path):
+        what = f"'{path}' is not Parquet; of a CSV file make one"
+        convert += f"parquet.write_table(csv.read_csv({name!r}, convert_options=o), {made!r})"
+    else:
+        what = f"no *.parquet file in '{path}'; of its CSV files make some"
+        convert += f"from pathlib import Path; files = Path({name!r}).rglob('*.csv*'); "
+        convert += "[parquet.write_table(csv.read_csv(f, convert_options=o), f'{f}.parquet') for f in files]"
+    return DataError(f'{what}: python -c "{convert}"')
 
 
 def _open(path: DataPath, schema: Schema, on_malformed: OnMalformed) -> DataReader:
@@ -213,10 +220,10 @@ def _open(path: DataPath, schema: Schema, on_malformed: OnMalformed) -> DataRead
         return _open_parquet(path, schema, on_malformed)
     if not magic:
         raise DataError(f"'{path}' is empty")
-    if path.suffix in (".tsv", ".txt", ".gz"):
-        return CriteoReader(path, schema, on_malformed)
     if is_csv(path):
         raise csv_given(path)
+    if path.suffix in (".tsv", ".txt", ".gz"):
+        return CriteoReader(path, schema, on_malformed)
     raise DataError(f"'{path}' is neither Parquet nor a Criteo file (.tsv, .txt or .gz)")
 
 

@@ -92,6 +92,11 @@ class Trial:
     gain_error: float | None = None
     seconds: float = 0.0
 
+    @property
+    def changed(self) -> dict[str, Any]:
+        """The keys that are replaced, of all parts; empty for the base recipe."""
+        return {key: value for values in self.changes.values() for key, value in values.items()}
+
 
 @dataclass(frozen=True, slots=True)
 class Search:

@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     import sys
     from pathlib import Path
 
-    from polyrec.models.data.schema_guess import guess_schema
+    from polyrec.models.data.guess.schema_guess import guess_schema
     from polyrec.models.errors import PolyrecError
     from polyrec.models.files import require_target_file, write_text
 

@@ -236,7 +236,7 @@ def _report(bundle: Bundle, malformed: int, as_json: bool) -> None:
 
 def _offer_schema(args: argparse.Namespace) -> NoReturn:
     """Raises PolyrecError with the command that drafts a schema, and what it would draft."""
-    from polyrec.models.data.schema_guess import guess_schema
+    from polyrec.models.data.guess.schema_guess import guess_schema
     from polyrec.models.errors import PolyrecError
 
     try:
@@ -262,14 +262,16 @@ def _searched(learner: Learner, args: argparse.Namespace) -> Learner:
     def log(trial: Trial) -> None:
         files.add(trial)
         if not args.json and trial.log_loss is not None:
-            changes = {k: v for values in trial.changes.values() for k, v in values.items()} or "base recipe"
-            print(f"{trial.share:.3f} of the rows  log-loss {trial.log_loss:.5f}  {changes}", flush=True)
+            changed = trial.changed or "base recipe"
+            print(f"{trial.share:.3f} of the rows  log-loss {trial.log_loss:.5f}  {changed}", flush=True)
 
     found = search_recipe(learner, args.search, args.search_candidates, log)
     files.write_recipe(found, learner.reader.path.name)
     if not args.json:
         left = sum(t.status == "not run" for t in found.trials)
+        chosen = found.chosen.changed or "the base recipe, as no other is surely better"
         print(
-            f"{files.recipe}: chosen in {len(found.trials) - left} trainings; {left} not run for lack of time"
+            f"{files.recipe}: {chosen}, chosen in {len(found.trials) - left} trainings; {left} not run for "
+            "lack of time"
         )
     return replace(learner, training=found.training, record={**learner.record, "search": found.record()})

@@ -228,7 +228,8 @@ class Decoder:
     def _explain(self, message: str) -> str:
         """Turns msgspec's message into ours; for an unknown field, names the valid ones."""
         if not message.startswith(_UNKNOWN):
-            return message.replace("`", "")
+            said = message.replace("`", "")
+            return f"{said}; true is 1, and false 0" if "int | null, got bool" in said else said
         # the place comes last, and consists of the schema's names
         rest = message.removeprefix(_UNKNOWN).removesuffix("`")
         name, found, where = rest.rpartition("` - at `")

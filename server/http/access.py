@@ -43,7 +43,7 @@ log = logging.getLogger("polyrec.access")
 
 NO_TOKEN = {
     "admin": f"this server has no admin token; start it with {ADMIN_VARIABLE} set",
-    "feedback": "no client has the right 'feedback'; give it to one in the tokens file",
+    "feedback": "no client has the right 'feedback'; give it to one in the file of --tokens",
 }
 """The answer to calls for which no token exists, by right."""
 Peer = tuple[str, int] | None

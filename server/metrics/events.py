@@ -95,7 +95,7 @@ class Overload:
         self._events = events
         self._counted = self._rejected = 0.0
         self._episode = _Episode(CALM_SAMPLES)
-        self._began_s = 0.0
+        self._began_s = self._bad_s = self._noted_s = 0.0
 
     def note(self, now_s: float, counted: float, rejected: float) -> None:
         """Takes the counts so far. counted: requests that the SLO counts; rejected: of them, 429 and 504."""
@@ -103,13 +103,17 @@ class Overload:
         self._counted, self._rejected = counted, rejected
         bad = refused > OVERLOADED_SHARE * requests and refused >= LEAST_REJECTED
         change = self._episode.note(bad, calm=not bad)
+        if bad:
+            self._bad_s = now_s
         if change == "began":
-            self._began_s = now_s
+            self._began_s = self._noted_s
             share = f"{refused / requests:.0%} of requests rejected or expired"
             self._report(now_s, "overload_began", f"overload began: {share}")
         elif change == "ended":
-            lasted_s = now_s - self._began_s
+            # not until now: an idle server takes no samples
+            lasted_s = self._bad_s - self._began_s
             self._report(now_s, "overload_ended", f"overload ended after about {lasted_s:.0f} s")
+        self._noted_s = now_s
 
     def _report(self, now_s: float, kind: EventKind, text: str) -> None:
         self._events.add(now_s, kind, text)

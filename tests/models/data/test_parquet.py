@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from polyrec.models.data.guess.schema_guess import guess_schema
 from polyrec.models.data.reader import open_data
-from polyrec.models.data.schema_guess import guess_schema
 from polyrec.models.errors import DataError
 from polyrec.models.schema.schema import Schema
 
@@ -125,6 +125,17 @@ def test_a_column_of_the_wrong_type_is_rejected_before_reading(
     pq.write_table(table, path)
     with pytest.raises(DataError, match="column 'item' is int64, the schema needs a string"):
         open_data(path, small)
+
+
+def test_of_a_folder_of_csv_files_is_said_how_to_make_parquet(small: Schema, tmp_path: Path) -> None:
+    for day in ("01", "02"):
+        (tmp_path / f"dt={day}").mkdir()
+        (tmp_path / f"dt={day}" / "clicks.csv").write_text("dense,label\n1.5,0\n")
+    with pytest.raises(DataError, match=r"no \*.parquet file in .*; of its CSV files make some: python") as e:
+        open_data(tmp_path, small)
+    program, *arguments = shlex.split(str(e.value).partition("some: ")[2])
+    subprocess.run([{"python": sys.executable}[program], *arguments], check=True)
+    assert len(list(tmp_path.rglob("*.parquet"))) == 2
 
 
 def test_of_a_csv_file_is_said_how_to_make_parquet(small: Schema, tmp_path: Path) -> None:

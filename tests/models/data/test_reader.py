@@ -44,6 +44,9 @@ def test_files_that_are_no_data_are_rejected(small: Schema, tmp_path: Path) -> N
     (tmp_path / "rows.csv").write_text("a,b")
     with pytest.raises(DataError, match=r"rows.csv' is not Parquet; of a CSV file make one: python -c"):
         open_data(tmp_path / "rows.csv", small)
+    (tmp_path / "rows.csv.gz").write_bytes(b"\x1f\x8b")
+    with pytest.raises(DataError, match=r"rows.csv.gz' is not Parquet; .*rows.parquet"):
+        open_data(tmp_path / "rows.csv.gz", small)
     (tmp_path / "rows.json").write_text("{}")
     with pytest.raises(DataError, match="neither Parquet nor a Criteo file"):
         open_data(tmp_path / "rows.json", small)

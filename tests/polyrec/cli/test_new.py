@@ -67,7 +67,7 @@ def test_columns_left_out_for_their_names_are_named_with_a_command_that_renames_
     [
         (["FILE"], "no column of 'FILE' looks like a label; name it: --label COLUMN"),
         (["FILE", "--label", "nothing"], "no column 'nothing'; the columns are user, price"),
-        (["FILE", "--label", "user"], "column 'user' of 'FILE' is string; a label is a number"),
+        (["FILE", "--label", "user"], "column 'user' of 'FILE' is text ('a', 'b'); a label is a number"),
         (["nothing.parquet"], "nothing.parquet"),
         (["FILE", "--out", "FILE"], "'FILE' exists; --replace replaces it"),
     ],

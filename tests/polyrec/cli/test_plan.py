@@ -32,6 +32,18 @@ def profiled(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "profile.json"
 
 
+def test_a_profile_of_a_busy_machine_is_said(
+    profiled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = profiled.with_name("busy.json")
+    save_profile(load_profile(profiled).model_copy(update={"cpu_wait": 0.47}), file)
+    asked = ["--slo-ms", "50", "--traffic", TRAFFIC, "--out", str(tmp_path / "plan.json")]
+    assert main(["plan", "--profile", str(file), *asked]) == 0
+    assert "measured beside other work, which held the core for 47% of the time" in capsys.readouterr().err
+    assert main(["plan", "--profile", str(profiled), *asked]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def error_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """Returns the one line that a wrong command prints."""
     assert main(["plan", *arguments]) == 2

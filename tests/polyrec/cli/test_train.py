@@ -36,6 +36,14 @@ def test_the_search_leaves_a_recipe_and_its_log_beside_the_bundle(
     assert trials[0]["status"] == "done"
 
 
+def test_a_search_says_which_recipe_it_chose(
+    clicks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(monkeypatch, clicks, tmp_path, "--search", "10m", "--search-candidates", "1") == 0
+    said = "table.recipe.yaml: the base recipe, as no other is surely better, chosen in"
+    assert said in capsys.readouterr().out
+
+
 def test_a_model_that_does_not_beat_the_baselines_is_warned_of(
     clicks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -116,6 +116,11 @@ def test_top_k_beyond_the_candidates_means_all_of_them() -> None:
         (b'{"columns": {"price": ["1"]}}', Invalid, "got str - at $.columns.price[0]"),
         (b'{"columns": {"price": [true]}}', Invalid, "got bool - at $.columns.price[0]"),
         (b'{"columns": {"price": [1e999]}}', Invalid, "out of range - at $.columns.price[0]"),
+        (
+            b'{"columns": {"class": [true]}}',
+            Invalid,
+            "class[0]; true is 1, and false 0",
+        ),
         (b'{"columns": {"class": [1.5]}}', Invalid, "got float - at $.columns.class[0]"),
         (b'{"columns": {"tags": ["a"]}}', Invalid, "got str - at $.columns.tags[0]"),
         (b'{"columns": {"tags": [[null]]}}', Invalid, "got null - at $.columns.tags[0][0]"),

@@ -29,15 +29,27 @@ def test_an_overload_begins_once_and_ends_when_it_was_calm_for_a_while() -> None
     assert "40% of requests" in began.text
     # at 8 the last rejections came; the third calm sample is that of 14
     assert (ended.kind, ended.t) == ("overload_ended", 8 + 2 * CALM_SAMPLES)
+    assert ended.text.endswith("after about 6 s")
+
+
+def test_an_overload_has_not_lasted_for_the_idle_time_behind_it(caplog: pytest.LogCaptureFixture) -> None:
+    overload = Overload(Events(0))
+    overload.note(10, 0, 0)
+    overload.note(12, 1000, 400)
+    overload.note(14, 2000, 800)
+    for now_s in (60, 62, 64):  # no samples while idle
+        overload.note(now_s, 2000, 800)
+    assert caplog.messages[-1] == "overload ended after about 4 s"
 
 
 def test_an_overload_is_in_the_log_which_outlives_the_server(caplog: pytest.LogCaptureFixture) -> None:
     overload = Overload(Events(0))
-    for now_s in range(1 + CALM_SAMPLES):
-        overload.note(now_s, 1000 * (now_s + 1), 400)
+    overload.note(0, 0, 0)
+    for now_s in range(2, 3 + CALM_SAMPLES):
+        overload.note(now_s, 1000 * (now_s - 1), 400)
     assert caplog.messages == [
         "overload began: 40% of requests rejected or expired",
-        f"overload ended after about {CALM_SAMPLES} s",
+        "overload ended after about 2 s",
     ]
 
 

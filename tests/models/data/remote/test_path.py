@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from polyrec.models.data.guess.schema_guess import guess_schema
 from polyrec.models.data.packed.packing import pack
 from polyrec.models.data.reader import open_data
 from polyrec.models.data.remote.path import RemotePath, data_path
-from polyrec.models.data.schema_guess import guess_schema
 from polyrec.models.errors import DataError
 from polyrec.models.schema.schema import load_schema
 from polyrec.models.training.pipeline import Learner

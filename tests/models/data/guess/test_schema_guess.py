@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import re
+import shlex
+import subprocess
+import sys
 from datetime import datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -12,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from polyrec.models.data.schema_guess import guess_schema
+from polyrec.models.data.guess.schema_guess import guess_schema
 from polyrec.models.errors import SchemaError
 from polyrec.models.schema.schema import Schema, load_schema
 
@@ -206,3 +209,65 @@ def test_without_an_id_the_columns_to_rename_are_named(tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "f.parquet")
     with pytest.raises(SchemaError, match=r"a schema needs one; rename \['article no'\], as no feature has"):
         guess_schema(tmp_path / "f.parquet")
+
+
+def test_a_label_in_words_is_refused_with_a_command_that_makes_one(
+    columns: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["yes" if clicked else "no" for clicked in columns["clicked"]]
+    for part in range(2):
+        folder = tmp_path / "clicks" / f"dt={part}"
+        folder.mkdir(parents=True)
+        rows = pa.table(columns | {"clicked": words}).slice(part * ROWS // 2, ROWS // 2)
+        pq.write_table(rows, folder / "part-0.parquet")
+        (folder / "part-0.csv").touch()
+    for label in (None, "clicked"):
+        # not another column of two values in its place, with the label among the features
+        with pytest.raises(
+            SchemaError, match=r"'clicked' .* is text \('no', 'yes'\); a label is a number"
+        ) as e:
+            guess_schema("clicks", label=label)
+    program, *arguments = shlex.split(str(e.value).partition("copy: ")[2])
+    subprocess.run([{"python": sys.executable}[program], *arguments], check=True)
+    made = pq.read_table("labeled.parquet")
+    assert made["clicked"].to_pylist() == [word == "yes" for word in words]
+    assert guess_schema("labeled.parquet").schema.label.column == "clicked"
+
+
+@pytest.mark.parametrize(
+    ("values", "positive"), [(["Good", "bad", "bad"], "Good"), (["true", "false", "true"], "true")]
+)
+def test_of_a_label_in_words_the_usual_or_rarer_one_is_positive(
+    values: list[str], positive: str, tmp_path: Path
+) -> None:
+    pq.write_table(pa.table({"user": ["a", "b", "a"], "label": values}), tmp_path / "words.parquet")
+    with pytest.raises(SchemaError, match=f"c.equal.*{positive}"):
+        guess_schema(tmp_path / "words.parquet")
+
+
+def test_a_label_of_more_than_two_words_has_no_command(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"user": ["a", "b", "a"], "label": ["x", "y", "z"]}), tmp_path / "words.parquet")
+    with pytest.raises(SchemaError, match=r"'x', 'y', 'z'\).*say 1 for a click and 0 for none$"):
+        guess_schema(tmp_path / "words.parquet")
+
+
+def test_times_and_lists_written_as_text_are_said(columns: dict[str, Any], tmp_path: Path) -> None:
+    texts = {"at": [str(t) for t in columns["at"]], "tags": [f"t{i % 9}|t{i % 11}" for i in range(ROWS)]}
+    texts |= {"city": [f"Town {i % 50}, Land {i % 5}" for i in range(ROWS)]}
+    pq.write_table(pa.table(columns | texts), tmp_path / "texts.parquet")
+    guess = guess_schema(tmp_path / "texts.parquet")
+    assert guess.left_out["at"] == "a time as text: write it as a timestamp, and rows are split by it"
+    assert "100% of them with '|': if they are lists" in guess.reasons["tags"]
+    assert "lists" not in guess.reasons["city"]
+
+
+def test_of_a_folder_all_files_are_looked_at(columns: dict[str, Any], tmp_path: Path) -> None:
+    table = pa.table(columns)
+    for day in range(4):
+        folder = tmp_path / f"day={day}"
+        folder.mkdir()
+        pq.write_table(table.slice(day * 500, 500), folder / "part-0.parquet")
+    pq.write_table(table.select(["clicked"]), tmp_path / "z.parquet")  # left to the reader, which names it
+    whole = guess_schema(tmp_path).reasons["user_id"]
+    assert whole.startswith("text, 150 values")

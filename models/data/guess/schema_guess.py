@@ -9,6 +9,7 @@ silence: a column that is no feature is listed with the reason, too.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +22,12 @@ import pyarrow.types as pt
 import yaml
 
 from polyrec.models.data.columns import countable, floats
+from polyrec.models.data.guess.column import ID, SPLIT, guess_feature, is_number, is_text, rare
 from polyrec.models.data.parquet import open_parquet, parquet_files
-from polyrec.models.data.remote.path import DataPath, data_path
+from polyrec.models.data.remote.path import DataPath, RemotePath, data_path
 from polyrec.models.errors import DataError, SchemaError
 from polyrec.models.evaluation.metrics import auc
 from polyrec.models.files import validate_as
-from polyrec.models.powers import next_power_of_two
 from polyrec.models.schema.feature_names import is_usable, new_names
 from polyrec.models.schema.schema import Schema
 
@@ -35,27 +36,15 @@ LABELS = ("clicked", "click", "label", "is_click", "target", "purchased", "conve
 """Usual names of labels, the surest first."""
 GROUP = re.compile(r"request|impression|query|search|session|group|slate", re.IGNORECASE)
 TIME = re.compile(r"^(time|timestamp|date|datetime|ts|day|created)$|_(time|ts|at)$")
-ID = re.compile(
-    r"(^|_)(id|no|nr|code|isbn|sku|uuid|hash)$"
-    r"|^(item|user|product|movie|book)s?$"
-    r"|^(article|hotel|listing|song|track|video|ad|campaign|customer|visitor)$",  # more of them are counts
-    re.IGNORECASE,
-)
 CONTEXT = re.compile(
     r"^(user|customer|visitor|session|device|platform|country|city|state|region|gender|age|occupation|zip)"
 )
-SPLIT = re.compile(r"^(fold|split|index|row|unnamed.*)$", re.IGNORECASE)
-"""Names of columns that tell how the file was made."""
+POSITIVE_TEXTS = ("1", "yes", "y", "true", "t", "click", "clicked", "positive", "pos")
+"""Words, in lower case, with which a label in words is positive."""
 SHARED, SHARED_FROM = 0.5, 100
 """Ids share a table if one's values, at least so many, are to this share values of the other."""
-FEW_VALUES = 64
-"""Integers below this that take most values of their range are ids rather than amounts."""
-MANY_VALUES = 1000
-"""A vocabulary beyond this leaves out values seen once: their rows cannot be learned."""
 TELLING = 0.95
 """AUC of a number alone from which on it was probably written with the label, or after it."""
-UNIQUE_SHARE = 0.9
-"""A text that differs in so many of the rows names the row, and says nothing about others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +111,8 @@ def guess_schema(
     renames = new_names([c for c in rest if not (is_usable(c) or SPLIT.match(c))], data.column_names)
     left_out |= {c: f"no feature can have this name: rename it, say to {new}" for c, new in renames.items()}
     for column in [c for c in rest if c not in renames]:
-        found, why = _feature(column, data[column])
-        if found is not None and _is_number(data[column].type):
+        found, why = guess_feature(column, data[column])
+        if found is not None and is_number(data[column].type):
             alone = _auc_alone(data[column], data[label_of["column"]], label_of.get("positive_above", 0.0))
             if alone > TELLING:
                 found = None
@@ -149,18 +138,25 @@ def guess_schema(
 
 
 def _sample(path: DataPath) -> pa.Table:
-    """The first rows. Raises DataError."""
+    """The first rows, of the first files with the first one's columns. Raises DataError."""
     batches: list[pa.RecordBatch] = []
-    left = SAMPLE_ROWS
-    with open_parquet(parquet_files(path)[0]) as parquet:
-        for batch in parquet.iter_batches(min(left, 65536), use_threads=False):
-            batches.append(batch.slice(0, left))
-            left -= batches[-1].num_rows
-            if left <= 0:
-                break
-        if not batches:
-            raise DataError(f"'{path}' has no rows")
-        table = pa.Table.from_batches(batches)
+    left, columns = SAMPLE_ROWS, None
+    for file in parquet_files(path):
+        with open_parquet(file) as parquet:
+            there = parquet.schema_arrow.remove_metadata()
+            columns = columns or there
+            if there != columns:
+                continue
+            for batch in parquet.iter_batches(min(left, 65536), use_threads=False):
+                batches.append(batch.slice(0, left).replace_schema_metadata(None))
+                left -= batches[-1].num_rows
+                if left <= 0:
+                    break
+        if left <= 0:
+            break
+    if not batches:
+        raise DataError(f"'{path}' has no rows")
+    table = pa.Table.from_batches(batches)
     for i, column in enumerate(table.columns):
         table = table.set_column(i, table.field(i).name, countable(column))
     return table
@@ -168,15 +164,20 @@ def _sample(path: DataPath) -> pa.Table:
 
 def _label(data: pa.Table, given: str | None, path: DataPath) -> tuple[dict[str, Any], str]:
     """Returns the label, and why. Raises SchemaError if no column looks like one."""
-    numbers = [c for c in data.column_names if _is_number(data[c].type)]
+    numbers = [c for c in data.column_names if is_number(data[c].type)]
     named = [c for c in LABELS if c in numbers]
     binary = [c for c in numbers if _distinct_numbers(data[c]).tolist() == [0, 1]]
     if given is None:
         usual = [c for c in named if c in binary] or named or (binary if len(binary) == 1 else [])
+        texts = [c for c in LABELS if c in data.column_names and is_text(data[c].type)]
+        if not named and texts:
+            raise _text_label(texts[0], data[texts[0]], path)
         if not usual:
             seen = f"; 0 and 1 only: {', '.join(binary)}" if binary else ""
             raise SchemaError(f"no column of '{path}' looks like a label{seen}; name it: --label COLUMN")
         given = usual[0]
+    elif is_text(data[given].type):
+        raise _text_label(given, data[given], path)
     elif given not in numbers:
         raise SchemaError(f"column '{given}' of '{path}' is {data[given].type}; a label is a number")
     values = _distinct_numbers(data[given])
@@ -191,6 +192,26 @@ def _label(data: pa.Table, given: str | None, path: DataPath) -> tuple[dict[str,
         f"{values.size} values from {values[0]:g} to {values[-1]:g}: positive above {above:g}, "
         f"{kept:.1%} of the rows; choose what counts as a success",
     )
+
+
+def _text_label(name: str, column: pa.ChunkedArray, path: DataPath) -> SchemaError:
+    """Returns the error for a label that is text, with a command that makes numbers of two values."""
+    values = sorted(set(pc.unique(column).to_pylist()) - {None})
+    shown = ", ".join(repr(value[:30]) for value in values[:3]) + (", ..." if len(values) > 3 else "")
+    said = f"column '{name}' of '{path}' is text ({shown}); a label is a number"
+    if len(values) != 2 or isinstance(path, RemotePath):
+        return SchemaError(f"{said}, or true and false: write it so, say 1 for a click and 0 for none")
+    counts = {value: pc.sum(pc.equal(column, value)).as_py() for value in values}
+    usual = [value for value in values if value.lower() in POSITIVE_TEXTS]
+    positive = usual[0] if len(usual) == 1 else min(values, key=lambda value: counts[value])
+    files = f"{path}/**/*.parquet" if isinstance(path, Path) and path.is_dir() else str(path)
+    code = "import pyarrow as a, pyarrow.parquet as p, pyarrow.compute as c; from glob import glob; "
+    code += f"files = sorted(glob({files!r}, recursive=True)); "
+    code += (
+        f"t = a.concat_tables([p.ParquetFile(f).read() for f in files]); i = t.column_names.index({name!r}); "
+    )
+    code += f"p.write_table(t.set_column(i, {name!r}, c.equal(t[i], {positive!r})), 'labeled.parquet')"
+    return SchemaError(f"{said}; make one of it in a copy: python -c {shlex.quote(code)}")
 
 
 def _group(data: pa.Table, columns: Sequence[str], given: str | None) -> tuple[str | None, str]:
@@ -241,73 +262,6 @@ def _role(data: pa.Table, column: str, group: str | None) -> tuple[str, str]:
     return "candidate", "by its name"
 
 
-def _feature(name: str, column: pa.ChunkedArray) -> tuple[dict[str, Any] | None, str]:
-    """Returns the feature without name and role, or None; and why."""
-    if SPLIT.match(name):
-        return None, "by its name, how the file was made"
-    type_ = column.type
-    if pt.is_list(type_):
-        return _bag(type_, column)
-    if pt.is_null(type_) or column.null_count == len(column):
-        return None, "missing in all rows"
-    if pt.is_nested(type_):
-        return None, "nested: make columns of its fields"
-    distinct = pc.count_distinct(column).as_py()
-    if distinct <= 1:
-        return None, "the same in all rows"
-    if pt.is_string(type_) or pt.is_large_string(type_):
-        if distinct > UNIQUE_SHARE * len(column):
-            return None, f"{distinct:,} values in {len(column):,} rows: it names the row"
-        return {"type": "string"} | _rare(distinct), f"text, {distinct:,} values"
-    if pt.is_boolean(type_):
-        return {"type": "integer", "cardinality": 2}, "true or false, in a request 1 or 0"
-    if pt.is_integer(type_):
-        return _integer(name, column, distinct)
-    if pt.is_floating(type_) or pt.is_decimal(type_):
-        return _number(column)
-    return None, f"a column of {type_} cannot be a feature: make it a number or a text"
-
-
-def _bag(type_: pa.DataType, column: pa.ChunkedArray) -> tuple[dict[str, Any] | None, str]:
-    flat = pc.list_flatten(column)
-    string = pt.is_string(type_.value_type) or pt.is_large_string(type_.value_type)
-    if not string and not pt.is_integer(type_.value_type):
-        remedy = ": make columns of its numbers" if _is_number(type_.value_type) else ""
-        return None, f"a list of {type_.value_type} cannot be a feature{remedy}"
-    distinct = pc.count_distinct(flat).as_py()
-    if distinct == 0:
-        return None, "empty in all rows"
-    longest = pc.max(pc.list_value_length(column)).as_py() or 1
-    kind = {"type": "string" if string else "integer", "pooling": "mean"}
-    bag = kind | {"max_length": next_power_of_two(longest)} | _rare(distinct)
-    return bag, f"lists of up to {longest} of {distinct:,} values"
-
-
-def _integer(name: str, column: pa.ChunkedArray, distinct: int) -> tuple[dict[str, Any] | None, str]:
-    least, most = (pc.min(column).as_py(), pc.max(column).as_py())
-    if ID.search(name):
-        if distinct > UNIQUE_SHARE * len(column):
-            return None, f"{distinct:,} values in {len(column):,} rows: it names the row"
-        return {"type": "integer"} | _rare(distinct), f"an id by its name, {distinct:,} values"
-    if least >= 0 and most < FEW_VALUES and distinct > most / 2:
-        return {"type": "integer", "cardinality": most + 1}, f"the integers 0 to {most}"
-    return _number(column)
-
-
-def _number(column: pa.ChunkedArray) -> tuple[dict[str, Any], str]:
-    values = floats(column)
-    values = values[np.isfinite(values)]
-    least, most = float(values.min(initial=np.inf)), float(values.max(initial=-np.inf))
-    skewed = values.size > 0 and least >= 0 and most > 10 * max(float(np.median(values)), 1e-9)
-    steps = ["log1p", "standardise"] if skewed else ["standardise"]
-    why = "most small, some large" if skewed else "no long tail"
-    return {"transform": steps}, f"a number from {least:g} to {most:g}, {why}"
-
-
-def _rare(distinct: int) -> dict[str, int]:
-    return {"min_count": 2} if distinct > MANY_VALUES else {}
-
-
 def _share_tables(data: pa.Table, categorical: Sequence[dict[str, Any]], reasons: dict[str, str]) -> None:
     """Lets features share the table of a larger one that is named alike and has their values."""
     open_ = [f for f in categorical if "cardinality" not in f]
@@ -322,7 +276,7 @@ def _share_tables(data: pa.Table, categorical: Sequence[dict[str, Any]], reasons
             shared = len(own & values[larger["name"]]) / len(own)
             if shared >= SHARED:
                 feature.pop("min_count", None)  # of the table, so alike in both
-                feature |= {"table": larger["name"]} | _rare(len(values[larger["name"]]))
+                feature |= {"table": larger["name"]} | rare(len(values[larger["name"]]))
                 reasons[feature["name"]] += f"; {shared:.0%} of them are values of {larger['name']}"
                 break
 
@@ -355,11 +309,6 @@ def _split(
 def _is_time(name: str, type_: pa.DataType) -> bool:
     dated = pt.is_timestamp(type_) or pt.is_date(type_)  # not a time of the day, nor how long it took
     return bool(dated or (pt.is_integer(type_) and TIME.search(name.lower())))
-
-
-def _is_number(type_: pa.DataType) -> bool:
-    number = pt.is_integer(type_) or pt.is_floating(type_) or pt.is_decimal(type_)
-    return bool(number or pt.is_boolean(type_))
 
 
 def _auc_alone(column: pa.ChunkedArray, label: pa.ChunkedArray, above: float) -> float:

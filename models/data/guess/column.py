@@ -1,0 +1,135 @@
+"""Guesses what kind of feature a column is, from its name, type and values.
+
+What is no feature, or stands for something else (CSV files have times and lists as text), gets a reason that
+says what to write instead.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from polyrec.models.data.columns import floats
+from polyrec.models.powers import next_power_of_two
+
+ID = re.compile(
+    r"(^|_)(id|no|nr|code|isbn|sku|uuid|hash)$"
+    r"|^(item|user|product|movie|book)s?$"
+    r"|^(article|hotel|listing|song|track|video|ad|campaign|customer|visitor)$",  # more of them are counts
+    re.IGNORECASE,
+)
+SPLIT = re.compile(r"^(fold|split|index|row|unnamed.*)$", re.IGNORECASE)
+"""Names of columns that tell how the file was made."""
+FEW_VALUES = 64
+"""Integers below this that take most values of their range are ids rather than amounts."""
+MANY_VALUES = 1000
+"""A vocabulary beyond this leaves out values seen once: their rows cannot be learned."""
+UNIQUE_SHARE = 0.9
+"""A text that differs in so many of the rows names the row, and says nothing about others."""
+SEPARATORS = ("|", ";", ",")
+LISTED_FROM = 0.3
+"""Share of a text's values with a separator from which on they may be lists, if their parts are far fewer."""
+
+
+def guess_feature(name: str, column: pa.ChunkedArray) -> tuple[dict[str, Any] | None, str]:
+    """Returns the feature without name and role, or None; and why."""
+    if SPLIT.match(name):
+        return None, "by its name, how the file was made"
+    type_ = column.type
+    if pt.is_list(type_):
+        return _bag(type_, column)
+    if pt.is_null(type_) or column.null_count == len(column):
+        return None, "missing in all rows"
+    if pt.is_nested(type_):
+        return None, "nested: make columns of its fields"
+    distinct = pc.count_distinct(column).as_py()
+    if distinct <= 1:
+        return None, "the same in all rows"
+    if is_text(type_):
+        if _is_time_as_text(column):
+            return None, "a time as text: write it as a timestamp, and rows are split by it"
+        if distinct > UNIQUE_SHARE * len(column):
+            return None, f"{distinct:,} values in {len(column):,} rows: it names the row"
+        return {"type": "string"} | rare(distinct), f"text, {distinct:,} values{_list_hint(column)}"
+    if pt.is_boolean(type_):
+        return {"type": "integer", "cardinality": 2}, "true or false, in a request 1 or 0"
+    if pt.is_integer(type_):
+        return _integer(name, column, distinct)
+    if pt.is_floating(type_) or pt.is_decimal(type_):
+        return _number(column)
+    return None, f"a column of {type_} cannot be a feature: make it a number or a text"
+
+
+def _bag(type_: pa.DataType, column: pa.ChunkedArray) -> tuple[dict[str, Any] | None, str]:
+    flat = pc.list_flatten(column)
+    string = pt.is_string(type_.value_type) or pt.is_large_string(type_.value_type)
+    if not string and not pt.is_integer(type_.value_type):
+        remedy = ": make columns of its numbers" if is_number(type_.value_type) else ""
+        return None, f"a list of {type_.value_type} cannot be a feature{remedy}"
+    distinct = pc.count_distinct(flat).as_py()
+    if distinct == 0:
+        return None, "empty in all rows"
+    longest = pc.max(pc.list_value_length(column)).as_py() or 1
+    kind = {"type": "string" if string else "integer", "pooling": "mean"}
+    bag = kind | {"max_length": next_power_of_two(longest)} | rare(distinct)
+    return bag, f"lists of up to {longest} of {distinct:,} values"
+
+
+def _integer(name: str, column: pa.ChunkedArray, distinct: int) -> tuple[dict[str, Any] | None, str]:
+    least, most = (pc.min(column).as_py(), pc.max(column).as_py())
+    if ID.search(name):
+        if distinct > UNIQUE_SHARE * len(column):
+            return None, f"{distinct:,} values in {len(column):,} rows: it names the row"
+        return {"type": "integer"} | rare(distinct), f"an id by its name, {distinct:,} values"
+    if least >= 0 and most < FEW_VALUES and distinct > most / 2:
+        return {"type": "integer", "cardinality": most + 1}, f"the integers 0 to {most}"
+    return _number(column)
+
+
+def _number(column: pa.ChunkedArray) -> tuple[dict[str, Any], str]:
+    values = floats(column)
+    values = values[np.isfinite(values)]
+    least, most = float(values.min(initial=np.inf)), float(values.max(initial=-np.inf))
+    skewed = values.size > 0 and least >= 0 and most > 10 * max(float(np.median(values)), 1e-9)
+    steps = ["log1p", "standardise"] if skewed else ["standardise"]
+    why = "most small, some large" if skewed else "no long tail"
+    return {"transform": steps}, f"a number from {least:g} to {most:g}, {why}"
+
+
+def rare(distinct: int) -> dict[str, int]:
+    return {"min_count": 2} if distinct > MANY_VALUES else {}
+
+
+def _is_time_as_text(column: pa.ChunkedArray) -> bool:
+    """Whether the first values are all like 2026-11-23 or 2026-11-23 18:00:00."""
+    first = column.drop_null().slice(0, 100).to_pylist()
+    try:
+        return all("-" in value and datetime.fromisoformat(value) for value in first)
+    except ValueError:
+        return False
+
+
+def _list_hint(column: pa.ChunkedArray) -> str:
+    """Returns a hint where values may be lists, like "spa|pool": few parts make many values. Else empty."""
+    values = pc.unique(column).drop_null()
+    for separator in SEPARATORS:
+        share = pc.mean(pc.match_substring(values, separator).cast(pa.int8())).as_py() or 0.0
+        parts = pc.count_distinct(pc.list_flatten(pc.split_pattern(values, separator))).as_py()
+        if share >= LISTED_FROM and parts <= len(values) / 2:
+            return f", {share:.0%} of them with '{separator}': if they are lists, write them as such"
+    return ""
+
+
+def is_text(type_: pa.DataType) -> bool:
+    return bool(pt.is_string(type_) or pt.is_large_string(type_))
+
+
+def is_number(type_: pa.DataType) -> bool:
+    number = pt.is_integer(type_) or pt.is_floating(type_) or pt.is_decimal(type_)
+    return bool(number or pt.is_boolean(type_))
