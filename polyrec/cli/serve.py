@@ -31,7 +31,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         "--plan",
         action="append",
         metavar="[NAME=]FILE",
-        help="plan file or URL, instead of a bundle; repeat NAME=FILE for several (default: the first)",
+        help="plan file or URL, instead of a bundle; repeat NAME=FILE for several, the first is the default",
     )
     model.add_argument("--models", metavar="DIR", help="serve all plans (NAME.json) or bundles in a folder")
     model.add_argument(
@@ -142,9 +142,13 @@ def _add_tiers(parser: argparse.ArgumentParser) -> None:
         type=float,
         help="with --plan: seconds between reorderings of rows by popularity (default: the plan's)",
     )
-    tiers.add_argument("--drift-every", type=int, help="with --drift-s: observe one batch of so many")
     tiers.add_argument(
-        "--drift-memory", type=float, help="with --drift-s: weight of earlier accesses, in look-ups"
+        "--drift-every", type=int, help="with drift: observe one batch of so many (default: the plan's)"
+    )
+    tiers.add_argument(
+        "--drift-memory",
+        type=float,
+        help="with drift: weight of earlier accesses, in look-ups (default: the plan's)",
     )
     tiers.add_argument("--store-url", help="with --plan: URL of the remote store, instead of the plan's")
     tiers.add_argument(
