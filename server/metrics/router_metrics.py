@@ -76,8 +76,8 @@ class RouterMetrics:
         self._used = gauge("polyrec_lane_utilisation", "Recent share of time that a lane was busy.", "lane")
         self._allotted = gauge(
             "polyrec_allotted_lanes",
-            "Lane seconds per second that the model gets from shared lanes, by value; 0 if no other model"
-            " shares them.",
+            "Lane seconds per second that are allotted to the model on shared lanes, by value; 0 if no other"
+            " model shares them.",
         )
         self._guaranteed = gauge(
             "polyrec_guaranteed_share",
