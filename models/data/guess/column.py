@@ -92,11 +92,13 @@ def _integer(name: str, column: pa.ChunkedArray, distinct: int) -> tuple[dict[st
     return _number(column)
 
 
-def _number(column: pa.ChunkedArray) -> tuple[dict[str, Any], str]:
+def _number(column: pa.ChunkedArray) -> tuple[dict[str, Any] | None, str]:
     values = floats(column)
     values = values[np.isfinite(values)]
-    least, most = float(values.min(initial=np.inf)), float(values.max(initial=-np.inf))
-    skewed = values.size > 0 and least >= 0 and most > 10 * max(float(np.median(values)), 1e-9)
+    if not values.size:
+        return None, "missing or infinite in all rows"
+    least, most = float(values.min()), float(values.max())
+    skewed = least >= 0 and most > 10 * max(float(np.median(values)), 1e-9)
     steps = ["log1p", "standardise"] if skewed else ["standardise"]
     why = "most small, some large" if skewed else "no long tail"
     return {"transform": steps}, f"a number from {least:g} to {most:g}, {why}"

@@ -8,10 +8,12 @@ silence: a column that is no feature is listed with the reason, too.
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ import yaml
 from polyrec.models.data.columns import countable, floats
 from polyrec.models.data.guess.column import ID, SPLIT, guess_feature, is_number, is_text, rare
 from polyrec.models.data.parquet import open_parquet, parquet_files
+from polyrec.models.data.reader import is_glob
 from polyrec.models.data.remote.path import DataPath, RemotePath, data_path
 from polyrec.models.errors import DataError, SchemaError
 from polyrec.models.evaluation.metrics import auc
@@ -44,7 +47,9 @@ POSITIVE_TEXTS = ("1", "yes", "y", "true", "t", "click", "clicked", "positive", 
 SHARED, SHARED_FROM = 0.5, 100
 """Ids share a table if one's values, at least so many, are to this share values of the other."""
 TELLING = 0.95
-"""AUC of a number alone from which on it was probably written with the label, or after it."""
+"""AUC of a column alone from which on it was probably written with the label, or after it."""
+FEWEST = 10
+"""Positive rows, and negative ones, for each value of a text that is checked for it: fewer tell their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +117,7 @@ def guess_schema(
     left_out |= {c: f"no feature can have this name: rename it, say to {new}" for c, new in renames.items()}
     for column in [c for c in rest if c not in renames]:
         found, why = guess_feature(column, data[column])
-        if found is not None and is_number(data[column].type):
+        if found is not None:
             alone = _auc_alone(data[column], data[label_of["column"]], label_of.get("positive_above", 0.0))
             if alone > TELLING:
                 found = None
@@ -168,10 +173,13 @@ def _label(data: pa.Table, given: str | None, path: DataPath) -> tuple[dict[str,
     named = [c for c in LABELS if c in numbers]
     binary = [c for c in numbers if _distinct_numbers(data[c]).tolist() == [0, 1]]
     if given is None:
-        usual = [c for c in named if c in binary] or named or (binary if len(binary) == 1 else [])
+        sure = [c for c in named if c in binary]
+        usual = sure or named or (binary if len(binary) == 1 else [])
         texts = [c for c in LABELS if c in data.column_names and is_text(data[c].type)]
-        if not named and texts:
-            raise _text_label(texts[0], data[texts[0]], path)
+        if named:  # a rating beside a click in words, not beside the name of a record label
+            texts = [c for c in texts if pc.count_distinct(data[c]).as_py() == 2]
+        if not sure and texts:
+            raise _text_label(texts[0], data[texts[0]], path, named or binary)
         if not usual:
             seen = f"; 0 and 1 only: {', '.join(binary)}" if binary else ""
             raise SchemaError(f"no column of '{path}' looks like a label{seen}; name it: --label COLUMN")
@@ -194,23 +202,32 @@ def _label(data: pa.Table, given: str | None, path: DataPath) -> tuple[dict[str,
     )
 
 
-def _text_label(name: str, column: pa.ChunkedArray, path: DataPath) -> SchemaError:
-    """Returns the error for a label that is text, with a command that makes numbers of two values."""
+def _text_label(
+    name: str, column: pa.ChunkedArray, path: DataPath, others: Sequence[str] = ()
+) -> SchemaError:
+    """Returns the error for a label that is text, with a command that makes numbers of two values.
+
+    others: columns that may be the label instead.
+    """
     values = sorted(set(pc.unique(column).to_pylist()) - {None})
     shown = ", ".join(repr(value[:30]) for value in values[:3]) + (", ..." if len(values) > 3 else "")
     said = f"column '{name}' of '{path}' is text ({shown}); a label is a number"
+    if others:
+        said += f" (if another column is the label: --label {'|'.join(others)})"
     if len(values) != 2 or isinstance(path, RemotePath):
         return SchemaError(f"{said}, or true and false: write it so, say 1 for a click and 0 for none")
     counts = {value: pc.sum(pc.equal(column, value)).as_py() for value in values}
     usual = [value for value in values if value.lower() in POSITIVE_TEXTS]
     positive = usual[0] if len(usual) == 1 else min(values, key=lambda value: counts[value])
-    files = f"{path}/**/*.parquet" if isinstance(path, Path) and path.is_dir() else str(path)
+    files = str(path) if is_glob(path) else escape(str(path)) + ("/**/*.parquet" if path.is_dir() else "")
+    files, name, positive = (json.dumps(text, ensure_ascii=False) for text in (files, name, positive))
     code = "import pyarrow as a, pyarrow.parquet as p, pyarrow.compute as c; from glob import glob; "
-    code += f"files = sorted(glob({files!r}, recursive=True)); "
+    code += f"files = sorted(glob({files}, recursive=True)); "
     code += (
-        f"t = a.concat_tables([p.ParquetFile(f).read() for f in files]); i = t.column_names.index({name!r}); "
+        f"t = a.concat_tables([p.ParquetFile(f).read() for f in files]); i = t.column_names.index({name}); "
     )
-    code += f"p.write_table(t.set_column(i, {name!r}, c.equal(t[i], {positive!r})), 'labeled.parquet')"
+    code += f'label = c.equal(t[i].cast("string"), {positive}); '
+    code += f'p.write_table(t.set_column(i, {name}, label), "labeled.parquet")'
     return SchemaError(f"{said}; make one of it in a copy: python -c {shlex.quote(code)}")
 
 
@@ -312,13 +329,25 @@ def _is_time(name: str, type_: pa.DataType) -> bool:
 
 
 def _auc_alone(column: pa.ChunkedArray, label: pa.ChunkedArray, above: float) -> float:
-    """AUC of a column's values, or of their negatives if that is more, for the label above a value."""
-    values, labels = floats(column), floats(label)
-    known = np.isfinite(values) & np.isfinite(labels)
-    positive = (labels[known] > above).astype(np.float64)
-    if not 0 < positive.sum() < positive.size:
+    """AUC of a column's values, or of their negatives if that is more, for the label above a value.
+
+    A text of few values counts as the share of positive rows with its value; other columns tell nothing.
+    """
+    labels = floats(label)
+    known = np.isfinite(labels)
+    positive = (labels > above).astype(np.float64)
+    clicks = positive[known].sum()
+    if is_number(column.type):
+        values = floats(column)
+    elif is_text(column.type) and len(pc.unique(column)) * FEWEST <= min(clicks, known.sum() - clicks):
+        codes = 1 + _codes(column)
+        values = (np.bincount(codes, positive) / np.maximum(np.bincount(codes), 1))[codes]
+    else:
         return 0.5
-    found = auc(values[known], positive)
+    known &= np.isfinite(values)
+    if not 0 < positive[known].sum() < known.sum():
+        return 0.5
+    found = auc(values[known], positive[known])
     return max(found, 1 - found)
 
 

@@ -167,6 +167,7 @@ UNUSUAL = {
     "extra": (pa.array([[("k", 1)]] * ROWS, pa.map_(pa.string(), pa.int64())), "nested"),
     "never": (pa.nulls(ROWS), "missing in all rows"),
     "nothing": (pa.nulls(ROWS, pa.float64()), "missing in all rows"),
+    "endless": (pa.array([float("nan"), float("inf")] * (ROWS // 2)), "missing or infinite in all rows"),
     "hollow": (pa.array([[]] * ROWS, pa.list_(pa.int64())), "empty in all rows"),
     "hashed": (pa.array([2**63 + 2**20 * i for i in range(ROWS)], pa.uint64()), "a number"),
     "stay": (pa.array([timedelta(seconds=i) for i in range(ROWS)]), "make it a number"),
@@ -217,9 +218,11 @@ def test_a_label_in_words_is_refused_with_a_command_that_makes_one(
     monkeypatch.chdir(tmp_path)
     words = ["yes" if clicked else "no" for clicked in columns["clicked"]]
     for part in range(2):
-        folder = tmp_path / "clicks" / f"dt={part}"
+        folder = tmp_path / "it's [1]" / f"dt={part}"
         folder.mkdir(parents=True)
-        rows = pa.table(columns | {"clicked": words}).slice(part * ROWS // 2, ROWS // 2)
+        rows = pa.table(columns | {"clicked": pa.array(words, pa.string_view())}).slice(
+            part * ROWS // 2, ROWS // 2
+        )
         pq.write_table(rows, folder / "part-0.parquet")
         (folder / "part-0.csv").touch()
     for label in (None, "clicked"):
@@ -227,7 +230,7 @@ def test_a_label_in_words_is_refused_with_a_command_that_makes_one(
         with pytest.raises(
             SchemaError, match=r"'clicked' .* is text \('no', 'yes'\); a label is a number"
         ) as e:
-            guess_schema("clicks", label=label)
+            guess_schema("it's [1]", label=label)
     program, *arguments = shlex.split(str(e.value).partition("copy: ")[2])
     subprocess.run([{"python": sys.executable}[program], *arguments], check=True)
     made = pq.read_table("labeled.parquet")
@@ -244,6 +247,48 @@ def test_of_a_label_in_words_the_usual_or_rarer_one_is_positive(
     pq.write_table(pa.table({"user": ["a", "b", "a"], "label": values}), tmp_path / "words.parquet")
     with pytest.raises(SchemaError, match=f"c.equal.*{positive}"):
         guess_schema(tmp_path / "words.parquet")
+
+
+@pytest.mark.parametrize(
+    ("words", "number"),
+    [
+        ({"label": ["Decca", "Chess", "Sub Pop"]}, {"skipped": [0, 1, 1]}),
+        ({"target": ["mobile", "desktop", "mobile"]}, {"skipped": [True, False, True]}),
+        ({"clicked": ["no", "yes", "no"]}, {"rating": [1, 3, 5]}),
+    ],
+)
+def test_beside_a_text_that_may_be_the_label_the_other_column_is_named(
+    words: dict[str, Any], number: dict[str, Any], tmp_path: Path
+) -> None:
+    pq.write_table(pa.table({"user": ["a", "b", "a"]} | words | number), tmp_path / "f.parquet")
+    (other,) = number
+    with pytest.raises(SchemaError, match=rf"is text .*\(if another column is the label: --label {other}\)"):
+        guess_schema(tmp_path / "f.parquet")
+    assert guess_schema(tmp_path / "f.parquet", label=other).schema.label.column == other
+
+
+def test_beside_a_label_that_is_a_number_words_are_features_unless_they_tell_it(
+    columns: dict[str, Any], tmp_path: Path
+) -> None:
+    words = {
+        "gender": ["f" if i % 2 else "m" for i in range(ROWS)],
+        "label": [("Decca", "Chess", "Sub Pop")[i % 3] for i in range(ROWS)],
+        "outcome": [
+            ("bought" if i % 2 else "opened") if c else "none" for i, c in enumerate(columns["clicked"])
+        ],
+    }
+    pq.write_table(pa.table(columns | words), tmp_path / "f.parquet")
+    guess = guess_schema(tmp_path / "f.parquet")
+    assert guess.schema.label.column == "clicked"
+    assert {"gender", "label"} <= {f.name for f in guess.schema.categorical}
+    assert "alone it tells the label (AUC 1.00)" in guess.left_out["outcome"]
+
+
+def test_few_clicks_tell_no_text(columns: dict[str, Any], tmp_path: Path) -> None:
+    clicked = (np.arange(ROWS) == 7).astype(int)
+    city = [f"c{i % 30}" for i in range(ROWS)]
+    pq.write_table(pa.table(columns | {"clicked": clicked, "city": city}), tmp_path / "f.parquet")
+    assert guess_schema(tmp_path / "f.parquet").reasons["city"].startswith("text, 30 values")
 
 
 def test_a_label_of_more_than_two_words_has_no_command(tmp_path: Path) -> None:
