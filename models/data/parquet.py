@@ -118,7 +118,7 @@ def parquet_files(path: DataPath) -> list[Path] | list[RemotePath]:
         return files
     files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
     if not files:
-        if any(is_csv(file) for file in path.rglob("*.csv*")):
+        if any(is_csv(file) and file.is_file() for file in path.rglob("*.csv*")):
             raise csv_given(path)
         raise DataError(f"no *.parquet file in '{path}'")
     return files

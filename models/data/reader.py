@@ -8,6 +8,8 @@ time, and are an error or left out and counted.
 from __future__ import annotations
 
 import hashlib
+import json
+import shlex
 from collections.abc import Iterator, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -186,16 +188,22 @@ def csv_given(path: DataPath) -> DataError:
 
     Empty fields become missing values, the files of a folder one by one files beside them.
     """
-    convert = "from pyarrow import csv, parquet; o = csv.ConvertOptions(strings_can_be_null=True); "
-    name, made = str(path), str(path).removesuffix(".gz")[:-4] + ".parquet"
-    if is_csv(path):
-        what = f"'{path}' is not Parquet; of a CSV file make one"
-        convert += f"parquet.write_table(csv.read_csv({name!r}, convert_options=o), {made!r})"
-    else:
+    code = "from pyarrow import csv, parquet; o = csv.ConvertOptions(strings_can_be_null=True); "
+    if isinstance(path, Path) and path.is_dir():
         what = f"no *.parquet file in '{path}'; of its CSV files make some"
-        convert += f"from pathlib import Path; files = Path({name!r}).rglob('*.csv*'); "
-        convert += "[parquet.write_table(csv.read_csv(f, convert_options=o), f'{f}.parquet') for f in files]"
-    return DataError(f'{what}: python -c "{convert}"')
+        code += f"from pathlib import Path; found = Path({_quoted(str(path))}).rglob; "
+        code += 'files = [f for end in ("*.csv", "*.csv.gz") for f in found(end) if f.is_file()]; '
+        code += '[parquet.write_table(csv.read_csv(f, convert_options=o), f"{f}.parquet") for f in files]'
+    else:
+        what = f"'{path}' is not Parquet; of a CSV file make one"
+        name, made = str(path), str(path).removesuffix(".gz")[:-4] + ".parquet"
+        code += f"parquet.write_table(csv.read_csv({_quoted(name)}, convert_options=o), {_quoted(made)})"
+    return DataError(f"{what}: python -c {shlex.quote(code)}")
+
+
+def _quoted(text: str) -> str:
+    """Returns a literal of Python for code in single quotes."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _open(path: DataPath, schema: Schema, on_malformed: OnMalformed) -> DataReader:

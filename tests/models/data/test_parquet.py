@@ -128,28 +128,35 @@ def test_a_column_of_the_wrong_type_is_rejected_before_reading(
 
 
 def test_of_a_folder_of_csv_files_is_said_how_to_make_parquet(small: Schema, tmp_path: Path) -> None:
+    # as Spark writes it, with checksums
+    folder = tmp_path / "clicks.csv"
     for day in ("01", "02"):
-        (tmp_path / f"dt={day}").mkdir()
-        (tmp_path / f"dt={day}" / "clicks.csv").write_text("dense,label\n1.5,0\n")
-    with pytest.raises(DataError, match=r"no \*.parquet file in .*; of its CSV files make some: python") as e:
-        open_data(tmp_path, small)
-    program, *arguments = shlex.split(str(e.value).partition("some: ")[2])
-    subprocess.run([{"python": sys.executable}[program], *arguments], check=True)
-    assert len(list(tmp_path.rglob("*.parquet"))) == 2
+        (folder / f"dt={day}").mkdir(parents=True)
+        (folder / f"dt={day}" / "part-0.csv").write_text("dense,label\n1.5,0\n")
+        (folder / f"dt={day}" / ".part-0.csv.crc").write_bytes(b"crc\0")
+    for data in (folder, tmp_path):
+        with pytest.raises(
+            DataError, match=r"no \*.parquet file in .*; of its CSV files make some: python"
+        ) as e:
+            open_data(data, small)
+        program, *arguments = shlex.split(str(e.value).partition("some: ")[2])
+        subprocess.run([{"python": sys.executable}[program], *arguments], check=True)
+        made = list(tmp_path.rglob("*.parquet"))
+        assert len(made) == 2
+        for file in made:
+            file.unlink()
 
 
 def test_of_a_csv_file_is_said_how_to_make_parquet(small: Schema, tmp_path: Path) -> None:
-    path = tmp_path / "clicks.csv"
+    path = tmp_path / "it's $HOME.csv"
     path.write_text("item,clicked\na,1\n")
-    with pytest.raises(
-        DataError, match=r"clicks.csv' is not Parquet; of a CSV file make one: python -c"
-    ) as e:
+    with pytest.raises(DataError, match=r".csv' is not Parquet; of a CSV file make one: python -c") as e:
         guess_schema(path)
     path.write_text('item,city,clicked\n"a, b",Ürümqi,1\nc,,0\n')
     command = shlex.split(str(e.value).partition("make one: ")[2])
     subprocess.run([sys.executable, *command[1:]], check=True)
     # an empty field is a missing value, not the text ''
-    assert pq.read_table(tmp_path / "clicks.parquet").to_pylist() == [
+    assert pq.read_table(tmp_path / "it's $HOME.parquet").to_pylist() == [
         {"item": "a, b", "city": "Ürümqi", "clicked": 1},
         {"item": "c", "city": None, "clicked": 0},
     ]
