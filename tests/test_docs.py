@@ -16,6 +16,7 @@ from polyrec.cli.main import build_parser
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+ROOMS = "models|planner|server|cluster|loadtest|measure|report|polyrec|deploy|benchmarks"
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -108,10 +109,25 @@ def test_every_test_that_the_findings_name_exists() -> None:
         assert not test or f"def {test}(" in source, f"{file} has no {test}"
 
 
+def test_every_script_and_test_that_a_source_or_page_names_exists() -> None:
+    folders = [*ROOMS.split("|"), "tests"]
+    sources = [file for folder in folders for file in (ROOT / folder).rglob("*.[ps][yh]")]
+    # the findings leave out `tests/`, and have a test of their own
+    pages = [page for page in PAGES if page.name != "findings.md"]
+    missing = []
+    for file in [*sources, *pages, ROOT / "Makefile", ROOT / ".ci" / "run"]:
+        text = file.read_text()
+        named = re.findall(rf"(?<![\w./-])((?:{ROOMS}|tests)/[a-z\d_/]+\.(?:py|sh))\b", text)
+        for module in re.findall(r"-m (benchmarks(?:\.\w+)+)", text):
+            place = module.replace(".", "/")
+            named.append(f"{place}/__main__.py" if (ROOT / place).is_dir() else f"{place}.py")
+        missing += [f"{name(file)} names {one}" for one in named if not (ROOT / one).exists()]
+    assert missing == []
+
+
 @pytest.mark.parametrize("page", ["docs/architecture.md", "docs/glossary.md"])
 def test_every_place_that_the_map_names_exists(page: str) -> None:
-    rooms = "models|planner|server|cluster|loadtest|measure|report|polyrec|deploy|benchmarks"
-    named = re.findall(rf"(?<![\w/])((?:{rooms})/[\w/{{}},.*]*)", (ROOT / page).read_text())
+    named = re.findall(rf"(?<![\w/])((?:{ROOMS})/[\w/{{}},.*]*)", (ROOT / page).read_text())
     assert len(named) > 15
     for place in named:
         braces = re.search(r"\{([^}]*)\}", place)

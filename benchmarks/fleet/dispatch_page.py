@@ -159,7 +159,7 @@ def _read(runs: Sequence[dict[str, Any]], largest: int) -> str:
         f"{', '.join(share(old, age) for age in ages)}, `random` "
         f"by capacity {share('random', 0.1)}, which needs no reports. Not shown by these runs: "
         "whether other mixes of paths rank policies the same; on the mix of "
-        "tests/planner/fleet/test_simulator.py, whose best path took four times the fastest's time, "
+        "tests/benchmarks/fleet/test_simulator.py, whose best path took four times the fastest's time, "
         "reports twice as old as the budget left `predicted` 2% behind `random` at 95% load."
     )
 

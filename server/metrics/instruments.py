@@ -2,8 +2,8 @@
 
 Both counting and scraping happen on the event loop and delay requests. prometheus_client's `observe` takes a
 lock and several microseconds, and its text of 2,000 lines blocks the loop for tens of milliseconds
-(benchmarks/http/metrics_overhead.py). Here a child is a few plain numbers, and the text of a line up to its
-value is made once, with the child.
+(benchmarks/http/observation_overhead.py). Here a child is a few plain numbers, and the text of a line up to
+its value is made once, with the child.
 """
 
 from __future__ import annotations
