@@ -145,6 +145,7 @@ def traces(engine: Engine, app: Application) -> dict[str, Any]:
     ours, theirs = context.Pipe()
     collector = context.Process(target=collect, args=(theirs,), daemon=True)
     collector.start()
+    theirs.close()  # of a collector that dies, receiving ends
     endpoint = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{ours.recv()}"}
     tracers: dict[str, Tracer | None] = {"off": None}
     for ratio in RATIOS:
