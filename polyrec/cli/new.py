@@ -54,14 +54,20 @@ def run(args: argparse.Namespace) -> int:
         print(text, end="")
     else:
         print(f"wrote {out}; review it, then train:")
-        print(f"  polyrec train --data {args.data} --schema {out} --out runs/table")
+        then = ["polyrec", "train", "--data", args.data, "--schema", args.out, "--out", "runs/table"]
+        print(f"  {shlex.join(then)}")
     return 0
 
 
 def _how_to_rename(data: str, renames: Mapping[str, str]) -> str:
     """Says which columns were left out for their names, with a command that renames them in a copy."""
-    code = f"import pyarrow.parquet as p; t = p.read_table({data!r}); new = {dict(renames)}; "
-    code += "p.write_table(t.rename_columns([new.get(c, c) for c in t.column_names]), 'renamed.parquet')"
+    import json
+
+    from polyrec.models.data.guess.schema_guess import code_to_read
+
+    new = json.dumps(dict(renames), ensure_ascii=False)
+    code = f"{code_to_read(data)}; new = {new}; "
+    code += 'p.write_table(t.rename_columns([new.get(c, c) for c in t.column_names]), "renamed.parquet")'
     return (
         f"omitted, as features cannot have such names: {', '.join(map(repr, renames))}; rename in a copy:\n"
         f"  python -c {shlex.quote(code)}"

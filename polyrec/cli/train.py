@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from dataclasses import replace
 from io import StringIO
@@ -245,8 +246,8 @@ def _offer_schema(args: argparse.Namespace) -> NoReturn:
         raise PolyrecError(f"--schema is missing, and a draft is not possible: {e}") from None
     found = guess.schema
     raise PolyrecError(
-        f"--schema is missing; `polyrec new schema {args.data} --out schema.yaml` drafts one: label "
-        f"{found.label.column}, group {found.group or 'none'}, {len(found.dense)} numbers, "
+        f"--schema is missing; `polyrec new schema {shlex.quote(args.data)} --out schema.yaml` drafts one: "
+        f"label {found.label.column}, group {found.group or 'none'}, {len(found.dense)} numbers, "
         f"{len(found.categorical)} ids"
     )
 

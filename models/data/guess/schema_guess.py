@@ -219,16 +219,28 @@ def _text_label(
     counts = {value: pc.sum(pc.equal(column, value)).as_py() for value in values}
     usual = [value for value in values if value.lower() in POSITIVE_TEXTS]
     positive = usual[0] if len(usual) == 1 else min(values, key=lambda value: counts[value])
-    files = str(path) if is_glob(path) else escape(str(path)) + ("/**/*.parquet" if path.is_dir() else "")
-    files, name, positive = (json.dumps(text, ensure_ascii=False) for text in (files, name, positive))
-    code = "import pyarrow as a, pyarrow.parquet as p, pyarrow.compute as c; from glob import glob; "
-    code += f"files = sorted(glob({files}, recursive=True)); "
-    code += (
-        f"t = a.concat_tables([p.ParquetFile(f).read() for f in files]); i = t.column_names.index({name}); "
-    )
+    name, positive = (json.dumps(text, ensure_ascii=False) for text in (name, positive))
+    code = f"{code_to_read(path)}; import pyarrow.compute as c; i = t.column_names.index({name}); "
     code += f'label = c.equal(t[i].cast("string"), {positive}); '
     code += f'p.write_table(t.set_column(i, {name}, label), "labeled.parquet")'
     return SchemaError(f"{said}; make one of it in a copy: python -c {shlex.quote(code)}")
+
+
+def code_to_read(data: str | Path) -> str:
+    """Returns Python that reads a file, folder or glob into the table `t`; `p` is pyarrow.parquet.
+
+    Columns are those of the files: pyarrow's own reader adds the names of folders like `day=1`, and knows no
+    globs. In double quotes, for a command in single ones.
+    """
+    path = data_path(data)
+    if isinstance(path, RemotePath):
+        return f"import pyarrow.parquet as p; t = p.read_table({json.dumps(str(data))})"
+    files = str(path) if is_glob(path) else escape(str(path)) + ("/**/*.parquet" if path.is_dir() else "")
+    return (
+        "import pyarrow as a, pyarrow.parquet as p; from glob import glob; "
+        f"files = sorted(glob({json.dumps(files, ensure_ascii=False)}, recursive=True)); "
+        "t = a.concat_tables([p.ParquetFile(f).read() for f in files])"
+    )
 
 
 def _group(data: pa.Table, columns: Sequence[str], given: str | None) -> tuple[str | None, str]:

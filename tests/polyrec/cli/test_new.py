@@ -51,15 +51,20 @@ def test_columns_left_out_for_their_names_are_named_with_a_command_that_renames_
     monkeypatch.chdir(tmp_path)
     table = pq.read_table(clicks)
     names = ["article no" if name == "item" else name for name in table.column_names]
-    pq.write_table(table.rename_columns(names), "odd one's.parquet")
-    assert main(["new", "schema", "odd one's.parquet", "--out", "s.yaml"]) == 0
-    said, command = capsys.readouterr().err.splitlines()
-    assert said.startswith("omitted, as features cannot have such names: 'article no'; rename")
-    program, *arguments = shlex.split(command)
-    subprocess.run([{"python": sys.executable}[program], *arguments], check=True)
-    assert main(["new", "schema", "renamed.parquet", "--out", "s.yaml", "--replace"]) == 0
-    assert capsys.readouterr().err == ""
-    assert "article_no" in load_schema("s.yaml").candidate.names
+    Path("it's [1]/day=1").mkdir(parents=True)
+    pq.write_table(table.rename_columns(names), "it's [1]/day=1/odd one.parquet")
+    for data in ("it's [1]/day=1/odd one.parquet", "it's [1]", "it's [[]1]/*/*.parquet"):
+        assert main(["new", "schema", data, "--out", "s.yaml", "--replace"]) == 0
+        out, err = capsys.readouterr()
+        assert shlex.split(out.splitlines()[-1])[:4] == ["polyrec", "train", "--data", data]
+        said, command = err.splitlines()
+        assert said.startswith("omitted, as features cannot have such names: 'article no'; rename")
+        program, *arguments = shlex.split(command)
+        subprocess.run([{"python": sys.executable}[program], *arguments], check=True)
+        assert "day" not in pq.read_schema("renamed.parquet").names
+        assert main(["new", "schema", "renamed.parquet", "--out", "s.yaml", "--replace"]) == 0
+        assert capsys.readouterr().err == ""
+        assert "article_no" in load_schema("s.yaml").candidate.names
 
 
 @pytest.mark.parametrize(
