@@ -22,48 +22,48 @@ BATCHES = (1, 64, 1024, 4096)
 PROFILED = (1, 32, 128, 256, 1024)
 INTRODUCTION = """# On a GPU
 
-One H100 (80 GB) with 16 cores of an Intel Xeon (AMX, 300 MB of L3), lent for fifteen minutes on 2026-11-26:
-three runs. Python 3.12, torch 2.11 (CUDA 13), Triton 3.6, onnxruntime 1.30 for the CPU. These are the first
-runs of Polyrec's CUDA code. The 46 tests marked `gpu` passed in the first run, 52 in the third; the three
-for ONNX Runtime's and OpenVINO's GPU providers were skipped there. `benchmarks/gpu.sh` repeats what
-ran there; this page is written by `python -m benchmarks.gpu.page docs/results`.
+On an H100, a GPU lane answers 1.7 to 5.3 times the requests of plain FastAPI with torch, and the look-up
+kernel reads rows as fast as the memory allows. Routing over CPU and GPU is only simulated.
+
+The H100 (80 GB) with 16 cores of an Intel Xeon (AMX, 300 MB of L3) was available for fifteen minutes on
+2026-11-26, for three runs: Python 3.12, torch 2.11 (CUDA 13), Triton 3.6, onnxruntime 1.30 for the CPU. 52
+tests marked `gpu` passed; three, for ONNX Runtime's and OpenVINO's GPU providers, were skipped.
+`benchmarks/gpu.sh` repeats the runs; this page is written by `python -m benchmarks.gpu.page docs/results`.
 """
 NOTES = """## What follows
 
-- **The look-up kernel moves its bytes as fast as the memory does** from 1,024 rows on, and needs about a
-  quarter of `torch.nn.EmbeddingBag`'s time. Misses in pinned host memory are bounded by the bus; int8 rows
-  of 67 bytes, which start at any byte, reach a third of it.
-- **Around the kernel the host's work is what counts.** A batch of 64 rows takes the kernel 3 microseconds
-  and its host 250: arrays in slot order, one copy, events, a launch. Over tiers a prediction of up to 256
-  rows is therefore slower than a gather by the host where half of the rows are on the GPU, and from 1,024
-  rows on, misses read in place, 1.8 to 4.9 times faster.
-- **Reading misses in place beat copying them at every size and rate here**, so `tiers` (which learns the
-  choice) should be near `direct`; in this run it also tried the other way in classes that it had not met,
-  and alternated on batches without a miss, which has been fixed since.
-- **Served**, a GPU lane answers 1.7 to 5.3 times the requests of plain FastAPI with torch on the same GPU,
-  since waiting requests share a launch. A lane in a process does not share the interpreter lock with the
-  event loop (1.6 times a thread's at 270 rows), so plans now give GPUs process lanes unless their rows are
-  in tiers. Alone, a request takes a millisecond, of which the prediction is a quarter: probably the rest is
-  mostly wake-ups of a virtual machine's idle cores.
-- **Computed vectors** were bound by launches: hashes were computed in parts that fit a CPU's cache,
-  decoders in runs of similar tables. With whole batches at once hybrid takes 2.9 times as long as table at
-  128 rows (before 7.6) and 2.5 times at 1,024 (3.5). `dhe@cuda:0` was not measured again.
-- **The choice that MP-Rec makes is worth making on this machine**: at 300 queries/s hybrid on the GPU
-  answers everything, at 1,000 four fifths; beyond, tables on both devices take over part by part and
-  nothing is late. Hybrid alone answers 36% of 4,000/s. The GPU's table alone is in time up to 3,000/s; over
-  it the gain is in accuracy, .0001 to .0024 of the bound. Against table on the CPU, MP-Rec's baseline,
-  `priced` makes 1.5 times the correct predictions at 1,000/s and 6 times at 4,000 (the paper: 2.49 and
-  3.76, on other machines). MP-Rec's rule is ahead by .0005 at 1,000/s and late by 1.5 to 7.6% from 2,000/s
-  on; DeepRecSys's places queries by their size alone, and up to 78% expire.
+- **The look-up kernel reads as fast as the memory allows** from 1,024 rows on, and needs about a quarter of
+  `torch.nn.EmbeddingBag`'s time. Misses in pinned host memory are limited by the bus; int8 rows of 67
+  bytes, which start at any byte, reach a third of it.
+- **The host's work dominates small batches.** A batch of 64 rows takes the kernel 3 microseconds and the
+  host 250: arrays in slot order, one copy, events, a launch. So over tiers with half of the rows on the GPU,
+  predictions of up to 256 rows are slower than a gather by the host. From 1,024 rows on they are 1.8 to 4.9
+  times faster, if misses are read in place.
+- **Reading misses in place is faster than copying them** at every size and rate, so `tiers`, which learns the
+  choice, should be near `direct`. In this run it also explored, and alternated on batches without a miss,
+  which has been fixed since.
+- **Served**, waiting requests share a launch. A process lane does not share the interpreter lock with the
+  event loop (1.6 times a thread's rate at 270 rows), so plans give GPUs process lanes unless their rows are
+  in tiers. Alone, a request takes a millisecond, a quarter of it for the prediction; the rest is probably
+  wake-ups of a virtual machine's idle cores.
+- **Computed vectors** were limited by launches (*before*). With whole batches at once, hybrid takes 2.9 times
+  as long as table at 128 rows instead of 7.6, and 2.5 times at 1,024 instead of 3.5. `dhe@cuda:0` was not
+  measured again.
+- **Choosing among representations pays on this machine.** At 300 queries/s hybrid on the GPU answers
+  everything, at 1,000 four fifths; beyond, tables on both devices take over and nothing is late. Hybrid alone
+  answers 36% of 4,000/s. The GPU's table alone is in time up to 3,000/s; routing gains accuracy over it,
+  .0001 to .0024 of the bound. Against table on the CPU, MP-Rec's baseline, `priced` makes 1.5 times the correct
+  predictions at 1,000/s and 6 times at 4,000 (the paper: 2.49 and 3.76, on other machines).
+- **Other policies.** MP-Rec's rule is ahead by .0005 at 1,000/s, and late by 1.5 to 7.6% from 2,000/s on.
+  DeepRecSys places queries by their size alone, and up to 78% expire.
 
 ## What was not measured
 
-- The plan above on the live server: the time was used up. The policies are simulated over measured
-  latencies.
-- Open-loop rates (knees), requests of 2,048 rows, more than one turn: single figures of .6 s each.
+- The plan above on a live server; policies are simulated over measured latencies.
+- Open-loop rates (knees), requests of 2,048 rows, more than one turn: figures are single runs of .6 s.
 - ONNX Runtime's and OpenVINO's GPU providers, several GPUs, training's speed, tiers with a disk or remote
   store on a GPU.
-- The kinds of lanes that plans now give GPUs, with several paths in one process.
+- Process lanes on a GPU with several paths in one process.
 """
 
 
@@ -87,7 +87,7 @@ def kernel(look: Mapping[str, Any]) -> list[str]:
         "## The look-up kernel",
         "",
         f"26 tables of {look['rows_a_table']:,} rows x 64, half of each on the device; time by the device's "
-        "clock, different rows each time. Floor: bytes over the bandwidth of copies in the same run, "
+        "clock, different rows each time. Floor: bytes divided by the bandwidth of copies in the same run, "
         f"{rates['memory'] / 1e9:,.0f} GB/s of device memory for hits, {rates['bus'] / 1e9:.0f} GB/s of the "
         "bus for misses.",
         "",
@@ -105,7 +105,7 @@ def predictions(look: Mapping[str, Any]) -> list[str]:
     return [
         "## Predictions over tiers",
         "",
-        "The same rows with the dense net (13-512-256-64, 512-256-1), microseconds on the wall's clock until "
+        "The same rows with the dense net (13-512-256-64, 512-256-1), microseconds of wall time until "
         "the answers are on the host. `tiers` chooses between `direct` and `copied`; `gather_and_copy`: all "
         "rows on the host; `all_on_gpu`, `embedding_bag`: all on the GPU, `plain` without graphs.",
         "",
@@ -118,9 +118,9 @@ def serving(served: Mapping[str, Any]) -> list[str]:
     lines = [
         "## Served",
         "",
-        "The Kaggle-size model (2.0 M rows x 16) over HTTP, JSON but for `binary`; closed loop of 16 "
-        "connections and of one, every answer compared with float64. Servers and load have cores of "
-        "their own.",
+        "The Kaggle-size model (2.0 M rows x 16) over HTTP, in JSON except `binary`; closed loop of 16 "
+        "connections, and of one (*alone*). Every answer is compared with float64. Servers and load have "
+        "cores of their own.",
     ]
     for size, found in served["sizes"].items():
         lines += ["", *closed_table(int(size), found)]
@@ -149,9 +149,8 @@ def profile(found: Mapping[str, Any]) -> list[str]:
         "",
         "`polyrec profile` of the Kaggle shape (`benchmarks.gpu.representations`; DHE with 1,024 hashes, "
         "512-256), fp32, median milliseconds of a batch, encoding included: one lane on one core, or the "
-        "GPU. CPU paths and `before`: the second run, on a slower machine (table on the GPU itself "
-        "took twice the "
-        "time) and without the fixes below.",
+        "GPU. CPU paths and `before` are from the second run, on a slower machine (table on the GPU "
+        "took twice the time) and without the change below.",
         "",
         *markdown_table(["path", *(f"{rows:,} rows" for rows in PROFILED)], rows),
     ]
@@ -177,7 +176,7 @@ def simulated(found: Mapping[str, Any]) -> list[str]:
         "## Routing over both devices, simulated",
         "",
         "`polyrec plan` on these latencies (1,500 queries/s of 128 rows, lognormal, 10 ms, four cores), then "
-        "`polyrec simulate` of its plan, 10 s a rate: share in time / correct predictions over the "
+        "`polyrec simulate` of its plan, 10 s a rate: share in time / correct predictions relative to the "
         "clairvoyant bound. Accuracies are MP-Rec's for Kaggle (table .7879, hybrid .7898).",
         "",
         *markdown_table(["queries/s", *policies, "rows by `priced`"], rows),

@@ -18,38 +18,43 @@ FORMS = {"rows": "independent rows", "context": "one context with candidates; pe
 HEAD = "| server | closed loop, /s | of the session | alone, ms | knee, /s | of the best peer |"
 INTRODUCTION = """# Polyrec beside other servers, at real size
 
-Each server has one core, the load comes from another. Closed loop: requests/s over 16 connections; the
-next column divides its rows/s by those of the same dense graph in an ONNX Runtime session without any server.
-Alone: one connection, median latency. Knee: the highest open-loop Poisson rate, requests/s, at which p99
-stays within the limit and at least 99% of the requests are answered right in time; these requests name the
-limit as their latency budget, as a client with that objective would, which peers ignore. All are medians over
-turns in which the servers alternate; every answer is compared with a float64 reference. Models and method:
+On an AMD EPYC, at equal p99, Polyrec answers 1.19 times the requests of the best peer in fp32 with 23 rows,
+as many with 270 rows, and 1.7 to 1.9 times in int8. If the context has all dense features, it answers 1.4 to
+2.4 times in fp32 and 2.1 to 5.4 times in int8. On an Intel Xeon with 23 rows it is 0.92 and 1.48 times.
+
+Each server has one core, and the load comes from another. All figures are medians over turns in which the
+servers alternate. Every answer is compared with a float64 reference. Models and method:
 `python -m benchmarks.peers --help`.
+
+- **Closed loop**: requests/s over 16 connections. *Of the session*: rows/s as a share of those of the same
+  dense graph in an ONNX Runtime session without any server.
+- **Alone**: median latency of one connection.
+- **Knee**: the highest open-loop Poisson rate, requests/s, at which p99 stays within the limit and at least
+  99% of the requests are answered correctly in time. Requests name the limit as their latency budget, which
+  peers ignore.
 """
 
-NOTES = """## What bounds the figures
+NOTES = """## What limits the figures
 
-- **fp32.** The products of the dense net run at some 94% of what the core's instructions allow (240 of 256
-  GFLOP/s by ONNX Runtime's profile), and are most of a request: at 270 rows 1.24 of 1.7 ms. Peers run the
-  same session, so what is left to gain is the front: 0.1 ms of the 0.22 of 23 rows. Aims were 1.35 times
-  the best peer at 23 rows, 1.3 at 270, and 75% of the session.
-- **int8** has static scales; its aims were 2.2 and 2 times. 23 rows take 66 us in the session, 564 at 270.
-  OpenVINO's int8 with the same scales takes 112 and 616, its bf16 126 and 770 (one run, in turns).
-- **Alone**, fp32 at 23 rows is slower than FastAPI, whose request has no admission, routing, accounting of
-  latency or metrics; at 270 rows, and in int8, it is faster. With 16 connections batches share that work.
+- **fp32.** The products of the dense net run at about 94% of what the core's instructions allow (240 of 256
+  GFLOP/s by ONNX Runtime's profile), and are most of a request: 1.24 of 1.7 ms at 270 rows. Peers run the
+  same session, so only the front can be faster: 0.1 ms of the 0.22 of 23 rows. Goals were 1.35 times the best
+  peer at 23 rows, 1.3 at 270, and 75% of the session.
+- **int8** has static scales; its goals were 2.2 and 2 times. 23 rows take 66 us in the session, 270 take 564.
+  OpenVINO's int8 with the same scales takes 112 and 616, its bf16 126 and 770 (one run, alternating).
+- **Alone**, fp32 at 23 rows is slower than FastAPI, which has no admission control, routing, accounting of
+  latency or metrics. At 270 rows, and in int8, it is faster. With 16 connections, batches share that work.
 - **The knee.** Polyrec rejects at once what its latency model expects to be late, and a rejected request
-  counts as missed. Peers reject nothing; past their knee p99 passes the limit, to hundreds of ms within one
-  trial.
-- **One context.** Aims were 2, 3 and 3.5 times the best peer at 23, 270 and 2,048 candidates. By the
-  layers' sizes, half of the features in the context leave 435 of 480 thousand multiply-adds a row in the
-  model `kaggle`: its bottom MLP reads dense features of both roles, so it runs for each candidate. Where all
-  dense features are the context's (model `user`), 269 thousand are left, so 1.8 times is what fp32 gives by
-  operations.
+  counts as missed. Peers reject nothing; past their knee p99 rises to hundreds of ms within one trial.
+- **One context.** Goals were 2, 3 and 3.5 times the best peer at 23, 270 and 2,048 candidates. In the model
+  `kaggle`, with half of the features in the context, 435 of 480 thousand multiply-adds a row remain, because
+  its bottom MLP reads dense features of both roles and so runs for each candidate. If all dense features are
+  the context's (model `user`), 269 thousand remain, so fp32 can be 1.8 times as fast.
 
 ## Why requests are rejected below capacity
 
 Every decision of admission control was recorded on another machine (23 rows, fp32, closed loop 2,047/s, 3
-times 2 s a rate, AMD EPYC, 2026-11-23; other programs ran for a part of that time).
+times 2 s a rate, AMD EPYC, 2026-11-23; other programs ran part of that time).
 
 | requests/s | rejected | of these after a pause of over 2 ms | of these in time if half of it counted |
 |---|---|---|---|
@@ -60,31 +65,31 @@ times 2 s a rate, AMD EPYC, 2026-11-23; other programs ran for a part of that ti
 | 2,000 | 6.2% | 47% | 100% |
 | 2,400 | 19.0% | 26% | 98% |
 
-Up to three quarters of capacity, rejections follow pauses of some 4 ms in which a shared machine runs
-something else. The server cannot know when a request arrived in the pause, assumes its beginning, and so
-takes the whole pause from every waiting request's budget. The margin of predictions hardly matters: in
+Up to three quarters of capacity, rejections follow pauses of about 4 ms in which a shared machine runs
+something else. The server cannot know when in the pause a request arrived, assumes its beginning, and so
+subtracts the whole pause from every waiting request's budget. The margin of predictions hardly matters: in
 the simulator no margin, or the median instead of the tail, changes the share in time by at most .2 points
-up to 94% of capacity. Counting half of a pause gained in the simulator but lost live, in five of five
-pairs past capacity.
+up to 94% of capacity. Counting half of a pause gained in the simulator but lost live, in five of five pairs
+past capacity.
 
 ### On the Intel Xeon
 
-Recorded and profiled on 2026-11-26 while other programs ran, so the figures are of one hour of that machine.
+Recorded and profiled on 2026-11-26 while other programs ran, in one hour.
 
-- **The knee** is what the slow phases of a core hold. Its speed has two levels, 1.3 to 1.5 times apart, for
-  seconds at a time (processor time of a fixed loop in windows of 0.1 s: 48% of 40 s were slow). With as much
-  for a third of the time, and two pauses of 3 ms a second, the simulator is at 99% near 830/s, where the
-  closed loop is 1,800/s. The limit is also closer: 10 ms are 19 times what a request takes in the closed
-  loop, on the AMD 42 times.
-- **Rejections fed on one another.** At 1,630/s, in moments with the core for itself, 20% were rejected, of
-  which 78% had waited less than 4 ms. Each was parsed for that, in which the others grew old: 0.25 ms with
-  reading it. Now they are rejected unparsed. Simulated as above, .982 instead of .976 are in time at
-  1,000/s, .952 instead of .928 at 1,200/s; live, beside work on both cores, .104 instead of .046 at 1,800/s
-  (more in 17 of 17 pairs; at 1,400/s in 14, at 1,000/s in 12). The table above was measured before.
-- **int8** in the closed loop saves in execution only: a batch of 16 requests takes 3.3 ms instead of 5.7, of
-  7.7 and 9.8 ms a round. Reading and answering a request takes 0.27 ms in both.
+- **The knee** follows the core's slow phases. Its speed has two levels, 1.3 to 1.5 times apart, for seconds
+  at a time (processor time of a fixed loop in windows of 0.1 s: 48% of 40 s were slow). With such phases for
+  a third of the time and two pauses of 3 ms a second, the simulator answers 99% near 830/s, where the closed
+  loop is 1,800/s. The limit is also tighter: 10 ms is 19 times what a request takes in the closed loop, on
+  the AMD 42 times.
+- **Early rejection.** At 1,630/s with the core to itself, 20% were rejected, 78% of them after less than 4
+  ms. Parsing each first took 0.25 ms, while the others aged. Since then they are rejected unparsed (the
+  table above is older). In the simulator, .982 instead of .976 are in time at 1,000/s, and .952 instead of
+  .928 at 1,200/s. Live, beside work on both cores, .104 instead of .046 are at 1,800/s (more in 17 of 17
+  pairs; at 1,400/s in 14, at 1,000/s in 12).
+- **int8** saves execution only: a batch of 16 requests takes 3.3 ms instead of 5.7, of a round of 7.7 and 9.8
+  ms. Reading and answering a request takes 0.27 ms in both.
 - **Alone**, fp32 takes 1.01 ms of processor time, 0.46 of it in the interpreter and 0.28 in the session;
-  FastAPI 0.85, 0.34 and 0.28 (`perf`, 1,600 requests each). No function has more than a few percent.
+  FastAPI takes 0.85, 0.34 and 0.28 (`perf`, 1,600 requests each). No function has more than a few percent.
 """
 
 

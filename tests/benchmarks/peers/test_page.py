@@ -22,4 +22,4 @@ def test_a_further_machine_has_a_section_named_by_its_vector_extensions() -> Non
     alone, both = page([stored]), page([stored, {"kaggle/rows/23": found}])
     added = both[both.index("## On Some Processor with amx_int8, avx2\n") :]
     assert added.splitlines()[2].startswith("### kaggle, 23 rows")
-    assert both.startswith(alone[: alone.index("## What bounds")])
+    assert both.startswith(alone[: alone.index("## What limits")])

@@ -19,10 +19,10 @@ def case(server: bool = True) -> dict[str, Any]:
     return {"phases_ms": alone, "sum_ms": 15.0, "server": {"1": inside, "16": inside} if server else {}}
 
 
-def test_known_cases_have_the_columns_of_before_and_reachable() -> None:
+def test_known_cases_have_the_columns_of_before_and_prototype() -> None:
     lines = table("23 rows", case(), earlier=True).splitlines()
     assert lines[0] == (
-        "| 23 rows, ms | bd14473 | reachable | landed, alone | in the server, 1 connection "
+        "| 23 rows, ms | bd14473 | prototype | alone | in the server, 1 connection "
         "| in the server, 16 connections |"
     )
     assert "| dense | 0.36-0.51 | 0.25-0.33 | 4.000 | 8.000 | 8.000 |" in lines
@@ -33,7 +33,7 @@ def test_known_cases_have_the_columns_of_before_and_reachable() -> None:
 
 def test_cases_without_earlier_figures_or_a_server_have_fewer_columns() -> None:
     lines = table("2048 rows", case(server=False), earlier=True).splitlines()
-    assert lines[0] == "| 2048 rows, ms | landed, alone |"
+    assert lines[0] == "| 2048 rows, ms | alone |"
     assert lines[-1] == "| sum | 15.000 |"
 
 
