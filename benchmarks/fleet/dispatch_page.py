@@ -29,19 +29,19 @@ def page(found: dict[str, Any]) -> str:
             ],
         ),
         "",
-        "On one node all policies are the same: what is missing is the node's own router.",
+        "On one node all policies are equal; the rest to the bound is lost by the node's own router.",
         "",
         _read(runs, largest),
         "",
         f"## Old state, {largest:,} nodes",
         "",
-        "Reports every so often, each node at a phase of its own: state is up to that old.",
+        "Each node reports at the given interval, at a phase of its own, so state is up to that old.",
         "",
         *markdown(["reports every", *head[1:]], list(_ages(runs, largest))),
         "",
         f"## Several dispatchers, {largest:,} nodes, diurnal",
         "",
-        "Each knows what it sent itself, and all reports.",
+        "Each dispatcher knows what it sent itself, and all reports.",
         "",
         *markdown(
             ["dispatchers", *head[2:]],
@@ -71,31 +71,32 @@ def _introduction(found: dict[str, Any], largest: int) -> list[str]:
     return [
         "# Results: a simulated fleet",
         "",
-        f"Which replica answers a query, simulated: {total / 1e6:.1f} million queries of about "
-        f"1,000 rows with "
-        f"{found['budget_ms']:g} ms each, 1 to {largest:,} nodes of three kinds. "
+        _finding(found["runs"], largest),
+        "",
+        f"The simulation has {total / 1e6:.1f} million queries of about 1,000 rows with a budget of "
+        f"{found['budget_ms']:g} ms, on 1 to {largest:,} nodes of three kinds. "
         "`python -m benchmarks.fleet.dispatch` writes this page "
         f"({found['machine']}, one core, {found['made'][:10]}; all runs are in "
         "[fleet-simulated.json](fleet-simulated.json)).",
         "",
         f"Kinds: {kinds}. The model is MP-Rec's Kaggle DLRM on *described* machines (rooflines); "
-        f"an answer is worth "
-        "its accuracy, as recalled, above a constant's. A single node is one with an accelerator.",
+        "an answer is worth its accuracy (from memory) above a constant's. A single node has an accelerator.",
         "",
-        "Traffic: on average 65% of the capacity of all nodes on their fastest paths. `diurnal`: "
-        "a sine from 22% "
-        "to 108% of it, a day compressed into the time of the queries; `bursty`: bursts of three "
-        "times the low "
-        "rate. Rates and execution times are those of the described nodes: only the day is short.",
+        "Traffic is on average 65% of the capacity of all nodes on their fastest paths. `diurnal`: a sine "
+        "from 22% to 108% of that capacity, with the day compressed into the time of the queries. `bursty`: "
+        "bursts of three times the low rate. Rates and execution times are those of the described nodes.",
         "",
-        "**Of the bound**: information in time over the clairvoyant bound of all nodes pooled as one machine "
-        "(planner/simulation/bound.py), which no policy and no division among nodes can exceed.",
+        "**Of the bound**: information in time, divided by the clairvoyant bound of all nodes pooled as one "
+        "machine (planner/simulation/bound.py), which no policy and no division among nodes can exceed.",
         "",
-        "Policies: `round robin` in turn, whatever the node's size; `random` and the two choices "
-        "draw by capacity; "
-        "`least outstanding` of what this dispatcher has sent, not by size; `two choices, as reported`: the "
-        "better of two by their last report; `two choices, predicted`: Polyrec's "
-        "([fleet](../fleet.md#which-replica-answers)), which continues the reports.",
+        "Policies:",
+        "",
+        "- `round robin`: one node after the other, whatever its size.",
+        "- `random`: drawn by capacity.",
+        "- `least outstanding`: the node with the fewest queries from this dispatcher, whatever its size.",
+        "- `two choices, as reported`: of two drawn by capacity, the better one by its last report.",
+        "- `two choices, predicted`: Polyrec's ([fleet](../fleet.md#which-replica-answers)); the same, but "
+        "extrapolates the reports.",
         "",
     ]
 
@@ -105,8 +106,8 @@ def _node(found: dict[str, Any]) -> list[str]:
     return [
         "## Cost of a decision",
         "",
-        "Microseconds to choose a replica and note what was sent to it (Python, beside other "
-        "work on the machine).",
+        "Microseconds to choose a replica and record what was sent to it (Python, beside other work on the "
+        "machine).",
         "",
         *markdown(
             ["policy", *(f"{int(n):,} nodes" for n in next(iter(found["decision_s"].values())))],
@@ -119,12 +120,10 @@ def _node(found: dict[str, Any]) -> list[str]:
         "## The simplified node",
         "",
         "A node here is a queue, its lanes and the choice of paths by price "
-        "(benchmarks/fleet/node_model.py): the full "
-        "simulator would take too long for a thousand. Left out: the event loop and the front's "
-        "cost, splitting "
-        "of queries over lanes, deadlines that differ, corrections of latency, faults, lost "
-        "nodes, the network's "
-        "time. Both on one node, Poisson, share of the bound (rows in time); load over the fastest paths:",
+        "(benchmarks/fleet/node_model.py), because the full simulator would take too long for a thousand. "
+        "Left out: the event loop, parsing and answering, splitting of queries over lanes, deadlines that "
+        "differ, corrections of latency, faults, lost nodes, the network's time. Both on one node, Poisson, "
+        "share of the bound (rows in time); load relative to the capacity on the fastest paths:",
         "",
         *markdown(
             ["kind", "load", "full simulator", "simplified"],
@@ -137,30 +136,37 @@ def _node(found: dict[str, Any]) -> list[str]:
     ]
 
 
+def _share(runs: Sequence[dict[str, Any]], nodes: int, policy: str, report_s: float) -> str:
+    """Share of the bound, diurnal traffic, one dispatcher."""
+    which = (nodes, "diurnal", policy, report_s, 1)
+    keys = ("nodes", "traffic", "policy", "report_s", "dispatchers")
+    return percent(next(r for r in runs if tuple(r[k] for k in keys) == which)["of_bound"])
+
+
+def _finding(runs: Sequence[dict[str, Any]], largest: int) -> str:
+    predicted, reported = (
+        _share(runs, largest, policy, 1.0)
+        for policy in ("two choices, predicted", "two choices, as reported")
+    )
+    return (
+        f"Choosing replicas by predicted completion reaches {predicted} of the clairvoyant bound on "
+        f"{largest:,} nodes even with reports up to 1 s old; choosing by the reports alone, {reported}."
+    )
+
+
 def _read(runs: Sequence[dict[str, Any]], largest: int) -> str:
     """Says what the tables show, with their figures."""
-
-    def share(policy: str, report_s: float, dispatchers: int = 1) -> str:
-        found = next(
-            r
-            for r in runs
-            if (r["nodes"], r["traffic"], r["policy"]) == (largest, "diurnal", policy)
-            and (r["report_s"], r["dispatchers"]) == (report_s, dispatchers)
-        )
-        return percent(found["of_bound"])
-
-    old = "two choices, as reported"
-    ours = "two choices, predicted"
-    ages = (0.01, 0.1, 1.0)
+    told = {
+        policy: ", ".join(_share(runs, largest, policy, age) for age in (0.01, 0.1, 1.0))
+        for policy in ("two choices, predicted", "two choices, as reported")
+    }
     return (
-        f"{largest:,} nodes, diurnal: `{ours}` reaches "
-        f"{', '.join(share(ours, age) for age in ages)} of the bound "
-        f"with reports every 10 ms, 100 ms and 1 s, `{old}` "
-        f"{', '.join(share(old, age) for age in ages)}, `random` "
-        f"by capacity {share('random', 0.1)}, which needs no reports. Not shown by these runs: "
-        "whether other mixes of paths rank policies the same; on the mix of "
-        "tests/benchmarks/fleet/test_simulator.py, whose best path took four times the fastest's time, "
-        "reports twice as old as the budget left `predicted` 2% behind `random` at 95% load."
+        f"On {largest:,} nodes with diurnal traffic and reports every 10 ms, 100 ms and 1 s, "
+        f"{' and '.join(f'`{policy}` reaches {shares}' for policy, shares in told.items())} of the bound. "
+        f"`random`, which needs no reports, reaches {_share(runs, largest, 'random', 0.1)}. Other mixes of "
+        "paths may rank policies differently: on the mix of tests/benchmarks/fleet/test_simulator.py, whose "
+        "best path takes four times the fastest's time, reports twice as old as the budget put `predicted` "
+        "2% behind `random` at 95% load."
     )
 
 

@@ -41,26 +41,27 @@ def _lines(found: dict[str, Any]) -> list[str]:
     return [
         "# Results: a fleet for a day of a million requests a second",
         "",
-        f"Two models (MP-Rec's DLRMs for Criteo Kaggle and Terabyte), {peak:,.0f} requests/s of 128 rows "
-        f"(lognormal) at the peak, {least:,.0f} at the trough, a cosine between; {found['slo_ms']:g} ms "
-        f"at p99. Node types, dollars an hour: {types}. "
+        _finding(ways),
+        "",
+        f"Two models (MP-Rec's DLRMs for Criteo Kaggle and Terabyte) get {peak:,.0f} requests/s of 128 rows "
+        f"(lognormal) at the peak and {least:,.0f} at the trough, a cosine between, with {found['slo_ms']:g} "
+        f"ms at p99. Node types, dollars an hour: {types}. "
         f"`python -m benchmarks.fleet.plan_day` writes this page "
         f"({found['machine']}, one core, {found['made'][:10]}; everything is in "
         "[fleet-plan.json](fleet-plan.json)).",
         "",
-        "**Nothing here was served.** Latencies are rooflines of *described* machines, accuracies the "
-        "paper's as recalled, prices assumed; headroom under the SLO is the planner's. What follows is the "
-        "arithmetic of provisioning. [How it is solved](../fleet.md).",
+        "**Nothing here was served.** Latencies are rooflines of *described* machines, accuracies are the "
+        "paper's from memory, prices are assumed, and headroom under the SLO is the planner's. How it is "
+        "solved: [fleet](../fleet.md).",
         "",
         "## Ways to provision",
         "",
-        f"`plan`: nodes by the hour, all representations, mean accuracy asked in each hour: {asked}. `peak`: "
-        "as many nodes at every hour as at the busiest, the same accuracy asked over the day; "
-        "`plan over the day`: "
-        "nodes by the hour, accuracy over the day; `as good as dhe`: DHE's accuracy in each "
-        "hour. `cheapest`: "
-        "nodes by the hour, no accuracy asked. `only ...`: one representation, its accuracy taken as it is; "
-        "nodes by the hour, or the peak's all day.",
+        f"- `plan`: nodes by the hour, all representations, a required mean accuracy in each hour ({asked}).",
+        "- `peak`: as many nodes in every hour as in the busiest, the same accuracy over the day.",
+        "- `plan over the day`: nodes by the hour, the same accuracy over the day.",
+        "- `as good as dhe`: nodes by the hour, DHE's accuracy in each hour.",
+        "- `cheapest`: nodes by the hour, no required accuracy.",
+        "- `only ...`: one representation with its accuracy; nodes by the hour, or the peak's all day.",
         "",
         *markdown(
             ["", "$ a day", "over plan", "$ per million predictions", "nodes in use, most and least"]
@@ -94,7 +95,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
         "## Shadow prices",
         "",
         "What one more node would save in an hour. A type worth less than it costs is not rented; one worth "
-        "more is held back by its limit.",
+        "more is limited by its maximum.",
         "",
         *markdown(
             ["node type", "costs $/h", "is worth $/h, mean of the day", "at most"],
@@ -106,9 +107,8 @@ def _lines(found: dict[str, Any]) -> list[str]:
         "",
         "## What if",
         "",
-        "The same nodes with paths chosen again, for rows in time first (the same share of every model), "
-        "then for accuracy: share of rows in "
-        "time over the day (in the worst hour), mean accuracy.",
+        "Paths are chosen again for the same nodes, first for rows in time (the same share of every model), "
+        "then for accuracy. Figures: share of rows in time over the day (in the worst hour), mean accuracy.",
         "",
         *markdown(["", *(f"{way}: {m}" for way in SHOWN for m in models)], list(_what_ifs(ways, models))),
         "",
@@ -116,24 +116,29 @@ def _lines(found: dict[str, Any]) -> list[str]:
     ]
 
 
+def _over(ways: dict[str, Any], one: str, other: str) -> str:
+    """Cost of a way over that of another."""
+    return f"{ways[one]['cost'] / ways[other]['cost']:.2f}"
+
+
+def _finding(ways: dict[str, Any]) -> str:
+    return (
+        f"For DHE's accuracy, DHE alone costs {_over(ways, 'only dhe', 'as good as dhe')} times a mix of "
+        "paths. Nodes fixed for the peak cost "
+        f"{_over(ways, 'only table, peak', 'only table')} times nodes by the hour with tables alone, and "
+        f"{_over(ways, 'peak', 'plan over the day')} times with a mix."
+    )
+
+
 def _read(ways: dict[str, Any]) -> str:
     """Says what the table shows, with its figures."""
-
-    def over(one: str, other: str) -> str:
-        return f"{ways[one]['cost'] / ways[other]['cost']:.2f}"
-
     return (
-        f"For DHE's accuracy, DHE alone costs {over('only dhe', 'as good as dhe')} times a mix of "
-        f"paths: the best path "
-        "for the GPU's time, cheap ones on the CPUs that come with it. "
-        f"The accuracy asked of `plan` costs {over('plan', 'cheapest')} times the cheapest fleet, DHE alone "
-        f"{over('only dhe', 'plan')} times `plan`. Nodes fixed for the peak cost "
-        f"{over('only table, peak', 'only table')} "
-        f"(table) and {over('only dhe, peak', 'only dhe')} times (DHE) of nodes by the hour with "
-        f"one representation, "
-        f"{over('peak', 'plan over the day')} times with many: nodes that are idle at night "
-        f"answer on better paths "
-        "then, and the mean of the day needs fewer at the peak."
+        "A mix uses the best path for the GPU's time, and cheap ones on the CPUs that come with it. The "
+        f"accuracy required of `plan` costs {_over(ways, 'plan', 'cheapest')} times the cheapest fleet, and "
+        f"DHE alone {_over(ways, 'only dhe', 'plan')} times `plan`. With DHE alone, nodes fixed for the peak "
+        f"cost {_over(ways, 'only dhe, peak', 'only dhe')} times nodes by the hour. With a mix they cost "
+        "little more, because nodes that are idle at night answer on better paths then, so that the mean of "
+        "the day needs fewer at the peak."
     )
 
 

@@ -52,8 +52,8 @@ NOTES = """## What follows
 - **Choosing among representations pays on this machine.** At 300 queries/s hybrid on the GPU answers
   everything, at 1,000 four fifths; beyond, tables on both devices take over and nothing is late. Hybrid alone
   answers 36% of 4,000/s. The GPU's table alone is in time up to 3,000/s; routing gains accuracy over it,
-  .0001 to .0024 of the bound. Against table on the CPU, MP-Rec's baseline, `priced` makes 1.5 times the correct
-  predictions at 1,000/s and 6 times at 4,000 (the paper: 2.49 and 3.76, on other machines).
+  .0001 to .0024 of the bound. Against table on the CPU, MP-Rec's baseline, `priced` makes 1.5 times the
+  correct predictions at 1,000/s and 6 times at 4,000 (the paper: 2.49 and 3.76, on other machines).
 - **Other policies.** MP-Rec's rule is ahead by .0005 at 1,000/s, and late by 1.5 to 7.6% from 2,000/s on.
   DeepRecSys places queries by their size alone, and up to 78% expire.
 

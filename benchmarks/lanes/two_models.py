@@ -271,7 +271,7 @@ def measure(
 def page(found: dict[str, Any]) -> str:
     """The page of the results, Markdown."""
     models = found["models"]
-    rows = []
+    rows, of_bound = [], {}
     for load in LOADS:
         runs = [run for run in found["runs"] if run["load"] == load]
         ways = {way: [run for run in runs if run["way"] == way] for way in WAYS}
@@ -283,7 +283,8 @@ def page(found: dict[str, Any]) -> str:
             cells += [percent(median(run["in_time"][i] for run in of)) for i in range(len(models))]
             cells.append(percent(median(run["together"] for run in of)))
         bound = median(run["bound"] for run in shared)
-        cells += [percent(bound), percent(median(run["together"] / run["bound"] for run in shared))]
+        of_bound[load] = median(run["together"] / run["bound"] for run in shared)
+        cells += [percent(bound), percent(of_bound[load])]
         rows.append(cells)
     names = [model["name"] for model in models]
     head = ["load", "requests/s", *(f"shared: {n}" for n in (*names, "both"))]
@@ -297,16 +298,23 @@ def page(found: dict[str, Any]) -> str:
         [
             "# Results: two models on one core",
             "",
-            "Share of the requests that were answered within their budget, by the client's clock, medians of "
-            f"{found['turns']} turns of {found['seconds']:g} s; {found['machine']}, {found['made'][:10]}.",
+            "One server with two models reaches "
+            f"{', '.join(percent(share) for share in of_bound.values())} of the bound at "
+            f"{', '.join(percent(load) for load in of_bound)} load, and answers more in time than two "
+            "servers on the same core.",
+            "",
+            "The table has the share of requests answered within their budget, by the client's clock, "
+            f"medians of {found['turns']} turns of {found['seconds']:g} s; {found['machine']}, "
+            f"{found['made'][:10]}.",
             "",
             f"    {found['command']}",
             "",
-            f"{about}. 100% is half of the capacity of each. Shared: one server with both models; apart: two "
-            "servers on the same core, to each of which the kernel gives at least half of it and what the "
-            "other leaves. The bound knows all arrivals, guarantees each model half, and has the time that "
-            "reading, answering and rejecting leave of the core, where each request more that is answered "
-            "takes what an answer costs more than a rejection.",
+            f"- Models: {about}. A load of 100% is half of the capacity of each.",
+            "- Shared: one server with both models. Apart: two servers on the same core, to each of which "
+            "the kernel gives at least half of it and what the other leaves.",
+            "- The bound knows all arrivals, guarantees each model half, and has the time that reading, "
+            "answering and rejecting leave of the core; each further answer costs what it takes beyond a "
+            "rejection.",
             "",
             *markdown(head, rows),
             "",

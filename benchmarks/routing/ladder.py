@@ -198,20 +198,23 @@ def page(found: dict[str, Any]) -> Page:
     days, loads = found["days"], found["loads"]
     hindsight = best_static(days)
     widest = list(days[0]["runs"])[-1]
+    over = [1 + gain(one, best_static([one])) for one in days]
     return Page(
         "Results: a ladder of widths over a simulated day",
-        f"One core, {found['ladder']}, queries of {ROWS} rows within {1e3 * BUDGET_S:g} ms. `python -m "
-        f"benchmarks.routing.ladder` writes this page ({found['machine']}, {found['cpu_s'] / 60:.0f} "
-        f"minutes of one core, {found['made'][:10]}; every run is in [ladder.json](ladder.json)). "
-        "Information: rows answered in time, each worth its path's 1 - NE.",
+        f"Over simulated days `priced` makes {min(over):.3f} to {max(over):.3f} times the information of "
+        "the static path that is best for that day in hindsight.\n\n"
+        f"One core, {found['ladder']}, queries of {ROWS} rows within {1e3 * BUDGET_S:g} ms. Information: "
+        "rows answered in time, each worth its path's 1 - NE. `python -m benchmarks.routing.ladder` writes "
+        f"this page ({found['machine']}, {found['cpu_s'] / 60:.0f} minutes of one core, "
+        f"{found['made'][:10]}; every run is in [ladder.json](ladder.json)).",
         (
             Section("Paths", table=_paths(found)),
             Section(
                 "Days",
-                f"A rate of sin squared, {found['seconds']:g} s long; peak: in capacities of the widest "
-                "path. Information of `priced` over that of others, `mprec`'s over the same day's best "
-                "static, the share of the clairvoyant bound, and what that bound is above the static "
-                "chosen beforehand.",
+                f"The rate is sin squared over {found['seconds']:g} s. Peak: in capacities of the widest "
+                "path. The columns have the information of `priced` relative to that of static paths, that "
+                "of `mprec` relative to the day's best static path, the share of the clairvoyant bound, and "
+                "how far that bound is above the static path chosen beforehand.",
                 table=_gains(days, "peak", hindsight, widest),
             ),
             Section("Days, by policy", table=_by_policy(days, "peak")),
@@ -303,11 +306,11 @@ def _losses(found: Sequence[dict[str, Any]]) -> tuple[str, ...]:
 
 def _why() -> str:
     return (
-        "A path is taken if it leaves what waits feasible on the *fastest* paths. So a path better than "
-        "the load allows on average is taken while the queue is short, and paths worse than that average "
-        "catch up afterwards. Quality falls faster the narrower the path, so such a mix is worth less "
-        "than the path in between; where that one is nearly full, it shows. `mprec` binds a query at "
-        "arrival to the best path that still fits, so what waits is bound to wide paths when load rises."
+        "A path is used if waiting queries stay feasible on the *fastest* paths. So while the queue is "
+        "short, a better path is used than the load allows on average, and worse paths catch up "
+        "afterwards. Quality falls faster the narrower the path, so such a mix is worth less than the path "
+        "in between, which shows where that one is nearly full. `mprec` binds a query at arrival to the "
+        "best path that still fits, so waiting queries are bound to wide paths when load rises."
     )
 
 
