@@ -97,9 +97,9 @@ def page(report: dict[str, Any]) -> str:
         "",
         "A fifth of the look-ups is calibration: it warms every policy and is not counted. All policies",
         "have the same number of rows in memory. The tiers take 1,024 look-ups at once. The first look-up of",
-        "a missing row is a miss and later ones of its batch are hits, as for policies that take look-ups one",
-        "by one. `tiers` begin with half of the memory as static prefix and release what is worth more in",
-        "the cache; `cache` has no prefix, and `prefix` no cache. Belady knows the future.",
+        "a missing row is a miss and later ones of its batch are hits, as for policies that take look-ups",
+        "one by one. `tiers` begin with half of the memory as static prefix and release what is worth more",
+        "in the cache; `cache` has no prefix, and `prefix` no cache. Belady knows the future.",
         "",
     ]
     for name, found in report["traces"].items():
