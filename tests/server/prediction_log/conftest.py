@@ -43,7 +43,7 @@ def serve_logging(bundle_dir: Path, tmp_path: Path) -> Iterator[LoggingServer]:
                     | settings
                 )
             )
-            return stack.enter_context(httpx.Client(base_url=child.url, timeout=30))
+            return stack.enter_context(httpx.Client(base_url=child.url, timeout=300))
 
         yield serve
 

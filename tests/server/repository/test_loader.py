@@ -43,7 +43,7 @@ def loading(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture
 def http(loading: ServerProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=loading.url, timeout=60, headers=ADMIN) as client:
+    with httpx.Client(base_url=loading.url, timeout=90, headers=ADMIN) as client:
         yield client
 
 
@@ -102,7 +102,7 @@ def test_a_model_that_could_not_be_loaded_can_be_loaded_again(folder: Path, tmp_
     """Its log of updates, which one opener at a time may have, was open when its other log was refused."""
     settings = {"models": folder, "admin_token": TOKEN, "drain_grace_s": 0, "updates": True}
     logs = {"update_log": tmp_path / "updates", "prediction_log": tmp_path / "log"}
-    with start(settings | logs) as child, httpx.Client(base_url=child.url, timeout=60, headers=ADMIN) as http:
+    with start(settings | logs) as child, httpx.Client(base_url=child.url, timeout=90, headers=ADMIN) as http:
         assert http.post(f"{MODELS}/b/unload").status_code == 200
         rules = tmp_path / "log" / "b" / "log.json"
         whole = rules.read_bytes()
@@ -141,7 +141,7 @@ def test_a_model_that_cannot_be_judged_leaves_no_log_open(bundle_dir: Path, tmp_
     settings = {"models": models, "admin_token": TOKEN, "drain_grace_s": 0, "prediction_log": log}
     with (
         start(settings | {"live_quality": "follow"}) as child,
-        httpx.Client(base_url=child.url, timeout=60, headers=ADMIN) as http,
+        httpx.Client(base_url=child.url, timeout=90, headers=ADMIN) as http,
     ):
         open_before = counts_of_logs(child.process.pid)
         path = {"name": "table@cpu", "bundle": str(bundle_dir), "runtime": "torch"}
@@ -178,7 +178,7 @@ def test_requests_during_changes_are_answered_or_not_found(loading: ServerProces
     async def run() -> set[int]:
         statuses: set[int] = set()
         done = asyncio.Event()
-        async with httpx.AsyncClient(base_url=loading.url, timeout=60, headers=ADMIN) as client:
+        async with httpx.AsyncClient(base_url=loading.url, timeout=90, headers=ADMIN) as client:
 
             async def ask(name: str) -> None:
                 while not done.is_set():
@@ -204,7 +204,7 @@ def test_a_rollout_a_load_and_an_unload_at_once_exclude_each_other(
     """A load beside a rollout's start closed what the rollout took for stable, and requests hung."""
 
     async def run() -> None:
-        async with httpx.AsyncClient(base_url=loading.url, timeout=60, headers=ADMIN) as client:
+        async with httpx.AsyncClient(base_url=loading.url, timeout=300, headers=ADMIN) as client:
 
             async def post(page: str, **body: object) -> int:
                 return (await client.post(page, json=body)).status_code
