@@ -82,7 +82,7 @@ class Router:
                 if excess_s <= 0 or worth_accepting(state, query, end_s):
                     return None
             rejection = Rejection(RejectReason.OVERLOAD, excess_s, state.queue.rows)
-            reading.record_rejection(rejection, size, deadline_s, max(1, round(likely_rows)))
+            reading.record_rejection(rejection, size, deadline_s)
         record_arrival(state, reading.rows, deadline_s - arrival_s)
         losses.record_loss(state, reading.rows, deadline_s - arrival_s)
         return rejection

@@ -14,17 +14,18 @@ INF = float("inf")
 class ReadingRound:
     """The current round; reused for the next one.
 
-    active: has begun. rejection: of the smallest query rejected in this round, None without one; rows: of the
-    last such query.
+    active: has begun. rejection: of the smallest query rejected in this round, None without one; rows: of
+    that query, by estimate if it was not parsed.
     """
 
-    __slots__ = ("_begin_s", "_deadline_s", "_end_s", "_size", "active", "rejection", "rows")
+    __slots__ = ("_begin_s", "_deadline_s", "_end_s", "_row_size", "_size", "active", "rejection", "rows")
 
     def __init__(self) -> None:
         self.active = False
         self._begin_s = self._end_s = 0.0
         self.rejection: Rejection | None = None
         self._size = self._deadline_s = 0.0
+        self._row_size = INF
         self.rows = 1
 
     def expected_end_s(self, arrival_s: float, now_s: float, read_share: float) -> float:
@@ -49,14 +50,25 @@ class ReadingRound:
         self.active = False
         self.rejection = None
 
-    def record_rejection(self, rejection: Rejection, size: float, deadline_s: float, rows: int) -> None:
-        """Records a rejected query. The smallest of a round is used to reject others."""
-        if self.rejection is None or size < self._size:
-            self.rejection, self._size, self._deadline_s, self.rows = rejection, size, deadline_s, rows
+    def record_rejection(
+        self, rejection: Rejection, size: float, deadline_s: float, rows: int | None = None
+    ) -> None:
+        """Records a rejected query. The smallest of a round is used to reject others.
+
+        rows: None if it was not parsed. Then its size tells nothing of the rows of others: a client may send
+        an empty body, or one byte.
+        """
+        if self.rejection is not None and size >= self._size:
+            return
+        if rows is None:
+            rows = max(1, round(self.estimated_rows(size)))
+        else:
+            self._row_size = size / rows
+        self.rejection, self._size, self._deadline_s, self.rows = rejection, size, deadline_s, rows
 
     def estimated_rows(self, size: float) -> float:
-        """Estimates the rows of a query from its size and the rejected query."""
-        return self.rows * (size / self._size) if size < INF else INF
+        """Estimates the rows of a query from its size and the smallest rejected query that was parsed."""
+        return size / self._row_size if size < INF else INF
 
     def covers(self, size: float, deadline_s: float) -> bool:
         """Whether this round rejected a query that was no larger and had no less time."""

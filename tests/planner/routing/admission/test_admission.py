@@ -180,6 +180,17 @@ def test_a_query_that_no_load_would_let_be_in_time_says_nothing_about_others_of_
     assert router.offer(Query(20, 0.0, 0.003), 0.0, 500) is None
 
 
+@pytest.mark.parametrize("size", [0, 1])
+def test_an_empty_or_tiny_body_rejected_unparsed_says_nothing_about_the_rows_of_others(size):
+    router = inline_router(1e-4, 0.0)
+    while router.offer(Query(50, 0.0, 0.008), 0.0, 5000) is None:
+        pass
+    while router.offer(Query(1, 0.0, 0.0075), 0.0, 100) is None:
+        pass
+    assert router.reject_early(0.0, 0.0075, size, 0.0) is not None  # nor would one row be in time
+    assert router.reject_early(0.0, 0.012, 4000, 0.0) is None  # 40 rows with more time
+
+
 def test_what_is_first_in_the_queue_waits_for_company_while_it_has_time():
     router = inline_router(1e-4, 0.0)
     assert not router.is_urgent(0.0)
