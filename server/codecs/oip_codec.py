@@ -224,8 +224,8 @@ def json_tensor(name: str, raw: bytes, shape: tuple[int, ...], dtype: np.dtype[A
     size = math.prod(shape)
     if size > FULL_VALUES:  # it would take longer than any body may
         raise Malformed(
-            f"input '{name}': data are not {size} numbers of its type and shape; "
-            "beside binary data, send as many as binary data, too"
+            f"input '{name}': data are not {size} numbers of its type and shape, or stand beside binary "
+            f"data, where {FULL_VALUES} are allowed; send more of them as binary data, too"
         )
     # counted before parsing, which takes ten times as long; exact, as numbers contain no commas
     if len(raw) > COUNTED_BYTES and (found := count(raw, b",") + 1) != size:

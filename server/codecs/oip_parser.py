@@ -7,7 +7,7 @@ the data. What else is valid, and all that is not, is left to the caller's slowe
 wrong and is the reference in tests.
 
 simdjson flattens nested lists in silence and takes the first of two equal keys. So keys are counted, and so
-are opening brackets: with one for each list that was looked at, there are no others, and none in a string.
+are opening brackets: with one for each list that was looked at, there are no others, and none in a name.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+import orjson
 import simdjson
 from numpy.typing import NDArray
 
@@ -52,13 +53,13 @@ class RequestParser:
         """Returns the request; None if it is not an ordinary one."""
         try:
             # the document is dropped on return: a parser refuses to parse while its last one is referenced
-            return _request(self._parser.parse(body), count(body, b"["))
+            return _request(self._parser.parse(body), body)
         except (ValueError, TypeError, LookupError, RuntimeError, AttributeError, msgspec.ValidationError):
             return None
 
 
-def _request(document: Any, brackets: int) -> ParsedRequest | None:
-    """Reads a document with that many opening brackets."""
+def _request(document: Any, body: bytes) -> ParsedRequest | None:
+    """Reads the document of a body."""
     headers, data = [], []
     seen = 1
     for given in document["inputs"]:
@@ -90,8 +91,13 @@ def _request(document: Any, brackets: int) -> ParsedRequest | None:
             return None
         header = msgspec.convert({"inputs": [], **others}, RequestHeader)
         header.inputs = headers
-        seen += isinstance(others.get("outputs"), list)
-    return ParsedRequest(header, tuple(data)) if seen == brackets else None
+        seen += _brackets(others, escapes=b"\\" in body)
+    return ParsedRequest(header, tuple(data)) if seen == count(body, b"[") else None
+
+
+def _brackets(others: dict[str, Any], escapes: bool) -> int:
+    """Opening brackets beside the inputs. escapes: whether the body has any, which may be of a bracket."""
+    return isinstance(others.get("outputs"), list) if escapes else orjson.dumps(others).count(b"[")
 
 
 def _has_only_plain_parameters(tensor: Any) -> bool:

@@ -126,6 +126,15 @@ A = '"name":"a","shape":[2,2],"datatype":"INT64"'
 
 
 @pytest.mark.parametrize(
+    "more", ['"id":"a[1]"', '"parameters":{"own":[[1],2]}', '"own":["["]', '"id":"[","outputs":[]']
+)
+def test_brackets_beside_the_inputs_leave_a_request_ordinary(more: str) -> None:
+    """Otherwise many numbers would be refused, which only this parser reads in time."""
+    assert agrees(f'{{"inputs":[{{{A},"data":[[1,2],[3,4]]}}],{more}}}'.encode())
+    assert PARSER.parse(f'{{"inputs":[{{{A},"data":[1,[2],3,4]}}],{more}}}'.encode()) is None
+
+
+@pytest.mark.parametrize(
     "body",
     [
         f'{{"inputs":[{{{A},"data":[[1,2,3],[4]]}}]}}',
@@ -142,6 +151,7 @@ A = '"name":"a","shape":[2,2],"datatype":"INT64"'
         f'{{"inputs":[{{{A},"data":[1,2,3,4]}}],"inputs":[]}}',
         f'{{"inputs":[{{{A},"data":[1,2,3,4]}}],"id":"a","id":"b"}}',
         f'{{"inputs":[{{{A},"data":[1,2,3,4]}}],"id":7}}',
+        f'{{"inputs":[{{{A},"data":[1,[2],3,4]}}],"id":"\\u005b"}}',
         f'{{"inputs":[{{{A},"data":[1,2,3,4]}}]}} 1',
         f'{{"inputs":[{{{A}}}]}}',
         '{"inputs":[{"name":"a","shape":[0,2],"datatype":"INT64","data":[]}]}',
