@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from polyrec.server.metrics.history import EVERY_S
+
 EventKind = Literal[
     "reload",
     "routing",
@@ -106,11 +108,12 @@ class Overload:
         if bad:
             self._bad_s = now_s
         if change == "began":
-            self._began_s = self._noted_s
+            # after the last sample; an idle server takes none, so that may be long ago
+            self._began_s = max(self._noted_s, now_s - EVERY_S)
             share = f"{refused / requests:.0%} of requests rejected or expired"
             self._report(now_s, "overload_began", f"overload began: {share}")
         elif change == "ended":
-            # not until now: an idle server takes no samples
+            # not until now, for the same reason
             lasted_s = self._bad_s - self._began_s
             self._report(now_s, "overload_ended", f"overload ended after about {lasted_s:.0f} s")
         self._noted_s = now_s

@@ -42,6 +42,15 @@ def test_an_overload_has_not_lasted_for_the_idle_time_behind_it(caplog: pytest.L
     assert caplog.messages[-1] == "overload ended after about 4 s"
 
 
+def test_an_overload_has_not_lasted_for_the_idle_time_before_it(caplog: pytest.LogCaptureFixture) -> None:
+    overload = Overload(Events(0))
+    overload.note(10, 0, 0)
+    overload.note(3610, 1000, 400)
+    for now_s in (3612, 3614, 3616):
+        overload.note(now_s, 2000, 400)
+    assert caplog.messages[-1] == "overload ended after about 2 s"
+
+
 def test_an_overload_is_in_the_log_which_outlives_the_server(caplog: pytest.LogCaptureFixture) -> None:
     overload = Overload(Events(0))
     overload.note(0, 0, 0)
