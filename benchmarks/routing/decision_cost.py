@@ -94,13 +94,13 @@ class _Timed(Router):
         return result
 
     def reject_early(
-        self, arrival_s: float, deadline_s: float, size: float, now_s: float
+        self, arrival_s: float, deadline_s: float, size: float, now_s: float, form: str = ""
     ) -> Rejection | None:
-        call = partial(super().reject_early, arrival_s, deadline_s, size, now_s)
+        call = partial(super().reject_early, arrival_s, deadline_s, size, now_s, form)
         return self._time("reject_early", call)
 
-    def offer(self, query: Query, now_s: float, size: float = inf) -> Rejection | None:
-        result = self._time("offer", partial(super().offer, query, now_s, size))
+    def offer(self, query: Query, now_s: float, size: float = inf, form: str = "") -> Rejection | None:
+        result = self._time("offer", partial(super().offer, query, now_s, size, form))
         self._offers[query.payload] = self.spent["offer"][-1]
         return result
 

@@ -54,24 +54,26 @@ class Router:
         """Lane indexes in the order in which free lanes get work: lanes to probe first, or none is left."""
 
     def reject_early(
-        self, arrival_s: float, deadline_s: float, size: float, now_s: float
+        self, arrival_s: float, deadline_s: float, size: float, now_s: float, form: str = ""
     ) -> Rejection | None:
         """Rejects a query before it is parsed, if `offer` would reject it; None: parse and offer it.
 
         Above capacity, goodput depends on the time of the core that rejections leave. A query is rejected if
         its deadline has passed; if this reading round has rejected one that was no larger and had no less
         time; or if it would be rejected even with LIKELY_ROWS_FACTOR of its estimated rows. Only for queries
-        without priority or required quality. size: anything that grows with the rows, as passed to `offer`.
+        without priority or required quality. size: anything that grows with the rows, as passed to `offer`;
+        form: of the body, such as its endpoint. Only sizes of one form are compared.
         """
         reading, state = self.reading_round, self.state
         if deadline_s <= now_s:
             record_arrival(state, reading.rows, deadline_s - arrival_s)
             return Rejection(RejectReason.EXPIRED, 0.0, state.queue.rows)
-        rejection = reading.rejection
-        if rejection is None or not state.usable:
+        rejected = reading.rejected.get(form)
+        if rejected is None or not state.usable:
             return None
-        if not reading.covers(size, deadline_s):
-            likely_rows = reading.estimated_rows(size)
+        rejection = rejected.rejection
+        if not rejected.covers(size, deadline_s):
+            likely_rows = rejected.estimated_rows(size)
             if likely_rows == INF:
                 return None
             query = Query(max(1, int(LIKELY_ROWS_FACTOR * likely_rows)), arrival_s, deadline_s)
@@ -82,16 +84,16 @@ class Router:
                 if excess_s <= 0 or worth_accepting(state, query, end_s):
                     return None
             rejection = Rejection(RejectReason.OVERLOAD, excess_s, state.queue.rows)
-            reading.record_rejection(rejection, size, deadline_s)
-        record_arrival(state, reading.rows, deadline_s - arrival_s)
-        losses.record_loss(state, reading.rows, deadline_s - arrival_s)
+            reading.record_rejection(form, rejection, size, deadline_s)
+        record_arrival(state, rejected.rows, deadline_s - arrival_s)
+        losses.record_loss(state, rejected.rows, deadline_s - arrival_s)
         return rejection
 
-    def offer(self, query: Query, now_s: float, size: float = INF) -> Rejection | None:
+    def offer(self, query: Query, now_s: float, size: float = INF, form: str = "") -> Rejection | None:
         """Queues a query, or rejects it.
 
         Queries offered before the next `expire` belong to one reading round of the caller's event loop
-        (reading_round.py). size: as in `reject_early`.
+        (reading_round.py). size, form: as in `reject_early`.
         """
         state = self.state
         arrival_s, deadline_s = query.arrival_s, query.deadline_s
@@ -104,14 +106,14 @@ class Router:
         excess_rows = queue.excess_rows(rows, query.priority > 0, state.max_queued_rows)
         if excess_rows > 0:
             losses.record_loss(state, rows, deadline_s - arrival_s, query.required)
-            return self._overload(query, excess_rows / state.total_rate, size, possible)
+            return self._overload(query, excess_rows / state.total_rate, size, form, possible)
         if deadline_s <= now_s:
             return Rejection(RejectReason.EXPIRED, 0.0, queue.rows)
         policy = self.policy
         excess_s = policy.admit(state, query, end_s)
         if excess_s > 0 and not worth_accepting(state, query, end_s):
             losses.record_loss(state, rows, deadline_s - arrival_s, query.required)
-            return self._overload(query, excess_s, size, possible)
+            return self._overload(query, excess_s, size, form, possible)
         if policy.binds_at_arrival:
             policy.accepted(state, query, end_s)
         queue.push(query, 0, rows, arrival_s if policy.fifo else deadline_s)
@@ -127,12 +129,12 @@ class Router:
         self.state.reads.observe(query.misses, took_s)
         mark_ready(self.state, query)
 
-    def _overload(self, query: Query, excess_s: float, size: float, possible: bool) -> Rejection:
+    def _overload(self, query: Query, excess_s: float, size: float, form: str, possible: bool) -> Rejection:
         """Makes the rejection of a query, and records it for the others of the reading round."""
         rejection = Rejection(RejectReason.OVERLOAD, excess_s, self.state.queue.rows)
         if possible and not (query.priority or query.required):
             # one that asks for more than others, or for what none gets, says nothing about them
-            self.reading_round.record_rejection(rejection, size, query.deadline_s, query.rows)
+            self.reading_round.record_rejection(form, rejection, size, query.deadline_s, query.rows)
         return rejection
 
     def is_urgent(self, now_s: float) -> bool:

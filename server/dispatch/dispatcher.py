@@ -104,16 +104,18 @@ class Dispatcher:
         for lane in self._lanes:
             lane.attach()
 
-    def rejects(self, deadline_s: float, now_s: float) -> bool:
+    def may_reject_early(self, deadline_s: float, now_s: float, form: str) -> bool:
         """Whether `reject_early` may reject a request: its deadline has passed, or others were rejected."""
-        return deadline_s <= now_s or self.router.reading_round.rejection is not None
+        return deadline_s <= now_s or form in self.router.reading_round.rejected
 
-    def reject_early(self, arrival_s: float, budget_s: float, size: int, now_s: float) -> Rejection | None:
+    def reject_early(
+        self, arrival_s: float, budget_s: float, size: int, now_s: float, form: str
+    ) -> Rejection | None:
         """Decides whether to reject a request before it is parsed; None: it may be parsed.
 
-        size: bytes of its body.
+        size: bytes of its body. form: its endpoint, whose bodies have about as many rows in as many bytes.
         """
-        return self.router.reject_early(arrival_s, arrival_s + budget_s, size, now_s)
+        return self.router.reject_early(arrival_s, arrival_s + budget_s, size, now_s, form)
 
     def submit(
         self,
@@ -124,8 +126,9 @@ class Dispatcher:
         required: bool = False,
         trace: Trace | None = None,
         size: float = math.inf,
+        form: str = "",
     ) -> Query:
-        """Queues a query, whose result comes in `query.payload.answer`. size: bytes of its body.
+        """Queues a query, whose result comes in `query.payload.answer`. size, form: as in `reject_early`.
 
         Raises Overloaded, DeadlinePassed or NotReady if the query is not admitted. The answer may raise
         DeadlinePassed, FeatureError, Invalid, NotReady or Defect.
@@ -143,7 +146,7 @@ class Dispatcher:
         if not control.running:
             self.attach()
             control.start(loop)
-        rejected = self.router.offer(query, clock(), size)
+        rejected = self.router.offer(query, clock(), size, form)
         if rejected is not None:
             raise rejection(rejected.reason, rejected.retry_header_s, budget_s)
         query.payload = QueryPayload(rows, Pending(outbox), trace=trace)

@@ -280,6 +280,7 @@ class Call:
             options.required or False,
             self._trace,
             self._size,
+            self._codec.endpoint,
         )
         return query
 

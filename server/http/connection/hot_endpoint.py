@@ -58,10 +58,11 @@ class HotEndpoint:
         arrival_s = now_s if arrival is None else arrival.budget_start_s(budget_s, now_s)
         dispatcher = serving.dispatcher
         if codec.has_options and not (
-            dispatcher.rejects(arrival_s + budget_s, now_s) and _has_no_options(body[:size], size)
+            dispatcher.may_reject_early(arrival_s + budget_s, now_s, codec.endpoint)
+            and _has_no_options(body[:size], size)
         ):
             return None
-        rejected = dispatcher.reject_early(arrival_s, budget_s, size, now_s)
+        rejected = dispatcher.reject_early(arrival_s, budget_s, size, now_s, codec.endpoint)
         if rejected is None:
             return None
         outcome, reply = _rejection(rejected.reason, rejected.retry_header_s, budget_s)

@@ -180,6 +180,15 @@ def test_a_query_that_no_load_would_let_be_in_time_says_nothing_about_others_of_
     assert router.offer(Query(20, 0.0, 0.003), 0.0, 500) is None
 
 
+def test_a_rejection_says_nothing_about_bodies_of_another_form_which_may_have_fewer_rows():
+    router = inline_router(1e-4, 0.0)
+    while router.offer(Query(500, 0.0, 0.008), 0.0, 1000, "rank") is None:
+        pass
+    assert router.reject_early(0.0, 0.008, 1000, 0.0, "rank") is not None
+    assert router.reject_early(0.0, 0.008, 4000, 0.0, "infer") is None
+    assert router.offer(Query(5, 0.0, 0.008), 0.0, 4000, "infer") is None
+
+
 @pytest.mark.parametrize("size", [0, 1])
 def test_an_empty_or_tiny_body_rejected_unparsed_says_nothing_about_the_rows_of_others(size):
     router = inline_router(1e-4, 0.0)

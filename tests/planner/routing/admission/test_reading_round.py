@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrec.planner.routing.admission.reading_round import ReadingRound
+from polyrec.planner.routing.admission.reading_round import ReadingRound, SmallestRejected
 from polyrec.planner.routing.query import Rejection, RejectReason
 
 WAITED_S = st.lists(st.floats(0, 0.02), min_size=1, max_size=8)
@@ -32,12 +32,13 @@ def test_the_smallest_rejected_query_covers_larger_ones_with_no_more_time(reject
     reading = ReadingRound()
     reading.expected_end_s(0.0, 0.0, 0.0)
     for i, (own, service_time_s) in enumerate(rejection):
-        reading.record_rejection(Rejection(RejectReason.OVERLOAD, 0.1, i), own, service_time_s, own)
+        reading.record_rejection("rank", Rejection(RejectReason.OVERLOAD, 0.1, i), own, service_time_s, own)
     at = min(range(len(rejection)), key=lambda i: rejection[i][0], default=-1)
     stands = at >= 0 and size >= rejection[at][0] and deadline_s <= rejection[at][1]
-    assert reading.covers(size, deadline_s) == stands
+    smallest = reading.rejected.get("rank", SmallestRejected())
+    assert smallest.covers(size, deadline_s) == stands
     if stands:
-        assert reading.rejection is not None
-        assert (reading.rejection.queued_rows, reading.rows) == (at, rejection[at][0])
+        assert smallest.rejection is not None
+        assert (smallest.rejection.queued_rows, smallest.rows) == (at, rejection[at][0])
     reading.end()
-    assert not reading.covers(size, deadline_s)
+    assert not reading.rejected
