@@ -104,7 +104,10 @@ def _has_only_plain_parameters(tensor: Any) -> bool:
     """Whether a tensor has one more key, parameters, which name no other place of its data."""
     if len(tensor) != TENSOR_KEYS + 1:
         return False
-    parameters = msgspec.convert(tensor["parameters"].as_dict(), TensorParameters)
+    given = tensor["parameters"]
+    if given is None:  # clients that write every field
+        return True
+    parameters = msgspec.convert(given.as_dict(), TensorParameters)
     return parameters.binary_data_size is None and parameters.shared_memory_region is None
 
 

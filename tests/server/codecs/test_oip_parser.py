@@ -90,7 +90,9 @@ def agrees(body: bytes) -> bool:
     return True
 
 
-plain_parameters = st.fixed_dictionaries({}, optional={"binary_data": st.booleans(), "own": st.just(1)})
+plain_parameters = st.none() | st.fixed_dictionaries(
+    {}, optional={"binary_data": st.booleans(), "own": st.just(1)}
+)
 
 
 @given(st.lists(tensors(sound=True), min_size=1, max_size=4), separators, st.data())
