@@ -94,7 +94,7 @@ class OipCodec:
             )
         header = body if header_bytes is None else body[:header_bytes]
         self._body_limits.check_tensors(header)
-        parsed = self._requests.parse(header) if header_bytes is None else None
+        parsed = self._requests.parse(header) if len(header) == len(body) else None
         request = parse_header(header) if parsed is None else parsed.header
         parameters = request.parameters or RequestParameters()
         if parameters.timeout is not None:

@@ -302,9 +302,11 @@ def test_2048_rows_of_39_features_are_read_by_default() -> None:
     dense, sparse = random.random((2048, 13)).astype(np.float32), random.integers(0, 2**31, (2048, 26))
     inputs = [as_json("dense", dense), as_json("sparse", sparse)]
     codec = OipCodec(CRITEO, Limits())
-    rows = codec.decode(orjson.dumps({"inputs": inputs}), None).rows
-    np.testing.assert_array_equal(rows.dense, dense)
-    np.testing.assert_array_equal(rows.sparse, sparse)
+    body = orjson.dumps({"inputs": inputs})
+    for header_bytes in (None, len(body)):
+        rows = codec.decode(body, header_bytes).rows
+        np.testing.assert_array_equal(rows.dense, dense)
+        np.testing.assert_array_equal(rows.sparse, sparse)
     inputs[1]["data"][2000][5] = 0.5
     with pytest.raises(Malformed, match="data are not 53248 numbers of its type and shape"):
         codec.decode(orjson.dumps({"inputs": inputs}), None)
