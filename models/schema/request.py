@@ -30,10 +30,11 @@ compared with its own context. The order of rows counts only in `relative_positi
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -353,6 +354,12 @@ def hashed_apart(values: Sequence[object]) -> Sequence[object]:
     Python's hash of an integer is the integer modulo 2^61 - 1: clients can send as many as they like of one
     hash, which take a dictionary time in proportion to their number squared. Hashes of bytes are random.
     """
+    try:
+        array("q", cast(Sequence[int], values))
+    except (TypeError, OverflowError):
+        pass
+    else:
+        return values  # all are integers of 64 bits; to look at each here would double a column's time
     if int not in set(map(type, values)):
         return values
     return [
