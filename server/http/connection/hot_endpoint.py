@@ -57,10 +57,9 @@ class HotEndpoint:
         now_s = clock()
         arrival_s = now_s if arrival is None else arrival.budget_start_s(budget_s, now_s)
         dispatcher = serving.dispatcher
-        if codec.has_options and not (
-            dispatcher.may_reject_early(arrival_s + budget_s, now_s, codec.endpoint)
-            and _has_no_options(body[:size], size)
-        ):
+        if not dispatcher.may_reject_early(arrival_s + budget_s, now_s, codec.endpoint):
+            return None
+        if codec.has_options and not _has_no_options(body[:size], size):
             return None
         rejected = dispatcher.reject_early(arrival_s, budget_s, size, now_s, codec.endpoint)
         if rejected is None:
