@@ -1,7 +1,7 @@
-"""A reading round: all queries that the caller's event loop offers before it executes again.
+"""A reading round: all queries that the caller's event loop offers before it executes anything.
 
-Nothing is executed before the round ends, so admission control judges by its expected end. A query that needs
-no less than one that this round has rejected is rejected like it, without a prediction of its own.
+Nothing executes before the round ends, so admission control predicts from its expected end. A query at least
+as demanding as one already rejected in the round is rejected too, without a prediction of its own.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ INF = float("inf")
 
 
 class ReadingRound:
-    """The current round; reused for the next one.
+    """The current round. The object is reused for later rounds.
 
-    active: has begun. rejection: of the smallest query rejected in this round, None without one; rows: of the
-    last such query.
+    active: whether the round has begun.
+    rejection: rejection of the smallest query rejected in this round, None if there is none.
+    rows: rows of the last smallest rejected query.
     """
 
     __slots__ = ("_begin_s", "_deadline_s", "_end_s", "_size", "active", "rejection", "rows")
@@ -28,10 +29,11 @@ class ReadingRound:
         self.rows = 1
 
     def expected_end_s(self, arrival_s: float, now_s: float, read_share: float) -> float:
-        """Adds a query that arrived at arrival_s; returns the expected end of the round, not before now.
+        """Adds a query that arrived at arrival_s; returns the expected end of the round, at least now_s.
 
-        The round takes as long as reading what has arrived since its earliest query. read_share: share of
-        time that reading takes.
+        The round lasts as long as it takes to read everything that has arrived since its earliest query.
+
+        read_share: share of time spent on reading.
         """
         if not self.active:
             self.active = True
@@ -50,14 +52,14 @@ class ReadingRound:
         self.rejection = None
 
     def record_rejection(self, rejection: Rejection, size: float, deadline_s: float, rows: int) -> None:
-        """Records a rejected query. The smallest of a round is used to reject others."""
+        """Records a rejected query. The smallest one in a round is used to reject others."""
         if self.rejection is None or size < self._size:
             self.rejection, self._size, self._deadline_s, self.rows = rejection, size, deadline_s, rows
 
     def estimated_rows(self, size: float) -> float:
-        """Estimates the rows of a query from its size and the rejected query."""
+        """Estimates a query's rows from its size and the rejected query's rows per size."""
         return self.rows * (size / self._size) if size < INF else INF
 
     def covers(self, size: float, deadline_s: float) -> bool:
-        """Whether this round rejected a query that was no larger and had no less time."""
+        """Whether this round rejected a query that was no larger and had at least as much time."""
         return self.rejection is not None and size >= self._size and deadline_s <= self._deadline_s
