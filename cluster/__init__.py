@@ -1,1 +1,1 @@
-"""Replicas of a server on the nodes of a Ray cluster, and the balancer in front of them (docs/cluster.md)."""
+"""Runs replicas of a server on the nodes of a Ray cluster, behind a load balancer (docs/cluster.md)."""

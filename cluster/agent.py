@@ -1,4 +1,4 @@
-"""Answers HAProxy at a replica's agent port: the percentage of its weight that it should get now."""
+"""Answers HAProxy's agent checks with the percentage of its weight that a replica should get now."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from polyrec.cluster.live_state import LiveState, read_state
 from polyrec.server.app.background import start_task
 
 READ_INTERVAL_S = 0.5
-"""Interval of reading the server's metrics; HAProxy asks as often."""
+"""Interval at which the server's metrics are read, equal to HAProxy's agent-inter."""
 
 
 class Agent:
-    """Reads a server's metrics periodically, and answers HAProxy on a port of its own.
+    """Reads a server's metrics periodically, and answers HAProxy on a separate port.
 
-    url: of the server. on_read: called after each reading.
+    url: the server's URL.
+    on_read: called after each reading.
     """
 
     def __init__(self, url: str, on_read: Callable[[], None] = lambda: None) -> None:
@@ -32,7 +33,7 @@ class Agent:
         self.draining = False
 
     async def start(self, host: str) -> int:
-        """Reads once, listens, and returns the port."""
+        """Reads the metrics once, starts to listen, and returns the port."""
         await self._read()
         self.nominal_rows_s = self.state.capacity_rows_s
         self._server = await asyncio.start_server(self._answer, host, 0)
@@ -48,7 +49,7 @@ class Agent:
             self._server.close()
 
     def agent_line(self) -> str:
-        """Returns the answer to HAProxy, one line."""
+        """Returns the one-line answer to HAProxy."""
         return "drain\n" if self.draining else f"ready up {self.state.percent()}%\n"
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -61,7 +62,7 @@ class Agent:
             try:
                 await self._read()
             except (aiohttp.ClientError, TimeoutError, OSError):
-                continue  # readers see by read_s that the state is old
+                continue  # read_s shows users of the state that it is old
             self._on_read()
 
     async def _read(self) -> None:

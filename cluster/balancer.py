@@ -1,4 +1,7 @@
-"""The Ray actor that keeps the replicas' addresses and configures HAProxy with them."""
+"""A Ray actor that tracks the replicas' addresses and configures HAProxy with them.
+
+cluster/control.py starts it, and every replica announces itself to it periodically.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +28,10 @@ CHECK_S = 1.0
 
 
 class Balancer:
-    """A detached Ray actor. After a restart it finds HAProxy running, and its spec in a file.
+    """A detached Ray actor. HAProxy survives its restart, and the spec is read from a file then.
 
-    folder: of its files. spec: JSON of a ClusterSpec.
+    folder: folder of its files.
+    spec: a ClusterSpec as JSON.
     """
 
     def __init__(self, folder: str, spec: str) -> None:
@@ -48,7 +52,10 @@ class Balancer:
         self._task: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Starts HAProxy without replicas, unless it runs. Raises ClusterError, as for a taken port."""
+        """Starts HAProxy without replicas unless it runs already.
+
+        Raises ClusterError, e.g. for a taken port.
+        """
         if self._haproxy is not None and not self._haproxy.alive():
             await self._haproxy.configure([])
         self._start_checking()
@@ -58,13 +65,13 @@ class Balancer:
         return self._spec.model_dump_json()
 
     async def set_spec(self, spec: str) -> None:
-        """Replaces the spec; the ingress and its port stay. Raises OSError, and then keeps the old one."""
+        """Replaces the spec but not the ingress and its port. Raises OSError, and keeps the old spec then."""
         new = ClusterSpec.model_validate_json(spec)
         write_text(self._file, spec)
         self._spec = new
 
     async def add(self, endpoint: Endpoint, state: Mapping[str, Any]) -> None:
-        """Adds a replica, or renews its announcement. state: for `polyrec cluster status`."""
+        """Adds a replica or renews its announcement. state: shown by `polyrec cluster status`."""
         if endpoint.name in self._left:
             return
         self._start_checking()
@@ -75,7 +82,7 @@ class Balancer:
             await self._apply()
 
     async def remove(self, name: str) -> None:
-        """Removes a replica for good; returns once it gets no new request."""
+        """Removes a replica permanently; returns once it gets no new requests."""
         self._left.add(name)
         self._announced_s.pop(name, None)
         self._states.pop(name, None)
@@ -83,7 +90,7 @@ class Balancer:
             await self._apply()
 
     async def replicas(self) -> list[dict[str, Any]]:
-        """Returns each replica's name, address, state in the balancer, and the state that it announced."""
+        """Returns each replica's name, address, state in HAProxy and announced state."""
         states = {} if self._haproxy is None else await self._haproxy.servers()
         return [
             {"name": name, "url": one.url, "state": states.get(name, "-"), **self._states.get(name, {})}
@@ -91,7 +98,7 @@ class Balancer:
         ]
 
     async def close(self) -> None:
-        """Ends HAProxy and forgets the spec."""
+        """Stops HAProxy and deletes the spec."""
         if self._task is not None:
             self._task.cancel()
         try:
@@ -105,7 +112,7 @@ class Balancer:
             wanted = dict(self._endpoints)
             if self._haproxy is not None:
                 if wanted == self._applied and self._haproxy.alive():
-                    return  # while this waited, another call has applied it
+                    return  # another call applied the change meanwhile
                 await self._haproxy.configure(wanted.values())
             self._applied = wanted
 
@@ -115,13 +122,13 @@ class Balancer:
             self._task = start_task(self._check(), "the checks of replicas")
 
     async def _check(self) -> None:
-        """Restarts HAProxy if it has ended; drops replicas that are lost; tries again what failed."""
+        """Periodically restarts HAProxy if it ended, drops lost replicas, and retries failed changes."""
         while True:
             await asyncio.sleep(CHECK_S)
             now_s = time.monotonic()
             states: Mapping[str, str] | None = None
             if self._haproxy is not None:
-                # asked only about silent ones: each time is a connection that HAProxy serves
+                # query only if a replica is silent, as every query is a connection that HAProxy serves
                 is_silent = any(now_s - at_s > SILENT_S for at_s in self._announced_s.values())
                 states = await self._haproxy.servers() if is_silent else {}
             for name in lost(self._announced_s, states, self._applied, now_s):
@@ -133,7 +140,7 @@ class Balancer:
                 try:
                     await self._apply()
                 except (ClusterError, OSError) as e:
-                    log.error("HAProxy is not configured: %s", e)  # tried again at the next check
+                    log.error("HAProxy is not configured: %s", e)  # retried at the next check
 
 
 def lost(
@@ -142,13 +149,15 @@ def lost(
     applied: Collection[str],
     now_s: float,
 ) -> list[str]:
-    """Returns the replicas that are silent, and down or never got into HAProxy.
+    """Returns the replicas that are silent and also down or not configured in HAProxy.
 
-    Silence alone does not count: where the machine was too busy for announcements, or stopped for a while,
-    all are silent, and without replicas every request would be refused.
+    Silence alone does not count: if the machine was too busy for announcements or was suspended, all replicas
+    are silent, and dropping them would reject every request.
 
-    announced_s: time of each one's last announcement. states: in HAProxy, None if there is none. applied:
-    names in its configuration; one that it refuses would otherwise keep all others out for good.
+    announced_s: time of each replica's last announcement.
+    states: states in HAProxy, None if it does not run.
+    applied: names in HAProxy's configuration. A replica that HAProxy refuses to configure must be dropped, or
+        it would keep all others out.
     """
     silent = [name for name, at_s in announced_s.items() if now_s - at_s > SILENT_S]
     if states is None:

@@ -24,15 +24,15 @@ from polyrec.cluster.spec import ClusterError, ClusterSpec, GroupSpec
 from polyrec.models.version import code_version
 
 MOST_ONGOING = 1000
-"""Limit of Serve's proxies for one replica, high enough that its server's admission control decides."""
+"""Serve's limit of concurrent requests per replica, so high that the server's admission control decides."""
 SHUTDOWN_S = 60.0
 POLL_S = 0.1
 REPORT_S = 0.2
-"""Interval of the replicas' reports to Serve's request router."""
+"""Interval at which replicas report to Serve's request router."""
 
 
 def up(spec: ClusterSpec) -> None:
-    """Starts the ingress and all groups, and waits until every replica answers. Raises ClusterError."""
+    """Starts the ingress and all groups, and waits until all replicas answer. Raises ClusterError."""
     if _balancer() is not None:
         raise ClusterError("a cluster is up; `polyrec cluster down` ends it")
     http = {"host": spec.host, "port": spec.port}
@@ -52,22 +52,22 @@ def up(spec: ClusterSpec) -> None:
 
 
 def roll(spec: ClusterSpec, name: str | None, plan: Path) -> ClusterSpec:
-    """Rolls a plan over a group's replicas, some at a time; returns the new spec.
+    """Rolls out a plan to a group's replicas, some at a time; returns the new spec.
 
-    Raises ClusterError if a replica cannot open the plan; then all serve the old one.
+    Raises ClusterError if a replica cannot open the plan; all replicas then serve the old one.
     """
     group = spec.group(name)
     changed = group.model_copy(update={"plan": plan, "revision": group.revision + 1})
     try:
         return _change(spec, changed)
     except ClusterError:
-        # the replica that could not open the plan has ended; the others still serve the old one
+        # the replica that failed has ended, and the others still serve the old plan
         _change(spec, group)
         raise
 
 
 def scale(spec: ClusterSpec, name: str | None, replicas: int) -> ClusterSpec:
-    """Changes a group's number of replicas; those that end drain. Raises ClusterError."""
+    """Changes a group's number of replicas; removed ones drain first. Raises ClusterError."""
     group = spec.group(name)
     if group.autoscale is not None:
         raise ClusterError(f"group '{group.name}' scales by itself")
@@ -77,7 +77,7 @@ def scale(spec: ClusterSpec, name: str | None, replicas: int) -> ClusterSpec:
 
 
 def down() -> None:
-    """Drains and ends all replicas, then the ingress."""
+    """Drains and stops all replicas, then stops the ingress. Raises ClusterError."""
     balancer = _balancer()
     if balancer is None:
         raise ClusterError("no cluster is up; `polyrec cluster up` starts one")
@@ -90,7 +90,7 @@ def down() -> None:
 
 
 def current() -> ClusterSpec:
-    """Returns the spec of the cluster that is up. Raises ClusterError."""
+    """Returns the spec of the running cluster. Raises ClusterError."""
     balancer = _balancer()
     if balancer is None:
         raise ClusterError("no cluster is up; `polyrec cluster up` starts one")
@@ -98,7 +98,7 @@ def current() -> ClusterSpec:
 
 
 def status() -> dict[str, Any]:
-    """Returns the spec, each group's state at Serve, and the replicas. Raises ClusterError."""
+    """Returns the spec, each group's state in Serve, and the replicas. Raises ClusterError."""
     spec = current()
     applications = serve.status().applications
     groups = []
@@ -138,7 +138,7 @@ def _change(spec: ClusterSpec, group: GroupSpec) -> ClusterSpec:
 
 
 def _deploy(spec: ClusterSpec, group: GroupSpec) -> None:
-    """Deploys a group on Serve, or changes it, and waits until it is as wanted. Raises ClusterError."""
+    """Deploys or updates a group on Serve, and waits until that is done. Raises ClusterError."""
     asked = dict(group.resources)
     actor = {"num_cpus": asked.pop("CPU", 1.0), "num_gpus": asked.pop("GPU", 0.0), "resources": asked}
     deployment = serve.deployment(
@@ -155,8 +155,8 @@ def _deploy(spec: ClusterSpec, group: GroupSpec) -> None:
         },
         **_replica_count(group),
     )(Replica)
-    # the code is the version, so that Serve replaces replicas only for other code: they open another plan
-    # themselves, and with versions that Serve makes every change would replace them
+    # use the code version as Serve's version, so that Serve replaces replicas only for new code; replicas
+    # open new plans themselves, but with Serve's automatic versions every change would replace them
     versioned = deployment.options(version=code_version(), _internal=True)
     prefix = None if spec.way == "balancer" else "/"
     try:
@@ -169,7 +169,7 @@ def _deploy(spec: ClusterSpec, group: GroupSpec) -> None:
 
 
 def _replica_count(group: GroupSpec) -> dict[str, Any]:
-    """Serve's options for the number of a group's replicas: fixed, or by `BacklogPolicy`."""
+    """Returns Serve's options for a group's number of replicas, either fixed or from `BacklogPolicy`."""
     bounds = group.autoscale
     if bounds is None:
         return {"num_replicas": group.replicas}
@@ -179,7 +179,7 @@ def _replica_count(group: GroupSpec) -> dict[str, Any]:
             "max_replicas": bounds.most,
             "initial_replicas": min(max(group.replicas, bounds.least), bounds.most),
             "metrics_interval_s": 1.0,
-            # the policy itself waits before it takes a replica away
+            # the policy itself delays the removal of replicas
             "upscale_delay_s": 0.0,
             "downscale_delay_s": 0.0,
             "look_back_period_s": 10.0,
@@ -189,7 +189,7 @@ def _replica_count(group: GroupSpec) -> dict[str, Any]:
 
 
 def _start_balancer(spec: ClusterSpec) -> None:
-    """Starts the balancer's actor on the node of this machine, where clients expect the port."""
+    """Starts the balancer's actor on this machine's node, where clients expect the port."""
     folder = private_folder(Path(tempfile.gettempdir()) / f"polyrec-cluster-{os.getuid()}-{spec.port}")
     (folder / "cluster.json").unlink(missing_ok=True)
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
@@ -214,7 +214,7 @@ def _start_balancer(spec: ClusterSpec) -> None:
 
 
 def _wait_until_known(spec: ClusterSpec) -> None:
-    """Waits until the balancer knows exactly the replicas that Serve has."""
+    """Waits until the balancer has exactly the replicas that Serve has."""
     wanted = sum(group.replicas for group in spec.groups if group.autoscale is None)
     exact = all(group.autoscale is None for group in spec.groups)
     while True:
@@ -232,7 +232,7 @@ def _balancer() -> Any:
 
 
 def _brief(message: str) -> str:
-    """Returns the first sentence of Serve's message and the last line, which is the exception."""
+    """Returns the first sentence and the last line (the exception) of Serve's message."""
     lines = [line for line in message.splitlines() if line.strip()]
     if len(lines) < 2:
         return message

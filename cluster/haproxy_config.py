@@ -1,7 +1,8 @@
-"""Writes the configuration of the HAProxy in front of the replicas.
+"""Generates the configuration of the HAProxy in front of the replicas.
 
-Two random servers by weight, the one with fewer requests in progress over its weight (`balance random(2)`);
-the weight is a replica's capacity, scaled by what its agent port says (planner/fleet/weights.py).
+HAProxy picks two random servers by weight, and of these the one with fewer requests in progress relative to
+its weight (`balance random(2)`). The weight is a replica's capacity, scaled by the percentage from its agent
+port (planner/fleet/weights.py).
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from polyrec.planner.fleet.weights import capacity_weights
 
 BACKEND = "replicas"
 UNCHECKED = "unchecked-"
-"""Begins the name under which a server is used while no server is up."""
+"""Name prefix of the unchecked backup entries, which are used while no server is up."""
 RETRIES = 3
 BUFFER_BYTES = 131072
-"""Size of HAProxy's buffer; a larger request cannot be retried once it is sent."""
+"""Size of HAProxy's buffer. A larger request cannot be retried once it was sent."""
 HARD_STOP_S = 60
-"""Longest time that a worker of an earlier configuration may finish its requests."""
+"""Maximum time for a worker with an old configuration to finish its requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +36,17 @@ class Endpoint:
 
     @property
     def url(self) -> str:
-        """Its server's address."""
+        """The server's URL."""
         return f"http://{bracketed(self.host)}:{self.port}"
 
 
 def bracketed(host: str) -> str:
-    """Returns a host as it stands before a port."""
+    """Returns a host in the form used before a port, with an IPv6 address in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
 def configuration(host: str, port: int, socket: Path, endpoints: Iterable[Endpoint]) -> str:
-    """Returns haproxy.cfg. host, port: where clients connect. socket: for HAProxy's runtime commands."""
+    """Returns haproxy.cfg. host, port: address for clients. socket: for HAProxy's runtime commands."""
     known = sorted(endpoints, key=lambda endpoint: endpoint.name)
     weights = capacity_weights([endpoint.rows_s for endpoint in known])
     servers = [

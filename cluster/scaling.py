@@ -22,7 +22,7 @@ class BacklogPolicy:
         self._bounds = ScalingBounds(**bounds)
 
     def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
-        """Returns the number of replicas wanted, and the state of the policy."""
+        """Returns the desired number of replicas and the policy's state."""
         now_s = context.current_time or time.time()
         kept = context.policy_state.get("last")
         last = Scaling(**kept) if kept else None

@@ -1,4 +1,4 @@
-"""Describes a cluster: its ingress and its groups of equal replicas."""
+"""The specification of a cluster: its ingress and its groups of identical replicas."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ClusterError(PolyrecError):
 
 
 class Autoscale(Strict):
-    """Bounds of the number of replicas; targets as in planner/fleet/autoscaling.py."""
+    """Bounds on the number of replicas, and targets (see planner/fleet/autoscaling.py)."""
 
     least: Annotated[int, Field(ge=1)]
     most: Annotated[int, Field(ge=1)]
@@ -39,9 +39,12 @@ class Autoscale(Strict):
 
 
 class GroupSpec(Strict):
-    """Equal replicas. plan: file that every node has at the same path. revision: grows with each roll.
+    """A group of identical replicas.
 
-    resources: of one replica, `CPU`, `GPU` and any that nodes were started with. settings: of the servers.
+    plan: plan file, which every node has at the same path.
+    revision: increases with each roll-out.
+    resources: resources per replica: `CPU`, `GPU` and any that nodes were started with.
+    settings: settings of the servers.
     """
 
     name: GroupName = DEFAULT_GROUP
@@ -54,17 +57,19 @@ class GroupSpec(Strict):
 
     @property
     def application(self) -> str:
-        """Name of its Serve application."""
+        """Name of the group's Serve application."""
         return f"polyrec-{self.name}"
 
     def served(self) -> dict[str, object]:
-        """Returns the `user_config` of a replica; when it changes, the replica reloads its server."""
+        """Returns a replica's `user_config`, whose change makes the replica reload its server."""
         return {"plan": str(self.plan), "revision": self.revision}
 
 
 class ClusterSpec(Strict):
-    """A cluster. way: its ingress. `balancer`: an HAProxy that forwards to the servers' ports; `ray`,
-    `ray-haproxy`: Ray Serve's proxy, or its HAProxy mode.
+    """A cluster.
+
+    way: the kind of ingress. `balancer`: our HAProxy, which forwards to the servers' ports. `ray`: Ray
+        Serve's proxy. `ray-haproxy`: Ray Serve's HAProxy mode.
     """
 
     host: str = "127.0.0.1"
@@ -82,7 +87,7 @@ class ClusterSpec(Strict):
         return self
 
     def group(self, name: str | None) -> GroupSpec:
-        """Returns a group; None: the only one. Raises ClusterError."""
+        """Returns a group by name, or for None the only group. Raises ClusterError."""
         found = [group for group in self.groups if name in (None, group.name)]
         if len(found) != 1:
             known = ", ".join(f"'{group.name}'" for group in self.groups)
@@ -90,13 +95,13 @@ class ClusterSpec(Strict):
         return found[0]
 
     def with_group(self, changed: GroupSpec) -> ClusterSpec:
-        """Returns the spec with one group replaced by that of the same name."""
+        """Returns the spec with the group of the same name replaced."""
         groups = tuple(changed if group.name == changed.name else group for group in self.groups)
         return self.model_copy(update={"groups": groups})
 
 
 def plan_resources(plan: Plan) -> dict[str, float]:
-    """Returns the resources of one server of a plan: a CPU for each CPU lane, at least one, and its GPUs."""
+    """Returns the resources for one server: a CPU per CPU lane, at least one, and the plan's GPUs."""
     lanes = plan.all_lanes()
     gpus = len({lane.device for lane in lanes if lane.device.startswith("cuda")})
     found = {"CPU": float(max(sum(lane.device == "cpu" for lane in lanes), 1))}
@@ -104,7 +109,7 @@ def plan_resources(plan: Plan) -> dict[str, float]:
 
 
 def fleet_replicas(file: Path, hour: int | None) -> Mapping[str, int]:
-    """Returns the nodes of each type in a fleet plan, of one hour or the maximum. Raises ClusterError."""
+    """Returns the nodes of each type in a fleet plan, for one hour or the maximum. Raises ClusterError."""
     try:
         by_type: Mapping[str, list[int]] = json.loads(file.read_text())["nodes_by_type"]
         hours = {len(counts) for counts in by_type.values()}

@@ -1,7 +1,7 @@
-"""Writes the plan that deploy/compose.yaml serves: every width of the demo's table, cold rows in Redis.
+"""Writes the plan that deploy/compose.yaml serves: every width of the demo's table, with cold rows in Redis.
 
-`polyrec demo --once` goes first. Which paths pay on a machine is `polyrec plan`'s to say, and of a model as
-small as the demo's it is often one; this plan shows routing and tiers, so it has all fp32 paths.
+Run `polyrec demo --once` first. For a model as small as the demo's, `polyrec plan` often chooses a single
+path. This plan is meant to show routing and tiers, so it has all fp32 paths.
 
     python deploy/compose_plan.py [--demo runs/demo] [--store redis://redis:6379] [--hot 0.3]
 """
@@ -22,7 +22,7 @@ NAME = "compose.json"
 def plan_with_store(demo: Path, store: str, hot: float) -> Plan:
     """Returns the demo's plan with all its fp32 paths.
 
-    hot: share of each table's rows, the most popular, that stay in memory; the others are in the store.
+    hot: share of each table's rows, by popularity, that stay in memory; the others are in the store.
     """
     plan, profile = load_plan(demo / "plan.json"), load_profile(demo / "profile.json")
     assert plan.placement is not None

@@ -1,1 +1,1 @@
-"""Every decision as pure code: planning, routing, simulation. Starts no process and reads no clock."""
+"""All decisions as pure code: planning, routing and simulation. Starts no processes and reads no clock."""

@@ -1,8 +1,8 @@
-"""Draws arrival times from a description of arrivals.
+"""Draws random arrival times from a description of the arrival process (planner/traffic.py).
 
-Every kind but a trace is a Poisson process with varying rate. Its events are those of a process of rate one,
-mapped back through the expected count up to each moment, a piecewise linear curve. So one method draws all
-kinds exactly, without a loop over queries.
+Every kind except a trace is a Poisson process with varying rate. Its events are those of a unit-rate process,
+mapped through the inverse of the expected cumulative count, which is piecewise linear. So one method draws
+all kinds exactly, without a loop over queries.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ MOST_QUERIES = 1e8
 
 
 def arrival_times(arrivals: Arrivals, rate: float, seconds: float, rng: np.random.Generator) -> F64:
-    """Returns times in [0, seconds), ascending: float64 [n], n random.
+    """Returns ascending times in [0, seconds): float64 [n] with random n.
 
-    Raises TrafficError for a bad trace, and for more than MOST_QUERIES queries or changes of the rate.
-
-    rate: mean queries a second, of `step` outside the step.
+    rate: mean queries per second; for `step`, the rate outside the step.
+    Raises TrafficError for a bad trace, and for more than MOST_QUERIES queries or rate changes.
     """
     if arrivals.kind == "trace":
         return _trace(arrivals, rate, seconds)
@@ -39,7 +38,7 @@ def arrival_times(arrivals: Arrivals, rate: float, seconds: float, rng: np.rando
 
 
 def _expected(arrivals: Arrivals, rate: float, seconds: float, rng: np.random.Generator) -> tuple[F64, F64]:
-    """Returns knots of the expected number of arrivals: times from 0 to `seconds`, and counts."""
+    """Returns knots of the expected cumulative number of arrivals: times from 0 to `seconds`, and counts."""
     if arrivals.kind == "diurnal":
         knots = max(2, int(SINE_KNOTS * seconds / arrivals.period_s))
         at = np.linspace(0.0, seconds, knots + 1)
@@ -71,7 +70,7 @@ def _two_states(arrivals: Arrivals, rate: float, seconds: float, rng: np.random.
 
 
 def _trace(arrivals: Arrivals, rate: float, seconds: float) -> F64:
-    """Returns the times of a file from its first on, stretched to the rate, up to `seconds`."""
+    """Returns the times in a trace file, relative to its first, scaled to the rate, up to `seconds`."""
     file = Path(arrivals.file or "")
     try:
         times = np.load(file, allow_pickle=False) if file.suffix == ".npy" else np.loadtxt(file, ndmin=1)

@@ -1,7 +1,8 @@
-"""Machines: devices, their memories and measured speeds.
+"""Descriptions of machines: devices, their memories and measured speeds.
 
-Discovered by measure/machine, or read from a YAML file to plan for another machine (planner/machines has
-three). Budgets like `gpu0=200MB,cpu=1GB` limit how much of a memory a plan may use.
+measure/machine creates a description of the current machine. To plan for another machine, it is read from a
+YAML file (planner/machines has three). Budgets like `gpu0=200MB,cpu=1GB` limit how much of a memory a plan
+may use.
 """
 
 from __future__ import annotations
@@ -34,18 +35,22 @@ _PLACE = re.compile(r"(gpu|accelerator)([0-9]+)")
 
 
 class MachineError(PolyrecError):
-    """A machine description is missing or malformed, or lacks a device that is named."""
+    """A machine description is missing or malformed, or lacks a named device."""
 
 
 class Device(Strict):
-    """Something that executes: a CPU (all its cores), a GPU, an accelerator.
+    """A device that executes batches: a CPU (all its cores), a GPU or another accelerator.
 
-    name: as in a path, `cpu`, `cuda:0`. lanes: batches that execute at a time, for a CPU its usable cores.
-    bandwidth: bytes/s of its memory, measured; link: bytes/s from host memory to it; peers: from another
-    device's, by its name. flops: fp32 products, FLOP/s of one lane, measured. gathers: rows of 64 bytes a
-    lane reads a second from random places of memory. numa: NUMA nodes that its cores lie on; caches: bytes by
-    level, L3 that of one sharing domain; vector: SIMD instruction sets, widest first. runtimes: those that
-    were found to execute here; `onnx` stands for the execution provider of the device.
+    name: as in path names, such as `cpu` or `cuda:0`.
+    lanes: maximum concurrent batches; for a CPU its usable cores.
+    bandwidth: measured bytes/s of its memory.
+    link, peers: bytes/s from host memory, and from the memory of other devices by name.
+    flops: measured FLOP/s of fp32 matrix products on one lane.
+    gathers: rows of 64 bytes that one lane reads per second from random places in memory.
+    numa: NUMA nodes of its cores.
+    caches: bytes by level; for L3, those of one sharing domain.
+    vector: SIMD instruction sets, widest first.
+    runtimes: runtimes found to work here; `onnx` stands for the device's execution provider.
     """
 
     name: str
@@ -68,8 +73,8 @@ class Device(Strict):
 class Remote(Strict):
     """A remote store of rows.
 
-    latency_s: round trip of a batch's request, whatever its rows. bandwidth: bytes/s of rows in large
-    answers.
+    latency_s: round trip of a batch's request, whatever its number of rows.
+    bandwidth: bytes/s of rows in large answers.
     """
 
     store: RemoteStore
@@ -80,8 +85,9 @@ class Remote(Strict):
 class Machine(Strict):
     """Devices, disk and remote store of a machine.
 
-    disk_bandwidth: bytes/s of long reads. disk_latency_s: of one read of 4 KiB. remote: holds rows that fit
-    neither memory nor disk.
+    disk_bandwidth: bytes/s of long reads.
+    disk_latency_s: seconds of one 4 KiB read.
+    remote: store for rows that fit neither memory nor disk.
     """
 
     name: str
@@ -113,9 +119,9 @@ class Machine(Strict):
 
 
 def load_machine(name: str | Path, base: Machine | None = None) -> Machine:
-    """Reads a YAML file, or one of planner/machines by name. Raises MachineError.
+    """Reads a machine from a YAML file, or from planner/machines by name. Raises MachineError.
 
-    base: the machine whose figures a file without devices changes.
+    base: a machine whose figures a file without devices overrides.
     """
 
     def complete(raw: dict[str, Any], file: Path) -> dict[str, Any]:
@@ -159,7 +165,7 @@ def parse_memory(text: str, machine: Machine) -> dict[str, int]:
 
 
 def _with_sizes(raw: dict[str, Any]) -> dict[str, object]:
-    """Converts sizes like `32GB` of a description to bytes."""
+    """Converts sizes like `32GB` in a description to bytes."""
 
     def read(where: str, given: dict[str, Any], *keys: str) -> dict[str, object]:
         return {k: _size(f"{where}{k}", v) if k in keys else v for k, v in given.items()}
@@ -181,7 +187,7 @@ def _with_sizes(raw: dict[str, Any]) -> dict[str, object]:
 
 
 def _size(where: str, value: object) -> object:
-    """Returns a size as bytes. where: its key. Raises MachineError."""
+    """Converts a size to bytes. where: its key, for messages. Raises MachineError."""
     if not isinstance(value, str):
         return value
     try:

@@ -1,9 +1,9 @@
-"""Expected results of a plan: its traffic, what it serves of it, its bottlenecks.
+"""Expected results of a plan: the share of its traffic that it can serve, and its bottlenecks.
 
-`polyrec plan` writes them into the plan file, for people and for comparison with measurements; a server
-ignores them. Rates are rows per second. The objective is information per second within the
-SLO: rows answered in time, each weighted by its path's quality. MP-Rec's correct-prediction throughput, the
-same weighted by accuracy, is also given.
+`polyrec plan` writes them into the plan file, for people and for comparison with measurements; the server
+ignores them. Rates are rows per second. The objective is information per second within the SLO: rows answered
+in time, each weighted by its path's quality. MP-Rec's correct-prediction throughput, weighted by accuracy
+instead, is included too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 BoundKind = Annotated[
     Literal["time", "memory", "slo"],
-    # plans of older versions say promise
+    # older plans have `promise`
     BeforeValidator(lambda kind: "slo" if kind == "promise" else kind),
 ]
 
@@ -29,8 +29,9 @@ BoundKind = Annotated[
 class ExpectedPath(Strict):
     """One path.
 
-    share: of the served rows. largest_rows: largest query within the SLO. batch_rows: up to which queries are
-    merged when its lanes are full.
+    share: share of the served rows.
+    largest_rows: rows of the largest query within the SLO.
+    batch_rows: rows up to which queries are merged when its lanes are full.
     """
 
     path: str
@@ -43,8 +44,8 @@ class ExpectedPath(Strict):
 class ExpectedDevice(Strict):
     """One device, or `front`, the core that reads requests and writes answers.
 
-    load: share of its usable time under the SLO. price: information per second that one more lane's
-    time would add (the dual of its time).
+    load: used share of the time that is usable under the SLO.
+    price: information per second that one more lane would add (the dual of its time).
     """
 
     device: str
@@ -56,8 +57,8 @@ class ExpectedDevice(Strict):
 class Bottleneck(Strict):
     """A limit on information.
 
-    what: a device, a memory, or queries that no path answers within the SLO. gain:
-    information per second that lifting it would add.
+    what: a device, a memory, or queries that no path answers within the SLO.
+    gain: information per second that removing the limit would add.
     """
 
     kind: BoundKind
@@ -66,7 +67,7 @@ class Bottleneck(Strict):
 
 
 class Upgrade(Strict):
-    """Gain of one more core, device or GB, by planning again with it."""
+    """Gain from one more core, device or GB, found by planning again with it."""
 
     what: str
     information_per_s: float
@@ -74,13 +75,16 @@ class Upgrade(Strict):
 
 
 class Expected(Strict):
-    """Averaged over the traffic's time.
+    """Expected results, averaged over time.
 
-    asked_rows_per_s: arriving rows. rows_per_s: of those, answered within the SLO (goodput).
-    information_per_s: of those; quality: their mean. correct_per_s: of those, expected to be right at 0.5,
-    where every path has an accuracy. unserved: share of the rows that no path answers within the SLO at any
-    load. gap: how far the plan may be from the best one, relative (the solver's bound). cost_per_million:
-    predictions, of the devices used, where they have prices.
+    asked_rows_per_s: arriving rows.
+    rows_per_s: rows answered within the SLO (goodput).
+    information_per_s, quality: information of the answered rows, and their mean quality.
+    correct_per_s: answered rows expected to be classified correctly at threshold 0.5, if all paths have an
+        accuracy.
+    unserved: share of the rows that no path answers within the SLO at any load.
+    gap: relative distance from the best plan, at most (the solver's bound).
+    cost_per_million: cost of the used devices per million predictions, if they have prices.
     """
 
     traffic: Traffic
@@ -101,5 +105,5 @@ class Expected(Strict):
 
     @property
     def served(self) -> float:
-        """Share of the arriving rows answered within the SLO."""
+        """Share of the arriving rows that are answered within the SLO."""
         return min(self.rows_per_s / self.asked_rows_per_s, 1.0) if self.asked_rows_per_s else 1.0

@@ -1,7 +1,7 @@
-"""Latency model of a path: rows of a batch in, median and tail seconds out.
+"""Latency model of a path: median and tail seconds of a batch as functions of its rows.
 
-Piecewise linear between knots, never falling with rows, extended beyond the last knot by its slope.
-Routing uses a table made from it (routing/latency).
+Both are piecewise linear between knots, do not fall with rows, and continue beyond the last knot with its
+slope. Routing uses a table built from the model (routing/latency/latency_table.py).
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ Knots = tuple[float, ...]
 class LatencyModel(Strict):
     """Service time of one batch on one lane, from encoding to probabilities.
 
-    rows: ascending, at least one. median_s, tail_s: seconds at each, non-descending; tail_s is the 99th
-    percentile and at least the median.
+    rows: knots, ascending, at least one.
+    median_s, tail_s: seconds at each knot, non-descending. tail_s is the 99th percentile and at least the
+        median.
     """
 
     rows: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
@@ -43,16 +44,16 @@ class LatencyModel(Strict):
         return self
 
     def median(self, rows: int) -> float:
-        """Median seconds of a batch of `rows` rows."""
+        """Returns the median seconds of a batch of `rows` rows."""
         return _at(self.rows, self.median_s, rows)
 
     def tail(self, rows: int) -> float:
-        """99th percentile in seconds of a batch of `rows` rows."""
+        """Returns the 99th percentile in seconds of a batch of `rows` rows."""
         return _at(self.rows, self.tail_s, rows)
 
 
 def _at(rows: tuple[int, ...], seconds: Knots, at: int) -> float:
-    """Interpolates the curve; below the first knot it is flat."""
+    """Interpolates the curve, which is flat below the first knot."""
     right = bisect_left(rows, at)
     if right == 0:
         return seconds[0]

@@ -1,9 +1,9 @@
-"""Lets the values of paths follow their measured live quality, within bounds.
+"""Adjusts the values of paths to their measured live quality, within bounds.
 
-Offline values come from test rows. Labels of served requests give intervals of the same differences now. A
-value moves only if the interval excludes what was known before, then only to its nearest end, and never by
-more than a share of the best value: so values are continuous in the labels, and wrong labels cost a bounded
-amount.
+Offline values come from test rows. Labels of served requests yield confidence intervals of the same
+differences in live traffic. A value moves only if the interval excludes the offline difference, only to the
+nearest end of the interval, and at most by a share of the best value. So values are continuous in the labels,
+and the cost of wrong labels is bounded.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ Range = tuple[float, float]
 
 
 def reference_path(values: Mapping[str, float]) -> str:
-    """Returns the path that live differences are to: the first of the highest offline value."""
+    """Returns the path that live differences refer to, which is the first with the highest offline value."""
     return max(values, key=lambda name: values[name])
 
 
 def following_values(
     values: Mapping[str, float], differences: Mapping[str, Range], bound: float
 ) -> dict[str, float]:
-    """Returns what an answered row of each path is worth after its live quality is considered, above 0.
+    """Returns what an answered row on each path is worth, adjusted to live quality; always above 0.
 
-    values: offline (planner/quality.py). differences: of live quality to that of `reference_path`, by path;
-    paths without one, and the reference, keep their value. bound: most that a value moves, as a share of
-    the best offline value.
+    values: offline values (planner/quality.py).
+    differences: interval of each path's live quality minus that of `reference_path`. The reference, and paths
+        without an interval, keep their value.
+    bound: maximum change of a value, as a share of the best offline value.
     """
     best = values[reference_path(values)]
     most = bound * best

@@ -1,9 +1,10 @@
-"""Placement of rows: bytes by memory, and for each path the ranks that each tier holds.
+"""Placement of embedding rows: bytes used in each memory, and for each path the ranks that each tier holds.
 
-Part of a plan; the server fills its tiers by it. Tables are in popularity
-order, so a tier is a range of ranks: the device's memory holds the first `device` rows of a table, the
-host's the next `host`, the disk the next `disk`, a remote store the last `remote`. For a path on a CPU
-the device's own memory is the host's, and `device` is 0.
+It is part of a plan, and the server fills its tiers accordingly. Tables are in popularity order, so a tier is
+a
+range of ranks: device memory holds the first `device` rows of a table, host memory the next `host`, the disk
+the next `disk`, and a remote store the last `remote`. For a path on a CPU, device memory is host memory and
+`device` is 0.
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ DIRECTORY = Path("/var/tmp")
 class MemoryUse(Strict):
     """Use of one memory. place: a device's name, or `disk`.
 
-    rows: of tables. cache: of rows on disk. fixed: decoders and dense nets. working: buffers while
-    batches execute, and what a process needs whatever it serves.
+    rows: bytes of table rows.
+    cache: bytes that cache rows on disk.
+    fixed: bytes of decoders and dense nets.
+    working: buffers of executing batches, and the basic needs of a process.
     """
 
     place: str
@@ -46,8 +49,9 @@ class MemoryUse(Strict):
 class TieredBatch(Strict):
     """Expected batch of `rows` rows of a path with rows in tiers.
 
-    memory_ms: with all rows in memory; ms: as they are placed. reads, remote: rows' pages read from the disk
-    and rows of the remote store, on average. ahead: reads were started while it was queued.
+    memory_ms, ms: time with all rows in memory, and with the rows as placed.
+    reads, remote: mean number of pages read from disk and of rows fetched from the remote store.
+    ahead: whether reads were started while the batch was queued.
     """
 
     rows: Annotated[int, Field(ge=1)]
@@ -61,11 +65,13 @@ class TieredBatch(Strict):
 class PlacedPath(Strict):
     """Tiers of one path's rows.
 
-    bytes: of rows, by tier. lookups: share of the look-ups that each tier answers, and the `cache` of the
-    disk, by the bundle's own access counts. tables: rows of each by tier, as models/tiers takes them; empty
-    where the profile does not say how many rows there are. cache_bytes: of host memory, for that cache.
-    batches: expected, for people. cost_from: the path whose measured cuts they are computed from; None: from
-    the machine's description.
+    bytes: bytes of rows by tier.
+    lookups: share of look-ups answered by each tier, and by the disk's `cache`, by the bundle's access
+        counts.
+    tables: rows of each table by tier, as models/tiers expects them; empty if the profile lacks row counts.
+    cache_bytes: host memory for the disk's cache.
+    batches: expected batch times, for people.
+    cost_from: path whose measurements they are based on; None if based on the machine's description.
     """
 
     path: str
@@ -77,27 +83,29 @@ class PlacedPath(Strict):
     cost_from: str | None = None
 
     def rows(self, tier: str) -> int:
-        """Rows of all tables in one tier."""
+        """Returns the rows of all tables in one tier."""
         return sum(getattr(cuts, tier) for cuts in self.tables.values())
 
     def needs_tiers(self, device: str) -> bool:
-        """Whether rows lie beyond the own memory of the path's device."""
+        """Whether some rows are outside the memory of the path's device."""
         return any(self.rows(tier) for tier in TierCuts.model_fields if tier != own_tier(device))
 
 
 def own_tier(device: str) -> str:
-    """The tier that is the device's own memory."""
+    """Returns the tier that is a device's own memory."""
     return "host" if device == "cpu" else "device"
 
 
 class Placement(Strict):
     """Memories and paths of a plan, and settings of the disk and remote tiers.
 
-    directory: of the disk tiers' files, DIRECTORY if None; relative to the plan file. remote: the store of
-    remote rows. prefetch: whether pages of waiting queries are prefetched. popular_first: whether those with
-    rows on disk or in the store are held while these are read. drift_s: seconds between
-    reorderings of rows by observed accesses; None: the order stays. drift_every: of so many batches one is
-    observed. drift_memory: weight of earlier accesses, in look-ups; None: as many as calibration counted.
+    directory: folder of the disk tiers' files, relative to the plan file; None for DIRECTORY.
+    remote: the store of remote rows.
+    prefetch: whether to prefetch disk pages of waiting queries.
+    popular_first: whether to hold queries while their rows are read from disk or the store.
+    drift_s: seconds between reorderings of rows by observed accesses; None keeps the order.
+    drift_every: one of this many batches is observed.
+    drift_memory: weight of earlier accesses in look-ups; None for as many as calibration counted.
     """
 
     memories: tuple[MemoryUse, ...] = ()
@@ -112,7 +120,7 @@ class Placement(Strict):
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Names of the fields that name files or folders of a machine."""
+        """Returns the names of fields that contain files or folders of a machine."""
         named = {"directory": self.directory}
         if (store := self.remote) is not None:
             named |= {"password_file": store.password_file, "ca_file": store.ca_file}

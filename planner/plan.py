@@ -1,9 +1,9 @@
 """The plan: which paths a server opens, on which lanes they run, how queries are routed, and limits.
 
-A readable JSON file in, one frozen, validated `Plan` out. A path is a representation on a device
-(`table@cpu`): a bundle, the runtime that executes it and where, with its measured latency and quality.
-A lane is one executor on a device; several lanes of a CPU share its paths. Paths of bundles are
-relative to the plan file, so that a plan and its bundles travel together.
+`load_plan` reads a JSON file, which `polyrec plan` writes, into a frozen, validated `Plan`. A path is a
+representation on a device (`table@cpu`): a bundle, its runtime and device, and its measured latency and
+quality. A lane is an executor on a device; all lanes of a device can execute all its paths. Bundle folders
+are relative to the plan file, so that a plan and its bundles can be moved together.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ from polyrec.planner.quality import Finite, QualityDifference, QualityMetric
 PathName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.@:-]+$", max_length=64)]
 Rows = Annotated[int, Field(ge=1)]
 TabledRows = Annotated[int, Field(ge=1, le=2**20)]
-"""Rows of a request or a batch; routing tabulates latency by rows up to the largest."""
+"""Rows of a request or batch; limited since routing tabulates latency up to the maximum."""
 MOST_BUDGET_MS = 3_600_000
 """Maximum latency budget: an hour."""
 BudgetMs = Annotated[float, Field(gt=0, le=MOST_BUDGET_MS, allow_inf_nan=False)]
 BUDGET_FACTOR = 10.0
 LEAST_CAP_MS = 10_000.0
-"""Default cap on budgets: 10 s, or ten default budgets if that is more. A query holds its connection and its
-place in the queue until its deadline, so the cap bounds how long a backlog outlasts its cause."""
+"""Minimum of the default cap on budgets, which is ten default budgets. A query occupies its connection and
+its place in the queue until its deadline, so the cap limits how long a backlog outlasts its cause."""
 NEWEST = 3
-"""Version of the plan files that are written."""
+"""Version of plan files that this code writes."""
 MOST_PATHS = 256
-"""Maximum paths of a plan, and lanes: a decision looks at each."""
+"""Maximum paths, and lanes, of a plan; limited since every decision examines all of them."""
 FrontSeconds = Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)]
 Policy = Annotated[str, Field(pattern=r"^(priced|mprec|deeprecsys|static:.+)$")]
 LaneKind = Literal["inline", "thread", "process"]
 
 
 class PlanError(PolyrecError):
-    """A plan file is missing, malformed or contradicts itself."""
+    """A plan file is missing, malformed or inconsistent."""
 
 
 class Limits(Strict):
-    """Limits beyond which a server rejects.
+    """Limits on requests and queues.
 
-    max_body_bytes: of one request, as sent and after decompression (413 beyond); None: what
-    max_request_rows rows of the bundle's schema can need (`server/codecs/body_limits.py`).
+    max_body_bytes: bytes of one request, as sent and after decompression (413 beyond). None derives it from
+        max_request_rows and the bundle's schema (`server/codecs/body_limits.py`).
     max_request_rows: rows of one request (413 beyond).
-    max_batch_rows: waiting queries are merged up to this many rows; one larger query runs alone.
-    max_queued_rows: rows that may wait (429 beyond), of queries with a priority and of those without; 1.1
-    times as many of both together.
-    max_budget_ms: longest latency budget; longer ones are cut to it. None: BUDGET_FACTOR times the default
-    budget, at least LEAST_CAP_MS.
+    max_batch_rows: rows up to which waiting queries are merged; a larger query runs alone.
+    max_queued_rows: rows that may wait (429 beyond), separately for queries with and without a priority; both
+        together may have 1.1 times as many.
+    max_budget_ms: longest latency budget; longer ones are capped. None for BUDGET_FACTOR times the default
+        budget, at least LEAST_CAP_MS.
     """
 
     max_body_bytes: Annotated[int, Field(ge=1)] | None = None
@@ -76,12 +76,12 @@ class Limits(Strict):
 
 
 class PlannedPath(Strict):
-    """One path: `bundle` executed by `runtime` on `device`, its dense net in a precision.
+    """One path: `bundle` executed by `runtime` on `device`, with its dense net in a precision.
 
-    width: one of the bundle's nested widths; None: all columns (of nested widths, the widest). quality: in
-    the plan's metric, on test rows; None: the bundle's own figure. accuracy: share of test rows predicted
-    right at 0.5 (MP-Rec's measure), only reported. latency: of one batch on one lane of the device; None:
-    measured roughly when the server loads.
+    width: one of the bundle's nested widths; None for the widest.
+    quality: on test rows in the plan's metric; None for the bundle's own figure.
+    accuracy: share of test rows classified correctly at threshold 0.5 (MP-Rec's measure); only reported.
+    latency: of one batch on one lane of the device; None to measure it roughly when the server loads.
     """
 
     name: PathName
@@ -96,10 +96,11 @@ class PlannedPath(Strict):
 
 
 class PlannedLane(Strict):
-    """One executor on a device. Every path of that device runs on it.
+    """One executor on a device, which runs every path of that device.
 
-    kind: `inline` executes in the server's event loop, `thread` in a thread of the server, `process` in
-    a process of its own (a crash costs that lane only). cores: pins a thread or process to these.
+    kind: `inline` executes in the server's event loop, `thread` in a thread of the server, `process` in a
+        process of its own, so that a crash affects only that lane.
+    cores: CPU cores to pin a thread or process to.
     """
 
     name: PathName
@@ -109,10 +110,11 @@ class PlannedLane(Strict):
 
 
 class Routing(Strict):
-    """Routing policy and its parameters. policy: `priced`, `mprec`, `deeprecsys` or `static:PATH`.
+    """Routing policy and its parameters.
 
-    weights: multiplies a path's value in every decision, 1 where not named; 0 takes the path out.
-    query_s, row_s: seconds of the front (parsing, writing) for a query and for each of its rows.
+    policy: `priced`, `mprec`, `deeprecsys` or `static:PATH`.
+    weights: factors on paths' values in every decision, 1 by default; 0 disables a path.
+    query_s, row_s: seconds of the front (parsing, writing) per query and additionally per row.
     """
 
     policy: Policy = "priced"
@@ -122,14 +124,16 @@ class Routing(Strict):
 
 
 class Plan(Strict):
-    """Chosen paths, their lanes, the routing, the default latency budget in milliseconds, and the limits.
+    """A plan.
 
-    version: 3 since paths have a quality; 1 and 2, whose paths have only an accuracy, are read, and quality
-    is then that of the bundles. metric: of the paths' quality. differences: between two of them, with
-    intervals; paths whose difference was not shown are worth the same (planner/quality.py).
-    lanes: empty means one for each device that a path names, inline on the CPU, a thread elsewhere.
-    placement: which tier holds which rows; None: every path's device holds all. expected: the planner's
-    forecast, which a server ignores.
+    version: 3 since paths have a quality. Versions 1 and 2 have only an accuracy and are read too; quality is
+        then taken from the bundles.
+    metric: metric of the paths' quality.
+    differences: quality differences between two paths with intervals. Paths without a significant difference
+        are worth the same (planner/quality.py).
+    lanes: if empty, one lane for each device of a path, inline on the CPU and a thread elsewhere.
+    placement: which tier holds which rows; None if every device holds all rows of its paths.
+    expected: the planner's forecast, which the server ignores.
     """
 
     version: Literal[1, 2, 3] = 3
@@ -205,17 +209,17 @@ class Plan(Strict):
 
     @property
     def in_tiers(self) -> bool:
-        """Whether any path has rows beyond its device's own memory; not every placement has."""
+        """Whether any path has rows outside its device's memory, which not every placement has."""
         devices = {path.name: path.device for path in self.paths}
         placed = self.placement.paths if self.placement else ()
         return any(one.needs_tiers(devices[one.path]) for one in placed)
 
     def most_budget_ms(self, default_budget_ms: float) -> float:
-        """Maximum latency budget of a request, given the default budget."""
+        """Returns the maximum latency budget of a request for a given default budget."""
         return self.limits.max_budget_ms or max(BUDGET_FACTOR * default_budget_ms, LEAST_CAP_MS)
 
     def all_lanes(self) -> tuple[PlannedLane, ...]:
-        """The planned lanes, or by default one per device."""
+        """Returns the planned lanes, or if there are none, one per device."""
         if self.lanes:
             return self.lanes
         devices = dict.fromkeys(path.device for path in self.paths)
@@ -233,10 +237,11 @@ def single_path_plan(
     precision: DensePrecision = "fp32",
     width: int | None = None,
 ) -> Plan:
-    """Makes the plan of `polyrec serve --bundle`: one bundle on one device, default limits.
+    """Creates the plan of `polyrec serve --bundle`: one bundle on one device with default limits.
 
-    representation: with the width, as `Bundle.name` has it. A dense precision other than fp32 stands in the
-    path's name: `table.int8@cpu`, `table.w16.int8@cpu`. Raises PlanError if there is no such runtime.
+    representation: including the width, as in `Bundle.name`. A dense precision other than fp32 is added to
+        the path's name: `table.int8@cpu`, `table.w16.int8@cpu`.
+    Raises PlanError if there is no such runtime.
     """
     name = f"{representation}{'' if precision == 'fp32' else f'.{precision}'}@{device}"
     path = {
@@ -251,7 +256,7 @@ def single_path_plan(
 
 
 def load_plan(file: str | Path) -> Plan:
-    """Reads a plan file. Raises PlanError with the key and the reason."""
+    """Reads a plan file. Raises PlanError, whose message has the key and the reason."""
     what = f"plan '{file}'"
     try:
         raw = read_json(Path(file), what, PlanError, MOST_SERVED_BYTES)
@@ -267,7 +272,10 @@ def load_plan(file: str | Path) -> Plan:
 
 
 def parse_plan(content: bytes, what: str) -> Plan:
-    """Parses the content of a plan file; paths stay relative to it. Raises PlanError, which names `what`."""
+    """Parses a plan file's content; folders stay relative. what: names the file in messages.
+
+    Raises PlanError.
+    """
     return _validated(parse_json(content, what, PlanError), what)
 
 
@@ -285,5 +293,5 @@ def _validated(raw: dict[str, Any], what: str) -> Plan:
 
 
 def save_plan(plan: Plan, file: str | Path) -> None:
-    """Writes a plan that `load_plan` reads back; bundles are named as the plan names them. Raises OSError."""
+    """Writes a plan file; bundle folders are written as they are in the plan. Raises OSError."""
     write_text(Path(file), plan.model_dump_json(indent=2, exclude_none=True) + "\n")

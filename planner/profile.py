@@ -1,7 +1,7 @@
 """The profile: measured latency, memory and quality of every path on one machine.
 
-`polyrec profile` writes it as a readable JSON file, `polyrec plan` and the simulator read it. A profile may
-also describe another machine; its figures are then derived (origin `derived`).
+`polyrec profile` writes it as a JSON file, which `polyrec plan` and the simulator read. A profile may also
+describe another machine; its figures are then derived (origin `derived`).
 """
 
 from __future__ import annotations
@@ -25,11 +25,14 @@ Real = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class ProfileError(PolyrecError):
-    """A profile is missing, malformed, or does not fit its use."""
+    """A profile is missing, malformed, or does not fit its purpose."""
 
 
 class Point(Strict):
-    """Quantiles in seconds of `samples` batches of `rows` rows. fitted: used to fit the latency model."""
+    """Time quantiles in seconds of `samples` batches of `rows` rows.
+
+    fitted: whether the model was fitted to it.
+    """
 
     rows: Annotated[int, Field(ge=1)]
     samples: Count
@@ -50,8 +53,9 @@ class FitError(Strict):
 class Memory(Strict):
     """Bytes of a path.
 
-    tables: rows by table, which tiers can hold. fixed: decoders and dense net. peak: additional bytes while
-    it executes the largest batch.
+    tables: bytes of rows by table, which may be in tiers.
+    fixed: bytes of decoders and dense net.
+    peak: additional bytes while it executes the largest batch.
     """
 
     tables: dict[str, Count]
@@ -66,11 +70,12 @@ class Memory(Strict):
 class PathProfile(Strict):
     """Latency, memory and quality of one path.
 
-    latency: of a lane that is warm; evicted: with the caches emptied between batches. quality: on test rows,
-    in the profile's metric, with its 95% interval; metrics: all that were measured. They are the bundle's
-    own test figures, unless `quality_from` says that they were measured on `data` with this very path,
-    `given` by the user, or `assumed` (`note` says from what). origin: whether the figures are of this
-    machine. bundle_version: of the bundle that was measured.
+    latency, evicted: of a warm lane, and with CPU caches evicted between batches.
+    quality, metrics: quality on test rows in the profile's metric with its 95% interval, and all metrics.
+        They are the bundle's own test figures, unless `quality_from` says that they were measured on `data`
+        with this very path, `given` by the user, or `assumed` (`note` has the basis).
+    origin: whether the figures were measured on this machine or derived.
+    bundle_version: version of the measured bundle.
     """
 
     path: PlannedPath
@@ -91,12 +96,12 @@ class PathProfile(Strict):
 
     @property
     def accuracy(self) -> float | None:
-        """Share of test rows predicted right at 0.5, where it was measured."""
+        """Share of test rows classified correctly at threshold 0.5, None if it was not measured."""
         return self.metrics.get("accuracy")
 
 
 class Front(Strict):
-    """Seconds that the server spends besides lanes, on a query and on each of its rows."""
+    """Seconds that the server spends outside of lanes, per query and additionally per row."""
 
     query_s: Real
     row_s: Real
@@ -112,10 +117,13 @@ class Hop(Strict):
 class Profile(Strict):
     """The machine and its paths.
 
-    metric: of the paths' quality; differences: between every two of them. front: None if it was not measured.
-    hops: by kind of lane; one that is missing was not. cut_times: of paths measured with their rows in
-    tiers, if any were. cpu_wait: share of the time in which paths on the CPU waited for a core, as other work
-    held it; None without any. version: 2 since paths have a quality.
+    metric, differences: metric of the paths' quality, and differences between all pairs of paths.
+    front: None if it was not measured.
+    hops: by kind of lane, as far as measured.
+    cut_times: of paths measured with their rows in tiers.
+    cpu_wait: share of the time for which paths on the CPU waited for a core that other work used; None
+        without such paths.
+    version: 2 since paths have a quality.
     """
 
     version: Literal[2] = 2
@@ -130,7 +138,7 @@ class Profile(Strict):
 
 
 def load_profile(file: str | Path) -> Profile:
-    """Reads a profile; bundles are relative to it. Raises ProfileError."""
+    """Reads a profile; bundle folders are relative to it. Raises ProfileError."""
     what = f"profile '{file}'"
     try:
         raw = read_json(Path(file), what, ProfileError)
@@ -146,9 +154,9 @@ def load_profile(file: str | Path) -> Profile:
 
 
 def _upgraded(raw: object) -> object:
-    """Returns the content of a profile of version 1 as version 2, other content as it is.
+    """Converts a profile of version 1 to version 2; leaves other content unchanged.
 
-    Its paths have an accuracy, and metrics under `quality`.
+    In version 1, paths have an accuracy, and metrics under `quality`.
     """
     if not isinstance(raw, dict) or raw.get("version") != 1 or not isinstance(raw.get("paths"), list):
         return raw
@@ -167,9 +175,9 @@ def _upgraded(raw: object) -> object:
 
 
 def on_machine(profile: Profile, machine: Machine, named: str) -> Profile:
-    """Returns the profile with another description of its machine: memories, lanes, links, prices.
+    """Returns the profile with a changed description of its machine (memories, lanes, links, prices).
 
-    Latencies stay, and times of cuts if the disk is the same. Raises ProfileError if it describes another
+    Keeps latencies, and cut times if the disk is the same. Raises ProfileError if `machine` is a different
     machine or lacks a device of a path.
     """
     if machine.name != profile.machine.name:
@@ -191,7 +199,7 @@ def on_machine(profile: Profile, machine: Machine, named: str) -> Profile:
 
 
 def with_given_quality(profile: Profile, given: Mapping[str, float]) -> Profile:
-    """Returns the profile with the qualities of some paths as the operator gives them.
+    """Returns the profile with the qualities of some paths replaced by the operator's.
 
     Raises ProfileError for a path that is not in the profile.
     """
@@ -212,8 +220,5 @@ def with_given_quality(profile: Profile, given: Mapping[str, float]) -> Profile:
 
 
 def save_profile(profile: Profile, file: str | Path) -> None:
-    """Writes a profile that `load_profile` reads back; bundles are named as the profile names them.
-
-    Raises OSError.
-    """
+    """Writes a profile; bundle folders are written as they are in the profile. Raises OSError."""
     write_text(Path(file), profile.model_dump_json(indent=2, exclude_none=True) + "\n")

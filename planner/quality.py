@@ -1,8 +1,8 @@
-"""Values an answered row by its path: measured qualities, and the differences between them that were shown.
+"""Computes what an answered row is worth on each path, from measured qualities and significant differences.
 
-Quality is information gain on test rows, 1 - NE, unless the operator chose another metric. Test rows are a
-sample, so a difference counts only if its paired interval excludes zero; paths without a shown difference
-are worth the same, and the cheaper one wins at every load.
+Quality is information gain (1 - NE) on test rows, unless the operator chose another metric. Test rows are a
+sample, so a difference counts only if its paired interval excludes zero. Paths without a significant
+difference are worth the same, so the cheaper one wins at every load.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from polyrec.models.files import Strict
 QualityMetric = Literal["information", "auc", "mrr", "ndcg", "accuracy"]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 LEAST_WORTH = 0.01
-"""Value of a row by a path no better than a constant, as a share of the best: it answers only where nothing
-else can, since a client prefers a poor answer to none."""
+"""Value of a path no better than a constant prediction, as a share of the best path's value. It is above 0 so
+that the path answers if no other can, since clients prefer a poor answer to none."""
 
 
 class QualityDifference(Strict):
-    """Quality of `path` minus that of `other`, with its 95% interval. kind: how the interval was found.
+    """Quality of `path` minus that of `other`, with its 95% interval.
 
-    paired: a bootstrap of the same test rows. unpaired: from the two standard errors, which is wider. given:
-    by the operator, exact. assumed: the same model, another precision.
+    kind: how the interval was found. `paired`: bootstrap over the same test rows. `unpaired`: from the two
+        standard errors, which is wider. `given`: exact value from the operator. `assumed`: same model in
+        another precision.
     """
 
     path: str
@@ -45,11 +46,11 @@ class QualityDifference(Strict):
 def quality_groups(
     quality: Mapping[str, float], differences: Iterable[QualityDifference] = ()
 ) -> list[list[str]]:
-    """Groups paths without a shown difference to the best one of their group, best group first.
+    """Groups paths that are not significantly different from the best of their group, best group first.
 
-    "Not shown different" is not transitive, so groups are formed from the top: the best path with all that
-    are not shown worse than it, then the same among the rest. A pair without an entry differs by face value.
-    The first of each group is its best.
+    Not being significantly different is not transitive, so groups are formed from the top: the best path with
+    all paths not significantly worse, then the same among the remaining paths. A pair without an entry counts
+    as different. The first path of each group is its best.
     """
     shown: dict[tuple[str, str], bool] = {}
     for d in differences:
@@ -67,9 +68,9 @@ def quality_groups(
 def routing_values(
     quality: Mapping[str, float | None], differences: Iterable[QualityDifference] = ()
 ) -> dict[str, float]:
-    """Returns what an answered row of each path is worth, above 0: the quality of the best of its group.
+    """Returns what an answered row on each path is worth: the quality of the best path in its group, above 0.
 
-    A path of unknown quality (None) is worth as much as the worst known one.
+    A path of unknown quality (None) is worth as much as the worst known path.
     """
     known = {name: q for name, q in quality.items() if q is not None}
     values = {name: known[group[0]] for group in quality_groups(known, differences) for name in group}
@@ -77,7 +78,7 @@ def routing_values(
     values |= {name: least for name, q in quality.items() if q is None}
     best = max(values.values(), default=1.0)
     if best <= 0:
-        # no path beats a constant: only their order is left to route by
+        # no path beats a constant prediction, so only their order matters
         return {name: max(1 + value, LEAST_WORTH) for name, value in values.items()}
     return {name: max(value, LEAST_WORTH * best) for name, value in values.items()}
 
@@ -93,9 +94,9 @@ def differences_of(
 def given_differences(
     quality: Mapping[str, float], given: Mapping[str, float], differences: Iterable[QualityDifference]
 ) -> tuple[QualityDifference, ...]:
-    """Returns the differences after some qualities were given by the operator; those are exact.
+    """Returns the differences after the operator gave some qualities, which count as exact.
 
-    quality: of all paths, the given values included.
+    quality: of all paths, including the given values.
     """
     kept = [d for d in differences if d.path not in given and d.other not in given]
     for path, other in combinations(quality, 2):

@@ -1,4 +1,4 @@
-"""The constraints of a linear or mixed-integer program, built row by row and entry by entry."""
+"""Builds the constraints of a linear or mixed-integer program row by row and entry by entry."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from scipy.sparse import csr_array
 
 
 class SparseRows:
-    """A sparse matrix with a limit for each row; columns are variables. limits: of the first rows."""
+    """A sparse matrix with a limit per row; columns are variables. limits: limits of the first rows."""
 
     def __init__(self, limits: Iterable[float] = ()) -> None:
         self.limits = list(limits)
@@ -29,7 +29,7 @@ class SparseRows:
         self._values.append(value)
 
     def matrix(self, columns: int, rows: int | None = None) -> csr_array:
-        """Returns the matrix, float [rows, columns]. rows: only the first so many; None: all."""
+        """Returns the matrix, float [rows, columns]. rows: number of leading rows, None for all."""
         row, column, value = np.array(self._rows), np.array(self._columns), np.array(self._values)
         if rows is None:
             rows = len(self.limits)

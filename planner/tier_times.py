@@ -8,10 +8,10 @@ A batch takes its time with all rows in memory, and in addition, on average,
     + ahead_batch_s * any(below) + ahead_s * reads      if they were started while it was queued
     + remote_batch_s * any(remote) + remote_s * remote
 
-`lookups` are all of a batch, `below` those beyond the static prefix, found through the cache's index; `reads`
-pages of the file; `any(n) = 1 - exp(-n)` is the chance that a batch has one at all. Reads of a batch run side
-by side, so it waits for one round of them, any(reads), and for further ones only if it needs more pages than
-the cache has slots for. Remote rows come in one request.
+`lookups` is the number of all look-ups of a batch, `below` those beyond the static prefix (found through the
+cache's index), and `reads` the pages read from the file. `any(n) = 1 - exp(-n)` is the probability that there
+is at least one. Reads of a batch run in parallel, so it waits for one round, any(reads), and for further
+rounds only if it needs more pages than the cache has slots. Remote rows come in one request.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ TIMES = (
     *("batch_s", "lookup_s", "below_batch_s", "below_s", "wait_s", "read_s"),
     *("ahead_batch_s", "ahead_s", "remote_batch_s", "remote_s"),
 )
-"""Coefficients of TierCost in seconds."""
+"""Names of TierCost's coefficients in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchReads:
-    """Mean numbers of one batch, see above; `rounds` of reads is below 1 where many batches read nothing.
+    """Mean counts per batch (see the module docstring). `rounds` is below 1 if many batches read nothing.
 
-    certain: the numbers are of one batch rather than means, so that any(n) is 1 or 0.
+    certain: whether these are counts of a single batch instead of means, so that any(n) is 0 or 1.
     """
 
     lookups: float
@@ -50,7 +50,7 @@ class BatchReads:
     certain: bool = False
 
     def multiples(self, ahead: bool) -> tuple[float, ...]:
-        """Returns what each of TIMES is multiplied by. ahead: whether its reads were started before."""
+        """Returns the factor of each coefficient in TIMES. ahead: whether reads were started beforehand."""
         waits = not ahead
         below, remote = (float(n > 0) if self.certain else any_of(n) for n in (self.below, self.remote))
         return (
@@ -68,15 +68,15 @@ class BatchReads:
 
 
 def any_of(mean: float) -> float:
-    """Returns the chance of at least one of independent events, `mean` on average."""
+    """Returns the probability of at least one event, if there are `mean` independent events on average."""
     return -math.expm1(-mean)
 
 
 class TierCost(Strict):
-    """Seconds that tiers add to a batch, see above.
+    """Seconds that tiers add to a batch (see the module docstring).
 
-    cached: what a slot of the cache is worth, in rows of a static prefix that continues with the next
-    hottest rows: below 1, as a cache spends slots on learning which rows are hot.
+    cached: worth of a cache slot, in rows of a longer static prefix. It is below 1, as a cache spends slots
+        on learning which rows are hot.
     """
 
     batch_s: Real = 0.0
@@ -92,18 +92,19 @@ class TierCost(Strict):
     cached: Real = 1.0
 
     def seconds(self, batch: BatchReads, ahead: bool = False) -> float:
-        """Seconds in addition to those with all rows in memory. ahead: its reads were started before."""
+        """Returns the seconds added to a batch. ahead: whether its reads were started beforehand."""
         times: list[float] = [getattr(self, name) for name in TIMES]
         return sum(s * n for s, n in zip(times, batch.multiples(ahead), strict=True))
 
 
 class CutPoint(Strict):
-    """Batches of `rows` rows at one cut.
+    """Measured batches of `rows` rows at one cut between memory and slow tiers.
 
-    memory_bytes: of rows and cache in memory; the other rows are on disk, or in the remote store beyond
-    `near_rows` of each table, if given. ahead: the reads of a batch were started two batches earlier, by the
-    lane itself, which is part of `seconds`. seconds, memory_s: mean of a batch, and of one with all rows in
-    memory, medians over rounds in turns. The others are means of a batch, see above.
+    memory_bytes: rows and cache in memory. The other rows are on disk, or if `near_rows` is set, in the
+        remote store beyond that many rows of each table.
+    ahead: whether the lane itself started a batch's reads two batches earlier, which is part of `seconds`.
+    seconds, memory_s: mean time of a batch, and of one with all rows in memory; medians over alternating
+    rounds. The other fields are mean counts per batch (see the module docstring).
     """
 
     memory_bytes: Count
@@ -122,8 +123,9 @@ class CutPoint(Strict):
 class CutTimes(Strict):
     """A path measured at several cuts of its rows.
 
-    page_bytes: what the disk reads at least. reader: io_uring or threads. error: median relative error of
-    predicted batch times, each cut predicted from the others.
+    page_bytes: smallest unit that the disk reads.
+    reader: io_uring or threads.
+    error: median relative error of predicted batch times, with each cut predicted from the others.
     """
 
     path: str

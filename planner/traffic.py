@@ -1,7 +1,7 @@
-"""Expected traffic: arrival rate, query sizes, and the arrival process.
+"""Describes expected traffic: arrival rate, query sizes, and the arrival process.
 
-Parses a short text like `rate=400,sizes=lognormal`, or a YAML or JSON file, to a frozen `Traffic`, which the
-planner, the simulator, the load tests and the clairvoyant bound use.
+`parse_traffic` converts a short text like `rate=400,sizes=lognormal`, or a YAML or JSON file, to a frozen
+`Traffic`. The planner, the simulator, the load tests and the clairvoyant bound use it.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ QUANTILES = 4096
 
 
 class TrafficError(PolyrecError):
-    """A traffic description is malformed, or names a file that cannot be read."""
+    """A traffic description is malformed or names a file that cannot be read."""
 
 
 class Sizes(Strict):
     """Distribution of the rows of a query.
 
-    `fixed`: always `mean`. `lognormal`: DeepRecSys's, mu 5.1, sigma 0.2 scaled to `mean`; `mlperf`: the 20
-    equally likely quantiles of DLRM-v2's server scenario; `heavy`: a lognormal with sigma 1, clipped to
-    [1, 4096]; `measured`: `values` with `shares` (equal ones if none are given).
+    kind: `fixed`: always `mean`.
+        `lognormal`: DeepRecSys's (mu 5.1, sigma 0.2), scaled to `mean`.
+        `mlperf`: the 20 equally likely quantiles of DLRM-v2's server scenario.
+        `heavy`: lognormal with sigma 1, clipped to [1, 4096].
+        `measured`: `values` with `shares`, which default to equal shares.
     """
 
     kind: Literal["fixed", "lognormal", "mlperf", "heavy", "measured"] = "fixed"
@@ -62,7 +64,7 @@ class Sizes(Strict):
 
     @property
     def mean_rows(self) -> float:
-        """Expected rows of a query, rounded and clipped as they are drawn."""
+        """Expected rows per query, rounded and clipped as in `sample`."""
         if self.kind == "measured":
             return float(np.average(self.values, weights=self.shares or None))
         if self.kind == "mlperf":
@@ -73,7 +75,7 @@ class Sizes(Strict):
         return float(_whole(np.exp(self._mu + self._sigma * normal)).mean())
 
     def sample(self, n: int, rng: np.random.Generator) -> I64:
-        """Draws sizes of n queries: int64 [n], each at least 1."""
+        """Draws the sizes of n queries: int64 [n], each at least 1."""
         if self.kind == "mlperf":
             return rng.choice(np.asarray(MLPERF, np.int64), n)
         if self.kind == "measured":
@@ -95,10 +97,11 @@ class Sizes(Strict):
 class Arrivals(Strict):
     """Arrival process around the mean rate.
 
-    `poisson`; `bursty`: a two-state MMPP, `factor` times the low rate for `burst_s` every `period_s`, both
-    on average; `diurnal`: a sine of `period_s` from rate / factor; `step`: `factor` times the rate from
-    `start_s` for `burst_s`; `trace`: the times in `file` (seconds, a line each, or a .npy), stretched
-    to the rate.
+    kind: `poisson`: constant rate.
+        `bursty`: two-state MMPP with `factor` times the low rate for `burst_s` every `period_s`, on average.
+        `diurnal`: a sine with period `period_s`, starting at rate / factor.
+        `step`: `factor` times the rate from `start_s` on for `burst_s`.
+        `trace`: the times in `file` (seconds, one per line, or a .npy file), scaled to the rate.
     """
 
     kind: Literal["poisson", "bursty", "diurnal", "step", "trace"] = "poisson"
@@ -120,7 +123,7 @@ class Arrivals(Strict):
 
 
 class Traffic(Strict):
-    """Expected traffic. rate: mean queries/s; for `step` arrivals, outside the step."""
+    """Expected traffic. rate: mean queries/s; for `step` arrivals, the rate outside the step."""
 
     rate: Annotated[Positive, Field(le=1e15)]
     sizes: Sizes = Sizes(mean=23)
@@ -139,7 +142,7 @@ SHORT = (
 
 
 def parse_traffic(text_or_file: str | Path) -> Traffic:
-    """Parses traffic from its short form, or from a YAML or JSON file. Raises TrafficError."""
+    """Parses traffic from its short form or from a YAML or JSON file. Raises TrafficError."""
     text = str(text_or_file)
     file, what = Path(text), f"traffic '{text}'"
     if file.suffix in (".yaml", ".yml", ".json"):
@@ -207,7 +210,7 @@ def _whole(rows: NDArray[np.float64]) -> I64:
 
 
 def _normal_quantiles() -> NDArray[np.float64]:
-    """Returns QUANTILES equally likely quantiles of the standard normal, by inverting its distribution."""
+    """Returns QUANTILES equally likely quantiles of the standard normal distribution."""
     grid = np.linspace(-6.0, 6.0, 48_001)
     density = np.exp(-grid * grid / 2)
     below = np.cumsum(density) - density / 2

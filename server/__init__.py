@@ -1,1 +1,1 @@
-"""The running service: HTTP front, lanes, metrics."""
+"""The running service: HTTP and gRPC fronts, dispatch to lanes, metrics and life cycle."""

@@ -1,8 +1,9 @@
-"""Runs the server, configured by POLYREC_ variables: `python -m polyrec.server`.
+"""Runs the server with POLYREC_ variables as its settings: `python -m polyrec.server`.
 
-For containers and child processes; use `polyrec serve` on a command line. Three descriptors as arguments make
-it one of several processes behind a port (server/app/processes.py): the listening socket that they share, its
-own, and a pipe whose other end closes with the process that started it. One descriptor is such a pipe alone.
+This entry point is for containers and child processes; on a command line use `polyrec serve`. Arguments are
+inherited file descriptors. Three make the process one of several behind a port (server/app/processes.py): the
+shared listening socket, its own listening socket, and a lifeline pipe, whose closing by the parent ends the
+process. A single descriptor is a lifeline pipe (server/child.py).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ def main(inherited: Sequence[int] = ()) -> int:
     """Serves until a signal ends the server; returns the exit status."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
     with exit_on_sigterm():
-        # seconds of imports
+        # these imports take seconds
         from polyrec.models.errors import PolyrecError
         from polyrec.server.app.listening import Ready
         from polyrec.server.app.settings import load_settings

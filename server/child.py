@@ -1,6 +1,6 @@
 """Starts a server in a child process, for demos, load tests, notebooks and tests.
 
-Imports neither torch nor the server: the child does.
+This module imports neither torch nor the server; only the child does.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ class StartFailed(PolyrecError):
 
 @dataclass(frozen=True, slots=True)
 class ServerProcess:
-    """A server in a child process, ready to answer at `url`. processes, grpc: see `Ready`.
+    """A server in a child process, ready to answer at `url`.
 
-    lifeline: descriptor of a pipe that ends the server when this process ends, in whatever way; None: none.
+    processes, grpc: see `Ready`.
+    lifeline: descriptor of a pipe that ends the server when this process ends for any reason, or None.
     """
 
     url: str
@@ -65,9 +66,10 @@ def start(
 ) -> ServerProcess:
     """Starts a server process with these settings (port 0 unless given) and waits until it is ready.
 
-    core: the only processor core it may use. lifeline: whether the server is killed when this process ends,
-    for any reason. own_group: whether a terminal's Ctrl-C does not reach it, so that this process alone
-    decides how it ends. Raises StartFailed if it ends before it is ready.
+    core: the only CPU core it may use, None for any.
+    lifeline: whether the server is killed when this process ends for any reason.
+    own_group: whether to shield it from a terminal's Ctrl-C, so that only this process ends it.
+    Raises StartFailed if the server ends before it is ready.
     """
     child_end, own_end = os.pipe() if lifeline else (None, None)
     inherited = () if child_end is None else (child_end,)
@@ -75,7 +77,7 @@ def start(
     environ |= {f"POLYREC_{k.upper()}": str(v) for k, v in ({"port": 0} | dict(settings)).items()}
     cores = os.sched_getaffinity(0)
     if core is not None:
-        os.sched_setaffinity(0, {core})  # of this thread, which a child inherits
+        os.sched_setaffinity(0, {core})  # for this thread; the child inherits it
     try:
         process = subprocess.Popen(
             [sys.executable, "-m", "polyrec.server", *map(str, inherited)],
@@ -97,6 +99,6 @@ def start(
         if own_end is not None:
             os.close(own_end)
         raise StartFailed(f"the server ended with status {process.wait()} before it was ready")
-    # benchmarks start servers of older revisions, which say less
+    # benchmarks start servers of older revisions, whose announcement has fewer keys
     ready = orjson.loads(line)
     return ServerProcess(ready["url"], process, tuple(ready.get("processes", ())), ready.get("grpc"), own_end)

@@ -1,6 +1,7 @@
-"""A set of limited size, in which a new member displaces the one that was used longest ago.
+"""A set of limited size in which a new member displaces the least recently used one.
 
-Rejecting new members instead would let one client keep out all others, by calls that it opens and never uses.
+server/grpc limits calls and streams with it. Rejecting new members instead would let one client keep out all
+others with calls that it opens and never uses.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ T = TypeVar("T")
 
 
 class DisplacingSet(Generic[T]):
-    """At most `most` members, iterated in the order of their last use."""
+    """A set of at most `most` members, iterated in order of last use."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._members: dict[T, None] = {}
 
     def add(self, member: T) -> T | None:
-        """Adds a member; returns the one that it displaces, None while there is room."""
+        """Adds a member; returns the displaced one, None if the limit was not reached."""
         displaced = None
         if len(self._members) >= self._most:
             displaced = next(iter(self._members))
@@ -28,11 +29,11 @@ class DisplacingSet(Generic[T]):
         return displaced
 
     def discard(self, member: T) -> None:
-        """Removes a member if it is still there."""
+        """Removes a member if present."""
         self._members.pop(member, None)
 
     def used(self, member: T) -> None:
-        """Makes a member the last to be displaced, if it is still there."""
+        """Marks a member as most recently used, if present."""
         if member in self._members:
             del self._members[member]
             self._members[member] = None

@@ -1,7 +1,7 @@
-"""Errors of requests, and their HTTP responses.
+"""Request errors and their HTTP responses.
 
-Every exception raised while a request is read, queued or executed is turned into an `ErrorResponse` here: a
-status that means one thing, a message of one line, and the headers that belong to the status.
+`error_response` converts every exception raised while a request is read, queued or executed to an
+`ErrorResponse`: an unambiguous status, a one-line message, and the headers that belong to the status.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from polyrec.models.errors import FeatureError
 JSON = b"application/json"
 MESSAGE_LENGTH = 500
 QUOTED = 64
-"""Maximum characters of a client's key or value that a message quotes."""
+"""Maximum characters of client text that a message quotes."""
 
 
 class RequestError(Exception):
-    """A request that gets no prediction; the message is for the client. outcome: a label of metrics."""
+    """A request gets no prediction. The message is for the client. outcome: value of a metric label."""
 
     status: HTTPStatus = HTTPStatus.BAD_REQUEST
     outcome = "invalid"
@@ -37,13 +37,13 @@ class Invalid(RequestError):
 
 
 class Forbidden(RequestError):
-    """Not allowed on this server, or not to this client."""
+    """The call is not allowed on this server or to this client."""
 
     status = HTTPStatus.FORBIDDEN
 
 
 class Unauthorized(RequestError):
-    """No token, or one that is not valid."""
+    """The request has no token or an invalid one."""
 
     status = HTTPStatus.UNAUTHORIZED
 
@@ -69,13 +69,13 @@ class NotFound(RequestError):
 
 
 class Misdirected(RequestError):
-    """The call concerns one process, and came to a port that several share."""
+    """A call that concerns one process came to a port shared by several."""
 
     status = HTTPStatus.MISDIRECTED_REQUEST
 
 
 class MethodNotAllowed(RequestError):
-    """The page exists, but not for this method."""
+    """The path exists but does not support this method."""
 
     status = HTTPStatus.METHOD_NOT_ALLOWED
 
@@ -85,21 +85,21 @@ class MethodNotAllowed(RequestError):
 
 
 class Conflict(RequestError):
-    """The call contradicts what the server is doing, like a reload during a rollout."""
+    """The call conflicts with what the server is doing, such as a reload during a rollout."""
 
     status = HTTPStatus.CONFLICT
 
 
 class TooLarge(RequestError):
-    """More bytes or rows than the plan's limits allow."""
+    """The request has more bytes or rows than the plan's limits allow."""
 
     status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
 
 
 class HttpViolation(RequestError):
-    """A request that breaks HTTP or a limit of the connection, which is closed after the answer.
+    """A request violates HTTP or a connection limit. The connection is closed after the answer.
 
-    limit: the value of the metric's label.
+    limit: value of the metric label.
     """
 
     def __init__(self, status: HTTPStatus, limit: str, message: str) -> None:
@@ -109,7 +109,7 @@ class HttpViolation(RequestError):
 
 
 class TooBusy(HttpViolation):
-    """The server has no room for the connection, or for what is unfinished."""
+    """The server is at its limit of connections or of unfinished requests."""
 
     def __init__(self, limit: str, message: str) -> None:
         super().__init__(HTTPStatus.TOO_MANY_REQUESTS, limit, message)
@@ -123,7 +123,7 @@ class TooSlow(HttpViolation):
 
 
 class Stopping(HttpViolation):
-    """The request has not arrived when the server ends."""
+    """The request had not fully arrived when the server stopped."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -134,7 +134,7 @@ class Stopping(HttpViolation):
 class Overloaded(RequestError):
     """The queue is full, or too long for the request's deadline.
 
-    retry_after_s: whole seconds until there should be room.
+    retry_after_s: whole seconds until a retry should succeed.
     """
 
     status = HTTPStatus.TOO_MANY_REQUESTS
@@ -148,14 +148,14 @@ class Overloaded(RequestError):
 
 
 class NotReady(RequestError):
-    """Loading, or draining before it stops."""
+    """The server is loading or draining."""
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
     outcome = "unavailable"
 
 
 class DeadlinePassed(RequestError):
-    """The latency budget was spent, or could not be met any more, before the query was executed."""
+    """The latency budget passed, or could no longer be met, before the query was executed."""
 
     status = HTTPStatus.GATEWAY_TIMEOUT
     outcome = "expired"
@@ -166,14 +166,14 @@ class DeadlinePassed(RequestError):
 
 
 class Defect(RequestError):
-    """A failure of Polyrec itself; the traceback is in the log only."""
+    """A failure of Polyrec itself. Only the log has the traceback."""
 
     status = HTTPStatus.INTERNAL_SERVER_ERROR
     outcome = "error"
 
 
 class ErrorResponse(NamedTuple):
-    """The response to a request that failed. outcome: a label of metrics."""
+    """The response to a failed request. outcome: value of a metric label."""
 
     status: int
     outcome: str
@@ -182,13 +182,13 @@ class ErrorResponse(NamedTuple):
 
 
 def error_response(error: Exception) -> ErrorResponse:
-    """Turns any exception into status, `{"error": ...}` and headers."""
+    """Converts any exception to a status, a body `{"error": ...}` and headers."""
     known = request_error(error)
     return ErrorResponse(known.status.value, known.outcome, error_body(str(known)), error_headers(known))
 
 
 def request_error(error: Exception) -> RequestError:
-    """The error that a client is told instead of any exception."""
+    """Converts any exception to the error that the client sees."""
     if isinstance(error, FeatureError):
         return Invalid(str(error))
     if isinstance(error, RequestError):
@@ -197,7 +197,7 @@ def request_error(error: Exception) -> RequestError:
 
 
 def error_headers(error: RequestError) -> tuple[tuple[bytes, bytes], ...]:
-    """The headers that belong to the status."""
+    """Returns the headers that belong to the error's status."""
     if isinstance(error, Overloaded | RateLimited):
         return ((b"retry-after", b"%d" % error.retry_after_s),)
     if error.status is HTTPStatus.TOO_MANY_REQUESTS:
@@ -215,12 +215,12 @@ def shortened(text: str) -> str:
 
 
 def error_body(message: str) -> bytes:
-    """`{"error": message}`."""
+    """Returns `{"error": message}` as JSON."""
     return orjson.dumps({"error": one_line(message)})
 
 
 def one_line(message: str) -> str:
-    """The message in one line of bounded length, whatever client text it quotes."""
+    """Converts a message, which may quote client text, to one line of bounded length."""
     if len(message) <= MESSAGE_LENGTH and message.isascii() and message.isprintable():
         return message
     line = " ".join(message[:MESSAGE_LENGTH].encode("utf-8", "backslashreplace").decode().split())

@@ -1,7 +1,8 @@
-"""A pipe to a process beside the server, to which the server writes records without ever blocking.
+"""Sends records from the server to a helper process through a pipe, without ever blocking.
 
-Records that do not fit are buffered up to a limit, then dropped and counted. If the process ends, that is
-logged once, no more records are sent, and the server continues.
+The prediction log, live quality and tracing use it. Records that do not fit in the pipe are buffered up to a
+limit, then dropped and counted. If the process ends, that is logged once, further records are dropped, and
+the server continues.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ PIPE_BYTES = 2**20
 """The default limit of Linux for unprivileged users (/proc/sys/fs/pipe-max-size)."""
 UNSENT_BYTES = 2**20
 CLOSE_S = 12.0
-"""Limit for the process to deal with what it has; longer than its own."""
+"""Time that a process has to finish; longer than the process's own limit."""
 LENGTH_BYTES = 4
-"""Length of the number in front of each record, big-endian."""
+"""Bytes of the big-endian length before each record."""
 
 
 def framed(record: bytes) -> bytes:
-    """Returns a record with its length in front."""
+    """Returns a record with its length prepended."""
     return len(record).to_bytes(LENGTH_BYTES, "big") + record
 
 
 def unframe(buffer: bytearray) -> list[bytes]:
-    """Returns the complete records of a buffer, without their lengths, and removes them from it.
+    """Removes the complete records from a buffer and returns them without their lengths.
 
-    A list: with a generator, records would stay in the buffer of a caller that stops at the first one.
+    Returns a list, since with a generator a caller that stops early would leave records in the buffer.
     """
     records: list[bytes] = []
     first = 0
@@ -49,7 +50,7 @@ def unframe(buffer: bytearray) -> list[bytes]:
 
 
 def close_pipes(pipes: Sequence[RecordPipe]) -> None:
-    """Lets the processes finish side by side, in CLOSE_S altogether."""
+    """Lets all processes finish concurrently, within CLOSE_S in total."""
     give_up_s = time.monotonic() + CLOSE_S
     for pipe in pipes:
         pipe.end(give_up_s)
@@ -60,9 +61,12 @@ def close_pipes(pipes: Sequence[RecordPipe]) -> None:
 class RecordPipe:
     """Starts a Python module as a process and sends it records on its standard input.
 
-    name, records: what process and records are called in messages of `log`.
-    environ: variables of the process. arguments: of the module. inherited: file descriptors that it keeps.
-    unsent_bytes: bytes to buffer while the process does not read. Used from one thread only.
+    Use it from one thread only.
+
+    name, records: names of the process and of its records in messages of `log`.
+    environ, arguments: environment of the process, and arguments of the module.
+    inherited: file descriptors that it inherits.
+    unsent_bytes: maximum bytes to buffer while the process does not read.
     """
 
     def __init__(
@@ -86,7 +90,7 @@ class RecordPipe:
         )
         assert self._process.stdin is not None
         self._fd = self._process.stdin.fileno()
-        with suppress(OSError):  # a user with many open pipes gets no larger ones
+        with suppress(OSError):  # a user with many open pipes may not enlarge them
             fcntl.fcntl(self._fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         os.set_blocking(self._fd, False)
         self._log = log
@@ -104,7 +108,7 @@ class RecordPipe:
         return self._process.pid
 
     def send(self, record: bytes) -> bool:
-        """Sends a record with its length; false: dropped, as too much waits or the process has ended."""
+        """Sends a record; returns False if it was dropped, as the buffer is full or the process ended."""
         if not self.alive:
             self.dropped += 1
             return False
@@ -121,7 +125,7 @@ class RecordPipe:
         return True
 
     def end(self, give_up_s: float) -> None:
-        """Sends what waits and ends the process's input, by give_up_s on time.monotonic."""
+        """Sends buffered records and closes the process's input, by give_up_s on time.monotonic."""
         stdin = self._process.stdin
         assert stdin is not None
         self._flush()
@@ -133,7 +137,7 @@ class RecordPipe:
         stdin.close()
 
     def wait(self, give_up_s: float) -> None:
-        """Lets the process finish after `end`, by give_up_s on time.monotonic; the rest is lost."""
+        """Waits for the process after `end` until give_up_s on time.monotonic, then kills it."""
         try:
             self._process.wait(max(0.1, give_up_s - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -144,7 +148,7 @@ class RecordPipe:
             self._log.warning("%d %s were dropped", self.dropped, self._records)
 
     def kill(self) -> None:
-        """Ends the process at once; records that it has not handled are lost."""
+        """Kills the process; records that it has not handled are lost."""
         self.alive = False
         self._flush_when_writable(None)
         assert self._process.stdin is not None
@@ -167,12 +171,12 @@ class RecordPipe:
         if not self._unsent:
             self._flush_when_writable(None)
         elif self._waiting is None:
-            # the rest goes when the process reads, even if no further record comes
+            # flush the buffer when the process reads, even if no further record comes
             with suppress(RuntimeError):
                 self._flush_when_writable(asyncio.get_running_loop())
 
     def _flush_when_writable(self, loop: asyncio.AbstractEventLoop | None) -> None:
-        """Flushes whenever the pipe can be written, on `loop`; on none any more if that is None."""
+        """Makes `loop` flush whenever the pipe is writable; None stops that."""
         if self._waiting is not None and not self._waiting.is_closed():
             self._waiting.remove_writer(self._fd)
         self._waiting = loop

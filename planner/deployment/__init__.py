@@ -1,1 +1,1 @@
-"""Deployment planning: a profile and requirements come in, a plan goes out."""
+"""Deployment planning: turns a profile and requirements into a plan."""

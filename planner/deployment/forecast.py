@@ -1,4 +1,4 @@
-"""Forecasts what a deployment serves, what limits it, and what upgrades would add."""
+"""Forecasts what a deployment can serve, what limits it, and what upgrades would add (`Plan.expected`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory use of deployed options: a bundle's rows once, fixed parts per path, buffers per lane."""
+"""Computes the memory use of options: a bundle's rows once, fixed parts per path, buffers per lane."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The cuts that a server makes when it opens tiers, and how much of a batch is answered where.
+"""Computes the cuts that a server makes when it opens tiers, and the share of a batch answered by each tier.
 
-The memory of tables with rows on disk is half static prefix, half cache (models/tiers/tier_settings.py);
-tables that memory holds whole have no cache. A cache is taken as a static prefix of the next hottest rows,
-as long as its slots times their measured worth.
+For tables with rows on disk, half of the memory is a static prefix and half a cache
+(models/tiers/tier_settings.py). Tables that fit in memory have no cache. A cache is modeled as a static
+prefix of the next hottest rows, with a length of its slots times their measured worth.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Options: paths with some of their rows resident, their device time and the queries they answer in time.
+"""Options: paths with some of their rows resident, their device time, and the queries they answer in time.
 
-A profiled path, the lanes it would run on and the `Requirements` go in; device seconds by class of queries
-come out. The assumptions (docs/planner.md has the reasons):
+An option is computed from a profiled path, the lanes it would run on and the `Requirements`. problem.py
+collects all options, and the solver chooses among them. The assumptions (docs/planner.md explains them):
 
-- A batch lasts at most L / (L + 1) of the SLO on a device of L lanes, and a query waits at most one L-th of a
-  batch until a lane is free; so queue delay and service time together meet the SLO.
+- On a device with L lanes, a batch takes at most L / (L + 1) of the SLO, and a query waits at most one L-th
+  of a batch until a lane is free. So queue delay and service time together meet the SLO.
 - When lanes are full, waiting queries are merged into batches as large as that allows.
-- Of a window's capacity only so much is planned for that the rows which arrive in a window, as a
-  compound Poisson process, exceed it one time in a hundred: headroom comes from the traffic's own noise.
-- A lane is as fast beside others as alone. Rows beyond the resident ones cost what the profile's measured
-  cuts say (docs/tier-cost.md).
+- Headroom comes from the noise of the traffic: capacity is planned such that the rows arriving in a window,
+  as a compound Poisson process, exceed it only one time in a hundred.
+- A lane is as fast beside others as alone. Rows that are not resident cost what the profile's measured cuts
+  show (docs/tier-cost.md).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Makes a plan: builds the problem, solves it, fills spare memory, forecasts the result.
+"""Makes a plan from a profile and `Requirements`: builds the problem, solves it, fills memory, forecasts.
 
-A profile and `Requirements` come in; a `Plan` goes out that a server can open, with the placement of every
-row and a forecast. Raises PlanImpossible with what is missing, and by how much.
+`polyrec plan` calls it. The result is a `Plan` that a server can open, with the placement of every row and a
+forecast. Raises PlanImpossible, which says what is missing and by how much.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Accesses of one table by rank, run-length encoded.
+"""Access counts of one table by rank, run-length encoded.
 
-Most rows of a large table have the same count as their neighbors: a million rows of a Zipf distribution are
-about a thousand runs.
+Most rows of a large table have the same count as their neighbors, so a million rows of a Zipf distribution
+are about a thousand runs.
 """
 
 from __future__ import annotations

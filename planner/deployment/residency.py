@@ -1,8 +1,8 @@
-"""Chooses resident rows: a bundle's tables and a byte budget come in, one cut per table goes out.
+"""Chooses which rows are resident: computes one cut per table of a bundle for a byte budget.
 
-Tables are in popularity order and a memory holds a prefix of each. One threshold on accesses per byte,
-over all tables fills a budget optimally (fractional knapsack), so a table that is accessed more gets more of
-the fast memory.
+Tables are in popularity order, and a memory holds a prefix of each. A single threshold on accesses per byte
+over all tables fills a budget optimally (fractional knapsack), so tables that are accessed more get more fast
+memory.
 """
 
 from __future__ import annotations

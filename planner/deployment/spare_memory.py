@@ -1,7 +1,7 @@
-"""Places rows of the chosen options into memories.
+"""Places the rows of the chosen options in memories, and fills memory that the solver left unused.
 
-The solver tries only a few shares of a bundle's rows. Memory that is left is filled here, by one threshold on
-accesses per byte over all tables of all partly resident bundles.
+The solver tries only a few shares of a bundle's rows. The remaining memory is filled here, by a single
+threshold on accesses per byte over all tables of partly resident bundles.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Sweeps: plans for combinations of SLO, rate, cores and memory, as a frontier.
+"""Plans for all combinations of SLO, rate, cores and memory, to show their trade-offs.
 
-Texts like `slo=5,10,20` go in, one axis each; every combination is planned. Each gives a
-`SweepPoint`: goodput, quality, bottlenecks, cost. A combination without a plan is a point with a reason.
+Each text like `slo=5,10,20` is an axis. Every combination yields a `SweepPoint` with goodput, quality,
+bottlenecks and cost, or with the reason for which there is no plan.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Time that a batch takes for rows beyond a device's memory, as far as some cuts leave them there.
+"""Estimates the extra time of a batch for rows outside of a device's memory, for given cuts.
 
-The cost of rows on disk and in a remote store is that of the profile's measured cuts (planner/tier_times.py),
-of the path's bundle or else of the one with the most similar rows. Without any it is assumed from the
-machine's description. Rows of an accelerator beyond its memory come over the link, one after the other.
+The cost of rows on disk and in a remote store comes from the profile's measured cuts (planner/tier_times.py),
+of the path's own bundle or else of the bundle with the most similar rows. Without measurements, it is derived
+from the machine's description. Rows beyond an accelerator's memory are assumed to come over the link one
+after the other.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Discretizes traffic for the planner: a few classes of query sizes, a few levels of load.
+"""Discretizes traffic for the planner into a few query size classes and a few load levels.
 
-A `Traffic` goes in; classes (rows and the share of queries that have about so many) and levels (a rate
-and the share of the time in which it lasts) come out, so that a program with one variable a class and
-level stands for all queries.
+A class is a size and the share of queries that have about this size. A level is a rate and the share of time
+for which it lasts. So a program with one variable per class and level represents all queries.
 """
 
 from __future__ import annotations

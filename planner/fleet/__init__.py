@@ -1,1 +1,1 @@
-"""Plans a service of many nodes: choice of a replica, autoscaling, nodes to rent."""
+"""Plans a service on many nodes: nodes to rent, autoscaling, and the choice of a replica for a request."""

@@ -1,8 +1,8 @@
 """Decides how many replicas a fleet should have, from their backlog in seconds and the price of their time.
 
-The number of requests or processor use says little about servers that trade quality for time. So arriving and
-waiting work are both measured in seconds of the replicas' time on their fastest paths. Pure: callers pass
-loads and the time.
+Request counts or CPU use indicate little for servers that trade quality for time. So arriving and waiting
+work are both measured in seconds of the replicas' time on their fastest paths. The code is pure: callers pass
+loads and the time. cluster/scaling.py applies it in Ray Serve.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Chooses the replica that answers a query, by predicted completion, from reports that may be old.
+"""Chooses the replica that answers a query by predicted completion, from reports that may be old.
 
-Replicas report how long an arriving query would wait and how long its execution takes. Between reports the
+Replicas report how long an arriving query would wait and how long its execution takes. Between reports, the
 chooser extrapolates a replica's wait: it falls by one second per second, and grows by the work that this
-dispatcher sent after the report. Of a few random replicas it picks the one that would answer first: two
-choices keep the longest wait near the mean (Mitzenmacher 2001), and because the draw is random, dispatchers
-that read the same old report do not all send to the same replica.
+dispatcher has sent since the report. Of a few random replicas, it picks the one that would answer first. Two
+choices keep the longest wait near the mean (Mitzenmacher 2001). Because the candidates are random,
+dispatchers with the same old report do not all send to the same replica.
 
-Pure: callers pass the time and the random generator.
+The code is pure: callers pass the time and the random generator.
 """
 
 from __future__ import annotations

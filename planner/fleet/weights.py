@@ -1,8 +1,8 @@
-"""Weights of replicas for a balancer that compares two random ones by requests in progress over weight.
+"""Computes weights of replicas, for a balancer that compares two random replicas by requests over weight.
 
-Requests in progress over capacity is the completion that a balancer can predict by itself from its own count,
-which is never old. Capacity, and the requests of other balancers, are known to the replica, which reports
-them as its weight.
+Requests in progress over capacity approximates the time to completion, which a balancer can compute from its
+own count and which is never outdated. Only the replica knows its capacity and the requests of other
+balancers, and reports both as its weight.
 """
 
 from __future__ import annotations

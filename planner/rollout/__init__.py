@@ -1,1 +1,1 @@
-"""Decides about a canary: which requests it answers, how it compares, whether it is rolled back."""
+"""Decides about a canary: which requests it gets, how it compares, and whether to roll back or promote."""

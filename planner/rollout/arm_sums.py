@@ -1,4 +1,4 @@
-"""The requests of one arm of a rollout, summed: answers, failures, latency and scores."""
+"""Sums over the requests of one arm of a rollout: answers, failures, latency and scores."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Derives a canary's plan from a plan: its lanes must not disturb those of the stable version.
+"""Derives a canary's plan from a plan, such that its lanes do not disturb those of the stable version.
 
-An inline lane would execute in the stable version's event loop, and a thread holds the interpreter, so CPU
-lanes become processes, which the server runs in spare time. A crash then costs the canary alone.
+An inline lane would execute in the stable version's event loop, and a thread would hold the GIL. So CPU lanes
+become processes, which use only spare CPU time, and whose crash affects only the canary.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Compares the two arms of a rollout over a sliding window: records of both in, sums and figures out.
+"""Compares the two arms of a rollout over a sliding window.
 
-The bins of the scores are deciles of the stable version's first scores, fixed for the whole rollout; scores
-are kept until the bins are known. The canary's requests and those that both answered are summed by GROUPS
-groups of values of the split's field, or else of clients, so that a decision can be made without any one.
+server/rollout/control.py adds the records of both arms and gets sums and figures, on which decision.py
+decides. The bins for scores are deciles of the stable version's first scores, and stay fixed for the whole
+rollout; scores are kept until the bins are known. The canary's requests, and those that both arms answered,
+are summed in GROUPS groups of values or clients, so that a decision can leave out any single group.
 """
 
 from __future__ import annotations

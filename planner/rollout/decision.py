@@ -1,12 +1,13 @@
-"""Decides whether a rollout goes on: continue, roll back with the reason, or promote.
+"""Decides how a rollout continues: keep going, roll back with a reason, or promote.
 
-A bound is exceeded only if chance does not explain it: shares by the binomial test, the score shift by its
-own lower bound. The tests are strict, because they are repeated every second. Automatic promotion requires
-the opposite: that each bound is shown to hold.
+A bound counts as exceeded only if chance does not explain it, by the binomial test for shares and by the
+lower confidence bound for the score shift. The tests are strict because they are repeated every second.
+Automatic promotion requires the opposite, significant evidence that each bound holds.
 
-Clients choose what they send and, where a field is split, also the version that gets it. So a request whose
-budget is less than `least_budget_s` cannot fail a version. And one value of the field, or one client where
-requests are split, cannot roll a version back: the bound must be exceeded without any one group of these.
+Clients choose what they send and, if traffic is split by a field, also which version gets it. So a request
+whose budget is less than `least_budget_s` does not count against a version. And a single value or client
+cannot cause a
+rollback: the bound must still be exceeded without any one group of them.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Estimates, without labels, the loss of quality from two versions' answers to the same requests.
+"""Estimates the loss of quality without labels, from two versions' answers to the same requests.
 
-If the stable version's probabilities p are right, the canary's s have a log-loss that is higher by the
-Kullback-Leibler divergence KL(p || s) on average, so its information gain (1 - NE) is lower by
+If the stable version's probabilities p are right, the log-loss of the canary's probabilities s is higher by
+the Kullback-Leibler divergence KL(p || s) on average, so its information gain (1 - NE) is lower by
 
     mean over rows of KL(p || s)  /  H(mean p)            H: entropy of a binary event
 
-Equal versions give exactly 0, whatever the sample. The estimate measures disagreement in units of quality,
-with the stable version taken as right, so a canary that is right where both differ gives a positive value,
-too. Rows of one request are alike, so the deviation is that of a ratio of sums over requests.
+Equal versions give exactly 0, whatever the sample. The estimate measures disagreement in units of quality and
+assumes that the stable version is right, so a canary that is right where both differ gets a positive loss
+too. Rows of one request are correlated, so the standard deviation is that of a ratio of sums over requests.
 """
 
 from __future__ import annotations

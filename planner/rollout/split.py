@@ -1,7 +1,7 @@
-"""Splits traffic between two versions: by a hash of a request's field, or by percentage.
+"""Splits traffic between two versions, either by a hash of a request's field or by percentage.
 
-By hash, a value always gets the same version, and a larger share keeps the values that a smaller one had. The
-salt makes rollouts of different versions choose different values.
+By hash, a value always gets the same version, and a larger share includes the values of a smaller one. A salt
+makes rollouts of different versions select different values.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A sliding window of sums, made of slices."""
+"""A sliding window of sums, composed of slices."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Routing: admission control, batching and the choice of paths. Pure: callers pass the time."""
+"""Routing: admission control, batching and the choice of paths, as pure code; callers pass the time."""

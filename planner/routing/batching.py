@@ -1,10 +1,12 @@
-"""Batching: forms the batch of a free lane from the queue.
+"""Batching: forms a batch for a free lane from the queue, and chooses its path.
 
-The head of the queue decides how long a batch may take; the pieces behind it join while the head stays in
-time and merging pays. The path chosen is the one of highest value that leaves the rest of the queue, and
-the arrivals expected meanwhile, feasible on the fastest paths (feasibility.py). A query too large for one
-batch is split over several lanes. A lane much slower than others helps only with what those would not do in
-time, from the end of the queue. Queries that still wait for rows of a slow tier (queue.py) join no others.
+The policies `priced` and `static` call `choose`. The first piece in the queue limits how long the batch may
+take; further pieces join as long as that limit holds and merging pays. The path is the one of highest value
+that keeps the remaining queue and the expected arrivals feasible on the fastest paths (feasibility.py).
+
+A query too large for one batch is split over several lanes. A lane much slower than others only takes pieces
+that those would not execute in time, from the end of the queue. Queries whose rows are still being read from
+a slow tier (queue.py) are not merged with others.
 """
 
 from __future__ import annotations
@@ -25,19 +27,20 @@ from polyrec.planner.routing.queue import Piece
 from polyrec.planner.routing.router_state import RouterState
 
 MAX_STARTS = 8
-"""Number of pieces tried as the first of a batch."""
+"""Number of pieces tried as the first piece of a batch."""
 HELP_THRESHOLD = 0.5
-"""A slow lane helps if faster ones would need more than this share of the time left."""
+"""A slow lane helps if faster lanes would need more than this share of the remaining time."""
 BACKLOG_THRESHOLD = 0.6
-"""The queue counts as full when the backlog takes this share of the time to the last usual deadline."""
+"""The queue counts as full if the backlog takes this share of the time until the last usual deadline."""
 EFFICIENCY_THRESHOLD = 0.7
-"""The head is skipped if its batch would have less than this share of the rows/s of a batch behind it."""
+"""The head is skipped if its batch would have less than this share of the rows/s of a later batch."""
 
 
 def choose(state: RouterState, lane: LaneState, now_s: float) -> BatchChoice | None:
-    """Forms the batch of a free lane; None: nothing fits, or another lane does it better.
+    """Forms the batch of a free lane; None if nothing fits or another lane is better suited.
 
-    The batch is of lower priorities if it is their turn and one of them fits, else of the highest.
+    The batch has lower-priority pieces if it is their turn and one of them fits, otherwise pieces of the
+    highest waiting priority.
     """
     queue = state.queue
     pieces = queue.pieces
@@ -74,7 +77,7 @@ def choose(state: RouterState, lane: LaneState, now_s: float) -> BatchChoice | N
 def _is_full(state: RouterState, pieces: list[Piece], now_s: float, work: OtherWork) -> bool:
     """Whether the backlog takes most of the time until the last usual deadline.
 
-    Only what is due by a usual deadline counts: a single query with more time would hide a full queue.
+    Pieces with later deadlines are ignored, as a single one would hide a full queue.
     """
     last, backlog_rows = pieces[-1], work.busy_rows + state.queue.rows
     if work.later_start:
@@ -83,7 +86,7 @@ def _is_full(state: RouterState, pieces: list[Piece], now_s: float, work: OtherW
 
 
 def _excess_s(state: RouterState, lane: LaneState, pieces: list[Piece], now_s: float) -> float:
-    """Seconds by which the faster lanes alone would be too slow; 0 or less: they need no help."""
+    """Returns by how many seconds the faster lanes alone would be late; 0 or less if they need no help."""
     rows = float(state.queue.rows)
     total_rate = 0.0
     for other, rate in lane.faster:
@@ -97,7 +100,7 @@ def _excess_s(state: RouterState, lane: LaneState, pieces: list[Piece], now_s: f
 
 
 def _start_of_last_batch(lane: LaneState, pieces: list[Piece]) -> int:
-    """Index at which a merged batch of the last pieces begins."""
+    """Returns the index at which a merged batch of the last pieces begins."""
     start = len(pieces) - 1
     rows = pieces[start].rows
     merge_rows = lane.merge_rows[lane.fastest]
@@ -110,10 +113,10 @@ def _start_of_last_batch(lane: LaneState, pieces: list[Piece]) -> int:
 def _skip_urgent_head(
     state: RouterState, lane: LaneState, pieces: list[Piece], head: int, now_s: float
 ) -> int:
-    """Index of the head, or of the first piece with time for an efficient batch if the queue is full.
+    """Returns the index of the head, or if the queue is full, of the first piece that allows efficiency.
 
-    Serving an urgent head makes a small batch with few rows/s, after which the next head is as urgent: most
-    of the queries served that way are lost again in other batches.
+    An urgent head forces a small, inefficient batch, after which the next head is just as urgent. Most
+    queries gained that way are lost again in other batches.
     """
     p = lane.fastest
     factor = lane.correction.tail[p]
@@ -137,7 +140,7 @@ def _skip_urgent_head(
 def _best_batch(
     state: RouterState, lane: LaneState, pieces: list[Piece], start: int, now_s: float, work: OtherWork
 ) -> BatchChoice | None:
-    """Forms the batch of highest value that begins with the piece at `start`; None if none is in time."""
+    """Forms the most valuable batch that begins with the piece at `start`; None if none is in time."""
     piece = pieces[start]
     query = piece.query
     rows = piece.rows
@@ -160,7 +163,7 @@ def _best_batch(
         allowed_s = left_s / (tails if option.last else safes)[path]
         if rows > option.max_rows or option.tail[rows] > allowed_s:
             if peers == 1 and rows <= option.max_rows:
-                continue  # no idle lane to share the rows with, and a part alone is not faster overall
+                continue  # without another idle lane, splitting is not faster overall
             part = _part_rows(state, option, rows, allowed_s, peers)
             if not part:
                 continue
@@ -183,7 +186,7 @@ def _best_batch(
 
 
 def _options_of(state: RouterState, lane: LaneState, piece: Piece) -> list[PathOption]:
-    """The lane's paths for the rest of a partly dispatched query, or for one that requires best quality."""
+    """Returns the lane's paths allowed for a query that is partly dispatched or requires the best quality."""
     query = piece.query
     paths = state.paths
     if query.path >= 0 and piece.rows < query.rows:
@@ -206,10 +209,12 @@ def _merge(
     allowed_s: float,
     peers: int,
 ) -> tuple[list[Piece], int]:
-    """Returns the pieces from `start` on that this path executes in time, and their rows.
+    """Returns the pieces from `start` on that this path executes in time, and their number of rows.
 
-    left_s: time left to the first piece, which is in time. allowed_s: the same for the uncorrected tail.
-    Answers are written one after another, so each piece that joins must also be in time behind the others.
+    Answers are written one after another, so each piece that joins must be in time behind the others.
+
+    left_s: time left to the first piece, which by itself is in time.
+    allowed_s: the same, converted to uncorrected tail seconds.
     """
     first = pieces[start]
     batch = [first]
@@ -243,14 +248,14 @@ def _merge(
         if query.path >= 0 and piece.rows < query.rows:
             break
         if query.reading is not first.query.reading:
-            break  # neither waits for what the other lacks
+            break  # neither piece may wait for the other's missing rows
         batch.append(piece)
         rows = total
     return batch, rows
 
 
 def _part_rows(state: RouterState, option: PathOption, rows: int, allowed_s: float, peers: int) -> int:
-    """Rows of the first part of a query split over the idle lanes of the device; 0 if it is not in time."""
+    """Returns the rows of the first part of a query split over the device's idle lanes; 0 if it is late."""
     fits = state.paths[option.path].latency.max_rows_at_tail(allowed_s)
     if fits > option.max_rows:
         fits = option.max_rows

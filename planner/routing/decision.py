@@ -1,8 +1,8 @@
 """Decides what a free lane executes: the policy's batch, a probe, an attempt, or nothing.
 
-The router executes the decision; `explain` only reports it. So nothing is changed here but the time at which
-the lane is considered again. A probe tests a lane that was slow or failed; if there are other lanes, its
-query also stays in the queue for them, so that a failed probe delays no query.
+The router executes the decision, whereas `explain` only reports it. So this module changes nothing except for
+the time at which the lane is considered again. A probe tests a lane that was slow or failed. If there are
+other lanes, the probe's query also stays in the queue for them, so that a failed probe delays no query.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from polyrec.planner.routing.query import Reason
 from polyrec.planner.routing.router_state import RouterState
 
 STALE_S = 0.05
-"""If other lanes can do the work, a slow lane is probed after this long without a finished batch."""
+"""Time without a finished batch after which a slow lane is probed, if other lanes can do the work."""
 SLOW = 1.5
 """Correction factor above which a lane counts as slow."""
 
@@ -39,13 +39,13 @@ def decide(
 
 
 def probe(state: RouterState, lane: LaneState, now_s: float) -> BatchChoice | None:
-    """Chooses the piece with the latest deadline, on the lane's best path if by the profile it is in time."""
+    """Chooses the piece with the latest deadline, on the lane's best path if by profile in time."""
     for piece in reversed(state.queue.pieces):
         query = piece.query
         if query.settled or (path := path_for(state, lane, piece)) < 0:
             continue
         if path == lane.fastest and not (query.path >= 0 and piece.rows < query.rows):
-            # The first answer to a query counts, so a recovered lane should give one of best quality.
+            # the first answer to a query wins, so if the lane has recovered, it should be of best quality
             best = lane.order[0]
             latency = state.paths[best].latency
             rows = piece.rows
@@ -57,5 +57,5 @@ def probe(state: RouterState, lane: LaneState, now_s: float) -> BatchChoice | No
 
 
 def other_usable_lanes(state: RouterState, lane: LaneState) -> list[LaneState]:
-    """All usable lanes but this one."""
+    """Returns all usable lanes except this one."""
     return [other for other in state.lanes if other is not lane and other.usable]

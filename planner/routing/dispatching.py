@@ -1,8 +1,8 @@
-"""Dispatching: turns a choice into a running batch of its lane.
+"""Dispatching: turns a choice into a running batch on its lane, and completes or expires its queries.
 
-Removes the chosen pieces from the queue (unless it is a probe), sets the path of their queries, and records
-on the lane what it executes, when that should complete and when it counts as stalled. When it has been
-executed, completes its queries; those whose deadline passes before that expire.
+`dispatch_batch` removes the chosen pieces from the queue (unless it is a probe), sets the path of their
+queries, and records on the lane what it executes, when that should complete and when it counts as stalled.
+Used by router.py.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ INF = float("inf")
 def dispatch_batch(
     state: RouterState, lane: LaneState, choice: BatchChoice, now_s: float, is_copy: bool = False
 ) -> Dispatch:
-    """Executes a choice: updates the queue, its queries and the lane. Returns the batch.
+    """Starts a batch: updates the queue, the queries and the lane, and returns the dispatch.
 
-    is_copy: a probe whose query also stays in the queue.
+    is_copy: whether this is a probe whose query also stays in the queue.
     """
     path, pieces, _, rows, reason = choice
     path_state = state.paths[path]
@@ -40,7 +40,7 @@ def dispatch_batch(
     tail_s = path_state.latency.tail[rows] * correction.tail[path]
     waits = head.query.reading
     if waits:
-        # such queries are merged with each other only
+        # queries that wait for rows are merged only with each other
         reads_s = max(state.reads.tail_s(piece.query.misses) for piece in pieces)
         median_s, tail_s = median_s + reads_s, tail_s + reads_s
     due_s = INF
@@ -60,9 +60,9 @@ def dispatch_batch(
 
 
 def complete(state: RouterState, dispatch: Dispatch, now_s: float, learner: Policy | None) -> None:
-    """Completes the queries of an executed batch; of a lost one or a probe, only those that it has whole.
+    """Completes the queries of an executed batch. A lost batch or a probe only completes unsplit queries.
 
-    learner: the policy, if it is to know of them.
+    learner: the policy if it wants to know about finished queries.
     """
     is_copy = dispatch.lost or dispatch.probe
     for part in dispatch.parts:
@@ -87,7 +87,7 @@ def complete(state: RouterState, dispatch: Dispatch, now_s: float, learner: Poli
 
 
 def expire_executing(state: RouterState, lane: LaneState, dispatch: Dispatch, now_s: float) -> list[Query]:
-    """Settles and returns the queries of a running batch whose deadline passed; sets the lane's next one."""
+    """Settles and returns a running batch's expired queries, and updates the lane's first deadline."""
     expired = []
     lane.due_s = INF
     for part in dispatch.parts:
@@ -103,7 +103,7 @@ def expire_executing(state: RouterState, lane: LaneState, dispatch: Dispatch, no
 
 
 def _take(queue: Queue, choice: BatchChoice, parts: Sequence[Part]) -> None:
-    """Removes the chosen pieces from the queue, and sets the path of their queries."""
+    """Removes the chosen pieces from the queue and sets the path of their queries."""
     path, pieces, start, rows, reason = choice
     for part in parts:
         query = part.query
@@ -120,7 +120,7 @@ def _take(queue: Queue, choice: BatchChoice, parts: Sequence[Part]) -> None:
 
 
 def _remove(queue: Queue, dispatched: list[Piece], rows: int) -> None:
-    """Removes pieces scattered over the queue; the rest of a single split piece stays in its place."""
+    """Removes pieces scattered over the queue; the remainder of a single split piece keeps its place."""
     pieces = queue.pieces
     if len(dispatched) == 1:
         piece = dispatched[0]

@@ -17,7 +17,7 @@ QUANTILES = (0.1, 0.5, 0.9, 0.99)
 
 
 def snapshot(state: RouterState, policy: Policy) -> RouterSnapshot:
-    """Returns the state as plain numbers."""
+    """Returns the router's state as plain numbers."""
     observed = state.observed
     rows = sum(p.rows for p in state.paths) or 1.0
     return RouterSnapshot(
@@ -54,7 +54,7 @@ def snapshot(state: RouterState, policy: Policy) -> RouterSnapshot:
 def explain(
     state: RouterState, policy: Policy, rows: int, budget_s: float, now_s: float, required: bool
 ) -> Explanation:
-    """Explains the decision for such a query now. Changes nothing, not even memoized service times."""
+    """Explains the decision for a hypothetical query. Changes nothing, not even memoized service times."""
     service_times, state.service_times = state.service_times, state.service_times.copy()
     try:
         return _explain(state, policy, rows, budget_s, now_s, required)
@@ -102,7 +102,7 @@ _WHY = {
 
 
 def _chosen(state: RouterState, policy: Policy, query: Query, now_s: float) -> tuple[int, str] | None:
-    """Decides for the lane that is free first, with the query alone in the queue. Returns (path, reason)."""
+    """Decides for the lane that is free first, with only this query in the queue; returns (path, reason)."""
     queue = state.queue
     trial = Queue()
     trial.push(query, 0, query.rows, query.deadline_s)
@@ -149,7 +149,7 @@ def _candidate(state: RouterState, policy: Policy, path: int, query: Query, ahea
 
 
 def _seconds(state: RouterState, lane: LaneState, path: int, rows: int) -> float:
-    """Tail seconds on one lane, in batches of maximum size."""
+    """Returns tail seconds on one lane, in batches of maximum size."""
     return in_batches(state.paths[path].latency.tail, rows, lane.max_rows[path]) * lane.correction.tail[path]
 
 

@@ -1,6 +1,6 @@
 """JSON views of the router: a snapshot of its state, and the explanation of a routing decision.
 
-Field names are keys of public JSON (`/v1/paths`, `/v1/route`).
+explain.py fills them. Field names are keys of public JSON (`/v1/paths`, `/v1/route`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class LaneView:
-    """A lane. factor: current slowdown over the profile. used: share of the last two seconds it was busy."""
+    """A lane. factor: current slowdown relative to the profile. used: busy share of the last two seconds."""
 
     name: str
     device: str
@@ -24,10 +24,12 @@ class LaneView:
 
 @dataclass(frozen=True, slots=True)
 class PathView:
-    """A path. value: worth of an answered row times weight. share: of the rows dispatched recently.
+    """A path.
 
+    value: worth of an answered row times the operator's weight.
+    share: share of recently dispatched rows.
     latency_s: corrected median in seconds by rows, on the fastest usable lane of its device; empty without
-    one.
+        one.
     """
 
     name: str
@@ -40,9 +42,10 @@ class PathView:
 class RouterSnapshot:
     """The state of a router.
 
-    demand_rows_s: see ObservedTraffic. size_rows: quantiles of recent query sizes. total_rate: capacity of
-    all usable lanes in rows/s. prices: by device, correct predictions that one more second of a lane
-    would bring.
+    demand_rows_s: see ObservedTraffic.
+    size_rows: quantiles of recent query sizes.
+    total_rate: capacity of all usable lanes in rows/s.
+    prices: by device, the value that one more second of lane time would add.
     """
 
     policy: str
@@ -65,8 +68,10 @@ class RouterSnapshot:
 class Candidate:
     """A path considered for a hypothetical query.
 
-    queue_s: predicted queue delay. execute_s: tail service time. price: correct predictions that its device
-    time would bring elsewhere. why: in words.
+    queue_s: predicted queue delay.
+    execute_s: tail service time.
+    price: value that its device time would add elsewhere.
+    why: explanation in words.
     """
 
     path: str
@@ -82,7 +87,7 @@ class Candidate:
 class Explanation:
     """The decision for a hypothetical query.
 
-    path: None if it would be rejected, or no path meets the budget.
+    path: None if the query would be rejected or no path meets the budget.
     """
 
     rows: int

@@ -1,12 +1,12 @@
-"""Reserves a share of lane time for lower priorities: deficit round robin over two classes.
+"""Reserves a share of lane time for lower priorities, by deficit round robin over two classes.
 
-Pieces of the highest waiting priority go first (queue.py). While they execute and others wait, the others
-earn credit, RESERVED_SHARE / (1 - RESERVED_SHARE) seconds for each second of lane time. When the credit
-covers their most urgent piece, the next batch is theirs, and its time is subtracted from the credit. So
-privileged queries cannot starve the others, which get at least RESERVED_SHARE of the lanes' time while they
-have work, and no more than that while privileged work waits. Credit counts seconds, not rows, as privileged
-queries may require a slow path. (Shreedhar and Varghese, Efficient fair queuing using deficit round robin,
-SIGCOMM'95.)
+Pieces of the highest waiting priority go first (queue.py). While they execute, waiting lower priorities earn
+RESERVED_SHARE / (1 - RESERVED_SHARE) seconds of credit per second of lane time. Once the credit covers their
+most urgent piece, they get the next batch, and its time is deducted. So privileged queries cannot starve the
+others, which get at least RESERVED_SHARE of lane time while they have work, and no more while privileged work
+waits. Credit is in seconds, not rows, as privileged queries may require a slow path.
+
+Source: Shreedhar and Varghese, Efficient fair queuing using deficit round robin, SIGCOMM'95.
 """
 
 from __future__ import annotations
@@ -19,18 +19,21 @@ from polyrec.planner.routing.queue import LOWEST, RESERVED_SHARE, Piece, Queue
 from polyrec.planner.routing.router_state import RouterState
 
 EARNED = RESERVED_SHARE / (1 - RESERVED_SHARE)
-"""Seconds of credit for each second of privileged work."""
+"""Seconds of credit per second of privileged work."""
 SAVED_S = 0.005
-"""Maximum credit while no lower priority waits. Above 0, so that a single ordinary query need not wait until
-privileged work has taken nine times its service time; it also bounds a single delay of privileged queries."""
+"""Maximum credit while no lower priority waits.
+
+It is above 0 so that a single ordinary query need not wait for nine times its service time of privileged
+work. It also bounds how long privileged queries are delayed at once."""
 MOST_S = 1.0
-"""Maximum credit while lower priorities wait, for which no lane may be usable."""
+"""Maximum credit while lower priorities wait, possibly for lack of a usable lane."""
 
 
 def turn(state: RouterState, lane: LaneState) -> int:
-    """Index of the piece of the queue from which this lane chooses.
+    """Returns the index in the queue from which this lane chooses.
 
-    0, the highest waiting priority, unless the credit covers the most urgent piece below it; then that one.
+    That is 0, the highest waiting priority, unless the credit covers the most urgent piece of lower priority;
+    then it is the index of that piece.
     """
     queue = state.queue
     pieces = queue.pieces
@@ -52,14 +55,14 @@ def turn(state: RouterState, lane: LaneState) -> int:
 
 
 def in_turn(state: RouterState, lane: LaneState) -> list[Piece]:
-    """All pieces, starting with the one at `turn`."""
+    """Returns all pieces, rotated to start with the one at `turn`."""
     pieces = state.queue.trim()
     first = turn(state, lane)
     return [*pieces[first:], *pieces[:first]] if first else pieces
 
 
 def charge(queue: Queue, level: int, seconds: float) -> None:
-    """Updates the credit for a batch of that level, just taken from the queue, of `seconds` of lane time."""
+    """Updates the credit after a batch was taken from the queue. seconds: its lane time."""
     pieces = queue.pieces
     if pieces and pieces[0].level < level:
         queue.credit_s -= seconds
@@ -71,9 +74,9 @@ def charge(queue: Queue, level: int, seconds: float) -> None:
 
 
 def waits_s(state: RouterState, query: Query, margin: float) -> float:
-    """Upper bound of the wait, in seconds, of a query below the highest waiting priority, by its share alone.
+    """Returns an upper bound in seconds on a lower-priority query's wait, counting only the reserved share.
 
-    margin: factor on the predicted times, as in admission control.
+    margin: safety factor on predicted times, as in admission control.
     """
     queue = state.queue
     pieces = queue.pieces
@@ -85,13 +88,13 @@ def waits_s(state: RouterState, query: Query, margin: float) -> float:
 
 
 def _next_level(queue: Queue, at: int) -> int:
-    """Index after the last piece of the level of the piece at `at`."""
+    """Returns the index after the last piece with the same level as the piece at `at`."""
     pieces = queue.pieces
     return bisect_left(pieces, (pieces[at].level + 1,), at)
 
 
 def _least_s(state: RouterState, lane: LaneState, query: Query, rows: int) -> float:
-    """Predicted service time in seconds of a piece, or of as much of it as fits into one batch."""
+    """Predicts the service time in seconds of a piece, or of the part of it that fits in one batch."""
     path = lane.order[0] if query.required else lane.fastest
     latency = state.paths[path].latency
     return latency.median[min(rows, lane.max_rows[path])] * lane.correction.median[path]

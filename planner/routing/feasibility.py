@@ -1,7 +1,8 @@
-"""Feasibility: predicts whether a batch leaves enough time for the rest of the queue.
+"""Feasibility: predicts whether a candidate batch leaves enough time for the rest of the queue.
 
-A candidate batch on a path comes in. The rest is judged on the fastest paths, as it could still be degraded
-to those, together with the arrivals expected while the batch runs.
+batching.py asks before it chooses a path slower than the fastest. The rest of the queue, and the arrivals
+expected while the batch runs, are assumed to run on the fastest paths, since they can still be degraded to
+those.
 """
 
 from __future__ import annotations
@@ -18,21 +19,24 @@ from polyrec.planner.routing.queue import LOWEST, Piece, Queue
 from polyrec.planner.routing.router_state import RouterState
 
 BEST, LOAD, DEADLINE, FAILURE = Reason.BEST, Reason.LOAD, Reason.DEADLINE, Reason.FAILURE
-"""Global aliases, because attribute access on an Enum is five times as slow in Python 3.11."""
+"""Aliases, since attribute access on an Enum takes five times as long as a global in Python 3.11."""
 BUDGET_KEPT = 0.3
-"""Share of its budget that the next query must have left: one that waited long has no time for surprises."""
+"""Share of its budget that the next query must have left, as a reserve for mispredictions."""
 DEVIATIONS = 2.0
-"""Standard deviations added to the arrivals expected while a batch runs."""
+"""Number of standard deviations added to the arrivals expected while a batch runs."""
 
 ROUNDED_UP = 1 + 1e-6
 
 
 class OtherWork(NamedTuple):
-    """Work besides the batch in question.
+    """Work other than the batch in question.
 
-    busy_rows: executing on other lanes, in rows at total_rate. due_s: `usually_due_s`. later_start: index of
-    the first waiting piece that is due after it; later_rows: of all such pieces. peers: idle lanes of the
-    device, this one included. next_peer_s: seconds until the next of its busy lanes is free.
+    busy_rows: work executing on other lanes, in rows at total_rate.
+    due_s: see `usually_due_s`.
+    later_start, later_rows: index of the first waiting piece that is due after due_s, and rows of all such
+        pieces.
+    peers: idle lanes of the device, including this one.
+    next_peer_s: seconds until the next busy lane of the device is free.
     """
 
     busy_rows: float
@@ -44,7 +48,7 @@ class OtherWork(NamedTuple):
 
 
 def other_work(state: RouterState, lane: LaneState, now_s: float) -> OtherWork:
-    """Returns the work besides a batch that a free lane is to execute."""
+    """Returns the work other than the batch that a free lane is about to execute."""
     busy_rows = 0.0
     peers = 1
     next_peer_s = inf
@@ -62,15 +66,15 @@ def other_work(state: RouterState, lane: LaneState, now_s: float) -> OtherWork:
 
 
 def usually_due_s(state: RouterState, now_s: float) -> float:
-    """Deadline of a usual query that arrives now, and a bit, for what arrives now may have it to the bit."""
+    """Returns the deadline of a usual query that arrives now, plus a little so that equality counts."""
     return now_s + ROUNDED_UP * state.observed.budget_s
 
 
 def later_rows(queue: Queue, due_s: float) -> tuple[int, int]:
-    """Waiting rows that are due after due_s: (index of the first piece of them, rows).
+    """Returns (index of the first piece, total rows) of waiting pieces that are due after due_s.
 
-    None with a priority: they go ahead whatever their deadline. Counts the shorter part of the queue:
-    thousands of small queries may wait, and every batch asks.
+    Pieces with a priority are excluded, as they go first whatever their deadline. Sums over the shorter side
+    of the queue, since thousands of small queries may wait and this is called for every batch.
     """
     pieces = queue.pieces
     if not pieces or pieces[-1].order_s <= due_s:
@@ -83,7 +87,11 @@ def later_rows(queue: Queue, due_s: float) -> tuple[int, int]:
 
 
 def _arriving(observed: ObservedTraffic, rows_s: float, square: float, seconds: float) -> float:
-    """Rows that arrive within a time, at most. rows_s, square: their rate, and mean square of a query's."""
+    """Returns a high estimate of the rows that arrive in `seconds`.
+
+    rows_s: arrival rate in rows/s.
+    square: mean square of rows per query.
+    """
     rows = rows_s * seconds
     return rows + DEVIATIONS * sqrt(observed.possible_s * seconds * square) if rows else 0.0
 
@@ -99,10 +107,12 @@ def leaves_rest_feasible(
     now_s: float,
     work: OtherWork,
 ) -> bool:
-    """Whether waiting and expected queries can still be executed in time on the fastest paths.
+    """Whether waiting and expected queries can still execute in time on the fastest paths.
 
-    The batch has `rows` rows of `count` pieces from index `start` on. Checks the room in the queue, the
-    backlog against the usual budget, and the next, the middle and the last piece of the rest.
+    Checks the free space in the queue, the backlog against the usual budget, and the deadlines of the next,
+    the middle and the last remaining piece.
+
+    start, count, rows: the batch has `count` pieces from index `start` on, with `rows` rows.
     """
     path = option.path
     batch_s = option.median[rows] * lane.correction.median[path]
@@ -110,7 +120,7 @@ def leaves_rest_feasible(
     waiting = state.queue.rows - rows
     rate = state.total_rate
     fill_share = state.loss_backoff.fill_share
-    # what is not urgent takes room, too
+    # all waiting rows count here, as rows that are not urgent occupy the queue too
     room = fill_share * state.max_queued_rows - waiting
     if _arriving(observed, observed.rows_s, observed.mean_square, batch_s) > room:
         return False
@@ -149,7 +159,9 @@ def _pieces_fit(
 ) -> bool:
     """Whether the next, the middle and the last piece behind the batch can still be in time.
 
-    count: pieces of the batch. free_in_s: until a lane is free. busy_rows: executing, with the batch.
+    count: pieces in the batch.
+    free_in_s: seconds until a lane is free.
+    busy_rows: executing rows, including the batch.
     waiting: rows behind the batch.
     """
     rate, fill_share = state.total_rate, state.loss_backoff.fill_share
@@ -184,15 +196,15 @@ def _later_rows_left(
     now_s: float,
     work: OtherWork,
 ) -> int:
-    """Returns how many of `later_rows` usual queries still overtake, once a batch of `rows` rows has begun.
+    """Returns how many of `later_rows` usual queries can still overtake once a batch of `rows` rows runs.
 
-    A batch that begins with such rows is not overtaken itself: 0 if it takes too
-    much of the usual budget, or if its query as a whole takes too much of what usual queries leave it.
+    A batch that begins with such rows cannot be overtaken itself. So the result is 0 if it takes too much of
+    the usual budget, or if its whole query takes too much of the time that usual queries leave.
     """
     observed, fill_share = state.observed, state.loss_backoff.fill_share
     first, later, due_s = batch[0], work.later_rows, work.due_s
     if batch[-1].order_s > due_s:
-        # the batch's own do not wait; of a query that is split the others do
+        # rows in the batch no longer wait, but the remaining parts of a split query do
         later -= min(rows, sum(p.rows for p in batch if p.order_s > due_s and p.level == LOWEST))
     if later and first.order_s > due_s:
         path = option.path
@@ -208,9 +220,10 @@ def _later_rows_left(
 
 
 def degraded_reason(state: RouterState, path: int, query: Query) -> Reason:
-    """Returns why a query is answered by this path and not by the best one, BEST if it is the best one.
+    """Returns why this path and not the best one answers a query; BEST if it is the best one.
 
-    FAILURE only where a lane died or lost work; LOAD if a best path alone would meet the budget.
+    FAILURE means that a lane died or lost work, LOAD that the best path would meet the budget if it were
+    idle.
     """
     if state.paths[path].value >= state.best_value:
         return BEST

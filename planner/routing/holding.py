@@ -1,10 +1,10 @@
-"""Holds queries whose rows are still being read from a slow tier (popular first: FAE, Hotline).
+"""Holds queries whose rows are still being read from a slow tier ("popular first", after FAE and Hotline).
 
-Hot queries do not wait for cold ones: a query with misses is held beside the queue while its rows are
-read, and lanes execute others. With its rows there, a batch of it still takes longer than a hot one, as rows
-enter the cache; so it is queued when a lane is free and nothing else waits, or after half of its budget.
-While its rows are not there, it is queued when its deadline barely allows to execute it, and its batch waits
-for what is missing. One that the reads alone would make late is rejected.
+A query with misses is held outside the queue while its rows are read, so that lanes execute hot queries
+meanwhile. Even once its rows are read, its batch takes longer than a hot one, as the rows enter the cache. So
+it is queued only when a lane is free and nothing else waits, or after half of its budget. If its deadline
+comes close before the rows are read, it is queued anyway and its batch waits for them. A query that the reads
+alone would make late is rejected.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from polyrec.planner.routing.query import Misses, Query, Rejection, RejectReason
 from polyrec.planner.routing.router_state import RouterState
 
 SERVICES_KEPT = 3.0
-"""A query is held until this many of its predicted service times are left."""
+"""A query is held until this many times its predicted service time is left."""
 PASSED_SHARE = 0.5
-"""Share of its budget after which a query whose rows are there is no longer passed by hot ones."""
+"""Share of its budget after which hot queries may no longer overtake a query whose rows are read."""
 
 
 def hold(state: RouterState, query: Query, misses: Misses, now_s: float) -> Rejection | None:
-    """Takes a query out of the queue, to hold it as long as its deadline allows.
+    """Takes a query out of the queue and holds it as long as its deadline allows.
 
-    Settles and rejects it if the reads alone make it late, which no other choice of paths would avoid.
+    Settles and rejects it if the reads alone make it late, whatever its path.
     """
     queue = state.queue
     queue.take(query)
@@ -38,13 +38,13 @@ def hold(state: RouterState, query: Query, misses: Misses, now_s: float) -> Reje
 
 
 def mark_ready(state: RouterState, query: Query) -> None:
-    """Allows a query whose rows were read to be queued when no other waits, or after part of its budget."""
+    """Allows a query whose rows were read to be queued once no other waits or PASSED_SHARE has passed."""
     budget_s = query.deadline_s - query.arrival_s
     state.queue.mark_ready(query, query.arrival_s + PASSED_SHARE * budget_s)
 
 
 def queue_ready(state: RouterState, fifo: bool) -> bool:
-    """Queues ready queries for one batch, as nothing else waits; returns whether there were any."""
+    """Queues ready queries for one batch; returns whether there were any. Call it when nothing else waits."""
     released = state.queue.release_ready(state.max_merge_rows) if state.queue.ready else []
     for query in released:
         state.queue.push(query, 0, query.rows, query.arrival_s if fifo else query.deadline_s)

@@ -1,14 +1,15 @@
-"""Observed traffic: arrival rates, query sizes and budgets. Fed by every arrival, summarized on ticks.
+"""Measures the traffic: arrival rates, query sizes and budgets. Every arrival is recorded; ticks summarize.
 
-Queries that could not meet their budgets at any load are work of the front only, and count only in
-`queries_s`: a client could otherwise make demand, sizes and the usual budget what it likes, and lose nothing
-but its own rejected queries. Those that are executed nevertheless while nothing waits (admission/attempt.py)
-also count in `demand_rows_s`, which moves no price and no answer. Sizes and budgets are those of the last
-seconds: where other queries are few, those of one client would otherwise count long after it has left.
+Statistics must not be open to manipulation by a single client. A query whose budget could not be met at any
+load therefore counts only in `queries_s`, as work for the front. Otherwise a client could shift demand, sizes
+and the usual budget at will, at the price of its own queries being rejected. If such a query executes anyway
+because nothing waits (admission/attempt.py), it also counts in `demand_rows_s`, which affects neither prices
+nor answers. Sizes and budgets cover the last seconds only, so that a client which has left does not count for
+long.
 
-Of a query that has more time than usual only a share is urgent, the usual budget over its own: the queue is
-in order of deadline, so within the time of a usual query no more of its rows need be executed. Judged by all
-its rows, a client of large queries with ample time would cost all others their quality.
+If a query has a larger budget than usual, only a share of its rows is urgent: the usual budget over its own.
+The queue is ordered by deadline, so no more of its rows need to execute within the usual budget. If all its
+rows counted, a client with large, patient queries would degrade the answers to everyone else.
 """
 
 from __future__ import annotations
@@ -23,22 +24,27 @@ SIZES_MEMORY_S, LEAST_KEPT = 5.0, 8
 """Sizes and budgets older than SIZES_MEMORY_S are forgotten, except for the last LEAST_KEPT."""
 LONG_MEMORY_S = 1.0
 OUTLIER = 100.0
-"""A change between two ticks counts for at most this factor of the variance known so far."""
+"""A change between two ticks counts for at most this factor times the known variance."""
 RATE_MEMORY_S = 0.3
-"""Time constant of the rates: after it, two thirds of a step in load are known."""
+"""Time constant of the rates, after which they reflect two thirds of a step in load."""
 FIRST_ROWS, FIRST_BUDGET_S = 23.0, 0.1
 
 
 class ObservedTraffic:
-    """Statistics of all arrivals, rejected ones included.
+    """Statistics of all arrivals, including rejected ones.
 
-    queries_s: rate of all queries. new_queries: number of all since the last tick. demand_rows_s: rate of the
-    rows of queries that are executed, or would be if nothing else waited. All others are of possible
-    queries: possible_s, rows_s: rates of queries and of their rows. high_rows_s: the higher of rows_s and a
-    rate with longer memory, so that a random lull does not look like less load. budget_s: median budget.
-    mean_rows, mean_square: of query sizes. urgent_s: rate of urgent rows. variance_s: variance of arriving
-    urgent rows per second, at least that of Poisson arrivals. urgent_mean, urgent_square: mean and mean
-    square of a query's urgent rows.
+    queries_s, new_queries: rate of all queries, and their number since the last tick.
+    demand_rows_s: rate of rows of queries that execute, or would if nothing else waited.
+
+    The following only cover possible queries, whose budgets could be met on an idle server:
+
+    possible_s, rows_s: rates of queries and of their rows.
+    high_rows_s: the higher of rows_s and a rate with longer memory, so that a random lull does not look like
+        less load.
+    budget_s: median budget.
+    mean_rows, mean_square: mean and mean square of rows per query.
+    urgent_s, urgent_mean, urgent_square: rate of urgent rows, and mean and mean square per query.
+    variance_s: variance of arriving urgent rows per second, at least that of Poisson arrivals.
     """
 
     __slots__ = (
@@ -54,7 +60,7 @@ class ObservedTraffic:
         self._budgets: deque[float] = deque(maxlen=KEPT)
         self._first_s = self._last_s = now_s
         self._seen_by: deque[tuple[float, int]] = deque()
-        """Possible queries seen so far, by the time of a tick."""
+        """Ticks with the number of possible queries seen until then."""
         self._seen = 0
         self.new_queries = self._new_possible = self._new_rows = self._new_demand = 0
         self._new_urgent = 0.0
@@ -80,7 +86,8 @@ class ObservedTraffic:
     ) -> None:
         """Counts a query.
 
-        possible: whether it could meet its budget at any load. attempted: whether it is executed at rest.
+        possible: whether its budget could be met on an idle server.
+        attempted: whether it would be executed on an idle server.
         """
         self.new_queries += 1
         if attempted:
@@ -94,11 +101,11 @@ class ObservedTraffic:
         self._budgets.append(budget_s)
 
     def tick(self, now_s: float) -> None:
-        """Updates the statistics by the arrivals since the last tick."""
+        """Updates the statistics from the arrivals since the last tick."""
         passed = now_s - self._last_s
         if passed <= 0:
             return
-        # Before one time constant has passed, take the plain mean.
+        # before one time constant has passed, use the plain mean
         weight = max(1 - exp(-passed / RATE_MEMORY_S), passed / (now_s - self._first_s))
         self.queries_s += weight * (self.new_queries / passed - self.queries_s)
         self.possible_s += weight * (self._new_possible / passed - self.possible_s)
@@ -108,8 +115,8 @@ class ObservedTraffic:
         weight = max(1 - exp(-passed / LONG_MEMORY_S), passed / (now_s - self._first_s))
         self._long_rows_s += weight * (self._new_rows / passed - self._long_rows_s)
         self.high_rows_s = max(self.rows_s, self._long_rows_s)
-        # Allan variance, half the squared difference of consecutive counts: excludes slow drift. Clipped, as
-        # a single large step says little, and bursts recur.
+        # Allan variance (half the squared difference of consecutive counts), which excludes slow drift;
+        # clipped, as a single large step is weak evidence, and bursts recur
         poisson = self.possible_s * self.urgent_square
         change = self._new_urgent - self._last_urgent * passed if self._ticks else 0.0
         varies = min(change * change / 2 / passed, OUTLIER * max(self._varies, poisson))
@@ -133,7 +140,7 @@ class ObservedTraffic:
         self.variance_s = max(self._varies, self.possible_s * self.urgent_square)
 
     def _forget(self, now_s: float) -> None:
-        """Forgets sizes and budgets of more than SIZES_MEMORY_S ago."""
+        """Forgets sizes and budgets older than SIZES_MEMORY_S."""
         seen_by = self._seen_by
         seen_by.append((now_s, self._seen))
         while len(seen_by) > 1 and seen_by[1][0] <= now_s - SIZES_MEMORY_S:
@@ -145,5 +152,5 @@ class ObservedTraffic:
             self._budgets.popleft()
 
     def size_quantiles(self, at: tuple[float, ...]) -> tuple[float, ...]:
-        """Query sizes at these quantiles; empty before the first query."""
+        """Returns query sizes at these quantiles; empty before the first query."""
         return tuple(np.quantile(self._sizes, at).tolist()) if self._sizes else ()

@@ -1,7 +1,6 @@
-"""A path that a lane may dispatch on next, with everything that a decision reads in one place.
+"""A path that a lane may use next, with all data that a decision needs in one object.
 
-Built by `RouterState.update_lanes`, off the request path, so that a decision reads fields instead of looking
-each one up where it is kept.
+`RouterState.update_lanes` builds these off the request path, so that a decision avoids many look-ups.
 """
 
 from __future__ import annotations
@@ -14,12 +13,14 @@ from polyrec.planner.routing.lanes.path import PathState
 
 @dataclass(slots=True, eq=False)
 class PathOption:
-    """A path of a lane, as a decision reads it.
+    """A path that a lane may use.
 
-    path: its index. tail, median: profiled seconds by rows. max_rows, merge_rows: as in `LaneState`.
-
-    last: the fastest path, for which the plain tail is enough, as nothing faster is left. after_rejection:
-    tried even if a path of higher value left too little room for the rest of the queue.
+    path: index of the path.
+    tail, median: profiled seconds by rows.
+    max_rows, merge_rows: see `LaneState`.
+    last: whether this is the fastest path, which needs no safety margin, as there is no faster alternative.
+    after_rejection: whether to try it even if a path of higher value left too little time for the rest of the
+        queue.
     """
 
     path: int
@@ -34,7 +35,7 @@ class PathOption:
 def path_options(
     order: Sequence[int], paths: Sequence[PathState], max_rows: list[int], merge_rows: list[int]
 ) -> list[PathOption]:
-    """Options of the paths in `order`, which is kept. max_rows, merge_rows: by path index."""
+    """Returns options for the paths in `order`, in the same order. max_rows, merge_rows: by path index."""
     found = []
     for p in order:
         path = paths[p]

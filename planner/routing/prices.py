@@ -1,14 +1,15 @@
-"""Prices of device time: the dual of a small linear program over the observed traffic.
+"""Computes prices of device time, as the dual of a small linear program over the observed traffic.
 
-Rows arrive at a rate and each is executed on one path, or on none; an executed row is worth the path's
-value; each lane of a device has one second per second. With v the values, c the seconds a row costs and L the
-lanes,
+router_state.py calls `solve_prices` on every tick. Rows arrive at a rate, and each executes on one path or is
+rejected; an executed row earns the path's value, and each lane of a device provides one second per second.
+With values v, seconds per row c and number of lanes L,
 
     maximize  sum v[p] x[p]   with  sum over p of d  c[p] x[p] <= L[d]  for each device,  sum x[p] <= rate.
 
-Its dual has one variable for the demand (u, the value of another row) and one for each device (its price).
-For a given u, a device's price is the most that a second of it could earn above u. So the dual is a convex,
-piecewise linear function of u alone with its minimum at one of its few corners: exact without a solver.
+The dual has one variable for the demand (u, the value of one more row) and one per device (its price). For a
+given u, a device's price is the most that a second of its time could earn above u. So the dual is a convex,
+piecewise linear function of u alone, with its minimum at one of few corners, which gives an exact solution
+without a solver.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """In the values' unit. device: by device, of one more second of a lane; row: of one more row."""
+    """Prices in the unit of values. device: of one more second of a lane, by device. row: of one more row."""
 
     device: tuple[float, ...]
     row: float
@@ -34,7 +35,8 @@ def solve_prices(
 ) -> Prices:
     """Returns the prices at `rate` rows/s.
 
-    By device: lanes, their number; paths, (value, seconds per row) of each.
+    lanes: number of lanes, by device.
+    paths: (value, seconds per row) of each path, by device.
     """
     corners = {0.0}
     for on_device in paths:
@@ -43,7 +45,7 @@ def solve_prices(
             for other, other_s in on_device[:i]:
                 if row_s != other_s:
                     at = (value * other_s - other * row_s) / (other_s - row_s)
-                    if 0 < at < value:  # elsewhere neither is worth more than u
+                    if 0 < at < value:  # otherwise neither earns more than u there
                         corners.add(at)
 
     def prices(u: float) -> list[float]:
@@ -52,7 +54,7 @@ def solve_prices(
     def dual(u: float) -> float:
         return rate * u + sum(n * p for n, p in zip(lanes, prices(u), strict=True))
 
-    # Of equal minima, up to rounding, the highest u: the lowest prices that explain the optimum.
+    # among minima that are equal up to rounding, the highest u gives the lowest prices
     duals = {u: dual(u) for u in corners}
     least = min(duals.values()) * (1 + 1e-12)
     row = max(u for u, value in duals.items() if value <= least)

@@ -1,6 +1,6 @@
-"""Data types of the router: queries go in, dispatches and rejections come out.
+"""Data types of the router: queries, dispatches and rejections.
 
-Shared by the live server and the simulator. Times are seconds of one monotonic clock.
+The live server and the simulator share them. Times are seconds on one monotonic clock.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from math import ceil
 from typing import Any, NamedTuple
 
 MOST_PRIORITY = 999_999_999
-"""The lowest priority above none."""
+"""The lowest priority; only queries without priority (0) rank below it."""
 
 
 class Reason(StrEnum):
-    """Reason for the choice of a path: it is the best one, or what ruled the best one out.
+    """Why a path was chosen: because it is the best one, or because something ruled the best one out.
 
-    load: it would make other queries miss their deadlines. deadline: it takes longer than the budget.
-    failure: a lane died or lost work. probe: the query tested a lane that had been slow or failed. policy:
-    the policy does not use the best path.
+    load: the best path would make other queries miss their deadlines.
+    deadline: the best path takes longer than the budget.
+    failure: a lane died or lost work.
+    probe: the query tested a lane that had been slow or failed.
+    policy: the policy does not use the best path.
     """
 
     BEST = "best"
@@ -31,19 +33,19 @@ class Reason(StrEnum):
 
 
 DEGRADED = (Reason.LOAD, Reason.DEADLINE, Reason.FAILURE, Reason.PROBE)
-"""Reasons with which an answer counts as degraded: the policy would have preferred the best path."""
+"""Reasons for which an answer counts as degraded, as the policy would have preferred the best path."""
 
 
 class RejectReason(StrEnum):
-    """Reason for which a query is rejected or expires. The values are labels of metrics."""
+    """Why a query is rejected or expires. The values are metric labels."""
 
-    OVERLOAD = "overload"  # the backlog makes its deadline unreachable, or the queue is full
-    EXPIRED = "expired"  # its deadline passed, or can no longer be met
+    OVERLOAD = "overload"  # the backlog is too long for the deadline, or the queue is full
+    EXPIRED = "expired"  # the deadline passed or can no longer be met
     UNAVAILABLE = "unavailable"  # no lane is alive
 
 
 class Misses(NamedTuple):
-    """The reads that a query needs before it executes: pages of the disk tier, rows of the remote store."""
+    """Reads that a query needs before it executes: pages of the disk tier, rows of the remote store."""
 
     disk: int = 0
     remote: int = 0
@@ -56,11 +58,15 @@ NO_MISSES = Misses()
 class Query:
     """A request inside the server.
 
-    priority: 1 is the highest; 0, the default, is the lowest. required: use the path of highest value or
-    none. payload: the caller's; the router ignores it. path, reason: of its first dispatched part; all parts
-    run on the same representation. dispatched_rows, done_rows: rows sent to lanes, and executed. retries:
-    abandoned batches that contained it; failed: a lane died or failed with one of them. settled: answered,
-    expired or canceled. misses: when it arrived; reading: they are still being read.
+    priority: 1 is the highest; 0, the default, is the lowest.
+    required: whether only a path of the highest value may answer.
+    payload: the caller's data, which the router ignores.
+    path, reason: of its first dispatched part; all parts run on the same representation.
+    dispatched_rows, done_rows: rows sent to lanes, and rows executed.
+    retries, failed: number of abandoned batches that contained it, and whether a lane died or failed with
+        one.
+    settled: whether it was answered, expired or canceled.
+    misses, reading: missing rows at arrival, and whether they are still being read.
     """
 
     rows: int
@@ -84,7 +90,7 @@ class Query:
 class Part:
     """Rows [first, first + rows) of a query, in one batch.
 
-    Treat as immutable. Not frozen, because a frozen dataclass takes three times as long to construct.
+    Treat it as immutable. It is not frozen because a frozen dataclass takes three times as long to construct.
     """
 
     query: Query
@@ -94,12 +100,14 @@ class Part:
 
 @dataclass(slots=True, eq=False)
 class Dispatch:
-    """A batch handed to a lane: parts of queries, executed on one path.
+    """A batch handed to a lane: parts of queries that execute on one path.
 
-    median_s, tail_s: predicted service time. probe: a test of a lane that was slow or stalled; its query also
-    stays in the queue for other lanes, and the first answer counts. lost: abandoned; its queries were queued
-    again or settled, and a late answer counts only if there is no other. waits: for rows that are still
-    being read.
+    median_s, tail_s: predicted service time.
+    probe: whether it tests a lane that was slow or stalled. Its query also stays in the queue for other
+        lanes, and the first answer wins.
+    lost: whether it was abandoned. Its queries were requeued or settled, and its answer counts only if there
+        is no other.
+    waits: whether it waits for rows that are still being read.
     """
 
     lane: int
@@ -125,5 +133,5 @@ class Rejection:
 
     @property
     def retry_header_s(self) -> int:
-        """Whole seconds for Retry-After, at least 1."""
+        """Returns whole seconds for Retry-After, at least 1."""
         return max(1, ceil(self.retry_after_s))

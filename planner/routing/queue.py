@@ -1,13 +1,13 @@
-"""The queue: pieces of queries in order of priority and deadline, counted in rows.
+"""The queue: pieces of queries in order of priority and deadline, with limits in rows.
 
-Sorted, so that a batch is a slice; most arrivals have the latest deadline and go to the end. Queries settled
-while they wait (canceled, answered by a probe) stay until `trim` or `sweep` meets them; their rows stop
-counting at once. Strict priority would let one class of clients starve the others, so RESERVED_SHARE of the
-room (here) and of the lanes' time (fair_share.py) is kept for them.
+It is a sorted list, so that a batch is a slice; most arrivals have the latest deadline and are appended.
+Queries that are settled while they wait (canceled, answered by a probe) remain until `trim` or `sweep`
+removes them, but their rows stop counting at once. Strict priority would let one class of clients starve the
+others, so RESERVED_SHARE of the capacity (here) and of lane time (fair_share.py) is reserved for them.
 
-A query whose rows are still being read from a slow tier is held beside the pieces: what is hot must not wait
-for what is cold. With its rows there it is ready, and queued when nothing else waits or it may wait no longer
-(holding.py).
+A query whose rows are still being read from a slow tier is held outside the sorted list, so that hot queries
+need not wait for it. Once its rows are read it is ready, and is queued when nothing else waits or when its
+time runs out (holding.py).
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from typing import NamedTuple
 from polyrec.planner.routing.query import Query
 
 LOWEST = 1 << 30
-"""The level of queries without priority, beyond MOST_PRIORITY."""
+"""Level of queries without priority; larger than MOST_PRIORITY."""
 RESERVED_SHARE = 0.1
-"""Share of room and lane time that is kept for queries of lower priorities."""
+"""Share of queue capacity and lane time that is reserved for lower priorities."""
 
 
 class Piece(NamedTuple):
     """Rows [first, first + rows) of a query, waiting for a lane.
 
-    Compares by level (priority, LOWEST without one), then order_s (deadline; arrival under a FIFO policy),
-    then number, which is unique, so queries are never compared.
+    Pieces compare by level (the priority, or LOWEST without one), then order_s (the deadline, or the arrival
+    under a FIFO policy), then number, which is unique, so that queries are never compared.
     """
 
     level: int
@@ -41,11 +41,13 @@ class Piece(NamedTuple):
 
 
 class Queue:
-    """Waiting pieces, ascending.
+    """Waiting pieces in ascending order.
 
-    rows: of unsettled queries. privileged_rows: of those with a priority. earliest_s: lower bound of all
-    deadlines. credit_s: lane time owed to lower priorities (fair_share.py). held: queries whose rows are
-    being read, or are ready, and when they are queued at the latest. release_s: lower bound of these times.
+    rows, privileged_rows: rows of unsettled queries, and of those with a priority.
+    earliest_s: lower bound of all deadlines.
+    credit_s: lane time owed to lower priorities (fair_share.py).
+    held: held queries, and the time at which each must be queued at the latest.
+    release_s: lower bound of these times.
     """
 
     __slots__ = (
@@ -71,15 +73,16 @@ class Queue:
         self._number = 0
 
     def excess_rows(self, rows: int, privileged: bool, max_rows: int) -> int:
-        """Rows by which `rows` more exceed the limit; 0 or less: there is room.
+        """Returns by how many rows adding `rows` would exceed the limit; 0 or less if they fit.
 
-        Each class, privileged or not, may hold `max_rows`; RESERVED_SHARE of that is kept for the other one.
+        Each class, privileged or not, may hold `max_rows`; RESERVED_SHARE of that is reserved for the other
+        one.
         """
         class_rows = self.privileged_rows if privileged else self.rows - self.privileged_rows
         return rows + max(class_rows - max_rows, self.rows - int((1 + RESERVED_SHARE) * max_rows))
 
     def push(self, query: Query, first: int, rows: int, order_s: float) -> None:
-        """Adds rows of a query. order_s: its deadline, or its arrival under a FIFO policy."""
+        """Adds rows of a query. order_s: its deadline, or under a FIFO policy its arrival."""
         self._number += 1
         piece = Piece(query.priority or LOWEST, order_s, self._number, query, first, rows)
         pieces = self.pieces
@@ -94,7 +97,7 @@ class Queue:
             self.earliest_s = query.deadline_s
 
     def hold(self, query: Query, until_s: float) -> None:
-        """Adds a query whose rows are being read, to be released when they are there or at until_s."""
+        """Holds a query while its rows are being read, until until_s at the latest."""
         self.held[query] = until_s
         self._count(query, query.rows)
         if until_s < self.release_s:
@@ -103,21 +106,21 @@ class Queue:
             self.earliest_s = query.deadline_s
 
     def take(self, query: Query) -> None:
-        """Removes the piece of a query that nothing has been dispatched of."""
+        """Removes the piece of a query of which no rows were dispatched."""
         pieces = self.pieces
         at = next(i for i in range(len(pieces) - 1, -1, -1) if pieces[i].query is query)
         del pieces[at]
         self._count(query, -query.rows)
 
     def mark_ready(self, query: Query, until_s: float) -> None:
-        """Records that the rows of a query are there; if it is held, at most until until_s from now on."""
+        """Records that a query's rows were read; if it is held, it is queued by until_s at the latest."""
         if query in self.held:
             self.held[query] = min(self.held[query], until_s)
             self.release_s = min(self.release_s, self.held[query])
             self.ready.append(query)
 
     def release_ready(self, rows: int) -> list[Query]:
-        """Releases and returns ready queries of about so many rows, at least one if there is any."""
+        """Releases and returns ready queries with about `rows` rows, at least one if there are any."""
         released: list[Query] = []
         while self.ready and rows > 0:
             query = self.ready.popleft()
@@ -127,14 +130,14 @@ class Queue:
         return released
 
     def release(self, query: Query) -> bool:
-        """Removes a held query; False if it is not held, or settled. The caller pushes it."""
+        """Removes a held query, which the caller pushes. Returns False if it is not held, or settled."""
         if self.held.pop(query, None) is None or query.settled:
             return False
         self._count(query, -query.rows)
         return True
 
     def release_due(self, now_s: float) -> list[Query]:
-        """Releases and returns the queries that can be held no longer."""
+        """Releases and returns the queries that cannot be held any longer."""
         due = [query for query, until_s in self.held.items() if until_s <= now_s]
         released = [query for query in due if self.release(query)]
         self.release_s = min(self.held.values(), default=float("inf"))
@@ -146,7 +149,7 @@ class Queue:
             self.privileged_rows += rows
 
     def trim(self) -> list[Piece]:
-        """Removes settled queries from both ends; returns the pieces."""
+        """Removes settled queries from both ends and returns the remaining pieces."""
         pieces = self.pieces
         while pieces and pieces[0].query.settled:
             self.discount(pieces[0].query)
@@ -157,7 +160,7 @@ class Queue:
         return pieces
 
     def settle(self, query: Query) -> None:
-        """Settles a query; its waiting rows stop counting."""
+        """Settles a query and stops counting its waiting rows."""
         query.settled = True
         if query.dispatched_rows < query.rows:
             self.discount(query)
@@ -171,7 +174,7 @@ class Queue:
         query.dispatched_rows = query.rows
 
     def clear(self) -> None:
-        """Removes all pieces; what is held stays."""
+        """Removes all pieces but keeps held queries."""
         self.pieces.clear()
         self.rows = self.privileged_rows = 0
         for query in self.held:
@@ -209,5 +212,5 @@ class Queue:
         return expired
 
     def unsettled(self) -> Iterator[Piece]:
-        """The pieces of queries that still need an answer."""
+        """Iterates over the pieces of queries that still need an answer."""
         return (piece for piece in self.pieces if not piece.query.settled)

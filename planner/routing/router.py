@@ -1,9 +1,9 @@
 """The router: admission control, dispatch to free lanes, expiry, and recovery from failing lanes.
 
-Queries and events of lanes come in; dispatches, rejections and expired queries go out. Pure: callers pass the
-time and nothing is awaited, so the live server and the simulator run this same object. The policy chooses
-paths; the router holds what every policy shares: the queue, splitting and joining of queries, deadlines, and
-lanes that fail, stall, slow down or come back.
+server/dispatch and the simulator run the same router, as it is pure: callers pass the time, and nothing
+blocks. They offer queries and report lane events; the router returns dispatches, rejections and expired
+queries. A policy (policies/) chooses paths. The router does what all policies share: the queue, splitting of
+queries, deadlines, and lanes that fail, stall, slow down or come back.
 """
 
 from __future__ import annotations
@@ -28,20 +28,23 @@ from polyrec.planner.routing.query import Dispatch, Misses, Part, Query, Rejecti
 from polyrec.planner.routing.router_state import RouterState
 
 MAX_RETRIES = 2
-"""A query with this many failed batches is given up: it may be what breaks the lanes."""
+"""Failed batches after which a query is given up, as it may be what breaks the lanes."""
 SHARE_MEMORY_S = 2.0
-"""Time constant of the recent shares of lanes' time, and of paths' rows."""
+"""Time constant of lanes' recent utilization and of paths' recent rows."""
 BATCH_ROWS_WEIGHT = 0.1
 """EWMA weight of the newest batch size."""
 INF = float("inf")
 LIKELY_ROWS_FACTOR = 0.8
-"""A query is rejected unparsed only if this share of its estimated rows would be rejected as well."""
+"""A query is rejected unparsed only if even this share of its estimated rows would be rejected."""
 URGENT_SHARE = 0.25
-"""Share of its budget after which a waiting query is dispatched without waiting for more arrivals."""
+"""Share of its budget after which a query is dispatched without waiting for more arrivals."""
 
 
 class Router:
-    """The decisions of one server. Query.path, Dispatch.path and Dispatch.lane index `paths` and `lanes`."""
+    """Makes the routing decisions of one model.
+
+    Query.path and Dispatch.path are indexes of `paths`, Dispatch.lane is an index of `lanes`.
+    """
 
     def __init__(self, state: RouterState) -> None:
         self.state = state
@@ -51,12 +54,13 @@ class Router:
         self._ticked_s = state.start_s
         self.reading_round = ReadingRound()
         self.lane_order = list(range(len(self.lanes)))
-        """Lane indexes in the order in which free lanes get work: lanes to probe first, or none is left."""
+        """Lane indexes in the order in which free lanes get work; lanes to be probed come first, as otherwise
+        no work would be left for them."""
 
     def reject_early(
         self, arrival_s: float, deadline_s: float, size: float, now_s: float, form: str = ""
     ) -> Rejection | None:
-        """Rejects a query before it is parsed, if `offer` would reject it; None: parse and offer it.
+        """Rejects a query before it is parsed if `offer` would reject it; None means parse and offer it.
 
         Above capacity, goodput depends on the time of the core that rejections leave. A query is rejected if
         its deadline has passed; if this reading round has rejected one that was no larger and had no less
@@ -120,11 +124,11 @@ class Router:
         return None
 
     def hold(self, query: Query, misses: Misses, now_s: float) -> Rejection | None:
-        """Holds an offered query, of which nothing has been dispatched, while its missing rows are read."""
+        """Holds an offered query, of which no rows were dispatched, while its missing rows are read."""
         return hold(self.state, query, misses, now_s)
 
     def rows_read(self, query: Query, took_s: ReadSeconds) -> None:
-        """Records that the missing rows of a query have been read: it is ready."""
+        """Records that a query's missing rows have been read, which makes it ready."""
         query.reading = False
         self.state.reads.observe(query.misses, took_s)
         mark_ready(self.state, query)
@@ -146,7 +150,7 @@ class Router:
         return now_s - head.arrival_s > URGENT_SHARE * (head.deadline_s - head.arrival_s)
 
     def next(self, lane: int, now_s: float) -> Dispatch | None:
-        """Dispatches a batch to a free lane; None: nothing waits, or it is better left to another lane."""
+        """Dispatches a batch to a free lane; None if nothing waits or another lane is better suited."""
         state = self.state
         lane_state = state.lanes[lane]
         lane_state.recheck_s = INF
@@ -162,17 +166,18 @@ class Router:
                 lane_state.breaker.state = BreakerState.PROBING
             else:
                 lane_state.last_done_s = now_s
-        # with other lanes, the query stays in the queue for them and the probe executes a copy
+        # if there are other lanes, the query stays in the queue for them and the probe executes a copy
         is_copy = is_probe and bool(other_usable_lanes(state, lane_state))
         if not is_copy and self.policy.binds_at_arrival:
             self.policy.dispatched(state, choice.path, choice.rows)
         return dispatch_batch(state, lane_state, choice, now_s, is_copy)
 
     def done(self, dispatch: Dispatch, now_s: float, took_s: float) -> None:
-        """Records an executed batch: corrects the lane's latency model and completes queries.
+        """Records an executed batch, corrects the lane's latency model and completes queries.
 
-        Of a lost dispatch or a probe, only unsettled queries that it contains whole are completed. took_s:
-        its service time.
+        A lost dispatch or a probe completes only unsettled queries that it contains as a whole.
+
+        took_s: service time.
         """
         state = self.state
         lane = state.lanes[dispatch.lane]
@@ -198,9 +203,9 @@ class Router:
         complete(state, dispatch, now_s, self.policy if self.policy.learns else None)
 
     def failed(self, dispatch: Dispatch, now_s: float) -> list[Query]:
-        """Records a failed batch: requeues the queries that another lane can execute in time.
+        """Records a failed batch, and requeues the queries that another lane can execute in time.
 
-        Returns the others, settled, for the caller to answer.
+        Settles and returns the others, which the caller must answer.
         """
         lane = self.state.lanes[dispatch.lane]
         parts = dispatch.parts
@@ -223,9 +228,9 @@ class Router:
         return given_up
 
     def expire(self, now_s: float) -> list[Query]:
-        """Settles and returns queries, waiting or executing, whose deadline passed or can no longer be met.
+        """Settles and returns queries whose deadline passed or can no longer be met.
 
-        Ends the reading round; opens the breakers of stalled lanes.
+        Also ends the reading round, and opens the breakers of stalled lanes.
         """
         if self.reading_round.active:
             self.reading_round.end()
@@ -247,14 +252,14 @@ class Router:
             if lane.due_s <= now_s:
                 expired += expire_executing(state, lane, dispatch, now_s)
         for query in expired:
-            if not query.reading:  # else its reads took too long
+            if not query.reading:  # otherwise the reads are to blame
                 losses.record_loss(state, query.rows, query.deadline_s - query.arrival_s, query.required)
             if self.policy.learns:
                 self.policy.finished(query, now_s)
         return expired
 
     def wake_s(self) -> float | None:
-        """Time at which `expire` and `next` should be called if nothing happens before; None: no need."""
+        """Returns when to call `expire` and `next` if no event comes first; None for never."""
         state = self.state
         queue = state.queue
         at = queue.earliest_s - state.min_latency_s if queue.pieces or queue.held else INF
@@ -278,12 +283,12 @@ class Router:
             self.state.queue.settle(query)
 
     def lane_down(self, lane: int) -> None:
-        """Records that a lane died. The caller passes its batch to `failed`."""
+        """Records that a lane died. The caller must pass the lane's batch to `failed`."""
         self.state.lanes[lane].alive = False
         self._update_lanes()
 
     def lane_up(self, lane: int, now_s: float) -> None:
-        """Records that a lane was restarted; it is probed first."""
+        """Records that a lane was restarted; it will be probed first."""
         lane_state = self.state.lanes[lane]
         lane_state.alive = True
         lane_state.correction.reset(anew=True)
@@ -293,9 +298,9 @@ class Router:
         self._update_lanes()
 
     def tick(self, now_s: float, loop_time: LoopTime | None = None) -> None:
-        """Updates rates, corrections and prices; call it about ten times a second.
+        """Updates rates, corrections and prices. Call it about ten times a second.
 
-        loop_time: what the caller's event loop spent since the last tick, if it was measured.
+        loop_time: CPU time of the caller's event loop since the last tick, if measured.
         """
         state = self.state
         observed = state.observed
@@ -316,7 +321,7 @@ class Router:
         self.policy.prepare(state)
 
     def explain(self, rows: int, budget_s: float, now_s: float, required: bool = False) -> Explanation:
-        """Explains what would be chosen now for a query of `rows` rows. Changes nothing."""
+        """Explains which path a query of `rows` rows would get now. Changes nothing."""
         return explaining.explain(self.state, self.policy, rows, budget_s, now_s, required)
 
     def snapshot(self) -> RouterSnapshot:
@@ -324,7 +329,7 @@ class Router:
         return explaining.snapshot(self.state, self.policy)
 
     def set_policy(self, routing: Routing) -> None:
-        """Changes policy and weights at run time; waiting queries are routed by the new policy."""
+        """Changes policy and weights; waiting queries are routed by the new policy."""
         state = self.state
         state.loss_backoff.reset()
         state.set_routing(routing)
@@ -339,7 +344,7 @@ class Router:
         self.policy.prepare(state)
 
     def set_worths(self, worths: Mapping[str, float]) -> None:
-        """Changes the value of an answered row of each path, from the next decision on. worths: by name."""
+        """Changes the worth of an answered row on each path. worths: by path name."""
         state = self.state
         for path in state.paths:
             path.worth = worths[path.name]
@@ -351,7 +356,7 @@ class Router:
         self.state.queue.push(query, first, rows, order_s)
 
     def _abandon(self, lane: LaneState, dispatch: Dispatch, now_s: float) -> None:
-        """Opens the breaker of a stalled lane and requeues what other lanes can execute in time."""
+        """Opens the breaker of a stalled lane, and requeues parts that other lanes can execute in time."""
         lane.overdue_s = INF
         dispatch.lost = True
         lane.breaker.trip(now_s)
@@ -361,9 +366,9 @@ class Router:
             lane.stranded = self._requeue(dispatch.parts, now_s)
 
     def _requeue(self, parts: Sequence[Part], now_s: float, failed: bool = False) -> list[Part]:
-        """Queues parts again for other lanes; returns those that none can execute in time.
+        """Requeues parts for other lanes; returns those that none can execute in time.
 
-        failed: their lane died or failed, rather than stalled.
+        failed: whether their lane died or failed, rather than stalled.
         """
         state = self.state
         left: list[Part] = []

@@ -1,8 +1,7 @@
-"""The router's state: everything that policies decide by.
+"""The router's state, on which all routing decisions are based; the router updates it and policies read it.
 
-The plan's paths, lanes and limits come in; corrections, observed traffic and breakers change it; capacity,
-prices and each lane's usable paths are derived from these by `refresh`, off the request path. The router
-updates it, policies read it.
+It starts from the plan's paths, lanes and limits, and changes with latency corrections, observed traffic and
+breakers. `refresh` derives capacity, prices and each lane's usable paths from these, off the request path.
 """
 
 from __future__ import annotations
@@ -25,23 +24,23 @@ from polyrec.planner.routing.query import Query
 from polyrec.planner.routing.queue import Queue
 
 MIN_INLINE_BATCH_S, MAX_INLINE_BATCH_S = 0.005, 0.02
-"""Bounds of the time for which an inline lane blocks the event loop if a smaller batch can do: a part of a
-large query costs what a batch costs apart from its rows, and requests are not read in that time."""
+"""Bounds on how long an inline lane blocks the event loop if a smaller batch is possible. No requests are
+read meanwhile, but each part of a split query costs a batch's fixed cost again."""
 FASTER_FACTOR = 2.0
-"""A lane of the same device counts as faster if its rate is at least this many times as high."""
+"""A lane counts as faster than another if its rate is at least this many times as high."""
 OVERFLOW_EXPONENT = 8.0
-"""A backlog may outgrow the reserve for bursts once in exp(8), about 3,000."""
+"""The backlog may exceed the reserve for bursts with probability exp(-8), about 1 in 3,000."""
 LOAD_MARGIN = 1.05
-"""Factor on the observed load, since rates are estimates and latency models are models."""
+"""Safety factor on the observed load, since rates and latencies are estimates."""
 VALUE_TOLERANCE = 1e-6
-"""Paths whose value minus price differs by at most this many correct predictions a row tie."""
+"""Paths tie if their value minus price differs by at most this much per row."""
 INF = float("inf")
 BATCH_SHARE = 0.4
-"""Maximum share of the usual budget that a merged batch may take, as it delays all later arrivals."""
+"""Maximum share of the usual budget that a merged batch may take, since it delays all later arrivals."""
 
 
 class BestPath(NamedTuple):
-    """A path of the highest value on a usable lane. tail: seconds by rows; factors: the lane's, by path."""
+    """A path of the highest value on a usable lane. tail: seconds by rows. factors: the lane's, by path."""
 
     max_rows: int
     tail: list[float]
@@ -50,27 +49,27 @@ class BestPath(NamedTuple):
 
 
 class RouterState:
-    """Paths, lanes, queue and observations, and what follows from them for decisions.
+    """Paths, lanes, queue and observations, and the values derived from them.
 
-    specs: paths and lanes as given. usable: lanes with a closed breaker; if there are none, all that are
-    alive. sole_inline_lane: the usable lane, if it is the only one and inline. broken: a lane with a path of
-    the highest value is dead or has lost work.
-
-    total_rate: capacity of the usable lanes on their fastest paths, and of the front, in rows/s.
-    service_times: of a query, as corrected now. alone_times, best_alone_times: at the lanes' lasting speed,
-    on the fastest paths and on those of the highest value; without a usable lane, they stay as they were.
-    front_factor: total_rate over the lanes' own rate; executing work has passed the front, which may be what
-    limits total_rate. last_completion_s: no running batch should complete later. max_merge_rows: the largest
-    `merge_rows` of a usable lane on its fastest path. min_latency_s: the shortest time to an answer that was
-    ever observed.
-
-    others_budget_s: the shortest usual budget of other models that use the same lanes' time, infinity without
-    any; a batch delays their queries, too.
-
-    best_value: of all paths. best_paths: those that have it, by usable lane. allowed_paths: indexes of paths
-    that the policy uses at all. reserve_s: backlog in seconds that random arrivals alone may add before it
-    shrinks again, by the heavy-traffic tail of a queue, log(1 / P) x variance per second / (2 x spare
-    capacity).
+    specs: paths and lanes as passed by the caller.
+    usable: lanes with a closed breaker or, if there are none, all live lanes.
+    sole_inline_lane: the only usable lane if it is inline, otherwise None.
+    broken: whether a lane with a path of the highest value is dead or has lost work.
+    total_rate: rows/s that the usable lanes on their fastest paths, and the front, can do.
+    front_factor: total_rate over the lanes' own rate, for work that has already passed the front.
+    service_times: service times of a query, as corrected now.
+    alone_times, best_alone_times: the same at the lanes' lasting speed, on the fastest paths and on those of
+        the highest value. Without a usable lane they keep their values.
+    last_completion_s: latest predicted completion of a running batch.
+    max_merge_rows: the largest `merge_rows` of a usable lane on its fastest path.
+    min_latency_s: shortest time to an answer ever observed.
+    others_budget_s: shortest usual budget of other models that share the lanes, as a batch delays their
+        queries too; infinity without other models.
+    best_value, best_paths: the highest value of all paths, and the paths that have it by usable lane.
+    allowed_paths: indexes of the paths that the policy may use.
+    reserve_s: backlog in seconds that random arrivals alone may add before it shrinks again. By the
+        heavy-traffic approximation of a queue's tail: log(1 / P) x variance per second / (2 x spare
+        capacity).
     """
 
     __slots__ = (
@@ -139,7 +138,7 @@ class RouterState:
         self.set_routing(routing)
 
     def set_routing(self, routing: Routing) -> None:
-        """Applies new weights. The front's cost stays as observed."""
+        """Applies new weights. Keeps the observed cost of the front."""
         self.routing = routing
         for path in self.paths:
             path.value = path.worth * routing.weights.get(path.name, 1.0)
@@ -147,7 +146,7 @@ class RouterState:
         self.refresh()
 
     def refresh(self) -> None:
-        """Recomputes what depends on corrections, breakers and the usual budget. Off the request path."""
+        """Recomputes all values derived from corrections, breakers and the usual budget."""
         batch_s = BATCH_SHARE * min(self.observed.budget_s, self.others_budget_s)
         is_shared = self.others_budget_s < INF
         inline_s = min(max(MIN_INLINE_BATCH_S, batch_s), MAX_INLINE_BATCH_S)
@@ -173,14 +172,14 @@ class RouterState:
         self.update_lanes()
 
     def _row_s(self, lane: LaneState, path: int, max_rows: int | None = None) -> float:
-        """Seconds per row in batches of `merge_rows` rows, or of `max_rows` if that is less.
+        """Returns elapsed seconds per row in batches of min(merge_rows, max_rows) rows.
 
-        Elapsed time: longer than lane time where other models share the lane.
+        Elapsed time is longer than lane time if other models share the lane.
         """
         return self.unshared_row_s(lane, path, max_rows) / lane.share
 
     def unshared_row_s(self, lane: LaneState, path: int, max_rows: int | None = None) -> float:
-        """Seconds of lane time per row, as `_row_s` without other models."""
+        """Returns seconds of lane time per row, which is `_row_s` without other models."""
         rows = lane.merge_rows[path]
         if max_rows is not None and max_rows < rows:
             rows = max_rows
@@ -214,7 +213,7 @@ class RouterState:
         self.sole_inline_lane = sole if sole is not None and sole.inline else None
         lane_paths = self._lane_paths()
         self.service_times = ServiceTimes(lane_paths)
-        if lane_paths:  # else no budget would be possible, and demand be forgotten until a lane is back
+        if lane_paths:  # otherwise keep the old ones, or no query would count as possible demand
             self.alone_times = ServiceTimes(self._lane_paths(lasting=True))
             self.best_alone_times = ServiceTimes(self._lane_paths(required=True, lasting=True))
         lanes_rate = sum(lane.rate for lane in self.usable)
@@ -240,7 +239,7 @@ class RouterState:
         )
 
     def _update_rate(self) -> float:
-        """Returns the capacity of lanes and front in rows/s; sets the reserve for bursts by it."""
+        """Returns the capacity of lanes and front in rows/s, and sets the reserve for bursts from it."""
         rate = sum(lane.rate for lane in self.usable)
         if rate and not any(lane.inline for lane in self.usable):
             front_s = self.front.row_s + self.front.query_s / self.observed.mean_rows
@@ -251,7 +250,7 @@ class RouterState:
         return rate
 
     def _update_prices(self) -> list[float]:
-        """Sets prices at the observed rate. Returns, by device, the highest path value worth its price."""
+        """Sets prices at the observed rate. Returns by device the highest path value worth its price."""
         lanes = [0.0] * len(self.devices)
         for lane in self.usable:
             lanes[lane.device] += 1.0
@@ -280,11 +279,11 @@ class RouterState:
     def _order_paths(self, lane: LaneState, max_value: float) -> None:
         """Sets the lane's paths in order of value, its fastest path and its rate.
 
-        Leaves out paths faster than the one of most value a second, which is worth more above capacity, too.
+        Excludes paths faster than the one with the most value per second, which is better even past capacity.
         """
         paths = self.paths
         usable = [p for p in lane.paths if p in self.allowed_paths and 0 < paths[p].value <= max_value]
-        # Which path is faster may depend on the batch size: take the usual one, not the maximum.
+        # which path is faster may depend on the batch size, so compare at the usual size
         usual_rows = max(1, round(lane.mean_batch_rows))
         row_s = {p: self._row_s(lane, p, usual_rows) for p in usable}
         usable.sort(key=lambda p: (-paths[p].value, row_s[p]))
@@ -300,7 +299,7 @@ class RouterState:
         lane.rate = 1 / self._row_s(lane, lane.fastest) if lane.order else 0.0
 
     def _find_faster_lanes(self, lane: LaneState) -> None:
-        """Sets the lanes that are much faster than this one, with the rates they would have without it."""
+        """Sets the lanes that are much faster than this one, with their rates without its help."""
         assert self.prices is not None
         lane.faster = []
         if not lane.order:
@@ -318,27 +317,29 @@ class RouterState:
                 lane.faster.append(FasterLane(other, rate))
 
     def is_possible(self, rows: int, budget_s: float, required: bool = False) -> bool:
-        """Whether a query is answered within its budget if it is alone, on the fastest path that it allows.
+        """Whether a query alone on the server meets its budget, on the fastest path that it allows.
 
-        Clients choose their budgets. One that is too small at any load says nothing about the load, and must
-        not affect the answers to others. required: only paths of the highest value may answer.
+        A client may choose a budget that is too small at any load. It does not indicate load and must not
+        affect the answers to others.
+
+        required: whether only paths of the highest value may answer.
         """
         return self.slack_s(rows, budget_s, required) >= 0
 
     def slack_s(self, rows: int, budget_s: float, required: bool = False) -> float:
-        """Seconds of its budget that a query may wait if it is executed alone, as in `is_possible`."""
+        """Returns the seconds for which a query may wait if it executes alone, as in `is_possible`."""
         front = self.front
         alone_s = (self.best_alone_times if required else self.alone_times)[rows]
         return budget_s - alone_s - front.answer_s - front.answer_row_s * rows
 
     def answer_s(self, query: Query) -> float:
-        """Seconds that the front will spend on writing the answer."""
+        """Returns the seconds that the front will spend on writing the answer."""
         return self.front.answer_s + self.front.answer_row_s * query.rows
 
     def drain_s(self, rows: float, queries: int) -> float:
-        """Seconds in which waiting rows of so many queries are executed.
+        """Returns the seconds needed to execute `rows` waiting rows of `queries` queries.
 
-        Where the front limits total_rate, that is for queries of mean size: few large ones take it less.
+        If the front limits total_rate, that rate assumes queries of mean size; few large queries take less.
         """
         seconds = rows / self.total_rate
         if self.front_factor == 1.0:
@@ -346,7 +347,7 @@ class RouterState:
         return max(seconds * self.front_factor, self.front.row_s * rows + self.front.query_s * queries)
 
     def executing_rows(self, now_s: float) -> float:
-        """The remaining work of running batches, in rows at total_rate."""
+        """Returns the remaining work of running batches, in rows at total_rate."""
         rows = 0.0
         for lane in self.usable:
             left_s = lane.free_s - now_s
@@ -355,7 +356,7 @@ class RouterState:
         return rows * self.front_factor
 
     def service_time_s(self, rows: int, queued_rows: float) -> float:
-        """Tail service time of a query on the fastest device, merged with queued rows, split if large."""
+        """Returns the tail service time on the fastest device, merged with queued rows, split if large."""
         batch_rows = rows + int(queued_rows)
         if batch_rows > self.max_merge_rows:
             batch_rows = self.max_merge_rows
@@ -366,9 +367,10 @@ class RouterState:
         return service_time_s(self._lane_paths(required=True), rows)
 
     def _lane_paths(self, required: bool = False, lasting: bool = False) -> list[LanePath]:
-        """Each usable lane with its fastest path.
+        """Returns each usable lane with its fastest path.
 
-        required: with a path of the highest value, if it has one. lasting: at its lasting speed.
+        required: whether to take lanes' paths of the highest value instead.
+        lasting: whether to use the lanes' lasting speed.
         """
         lanes = [0] * len(self.devices)
         for lane in self.usable:

@@ -1,1 +1,1 @@
-"""The router on virtual lanes in virtual time, and the bound that no policy passes."""
+"""Simulates the router on virtual lanes in virtual time, and computes an upper bound for any policy."""

@@ -1,15 +1,15 @@
-"""The clairvoyant bound: an upper bound on information within deadlines for a trace.
+"""Computes the clairvoyant bound: the most information within deadlines that any policy can reach on a trace.
 
-All arrivals are known beforehand; a linear program assigns the rows that arrive in each time bin to paths and
-bins. It relaxes integral batches, queries as units, times within a bin and the noise of execution (it charges
-medians), and keeps what limits every policy:
+All arrivals are known beforehand. A linear program assigns the rows that arrive in each time bin to paths and
+bins. It relaxes integrality of batches, indivisibility of queries, times within a bin and execution noise (it
+uses medians). It keeps these constraints, which hold for every policy:
 
 - a device has a number of lanes, each with the seconds of a bin;
-- rows are executed after they arrive and before their deadline, to the bin;
-- a batch's fixed cost: a row costs at least median(n) / n, where all n rows of a batch must have come
-  within (longest budget - median(n)), for the batch begins after the last and ends before the first's
-  deadline. So n is at most what the trace has in any such window near the bin, and at most a batch's limit,
-  or the largest query, which is executed alone.
+- rows execute after they arrive and before their deadline, rounded to bins;
+- batches have a fixed cost: a row costs at least median(n) / n in a batch of n rows. A batch begins after its
+  last row arrived and ends before the deadline of its first, so all its rows arrived within (longest budget -
+  median(n)). So n is limited by the rows in any such window near the bin, and by the maximum batch or the
+  largest query, which executes alone.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ from polyrec.planner.routing.latency.latency_table import LatencyTable
 BINS_A_BUDGET = 4
 CLOSE = 1e-9
 SIZES = 32
-"""Number of batch sizes tried for a row's minimum cost; between them the next larger one is allowed."""
+"""Number of batch sizes tried for a row's minimum cost; sizes between them are rounded up."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClairvoyantBound:
     """An upper bound for every policy on one trace.
 
-    information: the most within deadlines; rows: answered in that solution.
-
-    bin_s: width of the bins. by_bin: information by arrival bin, float64 [bins].
+    information: maximum information within deadlines.
+    rows: rows answered in that solution.
+    bin_s: width of the bins.
+    by_bin: float64 [bins], information by arrival bin.
     """
 
     information: float
@@ -49,7 +50,7 @@ class ClairvoyantBound:
     by_bin: F64
 
     def between(self, since_s: float, until_s: float) -> float:
-        """Information of arrivals in a span of whole bins. Only approximately a bound by itself."""
+        """Returns the information of arrivals in a span of whole bins; only roughly a bound itself."""
         return float(self.by_bin[round(since_s / self.bin_s) : round(until_s / self.bin_s)].sum())
 
 
@@ -57,8 +58,10 @@ class ClairvoyantBound:
 class Trace:
     """The queries and paths of one model.
 
-    arrival_s: [queries], ascending; rows: [queries]; budget_s: [queries], or one for all. weight: of the
-    model's information.
+    arrival_s: float64 [queries], ascending.
+    rows: int64 [queries].
+    budget_s: float64 [queries], or one for all.
+    weight: weight of the model's information.
     """
 
     paths: Sequence[PathSpec]
@@ -70,7 +73,7 @@ class Trace:
 
     @property
     def budgets(self) -> F64:
-        """Budget of each query in seconds: [queries]."""
+        """Returns the budget of each query in seconds: float64 [queries]."""
         return np.broadcast_to(np.asarray(self.budget_s, np.float64), self.arrival_s.shape)
 
 
@@ -83,7 +86,7 @@ def bound(
     budget_s: float | F64,
     bin_s: float | None = None,
 ) -> ClairvoyantBound:
-    """Computes the bound of a trace. arrival_s, rows: [queries], ascending; budget_s: of each, or of all."""
+    """Computes the bound for one model's trace. arrival_s, rows, budget_s: see `Trace`."""
     count: dict[str, int] = {}
     for lane in lanes:
         count[lane.device] = count.get(lane.device, 0) + 1
@@ -96,11 +99,11 @@ def joint_bound(
     bin_s: float | None = None,
     guaranteed: Sequence[float] = (),
 ) -> ClairvoyantBound:
-    """Computes the bound of several models on one machine: of the sum of their weighted information.
+    """Computes the bound on the sum of several models' weighted information on one machine.
 
-    lanes: by device, how many batches may execute at a time, whichever model they are of. guaranteed: share
-    of all lanes for each model, which has at least the information of its own bound there, on its most
-    efficient path; empty: nothing is guaranteed.
+    lanes: by device, maximum number of concurrent batches of all models.
+    guaranteed: share of all lanes per model. Each model then gets at least the information of its own bound
+        on that share with its most efficient path. Empty if nothing is guaranteed.
     """
     if not all(trace.arrival_s.size for trace in traces):
         return ClairvoyantBound(0.0, 0.0, 1.0, np.zeros(0))
@@ -140,7 +143,7 @@ def joint_bound(
 
 
 def _efficient(trace: Trace) -> Trace:
-    """The trace with only the path that has the most information per second of each device."""
+    """Returns the trace with only the path of each device that has the most information per second."""
     best: dict[str, PathSpec] = {}
     rows = trace.limits.max_batch_rows
 
@@ -155,10 +158,12 @@ def _efficient(trace: Trace) -> Trace:
 
 @dataclass(frozen=True, slots=True)
 class _Assignments:
-    """Variables of one trace: rows of a group on a path in a bin, in order.
+    """The program's variables for one trace: rows of a group that execute on a path in a bin.
 
-    group: index; place: device times bins plus bin; cost: seconds of a row; value: of a row, weighted.
-    first: arrival bin of each group; group_rows: its rows.
+    group: index of the variable's group.
+    place: device * bins + bin.
+    cost, value: seconds and weighted value per row.
+    first, group_rows: arrival bin and rows of each group.
     """
 
     group: I64
@@ -173,11 +178,11 @@ def _assignments(trace: Trace, devices: Sequence[str], bins: int, width: float) 
     arrival_s, rows, budgets, limits = trace.arrival_s, trace.rows, trace.budgets, trace.limits
     first = (arrival_s / width).astype(np.int64)
     last = ((arrival_s + budgets) / width).astype(np.int64)
-    # Queries of one arrival bin and one deadline bin are one group: their rows cost the same.
+    # queries with the same arrival bin and deadline bin form a group, as their rows cost the same
     groups, group_of = np.unique(np.stack([first, last]), axis=1, return_inverse=True)
     group_rows = np.bincount(group_of.ravel(), weights=rows).astype(np.float64)
     biggest = min(int(rows.sum()), limits.max_batch_rows)
-    # a query larger than the limit is executed alone
+    # a query larger than the limit executes alone
     large = np.flatnonzero(rows > limits.max_batch_rows)
     longest_s = float(budgets.max())
     none = np.zeros(0, np.int64)
@@ -189,7 +194,7 @@ def _assignments(trace: Trace, devices: Sequence[str], bins: int, width: float) 
             alone_s = np.array([path.latency.median(int(n)) for n in rows[large]])
             each = np.where(alone_s <= budgets[large], alone_s / rows[large], np.inf)
             np.minimum.at(cost, group_of.ravel()[large], each)
-        # Rows that exceed the longest budget even alone cannot use this path.
+        # rows that exceed the longest budget even alone cannot use this path
         usable = np.isfinite(cost)
         for offset in range(int((groups[1] - groups[0]).max()) + 1):
             at = groups[0] + offset
@@ -203,7 +208,7 @@ def _assignments(trace: Trace, devices: Sequence[str], bins: int, width: float) 
 def _row_costs(
     latency: LatencyTable, arrival_s: F64, rows: I64, longest_s: float, bins: I64, width: float
 ) -> F64:
-    """Minimum seconds of a row that arrives in each of `bins`; infinity if it cannot be in time."""
+    """Returns the minimum seconds of a row that arrives in each of `bins`; infinity if it must be late."""
     sizes = np.unique(np.geomspace(1, latency.rows, SIZES).astype(np.int64))
     median = np.asarray(latency.median)
     least = np.full(bins.size, np.inf)
@@ -211,7 +216,7 @@ def _row_costs(
     nearest = np.minimum.accumulate(median[1:] / np.arange(1, latency.rows + 1))
     lower = 0
     for size in sizes:
-        # A batch of more than `lower` rows takes at least this long, so they came within that window.
+        # a batch of more than `lower` rows takes at least this long, so its rows arrived within that window
         window = longest_s - median[lower + 1]
         if window < 0:
             break
@@ -225,7 +230,7 @@ def _row_costs(
 def _near(
     arrival_s: F64, start: NDArray[np.bool_], window: float, bins: I64, width: float
 ) -> NDArray[np.bool_]:
-    """Whether a marked window [arrival, arrival + window] may cover a moment of each bin."""
+    """Returns for each bin whether a marked window [arrival, arrival + window] may overlap it."""
     marked = arrival_s[start]
     if not marked.size:
         return np.zeros(bins.size, np.bool_)

@@ -1,9 +1,10 @@
-"""Costs of serving beyond the profile, which the simulator adds; read from a calibration file.
+"""Costs of serving that a profile does not include; the simulator adds them.
 
-A profile times consecutive batches of one request each. A server also runs an iteration of its event loop per
-batch, and reads and answers every request; a batch of several requests has several contexts to encode; HTTP
-evicts caches between batches; and a core is slow after some milliseconds of sleep.
-`polyrec.loadtest.comparison.calibration` measures each of these on a live server.
+A profile times consecutive batches of one request each. A server also runs an event loop iteration per batch,
+and reads and answers every request. A batch of several requests has several contexts to encode, HTTP evicts
+CPU caches between batches, and a core is slow after some milliseconds of sleep.
+`polyrec.loadtest.comparison.calibration` measures all this on a live server and writes the file that
+`load_costs` reads.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 SignedSeconds = Annotated[float, Field(allow_inf_nan=False)]
 
 READ_SHARE = 0.5
-"""Share of a query's cost that is spent before it is offered; the router assumes one half as well."""
+"""Share of a query's cost that is spent before it is offered; the router also assumes one half."""
 
 
 class CostsError(PolyrecError):
-    """A costs file is missing, malformed, or of another plan."""
+    """A costs file is missing, malformed, or belongs to another plan."""
 
 
 class BatchCost(Strict):
@@ -41,8 +42,10 @@ class BatchCost(Strict):
 class RowReads(Strict):
     """Reads of rows in slow tiers.
 
-    share: of the queries that miss any; misses: their mean, at least 1. A query's reads take read_s and
-    miss_s for each miss in the median; the 99th percentile is `tail` times that.
+    share: share of the queries that miss any rows.
+    misses: mean misses of these queries, at least 1.
+    read_s, miss_s: median seconds of a query's reads, fixed and per miss.
+    tail: 99th percentile over median.
     """
 
     share: Annotated[float, Field(ge=0, le=1)]
@@ -55,13 +58,15 @@ class RowReads(Strict):
 class Costs(Strict):
     """Seconds of serving on one core.
 
-    wake_s: a request's way to a sleeping loop and its answer's way back. cooled: (seconds of sleep, extra
-    seconds of the next request), linear between the points and constant beyond. turn_s: the loop, per batch;
-    after_s: the part of it after the answers. query_s, row_s: reading, parsing and answering a query, and
-    each of its rows. refuse_s: reading and rejecting an unparsed query, half of it for rejecting a parsed
-    one; None: as query_s. tick_s: the router's tick. held_rate, held_s: preemptions of the loop per second of
-    work, and their mean duration. batches: by path; a path without an entry takes what its profile says.
-    reads: of rows in slow tiers, if there are any.
+    wake_s: a request's way to a sleeping event loop and its answer's way back.
+    cooled: (seconds of sleep, extra seconds of the next request), linear between points and constant beyond.
+    turn_s, after_s: the loop's time per batch, and the part of it after the answers.
+    query_s, row_s: reading, parsing and answering, per query and additionally per row.
+    refuse_s: reading and rejecting an unparsed query; rejecting a parsed one costs half of it. None: query_s.
+    tick_s: the router's tick.
+    held_rate, held_s: preemptions of the loop per second of work, and their mean duration.
+    batches: extra cost by path; none for a path without an entry.
+    reads: reads of rows in slow tiers, None without such tiers.
     """
 
     wake_s: Seconds = 0.0
@@ -79,7 +84,7 @@ class Costs(Strict):
 
 
 def load_costs(file: str | Path, plan: Plan) -> Costs:
-    """Reads costs that `loadtest.comparison.calibration` wrote. Raises CostsError."""
+    """Reads a costs file and checks that it fits the plan. Raises CostsError."""
     what = f"costs '{file}'"
     try:
         raw = read_json(Path(file), what, CostsError)

@@ -1,4 +1,4 @@
-"""Draws service times of batches: lognormal around the path's median with its tail, changed by faults."""
+"""Draws service times of simulated batches, lognormal with the path's median and tail, including faults."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from polyrec.planner.simulation.faults import Fault
 
 
 class ExecutionTimes:
-    """Service times of one simulation. batches: costs beyond the profile, by the path's name."""
+    """Draws the service times of one simulation. batches: costs beyond the profile, by path name."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class ExecutionTimes:
         self._normals: list[float] = []
 
     def draw_s(self, dispatch: Dispatch, now_s: float, slowdown: float) -> float:
-        """Draws the service time in seconds of a batch that begins now. slowdown: factor on execution."""
+        """Draws the service time in seconds of a batch that starts now. slowdown: factor on execution."""
         latency = self._latencies[dispatch.path]
         median_s, tail_s = latency.median[dispatch.rows], latency.tail[dispatch.rows]
         if not self._normals:

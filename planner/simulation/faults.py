@@ -1,4 +1,4 @@
-"""Faults of a simulation: a lane killed, slowed, stalled or slow at first; a stop; a busy neighbor."""
+"""Faults to simulate: killed, slow, stalled or initially slow lanes, a stopped process, a busy neighbor."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ LANELESS = ("stop", "neighbor")
 
 
 class FaultError(PolyrecError):
-    """A fault is malformed or names no lane."""
+    """A fault is malformed or does not name an existing lane."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
     """A fault in a time window.
 
-    slow: batches that begin in it take `factor` times as long. stall: the lane makes no progress in it.
-
-    first: the lane's first batch from begin_s on takes `factor` times as long. kill: the lane dies at begin_s
-    and restarts at end_s (infinity: never). stop: the whole process, all lanes included, is stopped.
-    neighbor: another process takes half of the event loop's core in bursts (preemption.py). Without a lane,
-    lane is -1.
+    slow: batches that start in the window take `factor` times as long.
+    stall: the lane makes no progress in the window.
+    first: the lane's first batch from begin_s on takes `factor` times as long.
+    kill: the lane dies at begin_s and restarts at end_s (infinity for never).
+    stop: the whole process including all lanes is stopped.
+    neighbor: another process takes half of the event loop's core in bursts (preemption.py).
+    lane: index of the lane, -1 for `stop` and `neighbor`.
     """
 
     kind: Literal["slow", "first", "stall", "kill", "stop", "neighbor"]
@@ -46,7 +47,7 @@ def parse_fault(text: str, lanes: Iterable[str]) -> Fault:
         raise FaultError(f"fault '{text}': '{kind}' is no kind of fault; like {SHORT}")
     at = -1
     if kind not in LANELESS:
-        # A lane's name may itself have a colon, as `cuda:0` has.
+        # lane names may contain a colon, as in `cuda:0`
         lane = max((n for n in names if rest.startswith(f"{n}:")), key=len, default=None)
         if lane is None:
             raise FaultError(f"fault '{text}' names no lane; lanes: {', '.join(names)}; like {SHORT}")
@@ -74,7 +75,7 @@ def parse_fault(text: str, lanes: Iterable[str]) -> Fault:
 
 
 def lane_changes(faults: Iterable[Fault]) -> list[tuple[float, Literal["down", "up"], int]]:
-    """Returns (time, change, lane) of lanes' deaths and restarts, the last first."""
+    """Returns (time, change, lane) of lane deaths and restarts, latest first."""
     found: list[tuple[float, Literal["down", "up"], int]] = []
     for fault in faults:
         if fault.kind == "kill":

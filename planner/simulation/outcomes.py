@@ -1,4 +1,4 @@
-"""Outcomes of simulated queries, as arrays, and summary figures."""
+"""Outcomes of simulated queries as arrays, and figures that summarize them."""
 
 from __future__ import annotations
 
@@ -25,11 +25,14 @@ class Status(IntEnum):
 class Figures:
     """Summary of a span of time; field names are JSON keys.
 
-    goodput: rows/s answered within their deadline; information: the same weighted by quality;
-    correct: by accuracy, None where a path has none. in_budget: share
-    of all queries; of_taken: share of those not rejected. refused: share rejected. late: answered after the
-    deadline. p50_s, p99_s: from arrival to answer. quality: mean over answered rows. paths: share of
-    answered rows.
+    goodput, information, correct: rows/s answered within their deadline, unweighted, weighted by quality, and
+        weighted by accuracy (None if a path has no accuracy).
+    in_budget, of_taken: queries answered within budget, as a share of all and of those not rejected.
+    refused: share of queries that were rejected.
+    late: share answered after the deadline.
+    p50_s, p99_s: latency quantiles, from arrival to answer.
+    quality: mean over answered rows.
+    paths: share of answered rows, by path.
     """
 
     queries: int
@@ -53,9 +56,10 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """One entry per query, in order of arrival: int64 or float64 [queries].
+    """Arrays with one entry per query in order of arrival: int64 or float64 [queries].
 
-    path: -1 if not answered. finish_s: time at which it was answered, rejected or expired.
+    path: index of the path that answered, -1 if none did.
+    finish_s: time at which the query was answered, rejected or expired.
     """
 
     names: tuple[str, ...]
@@ -106,7 +110,7 @@ class Outcomes:
         )
 
     def over_time(self, step_s: float) -> list[dict[str, Any]]:
-        """Summarizes consecutive steps of time."""
+        """Summarizes consecutive time steps of step_s seconds."""
         steps = np.arange(0.0, self.seconds, step_s)
         spans = ((float(at), min(float(at) + step_s, self.seconds)) for at in steps)
         return [{"from_s": at, **self.figures(at, until).as_dict()} for at, until in spans]

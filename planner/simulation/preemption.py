@@ -1,6 +1,6 @@
-"""Preemption: spans in which a core is stopped or executes another process.
+"""Converts faults to time spans in which a core is stopped or executes another process.
 
-Faults come in, spans go out; work that meets a span continues after it.
+Work that is interrupted by a span continues after it.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Iterable
 from polyrec.planner.simulation.faults import Fault
 
 BURST_S, PERIOD_S = 0.05, 0.1
-"""A neighbor computes in bursts, in which it has the core half of the time, in slices of SLICE_S."""
+"""Length and period of a neighbor's bursts, during which it has the core half of the time."""
 SLICE_S = 0.003
-"""The scheduler's time slice when two processes compete for a core: 2.8 to 4 ms on Linux."""
+"""Time slice of the scheduler when two processes compete for a core, 2.8 to 4 ms on Linux."""
 
 Span = tuple[float, float]
 
 
 class Preemptions:
-    """Times in which a simulated core is taken away.
+    """Time spans in which a simulated core is unavailable.
 
-    spans: (begin, end) in seconds, ascending, not touching.
+    spans: (begin, end) in seconds, ascending and disjoint.
     """
 
     __slots__ = ("_begins", "_ends")
@@ -40,12 +40,12 @@ class Preemptions:
         return bool(self._begins)
 
     def free_s(self, now_s: float) -> float:
-        """Returns now, or the end of the span that contains it."""
+        """Returns now_s, or the end of the span that contains it."""
         i = bisect_right(self._begins, now_s) - 1
         return self._ends[i] if i >= 0 and now_s < self._ends[i] else now_s
 
     def done_s(self, start_s: float, work_s: float) -> float:
-        """Returns when work of `work_s` core seconds completes that begins at start_s."""
+        """Returns when work that starts at start_s and needs `work_s` core seconds completes."""
         now_s = self.free_s(start_s)
         i = bisect_right(self._begins, now_s)
         while i < len(self._begins) and now_s + work_s > self._begins[i]:
@@ -56,12 +56,12 @@ class Preemptions:
 
 
 def process_stops(faults: Iterable[Fault]) -> Preemptions:
-    """Returns spans in which the whole process is stopped, lanes included."""
+    """Returns the spans in which the whole process including its lanes is stopped."""
     return Preemptions((f.begin_s, f.end_s) for f in faults if f.kind == "stop")
 
 
 def loop_preemptions(faults: Iterable[Fault], until_s: float) -> Preemptions:
-    """Returns spans in which the event loop does not have its core: neighbors' slices and stops."""
+    """Returns the spans in which the event loop does not have its core, due to neighbors or stops."""
     spans = []
     for fault in faults:
         if fault.kind == "stop":

@@ -1,7 +1,7 @@
-"""Draws the misses of simulated queries, and how long their reads take.
+"""Draws the misses of simulated queries and the duration of their reads.
 
-A share of the queries is cold. Such a query misses a Poisson number of pages, and is read in the time of a
-line by misses with lognormal noise, beside whatever the lanes execute.
+A share of the queries is cold. A cold query misses a Poisson number of pages. Reading them takes a time
+linear in the misses with lognormal noise, concurrently with the lanes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from polyrec.planner.simulation.costs import RowReads
 
 
 class DrawnReads:
-    """The reads of one simulation. reads: None if all rows are at hand."""
+    """Draws the reads of one simulation. reads: None if all rows are in memory."""
 
     def __init__(self, reads: RowReads | None, queries: int, rng: np.random.Generator) -> None:
         self._reads = reads
@@ -27,11 +27,11 @@ class DrawnReads:
             self._noise: list[float] = noise.tolist()
 
     def misses(self, query: int) -> Misses:
-        """The misses of a query, by its number."""
+        """Returns the misses of a query. query: its number."""
         return NO_MISSES if self._reads is None else Misses(disk=self._pages[query])
 
     def read_s(self, query: int) -> float:
-        """Seconds until they have been read."""
+        """Returns the seconds until a query's misses have been read."""
         reads = self._reads
         if reads is None:
             return 0.0

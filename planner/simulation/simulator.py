@@ -1,10 +1,11 @@
-"""Simulates a server: the live router on virtual lanes, in virtual time.
+"""Simulates a server, by running the live router on virtual lanes in virtual time.
 
-Arrivals, sizes and budgets come in, the outcome of every query goes out. The event loop is modeled iteration
-by iteration: it reads and parses what its sockets have, then runs ready callbacks (answers, and the
-dispatcher's turn one or two iterations after it was scheduled). An inline lane executes on the loop, during
-which nothing is read and no budget begins. Service times (execution.py) are drawn from the profile; other
-costs (costs.py) are measured on a live server.
+`Simulator.run` takes arrivals, sizes and budgets of queries and returns the outcome of each. The event loop
+is
+modeled iteration by iteration: it reads and parses the requests in its sockets, then runs callbacks (answers,
+and the dispatcher's pass one or two iterations after it was scheduled). An inline lane executes on the loop;
+meanwhile nothing is read and no budget begins. Service times (execution.py) are drawn from the profile, other
+costs (costs.py) were measured on a live server.
 """
 
 from __future__ import annotations
@@ -40,19 +41,16 @@ PROGRESS_EVERY = 4096
 INF = float("inf")
 Progress = Callable[[int], None]
 Slowdown = Callable[[float], float]
-"""Factor on all processor time, at a time in seconds; 1 is the speed of the calibration."""
+"""Factor on all CPU time as a function of time in seconds; 1 is the speed of the calibration."""
 
 
 def no_slowdown(now_s: float) -> float:
-    """The speed of the calibration at any time."""
+    """Returns 1, the speed of the calibration, at any time."""
     return 1.0
 
 
 def specs(plan: Plan) -> tuple[tuple[PathSpec, ...], tuple[LaneSpec, ...]]:
-    """Returns paths and lanes of a plan for the router.
-
-    Raises PlanError if latency or quality is missing.
-    """
+    """Returns a plan's paths and lanes for the router. Raises PlanError if latency or quality is missing."""
     for path in plan.paths:
         if path.latency is None or path.quality is None:
             missing = "latency" if path.latency is None else "quality"
@@ -72,9 +70,11 @@ def specs(plan: Plan) -> tuple[tuple[PathSpec, ...], tuple[LaneSpec, ...]]:
 class Simulator:
     """One simulation, started by `run`. `router` may be inspected afterwards.
 
-    arrival_s: float64 [queries], ascending; rows: int64 [queries]; budget_s: of each query, or of all. costs:
-    beyond the profile; None: the front's cost from `routing`. slowdown: of the core that the loop and all
-    lanes share.
+    arrival_s: float64 [queries], ascending.
+    rows: int64 [queries].
+    budget_s: float64 [queries], or one for all.
+    costs: costs beyond the profile; None for only the front's cost in `routing`.
+    slowdown: of the core that the loop and all lanes share.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Simulator:
         self._inline = [lane.kind == "inline" for lane in lanes]
         self._running: list[Dispatch | None] = [None] * len(lanes)
         self._alive = [True] * len(lanes)
-        # with measured costs the router observes the front's cost, as live
+        # with measured costs, the router observes the front's cost as in the live server
         self._observed, self._front_s = costs is not None, 0.0
         self._answering_s, self._answers = 0.0, 0
         self._costs = costs or Costs(query_s=routing.query_s, row_s=routing.row_s)
@@ -112,7 +112,7 @@ class Simulator:
         self._reject_s = self._costs.query_s if reject_s is None else reject_s
         self._now_s = 0.0
         self._at = 0
-        """The next query to arrive."""
+        """Index of the next query to arrive."""
         self._tick_s = TICK_S
         self._slept = True
         self._arrivals = ArrivalTimes()
@@ -134,13 +134,10 @@ class Simulator:
         self._number = 0
 
     def run(self, progress: Progress | None = None) -> Outcomes:
-        """Simulates all queries to their end.
-
-        progress: called now and then with the number of arrived queries.
-        """
+        """Simulates all queries. progress: called occasionally with the number of arrived queries."""
         queries, reported = len(self._arrival), 0
         while self._ready or self._sleep_until_event():
-            # Timers, then what the sockets and lanes have, then callbacks: an iteration of the live loop.
+            # the same order as in the live loop: timers, then sockets and lanes, then callbacks
             polled_s = self._now_s
             self._factor = self._slowdown(polled_s)
             self._run_timers(polled_s)
@@ -156,7 +153,7 @@ class Simulator:
         return self._outcomes()
 
     def _sleep_until_event(self) -> bool:
-        """Advances time to the next event, if it is later than now; False if only ticks are left."""
+        """Advances time to the next event if it is in the future; returns False if only ticks are left."""
         next_arrival = self._arrival[self._at] if self._at < len(self._arrival) else INF
         event_s = min(next_arrival, self._ends[0][0] if self._ends else INF)
         due_s = min(event_s, self._changes[-1][0] if self._changes else INF, self._wake_s)
@@ -168,7 +165,7 @@ class Simulator:
         return True
 
     def _run_timers(self, polled_s: float) -> None:
-        """The router's tick, the dispatcher's timer, and changes of lanes that are due."""
+        """Runs the router's tick, the dispatcher's timer, and due lane changes."""
         if self._tick_s <= polled_s:
             loop_time = LoopTime(self._front_s, self._answering_s, self._answers)
             self.router.tick(polled_s, loop_time if self._observed else None)
@@ -185,7 +182,7 @@ class Simulator:
             self._wake()
 
     def _poll(self, polled_s: float) -> None:
-        """Takes what lanes have executed and tiers have read, and reads the requests that have arrived."""
+        """Processes finished batches and row reads, and reads the requests that have arrived."""
         ends, arrival = self._ends, self._arrival
         while ends and ends[0][0] <= polled_s:
             ended = heappop(ends)[2]
@@ -216,7 +213,10 @@ class Simulator:
         )
 
     def _sleep(self, due_s: float, by_event: bool) -> None:
-        """Advances time to the idle loop's next work. by_event: woken by a socket or a lane, not a timer."""
+        """Advances time to the idle loop's next work.
+
+        by_event: whether a socket or lane wakes it, no timer.
+        """
         self._slept = True
         slept_s = due_s - self._now_s
         self._next_preemption_s += slept_s  # preemption of an idle core costs nothing
@@ -227,7 +227,7 @@ class Simulator:
             self._now_s = self._core.free_s(self._now_s)
 
     def _wake_penalty_s(self, slept_s: float) -> float:
-        """Extra seconds of the first work after a sleep, interpolated from `Costs.cooled`."""
+        """Returns the extra seconds of the first work after a sleep, interpolated from `Costs.cooled`."""
         before_s = penalty_s = 0.0
         for knot_s, more_s in self._costs.cooled:
             if slept_s < knot_s:
@@ -243,7 +243,7 @@ class Simulator:
             self._next_preemption_s = self._now_s + float(self._rng.exponential(1 / costs.held_rate))
 
     def _read(self, i: int) -> None:
-        """Reads and offers a request, whose budget begins when it arrived by the server's estimate."""
+        """Reads and offers a request. Its budget begins at the server's estimate of its arrival."""
         costs = self._costs
         self._arrivals.begin()
         since_s = self._arrivals.arrival().budget_start_s(self._budget[i], self._now_s)
@@ -294,14 +294,14 @@ class Simulator:
             self._ready.append(self._gather)
 
     def _gather(self) -> None:
-        """Schedules the turn for the next iteration, or takes it at once if the queue's head is urgent."""
+        """Schedules a dispatch pass for the next iteration, or runs it now if the queue's head is urgent."""
         if self.router.is_urgent(self._now_s):
             self._turn()
         else:
             self._ready.append(self._turn)
 
     def _turn(self) -> None:
-        """The dispatcher's turn: expires queries, dispatches to every free lane, sets the timer."""
+        """Runs the dispatcher's pass: expires queries, dispatches to every free lane, sets the timer."""
         self._turn_scheduled = False
         router = self.router
         expired = router.expire(self._now_s)
@@ -330,15 +330,15 @@ class Simulator:
                     heappush(self._ends, (end_s, self._number, dispatch))
         for query in expired:
             self._answer(query.payload, Status.EXPIRED)
-        # At the same moment the router would decide the same, so virtual time must pass.
+        # at the same virtual time the router would decide the same again, so let some time pass
         wake_s = router.wake_s()
         self._wake_s = INF if wake_s is None else max(wake_s, self._now_s + 1e-6)
 
     def _end(self, dispatch: Dispatch) -> None:
         if self._running[dispatch.lane] is not dispatch:
-            return  # its lane was killed meanwhile
+            return  # the lane was killed meanwhile
         self._running[dispatch.lane] = None
-        # As live: the lane is idle until the loop handles its completion.
+        # as in the live server, the lane idles until the loop handles its completion
         self._complete(dispatch, self._now_s - dispatch.started_s)
 
     def _complete(self, dispatch: Dispatch, took_s: float) -> None:
@@ -357,7 +357,7 @@ class Simulator:
         self._spend(self._costs.after_s)
 
     def _spend(self, seconds: float) -> float:
-        """Spends loop time besides lanes. seconds: at the calibration's speed; returns them slowed down."""
+        """Spends loop time outside of lanes. seconds: at calibration speed. Returns the slowed seconds."""
         seconds *= self._factor
         self._work(seconds)
         self._front_s += seconds
@@ -388,6 +388,6 @@ class Simulator:
 
 
 def information(outcomes: Outcomes) -> NDArray[np.float64]:
-    """Returns the information of each query answered within its deadline, rows times quality: [queries]."""
+    """Returns the information (rows x quality) of each query answered in time, else 0: float64 [queries]."""
     good = (outcomes.status == Status.ANSWERED) & (outcomes.finish_s <= outcomes.deadline_s)
     return np.where(good, outcomes.rows * np.asarray(outcomes.qualities)[outcomes.path], 0.0)

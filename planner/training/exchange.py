@@ -1,8 +1,8 @@
-"""Computes the bytes that training workers exchange in a step, as models/training/workers/ sends them.
+"""Computes the bytes that training workers exchange per step, as models/training/workers/ sends them.
 
-Ids take four bytes, values and gradients of a row four bytes a column.
+Ids take four bytes, and values and gradients of a row four bytes per column.
 tests/planner/training/test_exchange.py compares the expected bytes of each form with those that two processes
-send.
+really send.
 """
 
 from __future__ import annotations

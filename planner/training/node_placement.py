@@ -1,7 +1,7 @@
-"""Places the rows of a node: the most popular in its memory, the next in slow memory, the rest on disk.
+"""Places the rows of a node: the most popular in memory, the next in slow memory, the rest on disk.
 
-MTrainS (2023) orders tables by the bandwidth that they need; here rows of all tables are in one order, which
-is the same threshold row by row. Each node owns every N-th row of that order.
+MTrainS (2023) orders tables by the bandwidth that they need. Here the rows of all tables are in a single
+order, which applies the same threshold row by row. Each of N nodes owns every N-th row of that order.
 """
 
 from __future__ import annotations

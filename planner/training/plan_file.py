@@ -1,4 +1,4 @@
-"""Reads the proposal of a training plan that `polyrec plan --train --out FILE` wrote."""
+"""Reads the proposal from a training plan that `polyrec plan --train --out FILE` wrote."""
 
 from __future__ import annotations
 

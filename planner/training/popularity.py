@@ -1,7 +1,7 @@
-"""Models the popularity of rows: expected look-ups of each row of all tables per training row.
+"""Models the popularity of rows, as expected look-ups of each row of all tables per training row.
 
-Rows of all tables are in one order, the most looked up first, in runs of equal ones: two billion rows of a
-Zipf distribution are some two thousand runs.
+The rows of all tables are in a single order, most popular first, run-length encoded: two billion rows of a
+Zipf distribution are about two thousand runs.
 """
 
 from __future__ import annotations

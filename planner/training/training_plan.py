@@ -1,8 +1,8 @@
 """Plans a training: form of exchange, replicated rows, memories, and type and number of nodes.
 
-For each number of nodes every form and some budgets of replicated rows are computed, and the fastest is kept.
-The proposal is the node type and number that reach the wanted speed for the least money. All figures are
-computed from the description; nothing is measured.
+For each number of nodes, all forms and some budgets of replicated rows are evaluated, and the fastest is
+kept. The proposal is the cheapest node type and number that reach the desired speed. All figures are computed
+from the description; nothing is measured.
 """
 
 from __future__ import annotations

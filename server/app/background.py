@@ -1,7 +1,7 @@
-"""Runs tasks, and blocking work in daemon threads; a server that is stopped waits for neither.
+"""Runs background tasks, and blocking work in a pool of daemon threads.
 
-A thread that has nothing to do waits for more work: starting one blocks the event loop until the new thread
-has had its turn of the interpreter, which takes milliseconds while a lane computes.
+Shutdown waits for neither. Idle threads are kept for reuse: `Thread.start` blocks the event loop until the
+new thread has acquired the GIL, which takes milliseconds while a lane computes.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ IDLE_S = 60.0
 
 
 class Threads:
-    """Daemon threads that are started as needed and used again. Thread-safe."""
+    """A pool of daemon threads, started on demand and reused. Thread-safe."""
 
     def __init__(self, idle_s: float = IDLE_S) -> None:
         self._idle_s = idle_s
         self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        # threads that wait for work that no caller has claimed yet
+        # counts the idle threads that no caller has claimed
         self._idle = threading.Semaphore(0)
 
     def run(self, work: Callable[[], None]) -> None:
-        """Runs work, which must not raise, in an idle thread or else in a new one."""
+        """Runs `work` in an idle thread, or in a new one if there is none. `work` must not raise."""
         if self._idle.acquire(blocking=False):
             self._work.put(work)
         else:
@@ -40,24 +40,27 @@ class Threads:
     def _run(self, work: Callable[[], None]) -> None:
         while True:
             work()
-            del work  # or what it refers to would stay in memory while this waits
+            del work  # do not keep its objects alive while waiting
             self._idle.release()
             try:
                 work = self._work.get(timeout=self._idle_s)
             except Empty:
                 if self._idle.acquire(blocking=False):
                     return
-                # in between, a caller has claimed this thread, or another one whose work this one takes
+                # a caller claimed an idle thread after the timeout, so an item is on its way
                 work = self._work.get()
 
 
 _threads = Threads()
 _under_way: set[object] = set()
-"""One object for each work that runs in a thread, also if nothing waits for it any more."""
+"""One token per call that runs in a thread, even if its future was canceled."""
 
 
 def is_working() -> bool:
-    """Whether work runs in a thread. The interpreter's shutdown would crash in one that opens a model."""
+    """Whether any work runs in a thread.
+
+    Interpreter shutdown would crash a thread that is opening a model.
+    """
     return bool(_under_way)
 
 
@@ -92,9 +95,12 @@ def run_in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
 
 
 def start_task(work: Coroutine[Any, Any, None], what: str) -> asyncio.Task[None]:
-    """Starts a task that nothing awaits; an exception that ends it is logged at once. what: its name there.
+    """Starts a task that nobody awaits, and logs an exception as soon as it ends the task.
 
-    asyncio logs one only when the task is forgotten, which a task that is kept to be canceled never is.
+    asyncio itself logs the exception only when the task is garbage-collected, which never happens while a
+    reference is kept for canceling it.
+
+    what: the task's name in the log.
     """
 
     def ended(task: asyncio.Task[None]) -> None:

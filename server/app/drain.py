@@ -1,17 +1,17 @@
-"""Graceful shutdown: stops a server on a signal without closing a connection unanswered.
+"""Graceful shutdown: on a signal, answers every accepted connection and then stops the server.
 
-    SIGTERM         /readyz is 503, but requests are still accepted and answered, with `connection: close`,
-                    for the grace period, in which a load balancer notices. A second signal, Ctrl-C, or an
-                    earlier /v1/admin/drain skips it. SIGHUP does the same where it reloads nothing
-                    and is not ignored, as under nohup.
-    grace is over   new connections are rejected; those in the accept queue are accepted first, and accepted
-                    ones have FIRST_REQUEST_S to send a first request
-    then            requests in progress may finish within the drain timeout
-    that is over    requests that still wait, or have not arrived, are answered 503
+    1. grace period    Starts on SIGTERM. /readyz answers 503 so that load balancers notice, but requests are
+                       still accepted and answered, with `connection: close`. A second signal, Ctrl-C or an
+                       earlier /v1/admin/drain skips this phase. SIGHUP acts like SIGTERM unless it reloads
+                       files or is ignored (nohup).
+    2. close           The accept queue is emptied, then new connections are refused. Accepted connections
+                       have FIRST_REQUEST_S to send a first request.
+    3. drain timeout   Requests in progress may finish.
+    4. end             Requests that still wait, or have not fully arrived, are answered 503.
 
-Closing a listening socket resets every connection in its accept queue. So SYNs are filtered out first, the
-queue is accepted until it is empty, and then the socket is closed. A client whose SYN was dropped sends it
-again after a second (Linux) and is rejected; it can then safely try another server.
+Closing a listening socket resets every connection in its accept queue. So a socket filter first drops new
+SYNs, the queue is accepted until it is empty, and only then is the socket closed. A client whose SYN was
+dropped retries after a second (Linux) and is refused, so it can safely try another server.
 """
 
 from __future__ import annotations
@@ -36,35 +36,37 @@ if TYPE_CHECKING:
 log = logging.getLogger("polyrec.server")
 
 QUEUE_S = 0.25
-"""Longest wait for the accept queue to be empty."""
+"""Maximum wait for the accept queue to become empty."""
 HANDSHAKE_S = 0.01
-"""Wait for TCP handshakes that had begun before SYNs were filtered out."""
+"""Wait for TCP handshakes that began before SYNs were dropped."""
 FIRST_REQUEST_S = 0.25
-"""Longest wait for the first request of connections that have sent nothing yet."""
+"""Maximum wait for the first request on connections that have sent nothing yet."""
 STEP_S = 0.005
-"""Interval of polling."""
+"""Polling interval."""
 
 _SO_ATTACH_FILTER = 26
 _NO_SYN = b"".join(
     struct.pack("HBBI", *instruction)
     for instruction in (
         (0x30, 0, 0, 13),  # load the byte of the TCP header with its flags
-        (0x54, 0, 0, 0x12),  # SYN and ACK of them
-        (0x15, 0, 1, 0x02),  # SYN alone?
+        (0x54, 0, 0, 0x12),  # mask SYN and ACK
+        (0x15, 0, 1, 0x02),  # SYN without ACK?
         (0x06, 0, 0, 0),  # drop
         (0x06, 0, 0, 0xFFFFFFFF),  # keep
     )
 )
-"""A classic BPF program: drops the packets that open a connection, keeps all others."""
+"""Classic BPF program that drops packets which open a connection and keeps all others."""
 _ACCEPT_QUEUE = struct.Struct("24xI")
 """struct tcp_info up to tcpi_unacked, which for a listening socket is the length of its accept queue."""
 
 
 class Drain:
-    """The shutdown of one server.
+    """The shutdown sequence of one server.
 
-    models: answer requests. listener: the socket that it accepts from. on_stop: is called when the server
-    takes no more connections. on_end: when the drain timeout is over.
+    models: the served models, whose waiting requests are failed at the end.
+    listener: the socket that the server accepts from.
+    on_stop: called once the server accepts no more connections.
+    on_end: called when the drain timeout is over.
     """
 
     def __init__(
@@ -86,7 +88,7 @@ class Drain:
         self._task: asyncio.Task[None] | None = None
 
     def signaled(self, server: uvicorn.Server, signal_number: int) -> None:
-        """Handles a signal; Python runs it in the event loop's thread, between any two bytecodes."""
+        """Schedules the shutdown. A signal handler may run between any two bytecodes, so it does no more."""
         loop = asyncio.get_running_loop()
         loop.call_soon_threadsafe(self._begin, server, signal_number)
 
@@ -127,15 +129,15 @@ class Drain:
 
 
 def drop_new_connections(listener: socket.socket) -> None:
-    """Makes the kernel drop new SYNs to a listening socket; begun handshakes are completed."""
+    """Makes the kernel drop new SYNs to a listening socket; handshakes in progress complete."""
     program = ctypes.create_string_buffer(_NO_SYN, len(_NO_SYN))
     fprog = struct.pack("HP", len(_NO_SYN) // 8, ctypes.addressof(program))
-    with suppress(OSError):  # a sandbox without socket filters: a few connections may be reset
+    with suppress(OSError):  # some sandboxes have no socket filters; a few connections may then be reset
         listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, fprog)
 
 
 def accept_queue_length(listener: socket.socket) -> int:
-    """Number of connections in the accept queue; 0 where the system does not report it."""
+    """Returns the number of connections in the accept queue, 0 if the system does not report it."""
     try:
         info = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACCEPT_QUEUE.size)
     except OSError:

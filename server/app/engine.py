@@ -1,9 +1,9 @@
-"""The engine: loads plans and replaces the generation that is served.
+"""The engine of one model: loads plans and swaps the generation that answers requests.
 
-`load` opens a plan, which `serving` then answers with. Another plan can be loaded while requests are
-answered: the new generation is opened beside the old one and replaces it in one assignment; the old one
-closes after its last query is answered. The previous generation's bundles stay open, so that a rollback
-serves it as it was even if its files have been replaced since.
+Request handlers ask for `Engine.serving`, the current generation (server/app/serving.py), on every request. A
+reload opens the new generation beside the old one and swaps them in one assignment; the old one closes after
+its last query is answered. The bundles of the previous generation stay open, so that a rollback serves the
+same bytes even if the files were replaced since.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ log = logging.getLogger("polyrec.serving")
 
 NO_PATH = "none"
 COLLECTED_AFTER_S = 1.0
-"""Time until the garbage of a retired generation is collected."""
+"""Delay before a garbage collection that frees a retired generation."""
 STILL_LOADING = "the server is still loading; ask /readyz"
 GONE = "this model is not served any more"
 NOTHING: Mapping[Path, Bundle] = {}
 
 
 class LifecycleState(Enum):
-    """State of the server; a load balancer sees it as ready only in `READY`."""
+    """State of the server. /readyz answers 200 only in `READY`."""
 
     LOADING = "loading"
     READY = "ready"
@@ -56,16 +56,16 @@ class LifecycleState(Enum):
 
 @dataclass(slots=True)
 class Lifecycle:
-    """The state of a server, which all its models share."""
+    """A mutable cell for the server's state, shared by the engines of all its models."""
 
     state: LifecycleState = LifecycleState.LOADING
 
 
 class Engine:
-    """The generations of one model, and what outlives them: metrics, access control, updates of rows.
+    """The generations of one model, and the state that outlives them: metrics, access control, row updates.
 
-    name: of one of several models, a label of its metrics; None for the only model of a server. beside: an
-    engine of the same server, whose state, access control and tracer it shares.
+    name: the model's name, which labels its metrics; None for the only model of a server.
+    beside: another engine of the same server, with which to share state, access control and tracer.
     """
 
     def __init__(self, name: str | None = None, beside: Engine | None = None) -> None:
@@ -78,11 +78,11 @@ class Engine:
         self.rollout: RolloutTraffic | None = None
         """The rollout in progress, which splits requests between two versions; None without one."""
         self.model_name = name
-        """The operator's name for what is served; None: the bundle's."""
+        """The name chosen by the operator; None means the bundle's name."""
         self.on_adopt: list[Callable[[Serving], None]] = []
-        """Called with each generation as it goes into service, from any thread."""
+        """Callbacks for each generation that goes into service; called from any thread."""
         self.default_budget_s = self.max_budget_s = 0.0
-        """Latency budget in seconds of a request that names none, and the operator's cap."""
+        """Latency budget of requests that name none, and the operator's cap on budgets."""
         self.previous: Generation | None = None
         self.update_store = UpdateStore()
         self.routing = Routing()
@@ -92,31 +92,36 @@ class Engine:
         self._closed = False
         self._retiring: dict[asyncio.Task[None], Serving] = {}
         self._kept: tuple[Changes, ...] = ()
-        """Updates of the rows that are served, and of those that a rollback may serve again."""
+        """Row updates of the current generation and of the one that a rollback would restore."""
         self.metrics.ask_ready(lambda: self.unready() is None)
 
     def load(self, plan: Plan, loaded: Mapping[Path, Bundle] = NOTHING) -> None:
-        """Opens a plan and serves it; blocks. loaded: bundles that are open already.
+        """Opens a plan and puts it into service; blocks.
 
-        Raises PlanError, BundleError or RuntimeUnavailable; the previous plan is then still served.
+        loaded: bundles that are open already, by folder.
+        Raises PlanError, BundleError or RuntimeUnavailable, and then keeps serving the previous plan.
         """
         self.adopt(self.open(plan, loaded))
 
     def open(self, plan: Plan, loaded: Mapping[Path, Bundle] = NOTHING) -> Serving:
-        """Opens a plan for `adopt`; blocks. Raises as `load`."""
+        """Opens a plan without serving it; `adopt` does that. Blocks. Raises the same errors as `load`."""
         return open_serving(plan, self.metrics, loaded, self.update_store, self.model_name)
 
     def open_beside(self, plan: Plan, loaded: Mapping[Path, Bundle] = NOTHING) -> Serving:
-        """Opens another version of the model, under its name; process lanes take spare time only. Blocks.
+        """Opens another version of the model for a rollout; its process lanes use only spare CPU time.
+        Blocks.
 
-        Raises as `load`.
+        Raises the same errors as `load`.
         """
         name = self.serving.model.name
         return open_serving(plan, self.metrics, loaded, self.update_store, name, spare=True)
 
     @asynccontextmanager
     async def changing(self) -> AsyncIterator[None]:
-        """Context in which nothing else may change what this engine serves. Raises NotReady."""
+        """Context manager that excludes other changes of the served plan.
+
+        Raises NotReady if one is running.
+        """
         if self._closed:
             raise NotReady(GONE)
         if self._changing.locked():
@@ -127,7 +132,7 @@ class Engine:
             try:
                 yield
             finally:
-                self._close_unused_updates()  # of what was opened, and is not served
+                self._close_unused_updates()  # of a plan that was opened but not adopted
 
     def check_no_rollout(self) -> None:
         """Raises Conflict during a rollout."""
@@ -139,7 +144,7 @@ class Engine:
             )
 
     def open_prediction_log(self, settings: PredictionLogSettings, serving: Serving) -> None:
-        """Begins or continues a prediction log, of the schema of a generation.
+        """Creates a prediction log for the schema of `serving`, or continues an existing one.
 
         Raises PredictionLogError or PrivacyError.
         """
@@ -150,14 +155,14 @@ class Engine:
     def open_live_quality(
         self, settings: LiveQualitySettings, log_settings: PredictionLogSettings, serving: Serving
     ) -> None:
-        """Measures live quality of every generation, from the first one on. Raises LiveQualityError."""
+        """Starts to measure the live quality of `serving` and its successors. Raises LiveQualityError."""
         self.live_quality = LiveQuality(settings, log_settings, self.metrics, serving)
         self.on_adopt.append(self.live_quality.adopt)
 
     def adopt(self, serving: Serving) -> dict[str, int]:
-        """Puts an open generation into service; the previous one is closed once it is idle.
+        """Puts an open generation into service, and closes the previous one once it is idle.
 
-        Returns the number of updated rows that stay behind, by path of the previous generation.
+        Returns the number of row updates that the new generation does not have, by path of the previous one.
         """
         old, self._serving = self._serving, serving
         for adopted in self.on_adopt:
@@ -188,24 +193,24 @@ class Engine:
 
     @property
     def state(self) -> LifecycleState:
-        """State of the server."""
+        """The server's state."""
         return self.lifecycle.state
 
     @property
     def name(self) -> str:
-        """The model's name for clients; before it has loaded the operator's, otherwise the alias."""
+        """The model's name for clients. Until it has loaded, the operator's name or the alias."""
         if self._serving is None:
             return self.model_name or ALIAS
         return self._serving.model.name
 
     @property
     def has_loaded(self) -> bool:
-        """Whether a generation is in service."""
+        """Whether a generation is in service now."""
         return self._serving is not None
 
     @property
     def serving(self) -> Serving:
-        """The generation in service. Raises NotReady before the first one, and once the engine is closed."""
+        """The generation in service. Raises NotReady before the first one and after `close`."""
         if self._serving is None:
             raise NotReady(GONE if self._closed else STILL_LOADING)
         return self._serving
@@ -216,18 +221,18 @@ class Engine:
         return self.serving.plan
 
     def stacks(self) -> Mapping[str, TierStack]:
-        """The tiers in service, by path. Raises NotReady before the first generation."""
+        """Returns the tiers in service by path. Raises NotReady before the first generation."""
         return self.serving.tiers.stacks
 
     def route(self, routing: Routing) -> None:
-        """Sets another policy or other weights, until the next plan."""
+        """Sets another routing policy or other weights, which last until the next plan."""
         self.serving.dispatcher.router.set_policy(routing)
         weights = "".join(f", {path} x {weight:g}" for path, weight in routing.weights.items())
         self.metrics.events.add(clock(), "routing", f"routing set: {routing.policy}{weights}")
         self.routing = routing
 
     def unready(self) -> str | None:
-        """Reason for which the server is not ready; None if it is."""
+        """Returns why the server is not ready, None if it is."""
         if self.state is not LifecycleState.READY:
             return f"the server is {self.state.value}"
         if self._serving is None:
@@ -237,7 +242,7 @@ class Engine:
         return None
 
     def attach(self) -> None:
-        """Watches for lane deaths on the running loop, also before the first request."""
+        """Starts to watch for lane deaths on the running loop; otherwise the first request does."""
         if self._serving is not None:
             self._serving.dispatcher.attach()
 
@@ -248,7 +253,7 @@ class Engine:
         self.lifecycle.state = state
 
     def fail_all(self) -> None:
-        """Answers all waiting requests with NotReady (503), as the server ends."""
+        """Answers all waiting requests with NotReady (503); called when the drain timeout is over."""
         generations = [*self._retiring.values(), *([self._serving] if self._serving is not None else [])]
         if self.rollout is not None:
             generations.append(self.rollout.canary.serving)
@@ -271,9 +276,9 @@ class Engine:
         self.update_store.close()
 
     def _close_unused_updates(self, closed: Serving | None = None) -> None:
-        """Closes the updates of versions that are neither served nor on trial, and that no rollback serves.
+        """Closes row updates that no current, retiring, canary or rollback generation uses.
 
-        closed: a generation that has just been closed.
+        closed: a retiring generation to disregard, as it has just been closed.
         """
         used = [serving for serving in self._retiring.values() if serving is not closed]
         if self.rollout is not None:
@@ -282,7 +287,7 @@ class Engine:
         self.update_store.keep_only([*self._kept, *trial])
 
     def retire(self, old: Serving) -> None:
-        """Closes a generation that gets no more queries, after its last answer."""
+        """Closes a replaced generation after its last answer, in a background task."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -293,19 +298,19 @@ class Engine:
             try:
                 await old.dispatcher.drained()
                 if old.tiers.stacks:
-                    # lanes close on the loop that has their timers; tiers may take seconds
+                    # lanes must close on their event loop; closing tiers may take seconds
                     old.dispatcher.close()
                     await run_in_thread(old.tiers.close)
             finally:
-                # the fallback if the task is canceled while it waits; what is closed already stays closed
+                # covers cancellation while waiting; closing twice is harmless
                 old.close()
-            async with self._changing:  # what is being opened is not known yet
+            async with self._changing:  # a plan that is being opened may still claim the updates
                 self._close_unused_updates(old)
 
         def ended(task: asyncio.Task[None]) -> None:
             del self._retiring[task]
-            # a generation is cyclic, and its files stay open until it is collected; what was loaded at the
-            # start is frozen, so this looks at little
+            # generations contain reference cycles and hold files open until collected; startup objects are
+            # frozen (gc.freeze), so the collection is cheap
             loop.call_later(COLLECTED_AFTER_S, gc.collect)
 
         task = loop.create_task(end())

@@ -1,9 +1,9 @@
-"""The image's HEALTHCHECK: exit status 0 if this container's server is ready.
+"""Checks whether the server in this container is ready; the Docker image runs it as its HEALTHCHECK.
 
     python -m polyrec.server.app.healthcheck
 
-It takes the address from the kernel's list of listening sockets, so that it needs no flag, variable or
-default. Imports nothing but the standard library.
+It exits with status 0 if so. The address comes from the kernel's list of listening sockets, so the check
+needs no configuration. It imports only the standard library, to start fast.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ TIMEOUT_S = 2.0
 
 
 def main(processes: list[str]) -> int:
-    """Returns the exit status; prints why it is not 0. processes: ids to check; none: all readable ones."""
+    """Returns the exit status and prints why it is not 0.
+
+    processes: pids to check; empty for all readable.
+    """
     found = False
     for pid in processes or sorted(filter(str.isdigit, os.listdir("/proc")), key=int):
         for place in listening(pid):
@@ -37,11 +40,11 @@ def main(processes: list[str]) -> int:
 
 
 def listening(pid: str) -> Iterator[str]:
-    """Yields `host:port` of every TCP socket that a process listens on; nothing without permission."""
+    """Yields `host:port` of every TCP socket a process listens on; nothing if its files are not readable."""
     links = []
     try:
         for fd in os.listdir(f"/proc/{pid}/fd"):
-            with suppress(FileNotFoundError):  # closed since
+            with suppress(FileNotFoundError):  # closed meanwhile
                 links.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
         tables = [(kind, Path(f"/proc/{pid}/net/{kind}").read_text()) for kind in ("tcp", "tcp6")]
     except OSError:
@@ -55,7 +58,7 @@ def listening(pid: str) -> Iterator[str]:
 
 
 def ready(place: str) -> bool:
-    """Whether /readyz answers 200 there, over HTTP or TLS; the certificate is not verified."""
+    """Whether /readyz at `host:port` answers 200 over HTTP or TLS. Does not verify the certificate."""
     unverified = ssl.create_default_context()
     unverified.check_hostname = False
     unverified.verify_mode = ssl.CERT_NONE
@@ -65,7 +68,7 @@ def ready(place: str) -> bool:
                 return True
         except urllib.error.HTTPError:
             return False
-        except (OSError, ValueError, http.client.HTTPException):  # such as the port of gRPC
+        except (OSError, ValueError, http.client.HTTPException):  # for instance the gRPC port
             continue
     return False
 

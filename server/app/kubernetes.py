@@ -1,15 +1,14 @@
 """Recognizes the environment variables that Kubernetes sets for a Service whose name begins with `polyrec`.
 
-For every Service of a namespace the kubelet sets these in the environment of each pod started later (here for
-the Service `polyrec` with port 8000, named `http`):
+server/app/settings.py ignores them. The kubelet sets them for every Service of a namespace in each pod that
+starts later; for a Service `polyrec` with port 8000 named `http`:
 
     POLYREC_SERVICE_HOST=10.0.0.11            POLYREC_PORT=tcp://10.0.0.11:8000
     POLYREC_SERVICE_PORT=8000                 POLYREC_PORT_8000_TCP=tcp://10.0.0.11:8000
     POLYREC_SERVICE_PORT_HTTP=8000            POLYREC_PORT_8000_TCP_{PROTO,PORT,ADDR}=tcp, 8000, 10.0.0.11
 
-They have the prefix of settings, but are not settings. A Service `polyrec-canary` gives
-POLYREC_CANARY_SERVICE_HOST and so on. Name and value both have to match, so that POLYREC_PORT=8000 is still a
-setting and a typo still an error.
+They share the prefix of settings. A Service `polyrec-canary` gives POLYREC_CANARY_SERVICE_HOST and so on.
+Both name and value must match, so that POLYREC_PORT=8000 is still a setting and a typo still an error.
 
 Source: Kubernetes, pkg/kubelet/envvars/envvars.go.
 """
@@ -28,7 +27,7 @@ _URL_VALUE = re.compile(r"(?:tcp|udp|sctp)://(?:\[([0-9a-f:.]+)\]|([0-9.]+)):(\d
 
 
 def is_service_variable(name: str, value: str) -> bool:
-    """Whether a variable is one of those above, by its name and by the form of its value."""
+    """Whether Kubernetes set this variable, judged by its name and the format of its value."""
     if _ADDRESS.fullmatch(name):
         return _is_address(value)
     if _PORT.fullmatch(name):

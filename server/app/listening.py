@@ -1,4 +1,4 @@
-"""The address of a server: binds it, and announces that the server is ready there."""
+"""Binds the server's sockets, and formats the announcement that it is ready."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ class PortInUse(PolyrecError):
 
 
 def listen(host: str, port: int, option: str = "--port") -> socket.socket:
-    """Returns a bound, listening socket; port 0 takes a free one. Raises PortInUse, which names `option`."""
+    """Returns a listening socket; port 0 takes a free port.
+
+    Raises PortInUse, whose message names `option`.
+    """
     listener = None
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -37,44 +40,44 @@ def listen(host: str, port: int, option: str = "--port") -> socket.socket:
 
 
 def reserve(host: str, port: int) -> socket.socket:
-    """Returns a bound socket that does not listen; port 0 takes a free one. Raises PortInUse.
+    """Returns a bound socket that does not listen; port 0 takes a free port. Raises PortInUse.
 
-    The gRPC servers of this process and its children listen there as well (SO_REUSEPORT). Until they do,
-    connections are refused.
+    It reserves the port for the gRPC servers of this process and its children, which bind the same port with
+    SO_REUSEPORT. Until they listen, connections are refused.
     """
-    # sockets that share a port do not conflict; one that listens alone does, so no stranger has the port
+    # binding with SO_REUSEPORT would not detect another server that also sets it; an exclusive listener does
     with listen(host, port, "--grpc-port") as alone:
         family, address = alone.family, alone.getsockname()
     reserved = socket.socket(family, socket.SOCK_STREAM)
-    # without SO_REUSEADDR, by which a socket that does not listen would keep no stranger out
+    # not SO_REUSEADDR: with it, a socket that does not listen would not keep others off the port
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     reserved.bind(address)
     return reserved
 
 
 def resolved(host: str, port: int) -> str:
-    """`host:port` with the address of a host name, as `reserve` binds it."""
+    """Returns `host:port` with the host name resolved to the address that `reserve` would bind."""
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     return f"[{address[0]}]:{port}" if family == socket.AF_INET6 else f"{address[0]}:{port}"
 
 
 def url_of(scheme: str, bound: socket.socket) -> str:
-    """URL of a bound socket."""
+    """Returns the URL of a bound socket."""
     return f"{scheme}://{address_of(bound)}"
 
 
 def address_of(bound: socket.socket) -> str:
-    """`host:port` of a bound socket, an IPv6 address in brackets."""
+    """Returns `host:port` of a bound socket, with an IPv6 address in brackets."""
     host, port = bound.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The announcement of a server that is ready.
+    """The announcement that a server is ready.
 
-    processes: own addresses of the processes that share `url`; empty if there is one. grpc: `host:port` of
-    the gRPC server; None: there is none.
+    processes: each process's own address if several share `url`, otherwise empty.
+    grpc: `host:port` of the gRPC server, None if there is none.
     """
 
     url: str
@@ -86,5 +89,5 @@ class Ready:
     grpc: str | None = None
 
     def line(self) -> str:
-        """One line of JSON, for a program that started the server."""
+        """Returns one line of JSON, for the program that started the server."""
         return orjson.dumps({"event": "ready"} | asdict(self)).decode()

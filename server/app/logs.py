@@ -1,10 +1,10 @@
-"""Formats log messages as text or JSON: one line each with the time, without credentials or absolute paths.
+"""Formats log records as lines of text or JSON, without credentials or absolute paths.
 
     2026-11-23T17:31:04.125Z WARNING polyrec.http: HTTP limit body_time: ... request_id=3f9a1c
     {"time": "2026-11-23T17:31:04.125Z", "level": "warning", "logger": "polyrec.http", "message": ..., ...}
 
-Text of clients is escaped, so that no message can look like two. The lines of a traceback are indented in
-text, and one string in JSON. A record's `fields` are keys and values of their own.
+Text from clients is escaped, so that it cannot forge a second log line. A traceback is indented lines in text
+and one string in JSON. A record's `fields` attribute adds keys and values.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ INDENT = "    "
 class Lines(logging.Formatter):
     """Formats records as `time LEVEL logger: message key=value`.
 
-    prefix: after the logger's name, such as a lane's name.
+    prefix: text after the logger's name, such as a lane's name.
     """
 
     def __init__(self, prefix: str = "") -> None:
@@ -35,7 +35,7 @@ class Lines(logging.Formatter):
         self._prefix = prefix
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line for the message, and the indented traceback if there is one."""
+        """Returns a line with the message, and below it the indented traceback if there is one."""
         line = (
             f"{_time(record)} {record.levelname} {record.name}{self._prefix}: {public(record.getMessage())}"
         )
@@ -46,10 +46,10 @@ class Lines(logging.Formatter):
 
 
 class JsonLines(Lines):
-    """Formats records as JSON objects, one a line; the keys of `fields` stand beside the others."""
+    """Formats each record as a JSON object on one line, with `fields` merged into its keys."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, the traceback included."""
+        """Returns one line, including the traceback."""
         content: dict[str, Any] = {
             "time": _time(record),
             "level": record.levelname.lower(),
@@ -61,29 +61,29 @@ class JsonLines(Lines):
         content |= _fields(record)
         if record.exc_info:
             content["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(content)  # ASCII: whatever is not is escaped
+        return json.dumps(content)  # escapes everything that is not ASCII
 
 
 def log_to_stderr(level: str, prefix: str = "", log_format: LogFormat | None = None) -> None:
     """Logs messages of `level` and above to standard error, unless the root logger has handlers.
 
-    log_format: None in a process that a server has started: the same as the server's.
+    log_format: None in a child process of the server, which then uses the server's format.
     """
     if log_format is None:
         log_format = "json" if os.environ.get(VARIABLE) == "json" else "text"
     else:
-        os.environ[VARIABLE] = log_format  # for lanes and the exporter of traces
+        os.environ[VARIABLE] = log_format  # inherited by lanes and the trace exporter
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines(prefix) if log_format == "json" else Lines(prefix))
     logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
 def _time(record: logging.LogRecord) -> str:
-    """The time of a record in ISO 8601, UTC."""
+    """Returns the record's time in ISO 8601, UTC."""
     return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    """The `fields` of a record, their strings without control characters."""
+    """Returns the record's `fields`, with control characters in strings escaped."""
     fields: Mapping[str, Any] = getattr(record, "fields", {})
     return {key: printable(value) if isinstance(value, str) else value for key, value in fields.items()}

@@ -1,12 +1,13 @@
 """Runs several server processes behind one port: `polyrec serve --processes 2`.
 
-    this process    binds the port, starts the others, replaces a dead one, passes signals on; serves nothing
-    each other one  a whole server (server/app/run.py), which accepts from the port, and from one of its own
-                    for what concerns one process: metrics, administration (server/http/shared_port.py)
+The supervising process binds the port, starts the children, forwards signals to them and restarts dead ones.
+It serves nothing itself. Each child is a complete server (server/app/run.py). It accepts from the shared
+port, and from a port of its own for requests that concern one process, such as metrics and administration
+(server/http/shared_port.py).
 
-All inherit one listening socket, so what waits in its accept queue when a process dies is served by another;
-the connections of that process are reset. A process accepts once it is ready. Rows are mapped from the
-bundle's files, so all share one copy; tiers are not shared.
+All children inherit one listening socket, so connections in its accept queue survive the death of a child;
+only the connections it had accepted are reset. A child begins to accept when it is ready. Embedding rows are
+mapped from the bundle's files, so all children share one copy of them; tiers are not shared.
 """
 
 from __future__ import annotations
@@ -35,16 +36,16 @@ log = logging.getLogger("polyrec.server")
 
 ROOT = Path(__file__).parents[3]
 FIRST_DELAY_S, MAX_DELAY_S = 0.1, 10.0
-"""Delay before a process that died is started again; doubled for each death before it was ready."""
+"""Delay before a dead process is restarted, and its maximum; doubles with each death before ready."""
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class ProcessFailed(PolyrecError):
-    """A server process ended before it was ready for the first time; its own message says why."""
+    """A server process ended before it was first ready; its own log says why."""
 
 
 def supervise(settings: Settings, on_ready: Callable[[Ready], object]) -> int:
-    """Serves by `settings.processes` processes until a signal ends them; returns the exit status.
+    """Serves with `settings.processes` processes until a signal ends them; returns the exit status.
 
     Raises PortInUse, or ProcessFailed if one of them cannot start.
     """
@@ -59,13 +60,13 @@ def supervise(settings: Settings, on_ready: Callable[[Ready], object]) -> int:
         grpc = None
         if settings.grpc_port is not None:
             require_packages()
-            # held to the end, so that the port stays this server's while a process is started again
+            # held until the end, so that nobody takes the port while a process restarts
             grpc = opened.enter_context(reserve(settings.host, settings.grpc_port))
         return asyncio.run(_Supervisor(settings, shared, own, grpc, on_ready).run())
 
 
 class _Supervisor:
-    """The processes of one port. own: a listening socket for each. grpc: the reserved port of all, if any."""
+    """The processes of one port. own: one listening socket per process. grpc: the reserved gRPC socket."""
 
     def __init__(
         self,
@@ -85,10 +86,10 @@ class _Supervisor:
         self._stopping = False
 
     async def run(self) -> int:
-        """Returns the highest exit status of the processes."""
+        """Runs all processes to their end and returns the highest exit status."""
         loop = asyncio.get_running_loop()
         for number in FORWARDED:
-            # processes inherit what is ignored
+            # children inherit ignored signals
             if number != signal.SIGHUP or self._rereads or not ignores_sighup():
                 loop.add_signal_handler(number, self._signaled, number)
         running = [asyncio.create_task(self._run_process(i)) for i in range(len(self._own))]
@@ -100,25 +101,25 @@ class _Supervisor:
             raise
 
     def _signaled(self, number: int) -> None:
-        """Passes a signal on; all end, but for SIGHUP where they have tokens or a certificate to reread."""
+        """Forwards a signal. All processes then end, except on a SIGHUP that makes them reload files."""
         self._stopping |= number != signal.SIGHUP or not self._rereads
         for process in self._processes.values():
             with suppress(ProcessLookupError):
                 process.send_signal(number)
 
     async def _run_process(self, i: int) -> int:
-        """Runs one process, and another one when it dies; returns its exit status when it was told to end."""
+        """Runs one process and restarts it whenever it dies; returns its exit status after a stop signal."""
         delay_s = FIRST_DELAY_S
         while True:
             try:
                 process, lifeline = await self._start(i)
-            except (OSError, RuntimeError) as e:  # no descriptor, process or thread is left
+            except (OSError, RuntimeError) as e:  # out of descriptors, processes or threads
                 if not self._announced:
                     raise ProcessFailed(f"a server process cannot be started: {e}") from None
                 log.error("a server process cannot be started, and is tried again: %s", e)
             else:
                 try:
-                    if self._stopping:  # it was told while this one started
+                    if self._stopping:  # the signal came while this process started
                         process.terminate()
                     assert process.stdout is not None
                     while line := await process.stdout.readline():
@@ -139,8 +140,11 @@ class _Supervisor:
                 return 0
 
     async def _start(self, i: int) -> tuple[asyncio.subprocess.Process, int]:
-        """Starts a process; returns it and the pipe whose closing ends it. Raises OSError or RuntimeError."""
-        # the kernel kills a process when the other end of its pipe closes, as this one ends
+        """Starts a process; returns it and the pipe that ends it when closed.
+
+        Raises OSError or RuntimeError.
+        """
+        # the kernel kills the child when this end of the pipe closes, also if this process crashes
         child_end, own_end = os.pipe()
         given = (self._shared.fileno(), self._own[i].fileno(), child_end)
         try:
@@ -150,7 +154,7 @@ class _Supervisor:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 env=_environment(self._settings, self._grpc),
-                process_group=0,  # Ctrl-C in a terminal is for this process, which passes it on
+                process_group=0,  # Ctrl-C reaches only the supervisor, which forwards it
             )
         except BaseException:
             os.close(own_end)
@@ -160,7 +164,7 @@ class _Supervisor:
         return process, own_end
 
     def _note_ready(self, i: int, ready: dict[str, Any]) -> None:
-        """Announces the port once every process has been ready."""
+        """Announces the port once every process has been ready once."""
         self._ready[i] = ready
         if self._announced or len(self._ready) < len(self._own):
             return
@@ -181,7 +185,7 @@ class _Supervisor:
 
 
 def _environment(settings: Settings, grpc: socket.socket | None) -> dict[str, str]:
-    """The environment of a process: the settings as variables, this code on the import path."""
+    """Returns a child's environment, with the settings as variables and this code on the import path."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(PREFIX)}
     search = (str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")]))
     own = {"PYTHONPATH": os.pathsep.join(search), f"{PREFIX}PROCESSES": "1"}

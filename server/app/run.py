@@ -1,9 +1,12 @@
-"""Runs one server process: `serve` in this process, server/child.py one in a child process.
+"""Runs one server process, from binding the port to the end of the drain.
 
     bind the port -> answer /livez with 200, /readyz with 503 -> load the plan's paths -> ready
-    SIGTERM -> /readyz 503, and the rest of server/app/drain.py
+    SIGTERM -> drain (server/app/drain.py)
 
-/livez stays 200 to the end.
+`serve` builds all parts and connects them: engines, HTTP front end, uvicorn, gRPC, prediction logs. It is
+called by `polyrec serve`, by `python -m polyrec.server` and, per process, by server/app/processes.py. The
+port is bound before anything is loaded, so that probes are answered during startup; /livez stays 200 to the
+end.
 """
 
 from __future__ import annotations
@@ -61,28 +64,29 @@ from polyrec.server.tracing.tracer import open_tracer
 log = logging.getLogger("polyrec.server")
 
 ACCEPTS_PER_ITERATION = 16
-"""Maximum connections accepted per loop iteration; accepting one takes as long as rejecting a request."""
+"""Maximum connections accepted per loop iteration. An accept takes as long as rejecting a request."""
 
 
 def duplicate_listener(listener: socket.socket) -> list[socket.socket]:
     """Duplicates a listening socket so that one loop iteration accepts ACCEPTS_PER_ITERATION connections.
 
     libuv accepts one connection per listening socket and iteration. Under load an iteration takes
-    milliseconds, and the last of hundreds of new connections would wait for a second.
+    milliseconds, so with a single socket the last of hundreds of new connections would wait for a second.
     """
     return [listener, *(listener.dup() for _ in range(ACCEPTS_PER_ITERATION - 1))]
 
 
 class ModelNotOpened(PolyrecError):
-    """One of several models cannot be opened; the message names it and says why."""
+    """One of several models cannot be opened; the message names it and the reason."""
 
 
 def connection_class(frontend: HttpFrontend, context: ssl.SSLContext | None = None) -> type[asyncio.Protocol]:
-    """Returns the protocol class for uvicorn's public `http=` option, whose connections share `frontend`.
+    """Returns a protocol class for uvicorn's public `http=` option; its connections share `frontend`.
 
-    uvicorn needs the constructor's keywords and `shutdown` of it
-    (tests/server/http/connection/test_connection.py checks that against the installed version). context: for
-    TLS, whose handshake comes before the connection.
+    uvicorn requires the constructor's keywords and a `shutdown` method
+    (tests/server/http/connection/test_connection.py checks both against the installed version).
+
+    context: the TLS context; the class then does the handshake before the connection begins.
     """
 
     class FrontendConnection(Connection):
@@ -108,7 +112,7 @@ class Server(uvicorn.Server):
         self._drain = drain
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Signal handler."""
+        """Passes a signal to the drain."""
         self._drain.signaled(self, sig)
 
 
@@ -120,17 +124,18 @@ def serve(
 ) -> int:
     """Serves until a signal ends the server; returns the exit status.
 
-    shared: a listening socket that other servers accept from as well (server/app/processes.py); own: one of
-    this server alone, in place of the settings' address. Raises PolyrecError if it cannot start.
+    shared: a listening socket that sibling processes also accept from (server/app/processes.py).
+    own: a listening socket of this process alone; replaces the address in the settings.
+    Raises PolyrecError if the server cannot start.
     """
     log_to_stderr(settings.log_level, log_format=settings.log_format)
     if settings.log_level == "warning":
-        # it warns of every request that is not HTTP, so any client could fill the log
+        # uvicorn warns about every request that is not HTTP, so any client could flood the log
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     if settings.tls_cert is not None and settings.tls_key is not None:
         check_tls(settings.tls_cert, settings.tls_key)
     retain_freed_memory()
-    # parsing an integer takes time quadratic in its digits: 4,000 take 90 us, a body full of such ones 23 ms
+    # parsing an integer takes time quadratic in its digits: 90 us for 4,000, 23 ms for a body full of them
     sys.set_int_max_str_digits(MAX_DIGITS)
     with ExitStack() as opened:
         listener = opened.enter_context(own or listen(settings.host, settings.port))
@@ -138,7 +143,7 @@ def serve(
         if settings.grpc_port is not None:
             require_packages()
             address = resolved(settings.host, settings.grpc_port)
-            if shared is None:  # otherwise the process that started this one has reserved it
+            if shared is None:  # otherwise the supervising process has reserved the port
                 address = address_of(opened.enter_context(reserve(settings.host, settings.grpc_port)))
             grpc = GrpcPort(settings, address)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -189,7 +194,7 @@ async def _serve(
         on_stop=(lambda: None) if grpc is None else grpc.begin_stop,
         on_end=frontend.stop,
     )
-    # longer than the drain's own timeout, after which waiting requests are answered
+    # longer than the drain timeout, at whose end waiting requests are answered
     shutdown_s = math.ceil(settings.drain_timeout_s) + 1
     server = Server(_uvicorn_config(served, connection_class(frontend, context), shutdown_s), drain)
     _handle_sighup(server, engine, context, settings, grpc)
@@ -199,13 +204,13 @@ async def _serve(
     models.close()
     log.warning("the server has ended")
     if is_working():
-        # a plan is being opened: the interpreter's shutdown would crash in that thread
+        # a thread is opening a plan and would crash during interpreter shutdown
         os._exit(0)
     return 0
 
 
 def _uvicorn_config(app: ASGIApp, connections: type[asyncio.Protocol], shutdown_s: int) -> uvicorn.Config:
-    """uvicorn accepts connections and runs the application; the connections are our own."""
+    """Configures uvicorn to accept connections and run the application with our own connection class."""
     return uvicorn.Config(
         app,
         http=connections,
@@ -223,7 +228,7 @@ def _uvicorn_config(app: ASGIApp, connections: type[asyncio.Protocol], shutdown_
 def _handle_sighup(
     server: Server, engine: Engine, context: ssl.SSLContext | None, settings: Settings, grpc: GrpcPort | None
 ) -> None:
-    """Reloads tokens and certificate on SIGHUP. Without either, it drains unless ignored, as under nohup."""
+    """Makes SIGHUP reload tokens and certificate. Without either it drains, unless ignored (nohup)."""
     cert, key = settings.tls_cert, settings.tls_key
     rereads = settings.tokens is not None or cert is not None
     if not rereads and ignores_sighup():
@@ -260,7 +265,7 @@ async def _run_until_stopped(
     if shared is None:
         sockets = duplicate_listener(listener)
     else:
-        # one accept an iteration: connections go to the process whose loop is the least busy
+        # one accept per iteration, so that connections go to the process with the least busy loop
         sockets = [shared, listener]
         await asyncio.wait((loading,))
     serving = asyncio.create_task(server.serve(sockets=sockets))
@@ -270,10 +275,10 @@ async def _run_until_stopped(
             loading.result()
             models.attach()
             background += [start_task(live.watch(), "live quality") for live in models.live_qualities]
-            # what is loaded stays, so the collector need not scan it again
+            # loaded objects live until the end, so keep the collector from scanning them again
             gc.collect()
             gc.freeze()
-            if models.state is LifecycleState.READY:  # not if a signal came first
+            if models.state is LifecycleState.READY:  # unless a signal already began the drain
                 await _announce(models, url, grpc, on_ready)
     except BaseException:
         server.should_exit = True
@@ -286,24 +291,24 @@ async def _run_until_stopped(
             task.cancel()
         _end_processes(models)
         if not loading.done():
-            # ended while loading: the interpreter's shutdown would crash in the loading thread
+            # the loading thread would crash during interpreter shutdown
             os._exit(0)
 
 
 async def _announce(
     models: ModelRepository, url: str, grpc: GrpcPort | None, on_ready: Callable[[Ready], object]
 ) -> None:
-    """Starts gRPC, if there is any, and says that the server is ready."""
+    """Starts gRPC if configured, then announces that the server is ready."""
     if grpc is not None:
         await grpc.start(models)
     try:
         on_ready(_ready(models, url, grpc))
-    except OSError as e:  # a full disk, or a pipe that was closed
+    except OSError as e:  # a full disk or a closed pipe
         log.warning("ready, but standard output cannot be written: %s", e.strerror)
 
 
 def _end_processes(models: ModelRepository) -> None:
-    """Ends the processes beside the server: judges, and the writers of prediction logs and traces."""
+    """Ends the helper processes, which judge live quality and write prediction logs and traces."""
     for live in models.live_qualities:
         live.close()
     logs = [models.default.tracer, *(engine.prediction_log for engine in models.engines)]
@@ -313,7 +318,7 @@ def _end_processes(models: ModelRepository) -> None:
 def _load(
     models: ModelRepository, settings: Settings, source: ModelSource, files: Mapping[str, Path | ModelUrl]
 ) -> None:
-    """Loads the plans and opens the prediction logs, then serves all at once; blocks. Raises PolyrecError."""
+    """Loads all plans and prediction logs, then serves all models at once; blocks. Raises PolyrecError."""
     opened: list[Serving] = []
     try:
         for engine in models.engines:
@@ -334,9 +339,9 @@ def _load(
 def _open_model(
     settings: Settings, source: ModelSource, engine: Engine, file: Path | ModelUrl | None
 ) -> Serving:
-    """Opens a model, at first with its prediction log; blocks. file: of one of several.
+    """Opens a model, and the first time also its prediction log; blocks. Raises PolyrecError.
 
-    Raises PolyrecError.
+    file: the plan or bundle of one of several models; None for the single model of the settings.
     """
     engine.update_store.in_memory = settings.updates
     if (folder := settings.update_log) is not None:
@@ -355,9 +360,9 @@ def _open_model(
 
 
 def _open_log(engine: Engine, settings: Settings, folder: Path, serving: Serving) -> None:
-    """Opens a model's prediction log and what measures live quality with it. Raises PolyrecError."""
+    """Opens a model's prediction log and its live quality measurement. Raises PolyrecError."""
     log_settings = settings.of_prediction_log(folder)
-    # first, since it starts no process before the model is served: one that cannot be judged leaves none
+    # live quality first: it starts no process until the model is served, so an error leaves none behind
     if settings.live_quality != "off":
         engine.open_live_quality(settings.of_live_quality(), log_settings, serving)
     engine.open_prediction_log(log_settings, serving)

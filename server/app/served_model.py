@@ -1,7 +1,7 @@
-"""The name and version under which a generation is served.
+"""Names and versions of a served model as clients see them.
 
-Clients of the inference protocol parse a version as a number, so a bundle's version also has a number, the
-same on every server. The name is the bundle's, or the operator's (`--model-name`).
+The name comes from the bundle or from `--model-name`. Clients of the Open Inference Protocol parse versions
+as numbers, so each bundle version (a hash) also has a number, which is the same on every server.
 """
 
 from __future__ import annotations
@@ -13,18 +13,20 @@ from dataclasses import dataclass
 from polyrec.server.errors import NotFound, shortened
 
 ALIAS = "dlrm"
-"""Another name of every model, for clients that were written before models had their own."""
+"""A name that every model also answers to, for clients older than model names."""
 RESERVED = "stats"
-"""No model's name: /v2/models/stats is a page."""
+"""Cannot be a model's name, since /v2/models/stats is an endpoint."""
 _UNFIT = re.compile(r"[^A-Za-z0-9._-]+")
 _HEX = re.compile(r"[0-9a-f]{1,15}")
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """Names and versions of the model that is served.
+    """Name and version of the served model.
 
-    name: valid in a URL. version: the bundle's. number: the version in the inference protocol.
+    name: valid in a URL.
+    version: the bundle's version.
+    number: the version in the Open Inference Protocol.
     """
 
     name: str
@@ -32,9 +34,9 @@ class ServedModel:
     number: str
 
     def check(self, name: str, version: str | None = None) -> None:
-        """Raises NotFound unless a request's model and version, if any, are the ones that are served.
+        """Raises NotFound if a request names another model or version.
 
-        version: the bundle's or its number.
+        version: the bundle's version or its number; None if the request names none.
         """
         if name not in (self.name, ALIAS):
             raise NotFound(f"unknown model '{shortened(name)}'; this server has '{self.name}'")
@@ -45,15 +47,15 @@ class ServedModel:
 
 
 def served_model(bundle_name: str, version: str, name: str | None) -> ServedModel:
-    """The served model of a bundle. name: the operator's; None: the bundle's, unfit characters replaced."""
+    """Returns a bundle's served model. name: the operator's; None for the bundle's, made valid in a URL."""
     fit = name or _UNFIT.sub("-", bundle_name).strip("-.")
     return ServedModel(ALIAS if fit in ("", RESERVED) else fit, version, version_number(version))
 
 
 def version_number(version: str) -> str:
-    """The number of a bundle's version: its value as hexadecimal digits, or 48 bits of its hash.
+    """Converts a bundle's version to a number: hexadecimal digits by value, anything else to a 48-bit hash.
 
-    At most 60 bits, as clients read 64 with a sign.
+    The number has at most 60 bits, as clients parse it as a signed 64-bit integer.
     """
     if _HEX.fullmatch(version):
         return str(int(version, 16))

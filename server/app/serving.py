@@ -1,8 +1,8 @@
-"""Opens one generation: the paths, tiers and lanes of a plan, and the dispatcher over them.
+"""Opens one generation: a plan's paths, tiers and lanes, and the dispatcher that uses them.
 
-A generation is immutable, so that a reload replaces it in one assignment while the old one still answers its
-queries. All bundles of a plan have one schema and the same stable ids; those whose vocabularies are also in
-the same popularity order share one encoder.
+server/app/engine.py owns generations. A generation is immutable, so that a reload can swap it in one
+assignment while the old one still answers its queries. All bundles of a plan must have the same schema and
+stable ids. Bundles whose vocabularies are also in the same popularity order share one encoder.
 """
 
 from __future__ import annotations
@@ -48,15 +48,16 @@ ENDPOINTS = ("predict", "rank", "infer")
 MEASURED_ROWS = (1, 16, 128, 1024)
 MEASURED_ROUNDS = 8
 TAIL_OVER_MEDIAN = 1.25
-"""Without a profile; profiles have 1.15 to 1.7, and corrections follow what is slower."""
+"""Assumed when there is no profile. Profiles show 1.15 to 1.7; online corrections adjust it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpenPath:
     """One open path.
 
-    quality: in the plan's metric, None if unknown. accuracy: of test rows at 0.5, None if unknown. latency:
-    its initial latency model.
+    quality: in the plan's metric, None if unknown.
+    accuracy: share of test rows classified correctly at threshold 0.5, None if unknown.
+    latency: the initial latency model.
     """
 
     planned: PlannedPath
@@ -75,7 +76,7 @@ class OpenPath:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A plan and its bundles, held open, from which it can be served again."""
+    """A plan with its open bundles, from which it can be served again (rollback)."""
 
     plan: Plan
     bundles: Mapping[Path, Bundle]
@@ -83,7 +84,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Serving:
-    """An open generation. The model's version is that of the first path's bundle."""
+    """An open generation. The model's version is the version of the first path's bundle."""
 
     plan: Plan
     model: ServedModel
@@ -106,17 +107,17 @@ class Serving:
 
     @property
     def max_body_bytes(self) -> int:
-        """Limit of a request body, as sent and after decompression: the plan's, or derived from its rows."""
+        """Maximum request body, compressed or not: the plan's limit, or one derived from its maximum rows."""
         return self.decoder.body_limits.max_bytes
 
     @property
     def generation(self) -> Generation:
-        """The data for a rollback to this generation after its lanes and tiers are closed."""
+        """Returns what a rollback needs to serve this generation again after `close`."""
         whole = {path.planned.bundle: path.bundle.at_width(None) for path in self.paths}
         return Generation(self.plan, whole)
 
     def close(self) -> None:
-        """Closes the lanes, then the tiers, which may take seconds; waiting queries are canceled."""
+        """Closes the lanes, then the tiers, and cancels waiting queries. May take seconds."""
         self.dispatcher.close()
         self.tiers.close()
 
@@ -129,10 +130,12 @@ def open_serving(
     model_name: str | None = None,
     spare: bool = False,
 ) -> Serving:
-    """Opens every path and lane of the plan; blocks.
+    """Opens every path and lane of a plan; blocks.
 
-    loaded: bundles that are open already. update_store: updates of rows since the server started.
-    model_name: None: the bundle's. spare: whether process lanes run in spare time only.
+    loaded: bundles that are open already, by folder.
+    update_store: row updates since the server started, which apply to this generation too.
+    model_name: the operator's name; None for the bundle's.
+    spare: whether process lanes use only spare CPU time.
     Raises BundleError, RuntimeUnavailable, or PlanError if the bundles' schemas or ids differ.
     """
     import torch
@@ -191,7 +194,7 @@ def _open(
     schema = manifest.schema_
     decoder = Decoder(schema, plan.limits)
     codec = OipCodec(schema, plan.limits, encoders[0].vocabularies)
-    # last, as nothing would close them after an error in what follows
+    # opened last: nothing after this can fail, so nothing has to close them
     lanes = open_lanes(openings)
     dispatcher = Dispatcher(
         router,
@@ -225,7 +228,7 @@ def _open_paths(
     runtimes: Mapping[str, Runtime],
     qualities: Mapping[str, float | None],
 ) -> tuple[OpenPath, ...]:
-    """Returns the paths of a plan; measures the latency of those for which the plan has none."""
+    """Opens the paths of a plan, and measures the latency of those that the plan has no latency for."""
     paths = []
     for planned, encoder in zip(plan.paths, encoders, strict=True):
         name, bundle = planned.name, bundles[planned.bundle].at_width(planned.width)
@@ -253,14 +256,14 @@ def _lane_openings(
     on_death: OnDeath,
     spare: bool,
 ) -> list[LaneOpening]:
-    """Returns what each lane executes. on_death: called when its process has ended."""
+    """Returns the arguments for opening each lane. on_death: called when a lane's process has ended."""
     unused = dict(runtimes)
     openings = []
     for lane in plan.all_lanes():
         here = [(p.planned, p.bundle) for p in paths if p.planned.device == lane.device]
         lane_runtimes: dict[str, Runtime] = {}
         if lane.kind != "process":
-            # a runtime belongs to one lane; the first lane gets those that are open
+            # a runtime belongs to one lane, so the first lane takes the runtimes that are already open
             lane_runtimes = {p.name: unused.pop(p.name) for p, _ in here if p.name in unused}
         openings.append(LaneOpening(lane, here, on_death, lane_runtimes, stacks, spare))
         log.info("lane %s: %s on %s", lane.name, lane.kind, lane.device)
@@ -270,7 +273,7 @@ def _lane_openings(
 def _runtimes(
     plan: Plan, bundles: Mapping[Path, Bundle], stacks: Mapping[str, TierStack]
 ) -> dict[str, Runtime]:
-    """Opens the paths that a lane in this process executes, or whose latency has to be measured."""
+    """Opens runtimes for paths that execute in this process or whose latency must be measured."""
     runtimes = {}
     for planned in plan.paths:
         inside = any(lane.device == planned.device and lane.kind != "process" for lane in plan.all_lanes())
@@ -290,24 +293,24 @@ def _router(plan: Plan, paths: Sequence[OpenPath], values: Mapping[str, float]) 
 
 
 def _tier(path: OpenPath, tiers: TierSet) -> str | None:
-    """The memory that has all rows of a path; None if they are in tiers."""
+    """Returns the memory that holds all rows of a path, None if they are in tiers."""
     if path.name in tiers.stacks:
         return None
     return "host" if path.planned.device == "cpu" else "device"
 
 
 def _qualities(plan: Plan, bundles: Mapping[Path, Bundle]) -> dict[str, float | None]:
-    """The quality of each path: the plan's, or else its bundle's on test rows; None if neither has one."""
+    """Returns each path's quality from the plan, or else from its bundle's test; None if neither has it."""
     return {p.name: _known(p.quality, bundles[p.bundle].at_width(p.width), plan.metric) for p in plan.paths}
 
 
 def _known(planned: float | None, bundle: Bundle, metric: str) -> float | None:
-    """A figure of a path: the plan's, or else its bundle's on test rows."""
+    """Returns a path's figure from the plan, or else from its bundle's test."""
     return bundle.test_metrics.get(metric) if planned is None else planned
 
 
 def measure(runtime: Runtime, encoder: Encoder) -> LatencyModel:
-    """Measures a rough latency model in a fraction of a second, with uniform random ids."""
+    """Measures a rough latency model with uniform random ids; takes a fraction of a second."""
     random = np.random.default_rng(0)
     took_s = np.empty((MEASURED_ROUNDS, len(MEASURED_ROWS)))
     for of_round in took_s:
@@ -320,10 +323,12 @@ def measure(runtime: Runtime, encoder: Encoder) -> LatencyModel:
 
 
 def model_of_shortest(took_s: F64) -> LatencyModel:
-    """The latency model of the shortest times. took_s: float64 [rounds, MEASURED_ROWS].
+    """Returns the latency model of the shortest time at each batch size.
 
-    Other work of the machine lengthens the times of some sizes, which would decide how large batches are
-    until the next start: corrections learn how slow a path is, but not at which size.
+    Other work on the machine slows down some sizes at random. Online corrections learn how slow a path is but
+    not at which size, so such noise would decide batch sizes until the next start.
+
+    took_s: float64 [rounds, len(MEASURED_ROWS)].
     """
     medians = np.maximum.accumulate(np.maximum(took_s.min(axis=0), 1e-6))
     tails = TAIL_OVER_MEDIAN * medians
@@ -331,7 +336,7 @@ def model_of_shortest(took_s: F64) -> LatencyModel:
 
 
 def random_batch(encoder: Encoder, rows: int, random: np.random.Generator) -> Batch:
-    """A plain batch of uniformly random ids, one for each multi-valued feature."""
+    """Returns a plain batch of uniformly random ids, with one value per multi-valued feature."""
     schema = encoder.schema
 
     def ids(feature_rows: int) -> I64:
@@ -348,7 +353,7 @@ def random_batch(encoder: Encoder, rows: int, random: np.random.Generator) -> Ba
 
 
 def _encoders(opened: Sequence[tuple[PlannedPath, Bundle]]) -> list[Encoder]:
-    """One encoder for each path. Raises PlanError if a bundle's schema or ids differ from the first's."""
+    """Returns an encoder for each path. Raises PlanError if schemas or stable ids differ between bundles."""
     (first_path, first), *_ = opened
     by_digest: dict[str, Encoder] = {}
     found: list[Encoder] = []
@@ -372,7 +377,7 @@ def _encoders(opened: Sequence[tuple[PlannedPath, Bundle]]) -> list[Encoder]:
 
 
 def same_ids(one: Encoder, other: Encoder) -> bool:
-    """Whether stable ids mean the same values to both."""
+    """Whether both encoders map the same stable ids to the same values."""
     if one is other:
         return True
     for table, vocabulary in one.vocabularies.items():

@@ -1,7 +1,7 @@
-"""Settings of one server from command-line flags and POLYREC_ environment variables.
+"""Reads the settings of one server from command-line flags and POLYREC_ environment variables.
 
-A flag overrides a variable, a variable the plan. An unknown POLYREC_ variable is an error, since a misspelled
-one would otherwise be ignored silently; those that Kubernetes sets for a Service are not settings
+Flags override variables, and variables override the plan. An unknown POLYREC_ variable is an error, so that a
+misspelled one is not silently ignored; variables that Kubernetes sets for a Service are exempt
 (server/app/kubernetes.py).
 """
 
@@ -60,23 +60,23 @@ PREFIX = "POLYREC_"
 PREDICTION_LOG = "prediction_log_"
 LOG_SETTINGS = tuple(name for name in PredictionLogSettings.model_fields if name != "folder")
 SERVED = {"bundle", "plan", "plans", "models"}
-"""Settings that say what to serve."""
+"""Settings that select what to serve."""
 
 PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class SettingsError(PolyrecError):
-    """A flag or an environment variable that is unknown or out of range."""
+    """A flag or environment variable is unknown or out of range."""
 
 
 def _listed(value: object) -> object:
-    """Splits the `a,b` of a flag or a variable."""
+    """Splits `a,b` from a flag or variable into a tuple."""
     return tuple(part for part in value.split(",") if part) if isinstance(value, str) else value
 
 
 def _written(value: object) -> str:
-    """Writes a value as its variable has it."""
+    """Formats a value for its environment variable."""
     if isinstance(value, SecretStr):
         return value.get_secret_value()
     return ",".join(value) if isinstance(value, tuple) else str(value)
@@ -91,7 +91,7 @@ def _prefixes(given: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _default_cache() -> Path:
-    """The model cache in the user's cache folder. Raises SettingsError without one."""
+    """Returns the default folder for fetched models. Raises SettingsError if there is no home folder."""
     given = os.environ.get("XDG_CACHE_HOME")
     try:
         return (Path(given) if given else Path.home() / ".cache") / "polyrec" / "models"
@@ -266,7 +266,7 @@ class Settings(Strict):
             raise SettingsError(f"--models {self.models}: {e}") from None
 
     def allows(self, url: ModelUrl) -> bool:
-        """Whether an admin call may name a URL."""
+        """Whether admin calls may load from this URL."""
         return any(url.is_below(ModelUrl(prefix)) for prefix in self.model_urls)
 
     @property
@@ -324,7 +324,7 @@ class Settings(Strict):
 
     @property
     def connection_limits(self) -> ConnectionLimits:
-        """Limits of connections; of HTTP and gRPC each, if both are served."""
+        """Returns the connection limits, which apply to HTTP and gRPC separately."""
         most = self.max_connections or descriptor_limit(self.tls_cert is not None, self.grpc_port is not None)
         return ConnectionLimits(
             head_s=self.head_timeout_s,
@@ -336,12 +336,12 @@ class Settings(Strict):
         )
 
     def of_prediction_log(self, folder: Path) -> PredictionLogSettings:
-        """Settings of the prediction log in a folder."""
+        """Returns the settings of a prediction log in `folder`."""
         given = {n: v for n in LOG_SETTINGS if (v := getattr(self, PREDICTION_LOG + n)) is not None}
         return PredictionLogSettings(folder=folder, **given)
 
     def of_live_quality(self) -> LiveQualitySettings:
-        """Settings of live quality."""
+        """Returns the settings of live quality."""
         return LiveQualitySettings(
             mode=self.live_quality,
             span_s=self.live_quality_span_s,
@@ -352,8 +352,8 @@ class Settings(Strict):
         )
 
     def _store(self) -> dict[str, Any]:
-        """The given settings of the remote store. A password comes with both of its forms, so that the plan's
-        other form does not win.
+        """Returns the remote store settings that were given. If a password is among them, both of its forms
+        are included, so that the plan's other form does not win.
         """
         given: dict[str, Any] = {} if self.store_url is None else {"url": self.store_url}
         if self.store_password is not None or self.store_password_file is not None:
@@ -362,9 +362,9 @@ class Settings(Strict):
 
 
 def load_settings(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:
-    """Merges flags (None if not given), the POLYREC_ variables of `environ`, and the defaults, in that order.
+    """Merges flags (None if not given), POLYREC_ variables and defaults; earlier ones win.
 
-    Raises SettingsError, in one line that names the flag or the variable.
+    Raises SettingsError with one line that names the flag or variable.
     """
     known = Settings.model_fields
     values: dict[str, Any] = {}
@@ -376,7 +376,7 @@ def load_settings(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
             raise SettingsError(_unknown(variable, [PREFIX + key.upper() for key in known]))
         values[name] = value
     given = {name: value for name, value in flags.items() if value is not None}
-    # only one of them may be given: a bundle on the command line also replaces a plan in the environment
+    # they exclude each other, so a bundle on the command line also replaces a plan in the environment
     if SERVED & given.keys():
         values = {k: v for k, v in values.items() if k not in SERVED}
     try:
@@ -387,14 +387,14 @@ def load_settings(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
         if key and key not in given:
             line = line.replace(key, PREFIX + key.upper(), 1)
         elif key:
-            # several models are repeated flags of one
+            # the flag for several models is --plan, repeated
             flag = "plan" if key == "plans" else key.replace("_", "-")
             line = "--" + line.replace(key, flag, 1)
         raise SettingsError(line) from None
 
 
 def _unknown(variable: str, known: Sequence[str]) -> str:
-    """The message for an unknown variable: suggests the most similar one, or lists all."""
+    """Returns the message for an unknown variable, with the most similar one or a list of all."""
     named = f"unknown environment variable {printable(variable, 80)}"
     similar = get_close_matches(variable.upper(), known, n=1, cutoff=0.8)
     return f"{named}; did you mean {similar[0]}?" if similar else f"{named}; known: {', '.join(known)}"

@@ -1,7 +1,7 @@
-"""Ends the process at once on SIGTERM while the server is starting; tells whether SIGHUP is ignored.
+"""Signal handling during startup, before the drain (server/app/drain.py) takes over.
 
-The kernel ignores a signal to process 1 (of a container) that has no handler, so one is set before the
-imports, which take seconds; the server's own replaces it (server/app/drain.py). Imports nothing heavy.
+The kernel does not deliver a signal without a handler to process 1 of a container. So a SIGTERM handler is
+installed before the imports, which take seconds. This module imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NoReturn
 
 @contextmanager
 def exit_on_sigterm() -> Iterator[None]:
-    """Context in which SIGTERM ends the process with status 0, as no request has been accepted yet."""
+    """Context manager in which SIGTERM ends the process with status 0; no request was accepted yet."""
     before = signal.signal(signal.SIGTERM, _end)
     try:
         yield
@@ -25,10 +25,10 @@ def exit_on_sigterm() -> Iterator[None]:
 
 
 def _end(signal_number: int, frame: FrameType | None) -> NoReturn:
-    # sys.exit raises an exception, which code being imported might catch, and would run finalizers
+    # sys.exit raises an exception, which a module being imported might catch
     os._exit(0)
 
 
 def ignores_sighup() -> bool:
-    """Whether this process was started to outlive its terminal, as by nohup."""
+    """Whether this process ignores SIGHUP, as one started by nohup does."""
     return signal.getsignal(signal.SIGHUP) is signal.SIG_IGN

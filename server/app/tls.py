@@ -1,6 +1,6 @@
-"""TLS files: checked before a server starts, and read again while it serves.
+"""Checks, loads and reloads the TLS certificate and key.
 
-Mistakes are one line. Handshakes are server/http/connection/handshake.py's.
+Errors are one line. Handshakes are in server/http/connection/handshake.py.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ log = logging.getLogger("polyrec.server")
 
 
 class TlsError(PolyrecError):
-    """A certificate or key that cannot be read, or that do not belong together."""
+    """The certificate or key cannot be read, or they do not belong together."""
 
 
 def server_context(cert: Path, key: Path) -> ssl.SSLContext:
-    """Returns the context of a server. cert: PEM chain. key: PEM, not encrypted. Raises TlsError."""
+    """Returns a server's TLS context. cert: PEM chain. key: unencrypted PEM. Raises TlsError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     _load(context, cert, key)
     return context
@@ -32,7 +32,7 @@ def check_tls(cert: Path, key: Path) -> None:
 
 
 def reload_tls(context: ssl.SSLContext, cert: Path, key: Path) -> None:
-    """Loads the files again for new connections; invalid ones change nothing and are one line in the log."""
+    """Reloads the files for new connections. If they are invalid, logs a line and keeps the old ones."""
     try:
         check_tls(cert, key)
         _load(context, cert, key)
@@ -43,9 +43,9 @@ def reload_tls(context: ssl.SSLContext, cert: Path, key: Path) -> None:
 
 
 class CertifiedKey:
-    """A certificate and its key in memory, for a server that does not take files.
+    """A certificate and its key in memory, for gRPC, which takes no files.
 
-    pair: PEM of the chain and of the key. Raises TlsError.
+    pair: the PEM chain and the PEM key. Raises TlsError.
     """
 
     def __init__(self, cert: Path, key: Path) -> None:
@@ -53,7 +53,7 @@ class CertifiedKey:
         self.pair = self._read()
 
     def reload(self) -> None:
-        """Reads the files again; invalid ones change nothing."""
+        """Reloads the files; keeps the old ones if the new ones are invalid."""
         with suppress(TlsError):
             self.pair = self._read()
 
@@ -71,7 +71,7 @@ def _load(context: ssl.SSLContext, cert: Path, key: Path) -> None:
         except OSError as e:
             raise TlsError(f"cannot read TLS file '{file.name}': {e.strerror}") from None
     try:
-        # without a password OpenSSL would ask for one on the terminal
+        # an empty password keeps OpenSSL from prompting on the terminal
         context.load_cert_chain(cert, key, password="")
     except (ssl.SSLError, ValueError) as e:
         reason = getattr(e, "reason", None) or "not PEM, or an encrypted key"

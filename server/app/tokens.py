@@ -1,13 +1,13 @@
-"""The tokens file: clients, their tokens, rights and rates.
+"""Reads the tokens file, which lists clients with their tokens, rights and request rates.
 
     {"clients": [{"name": "shop", "sha256": "9f86d08...", "requests_per_second": 500},
                  {"name": "ranking", "token": "...", "rights": ["priority", "quality"]},
                  {"name": "on-call", "sha256": "...", "rights": ["admin"]}],
      "anonymous": {"requests_per_second": 10}}
 
-A client sends its token as `Authorization: Bearer TOKEN`. The file contains the token itself or only its
-SHA-256 (`printf %s TOKEN | sha256sum`), from which a random token (`openssl rand -hex 32`) cannot be
-recovered. Without `anonymous`, predictions need a token.
+A client sends its token as `Authorization: Bearer TOKEN`. The file contains either the token or its SHA-256
+(`printf %s TOKEN | sha256sum`), from which a random token (`openssl rand -hex 32`) cannot be recovered.
+Without `anonymous`, predictions require a token. server/http/access.py enforces the file.
 """
 
 from __future__ import annotations
@@ -24,40 +24,43 @@ from polyrec.models.files import MOST_SERVED_BYTES, Strict, read_json, validate_
 
 Right = Literal["priority", "quality", "feedback", "admin"]
 OpenRight = Literal["priority", "quality"]
-"""A right that may be given to all clients."""
+"""A right that may be granted to all clients."""
 ANONYMOUS = "anonymous"
 ADMIN_VARIABLE = "POLYREC_ADMIN_TOKEN"
-"""The variable with the admin token; also the name of the client that sends it."""
+"""The environment variable of the admin token; also the name of the client that sends it."""
 MIN_TOKEN_LENGTH = 16
 
 
 class TokensError(PolyrecError):
-    """A tokens file that is missing, malformed or contradicts itself."""
+    """The tokens file is missing, malformed or inconsistent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """The sender of a request and its rights. name: for logs."""
+    """The authenticated sender of a request and its rights. name: appears in logs."""
 
     name: str
     rights: frozenset[Right]
 
 
 class Allowance(Strict):
-    """Rights and rate. requests_per_second: on average, with bursts of one second's worth; None: no limit."""
+    """Rights and rate.
+
+    requests_per_second: average, with bursts up to one second's worth; None for no limit.
+    """
 
     rights: tuple[Right, ...] = ()
     requests_per_second: Annotated[float, Field(gt=0, le=1e9)] | None = None
 
 
 class Anonymous(Allowance):
-    """Rights of clients without a token, and the rate that they share."""
+    """Rights of clients without a token, and the rate they all share."""
 
     rights: tuple[OpenRight, ...] = ()
 
 
 class TokenEntry(Allowance):
-    """One client. Exactly one of token and sha256 is given; sha256 in hexadecimal digits."""
+    """One client, with either its token or the token's SHA-256 in hexadecimal."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.@-]+$", max_length=64)]
     token: SecretStr | None = None
@@ -75,7 +78,7 @@ class TokenEntry(Allowance):
 
     @property
     def digest(self) -> bytes:
-        """SHA-256 of the token, 32 bytes."""
+        """The token's SHA-256, 32 bytes."""
         if self.token is not None:
             return digest_of(self.token.get_secret_value().encode())
         assert self.sha256 is not None
@@ -83,7 +86,7 @@ class TokenEntry(Allowance):
 
 
 class Tokens(Strict):
-    """The whole file. anonymous: rights of requests without a token; None: they are rejected."""
+    """The whole file. anonymous: rights of requests without a token; None rejects such requests."""
 
     clients: Annotated[tuple[TokenEntry, ...], Field(max_length=1000)]
     anonymous: Anonymous | None = None
@@ -103,12 +106,12 @@ class Tokens(Strict):
 
 
 def digest_of(token: bytes) -> bytes:
-    """SHA-256, 32 bytes."""
+    """Returns a token's SHA-256, 32 bytes."""
     return sha256(token).digest()
 
 
 def load_tokens(file: Path) -> Tokens:
-    """Reads a tokens file. Raises TokensError, in one line that names the key but no secret."""
+    """Reads a tokens file. Raises TokensError with one line that names the key but no secret."""
     what = f"tokens file '{file.name}'"
     try:
         raw = read_json(file, what, TokensError, MOST_SERVED_BYTES)

@@ -1,8 +1,9 @@
-"""Limits on a request body: its bytes, and its number of values, counted before it is parsed.
+"""Limits a request body's bytes and number of values; values are counted before the body is parsed.
 
-Parsing runs on the event loop, where it delays every other client. The worst case depends less on a body's
-bytes than on its number of values: 1 MiB of one string takes 0.5 ms, 1 MiB of empty lists 50 ms. So both are
-limited, and both limits follow from what the rows of a request can need.
+Parsing runs on the event loop, where it delays every other client. Its worst case depends less on a body's
+bytes
+than on its number of values: 1 MiB of one string takes 0.5 ms, 1 MiB of empty lists 50 ms. So both are
+limited. Both limits are derived from the schema and the maximum number of rows per request.
 """
 
 from __future__ import annotations
@@ -16,30 +17,31 @@ from polyrec.planner.plan import Limits
 from polyrec.server.errors import TooLarge
 
 NUMBER_BYTES = 25
-"""Length of the longest float64 that a JSON library writes, with its sign and exponent."""
+"""Length of the longest float64 that a JSON library writes, including sign and exponent."""
 STRING_BYTES = 64
 """Assumed length of an id, without its quotes: a UUID has 36 bytes, a SHA-256 in hexadecimal 64."""
 FULL_BYTES, FULL_VALUES = 2**20, 40_960
-"""Up to these totals, which decode in less than 10 ms, every row may be as large as the schema allows."""
+"""Totals per body up to which rows may be as large as the schema allows; they decode in under 10 ms."""
 FULL_TENSOR_VALUES = 2 * FULL_VALUES
-"""The same for tensors, whose numbers decode in half the time; 2,048 rows of 39 features have 79,872."""
+"""Like FULL_VALUES for tensors, which decode in half the time; 2,048 rows of 39 features have 79,872."""
 ROW_BYTES, ROW_VALUES = 256, 10
-"""Allowed per row beyond that, where an operator allows more than the default 4,096 rows."""
+"""Allowance per row beyond those totals, for operators who allow more than the default 4,096 rows."""
 MIN_BYTES, MAX_BYTES = 2**16, 2**24
 MIN_STRUCTURE = 2**14
 COUNTED_FROM_BYTES = 3 * 2**15
-"""Smallest body whose values are counted; no smaller one takes longer than the largest allowed one."""
+"""Minimum body size for counting values; a smaller body never takes longer than the largest allowed one."""
 MAX_MARKS = 2**14
-"""Maximum quotes and braces in the JSON of the inference protocol; each input or output has about 14."""
+"""Maximum quotes and braces in an Open Inference Protocol request; each input or output has about 14."""
 
 
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
-    """The limits on one body.
+    """The limits on one body. Counts include characters inside strings, for which the limits leave a margin.
 
-    max_bytes: as sent, and after decompression. max_commas: commas; max_tensor_commas: in the JSON of the
-    inference protocol. max_containers: opening brackets and braces. Characters inside strings count as well,
-    so the limits leave room for some.
+    max_bytes: as sent, and after decompression.
+    max_commas: commas in a body of rows.
+    max_tensor_commas: commas in the JSON of an Open Inference Protocol request.
+    max_containers: opening brackets and braces.
     """
 
     max_bytes: int
@@ -49,7 +51,7 @@ class BodyLimits:
 
     @staticmethod
     def of(schema: Schema, limits: Limits) -> BodyLimits:
-        """Derived from the schema and `max_request_rows`; a given `max_body_bytes` wins."""
+        """Derives the limits from the schema and `max_request_rows`; `max_body_bytes`, if set, wins."""
         features: tuple[Dense | Categorical, ...] = (*schema.dense, *schema.categorical)
         lists = [f for f in schema.categorical if f.multi]
         values = len(features) + sum(f.max_length for f in lists)
@@ -69,7 +71,7 @@ class BodyLimits:
         if len(body) < COUNTED_FROM_BYTES:
             return
         _check_commas(body, self.max_commas)
-        # `[` and `{` differ in one bit.
+        # `[` and `{` differ in one bit
         if np.count_nonzero((np.frombuffer(body, np.uint8) | 0x20) == ord("{")) > self.max_containers:
             raise TooLarge(
                 f"the body has more than {self.max_containers} lists and objects; "
@@ -77,7 +79,10 @@ class BodyLimits:
             )
 
     def check_tensors(self, header: bytes) -> None:
-        """The same for the JSON of the inference protocol, whose lists may be one for each value."""
+        """Counts the structure of a large Open Inference Protocol request. Raises TooLarge.
+
+        Unlike in rows, a list per value is valid, so containers are not limited.
+        """
         if len(header) < COUNTED_FROM_BYTES:
             return
         _check_commas(header, self.max_tensor_commas)
@@ -91,17 +96,17 @@ def _check_commas(body: bytes, most: int) -> None:
 
 
 def count(text: bytes, byte: bytes) -> int:
-    """Occurrences of one byte; six times as fast as bytes.count, as numpy compares 16 to 64 at a time."""
+    """Counts one byte in a text, six times as fast as bytes.count, since numpy uses SIMD."""
     return int(np.count_nonzero(np.frombuffer(text, np.uint8) == ord(byte)))
 
 
 def _bounded(rows: int, full: int, most: int, average: int) -> int:
-    """The larger of min(rows * full, most) and rows * average, where average is at most full."""
+    """Returns max(min(rows * full, most), rows * average), where average <= full."""
     return max(min(rows * full, most), rows * min(full, average))
 
 
 def _feature_bytes(feature: Dense | Categorical) -> int:
-    """Maximum bytes of one feature of a row in JSON, with quotes, colon, comma and two spaces."""
+    """Returns the maximum bytes of one feature of a row in JSON, including its key and punctuation."""
     around = len(feature.name) + 6
     if isinstance(feature, Dense):
         return around + NUMBER_BYTES

@@ -1,9 +1,9 @@
 """Parses the JSON bodies of /v1/predict and /v1/rank into columns, one list per feature.
 
-msgspec parses a body into typed structs generated from the schema, so types are checked in C and unknown
+msgspec parses a body into typed structs generated from the schema, so that types are checked in C and unknown
 features are rejected. No body takes more than a few milliseconds: its structure is counted before parsing
-(`server/codecs/body_limits.py`), numbers that may be slow are converted separately
-(`server/codecs/json_numbers.py`), and messages quote a bounded part of it.
+(`server/codecs/body_limits.py`), potentially slow numbers are converted separately
+(`server/codecs/json_numbers.py`), and error messages quote a bounded part of it.
 """
 
 from __future__ import annotations
@@ -28,22 +28,21 @@ from polyrec.server.codecs.rows import Column, Columns
 from polyrec.server.errors import QUOTED, Invalid, Malformed, TooLarge, shortened
 
 MAX_DIGITS = 640
-"""Maximum digits of an integer in a body, the minimum of sys.set_int_max_str_digits; more are out of
-range."""
+"""Maximum digits of an integer in a body; the smallest limit that sys.set_int_max_str_digits takes."""
 SEARCHED_BYTES = 2**16
-"""Bytes before an error that are searched for its key."""
+"""Bytes before an error's position that are searched for the key it belongs to."""
 
 _UNKNOWN = "Object contains unknown field `"
 _BAD_BYTE = re.compile(r"\(byte (\d+)\)$")
 _NOT_A_NUMBER = re.compile(rb"-?(?:NaN|Infinity|inf|nan)")
-# a first surrogate that is not followed by a second escape, nor by the beginning of one
+# a first surrogate that is not followed by a second escape or the beginning of one
 _LONE_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u|\\?$)")
 _LONGEST_ESCAPE = 12
 
 
 @dataclass(frozen=True, slots=True)
 class GroupKey:
-    """A column that tells which rows of /v1/predict are of one request; not a feature."""
+    """The column that identifies which rows of /v1/predict belong to one request; not a feature."""
 
     name: str
 
@@ -53,7 +52,7 @@ Feature = Dense | Categorical | GroupKey
 
 @dataclass(slots=True)
 class RankRequest:
-    """One context and its candidates, and the number of candidates to return."""
+    """One context with its candidates, and the number of candidates to return."""
 
     rows: Columns
     top_k: int
@@ -61,16 +60,17 @@ class RankRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Parsers:
-    """The parsers of both endpoints, with numbers converted or left raw."""
+    """The parsers of both endpoints, either with numbers converted or with numbers left raw."""
 
     predict: msgspec.json.Decoder[Any]
     rank: msgspec.json.Decoder[Any]
 
 
 class Decoder:
-    """Parses the bodies of one schema. body_limits: limits on their bytes and structure.
+    """Parses the bodies of one schema.
 
-    computes: whether to compute the features of the request, if the schema has any.
+    body_limits: limits on their bytes and structure.
+    computes: whether to compute request features, if the schema has any.
     """
 
     def __init__(self, schema: Schema, limits: Limits, computes: bool = True) -> None:
@@ -82,7 +82,7 @@ class Decoder:
         self._names = tuple(f.name for f in self._context), tuple(f.name for f in self._candidate)
         self._computed = frozenset(f.name for f in schema.request)
         self._request = ColumnFeatures(schema) if schema.request and computes else None
-        # where rows of several requests may come together
+        # with request features, a body may combine rows of several requests
         self._predicted: tuple[Feature, ...] = self._everything
         self._group: int | None = None
         if schema.request and schema.group is not None:
@@ -115,7 +115,7 @@ class Decoder:
         return _Parsers(msgspec.json.Decoder(predict), msgspec.json.Decoder(rank))
 
     def predict(self, body: bytes) -> Columns:
-        """Parses `{"instances": [...]}` or `{"columns": {...}}` into rows with one context each.
+        """Parses `{"instances": [...]}` or `{"columns": {...}}` into rows that each have their own context.
 
         Raises Malformed, Invalid, TooLarge or FeatureError.
         """
@@ -145,7 +145,7 @@ class Decoder:
         return dict(zip(one, context, strict=True)), dict(zip(other, candidate, strict=True))
 
     def _groups(self, column: Column, name: str) -> Column:
-        """The request of each row; None if all are of one, as without the column `name`."""
+        """Returns the request of each row, None if all rows are of one request (no column `name`)."""
         if column is None or None not in column:
             return None if column is None else hashed_apart(column)
         missing = [value is None for value in column]
@@ -180,11 +180,11 @@ class Decoder:
     def _read(
         self, features: Sequence[Feature], given: Any, where: str, raw_numbers: bool
     ) -> tuple[Sequence[Column], int]:
-        """Returns the columns, in the features' order, and the number of rows; rows are transposed."""
+        """Returns columns in the order of `features` and the number of rows; transposes rows to columns."""
         columns: list[Any]
         if isinstance(given, list):
             rows = len(given)
-            # checked before rows are transposed, as zip(*) takes one argument per row
+            # checked before transposing, as zip(*) takes one argument per row
             self._check_rows(rows, where)
             columns = list(zip(*map(astuple, given), strict=True))
             if raw_numbers:
@@ -226,11 +226,11 @@ class Decoder:
             raise Malformed("the body is nested too deeply") from None
 
     def _explain(self, message: str) -> str:
-        """Turns msgspec's message into ours; for an unknown field, names the valid ones."""
+        """Converts msgspec's message to ours, which lists the valid names for an unknown field."""
         if not message.startswith(_UNKNOWN):
             said = message.replace("`", "")
             return f"{said}; true is 1, and false 0" if "int | null, got bool" in said else said
-        # the place comes last, and consists of the schema's names
+        # the location comes last and consists of names from the schema
         rest = message.removeprefix(_UNKNOWN).removesuffix("`")
         name, found, where = rest.rpartition("` - at `")
         if not found:
@@ -255,16 +255,16 @@ class Decoder:
 
 
 def explain_malformed(body: bytes, message: str) -> str:
-    """Explains what is wrong with bytes that are not JSON, and names the key before the error.
+    """Returns a message for bytes that are not JSON, with the key before the error.
 
-    message: msgspec's.
+    message: msgspec's message.
     """
     if not body:
         return "the body is empty; JSON is expected"
     if message.startswith("'utf-8'"):
         return f"the body is not UTF-8: {message}"
     if "truncated" in message:
-        # msgspec also says so of a lone surrogate near the end of the body
+        # msgspec also reports a lone surrogate near the end of the body this way
         lone = _LONE_SURROGATE.search(body, max(0, len(body) - _LONGEST_ESCAPE))
         if lone is None:
             return f"the JSON is truncated after {len(body)} bytes"
@@ -289,7 +289,7 @@ def _lone_surrogate(at: int) -> str:
 
 
 def _key_before(body: bytes, at: int) -> str:
-    """The last key before a byte position, empty if there is none near."""
+    """Returns the last key before a byte position, empty if there is none nearby."""
     end = body.rfind(b'":', max(0, at - SEARCHED_BYTES), at)
     begin = body.rfind(b'"', max(0, end - QUOTED - 1), max(0, end))
     return "" if begin < 0 else body[begin + 1 : end].decode(errors="replace")
@@ -310,21 +310,21 @@ def _value(feature: Feature) -> Any:
 
 
 def _row(features: Sequence[Feature], raw_numbers: bool) -> Any:
-    """A struct with one optional value per feature."""
+    """Returns a struct type with one optional value per feature."""
     return _struct("Row", features, raw_numbers, lambda f: _value(f) | None)
 
 
 def _columns(features: Sequence[Feature], raw_numbers: bool) -> Any:
-    """A struct with one optional list of optional values per feature."""
+    """Returns a struct type with one optional list of optional values per feature."""
     return _struct("Columns", features, raw_numbers, lambda f: list[_value(f) | None] | None)  # type: ignore[misc]
 
 
 def _struct(name: str, features: Sequence[Feature], raw_numbers: bool, kind: Callable[[Feature], Any]) -> Any:
-    # attributes are numbered, since a feature may have the name of an attribute of Python classes
+    # numbered attributes, since a feature's name may clash with an attribute of Python classes
     fields = [
         (f"f{i}", msgspec.Raw, MISSING) if raw_numbers and isinstance(f, Dense) else (f"f{i}", kind(f), None)
         for i, f in enumerate(features)
     ]
     rename = {f"f{i}": f.name for i, f in enumerate(features)}
-    # JSON has no cycles; without garbage collection, rows take a third less time
+    # gc=False, as parsed JSON has no cycles; rows then take a third less time
     return msgspec.defstruct(name, fields, rename=rename, forbid_unknown_fields=True, gc=False)

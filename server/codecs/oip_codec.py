@@ -1,8 +1,8 @@
 """Decodes requests and encodes answers of the Open Inference Protocol over HTTP.
 
 A request is JSON, or JSON followed by raw little-endian tensors (binary tensor extension). It is decoded into
-named arrays of the types and shapes that the model declares, which `server/codecs/oip_inputs.py` turns into
-rows.
+named arrays with the types and shapes that the model declares; `server/codecs/oip_inputs.py` then converts
+the arrays to rows. oip_parser.py is a fast path for ordinary JSON requests.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
 OUTPUT = "probability"
 MAX_TIMEOUT_US = MOST_BUDGET_MS * 1000
 COUNTED_BYTES = 2**15
-"""Minimum bytes of an input's data whose commas are counted; fewer are parsed in a millisecond."""
+"""Minimum size of an input's data for counting its commas; less is parsed in a millisecond."""
 
 _FLAT: dict[str, msgspec.json.Decoder[Any]] = {
     "f": msgspec.json.Decoder(list[float]),
@@ -60,7 +60,7 @@ _REQUEST = msgspec.json.Decoder(RequestHeader)
 
 
 class InferRequest(NamedTuple):
-    """A decoded request, with the form of its answer. timeout_us: budget, 0 for the default."""
+    """A decoded request and the requested form of its answer. timeout_us: budget, 0 for the default."""
 
     rows: Tensors | RankedTensors
     id: str | None
@@ -71,7 +71,7 @@ class InferRequest(NamedTuple):
 
 
 class OipCodec:
-    """Decodes the inference requests of one schema. vocabularies: as for `Inputs`."""
+    """Decodes inference requests of one schema. vocabularies: see `Inputs`."""
 
     def __init__(
         self, schema: Schema, limits: Limits, vocabularies: Mapping[str, Vocabulary] | None = None
@@ -81,10 +81,10 @@ class OipCodec:
         self._requests = RequestParser()
 
     def decode(self, body: bytes, header_bytes: int | None) -> InferRequest:
-        """Decodes a decompressed body.
+        """Decodes a decompressed body. Raises TooLarge, or Malformed with the name of the input.
 
-        header_bytes: length of its JSON; None: the whole body; 0: a raw request without JSON.
-        Raises Malformed, naming the input, or TooLarge.
+        header_bytes: length of the JSON part; None if the whole body is JSON, 0 for a raw request without
+            JSON.
         """
         if header_bytes == 0:
             return InferRequest(self.inputs.rows(self.inputs.raw(body)), None, True)
@@ -113,7 +113,7 @@ class OipCodec:
         )
 
     def _outputs(self, outputs: Sequence[OutputHeader] | None, by_default: bool) -> bool:
-        """Checks the requested outputs; returns whether to send the output as binary data."""
+        """Validates the requested outputs; returns whether to send the output as binary data."""
         binary = by_default
         for i, output in enumerate(outputs or ()):
             if output.name != OUTPUT or i:
@@ -134,7 +134,7 @@ class OipCodec:
     def _tensors(
         self, headers: Sequence[TensorHeader], rest: memoryview, data: Sequence[Array]
     ) -> dict[str, Array]:
-        """Makes the arrays of all inputs. data: of each, if they are parsed already."""
+        """Returns the arrays of all inputs. data: the data of each input, if already parsed."""
         tensors: dict[str, Array] = {}
         for i, header in enumerate(headers):
             declared = self.inputs.declared(header.name)
@@ -149,7 +149,7 @@ class OipCodec:
                 raise Malformed(f"input '{header.name}': shared memory is not supported")
             size = parameters.binary_data_size
             raw = bytes(header.data)
-            if raw == b"null":  # KServe's client sends it for a binary tensor of no bytes
+            if raw == b"null":  # KServe's client sends this with an empty binary tensor
                 raw = b""
             if (size is None) == (not raw):
                 raise Malformed(f"input '{header.name}' needs either data or parameter binary_data_size")
@@ -174,7 +174,7 @@ class OipCodec:
 
 
 def parse_header(body: bytes) -> RequestHeader:
-    """Parses the JSON of a request and leaves the data of its inputs raw. Raises Malformed."""
+    """Parses the JSON of a request, leaving the data of inputs raw. Raises Malformed."""
     try:
         return _REQUEST.decode(body)
     except msgspec.ValidationError as e:
@@ -186,7 +186,7 @@ def parse_header(body: bytes) -> RequestHeader:
 
 
 def _converted(name: str, values: Array, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-    """Returns float64 or int64 numbers as an array of another type and shape. Raises Malformed."""
+    """Converts float64 or int64 numbers to an array of another type and shape. Raises Malformed."""
     if dtype.kind == "i":
         if dtype.itemsize < values.itemsize:
             limits = np.iinfo(dtype)
@@ -202,7 +202,7 @@ def _beyond(name: str) -> Malformed:
 
 
 def check_timeout_us(timeout_us: int) -> None:
-    """Checks the parameter `timeout`. Raises Malformed."""
+    """Validates the parameter `timeout`, in microseconds. Raises Malformed."""
     if not 0 <= timeout_us <= MAX_TIMEOUT_US:
         raise Malformed(
             f"parameter 'timeout' is {timeout_us}; it is microseconds, 0 (the default budget) "
@@ -211,7 +211,7 @@ def check_timeout_us(timeout_us: int) -> None:
 
 
 def check_priority(priority: int) -> None:
-    """Checks the parameter `priority`. Raises Malformed."""
+    """Validates the parameter `priority`. Raises Malformed."""
     if not 0 <= priority <= MOST_PRIORITY:
         raise Malformed(
             f"parameter 'priority' is {priority}; 0 is the default, 1 the highest, "
@@ -220,9 +220,12 @@ def check_priority(priority: int) -> None:
 
 
 def json_tensor(name: str, raw: bytes, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Parses the `data` of one input number by number: slow, and says what is wrong. Raises Malformed."""
+    """Parses the `data` of one input; slower than oip_parser.py, but reports what is wrong.
+
+    Raises Malformed.
+    """
     size = math.prod(shape)
-    if size > FULL_VALUES:  # it would take longer than any body may
+    if size > FULL_VALUES:  # parsing would take longer than any body may
         raise Malformed(
             f"input '{name}': data are not {size} numbers of its type and shape, or stand beside binary "
             f"data, where {FULL_VALUES} are allowed; send more of them as binary data, too"
@@ -251,12 +254,11 @@ def json_tensor(name: str, raw: bytes, shape: tuple[int, ...], dtype: np.dtype[A
 
 
 def _numbers(raw: bytes, nested: bool, kind: str) -> list[Any]:
-    """Parses numbers, or lists of them. kind: "f", or "i" for integers. Raises msgspec.DecodeError."""
+    """Parses numbers or lists of numbers. kind: "f", or "i" for integers. Raises msgspec.DecodeError."""
     if kind == "i" or len(raw) <= ALWAYS_FAST_BYTES or (b"e" not in raw and b"E" not in raw):
         return (_NESTED if nested else _FLAT)[kind].decode(raw)  # type: ignore[no-any-return]
-    # With exponents msgspec takes up to 31 us for a number, orjson half a microsecond
-    # (server/codecs/json_numbers.py).
-    # It checks no types, so other values are detected by their bytes.
+    # with exponents msgspec takes up to 31 us per number, orjson half a microsecond (json_numbers.py);
+    # but orjson does not check types, so other values are detected by their bytes
     try:
         values: list[Any] = orjson.loads(raw)
     except orjson.JSONDecodeError as e:
@@ -283,10 +285,11 @@ def encode(
     quality: float | None = None,
     reason: str | None = None,
 ) -> tuple[bytes, int | None]:
-    """Encodes an answer; returns the body and, if binary data follow, the length of its JSON.
+    """Encodes an answer; returns the body and the length of its JSON part, None if it is all JSON.
 
-    probabilities: float32 [B]. quality: of the path, None if unknown. reason: why quality was degraded, None
-    if it was not.
+    probabilities: float32 [B].
+    quality: the path's quality, None if unknown.
+    reason: why quality was degraded, None if it was not.
     """
     output: dict[str, Any] = {"name": OUTPUT, "datatype": "FP32", "shape": [probabilities.size]}
     answer: dict[str, Any] = {"model_name": model, "model_version": version}

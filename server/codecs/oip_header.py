@@ -1,4 +1,4 @@
-"""The JSON of an inference request: what it says of each input and output, and its parameters."""
+"""Typed structs for the JSON of an Open Inference Protocol request, apart from the tensors' data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MAX_DIMENSIONS = 8
 
 
 class TensorParameters(msgspec.Struct):
-    """Parameters of one input or requested output; others are ignored, as the protocol requires."""
+    """Parameters of one input or requested output. Unknown ones are ignored, as the protocol requires."""
 
     binary_data_size: int | None = None
     binary_data: bool | None = None
@@ -19,7 +19,7 @@ class TensorParameters(msgspec.Struct):
 
 
 class TensorHeader(msgspec.Struct):
-    """One input in the JSON."""
+    """One input of the request."""
 
     name: str
     shape: Annotated[list[int], msgspec.Meta(max_length=MAX_DIMENSIONS)]
@@ -29,16 +29,18 @@ class TensorHeader(msgspec.Struct):
 
 
 class OutputHeader(msgspec.Struct):
-    """One requested output as it stands in the JSON."""
+    """One requested output."""
 
     name: str
     parameters: TensorParameters | None = None
 
 
 class RequestParameters(msgspec.Struct):
-    """timeout: microseconds, 0 is the default. priority: 0 is the default, 1 the highest.
+    """Parameters of the request.
 
-    quality: `required` forbids a path of lower quality than the best one.
+    timeout: latency budget in microseconds, 0 for the default.
+    priority: 1 is the highest, 0 the default.
+    quality: `required` forbids paths of lower quality than the best one.
     """
 
     timeout: int | None = None
@@ -48,7 +50,7 @@ class RequestParameters(msgspec.Struct):
 
 
 class RequestHeader(msgspec.Struct):
-    """The JSON of an inference request."""
+    """The JSON of an inference request without the tensors' data."""
 
     inputs: list[TensorHeader]
     id: str | None = None

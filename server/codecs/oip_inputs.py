@@ -1,30 +1,29 @@
-"""Checks the input tensors of the inference protocol against the schema, and makes rows of stable ids of
-them.
+"""Validates Open Inference Protocol input tensors against the schema and converts them to rows of stable ids.
 
-A request has one of two forms. The plain one repeats the context in every row:
+A request has one of two forms. The plain form repeats the context in every row:
 
     dense             FP32  [B, dense features]          in the order of the schema file
     sparse            INT64 [B, single-valued features]  stable ids, in the order of the schema file
     <feature>.values  INT64 [n]                          ids of a multi-valued feature, row by row
     <feature>.lengths INT64 or INT32 [B]                 number of ids in each row
 
-A ranking has each context once, so the features of the two roles are in separate inputs:
+The ranking form has each context once, so the features of the two roles are in separate inputs:
 
     context.dense, context.sparse      [C, ...]   the features of one role, in the order of the schema file
     candidate.dense, candidate.sparse  [B, ...]
     <feature>.values, <feature>.lengths           as above, lengths [C] for a context feature, else [B]
-    context_lengths   INT64 or INT32 [C]          candidates of each context, one after another; they add
-                                                  up to B. Optional with one context.
+    context_lengths   INT64 or INT32 [C]          number of candidates of each context; sums to B.
+                                                  Optional with one context.
 
-Where the schema has features of the request, plain rows are of one request, or of several:
+If the schema has request features, plain rows may belong to several requests:
 
-    group.lengths     INT64 or INT32 [G]          rows of each request, one after another; they add up to B
+    group.lengths     INT64 or INT32 [G]          number of rows of each request; sums to B
 
-and an id of a feature that these compare may be negative: a value without an id, equal to those with the
-same number.
+In that case, ids of a feature that request features compare may be negative. A negative id stands for a value
+without an id, which equals values with the same number.
 
-Inputs of zero width are optional, and so are both inputs of a multi-valued feature together, whose lists are
-then empty.
+Inputs of zero width are optional. The two inputs of a multi-valued feature may be omitted together, which
+makes its lists empty.
 """
 
 from __future__ import annotations
@@ -48,13 +47,13 @@ from polyrec.server.errors import Malformed, TooLarge, shortened
 Array = NDArray[Any]
 
 MOST_ROWS = 2**40
-"""The first size of every tensor is smaller, so that no product of sizes overflows."""
+"""Upper limit on the first dimension of every tensor, so that no product of dimensions overflows."""
 CONTEXT_LENGTHS, GROUP_LENGTHS = "context_lengths", "group.lengths"
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One input of the model: its type (lengths may also be `INT32`) and shape, whose first size is -1."""
+    """Type and shape of one model input. The first dimension is -1; lengths may also be `INT32`."""
 
     name: str
     datatype: Literal["FP32", "INT64"]
@@ -66,14 +65,14 @@ class TensorSpec:
         return ("INT64", "INT32") if self.name.endswith("lengths") else (self.datatype,)
 
     def check_shape(self, datatype: str, shape: Sequence[int]) -> tuple[int, ...]:
-        """Checks type and shape of an array; returns the shape to use. Raises Malformed."""
+        """Validates type and shape of an array; returns the shape to use. Raises Malformed."""
         if datatype != self.datatype and datatype not in self.accepted:
             raise Malformed(
                 f"input '{self.name}' has datatype {shortened(datatype)}; "
                 f"expected {' or '.join(self.accepted)}"
             )
         found = tuple(shape)
-        # some clients send [B, 1] for a batch of scalars, [B]
+        # some clients send [B, 1] instead of [B] for a batch of scalars
         if len(self.shape) == 1 and len(found) == 2 and found[1] == 1:
             found = found[:1]
         if not found or not 0 <= found[0] < MOST_ROWS or found[1:] != self.shape[1:]:
@@ -83,7 +82,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class _InputGroup:
-    """Inputs with the same rows: a dense one, a sparse one, and bags by name."""
+    """Inputs that share rows: a dense one, a sparse one, and multi-valued features by name."""
 
     dense: TensorSpec
     sparse: TensorSpec
@@ -102,11 +101,11 @@ class _InputGroup:
         return self.dense, self.sparse
 
     def missing(self, tensors: Mapping[str, Array]) -> str | None:
-        """The first required input that is missing, None if there is none."""
+        """Returns the first missing required input, None if none is missing."""
         return next((d.name for d in self.matrices if not d.optional and d.name not in tensors), None)
 
     def count(self, tensors: Mapping[str, Array]) -> int | None:
-        """The number of rows; None if no input is given. Raises Malformed if inputs disagree."""
+        """Returns the number of rows, None without any input. Raises Malformed if inputs disagree."""
         rows: int | None = None
         first = ""
         for name in (self.dense.name, self.sparse.name, *(f"{bag}.lengths" for bag in self.bags)):
@@ -119,7 +118,7 @@ class _InputGroup:
         return rows
 
     def read(self, tensors: Mapping[str, Array], rows: int) -> RoleTensors:
-        """Collects the inputs. Raises Malformed for lengths without values, or that do not fit them."""
+        """Collects the inputs. Raises Malformed if lengths and values do not match."""
         dense, sparse = tensors.get(self.dense.name), tensors.get(self.sparse.name)
         bags: dict[str, tuple[I64, I64]] = {}
         for name in self.bags:
@@ -129,14 +128,14 @@ class _InputGroup:
                 raise Malformed(f"input '{name}.{given}' is given without '{name}.{absent}'")
             if values is None or lengths is None:
                 values, lengths = np.empty(0, np.int64), np.zeros(rows, np.int64)
-            # before they are added up, as sums of huge lengths overflow to any total
+            # checked before summing, as sums of huge lengths can overflow to any total
             if lengths.size and (lengths.min() < 0 or lengths.max() > values.size):
                 at = int(np.argmax((lengths < 0) | (lengths > values.size)))
                 raise Malformed(
                     f"input '{name}.lengths': {int(lengths[at])} at position {at} is outside "
                     f"[0, {values.size}], as '{name}.values' has {values.size}"
                 )
-            # before merging, where one query's surplus could hide another's lack
+            # checked before merging, where one query's surplus could offset another's deficit
             if int(lengths.sum()) != values.size:
                 raise Malformed(
                     f"input '{name}.lengths' adds up to {int(lengths.sum())}, "
@@ -151,10 +150,12 @@ class _InputGroup:
 
 
 class Inputs:
-    """The inputs of one schema. vocabularies: by table, for features of the request.
+    """The inputs of one schema.
 
-    plain, ranking: inputs of each form with more than zero width; those of bags are only in `plain`.
-    required: those that make a valid request, each with a row for a row of the batch.
+    vocabularies: by table, needed for request features.
+    plain, ranking: inputs of each form with nonzero width; inputs of multi-valued features are only in
+        `plain`.
+    required: a minimal set of inputs for a valid request, each with one row per row of the batch.
     """
 
     def __init__(
@@ -185,7 +186,7 @@ class Inputs:
         self._only_ranking = frozenset(d.name for d in (*split, lengths))
 
     def declared(self, name: str) -> TensorSpec:
-        """The declaration of an input. Raises Malformed for an unknown name."""
+        """Returns the declaration of an input. Raises Malformed for an unknown name."""
         known = self._known.get(name)
         if known is None:
             plain, ranking = (", ".join(d.name for d in form) for form in (self.plain, self.ranking))
@@ -195,15 +196,15 @@ class Inputs:
         return known
 
     def check_shape(self, declared: TensorSpec, datatype: str, shape: Sequence[int]) -> tuple[int, ...]:
-        """Checks type and shape of an array; returns the shape to use. Raises Malformed or TooLarge."""
+        """Validates type and shape of an array; returns the shape to use. Raises Malformed or TooLarge."""
         found = declared.check_shape(datatype, shape)
-        # before any data are parsed
+        # check rows before parsing any data
         if len(found) > 1:
             self._check_rows(found[0])
         return found
 
     def raw(self, body: bytes) -> dict[str, Array]:
-        """Reads a body of tensors only: all rows of `dense`, then all rows of `sparse`."""
+        """Reads a raw body, which consists of all rows of `dense` and then all rows of `sparse`."""
         dense_features, singles = self._plain.dense.shape[1], self._plain.sparse.shape[1]
         row_bytes = 4 * dense_features + 8 * singles
         if not row_bytes or not body or len(body) % row_bytes:
@@ -217,9 +218,9 @@ class Inputs:
         return {"dense": dense, "sparse": sparse.reshape(rows, singles)}
 
     def rows(self, tensors: Mapping[str, Array]) -> Tensors | RankedTensors:
-        """Makes rows of named arrays that were checked. Raises Malformed, naming the input, or TooLarge.
+        """Converts validated arrays, by input name, to rows. Converts repeated contexts to a ranking.
 
-        Plain rows that repeat their contexts are returned as a ranking.
+        Raises TooLarge, or Malformed with the name of the input.
         """
         if not self._only_ranking.isdisjoint(tensors):
             return self._ranked(tensors)
@@ -252,7 +253,7 @@ class Inputs:
         contexts, rows = context.count(tensors), candidate.count(tensors)
         if contexts is None:
             contexts = 1 if lengths is None else len(lengths)
-        # without candidate inputs, only the lengths give the number of candidates
+        # without candidate inputs, only the lengths imply the number of candidates
         if rows is None and lengths is not None:
             rows = int(lengths.sum())
         rows = self._allowed(rows)
@@ -291,11 +292,14 @@ def _require(missing: str | None) -> None:
 
 
 def _segments(name: str, lengths: Array, contexts: int | None, rows: int) -> Array:
-    """Checks lengths: every context or request has rows, and every row one. contexts: how many, if known."""
+    """Validates that lengths assign every row to a context or request, none of them empty.
+
+    contexts: the number of contexts, None for requests. Raises Malformed.
+    """
     if contexts is not None and len(lengths) != contexts:
         raise Malformed(f"input '{name}' has {len(lengths)} lengths; there are {contexts} contexts")
     what = "rows" if contexts is None else "candidates"
-    # contexts without candidates would be work that max_request_rows does not bound
+    # contexts without candidates would cost work that max_request_rows does not limit
     if not len(lengths) or lengths.min() < 1 or lengths.max() > rows:
         if not len(lengths):
             raise Malformed(f"input '{name}' has no lengths; there are {rows} {what}")

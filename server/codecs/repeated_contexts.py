@@ -1,9 +1,10 @@
-"""Recognizes plain requests that repeat a context in consecutive rows, and makes rankings of them.
+"""Converts plain requests that repeat a context in consecutive rows to rankings.
 
-Most servers have no form for one context with its candidates, so clients explode it: every row repeats the
-user's features. Such a request is answered as the ranking that it is (docs/context-once.md). The decision
-depends on nothing but the request's own values, so equal requests are executed in the same form whatever is
-merged with them; what is compared are bits, so a context is never replaced by one that merely equals it.
+Most servers have no form for one context with several candidates, so clients repeat the user's features in
+every row. Such a request is executed as a ranking, which computes each context once (docs/context-once.md).
+
+The decision depends only on the request's own values, so equal requests execute in the same form whatever
+they are batched with. Contexts are compared bit by bit, so -0.0 never replaces 0.0.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from polyrec.models.schema.schema import ROLES, Role, Schema
 from polyrec.server.codecs.rows import RankedTensors, RoleTensors, Tensors
 
 FROM_ROWS = 8
-"""Minimum rows for each context: with fewer, a ranking's further operations take longer than they save."""
+"""Minimum rows per context; with fewer, the extra operations of a ranking cost more than they save."""
 
 
 class RepeatedContexts:
-    """Recognizes the requests of one schema, whose lengths were checked to add up to their values."""
+    """Converts requests of one schema. Their lengths must have been validated."""
 
     def __init__(self, schema: Schema) -> None:
         dense, singles = schema.tensor_columns()
@@ -30,11 +31,11 @@ class RepeatedContexts:
         self._dense = {role: column_order(dense, of_role[0]) for role, of_role in names.items()}
         self._sparse = {role: column_order(singles, of_role[1]) for role, of_role in names.items()}
         self._bags = {r: [f.name for f in of.bags] for r, of in layouts.items()}
-        # a model without vectors of both roles executes the rows of a ranking as plain ones
+        # a model without categorical features in both roles executes rankings as plain rows
         self._saves = all(of.categorical for of in layouts.values())
 
     def __call__(self, rows: Tensors) -> Tensors | RankedTensors:
-        """Returns a ranking of the same rows, each run of equal contexts once, or the rows themselves."""
+        """Returns a ranking that has each run of equal contexts once, or `rows` if that does not pay."""
         if not self._saves or rows.rows < FROM_ROWS or self._differs_at_once(rows):
             return rows
         changed = self._changed(rows)
@@ -48,19 +49,19 @@ class RepeatedContexts:
         return RankedTensors(once, candidate, context_row, rows.request, rows.request_lengths)
 
     def _of(self, role: Role, rows: Tensors) -> RoleTensors:
-        """The features of one role, of every row."""
+        """Returns the features of one role for every row."""
         bags = {name: rows.bags[name] for name in self._bags[role]}
         return RoleTensors(rows.dense[:, self._dense[role]], rows.sparse[:, self._sparse[role]], bags)
 
     def _differs_at_once(self, rows: Tensors) -> bool:
-        """Whether the first two rows differ in ids of the context; independent rows cost only this."""
+        """Whether the first two rows differ in context ids; a cheap test that catches independent rows."""
         first, second = rows.sparse[:2, self._sparse["context"]]
         return bool(first.tobytes() != second.tobytes())
 
     def _changed(self, rows: Tensors) -> NDArray[np.bool_]:
-        """Whether the context of each row differs from that of the row before; bool [rows], first True."""
+        """Returns whether each row's context differs from the previous row's: bool [rows], first True."""
         ids = rows.sparse[:, self._sparse["context"]]
-        # as integers: NaN differs from itself, and -0.0 equals 0.0
+        # compare bits: as floats, NaN differs from itself and -0.0 equals 0.0
         numbers = rows.dense.view(np.int32)[:, self._dense["context"]]
         changed = np.ones(rows.rows, bool)
         np.any(ids[1:] != ids[:-1], axis=1, out=changed[1:])
@@ -68,7 +69,7 @@ class RepeatedContexts:
         for name in self._bags["context"]:
             values, lengths = rows.bags[name]
             changed[1:] |= lengths[1:] != lengths[:-1]
-            # where lengths are equal, a value's counterpart in the row before is `length` places ahead of it
+            # if two rows have equal lengths, a value's counterpart is `length` places before it
             row = np.repeat(np.arange(rows.rows), lengths)
             counterpart = np.arange(values.size) - lengths[row]
             changed[row[values != values[counterpart]]] = True

@@ -1,7 +1,7 @@
-"""Computes features of the request from what clients send: JSON columns, or tensors of stable ids.
+"""Computes request features from JSON columns or from tensors of stable ids.
 
-They are computed when a request is decoded, over all of its rows. From then on they are numbers of a row like
-any other, and batches may merge and cut requests. models/schema/request.py defines them.
+Request features (models/schema/request.py) compare all rows of a request. They are computed when the request
+is decoded; afterwards they are ordinary dense values, so batches may merge and split requests.
 """
 
 from __future__ import annotations
@@ -33,18 +33,24 @@ Bags = Mapping[str, tuple[I64, I64]]
 
 
 class ColumnFeatures:
-    """Features of the request of one schema, from columns of raw values by feature."""
+    """Computes one schema's request features from columns of raw values."""
 
     def __init__(self, schema: Schema) -> None:
         self._features = RequestFeatures(schema)
         self._bags = {f.name: f for f in self._features.bags}
 
     def ranked(self, context: Columns, candidate: Columns, rows: int) -> F64:
-        """Features of `rows` candidates of one context, float64 [rows, features]. Raises FeatureError."""
+        """Computes the features of one context's candidates: float64 [rows, features].
+
+        Raises FeatureError.
+        """
         return self._features(self._rows(context, 1, candidate, rows))
 
     def plain(self, context: Columns, candidate: Columns, rows: int, group: Column = None) -> F64:
-        """Features of rows with a context each. group: the request of each; None if all are of one."""
+        """Computes the features of plain rows: float64 [rows, features]. Raises FeatureError.
+
+        group: the request of each row, None if all rows are of one request.
+        """
         raw = self._rows(context, rows, candidate, rows)
         if group is None:
             return self._features(raw)
@@ -60,7 +66,7 @@ class ColumnFeatures:
                 numbers[name] = np.full(rows, np.nan) if column is None else np.array(column, np.float64)
             except OverflowError:
                 raise FeatureError(name, "a value is too large for a number") from None
-        # values are compared with one another, so all columns are numbered together
+        # values are compared across columns, so all columns share one numbering
         compared = [candidate.get(name) or (None,) * rows for name in features.candidate]
         columns: list[Sequence[Any]] = []
         offsets: list[I64 | None] = []
@@ -88,10 +94,11 @@ class ColumnFeatures:
 
 
 class TensorFeatures:
-    """Features of the request of one schema, from tensors of stable ids.
+    """Computes one schema's request features from tensors of stable ids.
 
-    Unknown values share one id. A client may send any negative number instead of the
-    out-of-vocabulary id for a feature that is compared: equal ones are equal values.
+    All unknown values share the out-of-vocabulary id, so they cannot be compared. For a compared feature,
+    clients may instead send any negative number; equal numbers mean equal values.
+
     vocabularies: by table; without them, ids are compared as they are.
     """
 
@@ -106,9 +113,9 @@ class TensorFeatures:
         self._columns = {role: schema.tensor_columns(role) for role in (None, *ROLES)}
 
     def plain(self, dense: F32, sparse: I64, bags: Bags, lengths: I64 | None) -> tuple[F64, I64, Bags]:
-        """Returns (features, sparse, bags), the last two with negative ids replaced.
+        """Returns (features, sparse, bags), with negative ids replaced in the last two.
 
-        lengths: int64, rows of each request, one after another; None: all rows are of one.
+        lengths: int64 [requests], consecutive rows of each request; None if all rows are of one request.
         """
         names, of = self._columns[None]
         found = RequestRows(
@@ -122,9 +129,11 @@ class TensorFeatures:
     def ranked(
         self, context: tuple[I64, Bags], candidate: tuple[F32, I64], context_row: I64, lengths: I64
     ) -> tuple[F64, I64, Bags, I64]:
-        """Returns (features, context's sparse, its bags, candidate's sparse), negative ids replaced.
+        """Returns (features, context sparse, context bags, candidate sparse), with negative ids replaced.
 
-        context: sparse, bags; candidate: dense, sparse; lengths: int64, candidates of each context.
+        context: sparse, bags.
+        candidate: dense, sparse.
+        lengths: int64 [contexts], number of candidates.
         """
         (context_sparse, bags), (dense, sparse) = context, candidate
         of_context, (names, of) = self._columns["context"][1], self._columns["candidate"]
@@ -162,7 +171,7 @@ class TensorFeatures:
         vocabulary = self._vocabularies.get(name)
         if vocabulary is None or not vocabulary.specials:
             return ids
-        # missing and unknown values equal none
+        # special ids (missing, unknown) equal no other value
         return np.where(ids >= vocabulary.size, missing, ids)
 
     def _replaced(self, name: str, ids: I64) -> I64:

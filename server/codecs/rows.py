@@ -1,9 +1,9 @@
-"""The rows of a query, parsed and checked but not yet encoded.
+"""The rows of a query after parsing and validation, but before encoding.
 
-`Columns` come from JSON, `Tensors` and `RankedTensors` from the inference protocol. The dispatcher merges the
-rows of a batch and encodes them once, with the encoder of the path that was chosen: ranks are internal to one
-bundle, and encoding takes a few dozen array operations that cost about the same for one row as for a
-thousand.
+`Columns` come from JSON, `Tensors` and `RankedTensors` from the Open Inference Protocol. server/dispatch
+merges the rows of a batch and encodes them once, with the encoder of the chosen path. Encoding is late
+because ranks are internal to a bundle, and because its few dozen array operations cost about the same for one
+row as for a thousand.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from polyrec.models.schema.schema import ROLES
 
 Column = Sequence[Any] | None
 Bags = Mapping[str, tuple[I64, I64]]
-"""Multi-valued feature -> (ids int64 [total], number of ids of each row int64 [rows])."""
+"""Multi-valued feature -> (ids int64 [total], ids per row int64 [rows])."""
 
 
 class Rows(Protocol):
-    """The rows of a query. Rows of one class can be merged if all or none of them are plain."""
+    """The rows of a query. Rows of the same class can be merged if all or none of them are plain."""
 
     @property
     def rows(self) -> int: ...
@@ -45,18 +45,19 @@ class Rows(Protocol):
         ...
 
     def part(self, first: int, rows: int) -> Self:
-        """Rows [first, first + rows), for a query that is split over lanes."""
+        """Returns rows [first, first + rows), for a query that is split over lanes."""
         ...
 
 
 @dataclass(slots=True)
 class Columns:
-    """Raw values by feature, None for a missing feature.
+    """Raw values by feature, with None for missing values.
 
-    names: context features, candidate features. context, candidate: their columns in the same order.
-    context_row: int64 [rows], or None where each row has its own context. request: float64 [rows, features],
-    the features of the request; None if the schema has none. group: of each row, where clients give it; for
-    the prediction log.
+    names: names of the context features and of the candidate features.
+    context, candidate: their columns in the same order.
+    context_row: int64 [rows], the context of each row; None if each row has its own.
+    request: float64 [rows, features], the request features; None if the schema has none.
+    group: the request of each row if the client sent it; for the prediction log.
     """
 
     names: tuple[tuple[str, ...], tuple[str, ...]]
@@ -126,10 +127,10 @@ def _joined(columns: Sequence[Column], rows: Sequence[int]) -> Column:
 
 @dataclass(slots=True)
 class Tensors:
-    """Stable ids for `Encoder.from_ids`, of every feature, with lengths that add up to their values.
+    """Stable ids of every feature, for `Encoder.from_ids`. Lengths are validated.
 
-    request: as in `Columns`. request_lengths: rows of each request, one after another, None: all are of one;
-    for the prediction log.
+    request: see `Columns`.
+    request_lengths: consecutive rows of each request, None if all are of one; for the prediction log.
     """
 
     dense: F32
@@ -168,7 +169,7 @@ class Tensors:
 
 @dataclass(slots=True)
 class RoleTensors:
-    """Stable ids of one role for `Encoder.ids_block`. bags: those of the role."""
+    """Stable ids of one role, for `Encoder.ids_block`. bags: multi-valued features of that role."""
 
     dense: F32
     sparse: I64
@@ -197,7 +198,9 @@ class RoleTensors:
 class RankedTensors:
     """Stable ids of contexts and their candidates.
 
-    context_row: int64 [rows], as in `Batch`. request: as in `Columns`. request_lengths: as in `Tensors`.
+    context_row: int64 [rows], see `Batch`.
+    request: see `Columns`.
+    request_lengths: see `Tensors`.
     """
 
     context: RoleTensors
@@ -257,7 +260,7 @@ def _joined_bags(parts: Sequence[Bags]) -> Bags:
 
 
 def _joined_requests(parts: Sequence[F64 | None]) -> F64 | None:
-    """Concatenates features of the request, which all requests of a schema have, or none."""
+    """Concatenates request features, which either all or no requests of a schema have."""
     given = [part for part in parts if part is not None]
     return np.concatenate(given) if given else None
 
@@ -265,7 +268,7 @@ def _joined_requests(parts: Sequence[F64 | None]) -> F64 | None:
 def encode(parts: Sequence[Rows], encoder: Encoder) -> Batch:
     """Encodes the rows of all parts as one batch, in order.
 
-    Plain parts must come first to be executed as such. Raises FeatureError if any row is invalid.
+    Plain parts must come first to be executed as plain rows. Raises FeatureError if any row is invalid.
     """
     if len(parts) == 1:
         return parts[0].encode(encoder)

@@ -1,4 +1,8 @@
-"""The answer of one query, and its delivery to the request that waits for it."""
+"""The answer of one query, and its delivery to the request that waits for it.
+
+The HTTP and gRPC fronts create a `Pending` for each query through `Dispatcher.submit` and listen to it. The
+executor settles it, and the `Outbox` then calls the listeners of a whole batch at once.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +25,10 @@ log = logging.getLogger("polyrec.dispatcher")
 class Answer(NamedTuple):
     """The probabilities of one query, float32 [rows], and how they were computed.
 
-    path: index into the plan's paths. reason: why quality was degraded, None if it was not. queue_s: this
-    query's queue delay. execute_s: seconds of the whole batch of batch_rows, on lane (the last one of a split
-    query).
+    path: index into the plan's paths.
+    reason: why quality was degraded, None if it was not.
+    queue_s: queue delay of this query.
+    execute_s, batch_rows, lane: execution time, rows and lane of its batch (of the last one if it was split).
     """
 
     probabilities: F32
@@ -36,14 +41,14 @@ class Answer(NamedTuple):
 
     @property
     def degraded(self) -> bool:
-        """Whether a path of lower quality than the best one answered, other than by the operator's choice."""
+        """Whether a path below the best quality answered for a reason other than the operator's choice."""
         return self.reason is not None
 
 
 class Pending:
-    """An answer to come, for one listener or awaiter. outcome: None until it is settled.
+    """A future answer with a single listener or awaiter. outcome: None until it is settled.
 
-    An asyncio future costs twice as much, since it schedules a loop handle for each callback.
+    It costs half as much as an asyncio future, which schedules a loop handle for each callback.
     """
 
     __slots__ = ("_listener", "_outbox", "outcome")
@@ -55,7 +60,7 @@ class Pending:
         outbox.open.add(self)
 
     def done(self) -> bool:
-        """Whether the outcome is set."""
+        """Whether the outcome has been set."""
         return self.outcome is not None
 
     def settle(self, outcome: Answer | BaseException) -> None:
@@ -65,7 +70,7 @@ class Pending:
             self._outbox.put(self)
 
     def result(self) -> Answer:
-        """Returns the answer. It must be done. Raises the error if the outcome is one."""
+        """Returns the answer, or raises the outcome if it is an error. Call only when `done`."""
         outcome = self.outcome
         if isinstance(outcome, Answer):
             return outcome
@@ -95,8 +100,8 @@ class Pending:
 class Outbox:
     """Delivers settled answers to their listeners, at the end of a dispatch or in the next loop iteration.
 
-    open: answers that have not been delivered. held: settled answers only gather; who sets it calls `deliver`
-    afterwards, as the dispatcher does at the end of a dispatch.
+    open: number of answers not delivered yet.
+    held: while true, settled answers only accumulate; whoever sets it must call `deliver` afterwards.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -114,7 +119,7 @@ class Outbox:
         self._settled.append(pending)
 
     def deliver(self) -> None:
-        """Delivers all settled answers now; the event loop would do so only after reading all sockets."""
+        """Delivers all settled answers now rather than after the event loop has read all sockets."""
         settled = self._settled
         if not settled:
             return
@@ -130,7 +135,7 @@ class Outbox:
         self._spent_s += time.thread_time() - began_s
 
     def spent(self) -> tuple[float, int]:
-        """Processor seconds of delivery, and answers delivered, since the last call."""
+        """Returns CPU seconds spent on delivery and the number of answers delivered since the last call."""
         spent = self._spent_s, self._delivered
         self._spent_s, self._delivered = 0.0, 0
         return spent
@@ -138,10 +143,10 @@ class Outbox:
 
 @dataclass(slots=True, eq=False)
 class QueryPayload:
-    """The server's part of a query: its rows, its answer, the parts computed so far, its trace.
+    """Server data attached to a query, which the router ignores: rows, answer, parts computed so far, trace.
 
-    lost: whether a remote store failed to give rows of a batch that the query was in. seen: its rows as they
-    were found in the tiers when it arrived, if the path that would probably answer has rows in slow ones.
+    lost: whether the remote store failed to return rows of a batch that the query was in.
+    seen: the row look-up at arrival, if the path that would probably answer has rows in slow tiers.
     """
 
     rows: Rows
@@ -153,7 +158,7 @@ class QueryPayload:
 
 
 def settle(query: Query, outcome: Answer | Exception) -> None:
-    """Sets the outcome of a query, for which nothing is held any more; later calls are ignored."""
+    """Sets the outcome of a query and releases its view of the tiers; later calls are ignored."""
     payload: QueryPayload = query.payload
     payload.answer.settle(outcome)
     if payload.seen is not None:
@@ -161,6 +166,6 @@ def settle(query: Query, outcome: Answer | Exception) -> None:
 
 
 def fail(query: Query, error: Exception) -> None:
-    """Answers a query with an error, unless it has an answer already."""
+    """Answers a query with an error, unless it already has an answer."""
     query.settled = True
     settle(query, error)

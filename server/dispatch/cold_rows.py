@@ -1,10 +1,12 @@
-"""Finds queries whose rows are not in memory, and reads these while hot queries execute (popular first).
+"""Finds queries with rows that are not in memory, and reads those rows while hot queries execute.
 
-The queries of a turn of the dispatcher are encoded together, and their rows are looked for in the tiers of
-the path that will probably answer. If all rows of a query are at hand it is hot. Else it is cold: the router
-holds it (planner/routing/holding.py) while its pages are read into memory and its remote rows are fetched, in
-threads; its batch then finds them there. Nothing here decides an answer: a batch still gathers every row in
-its own view, and reads what is missing after all.
+On each pass, the dispatcher encodes newly arrived queries together and looks up their rows in the tiers of
+the path that will probably answer. A query whose rows are all in memory is hot. Any other query is cold: the
+router holds it (planner/routing/holding.py) while threads read its disk pages into memory and fetch its
+remote rows.
+
+This is only a prefetch and cannot change an answer: a batch gathers every row in its own view of the tiers
+and reads whatever is still missing.
 """
 
 from __future__ import annotations
@@ -40,11 +42,14 @@ log = logging.getLogger("polyrec.serving")
 
 @dataclass(slots=True, eq=False)
 class SeenQueries:
-    """Queries whose rows were encoded and looked for together.
+    """Queries whose rows were encoded and looked up together.
 
-    queries: in the order of the batch. view: in which they were found. cold: what has to be read for queries.
-    pages, remote: distinct, all that cold queries need. fetched: remote rows, for batches in the same order;
-    holding: queries without an outcome for which the view is held meanwhile.
+    queries: in the order of the batch.
+    view: the view of the tiers in which rows were looked up.
+    cold: cold queries, with the number of rows each is missing by tier.
+    pages, remote: distinct disk pages and remote rows that the cold queries need.
+    fetched: the remote rows once fetched, valid only for batches encoded in the same row order.
+    holding: queries without an outcome that keep the view open.
     """
 
     stack: TierStack
@@ -59,7 +64,7 @@ class SeenQueries:
     holding: set[Query] = field(default_factory=set)
 
     def matches(self, parts: Sequence[Part]) -> bool:
-        """Whether parts are these queries, whole and in this order."""
+        """Whether `parts` are exactly these queries, unsplit and in this order."""
         queries = self.queries
         return len(parts) == len(queries) and all(
             part.query is query and part.rows == query.rows
@@ -67,12 +72,12 @@ class SeenQueries:
         )
 
     def hold(self, queries: Sequence[Query]) -> None:
-        """Holds the newest view for queries, until `release`."""
+        """Keeps the newest view open for each query until its `release`."""
         self.view = self.stack.views.enter()
         self.holding.update(queries)
 
     def release(self, query: Query) -> None:
-        """Lets go of the view and of what was fetched in it, as far as a query is concerned."""
+        """Ends one query's hold; the last one closes the view and drops the fetched rows."""
         if query in self.holding:
             self.holding.discard(query)
             if not self.holding:
@@ -84,8 +89,10 @@ class SeenQueries:
 class ColdRowFigures:
     """Counters since the start.
 
-    hot, cold: queries. pages, remote: that cold ones missed. waited_s: until their reads were done;
-    rows_read: cold queries of which they are.
+    hot, cold: number of queries.
+    pages, remote: disk pages and remote rows missed by cold queries.
+    waited_s: total time that cold queries waited for their reads.
+    rows_read: number of cold queries whose reads are done.
     """
 
     hot: int = 0
@@ -97,13 +104,13 @@ class ColdRowFigures:
 
 
 OnRead = Callable[[Query, ReadSeconds], None]
-"""Called on the event loop when the missing rows of a query have been read, with the seconds of each tier."""
+"""Called on the event loop once the missing rows of a query are read, with the seconds each tier took."""
 
 
 class ColdRows:
-    """Looks for the rows of queries, and reads missing ones ahead.
+    """Looks up the rows of queries and prefetches missing ones.
 
-    paths: index in the plan -> its tiers, of which rows are on disk or in a remote store, and its bundle.
+    paths: the paths with rows on disk or in a remote store: index in the plan -> tiers and bundle.
     """
 
     def __init__(self, paths: Mapping[int, tuple[TierStack, Bundle]]) -> None:
@@ -115,14 +122,15 @@ class ColdRows:
         self._first = next(iter(self._paths), -1)
         self.figures = ColdRowFigures()
         self._readers = ThreadPoolExecutor(1, "polyrec-cold-disk")
-        # its thread is for stores alone
+        # the fetcher starts a thread, which only remote stores need
         remote = any(stack.tiers.remote is not None for stack, _, _ in self._paths.values())
         self._fetcher = Fetcher() if remote else None
 
     def look(self, path: int | None, queries: Sequence[Query]) -> list[SeenQueries]:
-        """Encodes queries and looks for their rows. Those that cannot be encoded are left out.
+        """Encodes queries and looks up their rows. Leaves out queries that cannot be encoded.
 
-        path: the one that will probably answer; None: not known yet. Empty if its rows are all in memory.
+        path: index of the path that will probably answer, None if not known yet.
+        Returns an empty list if all rows of that path are in memory anyway.
         """
         found = self._paths.get(self._first if path is None else path)
         if found is None or not queries:
@@ -135,7 +143,7 @@ class ColdRows:
         try:
             batch = encode([query.payload.rows for query in ordered], encoder)
         except FeatureError:
-            # one that cannot be encoded fails when it is dispatched
+            # retry one by one; the query that cannot be encoded fails later, in its dispatch
             return [seen for q in queries for seen in self.look(path, [q])] if len(queries) > 1 else []
         seen = SeenQueries(stack, view, encoder, ordered, batch)
         if near.have(batch):
@@ -161,22 +169,22 @@ class ColdRows:
         return [seen]
 
     def read(self, seen: SeenQueries, queries: Sequence[Query], done: OnRead) -> None:
-        """Starts reading what cold queries miss, and calls `done` for each on the running loop."""
+        """Starts reading the missing rows of cold queries; calls `done` for each on the running loop."""
         Reading(seen, queries, self.figures, done, asyncio.get_running_loop()).begin(
             self._readers, self._fetcher
         )
 
     def close(self) -> None:
-        """Ends the threads, after the reads in progress."""
+        """Ends the threads after the reads in progress."""
         self._readers.shutdown()
         if self._fetcher is not None:
             self._fetcher.close()
 
 
 def owners(batch: Batch, lookups: Lookups, queries: Sequence[Query]) -> I64:
-    """Returns the index of the query that each look-up belongs to, in the order of `Lookups.rows`.
+    """Returns the index of the query of each look-up: int64 [look-ups], in the order of `Lookups.rows`.
 
-    queries: those of the batch, in order.
+    queries: the queries of the batch, in order.
     """
     of_row = np.repeat(np.arange(len(queries)), [query.rows for query in queries])
     of_context = of_row
@@ -193,7 +201,7 @@ def owners(batch: Batch, lookups: Lookups, queries: Sequence[Query]) -> I64:
 
 @dataclass(slots=True, eq=False)
 class Reading:
-    """The reads of cold queries: of the disk, which are started at once, and of the remote store."""
+    """The disk and remote reads of the cold queries of one `SeenQueries`; they run in parallel."""
 
     seen: SeenQueries
     queries: Sequence[Query]
@@ -219,7 +227,7 @@ class Reading:
                 self.loop.call_soon(self._read, 1)
 
     def _wait(self, ahead: RowsAhead, tickets: tuple[int, ...]) -> None:
-        """Waits for the disk, in its thread."""
+        """Waits for the disk reads; runs in the reader thread."""
         try:
             ahead.wait(tickets)
         except Exception:
@@ -227,7 +235,7 @@ class Reading:
         self._report(0)
 
     def _fetched(self, layer: FetchedRows | None) -> None:
-        """Takes the remote rows, in the thread of the fetcher."""
+        """Stores the remote rows; called in the fetcher's thread."""
         self.seen.fetched = layer
         self._report(1)
 

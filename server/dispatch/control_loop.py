@@ -1,7 +1,8 @@
-"""Ticks the router at a fixed interval while queries come: rates, corrections and prices are updated there.
+"""Ticks the router at a fixed interval while queries arrive.
 
-Each tick also reports the processor time that the server spent on requests outside of execution, from which
-the router learns what reading and answering cost.
+On a tick the router updates arrival rates, latency corrections and prices. Each tick also reports the CPU
+time that the server spent on requests outside of execution, from which the router learns the cost of reading
+and answering a request.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from polyrec.server.dispatch.observer import Observer
 
 TICK_S = 0.1
 IDLE_TICKS = 50
-"""The loop sleeps after this many ticks without a query, and wakes with the next one."""
+"""Ticks without a query after which the loop sleeps; the next query wakes it."""
 
 
 class LoopUse:
-    """Processor seconds and queries of all dispatchers on one event loop, since the start.
+    """CPU seconds and queries of all dispatchers on one event loop, since the start.
 
-    Each dispatcher adds its own on every tick. Otherwise it would attribute the loop's time for queries of
-    other dispatchers to its own.
+    Every dispatcher adds its share on each tick; otherwise each would attribute the loop's whole CPU time to
+    its own queries.
     """
 
     __slots__ = ("queries", "spent_s")
@@ -34,7 +35,7 @@ class LoopUse:
         self.queries = 0
 
     def add(self, spent_s: float, queries: int) -> None:
-        """Adds a dispatcher's share. spent_s: executing and answering; queries: arrivals."""
+        """Adds a dispatcher's share. spent_s: CPU time of executing and answering. queries: arrivals."""
         self.spent_s += spent_s
         self.queries += queries
 
@@ -42,10 +43,11 @@ class LoopUse:
 class ControlLoop:
     """The control loop of one dispatcher.
 
-    on_tick: called at the end of a tick; returns whether queries wait, which keep the loop running.
-    answering: processor seconds of answering since the last call, and the number of answers.
-    running: whether it ticks. idle_ticks: ticks since the last query. executing_s: processor seconds of
-    execution on the event loop since the last tick.
+    on_tick: called at the end of a tick; returns whether queries wait, which keeps the loop running.
+    answering: returns CPU seconds of answering since the last call, and the number of answers.
+    running: whether it ticks now.
+    idle_ticks: ticks since the last query.
+    executing_s: CPU seconds of execution on the event loop since the last tick.
     """
 
     def __init__(
@@ -68,19 +70,19 @@ class ControlLoop:
         self._timer: asyncio.TimerHandle | None = None
 
     def share(self, other: ControlLoop) -> None:
-        """Accounts together with another control loop of the same event loop."""
+        """Shares CPU accounting with another control loop on the same event loop."""
         self._use = other._use
         self._seen = self._use.spent_s, self._use.queries
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begins to tick."""
+        """Starts ticking."""
         self.running = True
         self._spent_s, self.executing_s = time.thread_time(), 0.0
         self._seen = self._use.spent_s, self._use.queries
         self._schedule(loop)
 
     def close(self) -> None:
-        """Ends the loop."""
+        """Stops ticking."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -100,7 +102,7 @@ class ControlLoop:
             self.running = False
 
     def _own_time(self, loop_s: float) -> LoopTime:
-        """Returns the loop's time for this dispatcher's queries; reading is divided by arrivals."""
+        """Returns this dispatcher's share of the loop's CPU time; reading time is split by arrivals."""
         answering_s, answers = self._answering()
         queries = self._router.state.observed.new_queries
         use = self._use

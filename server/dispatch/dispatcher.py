@@ -1,8 +1,9 @@
-"""Dispatches queries to lanes: the rows of requests go in, answers come out, on one event loop.
+"""Dispatches queries to lanes on one event loop; it takes the rows of requests and returns their answers.
 
-The router (polyrec.planner.routing.router) decides, as pure code, which query is admitted and where and when
-it executes; the executor has the lanes (server/lanes) execute it. The dispatcher has the other effects: it
-reads the clock, sets timers, and restarts dead lanes.
+The HTTP and gRPC fronts call `Dispatcher.submit`. The router (polyrec.planner.routing.router), which is pure
+code, decides which query is admitted and where and when it executes. The executor runs its decisions on the
+lanes (server/lanes). The dispatcher connects the two and owns all other side effects: it reads the clock,
+sets timers and restarts dead lanes.
 """
 
 from __future__ import annotations
@@ -34,11 +35,13 @@ from polyrec.server.tracing.trace import Trace
 
 
 class Dispatcher:
-    """Executes queries on the lanes of one plan. Used from one event loop only.
+    """Executes queries on the lanes of one plan. Use from one event loop only.
 
-    encoders: one for each path. paths: their names, as the lanes know them. stacks: the tiers of each path,
-    None where all its rows are in memory. prefetcher: reads rows from disk for waiting queries.
-    cold_rows: in its place, finds and holds queries whose rows are in slow tiers.
+    encoders: an encoder per path.
+    paths: the names of the paths, as lanes know them.
+    stacks: the tiers of each path, None for a path with all rows in memory.
+    prefetcher: reads rows from disk for waiting queries.
+    cold_rows: replaces the prefetcher; finds and holds queries whose rows are in slow tiers.
     """
 
     def __init__(
@@ -58,16 +61,16 @@ class Dispatcher:
         self._prefetcher = prefetcher
         self.cold_rows = cold_rows
         self._arrived: list[Query] = []
-        """Queries whose rows have not been looked for yet, if that is done at all."""
+        """New queries whose rows have not been looked up yet; used only with `cold_rows`."""
         self._to_read: list[tuple[SeenQueries, list[Query]]] = []
-        """Held queries whose reads have not been started yet."""
+        """Held queries whose reads have not started yet."""
         self._last_path: int | None = None
         self._scheduled: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = math.inf
         self._closed = False
         self.turns: LaneTurns | None = None
-        """Turns on lanes whose time is shared with other models; None: no sharing."""
+        """Turns on lanes shared with other models; None without sharing."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._outbox: Outbox | None = None
         self._control = ControlLoop(router, observer, self._on_tick, self._answering)
@@ -78,29 +81,29 @@ class Dispatcher:
         self._supervisor = LaneSupervisor(self._lanes, self._lane_restarted)
         self._shutdown_error: RequestError | None = None
         self.deaths = 0
-        """Number of unexpected ends of lanes."""
+        """Number of lanes that died."""
 
     @property
     def can_answer(self) -> bool:
-        """Whether any lane is alive that executes a path which the policy uses."""
+        """Whether a live lane executes a path that the policy uses."""
         return bool(self.router.state.usable)
 
     def share_loop(self, other: Dispatcher) -> None:
-        """Accounts for the event loop's time together with another dispatcher on it."""
+        """Shares accounting of the event loop's CPU time with another dispatcher on it."""
         self._control.share(other._control)
 
     def share_time(self, shared: SharedTime, places: Sequence[LanePlace], asked: ModelShare) -> None:
-        """Shares the time of lanes with the other models of the machine. places: of its lanes."""
+        """Starts to share lane time with the machine's other models. places: where each lane runs."""
         self.turns = shared.join(self.router, places, asked, self._schedule_dispatch)
 
     def leave_turns(self) -> None:
-        """Ends the sharing of time; waiting queries are executed without turns."""
+        """Stops sharing lane time; waiting queries execute without turns."""
         if self.turns is not None:
             self.turns.leave()
             self.turns = None
 
     def attach(self) -> None:
-        """Watches for lane deaths on the running loop; otherwise that begins with the first query."""
+        """Starts to watch for lane deaths on the running loop; otherwise the first query does."""
         for lane in self._lanes:
             lane.attach()
 
@@ -130,12 +133,14 @@ class Dispatcher:
     ) -> Query:
         """Queues a query, whose result comes in `query.payload.answer`. size, form: as in `reject_early`.
 
+        required: whether the request insists on the best quality.
+        size: bytes of the request body.
         Raises Overloaded, DeadlinePassed or NotReady if the query is not admitted. The answer may raise
         DeadlinePassed, FeatureError, Invalid, NotReady or Defect.
         """
         loop, outbox = self._loop, self._outbox
         if loop is None or outbox is None:
-            # kept, since get_running_loop makes a system call in Python 3.11
+            # cached, since get_running_loop makes a system call in Python 3.11
             loop = self._loop = asyncio.get_running_loop()
             outbox = self._outbox = Outbox(loop)
         if self._shutdown_error is not None:
@@ -158,7 +163,7 @@ class Dispatcher:
         return query
 
     def _look_for_rows(self, cold_rows: ColdRows) -> None:
-        """Holds the queries among those that arrived whose rows are not in memory, to have these read."""
+        """Looks up the rows of newly arrived queries, and holds those with rows that are not in memory."""
         arrived = [query for query in self._arrived if not query.settled]
         self._arrived.clear()
         for seen in cold_rows.look(self._last_path, arrived):
@@ -175,7 +180,7 @@ class Dispatcher:
                 self._to_read.append((seen, held))
 
     def _read_rows(self, cold_rows: ColdRows) -> None:
-        """Starts the reads for held queries, after what is hot has been handed to the lanes."""
+        """Starts the reads for held queries; called after hot queries were handed to the lanes."""
         for seen, held in self._to_read:
             waiting = [query for query in held if not query.settled]
             if waiting:
@@ -183,28 +188,28 @@ class Dispatcher:
         self._to_read.clear()
 
     def _rows_read(self, query: Query, took_s: ReadSeconds) -> None:
-        """Lets a query be executed whose missing rows have been read."""
+        """Releases a held query once its missing rows have been read."""
         self.router.rows_read(query, took_s)
         self._schedule_dispatch()
 
     def cancel(self, query: Query, error: Exception) -> None:
-        """Removes a query from the queue; its answer is `error`."""
+        """Removes a query from the queue and answers it with `error`."""
         self.router.cancel(query)
         query.settled = True
         fail(query, error)
 
     def fail_all(self, error: RequestError) -> None:
-        """Answers every waiting query, and every later one, with `error`."""
+        """Answers every waiting and every later query with `error`."""
         self._shutdown_error = error
         if self._outbox is not None:
             for answer in tuple(self._outbox.open):
                 answer.settle(error)
 
     def close(self) -> None:
-        """Ends every lane. Queries still waiting are cancelled, later ones are rejected (NotReady)."""
+        """Closes every lane, cancels waiting queries and rejects later ones (NotReady)."""
         self._closed = True
         if self._shutdown_error is None:
-            # nothing would ever answer them
+            # no lane is left to answer later queries
             self._shutdown_error = NotReady("this version is not served any more; ask again")
         self.leave_turns()
         self._executor.close()
@@ -219,7 +224,7 @@ class Dispatcher:
                 answer.settle(asyncio.CancelledError())
 
     async def drained(self) -> None:
-        """Waits until every query has its answer."""
+        """Waits until every query has been answered."""
         while self.waiting:
             await asyncio.sleep(0.01)
 
@@ -238,8 +243,8 @@ class Dispatcher:
     def _dispatch_soon(self, loop: asyncio.AbstractEventLoop) -> None:
         """Dispatches after another loop iteration, or now if the earliest deadline requires it.
 
-        Requests that reached the sockets while earlier ones were parsed join the batch, which gives 25 to 50%
-        more throughput at 16 connections. The iteration of an idle loop costs nothing.
+        The delay lets requests that reached the sockets meanwhile join the batch, which gives 25 to 50% more
+        throughput at 16 connections. On an idle loop the extra iteration costs nothing.
         """
         if self.router.is_urgent(clock()):
             self._dispatch_all(loop)
@@ -247,7 +252,7 @@ class Dispatcher:
             self._scheduled = loop.call_soon(self._dispatch_all, loop)
 
     def _dispatch_all(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Expires queries past their deadline, and gives every free lane the router's next dispatch."""
+        """Expires queries past their deadline, then starts the router's next dispatch on every free lane."""
         self._scheduled = None
         outbox = self._outbox
         if self._closed or outbox is None:
@@ -265,7 +270,7 @@ class Dispatcher:
                 fail(query, DeadlinePassed(query.deadline_s - query.arrival_s))
         finally:
             outbox.held = False
-            # Now, not after the next iteration's reading, which takes as long as a batch when overloaded.
+            # now, since under overload the next iteration's reads take as long as a batch
             outbox.deliver()
             self._executor.end_executed()
         if self._to_read and self.cold_rows is not None:
@@ -277,7 +282,7 @@ class Dispatcher:
         self._set_timer(loop)
 
     def _start_batch(self, lane: int, turns: LaneTurns | None) -> None:
-        """Gives a free lane the router's next dispatch, if there is one and it is this model's turn."""
+        """Starts the router's next dispatch on a free lane, if there is one and it is this model's turn."""
         now_s = clock()
         if turns is not None and not turns.may_start(lane, now_s):
             return
@@ -299,7 +304,7 @@ class Dispatcher:
             self._outbox.deliver()
 
     def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Sets one timer, for the earliest time at which the router has something to do without an event."""
+        """Sets a timer for the next time at which the router must act without an event."""
         due_s = self.router.wake_s()
         if due_s is None:
             due_s = math.inf
@@ -317,7 +322,7 @@ class Dispatcher:
         self._schedule_dispatch()
 
     def _on_tick(self) -> bool:
-        """Dispatches what waits; returns whether anything does."""
+        """Dispatches waiting queries; returns whether any were waiting."""
         if self.turns is not None:
             self.turns.tick(clock())
         if not self.waiting:
@@ -329,7 +334,7 @@ class Dispatcher:
         return (0.0, 0) if self._outbox is None else self._outbox.spent()
 
     def lane_died(self, lane: Lane) -> None:
-        """Takes a lane out of service, as its process ended, and restarts it."""
+        """Takes a lane whose process ended out of service and restarts it."""
         if self._closed:
             return
         index = self._lanes.index(lane)
@@ -345,7 +350,7 @@ class Dispatcher:
 
 
 def rejection(reason: RejectReason, retry_after_s: int, budget_s: float | None = None) -> RequestError:
-    """The error for a query that the router rejects. budget_s: named in the message, if given."""
+    """Returns the error for a query that the router rejects. budget_s: mentioned in the message, if given."""
     if reason is RejectReason.UNAVAILABLE:
         return NotReady("no lane is alive; they are being restarted")
     if reason is RejectReason.EXPIRED:

@@ -1,7 +1,9 @@
-"""Executes dispatches on lanes: encodes batches, hands them over, and distributes results over the queries.
+"""Executes the router's dispatches on lanes.
 
-A batch that fails is executed again query by query, so that one that breaks it fails alone. Queries of a lane
-that dies return to the queue if their deadlines allow.
+The dispatcher (server/dispatch/dispatcher.py) calls `Executor.execute` with a free lane. The executor encodes
+the queries as a batch, hands it to the lane and distributes the result over the queries. A batch that fails
+is retried query by query, so that a query which breaks it fails alone. Queries on a lane that dies return to
+the queue if their deadlines allow.
 """
 
 from __future__ import annotations
@@ -30,17 +32,23 @@ from polyrec.server.tracing.trace import record_execution
 log = logging.getLogger("polyrec.dispatcher")
 
 DEFECTS_UNTIL_LANE_IS_SUSPECT = 3
-"""Consecutive failed queries after which the lane is treated as failed, not the queries."""
+"""Consecutive failed queries after which the lane is blamed instead of the queries."""
 
 
 @dataclass(slots=True, eq=False)
 class ActiveDispatch:
-    """A dispatch that a lane works on, in groups of query parts that execute one after another.
+    """A dispatch in progress on a lane, as groups of query parts that execute one after another.
 
-    batch: the one in the lane. batch_view: its view of the tiers, if the path's rows are in tiers.
-    encoding_s: when its encoding began; encode_s: seconds that it took. broken: queries that failed alone.
-    executed: batches that succeeded. looping: `_execute_groups` is on the stack. in_lane: not settled yet.
-    ended_s: when the last group was settled. waited_s: for which the lane waited for a processor.
+    batch: the batch in the lane.
+    batch_view: the batch's view of the tiers, None if the path's rows are all in memory.
+    encoding_s: time at which encoding of the batch began.
+    encode_s: duration of encoding.
+    broken: queries that failed alone.
+    executed: number of batches that succeeded.
+    looping: whether `_execute_groups` is on the stack.
+    in_lane: whether a batch was handed to the lane and is not settled yet.
+    ended_s: time at which the last group was settled.
+    waited_s: seconds for which the lane waited for a CPU.
     """
 
     dispatch: Dispatch
@@ -60,9 +68,11 @@ class ActiveDispatch:
 class Executor:
     """The executions of one dispatcher, one at a time on each lane.
 
-    paths, encoders, stacks: as of the dispatcher. freed: called with a dispatch that has ended, its lane
-    free or its queries queued again. deliver: called when queries have answers. control: gets the processor
-    seconds spent. active: by lane, None where it is free.
+    paths, encoders, stacks: see `Dispatcher`.
+    freed: called with each dispatch that has ended, once its lane is free or its queries are queued again.
+    deliver: called when queries have answers.
+    control: receives the CPU seconds spent.
+    active: the dispatch in progress by lane, None for a free lane.
     """
 
     def __init__(
@@ -91,40 +101,41 @@ class Executor:
         self._ended: list[tuple[int, ActiveDispatch]] = []
 
     def is_free(self, lane: int) -> bool:
-        """Whether a lane is alive and executes nothing."""
+        """Whether a lane is alive and idle."""
         return self.active[lane] is None and self._lanes[lane].alive
 
     def execute(self, lane: int, dispatch: Dispatch) -> None:
-        """Executes a dispatch on a free lane; an inline lane has executed it before this returns.
+        """Starts a dispatch on a free lane; an inline lane has executed it when this returns.
 
-        The lane stays busy until `end_executed`.
+        The lane counts as busy until `end_executed`.
         """
         active = self.active[lane] = ActiveDispatch(dispatch, [dispatch.parts])
         self._execute(lane, active)
 
     def end_executed(self) -> None:
-        """Frees lanes whose dispatches have ended, and reports these to the router.
+        """Frees lanes whose dispatches have ended, and reports those dispatches to the router.
 
-        Called after the answers were delivered, so that no client waits for the router's bookkeeping.
+        Call it after delivering the answers, so that no client waits for the router's bookkeeping.
         """
         ended, self._ended = self._ended, []
         for lane, active in ended:
             self._end(lane, active)
 
     def close(self) -> None:
-        """Ignores results from now on."""
+        """Discards all results from now on."""
         self._closed = True
 
     def _execute(self, lane: int, active: ActiveDispatch) -> None:
-        """Executes the remaining groups of a dispatch, and counts the processor time spent here."""
+        """Executes the remaining groups of a dispatch, and records the CPU time spent on the event loop."""
         began_s = time.thread_time()
         self._execute_groups(lane, active)
         self._control.executing_s += time.thread_time() - began_s
 
     def _execute_groups(self, lane: int, active: ActiveDispatch) -> None:
-        """Encodes each group and hands it to the lane; after the last one the dispatch has ended.
+        """Encodes groups and hands them to the lane one by one; the dispatch ends after the last group.
 
-        An inline lane settles before it returns, and the loop goes on; otherwise `_settled` continues.
+        An inline lane settles a group before `execute` returns, so the loop goes on; for other lanes the loop
+        stops and `_settled` continues it.
         """
         active.looping = True
         while active.groups:
@@ -141,7 +152,7 @@ class Executor:
             except Exception as e:
                 if not active.in_lane:
                     raise
-                # otherwise nothing would settle it, and the lane would stay busy
+                # the lane will not settle it, and would stay busy forever
                 settle(e)
             if active.in_lane:
                 active.looping = False
@@ -152,9 +163,9 @@ class Executor:
     def _encode(
         self, lane: int, active: ActiveDispatch, group: Sequence[Part]
     ) -> tuple[list[Part], Batch | None]:
-        """Encodes a group as the batch of `active`, in the newest view of the path's tiers, if there are any.
+        """Encodes a group as the batch of `active`, in the newest view of the path's tiers if it has tiers.
 
-        Returns the parts in its order, and the batch; None if there is nothing to execute.
+        Returns the parts in the batch's order and the batch, which is None if nothing is left to execute.
         """
         parts = [p for p in group if not p.query.payload.answer.done()]
         start = clock()
@@ -229,9 +240,9 @@ class Executor:
         else:
             self._defects[lane] = 0
             for query in active.broken:
-                # a later group succeeded, so what broke before was the queries, not the lane
+                # another group succeeded, so the queries were at fault, not the lane
                 fail(query, failed_prediction())
-            # waits say nothing about later batches; some may be of before this one
+            # exclude waiting for a CPU, which does not predict later batches and may predate this dispatch
             took_s = active.ended_s - dispatch.started_s - active.waited_s
             untypical = active.broken or not active.executed or took_s <= 0
             self._router.done(dispatch, now_s, dispatch.median_s if untypical else took_s)
@@ -296,18 +307,18 @@ class Executor:
 
 
 def failed_prediction() -> Defect:
-    """The error for a query that failed alone."""
+    """Returns the error for a query that failed alone."""
     return Defect("the prediction failed; the server's log has the details")
 
 
 def _add_fetched(batch_view: BatchView, parts: Sequence[Part]) -> None:
-    """Gives a batch the remote rows that were fetched for its queries."""
+    """Adds the remote rows that were prefetched for its queries to a batch's view."""
     fetched = {}
     for part in parts:
         seen: SeenQueries | None = part.query.payload.seen
         if seen is None or part.query not in seen.holding or seen.stack is not batch_view.stack:
             continue
-        # in another order the same numbers are other rows
+        # row numbers are only valid in the order in which they were looked up
         if seen.fetched is not None and seen.view.order == batch_view.entered.order:
             fetched[id(seen)] = seen.fetched
     if fetched:

@@ -1,8 +1,8 @@
-"""Fetches remote rows of held queries: one thread that keeps many requests to the store under way.
+"""Fetches the remote rows of held queries in one thread, with many store requests in flight.
 
-It sends each request at once and receives replies as they come, whole or in pieces, so that a store's delay
-does not limit the queries a second, and none needs a thread of its own. Only for a new connection, and for
-rows that a cluster redirects, does it wait.
+server/dispatch/cold_rows.py queues fetches. The thread sends each request at once and receives replies as
+they arrive, whole or in pieces, so that the store's latency does not limit throughput and no fetch needs a
+thread of its own. It blocks only to open a connection and to follow the redirects of a cluster.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from polyrec.models.tiers.view import View
 log = logging.getLogger("polyrec.serving")
 
 MOST_UNDER_WAY = 64
-"""Requests at a time, each over a connection of its own; further ones wait."""
+"""Maximum requests in flight, each on its own connection; further ones wait."""
 
 Done = Callable[[FetchedRows | None], None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Wanted:
-    """Remote rows to be fetched in a view. done: gets them in the thread, None if there are none."""
+    """Remote rows to fetch in a view. done: called in the thread with the rows, or None if that failed."""
 
     ahead: RowsAhead
     view: View
@@ -41,7 +41,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UnderWay:
-    """A fetch that was sent. silent: sockets from which replies are still to come."""
+    """A fetch in flight. silent: sockets whose replies are still outstanding."""
 
     wanted: Wanted
     fetch: Fetch
@@ -49,7 +49,7 @@ class UnderWay:
 
 
 class Fetcher:
-    """The thread and its queue. Thread-safe."""
+    """The fetching thread and its queue. Thread-safe."""
 
     def __init__(self) -> None:
         self._queue: deque[Wanted] = deque()
@@ -58,13 +58,13 @@ class Fetcher:
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector.register(self._event, EVENT_READ)
         self._closed = False
-        # a number of a closed descriptor may be another file's: nobody writes to it after `close`
+        # prevents a write to the wake descriptor after `close`, when its number may belong to another file
         self._closing = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="polyrec-cold-remote", daemon=True)
         self._thread.start()
 
     def fetch(self, ahead: RowsAhead, view: View, rows: I64, done: Done) -> None:
-        """Has rows fetched; never blocks. view, rows: as of `RowsAhead.send`. Once closed, there are none."""
+        """Queues a fetch; never blocks. After `close`, `done` gets None. view, rows: see `RowsAhead.send`."""
         with self._closing:
             if not self._closed:
                 self._queue.append(Wanted(ahead, view, rows, done))
@@ -73,7 +73,7 @@ class Fetcher:
         done(None)
 
     def close(self) -> None:
-        """Ends the thread, after the requests in progress; a second call does nothing."""
+        """Ends the thread after the requests in flight; a second call does nothing."""
         with self._closing:
             if self._closed:
                 return
@@ -89,7 +89,7 @@ class Fetcher:
                 if key.data is None:
                     os.eventfd_read(self._event)
                     continue
-                sent, request, receiver = key.data  # one that failed has closed its socket
+                sent, request, receiver = key.data  # a failed request has already closed its socket
                 while not request.ended and request.read(0.0):
                     pass
                 if request.ended:
@@ -104,7 +104,7 @@ class Fetcher:
                 self._send(self._queue.popleft())
 
     def _timeout_s(self) -> float | None:
-        """Until the first request is late; None: none is under way."""
+        """Returns the seconds until the first request times out, None if none is in flight."""
         until_s = [sent.fetch.batch.until_s for sent in self._under_way]
         return max(min(until_s) - clock(), 0.0) if until_s else None
 

@@ -1,4 +1,4 @@
-"""Interface through which a dispatcher reports executed batches, lanes and control-loop ticks to metrics."""
+"""The interface through which a dispatcher reports to metrics (server/metrics)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from polyrec.models.schema.encoder import Encoder
 class ExecutedBatch(NamedTuple):
     """One executed batch: its rows, the number of queries in it, and the seconds of each stage.
 
-    encoder: the encoder of its rows, None where that is always the path's own.
+    encoder: the encoder that its rows were encoded with, None if that is always the path's own.
     """
 
     lane: int
@@ -26,7 +26,7 @@ class ExecutedBatch(NamedTuple):
 
 
 class Observer(Protocol):
-    """Receives batches, lane states, and for each control tick its lateness and duration in seconds."""
+    """Receives executed batches, lane states, and the lateness and duration of control ticks in seconds."""
 
     def batch_executed(self, batched: ExecutedBatch) -> None: ...
 

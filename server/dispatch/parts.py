@@ -1,4 +1,4 @@
-"""Encodes parts of queries as one batch, and distributes its probabilities over the queries."""
+"""Encodes parts of queries as one batch, and distributes the batch's probabilities over the queries."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from polyrec.server.errors import Invalid
 
 
 def encode_parts(parts: list[Part], encoder: Encoder) -> tuple[list[Part], Batch | None]:
-    """Encodes the rows of all parts as one batch. Returns the parts in its order, plain ones first, and it.
+    """Encodes the rows of all parts as one batch.
 
-    A query that cannot be encoded fails and is left out. The batch is None if no part is left.
+    Returns the parts in the batch's order, plain rows first, and the batch. A query that cannot be encoded
+    fails and is left out; the batch is None if no part is left.
     """
     if not parts:
         return [], None
@@ -49,12 +50,13 @@ def encode_parts(parts: list[Part], encoder: Encoder) -> tuple[list[Part], Batch
 def scatter(dispatch: Dispatch, parts: Sequence[Part], probabilities: F32, took_s: float, lost: bool) -> None:
     """Answers every query whose rows are complete.
 
-    probabilities: float32 [rows of all parts], in order. took_s: seconds of the whole batch. lost: whether a
-    remote store failed to give some of its rows.
+    probabilities: float32 [rows of all parts], in the order of `parts`.
+    took_s: seconds of the whole batch.
+    lost: whether the remote store failed to return some of the batch's rows.
     """
     rows = probabilities.size
     reason = dispatch.reason.value if dispatch.reason in DEGRADED else None
-    # the sum of squares is finite if all are, and takes a quarter of the time of isfinite
+    # checks all at once: the sum of squares is finite if all are, and four times as fast as isfinite
     finite = math.isfinite(probabilities.dot(probabilities))
     first = 0
     for part in parts:
@@ -86,6 +88,6 @@ def _rows(part: Part) -> Rows:
 
 
 def _joined(whole: F32, part: Part, answered: F32) -> F32 | None:
-    """Adds a part to a split query's probabilities; returns them once all rows are complete."""
+    """Adds a part to a split query's probabilities; returns them once they are complete, else None."""
     whole[part.first : part.first + part.rows] = answered
     return None if np.isnan(whole).any() else whole

@@ -1,7 +1,8 @@
 """Prefetches disk pages for waiting queries, so that they are in memory when the batch executes.
 
-A background thread encodes waiting rows, several queries at once, and makes the tiers read their pages; the
-event loop only queues them. When the thread falls behind, requests are dropped: those pages are read later.
+The event loop only queues rows. A background thread encodes them, several queries at once, and makes the
+tiers read their pages. When the thread falls behind, queries are dropped; their batch then reads the pages
+itself.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ MAX_ROWS = 4096
 
 
 class Prefetcher:
-    """Prefetches for paths with rows on disk. paths: index in the plan -> tiers and their bundle.
+    """Prefetches for paths with rows on disk.
 
-    dropped: queries that were not prefetched.
+    paths: index in the plan -> tiers and bundle.
+    dropped: number of queries that were not prefetched.
     """
 
     def __init__(self, paths: Mapping[int, tuple[TierStack, Bundle]]) -> None:
@@ -40,7 +42,7 @@ class Prefetcher:
         self._thread.start()
 
     def request(self, path: int | None, rows: Rows) -> None:
-        """Queues rows for prefetching; never blocks. path: the one that will probably answer."""
+        """Queues rows for prefetching; never blocks. path: index of the path that will probably answer."""
         if path is not None and path not in self._stages:
             return
         if self._waiting.qsize() >= MAX_QUERIES:
@@ -49,7 +51,7 @@ class Prefetcher:
         self._waiting.put((self._first if path is None else path, rows))
 
     def close(self) -> None:
-        """Ends the thread."""
+        """Stops the thread."""
         self._waiting.put(None)
         self._thread.join()
 
@@ -62,7 +64,7 @@ class Prefetcher:
                 return
 
     def _take_more(self, first: tuple[int, Rows]) -> tuple[list[tuple[int, Rows]], bool]:
-        """Takes what is queued, up to MAX_ROWS; also returns whether the thread is to end."""
+        """Takes more queued rows, up to MAX_ROWS; also returns whether the thread must end."""
         taken, size = [first], first[1].rows
         while size < MAX_ROWS:
             try:
@@ -82,7 +84,7 @@ class Prefetcher:
             assert view.encoder is not None
             prefetch(stage, encode(rows, view.encoder))
         except FeatureError:
-            # a query that cannot be encoded fails when it is dispatched; here the others are prefetched
+            # retry one by one; the query that cannot be encoded fails later, in its dispatch
             if len(rows) > 1:
                 for one in rows:
                     self._prefetch(path, [one])

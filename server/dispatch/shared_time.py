@@ -1,7 +1,7 @@
-"""Shares lanes' time between the dispatchers of several models on one event loop.
+"""Shares lane time between the dispatchers of several models on one event loop.
 
-Before each batch a dispatcher asks whether it is its model's turn; it is woken when a batch of another model
-ends. The decisions are pure (planner/routing/sharing/); this module wakes the dispatchers.
+A dispatcher asks before each batch whether it is its model's turn, and is woken when another model's batch
+ends. Pure code in planner/routing/sharing/ decides; this module only wakes the dispatchers.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class LaneTurns:
         self._shared = shared
 
     def may_start(self, lane: int, now_s: float) -> bool:
-        """Whether a free lane may begin a batch now."""
+        """Whether a free lane may start a batch now."""
         return self._shared.machine.may_start(self.model, lane, now_s)
 
     def started(self, dispatch: Dispatch) -> None:
-        """Records a batch that begins."""
+        """Records the start of a batch."""
         self._shared.machine.started(self.model, dispatch)
 
     def ended(self, dispatch: Dispatch, took_s: float) -> None:
@@ -37,24 +37,24 @@ class LaneTurns:
 
     @property
     def yielded(self) -> bool:
-        """Whether the last pass let another model go first, so that another pass must follow."""
+        """Whether this model yielded to another in the last pass, so that another pass must follow."""
         return self.model.yielded
 
     def passed(self, scheduled: bool) -> None:
-        """Ends a pass. scheduled: whether another one will follow."""
+        """Records the end of a pass over the free lanes. scheduled: whether another one will follow."""
         self.model.passed(scheduled)
 
     def tick(self, now_s: float) -> None:
-        """Allots the models' time again if that is due."""
+        """Recomputes the models' allotments if that is due."""
         self._shared.tick(now_s)
 
     def leave(self) -> None:
-        """Ends the sharing; the dispatcher may still execute waiting queries."""
+        """Stops sharing; the dispatcher may still execute waiting queries."""
         self._shared.leave(self)
 
 
 class SharedTime:
-    """The dispatchers that share a machine. cores: those that their lanes may use."""
+    """The dispatchers that share a machine. cores: the CPU cores that their lanes may use."""
 
     def __init__(self, cores: frozenset[int]) -> None:
         self.machine = MachineTime(cores)
@@ -64,13 +64,13 @@ class SharedTime:
     def join(
         self, router: Router, places: Sequence[LanePlace], asked: ModelShare, wake: Callable[[], None]
     ) -> LaneTurns:
-        """Adds a dispatcher. places: of its lanes. wake: see LaneTurns."""
+        """Adds a dispatcher. places: where each of its lanes runs. wake: see LaneTurns."""
         turns = LaneTurns(self, self.machine.join(router, places, asked), wake)
         self._turns[turns.model] = turns
         return turns
 
     def leave(self, turns: LaneTurns) -> None:
-        """Removes a dispatcher, and wakes those that may have waited for it."""
+        """Removes a dispatcher and wakes those that may have waited for it."""
         if self._turns.pop(turns.model, None) is None:
             return
         self.machine.leave(turns.model)
@@ -79,12 +79,12 @@ class SharedTime:
                 other.wake()
 
     def ended(self, model: SharingModel, dispatch: Dispatch, took_s: float) -> None:
-        """Records the end of a batch, and wakes the dispatchers that may begin one."""
+        """Records the end of a batch and wakes the dispatchers that may start one."""
         for other in self.machine.ended(model, dispatch, took_s):
             self._turns[other].wake()
 
     def tick(self, now_s: float) -> None:
-        """Allots the time again, once per TICK_S for all dispatchers."""
+        """Recomputes the allotments, at most once per TICK_S for all dispatchers."""
         if now_s - self._ticked_s >= TICK_S / 2:
             self._ticked_s = now_s
             self.machine.tick(now_s)

@@ -1,4 +1,4 @@
-"""Restarts lanes whose process ended, with growing delays between attempts."""
+"""Restarts lanes whose process ended, with exponential backoff."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LaneSupervisor:
         self._restarts: set[asyncio.Task[None]] = set()
 
     def restart(self, lane: int) -> None:
-        """Restarts a lane in the background, until it succeeds or the supervisor is closed."""
+        """Restarts a lane in the background; retries until it succeeds or the supervisor is closed."""
         task = asyncio.get_running_loop().create_task(self._restart(lane))
         self._restarts.add(task)
         task.add_done_callback(self._restarts.discard)

@@ -1,4 +1,4 @@
-"""Lines of the access log for calls, as those of HTTP answers, with gRPC's status in addition."""
+"""Writes access log lines for gRPC calls, in the format of HTTP answers plus the gRPC status."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from polyrec.server.http.connection.head import REQUEST_ID
 from polyrec.server.request_ids import request_id
 
 METHOD, STATUS = b"POST", 200
-"""Method and status of every call in HTTP/2: an error is in the trailing metadata."""
+"""HTTP/2 method and status of every call; errors are in the trailing metadata."""
 
 Behavior = Callable[[Any, Any], Awaitable[Any]]
 
 
 class LoggedCalls(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Writes a line for a sampled share of the calls of known methods, when a call or a stream ends."""
+    """Writes a line when a call or stream ends, for a sampled share of the calls to known methods."""
 
     def __init__(self, access_log: AccessLog) -> None:
         self._access_log = access_log
 
     async def intercept_service(self, continuation: Any, details: grpc.HandlerCallDetails) -> Any:
-        """Returns the method's handler, in one that writes the line."""
+        """Returns the method's handler, wrapped to write the line."""
         handler = await continuation(details)
         if handler is None or not self._access_log.samples():
             return handler
@@ -75,7 +75,7 @@ class LoggedCalls(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 def _canceled(context: Any) -> str:
-    """The status of a call that gRPC has canceled."""
+    """Returns the status of a call that gRPC has canceled."""
     code = grpc.StatusCode
     ended = code.DEADLINE_EXCEEDED if isinstance(end_of(context), DeadlinePassed) else code.CANCELLED
     return str(ended.name)

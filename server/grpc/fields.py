@@ -1,8 +1,8 @@
-"""Bounds the number of fields of a message before it is parsed.
+"""Limits the number of fields in a protobuf message before it is parsed.
 
-Parsing holds the event loop, and costs little for a byte but much for a field: a MiB of empty inputs takes
-as long as a hundred requests. So the fields of a large message are counted first, by the wire format
-(protobuf.dev/programming-guides/encoding), and counting ends at the limit.
+Parsing blocks the event loop, and its cost depends on fields rather than bytes: 1 MiB of empty inputs takes
+as long as a hundred requests. So the fields of a large message are first counted by its wire format
+(protobuf.dev/programming-guides/encoding), up to the limit.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Any
 from polyrec.server.errors import Malformed, TooLarge
 
 COUNTED_FROM_BYTES = 2**14
-"""A smaller message is parsed uncounted: it has few fields, and would take longer to count than to parse."""
+"""Minimum message size for counting; a smaller one has few fields and is parsed faster than counted."""
 LIST_BYTES_COUNTED = frozenset({"inference.ModelInferRequest.InferInputTensor.shape"})
-"""Lists of numbers of which each byte counts as a field; a valid request has short ones."""
+"""Packed lists of numbers in which each byte counts as a field; they are short in valid requests."""
 VARINT, FIXED64, LENGTH, START_GROUP, END_GROUP, FIXED32 = range(6)
 
 Nested = dict[int, "Nested | None"]
-"""Number of a field -> the fields of its messages; None for a list whose bytes count."""
+"""Field number -> fields of the nested message; None for a list whose bytes count."""
 
 
 def nested_fields(descriptor: Any) -> Nested:
-    """Returns the fields of a message that have fields themselves. descriptor: of a message not recursive."""
+    """Returns the fields of a message type that have fields themselves. The type must not be recursive."""
     nested: Nested = {}
     for field in descriptor.fields:
         if field.message_type is not None:
@@ -33,7 +33,7 @@ def nested_fields(descriptor: Any) -> Nested:
 
 
 def check_fields(message: bytes, nested: Nested, most: int) -> None:
-    """Raises TooLarge if a message and those in it have more than `most` fields together, or Malformed."""
+    """Counts the fields of a message and its nested messages. Raises TooLarge above `most`, or Malformed."""
     try:
         left = _count(message, 0, len(message), nested, most)
     except IndexError:
@@ -43,7 +43,7 @@ def check_fields(message: bytes, nested: Nested, most: int) -> None:
 
 
 def _count(message: bytes, at: int, end: int, nested: Nested, left: int) -> int:
-    """Counts the fields between two offsets down from `left`, and ends below 0. Raises IndexError."""
+    """Returns `left` minus the number of fields between two offsets; stops below 0. Raises IndexError."""
     while at < end and left >= 0:
         left -= 1
         tag, at = _varint(message, at)
@@ -69,7 +69,7 @@ def _count(message: bytes, at: int, end: int, nested: Nested, left: int) -> int:
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """The number at an offset, and the offset after it. Raises IndexError, or Malformed beyond 10 bytes."""
+    """Returns the varint at an offset, and the offset after it. Raises IndexError or Malformed."""
     value = message[at]
     at += 1
     if value < 0x80:

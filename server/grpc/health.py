@@ -1,7 +1,7 @@
-"""grpc.health.v1.Health: readiness for load balancers, as /readyz.
+"""Implements grpc.health.v1.Health, which reports readiness to load balancers like /readyz.
 
-The statuses of the whole server (the empty name) and of the inference service are all models', which also
-changes without an event (a lane dies); a watch therefore asks them every WATCH_S.
+The whole server (the empty name) and the inference service are ready if all models are. Readiness may change
+without an event, for instance when a lane dies, so a watch polls it every WATCH_S.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Status = health_pb2.HealthCheckResponse
 
 
 class HealthService:
-    """The health service of the models of one server."""
+    """The health service of one server."""
 
     def __init__(self, models: ModelRepository, reader: MessageReader, streams: OpenStreams) -> None:
         self._models = models
@@ -34,7 +34,7 @@ class HealthService:
         self._streams = streams
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """The handler of its methods."""
+        """Returns the handler of the service's methods."""
         handlers = {
             "Check": grpc.stream_unary_rpc_method_handler(self._check),
             "Watch": grpc.stream_stream_rpc_method_handler(self._watch),
@@ -58,7 +58,7 @@ class HealthService:
             await abort(context, e)
 
     async def _report(self, context: Any, name: str) -> None:
-        """Sends the status of a service, and again whenever it changes."""
+        """Sends the status of a service now and whenever it changes."""
         sent: int | None = None
         while True:
             status = self._status(name)

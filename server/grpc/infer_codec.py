@@ -1,8 +1,8 @@
 """Decodes ModelInfer requests and encodes their responses.
 
-Tensors are raw bytes (`raw_input_contents`: all inputs, in their order, little-endian) or typed numbers
-(`contents` of each input); `server/codecs/oip_inputs.py` makes rows of them, as for the protocol over HTTP. A
-response has its output in the form of the request's inputs.
+Tensors are raw little-endian bytes (`raw_input_contents` for all inputs in order) or typed numbers
+(`contents` of each input). `server/codecs/oip_inputs.py` converts them to rows, as for HTTP. The output of a
+response has the same form as the request's inputs.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ REQUEST = message_class("ModelInferRequest")
 RESPONSE = message_class("ModelInferResponse")
 PROTOBUF = b"application/grpc"
 CONTENTS = {"FP32": "fp32_contents", "INT64": "int64_contents", "INT32": "int_contents"}
-"""Datatype -> the field of its typed numbers."""
+"""Datatype -> name of the field with its typed numbers."""
 SHARED_MEMORY = "shared_memory_region"
 NESTED = nested_fields(REQUEST.DESCRIPTOR)
 MIN_FIELDS, FIELDS_OF_INPUT = 1024, 32
-"""Most fields of a request, beside those of its inputs, and of each input."""
+"""Maximum fields of a request outside of its inputs, and per input."""
 MOST_BYTES = 2**14
-"""Maximum size of a message of any other kind: a few names."""
+"""Maximum size of messages of other types, which contain just a few names."""
 FINAL_WANTED, FINAL = "triton_enable_empty_final_response", "triton_final_response"
 """Parameters by which Triton's clients ask a stream to mark the last response of a request."""
 
 
 @dataclass(frozen=True, slots=True)
 class InferForm:
-    """The parts of a request that shape its response. raw: its inputs were raw."""
+    """The parts of a request that determine the form of its response. raw: whether its inputs were raw."""
 
     id: str
     raw: bool
@@ -60,7 +60,10 @@ class InferForm:
 
 
 class GrpcInferCodec:
-    """A ModelInferRequest -> a ModelInferResponse, both serialized. For one request: `read`, then `parse`."""
+    """Codec between serialized ModelInferRequest and ModelInferResponse.
+
+    Per request: `read`, then `parse`.
+    """
 
     endpoint = "infer"
     has_options = True
@@ -72,7 +75,7 @@ class GrpcInferCodec:
         """Parses the message and returns the engine of its model. Raises RequestError."""
         request = self._request = parse_request(models, body)
         engine = models.find(request.model_name, request.model_version or None)
-        # the port accepts what the model with the largest requests does
+        # the port's limit is that of the model with the largest requests
         limit = engine.serving.max_body_bytes
         if len(body) > limit:
             raise TooLarge(f"the message has more than {limit} bytes")
@@ -118,23 +121,23 @@ class GrpcInferCodec:
 
 
 def parse_request(models: ModelRepository, body: bytes) -> Any:
-    """Parses a ModelInferRequest. Raises Malformed, or TooLarge if no valid one has so many fields."""
+    """Parses a ModelInferRequest. Raises Malformed, or TooLarge if it has more fields than any valid one."""
     if len(body) >= COUNTED_FROM_BYTES:
-        # which model it names is known only once it is parsed
+        # the model is known only after parsing, so use the maximum over all models
         inputs = max(_inputs_of(engine.serving) for engine in models.engines)
         check_fields(body, NESTED, MIN_FIELDS + FIELDS_OF_INPUT * inputs)
     return _parsed(REQUEST, body)
 
 
 def parse_message(kind: Any, body: bytes) -> Any:
-    """Parses any other message. kind: its class. Raises Malformed, or TooLarge."""
+    """Parses a message of any other type. kind: its class. Raises Malformed or TooLarge."""
     if len(body) > MOST_BYTES:
         raise TooLarge(f"the message has {len(body)} bytes; the most of this kind are {MOST_BYTES}")
     return _parsed(kind, body)
 
 
 def _inputs_of(serving: Serving) -> int:
-    """The number of inputs that a request of this model may have."""
+    """Returns the maximum number of inputs in a request to this model."""
     inputs = serving.codec.inputs
     return len(inputs.plain) + len(inputs.ranking)
 
@@ -147,7 +150,7 @@ def _parsed(kind: Any, body: bytes) -> Any:
 
 
 def _options(parameters: Mapping[str, Any]) -> RequestOptions:
-    """Options among the parameters; others are ignored, as the protocol requires."""
+    """Returns the options among the parameters; unknown ones are ignored, as the protocol requires."""
     budget_s = priority = required = None
     if "timeout" in parameters:
         timeout_us = _integer(parameters, "timeout")
@@ -165,7 +168,7 @@ def _options(parameters: Mapping[str, Any]) -> RequestOptions:
 
 
 def _integer(parameters: Mapping[str, Any], name: str) -> int:
-    """The value of an integer parameter, as clients differ in its type."""
+    """Returns an integer parameter, for which clients use different types. Raises Malformed."""
     parameter = parameters[name]
     choice = parameter.WhichOneof("parameter_choice")
     if choice not in ("int64_param", "uint64_param"):
@@ -190,7 +193,7 @@ def _check_outputs(outputs: Any) -> None:
 def _declared(
     serving: Serving, tensor: Any, found: Mapping[str, Array]
 ) -> tuple[TensorSpec, tuple[int, ...]]:
-    """The declaration of an input, and the shape to use. Raises Malformed or TooLarge."""
+    """Returns the declaration of an input and the shape to use. Raises Malformed or TooLarge."""
     inputs = serving.codec.inputs
     declared = inputs.declared(tensor.name)
     if declared.name in found:
@@ -238,7 +241,7 @@ def _typed_tensors(serving: Serving, request: Any) -> dict[str, Array]:
                 f"input '{name}': {len(values)} values in {field}, "
                 f"shape {list(shape)} takes {math.prod(shape)}"
             )
-        # each becomes a Python object on the event loop
+        # each value becomes a Python object on the event loop
         most -= len(values)
         if most < 0:
             raise TooLarge(

@@ -1,13 +1,13 @@
-"""One stream of inference requests (ModelStreamInfer).
+"""Serves one stream of inference requests (ModelStreamInfer).
 
-Every message is a request of its own, with its own admission, budget and error. Responses come in the order
-of the requests. At most MAX_IN_FLIGHT requests of a stream are read and unanswered, and fewer once together
-they have the bytes of the largest message; a client that sends more, or does not read its responses, waits by
-HTTP/2's flow control. So a stream holds less than two of the largest messages.
+Every message is an independent request with its own admission, budget and error. Responses are in the order
+of requests. At most MAX_IN_FLIGHT requests of a stream are read but unanswered, and no more are read once
+their total size reaches that of the largest allowed message. So a stream holds less than two of the largest
+messages; a client that sends more, or does not read responses, is slowed down by HTTP/2 flow control.
 
-An error of one request is the `error_message` of its response, whose `infer_response` has the request's id;
-the stream goes on. Only a request without a valid token ends it. The stream's deadline bounds the budget of
-each request, and is not their default.
+An error of one request is reported as `error_message` of its response, whose `infer_response` has the
+request's id, and the stream continues. Only a request without a valid token ends the stream. The stream's
+deadline caps the budget of each request but is not the default budget.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ RESPONSE = message_class("ModelStreamInferResponse")
 
 
 class _Request(NamedTuple):
-    """A request that was read: its query, or the error by which it was rejected.
+    """A request that was read: its query, or the error with which it was rejected.
 
-    id: for an error. bytes: of its message, which rows may refer to.
+    id: used in an error response.
+    bytes: size of its message, to which rows may refer.
     """
 
     call: Call
@@ -49,8 +50,9 @@ class _Request(NamedTuple):
 class InferStream:
     """One stream.
 
-    scope: of its call. write_s: time in which the client must take a response. most_bytes: of a message, and
-    of the unanswered ones beyond which no other is read.
+    scope: scope of the call.
+    write_s: timeout for the client to accept a response.
+    most_bytes: maximum size of a message, and total size of unanswered messages from which no more are read.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class InferStream:
         self._requests: asyncio.Queue[_Request | None] = asyncio.Queue()
 
     async def run(self) -> None:
-        """Answers requests until the client ends the stream. Raises RequestError if it ends otherwise."""
+        """Answers requests until the client ends the stream. Raises RequestError if it ends early."""
         reading = asyncio.create_task(self._read())
         try:
             with self._streams.opened(reading.cancel) as stream:
@@ -96,7 +98,7 @@ class InferStream:
                     left.call.abandon(end_of(self._context))
 
     async def _read(self) -> None:
-        """Reads and queues requests; None is the last."""
+        """Reads requests and queues them; None marks the end."""
         try:
             while True:
                 while self._unanswered >= MAX_IN_FLIGHT or self._unanswered_bytes >= self._most_bytes:
@@ -162,7 +164,7 @@ class InferStream:
             call.finish(200)
 
     def _id_of(self, message: bytes) -> str:
-        """The id of a request that may be malformed."""
+        """Returns the id of a possibly malformed request."""
         try:
             return str(parse_request(self._models, message).id)
         except RequestError:

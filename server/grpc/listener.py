@@ -1,4 +1,4 @@
-"""The gRPC server of a process: its services, limits and encryption, from start to stop."""
+"""The gRPC server of a process: configures its services, limits and TLS, starts and stops it."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ CONCURRENT_STREAMS = 1024
 """Maximum calls in progress on one connection."""
 MIN_READERS = 16
 PING_S = 10.0
-"""Shortest interval of a client's pings; gRPC closes the connection of one that sends them faster."""
+"""Minimum interval between a client's pings; gRPC closes the connection of a client that pings more often."""
 
 
 class GrpcServer:
     """The gRPC server of models that have loaded.
 
-    tls: certificate and key; None: no encryption. access_log: None: there is none.
+    tls: certificate and key, None for no encryption.
+    access_log: None if it is off.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class GrpcServer:
         )
 
     async def start(self, address: str) -> None:
-        """Serves at `host:port`, of which listening.reserve keeps strangers out. Raises PortInUse."""
+        """Serves at `host:port`, which `listening.reserve` has reserved. Raises PortInUse."""
         try:
             if self._tls is None:
                 self._server.add_insecure_port(address)
@@ -77,13 +78,13 @@ class GrpcServer:
         await self._server.start()
 
     def begin_stop(self, timeout_s: float) -> None:
-        """Takes no more connections, ends streams, and lets calls in progress finish within the timeout."""
+        """Refuses new connections, ends streams, and lets calls in progress finish within the timeout."""
         if self._stopping is None:
             self._streams.stop()
             self._stopping = asyncio.get_running_loop().create_task(self._server.stop(timeout_s))
 
     async def stopped(self) -> None:
-        """Waits until every call has ended, and the port is closed."""
+        """Waits until every call has ended and the port is closed."""
         self.begin_stop(0.0)
         assert self._stopping is not None
         await self._stopping
@@ -91,13 +92,13 @@ class GrpcServer:
 
 def _options(limits: ConnectionLimits, most_bytes: int) -> list[tuple[str, int]]:
     return [
-        # for the other processes of this server
+        # the server's other processes listen on the same port
         ("grpc.so_reuseport", 1),
         ("grpc.max_receive_message_length", most_bytes),
         ("grpc.max_concurrent_streams", CONCURRENT_STREAMS),
         ("grpc.max_allowed_incoming_connections", limits.connections),
         ("grpc.server_handshake_timeout_ms", round(1e3 * HANDSHAKE_S)),
-        # pings find connections whose other end is gone
+        # pings detect connections whose client is gone
         ("grpc.keepalive_time_ms", round(1e3 * limits.idle_s)),
         ("grpc.keepalive_timeout_ms", round(1e3 * limits.write_s)),
         ("grpc.keepalive_permit_without_calls", 1),
@@ -107,7 +108,7 @@ def _options(limits: ConnectionLimits, most_bytes: int) -> list[tuple[str, int]]
 
 
 def _credentials(tls: CertifiedKey) -> grpc.ServerCredentials:
-    """Credentials that take the pair as it is at each handshake, since it may be read again."""
+    """Returns credentials that use the current pair at each handshake, since it may be reloaded."""
 
     def configured() -> Any:
         cert, key = tls.pair

@@ -1,14 +1,15 @@
-"""Message classes of the inference protocol, made from its published definition without generated code.
+"""Creates the message classes of the inference protocol from its published definition, without generated
+code.
 
-grpc_service.proto and model_config.proto are Triton's (github.com/triton-inference-server/common, BSD
-3-Clause), a superset of the Open Inference Protocol with the same field numbers. inference.binpb is what
-protoc makes of them:
+grpc_service.proto and model_config.proto come from Triton (github.com/triton-inference-server/common, BSD
+3-Clause) and are a superset of the Open Inference Protocol with the same field numbers. inference.binpb is
+compiled from them:
 
     python -m grpc_tools.protoc -I server/grpc --include_imports \\
         --descriptor_set_out server/grpc/inference.binpb grpc_service.proto
 
-The classes are in a pool of their own: clients (tritonclient, kserve) register messages of the same names in
-the default pool, where a second definition is an error.
+The classes are in a separate descriptor pool, because clients (tritonclient, kserve) register messages of the
+same names in the default pool, where a second definition is an error.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ POOL = _pool()
 
 
 def message_class(name: str) -> Any:
-    """The class of a message of package `inference`. Raises KeyError for an unknown name."""
+    """Returns the class of a message in package `inference`. Raises KeyError for an unknown name."""
     return GetMessageClass(POOL.FindMessageTypeByName(f"inference.{name}"))
 
 
 def message_of(name: str, document: Mapping[str, Any]) -> Any:
-    """Makes a message of a JSON document with the fields' names in the definition."""
+    """Converts a JSON document, whose keys are the definition's field names, to a message."""
     return ParseDict(document, message_class(name)())

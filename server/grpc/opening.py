@@ -1,4 +1,4 @@
-"""The gRPC port of a server process. Imports gRPC, which is an extra, only if the settings ask for one."""
+"""Opens the gRPC port of a server process. Imports gRPC, an optional dependency, only if it is configured."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def require_packages() -> None:
 
 
 class GrpcPort:
-    """The gRPC server at `address` (`host:port`), from before it starts until it has ended."""
+    """The gRPC server at `address` (`host:port`), before it starts, while it runs and until it has ended."""
 
     def __init__(self, settings: Settings, address: str) -> None:
         self.address = address
@@ -39,7 +39,7 @@ class GrpcPort:
 
     async def start(self, models: ModelRepository) -> None:
         """Serves models that have loaded. Raises PortInUse."""
-        # gRPC's core logs bad handshakes and requests, with which any client could fill the log
+        # gRPC's core logs bad handshakes and requests, so any client could flood the log
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         logging.getLogger("grpc._cython.cygrpc").addFilter(_shows_no_metadata)
         from polyrec.server.grpc.listener import GrpcServer
@@ -48,29 +48,29 @@ class GrpcPort:
         await self._server.start(self.address)
 
     def reload_key(self) -> None:
-        """Reads certificate and key again, for new connections."""
+        """Reloads certificate and key for new connections."""
         if self._key is not None:
             self._key.reload()
 
     def begin_stop(self) -> None:
-        """Takes no more connections, ends streams, and lets calls in progress finish."""
+        """Refuses new connections, ends streams, and lets calls in progress finish."""
         if self._server is not None:
-            # longer than the drain's own timeout, after which waiting requests are answered
+            # longer than the drain timeout, at whose end waiting requests are answered
             self._server.begin_stop(self._drain_timeout_s + 1)
 
     async def stopped(self) -> None:
-        """Waits until every call has ended, and the port is closed."""
+        """Waits until every call has ended and the port is closed."""
         if self._server is not None:
             await self._server.stopped()
 
 
 def _shows_no_metadata(record: logging.LogRecord) -> bool:
-    """Whether a line of gRPC's has no metadata: it repeats what is not UTF-8, a token too, at every call."""
+    """Whether a gRPC log record is free of metadata. gRPC logs metadata that is not UTF-8, even tokens."""
     return not str(record.msg).startswith("Invalid encoding")
 
 
 def _installed(package: str) -> bool:
     try:
         return find_spec(package) is not None
-    except ModuleNotFoundError:  # its parent package is missing
+    except ModuleNotFoundError:  # the parent package is missing
         return False

@@ -1,8 +1,8 @@
 """Reads the messages of a limited number of calls at a time.
 
-gRPC buffers a message until it is complete and cannot bound the sum over calls, so the number of calls being
-read is bounded. A message that has arrived is read at once, so a new call displaces the one that has waited
-longest for its message: calls without a message could otherwise keep out all others, and health checks.
+gRPC buffers each message until it is complete and cannot limit the total over all calls, so the number of
+calls being read is limited. At the limit, a new call displaces the call that has waited longest for its
+message; otherwise calls that never send a message could keep out all others, even health checks.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from polyrec.server.errors import Malformed, TooBusy, TooSlow
 
 
 class MessageReader:
-    """Reads the messages of calls that have one, at most `most` at a time.
+    """Reads the single message of calls, for at most `most` calls at a time.
 
-    exceeded: is called with the name of a limit that a call exceeds.
+    exceeded: called with the name of a limit that a call exceeds.
     """
 
     def __init__(self, most: int, timeout_s: float, exceeded: Callable[[str], object]) -> None:
@@ -30,7 +30,7 @@ class MessageReader:
         self._reading: DisplacingSet[asyncio.Timeout] = DisplacingSet(most)
 
     async def only(self, context: Any) -> bytes:
-        """Reads the message of a call. Raises TooBusy, TooSlow, or Malformed if there is none."""
+        """Reads a call's only message. Raises TooBusy, TooSlow, or Malformed if there is none."""
         waiting = asyncio.timeout(self._timeout_s)
         displaced = self._reading.add(waiting)
         if displaced is not None and not displaced.expired():

@@ -1,4 +1,4 @@
-"""gRPC's server reflection, by which tools such as grpcurl find services and their messages."""
+"""Implements gRPC server reflection, with which tools such as grpcurl find services and messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from polyrec.server.grpc.messages import POOL, SERVICE
 from polyrec.server.grpc.streams import OpenStreams
 
 NAMES = (SERVICE_NAME, "grpc.reflection.v1.ServerReflection")
-"""Both versions of the service; their messages are equal on the wire."""
+"""Both versions of the service; their messages are identical on the wire."""
 
 
 class Reflection:
@@ -35,7 +35,7 @@ class Reflection:
         self._servicer = aio.ReflectionServicer((SERVICE, HEALTH, *NAMES[:1]), pool=POOL)
 
     def handlers(self) -> list[grpc.GenericRpcHandler]:
-        """The handlers of both versions."""
+        """Returns the handlers of both versions."""
         handler = grpc.stream_stream_rpc_method_handler(self._stream)
         return [
             grpc.method_handlers_generic_handler(name, {"ServerReflectionInfo": handler}) for name in NAMES

@@ -2,10 +2,10 @@
 
     message -> admission (token, rate) -> GrpcInferCodec -> dispatcher -> GrpcInferCodec -> response
 
-Calls are the `Call`s of the HTTP endpoints, so access, options, deadlines, errors and counters are the same.
-Methods of the definition that are not here (shared memory, traces, log settings) are UNIMPLEMENTED. Every
-handler is one of a stream of messages, also where a call has one, so that it can end a call before its
-message is read.
+Requests run through the same `Call` class as HTTP (server/http/call.py), so access, options, deadlines,
+errors and metrics are the same. Methods of the definition that are not implemented (shared memory, traces,
+log settings) return UNIMPLEMENTED. All handlers are streaming handlers, even for unary calls, so that they
+can end a call before its message is read.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ log = logging.getLogger("polyrec.grpc")
 
 STOPPED = "the server ends before this could be answered; ask another"
 Document = Callable[[Any], Any]
-"""Makes a response of a request, both messages. May raise RequestError."""
+"""Converts a request message to a response message. May raise RequestError."""
 
 
 class InferenceService:
-    """The service of the models of one server.
+    """The inference service of one server.
 
-    secure: whether connections are encrypted. write_s: time in which a client must take a stream's response.
-    most_bytes: of a message.
+    secure: whether connections are encrypted.
+    write_s: timeout for a client to accept a stream's response.
+    most_bytes: maximum size of a message.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class InferenceService:
         self._secure = secure
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """The handler of its methods."""
+        """Returns the handler of the service's methods."""
         documents: dict[str, Document] = {
             "ServerLive": lambda _: {"live": True},
             "ServerReady": lambda _: {"ready": self._models.unready() is None},
@@ -121,7 +122,7 @@ class InferenceService:
             await abort(context, e)
 
     def _answering(self, name: str, make: Document) -> Callable[[Any, Any], Coroutine[Any, Any, bytes]]:
-        """The handler of a method whose response is a document."""
+        """Returns the handler of a method whose response `make` creates."""
         request, response = f"{name}Request", f"{name}Response"
         kind = message_class(request)
 

@@ -1,4 +1,4 @@
-"""Errors of requests as gRPC statuses: one code for each HTTP status, so that both mean one thing."""
+"""Converts request errors to gRPC statuses, with one code for each HTTP status."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ CODES = {
     HTTPStatus.SERVICE_UNAVAILABLE: StatusCode.UNAVAILABLE,
     HTTPStatus.GATEWAY_TIMEOUT: StatusCode.DEADLINE_EXCEEDED,
 }
-"""Every other status is INTERNAL. 413 is not RESOURCE_EXHAUSTED, which clients may try again."""
+"""gRPC code by HTTP status; others are INTERNAL. 413 is not RESOURCE_EXHAUSTED, as clients may retry that."""
 PUSHBACK = "grpc-retry-pushback-ms"
-"""Trailing metadata by which gRPC's own retries wait (gRFC A6)."""
+"""Trailing metadata that delays gRPC's automatic retries (gRFC A6)."""
 
 
 class GrpcStatus(NamedTuple):
-    """The status of a call that failed. trailing: metadata, with names in lower case."""
+    """The status of a failed call. trailing: metadata with lower-case names."""
 
     code: StatusCode
     message: str
@@ -36,7 +36,7 @@ class GrpcStatus(NamedTuple):
 
 
 def status_of(error: Exception) -> GrpcStatus:
-    """Turns any exception into code, message and trailing metadata."""
+    """Converts any exception to code, message and trailing metadata."""
     known = request_error(error)
     headers = error_headers(known)
     trailing = tuple((name.decode(), value.decode()) for name, value in headers)

@@ -1,7 +1,7 @@
-"""Streaming calls: limited in number, and ended with UNAVAILABLE when the server stops.
+"""Limits the number of streaming calls, and ends them with UNAVAILABLE when the server stops.
 
-A new stream displaces the one that was used longest ago: a client's unused streams could otherwise keep out
-all others, and health watches.
+At the limit, a new stream displaces the least recently used one; otherwise a client's unused streams could
+keep out all others, even health watches.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ STOPPING = "the server is stopping; ask another"
 
 @dataclass(slots=True, eq=False)
 class OpenStream:
-    """A stream. stop: is called to end it early; ended_by: then says why."""
+    """An open stream. stop: called to end it early. ended_by: the reason if it was ended early."""
 
     stop: Callable[[], object]
     ended_by: RequestError | None = None
 
     def end(self, error: RequestError) -> None:
-        """Ends it early; the first error counts."""
+        """Ends the stream early; later calls are ignored."""
         self.ended_by = self.ended_by or error
         self.stop()
 
 
 class OpenStreams:
-    """The open streams of one server, `most` at a time. exceeded: as in MessageReader."""
+    """The open streams of one server, at most `most`. exceeded: see MessageReader."""
 
     def __init__(self, most: int, exceeded: Callable[[str], object]) -> None:
         self._most = most
@@ -43,7 +43,7 @@ class OpenStreams:
 
     @contextmanager
     def opened(self, stop: Callable[[], object]) -> Iterator[OpenStream]:
-        """Context of one stream. stop: as of an OpenStream. Raises NotReady."""
+        """Context manager that registers one stream. stop: see OpenStream. Raises NotReady."""
         if self._stopping:
             raise NotReady(STOPPING)
         stream = OpenStream(stop)
@@ -57,11 +57,11 @@ class OpenStreams:
             self._open.discard(stream)
 
     def used(self, stream: OpenStream) -> None:
-        """Notes that a stream is in use now."""
+        """Marks a stream as just used."""
         self._open.used(stream)
 
     async def run(self, work: Coroutine[Any, Any, None]) -> None:
-        """Runs the work of a stream until it is done. Raises NotReady or TooBusy if it is ended early."""
+        """Runs a stream's work to its end. Raises NotReady or TooBusy if the stream is ended early."""
         task = asyncio.create_task(work)
         try:
             with self.opened(task.cancel) as stream:
@@ -75,7 +75,7 @@ class OpenStreams:
             task.cancel()
 
     def stop(self) -> None:
-        """Ends every stream, and rejects new ones."""
+        """Ends all streams and rejects new ones."""
         self._stopping = True
         for stream in tuple(self._open):
             stream.end(NotReady(STOPPING))

@@ -1,15 +1,16 @@
-"""Authenticates clients by their tokens, and checks their rights and rates.
+"""Authenticates clients by their tokens, and enforces their rights and request rates.
 
-Headers and the address of the peer go in, a `Client` with its rights comes out, or an error with its status:
-401 no valid token, 403 no right to it, 429 over the client's rate or after too many wrong tokens.
+`Access` maps a request's headers and peer address to a `Client`, or raises an error with its HTTP status: 401
+for a missing or invalid token, 403 for a missing right, 429 above the client's rate or after too many wrong
+tokens. HTTP, gRPC and the admin calls all use it.
 
-Without a tokens file all requests come from one anonymous client, and an `Authorization` header is ignored:
-it may be meant for a proxy. Administration always needs a token with the right `admin`; the one in
-POLYREC_ADMIN_TOKEN has it.
+Without a tokens file all requests come from one anonymous client, and `Authorization` headers are ignored, as
+they may be meant for a proxy. Admin calls always need a token with the right `admin`, which the token in
+POLYREC_ADMIN_TOKEN has.
 
-Tokens are kept and compared as SHA-256 digests. Wrong ones are rate-limited by client address. A valid token
-is exempt from that limit at an address where it was used before; at a new address it is subject to it, so
-that the answer does not tell a guesser whether a guess was right.
+Tokens are stored and compared as SHA-256 digests. Wrong tokens are rate-limited by client address. A valid
+token is exempt from that limit at addresses where it was used before. At a new address the limit applies to
+it too, so that the answer does not reveal to a guesser whether a guess was right.
 """
 
 from __future__ import annotations
@@ -45,19 +46,19 @@ NO_TOKEN = {
     "admin": f"this server has no admin token; start it with {ADMIN_VARIABLE} set",
     "feedback": "no client has the right 'feedback'; give it to one in the file of --tokens",
 }
-"""The answer to calls for which no token exists, by right."""
+"""Error message for a call that no existing token allows, by right."""
 Peer = tuple[str, int] | None
-"""Address and port of the other end, as ASGI has it; None on a Unix socket."""
+"""Client address and port as in an ASGI scope; None on a Unix socket."""
 MAX_KNOWN_ADDRESSES = 256
 """Maximum addresses remembered for each token."""
 PREFIX = 8
-"""Bytes of the digest that are the key of the look-up. Its timing could reveal only these bytes of a hash
-whose preimage stays unknown; the whole digest is then compared in constant time."""
+"""Bytes of the digest used as the look-up key. Timing could reveal only these bytes of a hash, whose preimage
+stays unknown; the whole digest is then compared in constant time."""
 
 
 @dataclass(slots=True, eq=False)
 class TokenHolder:
-    """A client and its state. digest: SHA-256 of its token. addresses: where the token was used from."""
+    """A client with its token's state. digest: SHA-256 of the token. addresses: where it was used from."""
 
     client: Client
     bucket: TokenBucket | None = None
@@ -65,17 +66,18 @@ class TokenHolder:
     addresses: dict[str, None] = field(default_factory=dict)
 
     def remember(self, address: str) -> None:
-        """Adds an address, in place of the oldest if there are MAX_KNOWN_ADDRESSES."""
+        """Adds an address, and drops the oldest beyond MAX_KNOWN_ADDRESSES."""
         if len(self.addresses) >= MAX_KNOWN_ADDRESSES:
             del self.addresses[next(iter(self.addresses))]
         self.addresses[address] = None
 
 
 class Access:
-    """The clients of one server.
+    """The clients of one server. Raises TokensError.
 
-    file: the tokens file; None: predictions need no token. open_rights: rights that every client has. clock:
-    returns seconds. Raises TokensError.
+    file: the tokens file; None if predictions need no token.
+    open_rights: rights that every client has.
+    clock: returns seconds.
     """
 
     def __init__(
@@ -101,11 +103,11 @@ class Access:
         self._anonymous: TokenHolder | None = TokenHolder(Client(ANONYMOUS, self._open))
         self._free = self._anonymous.client
         self.needs_tokens = file is not None
-        """Whether predictions are for clients of the tokens file."""
+        """Whether predictions are restricted to clients in the tokens file."""
         self._install(Tokens(clients=()) if file is None else load_tokens(file))
 
     def reload(self) -> None:
-        """Reads the tokens file again. If it is invalid, nothing changes and one line is logged."""
+        """Reloads the tokens file. If it is invalid, logs one line and keeps the old tokens."""
         if self._file is None:
             return
         try:
@@ -117,9 +119,10 @@ class Access:
             log.warning("tokens of %d clients are in force", len(tokens.clients))
 
     def client(self, headers: Iterable[tuple[bytes, bytes]], peer: Peer) -> Client:
-        """Returns the client that asks for a prediction, and counts the request against its rate.
+        """Returns the client of a prediction request, which counts against its rate.
 
-        headers: names in lower case. Raises Unauthorized or RateLimited.
+        headers: with lower-case names.
+        Raises Unauthorized or RateLimited.
         """
         if not self.needs_tokens:
             return self._free
@@ -136,9 +139,9 @@ class Access:
     def authorized(
         self, right: Literal["admin", "feedback"], headers: Iterable[tuple[bytes, bytes]], peer: Peer
     ) -> Client:
-        """Returns the client of a call that always needs a token, and a right.
+        """Returns the client of a call that always requires a token with a certain right.
 
-        Calls with the right `feedback` count against the client's rate. Raises Unauthorized, Forbidden or
+        Calls that need `feedback` count against the client's rate. Raises Unauthorized, Forbidden or
         RateLimited.
         """
         if not any(right in holder.client.rights for holder in self._holders.values()):
@@ -167,7 +170,7 @@ class Access:
     def allowed(
         self, options: RequestOptions, client: Client, max_budget_s: float, peer: Peer
     ) -> RequestOptions:
-        """Applies `RequestOptions.allowed`; counts capped budgets, counts and logs rejections.
+        """Applies `RequestOptions.allowed`, counts capped budgets, and counts and logs rejections.
 
         Raises Forbidden.
         """
@@ -180,7 +183,7 @@ class Access:
         return allowed
 
     def _install(self, tokens: Tokens) -> None:
-        """Replaces the tokens in force. A token that stays keeps its remembered addresses."""
+        """Replaces the tokens. A token that was there before keeps its remembered addresses."""
         now_s = self._clock()
         holders = {} if self._admin is None else {self._admin.digest[:PREFIX]: self._admin}
         for entry in tokens.clients:
@@ -222,7 +225,7 @@ class Access:
     def _count_rejection(
         self, reason: str, error: RequestError, address: str, name: str = ""
     ) -> RequestError:
-        """Counts and logs a rejection (at most one line a second for each reason); returns `error`."""
+        """Counts and logs a rejection, at most one line per second and reason; returns `error`."""
         self._rejected[reason].inc()
         now_s = self._clock()
         last_s, suppressed = self._logged.get(reason, (-math.inf, 0))
@@ -237,7 +240,7 @@ class Access:
 
 
 def sender_of(client: Client, peer: Peer) -> bytes:
-    """Returns what tells the sender of a request from others: its client's name, or the network it is in."""
+    """Returns a key that identifies a request's sender: the client's name, or the network if anonymous."""
     if client.name != ANONYMOUS:
         return client.name.encode()
     return b"" if peer is None else network_of(peer[0]).encode()
@@ -249,7 +252,7 @@ def _bucket(allowed: Allowance, now_s: float) -> TokenBucket | None:
 
 
 def _bearer(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
-    """The token of the first Authorization header; None if there is none or its scheme is not Bearer."""
+    """Returns the bearer token in the first Authorization header, None if it is absent or not Bearer."""
     for name, value in headers:
         if name == b"authorization":
             scheme, _, token = value.partition(b" ")

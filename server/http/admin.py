@@ -1,17 +1,17 @@
 """POST /v1/admin/...: changes a running server.
 
-    reload      {} or {"plan": PLAN}   reads the plan again, or another one; the old one serves until then
+    reload      {} or {"plan": PLAN}   loads the same plan again, or another; the old one serves meanwhile
     rollback    {}                     serves the previous generation again (its files may be gone)
-    drain       {}                     not ready any more, as after SIGTERM, but serves until stopped
+    drain       {}                     makes the server not ready, as SIGTERM does, but keeps serving
     routing     {"policy": ..., "weights": {path: factor}, "default_budget_ms": ...}, each optional
     note        {"text": ...}          adds a line to the status page and the log
-    embeddings  new values of rows: server/http/admin_embeddings.py
-    rollout/... another version for a share of the requests: server/rollout/routes.py
+    embeddings  updates embedding rows (server/http/admin_embeddings.py)
+    rollout/... sends a share of the requests to another version (server/rollout/routes.py)
 
-A call needs a token with the right `admin` (server/http/access.py). If there is no such token, every call is
-403. A plan that cannot be opened is a 422 with the reason, and the old one still serves. Every change is
-logged, and every call leaves a line of `polyrec.audit`: the client, its address, the call, the status and the
-reason of a refusal.
+Calls require a token with the right `admin` (server/http/access.py); if no such token exists, every call is
+answered 403. A plan that cannot be opened is answered 422 with the reason, and the old one keeps serving.
+Changes are logged, and each call adds a line to the logger `polyrec.audit` with the client, its address, the
+call, the status and the reason for a rejection.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ audit = logging.getLogger("polyrec.audit")
 
 MAX_BODY_BYTES = 65536
 PlanLoader = Callable[[Path | ModelUrl | None], LoadedPlan]
-"""Reads a plan, or for None the one that the server was started with; settings override either."""
+"""Reads a plan, or for None the plan that the server was started with. Settings override values in both."""
 Arguments = TypeVar("Arguments", bound=Strict)
 
 
 class NoteRequest(Strict):
-    """A line for the status page and the log, from which names of folders are removed."""
+    """A line for the status page and the log. Folder names are removed from it."""
 
     text: Annotated[str, Field(min_length=1, max_length=500)]
 
@@ -62,7 +62,7 @@ NO_SUBJECT: Mapping[str, str] = {}
 
 
 class ReloadRequest(Strict):
-    """Reads a plan again. plan: another plan file on the server, or a URL; null: the one of its start."""
+    """Loads a plan. plan: a plan file on the server or a URL; null for the plan the server started with."""
 
     plan: OptionalModelPlace = None
 
@@ -72,7 +72,7 @@ class EmptyRequest(Strict):
 
 
 class RoutingRequest(Strict):
-    """The parts of the routing to change; those left out stay."""
+    """The routing settings to change; others stay as they are."""
 
     policy: Policy | None = None
     weights: dict[PathName, Annotated[float, Field(ge=0, allow_inf_nan=False)]] | None = None
@@ -80,7 +80,10 @@ class RoutingRequest(Strict):
 
 
 class Admin:
-    """The operator's actions on one engine, one at a time. load: reads plans; None: without settings."""
+    """Performs the operator's actions on one engine, one at a time.
+
+    load: reads plans; None if the server has no settings to read them with.
+    """
 
     def __init__(self, engine: Engine, load: PlanLoader | None = None) -> None:
         self._engine = engine
@@ -94,10 +97,11 @@ class Admin:
         answer: Callable[[bytes], Awaitable[Any]],
         subject: Mapping[str, str] = NO_SUBJECT,
     ) -> Reply:
-        """Authenticates one call, performs it and leaves an audit line, of level info if it only reads.
+        """Authenticates one call, performs it and writes an audit line, at level info if it only reads.
 
-        max_bytes: of the body. answer: the body -> the JSON of the response; may raise RequestError.
-        subject: what the call is about, further fields of the line, as `answer` finds them.
+        max_bytes: maximum size of the body.
+        answer: converts the body to the response's JSON; may raise RequestError.
+        subject: further fields of the audit line, which `answer` may fill in.
         """
         scope = request.scope
         peer = scope.get("client")
@@ -121,11 +125,14 @@ class Admin:
         return reply
 
     async def reload(self, arguments: ReloadRequest) -> dict[str, Any]:
-        """Opens a plan beside the one that serves, then replaces it."""
+        """Opens a plan beside the current one, then replaces the current one."""
         return await self._open(self.reader(arguments.plan))
 
     def reader(self, file: Path | ModelUrl | None) -> Callable[[], LoadedPlan]:
-        """Returns a function that reads a plan. None: the server's own; raises Invalid without one."""
+        """Returns a function that reads a plan.
+
+        file: None for the plan that the server was started with. Raises Invalid if there is none.
+        """
         load = self._load
         if load is not None:
             return lambda: load(file)
@@ -136,7 +143,7 @@ class Admin:
         return lambda: (load_plan(file), {})
 
     async def rollback(self, arguments: EmptyRequest) -> dict[str, Any]:
-        """Serves the generation before the last reload again."""
+        """Serves the generation from before the last reload again."""
         self._engine.check_no_rollout()
         previous = self._engine.previous
         if previous is None:
@@ -144,20 +151,20 @@ class Admin:
         return await self._open(lambda: (previous.plan, previous.bundles))
 
     async def drain(self, arguments: EmptyRequest) -> dict[str, Any]:
-        """Makes the server not ready, so that load balancers send no more; requests are still answered."""
+        """Makes the server not ready, so that load balancers stop using it. It still answers requests."""
         self._engine.enter(LifecycleState.DRAINING)
         log.warning("draining, as /v1/admin/drain was called")
         return {"state": self._engine.state.value}
 
     async def note(self, arguments: NoteRequest) -> dict[str, Any]:
-        """Shows a line on the status page, such as what `polyrec loop` does."""
+        """Adds a line to the status page; `polyrec loop` reports its steps this way."""
         text = public(printable(arguments.text))
         self._engine.metrics.events.add(clock(), "note", text)
         log.warning("note: %s", text)
         return {"text": text}
 
     async def routing(self, arguments: RoutingRequest) -> dict[str, Any]:
-        """Changes policy, weights and default budget from the next decision on."""
+        """Changes policy, weights and default budget, starting with the next decision."""
         engine = self._engine
         plan = engine.plan
         routing = {
@@ -213,7 +220,7 @@ class Admin:
 
 
 def differences(old: Serving, new: Serving) -> list[str]:
-    """Says what clients notice of another generation: features of requests, quality of the best path."""
+    """Lists what clients notice when the generation changes: request features, quality of the best path."""
     found = []
     names = [
         {f.name for f in schema.dense} | {f.name for f in schema.categorical}
@@ -233,7 +240,7 @@ def differences(old: Serving, new: Serving) -> list[str]:
 
 
 def admin_routes(admin: Admin) -> list[Endpoint]:
-    """The calls except for embedding updates."""
+    """Returns all admin endpoints except for embedding updates."""
 
     def call(
         name: str,
@@ -262,7 +269,7 @@ def admin_call(
     act: Callable[[Arguments], Awaitable[Any]],
     body_required: bool = True,
 ) -> Endpoint:
-    """Declares one call with a JSON body. act: executes it; returns the response, as JSON or a document."""
+    """Declares a call with a JSON body. act: performs it and returns the response as JSON or a document."""
 
     async def answer(received: Request) -> Reply:
         return await admin.perform(received, name, MAX_BODY_BYTES, perform)
@@ -282,7 +289,7 @@ def admin_endpoint(
     response: type[BaseModel],
     body_required: bool = True,
 ) -> Endpoint:
-    """Declares one call."""
+    """Declares an admin endpoint."""
     return Endpoint(
         f"/v1/admin/{name}",
         answer,

@@ -6,12 +6,12 @@
     {"path": PATH, "tables": {TABLE: {"retract": ["u1", ...]}}}
     a file of updates itself, with Content-Type: application/octet-stream; options as ?path= and so on
 
-`path` may be left out where only one bundle has its rows in tiers; paths that share tiers share updates. Rows
-are named by stable id, or by the values that clients send (null is the missing row). An update is atomic: no
-batch sees a part of it. With `"key": NAME` it is applied once, however often it is sent. With `"add": true`
-values that the table does not know take reserved rows, for `"expires_s"` seconds if given. `"time"` is when
-the vectors were made. The response has the number of rows; they are written into the tiers afterwards. With
-an update log they are on the disk before the response.
+`path` may be omitted if only one bundle has its rows in tiers; paths that share tiers share updates. Rows are
+identified by stable id, or by the values that clients send (null is the row for missing values). An update is
+atomic, so no batch sees a part of it. With `"key": NAME` it is applied only once, however often it is sent.
+With `"add": true` unknown values take reserved rows, for `"expires_s"` seconds if given. `"time"` is when the
+vectors were computed. The response has the number of rows; the tiers are written after it, but the update
+log, if there is one, before it.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ from polyrec.server.http.openapi import Endpoint
 MAX_BODY_BYTES = 64 << 20
 """Maximum size of a file of updates."""
 MAX_JSON_BYTES = MOST_SERVED_BYTES
-"""Maximum size of a document: all other requests wait while it is parsed, in any thread."""
+"""Maximum size of a JSON body. Parsing holds the GIL, so all other requests wait."""
 
 Stacks = Callable[[], Mapping[str, TierStack]]
-"""Returns the tiers of the present generation, by path; called for every update."""
+"""Returns the tiers of the current generation by path; called for every update."""
 
 
 Key = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$")]
@@ -58,12 +58,12 @@ BINARY = "application/octet-stream"
 
 
 WholeNumber = Annotated[int, Field(strict=True)]
-"""No `true`, `1.0` or `"1"`, which would name a row that the sender did not mean."""
+"""Rejects `true`, `1.0` and `"1"`, which would identify a row that the sender did not mean."""
 Number = Annotated[float, Field(strict=True)]
 
 
 class RowUpdate(Strict):
-    """Rows of one table, by `ids` or by `values`. retract: values that are served as unknown from now on."""
+    """Rows of one table, by `ids` or by `values`. retract: values to treat as unknown from now on."""
 
     rows: tuple[tuple[Number, ...], ...] = ()
     ids: tuple[WholeNumber, ...] | None = None
@@ -83,11 +83,12 @@ class RowUpdate(Strict):
 
 
 class UpdateOptions(Strict):
-    """Options of every form of the call.
+    """Options common to all forms of the call.
 
-    key: the caller's name for the update; one that was applied under this name is not applied again.
-    add: values that the table does not know take reserved rows. expires_s: seconds after which values with
-    reserved rows leave again; None: they stay. time: Unix time at which the vectors were made.
+    key: the caller's name for the update; an update is applied only once per key.
+    add: whether values unknown to the table take reserved rows.
+    expires_s: seconds after which added values are removed again; None keeps them.
+    time: Unix time at which the vectors were computed.
     """
 
     path: str | None = None
@@ -103,14 +104,14 @@ class UpdateOptions(Strict):
         return self
 
     def adding(self) -> Adding | None:
-        """Returns whether and until when new values are added; None: they are errors."""
+        """Returns how new values are added, None if they are errors."""
         if not self.add:
             return None
         return Adding(0.0 if self.expires_s is None else time.time() + self.expires_s)
 
 
 class UpdateRequest(UpdateOptions):
-    """New rows in a `file` of updates on the server, or in `tables` by name."""
+    """New rows, either in a `file` on the server or in `tables`."""
 
     file: Path | None = None
     tables: dict[str, RowUpdate] | None = None
@@ -123,15 +124,15 @@ class UpdateRequest(UpdateOptions):
 
 
 class Embeddings:
-    """Applies updates to the tiers of the paths."""
+    """Applies row updates to the tiers of paths."""
 
     def __init__(self, stacks: Stacks) -> None:
         self._stacks = stacks
 
     def update(self, request: UpdateRequest, subject: dict[str, str]) -> dict[str, Any]:
-        """Applies one update; blocks while a file is read or a log written. Raises Invalid or NotReady.
+        """Applies one update; blocks for file I/O. Raises Invalid or NotReady.
 
-        subject: gets the path, the tables, the key and how many rows changed, as far as they are known.
+        subject: filled with path, tables, key and number of changed rows as they become known.
         """
 
         def read(stack: TierStack) -> Update:
@@ -142,7 +143,7 @@ class Embeddings:
         return self._apply(request, read, subject)
 
     def update_binary(self, options: UpdateOptions, body: bytes, subject: dict[str, str]) -> dict[str, Any]:
-        """Applies a file of updates in a request's body. Raises like `update`."""
+        """Applies a file of updates from a request's body. Raises the same errors as `update`."""
         return self._apply(options, lambda stack: parse_update(body), subject)
 
     def _apply(
@@ -200,7 +201,7 @@ def embeddings_route(admin: Admin, embeddings: Embeddings) -> Endpoint:
                 raise Invalid(one_line(e)) from None
             return embeddings.update_binary(query, body, subject)
 
-        # Parsing a large update would block the event loop.
+        # in a thread, as parsing a large update would block the event loop
         most_bytes = MAX_BODY_BYTES if binary else MAX_JSON_BYTES
         return await admin.perform(
             request, "embeddings", most_bytes, lambda body: run_in_thread(lambda: update(body)), subject
@@ -212,7 +213,7 @@ def embeddings_route(admin: Admin, embeddings: Embeddings) -> Endpoint:
 
 
 def _max_file_bytes(stack: TierStack) -> int:
-    """Returns the bytes of a file with every row once and its header; a larger one is refused unread."""
+    """Returns the size of a file that has every row once; larger files are rejected unread."""
     tiers = stack.tiers
     return tiers.layout.total * (8 + 4 * tiers.row_format.width) + MOST_SERVED_BYTES
 

@@ -1,7 +1,7 @@
-"""The FastAPI application of one engine.
+"""Builds the FastAPI application of one engine, with all endpoints and the OpenAPI document.
 
-Every endpoint is declared in it, and in its OpenAPI document (`server/http/docs`). `hot` are the endpoints
-that `server/http/connection/connection.py` answers without ASGI. Every error is `{"error": ...}`.
+server/app/run.py creates one per model. The endpoints in `Application.hot` are declared here too, but
+server/http/connection/connection.py answers them without ASGI. Every error is `{"error": ...}`.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from polyrec.server.rollout.routes import rollout_routes
 
 
 class Application(FastAPI):
-    """FastAPI, with the endpoints that may be answered without it, by raw path."""
+    """A FastAPI application that also lists the endpoints to be answered without it, by raw path."""
 
     hot: Mapping[bytes, HotEndpoint]
     engine: Engine
     document: ApiDocument
 
     def openapi(self) -> dict[str, Any]:
-        """Makes the OpenAPI document of what is served now."""
+        """Returns the OpenAPI document of the model that is served now."""
         return self.document.make()
 
 
@@ -55,10 +55,12 @@ def create_app(
     models: ModelRepository | None = None,
     loader: ModelLoader | None = None,
 ) -> Application:
-    """Makes the application of an engine, which may still be loading.
+    """Returns the application of an engine, which may still be loading.
 
-    admin: None: no plan loader. docs: whether it has /docs and /openapi.json. models: of the server, for the
-    pages that show all; None: only the engine's. loader: loads and unloads them; None: there is a single one.
+    admin: the admin calls; None creates them without a plan loader.
+    docs: whether to serve /docs and /openapi.json.
+    models: all models of the server, for pages that show all; None for the engine's model only.
+    loader: loads and unloads models; None for a server with a single model.
     """
     admin = admin or Admin(engine)
     models = models or ModelRepository((engine,))
@@ -102,7 +104,7 @@ def create_app(
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """Answers requests for unknown paths and with methods that a path does not have."""
+    """Answers requests with an unknown path or a method that the path does not support."""
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
         allowed = sorted((error.headers or {}).get("Allow", "").split(", "))

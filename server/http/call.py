@@ -1,9 +1,9 @@
-"""One request to a hot endpoint, from its headers to its reply, with the time of each phase and its outcome.
+"""Runs one prediction request from its headers to its reply, and records its times and outcome.
 
-Access, options, dispatching, errors and counters are the same for /v1/predict, /v1/rank and the inference
-protocol; an `EndpointCodec` parses each one's bodies and writes its replies. `HotRequest`
-(server/http/connection/hot_request.py) runs a call without ASGI; `HotEndpoint` (hot_endpoint.py beside it)
-runs it as an ASGI application under any server.
+A `Call` does what /v1/predict, /v1/rank and the Open Inference Protocol have in common: access, options,
+dispatching, errors and metrics. An `EndpointCodec` parses bodies and writes replies of one endpoint.
+`HotRequest` (connection/hot_request.py) runs calls without ASGI, `HotEndpoint` (connection/hot_endpoint.py)
+as an ASGI application, and server/grpc runs them for gRPC.
 """
 
 from __future__ import annotations
@@ -50,15 +50,18 @@ from polyrec.server.rollout.traffic import ArmGroup, RolloutTraffic, fits
 log = logging.getLogger("polyrec.http")
 
 RETRIED = (Overloaded, NotReady, DeadlinePassed, Defect, Invalid, FeatureError)
-"""Errors of a canary after which the stable version answers."""
+"""Errors of a canary after which the stable version answers instead."""
 BY_BUDGET = (Overloaded.outcome, DeadlinePassed.outcome)
-"""Outcomes of requests whose budget was too small for the version."""
+"""Outcomes which mean that the request's budget was too small for the version."""
 
 
 class Parsed(NamedTuple):
-    """A parsed body. request: data of the request for `EndpointCodec.write`. options: those in the body.
+    """A parsed body.
 
-    pinned: whether it names the model's version. id: of the request, in the body.
+    request: data that `EndpointCodec.write` needs for the reply.
+    options: options found in the body.
+    pinned: whether the request names the model's version.
+    id: the request's id found in the body.
     """
 
     rows: Rows
@@ -69,7 +72,7 @@ class Parsed(NamedTuple):
 
 
 class EndpointCodec(Protocol):
-    """Parser of request bodies and writer of replies of one endpoint."""
+    """Parses request bodies and writes replies of one endpoint."""
 
     @property
     def endpoint(self) -> str: ...
@@ -91,8 +94,9 @@ class EndpointCodec(Protocol):
 class Call:
     """One request: admit -> submit -> reply -> finish; `reject`, `cancel` or `disconnect` may end it earlier.
 
-    scope: the ASGI scope. deadline_s: of the call that the request came in, in seconds on `clock`; its budget
-    ends no later. deadline_is_budget: whether it is also the budget of a request that names none.
+    scope: the ASGI scope.
+    deadline_s: deadline of the enclosing gRPC call, on `clock`; caps the request's budget.
+    deadline_is_budget: whether that deadline is also the budget of a request that names none.
     """
 
     __slots__ = (
@@ -160,7 +164,7 @@ class Call:
         self._trace = None if tracer is None else tracer.begin(scope, codec.endpoint)
 
     def admit(self) -> int:
-        """Authenticates the client and counts the request against its rate: once, before the body is read.
+        """Authenticates the client and counts the request against its rate; called before the body is read.
 
         Returns the maximum bytes of the body. Raises NotReady, Unauthorized, RateLimited, Malformed or
         Forbidden.
@@ -173,21 +177,21 @@ class Call:
         return serving.max_body_bytes
 
     def use_engine(self, engine: Engine, begun_s: float) -> None:
-        """Chooses the engine before `submit`, where the body names the model. begun_s: when it was read."""
+        """Sets the engine before `submit`, if the body names the model. begun_s: when the body was read."""
         self._engine = engine
         self._outcomes = engine.without_path[self._codec.endpoint]
-        # `admit` cut the budget to that of another model; `submit` checks rights and cuts again
+        # `admit` capped the budget for another model; parse again, and `submit` checks and caps again
         self._options = parse_options(self._scope["headers"])
         self._begun_s = begun_s
 
     def submit(self, body: bytes, arrival: Arrival | None = None) -> Query:
-        """Parses the body, decompressed, and queues the query; its result comes in `query.payload.answer`.
+        """Parses the decompressed body and queues a query; its result will be in `query.payload.answer`.
 
-        arrival: of its last byte, by estimate; None: now. Raises RequestError or FeatureError.
+        arrival: estimated arrival of the last byte, None for now. Raises RequestError or FeatureError.
         """
-        # the budget starts here, so that a slow upload does not consume it
+        # the budget starts only now, so that a slow upload does not consume it
         self._begun_s = self._arrival_s = self._begun_s or clock()
-        # again, since another plan may have been loaded after the headers arrived
+        # not from `admit`, since another plan may have been loaded after the headers arrived
         serving = self._serving = self._parsed_by = self._engine.serving
         parsed = self._parsed = self._codec.parse(serving, self._scope, body)
         self._rows, self._size = parsed.rows.rows, len(body)
@@ -214,14 +218,14 @@ class Call:
             return query
 
     def _options_with(self, in_body: RequestOptions) -> RequestOptions:
-        """The options of headers, then those of the body, then the call's deadline. Raises Forbidden."""
+        """Merges the options of headers, body and the call's deadline; earlier win. Raises Forbidden."""
         options = self._options.over(in_body)
         if self._deadline_is_budget and options.budget_s is None and self._deadline_s < math.inf:
             options = options._replace(budget_s=self._deadline_s - self._begun_s)
         return self._allowed(options)
 
     def _choose_arm(self, rollout: RolloutTraffic, parsed: Parsed) -> None:
-        """Chooses the version that answers during a rollout, if the request takes part in it."""
+        """Chooses which version of a rollout answers, if the request takes part in it."""
         scope = self._scope
         sender = sender_of(self._client, scope.get("client"))
         self._group = rollout.choose(parsed.rows, scope["headers"], parsed.pinned, sender)
@@ -230,7 +234,7 @@ class Call:
             self._waited = self._group.arm.waited()
 
     def retry(self, error: Exception) -> Query | None:
-        """Queues the query at the stable version if a canary failed it; None: the error is the answer.
+        """Queues a query that a canary failed at the stable version; None if the error stays the answer.
 
         Raises RequestError if the stable version rejects it.
         """
@@ -239,26 +243,26 @@ class Call:
             return None
         stable = self._engine.serving
         if not fits(self._parsed.rows, stable, (self._parsed_by, group.arm.serving)):
-            return None  # the rollout has ended meanwhile, and another model been loaded
+            return None  # the rollout ended and another model was loaded meanwhile
         is_refusal = isinstance(error, Overloaded | NotReady)
         if isinstance(error, Invalid | FeatureError):
-            self._suspect = group  # the client's mistake, unless the stable version answers
+            self._suspect = group  # the canary's fault only if the stable version can answer
         elif isinstance(error, DeadlinePassed):
             if clock() >= self._arrival_s + self._budget_s:
                 return None
-            read_s = self._parsed_s - self._arrival_s  # of the budget, before the canary got the request
+            read_s = self._parsed_s - self._arrival_s  # budget spent before the canary got the request
             group.failed(group.arm.budget_s(self._budget_s) - read_s, self._waited)
         elif not is_refusal:
             group.failed()
         self._group = None
         self._serving = stable
         query = self._queue()
-        if is_refusal:  # and the stable version did not refuse it as well
+        if is_refusal:  # only the canary refused it, as `_queue` did not raise
             group.refused(self._budget_s)
         return query
 
     async def answer(self, query: Query) -> Answer:
-        """Waits for the answer of `submit`, or of a retry. Raises the error of either."""
+        """Waits for the answer of the query, or of its retry, and raises their errors."""
         try:
             answer: Answer = await query.payload.answer
         except Exception as e:
@@ -285,14 +289,14 @@ class Call:
         return query
 
     def _allowed(self, options: RequestOptions) -> RequestOptions:
-        """The options with the budget capped, after a check of the client's rights. Raises Forbidden."""
+        """Checks the client's rights and returns the options with a capped budget. Raises Forbidden."""
         if options is NO_OPTIONS:
             return options
         engine = self._engine
         return engine.access.allowed(options, self._client, engine.max_budget_s, self._scope.get("client"))
 
     def reply(self, answer: Answer) -> Reply:
-        """Builds the reply of an answer."""
+        """Builds the reply to an answer."""
         self._answered_s = clock()
         serving = self._serving
         assert serving is not None
@@ -308,14 +312,14 @@ class Call:
 
     @property
     def answered_by(self) -> AnsweredBy:
-        """The path that answered, why quality was degraded, and whose rows they were."""
+        """The path that answered, why quality was degraded, and the sender; for the access log."""
         if not self._written_s:
             return AnsweredBy()
         sender = sender_of(self._client, self._scope.get("client")).decode() or None
         return AnsweredBy(self._path.name, self._answer.reason, self._rows, sender)
 
     def finish(self, status: int) -> None:
-        """Counts and traces the request, after its reply was written to the connection."""
+        """Records the request in metrics, trace and logs; called after the reply was written."""
         end_s = clock()
         serving, answer = self._serving, self._answer
         assert serving is not None
@@ -344,7 +348,7 @@ class Call:
         )
 
     def reject(self, error: Exception) -> Reply | None:
-        """Counts the error and builds its reply; None if the client has left."""
+        """Records the error and builds its reply; None if the client has left."""
         response = error_response(error)
         if not isinstance(error, RequestError | FeatureError):
             about = log_extra(self._scope.get(SCOPE_KEY, ""))
@@ -356,11 +360,11 @@ class Call:
         return None if client_left else Reply(response.body, response.status, headers=response.headers)
 
     def cancel(self) -> None:
-        """Counts a request that the server stopped before answering."""
+        """Records a request that the server stopped before answering."""
         self._record_failure("cancelled", 0)
 
     def disconnect(self) -> None:
-        """Cancels the query, as the client closed the connection: its `Pending` answer raises ClientGone."""
+        """Cancels the query of a client that has left; its `Pending` answer raises ClientGone."""
         error = ClientGone("the client closed the connection")
         if self._query is None:
             self.reject(error)
@@ -369,7 +373,7 @@ class Call:
             self._serving.dispatcher.cancel(self._query, error)
 
     def abandon(self, error: RequestError) -> None:
-        """Cancels the query and counts the error, as nothing waits for the answer any more."""
+        """Cancels the query and records the error; called when nobody waits for the answer any more."""
         if self._query is not None:
             assert self._serving is not None
             self._serving.dispatcher.cancel(self._query, error)

@@ -1,9 +1,9 @@
-"""Typed models of requests and responses, for the OpenAPI document.
+"""Typed models of requests and responses, from which the OpenAPI document is generated.
 
-Nothing on the way of a request uses them: bodies are parsed by `server/codecs`, and responses are written as
-they are. tests/server/http/test_openapi.py compares them with real requests and responses. The models of the
-inference protocol are in `server/http/oip_documents.py`, those of admin requests beside the calls that parse
-with them.
+Serving does not use them: `server/codecs` parses bodies, and responses are written directly.
+tests/server/http/test_openapi.py compares them with real requests and responses. Models of the Open Inference
+Protocol are in `server/http/oip_documents.py`; models of admin requests are next to the calls, which do parse
+with them. Docstrings here become descriptions in the document.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Quality = Literal["any", "required"]
 DegradedReason = Literal["load", "deadline", "failure", "probe"]
 StateName = Literal["loading", "ready", "draining"]
 Absent = SkipJsonSchema[None]
-"""None where a key or a parameter may be left out, but is never null."""
+"""Marks a key or parameter that may be left out but is never null."""
 
 
 class Document(BaseModel):

@@ -1,4 +1,4 @@
-"""Liveness, readiness and metrics, for load balancers and Prometheus."""
+"""Endpoints for liveness, readiness and metrics, used by load balancers and Prometheus."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from polyrec.server.repository.repository import ModelRepository
 
 
 def readiness(models: ModelRepository) -> Reply:
-    """200, or 503 with the reason."""
+    """Returns a 200 reply if all models are ready, otherwise 503 with the reason."""
     reason = models.unready()
     if reason is None:
         return json_reply({"ready": True})
@@ -21,7 +21,7 @@ def readiness(models: ModelRepository) -> Reply:
 
 
 def health_routes(models: ModelRepository) -> list[Endpoint]:
-    """/livez, /readyz and /metrics."""
+    """Returns the endpoints /livez, /readyz and /metrics."""
 
     async def livez(request: Request) -> Reply:
         return json_reply({"live": True, "state": models.state.value})

@@ -1,7 +1,7 @@
-"""The Open Inference Protocol over HTTP: health, metadata, configuration, statistics, infer.
+"""Endpoints of the Open Inference Protocol over HTTP: health, metadata, configuration, statistics, infer.
 
-Tensors are read and written by `server/codecs/oip_codec.py`. Every endpoint of a model also exists with a
-version segment, which must be the version that is served, as a number or as the bundle names it.
+`server/codecs/oip_codec.py` decodes and encodes tensors. Every model endpoint also exists with a version
+segment, which must be the served version, either as a number or as the bundle's version.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ BINARY = "application/octet-stream"
 
 
 class InferCodec:
-    """An inference request, JSON or binary, -> `probability`."""
+    """Codec of inference requests in JSON or binary form, with the output `probability`."""
 
     endpoint = "infer"
     has_options = True
@@ -88,12 +88,12 @@ class InferCodec:
 
 
 def infer_target(model: str) -> bytes:
-    """The target of inference requests to a model."""
+    """Returns the HTTP target of inference requests to a model."""
     return f"/v2/models/{model}/infer".encode()
 
 
 def oip_routes(models: ModelRepository, infer: HotEndpoint) -> list[Endpoint]:
-    """Every endpoint but those of the repository. infer: of one model; all others answer for any."""
+    """Returns all endpoints except the repository's. infer: serves one model; the others serve any."""
     return [*_server_routes(models), *_model_routes(models, infer)]
 
 
@@ -146,7 +146,7 @@ def _model_routes(models: ModelRepository, infer: HotEndpoint) -> list[Endpoint]
     def documented(path: str, answer: Handler, summary: str, response: Any) -> Endpoint:
         return _endpoint(path, answer, summary, response, errors=(404, 503))
 
-    # before those of a model: `stats` is no model's name
+    # declared before the model endpoints, as `stats` cannot be a model's name
     routes = [
         _endpoint(
             "/v2/models/stats", all_statistics, "Statistics of all models", StatisticsResponse, errors=(503,)
@@ -195,10 +195,10 @@ def _endpoint(path: str, answer: Handler | ASGIApp, summary: str, response: Any,
 
 
 def metadata(serving: Serving) -> dict[str, Any]:
-    """Returns names, types and shapes of the model's required inputs and its output; -1 is any number.
+    """Returns names, types and shapes of the model's required inputs and its output; -1 means any size.
 
-    Tools such as perf_analyzer fill every input that is listed, with a row for each row of a batch. Lists and
-    the inputs of a ranking, which do not fit that, are in GET /v1/models.
+    Optional inputs (lists, rankings) are only in GET /v1/models, since tools such as perf_analyzer fill every
+    input listed here with one row per row of a batch.
     """
     return {
         "name": serving.model.name,
@@ -213,7 +213,7 @@ def metadata(serving: Serving) -> dict[str, Any]:
 
 
 def statistics(engines: Sequence[Engine]) -> dict[str, Any]:
-    """Returns the statistics of models. Raises NotReady."""
+    """Returns the statistics of several models. Raises NotReady."""
     documents = []
     for engine in engines:
         engine.metrics.flush()
@@ -225,7 +225,7 @@ def statistics(engines: Sequence[Engine]) -> dict[str, Any]:
 def configuration(engine: Engine) -> dict[str, Any]:
     """Returns Triton's model configuration, which perf_analyzer reads before it starts.
 
-    Inputs are those of the metadata, their shapes without the batch dimension, as max_batch_size implies one.
+    It has the inputs of `metadata`, with shapes that omit the batch dimension, which max_batch_size implies.
     """
     serving = engine.serving
     inputs = serving.codec.inputs

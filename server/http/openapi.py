@@ -1,9 +1,9 @@
-"""Declares endpoints to FastAPI and makes the OpenAPI document from the declarations.
+"""Declares endpoints to FastAPI, and generates the OpenAPI document from the declarations.
 
-An `Endpoint` has typed models of its request and responses, from which FastAPI writes the document. Requests
-do not pass through FastAPI's validation and responses not through its serialization: error messages name the
-field and the remedy, admin calls check the token before they read the body, and predictions are written once.
-tests/server/http/test_openapi.py checks the document against what the server answers.
+An `Endpoint` names typed models of its request and responses, from which FastAPI generates the document. They
+are for documentation only: FastAPI neither validates requests nor serializes responses. So error messages can
+name the field and the remedy, admin calls check the token before reading the body, and predictions are
+serialized only once. tests/server/http/test_openapi.py checks the document against real answers.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ ERRORS: dict[int, str] = {
     504: "The latency budget passed, or cannot be met any more.",
     505: "Only HTTP/1.1 and 1.0 are spoken.",
 }
-"""Description of each status. The body is always an `Error`, unless the endpoint declares another."""
+"""Description by status. The body is an `Error` unless the endpoint declares another model."""
 REQUEST_ID_HEADER: dict[str, Any] = {
     "X-Request-Id": {
         "description": "The client's id of the request, or one that the server made.",
         "schema": {"type": "string", "minLength": 1, "maxLength": MAX_BYTES},
     }
 }
-"""In every answer."""
+"""Header of every answer."""
 REQUEST_ID_PARAMETER = {
     "name": "X-Request-Id",
     "in": "header",
@@ -92,9 +92,9 @@ ERROR_HEADERS: dict[int, dict[str, Any]] = {
     },
 }
 CONNECTION_ERRORS = (400, 408, 414, 417, 429, 431, 500, 501, 505)
-"""Errors of any request: the connection rejects it before an endpoint is called, or an endpoint fails."""
+"""Errors possible for every request: rejections by the connection, and failures of an endpoint."""
 CLIENT_ERRORS = (401, 403, 413, 422, 503, 504)
-"""Further errors of requests for predictions."""
+"""Further errors possible for prediction requests."""
 ADMIN_ERRORS = (401, 403, 409, 413, 421, 422, 503)
 BEARER = HTTPBearer(scheme_name="token", description="A token of the tokens file, or POLYREC_ADMIN_TOKEN.")
 PATH_PARAMETERS: dict[str, Any] = {
@@ -113,19 +113,23 @@ PATH_HEADER: dict[str, Any] = {
     },
 }
 AUTOMATIC = ("HTTPValidationError", "ValidationError")
-"""FastAPI's models of its own validation errors, which no endpoint answers with."""
+"""FastAPI's models for its own validation errors, which never occur here."""
 
 Handler = Callable[[Request], Awaitable[Reply]]
 
 
 class Endpoint(APIRoute):
-    """A route that FastAPI documents and `answer` answers.
+    """A route that FastAPI documents but `answer` handles.
 
-    answer: a function of the request, or an ASGI application. request: model of the body. query, headers:
-    models of parameters. response: model of the JSON of status 200. content: media types of 200 beside or
-    instead of JSON. response_headers: of 200. errors: statuses beside CONNECTION_ERRORS. responses: bodies of
-    errors that are no `Error`. Without response and content the endpoint never succeeds. token: whether a
-    client needs one; `maybe`: it depends on the server's settings.
+    answer: a function of the request, or an ASGI application.
+    request: model of the body.
+    query, headers: models of parameters.
+    response: model of the JSON for status 200. Without it and `content`, the endpoint never succeeds.
+    content: media types for status 200, in addition to or instead of JSON.
+    response_headers: headers for status 200.
+    errors: statuses in addition to CONNECTION_ERRORS.
+    responses: models of error bodies other than `Error`.
+    token: whether clients need a token; `maybe` if that depends on the server's settings.
     """
 
     def __init__(
@@ -178,7 +182,7 @@ class Endpoint(APIRoute):
             dependencies=[] if token == "never" else [Security(BEARER)],
             openapi_extra=extra,
         )
-        self.description = description  # not that of _Declaration
+        self.description = description  # otherwise FastAPI takes the docstring of _Declaration
         self.method = method.lower()
         self.errors = sorted({*CONNECTION_ERRORS, *errors} - set(responses or ()))
         succeeds = response is not None or content is not None
@@ -189,14 +193,14 @@ class Endpoint(APIRoute):
             self.methods = {"GET", "HEAD"}
 
     def documented(self) -> Endpoint:
-        """Returns a copy for the document, without HEAD."""
+        """Returns a copy without HEAD, for the document."""
         route = copy(self)
         route.methods = {self.method.upper()}
         return route
 
 
 class _Declaration:
-    """A callable with the signature that FastAPI reads an endpoint's parameters from. Never called."""
+    """A callable whose signature tells FastAPI an endpoint's parameters. Never called."""
 
     def __init__(self, path: str, annotations: dict[str, Any], body_required: bool) -> None:
         self.__name__ = path
@@ -219,18 +223,18 @@ class _Declaration:
 
 
 def text_content(media_type: str) -> dict[str, Any]:
-    """The `content` of a response that is text."""
+    """Returns the OpenAPI `content` of a text response."""
     return {media_type: {"schema": {"type": "string"}}}
 
 
 def _operation_id(method: str, path: str) -> str:
-    """`POST /v2/models/{model}/infer` -> `post_v2_models_model_infer`."""
+    """Returns an operation id, such as `post_v2_models_model_infer` for `POST /v2/models/{model}/infer`."""
     words = "".join(c if c.isalnum() else " " for c in f"{method.lower()}/{path}").split()
     return "_".join(words)
 
 
 def openapi_document(app: FastAPI) -> dict[str, Any]:
-    """Makes the OpenAPI 3.1 document of an application's endpoints; takes tenths of a second."""
+    """Generates the OpenAPI 3.1 document of an application's endpoints; takes tenths of a second."""
     endpoints = [route for route in app.routes if isinstance(route, Endpoint)]
     document = get_openapi(
         title=app.title,

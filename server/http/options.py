@@ -1,7 +1,7 @@
-"""Per-request options: latency budget, priority and required quality, from headers or from a body.
+"""Parses and limits per-request options: latency budget, priority and required quality.
 
-A client may ask for any valid value. The operator's cap on budgets and the client's rights decide what it
-gets (`RequestOptions.allowed`), whether an option came from a header or a body.
+Options come from headers or from a body. In either case `RequestOptions.allowed` caps the budget to the
+operator's maximum and checks the client's rights.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ BUDGET = b"x-latency-budget-ms"
 PRIORITY = b"x-polyrec-priority"
 QUALITY = b"x-polyrec-quality"
 MIN_BUDGET_S = sys.float_info.min
-"""The quotient of a smaller one may be 0, which would mean none."""
+"""Minimum budget. Dividing a smaller one may give 0, which would mean that there is no budget."""
 
 
 class RequestOptions(NamedTuple):
-    """Options of one request.
+    """Options of one request. None means not specified.
 
-    budget_s: latency budget in seconds. priority: 1 is the highest, 0 the default and lowest. required:
-    only a path of the best quality may answer. None: not given.
+    budget_s: latency budget in seconds.
+    priority: 1 is the highest, 0 the default and lowest.
+    required: whether only a path of the best quality may answer.
     """
 
     budget_s: float | None = None
@@ -35,7 +36,7 @@ class RequestOptions(NamedTuple):
     required: bool | None = None
 
     def over(self, other: RequestOptions) -> RequestOptions:
-        """These options; the ones not given are taken from `other`."""
+        """Returns these options, completed from `other` where not specified."""
         return RequestOptions(
             other.budget_s if self.budget_s is None else self.budget_s,
             other.priority if self.priority is None else self.priority,
@@ -43,7 +44,7 @@ class RequestOptions(NamedTuple):
         )
 
     def allowed(self, client: Client, max_budget_s: float) -> RequestOptions:
-        """These options, the budget cut to max_budget_s seconds. Raises Forbidden for a missing right."""
+        """Returns these options with the budget capped. Raises Forbidden if the client lacks a right."""
         budget_s, priority, required = self
         if priority and "priority" not in client.rights:
             raise _forbidden("priority", str(priority), "header X-Polyrec-Priority, parameter 'priority'")
@@ -65,7 +66,10 @@ def _forbidden(right: Right, value: str, where: str) -> Forbidden:
 
 
 def parse_options(headers: Headers) -> RequestOptions:
-    """Parses the options in headers (lower-case names); the last of a name counts. Raises Malformed."""
+    """Parses the options in headers with lower-case names; the last of equal names wins.
+
+    Returns NO_OPTIONS itself if there are none. Raises Malformed.
+    """
     budget_s: float | None = None
     priority: int | None = None
     required: bool | None = None
@@ -76,15 +80,15 @@ def parse_options(headers: Headers) -> RequestOptions:
             priority = parse_priority(value)
         elif name == QUALITY:
             required = parse_quality(value)
-    # the same object, by which the caller sees that there is nothing to check
+    # callers compare with `is NO_OPTIONS` to skip checks
     given = budget_s is not None or priority is not None or required is not None
     return RequestOptions(budget_s, priority, required) if given else NO_OPTIONS
 
 
 def parse_budget_s(value: bytes, where: str = "header X-Latency-Budget-Ms") -> float:
-    """Parses a number of milliseconds; returns seconds. where: its place, for messages. Raises Malformed."""
+    """Parses milliseconds and returns seconds. where: origin of the value, for messages. Raises Malformed."""
     try:
-        budget_ms = math.nan if b"_" in value else float(value)  # float takes 1_000
+        budget_ms = math.nan if b"_" in value else float(value)  # float accepts 1_000
     except ValueError:
         budget_ms = math.nan
     if not 0 < budget_ms <= MOST_BUDGET_MS:
@@ -106,7 +110,7 @@ def parse_priority(value: bytes) -> int:
 
 
 def parse_quality(value: bytes, where: str = "header X-Polyrec-Quality") -> bool:
-    """Parses `required` (true) or `any` (false). where: its place, for messages. Raises Malformed."""
+    """Parses `required` (True) or `any` (False). where: origin, for messages. Raises Malformed."""
     if value not in (b"required", b"any"):
         text = value[:40].decode("latin-1")
         raise Malformed(f"{where} is '{text}'; it is 'required' or 'any'")

@@ -1,5 +1,6 @@
-"""GET /v1/models, /v1/plan, /v1/paths and /v1/route: the served model, the plan in force, the open paths, and
-an explained decision.
+"""Endpoints that describe what is served: GET /v1/models, /v1/plan, /v1/paths and /v1/route.
+
+They return the served models, the plan in force, the open paths, and an explained routing decision.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ MAX_DIGITS = 9
 
 
 def plan_routes(engine: Engine, repository: ModelRepository) -> list[Endpoint]:
-    """The models of the server; of the engine's, the plan in force, the open paths, an explained decision."""
+    """Returns the endpoints. /v1/models covers all models of the server, the others the engine's model."""
 
     async def models(request: Request) -> Reply:
         try:
@@ -98,7 +99,7 @@ def plan_routes(engine: Engine, repository: ModelRepository) -> list[Endpoint]:
 
 
 def redact(plan: Plan) -> Plan:
-    """Returns the plan without credentials of a store and folders of this machine."""
+    """Returns the plan without store credentials and without folders of this machine."""
     paths = tuple(path.model_copy(update={"bundle": Path(folder_name(path.bundle))}) for path in plan.paths)
     placement = plan.placement
     if placement is not None:
@@ -111,12 +112,12 @@ def redact(plan: Plan) -> Plan:
 
 
 def folder_name(folder: Path) -> str:
-    """Returns the last component of a folder's path, also of `.` and `..`."""
+    """Returns the last component of a folder's path; resolves `.` and `..` first."""
     return folder.absolute().name if folder.name not in ("", "..") else folder.resolve().name
 
 
 def model_document(serving: Serving) -> dict[str, Any]:
-    """Returns the served model: its names and versions, schema, inputs, paths and the quality of each."""
+    """Returns the served model's names, versions, schema, inputs, and paths with their quality."""
     model, inputs = serving.model, serving.codec.inputs
     qualities = [path.quality for path in serving.paths if path.quality is not None]
     return {
@@ -151,7 +152,7 @@ def model_document(serving: Serving) -> dict[str, Any]:
 
 
 def describe(serving: Serving) -> dict[str, Any]:
-    """Returns the open paths, the lanes and the router's state at this moment."""
+    """Returns the open paths, the lanes and the router's current state."""
     snapshot = serving.dispatcher.router.snapshot()
     return {
         "paths": [_path(path) for path in serving.paths],
@@ -187,7 +188,7 @@ def _path(path: OpenPath) -> dict[str, Any]:
 
 
 def _parse_query(request: Request, default_budget_s: float) -> tuple[int, float, bool]:
-    """?rows=&budget_ms=&quality= -> rows, budget in seconds, whether the best quality is required.
+    """Parses ?rows=&budget_ms=&quality= into rows, budget in seconds, and whether quality is required.
 
     Raises Malformed, which names the parameter.
     """

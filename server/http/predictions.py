@@ -1,5 +1,7 @@
-"""POST /v1/predict: rows in, one probability each out. POST /v1/rank: one context and its candidates in,
-their order and scores out."""
+"""Codecs and declarations of POST /v1/predict and POST /v1/rank.
+
+/v1/predict takes rows and returns a probability for each. /v1/rank takes one context with its candidates and
+returns the candidates' order and scores."""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ class RankCodec:
         return Parsed(request.rows, request=request.top_k)
 
     def write(self, serving: Serving, parsed: Parsed, answer: Answer, path: OpenPath) -> Reply:
-        # Stable: candidates of equal score keep the order in which they were sent.
+        # a stable sort, so that candidates with equal scores keep the order in which they were sent
         probabilities = answer.probabilities
         order = (-probabilities).argsort(kind="stable")[: parsed.request]
         return _reply({"order": order, "scores": probabilities[order]}, answer, path)

@@ -1,4 +1,4 @@
-"""Rate limits: a token bucket, and the limit on wrong tokens of each address."""
+"""Rate limits: a token bucket, and a limit on wrong tokens per client address."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import ipaddress
 from collections import OrderedDict
 
 MAX_ADDRESSES = 4096
-"""Maximum addresses with a bucket for wrong tokens; the least recently used one is evicted."""
+"""Maximum addresses for which wrong tokens are counted; the least recently used is evicted."""
 GUESS_BURST = 10
-"""Burst of wrong tokens that an address may send."""
+"""Wrong tokens that an address may send in a burst."""
 GUESSES_PER_SECOND = 1.0
 
 
 class TokenBucket:
-    """A token bucket that is full at first. rate: tokens per second. burst: its capacity, at least 1."""
+    """A token bucket, initially full. rate: tokens per second. burst: capacity, at least 1."""
 
     __slots__ = ("_at_s", "_burst", "_level", "_rate")
 
@@ -23,13 +23,13 @@ class TokenBucket:
         self._at_s = now_s
 
     def wait_s(self, now_s: float) -> float:
-        """Seconds until a token can be taken; 0: now."""
+        """Returns the seconds until a token can be taken, 0 for now."""
         self._level = min(self._burst, self._level + (now_s - self._at_s) * self._rate)
         self._at_s = now_s
         return max(0.0, (1.0 - self._level) / self._rate)
 
     def take(self, now_s: float) -> float:
-        """Takes a token and returns 0, or returns the seconds until there is one."""
+        """Takes a token and returns 0, or returns the seconds until one is available."""
         wait_s = self.wait_s(now_s)
         if not wait_s:
             self._level -= 1.0
@@ -37,7 +37,10 @@ class TokenBucket:
 
 
 class GuessLimiter:
-    """Wrong tokens by client address: GUESS_BURST at once, then GUESSES_PER_SECOND. Memory is bounded."""
+    """Limits wrong tokens per address to a burst of GUESS_BURST and then GUESSES_PER_SECOND.
+
+    Memory is bounded.
+    """
 
     def __init__(self) -> None:
         self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
@@ -46,7 +49,7 @@ class GuessLimiter:
         return len(self._buckets)
 
     def wait_s(self, address: str, now_s: float) -> float:
-        """Seconds until a token from this address is checked again; 0: now."""
+        """Returns the seconds until tokens from this address are checked again, 0 for now."""
         bucket = self._buckets.get(network_of(address))
         return 0.0 if bucket is None else bucket.wait_s(now_s)
 
@@ -64,10 +67,7 @@ class GuessLimiter:
 
 
 def network_of(address: str) -> str:
-    """The key by which addresses are limited: an IPv4 address, or the /64 prefix of an IPv6 address.
-
-    Logs name clients by it.
-    """
+    """Returns the key by which clients are limited and logged: an IPv4 address or an IPv6 /64 prefix."""
     if ":" not in address:
         return address
     try:

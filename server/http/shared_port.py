@@ -1,7 +1,7 @@
-"""Rejects calls that concern one process on a port that several processes share.
+"""Rejects per-process calls on a port that several server processes share (server/app/processes.py).
 
-Any of them may accept a connection, so a scrape or a change would reach one process at random. Each has an
-address of its own for these.
+Any process may accept a connection there, so a metrics scrape or an admin call would reach a random one. Each
+process has a port of its own for such calls.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from polyrec.server.errors import Misdirected
 from polyrec.server.http.connection.reply import error_reply
 
 OWN = ("/metrics", "/v1/admin/", "/v2/repository/")
-"""Paths, or beginnings of paths, that are answered at a process's own address only."""
+"""Paths, or prefixes of paths, that are answered only at a process's own port."""
 _OWN_OF_A_MODEL = re.compile("/v1/models/[^/]*/admin/")
 
 
 class SharedPort:
-    """ASGI application that passes on all other requests. port: the shared one."""
+    """ASGI application that rejects such calls and forwards all other requests. port: the shared port."""
 
     def __init__(self, app: ASGIApp, port: int) -> None:
         self._app = app

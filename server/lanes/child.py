@@ -1,14 +1,15 @@
-"""Starts, wakes, watches and ends the process of a lane.
+"""Starts, wakes, watches and ends the worker process of a lane.
 
-Five descriptors connect it with the server. None of them has a name that could be left behind:
+Five file descriptors connect the worker with the server. None has a name in a file system that could be left
+behind after a crash:
 
     mailbox    shared memory (memfd)
     wake       eventfd: the server has put a batch
-    done       eventfd: the worker has answered; the event loop watches it
-    lifeline   pipe that nobody writes to: when the server ends, however that happens, the kernel closes
-               its end and kills the worker. (PR_SET_PDEATHSIG would not do: it fires when the *thread*
-               that started the worker ends.)
-    pidfd      readable once the worker has ended; the event loop watches it
+    done       eventfd: the worker has answered; watched by the event loop
+    lifeline   pipe that nobody writes to. When the server ends for any reason, the kernel closes the server's
+               end and kills the worker. (PR_SET_PDEATHSIG would fire when the *thread* that started the
+               worker ends.)
+    pidfd      readable once the worker has ended; watched by the event loop
 """
 
 from __future__ import annotations
@@ -28,20 +29,23 @@ from polyrec.server.lanes.mailbox import Mailbox, WorkerState
 
 ROOT = Path(__file__).parents[3]
 START_S = 300.0
-"""Limit for a worker to be ready; opening gigabytes from a cold disk takes a minute."""
+"""Timeout for a worker to become ready; opening gigabytes from a cold disk takes a minute."""
 END_S = 5.0
 ERRORS: dict[str, type[PolyrecError]] = {e.__name__: e for e in (BundleError, RuntimeUnavailable)}
 
 
 class Child:
-    """A worker process. The constructor returns at once; `wait_ready` waits until it takes batches."""
+    """A worker process. The constructor does not block; `wait_ready` waits until the worker takes batches."""
 
     def __init__(
         self, name: str, task: str, inherited: frozenset[int] = frozenset(), spare: bool = False
     ) -> None:
-        """name: the lane's, shown by ps. task: a `task.WorkerTask` as JSON. inherited: its descriptors.
+        """Starts the process. Raises RuntimeUnavailable.
 
-        spare: runs in spare time only, once it is ready.
+        name: the lane's name, which ps shows.
+        task: a `task.WorkerTask` as JSON.
+        inherited: descriptors that the task needs.
+        spare: whether the worker uses only spare CPU time once it is ready.
         """
         self.name = name
         with ExitStack() as opened:
@@ -60,9 +64,9 @@ class Child:
                     command,
                     pass_fds=(*shared, *inherited),
                     stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,  # the server's own may be read by a program
+                    stdout=subprocess.DEVNULL,  # a program may parse the server's standard output
                     env=_environment(),
-                    process_group=0,  # Ctrl-C in a terminal is for the server, which ends its workers
+                    process_group=0,  # Ctrl-C reaches only the server, which ends its workers
                 )
             except OSError as e:
                 raise RuntimeUnavailable(f"lane '{name}': its process cannot be started: {e}") from None
@@ -75,7 +79,7 @@ class Child:
     def wait_ready(self) -> None:
         """Blocks until the worker takes batches.
 
-        Raises RuntimeUnavailable or BundleError if it ended instead.
+        Raises RuntimeUnavailable or BundleError if it ends instead.
         """
         poller = select.poll()
         poller.register(self.done, select.POLLIN)
@@ -94,7 +98,7 @@ class Child:
         raise RuntimeUnavailable(f"lane '{self.name}': its process {how} while it started")
 
     def exit_reason(self) -> str:
-        """Returns why the process ended: `exited with status 1`, `was killed by SIGKILL`."""
+        """Returns how the process ended, such as `exited with status 1` or `was killed by SIGKILL`."""
         status = self._process.wait()
         if status >= 0:
             return f"exited with status {status}"
@@ -115,14 +119,14 @@ class Child:
         self._process.kill()
 
     def end(self, within_s: float = END_S) -> None:
-        """Kills the worker and closes all descriptors; blocks until it has ended, `within_s` at most."""
+        """Kills the worker, closes all descriptors, and waits up to `within_s` for the worker to end."""
         self._process.kill()
         poller = select.poll()
         poller.register(self.ended, select.POLLIN)
         if poller.poll(within_s * 1e3):
             self._process.wait()
         else:
-            # a killed worker of the idle class needs spare time even to end, which a busy machine may lack
+            # a killed worker in the idle scheduling class needs spare CPU time even to exit
             name = f"polyrec-reap-{self.pid}"
             threading.Thread(target=self._process.wait, name=name, daemon=True).start()
         self._opened.close()
@@ -134,7 +138,7 @@ def _closed_by(opened: ExitStack, fd: int) -> int:
 
 
 def _environment() -> dict[str, str]:
-    """The server's environment, with one thread for each library and this code on the import path."""
+    """Returns the server's environment, with single-threaded libraries and this code on the import path."""
     search: Sequence[str] = (str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")]))
     return os.environ | {
         "PYTHONPATH": os.pathsep.join(search),

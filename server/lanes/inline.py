@@ -1,4 +1,4 @@
-"""The inline lane: executes batches in the event loop, without a hop."""
+"""The inline lane, which executes batches in the event loop, without a hand-over."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from polyrec.server.lanes.lane import Settle, attempt
 
 
 class InlineLane:
-    """Executes and settles a batch inside `execute`."""
+    """A lane that executes and settles a batch inside `execute`."""
 
     kind: LaneKind = "inline"
     pid: None = None

@@ -1,8 +1,8 @@
-"""The interface of a lane: executes one batch at a time on a given path, and settles it on the event loop.
+"""The interface of a lane, which executes one batch at a time and reports the outcome on the event loop.
 
-A batch of ranks and the name of a path go in; probabilities and the seconds of each stage come out, or the
-exception that execution raised, or `LaneDied` if the lane's process ended. The caller gives a lane one batch
-at a time, from one event loop.
+The executor (server/dispatch/executor.py) passes a batch of ranks and the name of a path. The outcome is
+probabilities and the seconds of each stage, or the exception that execution raised, or `LaneDied` if the
+lane's process ended. A lane is used from one event loop.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from polyrec.server.clock import clock
 
 
 class LaneDied(Exception):
-    """The process of a lane ended; the message names the lane and says how (exit code or signal)."""
+    """The process of a lane ended; the message has the lane's name and the exit code or signal."""
 
 
 class ExecutionFailed(Exception):
-    """An exception of a runtime in another process, in one line; that process's log has the traceback."""
+    """A runtime in another process raised an exception; that process logged the traceback."""
 
 
 @dataclass(frozen=True, slots=True)
 class Executed:
-    """One executed batch. probabilities: float32 [rows], owned by the caller; seconds of the two stages.
+    """One executed batch, with the seconds of its two stages.
 
-    waited_s: seconds for which a lane that runs in spare time waited for a processor.
+    probabilities: float32 [rows], owned by the caller.
+    waited_s: seconds for which a lane that uses only spare CPU time waited for a CPU.
     """
 
     probabilities: F32
@@ -46,7 +47,7 @@ Settle = Callable[[Executed | Exception], None]
 
 
 class Lane(Protocol):
-    """One executor on a device, with a runtime for every path of it."""
+    """An executor on one device, with a runtime for each of the device's paths."""
 
     @property
     def name(self) -> str: ...
@@ -56,47 +57,47 @@ class Lane(Protocol):
 
     @property
     def alive(self) -> bool:
-        """Whether it takes batches: false from its process's death until `restart`, and once closed."""
+        """Whether the lane takes batches; false after `close`, and after its process died until `restart`."""
         ...
 
     @property
     def pid(self) -> int | None:
-        """Process id of a live process lane; None for the other kinds."""
+        """Process id of a live process lane, None for other kinds."""
         ...
 
     def attach(self) -> None:
-        """Watches for the lane's death on the running event loop, also while idle; to be called once.
+        """Starts to watch for the lane's death on the running event loop; otherwise the first batch does.
 
-        Without it, watching begins with the first batch.
+        Call it at most once.
         """
         ...
 
     def execute(self, path: str, batch: Batch, settle: Settle) -> None:
-        """Begins to execute a batch, and later calls `settle` with the outcome, on the event loop.
+        """Starts to execute a batch, and calls `settle` with the outcome on the event loop.
 
-        `settle` is called exactly once unless the lane is closed before; an inline lane calls it before this
-        returns. The batch's arrays must not change until then.
+        `settle` is called exactly once, unless the lane is closed first; an inline lane calls it before this
+        method returns. The batch's arrays must not change until then.
         """
         ...
 
     async def restart(self) -> None:
-        """Restarts the process of a dead process lane without blocking the loop; ignores other lanes.
+        """Restarts a dead process lane without blocking the loop; does nothing for other lanes.
 
-        Raises RuntimeUnavailable or BundleError; the lane is then still dead.
+        Raises RuntimeUnavailable or BundleError, and leaves the lane dead.
         """
         ...
 
     def close(self) -> None:
-        """Ends the lane, in bounded time; a batch in it is not settled."""
+        """Ends the lane in bounded time. A batch in progress is not settled."""
         ...
 
 
 OnDeath = Callable[[Lane], None]
-"""Called on the event loop after a lane's process has ended and its batch was settled with LaneDied."""
+"""Called on the event loop after a lane's process ended and its batch was settled with LaneDied."""
 
 
 def run(runtime: Runtime, batch: Batch) -> Executed:
-    """Executes a batch on the calling thread. Raises what the runtime raises."""
+    """Executes a batch on the calling thread. Propagates the runtime's exceptions."""
     start = clock()
     embedded = runtime.embed(batch)
     middle = clock()
@@ -105,7 +106,7 @@ def run(runtime: Runtime, batch: Batch) -> Executed:
 
 
 def attempt(runtime: Runtime, batch: Batch) -> Executed | Exception:
-    """`run` that returns its exception."""
+    """Executes a batch like `run`, but returns an exception instead of raising it."""
     try:
         return run(runtime, batch)
     except Exception as e:

@@ -1,10 +1,10 @@
-"""The layout of a batch's arrays in a mailbox, derived from its head.
+"""Computes where a batch's arrays lie in a mailbox, from the batch's header.
 
-The int64 arrays, the float32 arrays and room for the answer follow each other without gaps; of each type, the
-context's arrays come before the candidate's. A batch whose rows are in tiers also has what the server found
-of them (polyrec.models.tiers.shared.resolved): addresses behind the integers, values behind the floats,
-padded to whole ones. Batches of the same sizes have the same head and the same views, which a worker makes
-once for each head.
+The int64 arrays, the float32 arrays and the space for the answer follow each other without gaps. Within each
+type, the context's arrays come before the candidate's. If the batch's rows are in tiers, the rows that the
+server resolved (polyrec.models.tiers.shared.resolved) are included: addresses after the int64 arrays, values
+after the float32 arrays, padded to a whole float32. Batches of equal sizes have equal headers and therefore
+equal views, which a worker creates once and caches by header.
 """
 
 from __future__ import annotations
@@ -18,17 +18,21 @@ import numpy as np
 from polyrec.models.schema.batch import F32, I64, Batch, Block
 from polyrec.models.tiers.shared.resolved import Found
 
-# size of the data area, offset of the answer in it (in float32), path, rows, contexts, whether rows share
-# contexts, plain rows; then, context before candidate: columns of ranks, values and offsets of bags, columns
-# of dense; then of rows in tiers: addresses (-1: not in tiers), values, bytes of one
+# 0-6: size of the data area, offset of the answer in it (in float32), path, rows, contexts, whether rows
+# share contexts, plain rows 7-14, each for context and candidate: columns of ranks, bag values, bag offsets,
+# dense columns 15-17: addresses of rows in tiers (-1 if rows are not in tiers), number of values, bytes per
+# value
 HEAD = Struct("=18q")
 NO_TIERS = (-1, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Index of the path, the batch, float32 [rows] for the answer, and what was found of its rows in tiers,
-    None if they are not in tiers; all arrays are views.
+    """Views of one batch in the mailbox.
+
+    path: index of the path.
+    answer: float32 [rows], to be filled with the probabilities.
+    found: the batch's rows resolved in the tiers, None if they are not in tiers.
     """
 
     path: int
@@ -38,7 +42,7 @@ class Layout:
 
     @classmethod
     def of(cls, head: bytes, ints: I64, floats: F32) -> Self:
-        """Makes the views that a head describes. ints, floats: the data area as either type.
+        """Creates the views that a header describes. ints, floats: the data area as either type.
 
         Raises ValueError if the sizes do not add up to the offset of the answer.
         """

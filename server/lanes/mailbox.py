@@ -1,19 +1,19 @@
-"""The mailbox of a process lane: shared memory through which batches go in and answers come out.
+"""The mailbox of a process lane: shared memory that carries batches to the worker and answers back.
 
-    head    the path, and the sizes of the batch's arrays
+    head    the path and the sizes of the batch's arrays
     reply   the outcome
-    data    the batch's arrays and room for the answer (server/lanes/layout.py), or a message in UTF-8
+    data    the batch's arrays and space for the answer (server/lanes/layout.py), or a message in UTF-8
 
-The worker's arrays are views of the bytes that the server wrote. The memory (memfd) has no name in any file
-system, so the kernel frees it with the last process that holds it. Only touched pages take memory, so it
-starts large; it grows when a batch needs more.
+The worker's arrays are views of the bytes that the server wrote. The memory is a memfd without a name, so the
+kernel frees it together with the last process that holds it. It starts large, since only touched pages use
+memory, and grows when a batch needs more.
 
-Between two batches each side's code leaves the CPU caches, so the cost of a hop is the code and memory that
-it touches rather than the bytes it copies. Therefore a small batch is in one page and is written by one call,
-and a worker keeps the views of sizes that it has met.
+The signals in server/lanes/child.py decide who may write: the server until it wakes the worker, then the
+worker until it signals completion. Their system calls also order the memory accesses.
 
-The signals of server/lanes/child.py say who may write: the server until it wakes the worker, the worker until
-it signals that it is done. Their system calls also order the memory accesses.
+Between two batches each side's code leaves the CPU caches, so a hand-over costs the code and memory it
+touches rather than the bytes it copies. Therefore a small batch fits one page and is written by one call, and
+a worker caches the views for sizes it has seen.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from polyrec.server.lanes.layout import HEAD, NO_TIERS, Layout
 FIRST_BYTES = 4 << 20
 """Initial size."""
 JOINED_ROWS = 512
-"""Maximum rows of a batch whose arrays are joined before they are written: copying some KB once more costs
-less than writing nine arrays one by one."""
+"""Maximum rows of a batch whose arrays are joined before writing. Copying a few KB once more costs less than
+writing nine arrays one by one."""
 MAX_LAYOUTS = 1024
-"""Maximum layouts that a worker keeps, of 2 KB each."""
+"""Maximum layouts that a worker caches, of 2 KB each."""
 
-_REPLY = Struct("=qdddq")  # state, seconds of embed, dense and waiting, bytes of the message
+_REPLY = Struct("=qdddq")  # state; seconds of embed, dense and waiting; bytes of the message
 _REPLY_AT = 160
 _DATA_AT = 256
 _INT, _FLOAT = np.dtype(np.int64), np.dtype(np.float32)
@@ -49,7 +49,7 @@ _PADDING = np.zeros(3, np.uint8)
 
 
 class WorkerState(IntEnum):
-    """State of a worker or its batch."""
+    """State of a worker or of its batch."""
 
     STARTING = 0
     READY = 1
@@ -67,12 +67,12 @@ class Mailbox:
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self._layouts: dict[bytes, Layout] = {}  # worker only: by head
-        self._expected = slice(0)  # server only: where the answer will be
+        self._expected = slice(0)  # server only: position of the answer
         self._map()
 
     @staticmethod
     def create(name: str) -> Mailbox:
-        """Creates an empty mailbox. name: shown in /proc."""
+        """Creates an empty mailbox. name: appears in /proc."""
         fd = os.memfd_create(f"polyrec lane {name}", os.MFD_CLOEXEC)
         os.ftruncate(fd, FIRST_BYTES)
         return Mailbox(fd)
@@ -98,10 +98,10 @@ class Mailbox:
         del self._ints, self._floats, self._answer, self._memory
 
     def put(self, path: int, batch: Batch, found: Found | None = None) -> None:
-        """Writes a batch (server only).
+        """Writes a batch (server only). Raises TypeError if ranks or offsets are not int64.
 
-        path: its index. found: of its rows, if they are in tiers. Raises TypeError for ranks or offsets of
-        wrong type.
+        path: index of the path.
+        found: the batch's rows resolved in the tiers, None if they are not in tiers.
         """
         context, candidate, row = batch.context, batch.candidate, batch.context_row
         ranks, values, offsets, dense = context.ranks, context.bag_values, context.bag_offsets, context.dense
@@ -148,10 +148,10 @@ class Mailbox:
         self._expected = slice(at, at + rows)
 
     def _write_joined(self, arrays: list[Any], rows: int) -> int:
-        """Writes all arrays by one call; returns the offset of the answer, in float32."""
+        """Writes all arrays with one call; returns the offset of the answer, in float32."""
         try:
             joined = b"".join(arrays)
-        except TypeError:  # only contiguous ones can be joined
+        except TypeError:  # only contiguous arrays can be joined
             joined = b"".join([np.ascontiguousarray(a).data for a in arrays])
         end = len(joined)
         if end + 4 * rows > self.capacity:
@@ -160,7 +160,7 @@ class Mailbox:
         return end // 4
 
     def _write_each(self, arrays: list[Any], rows: int) -> int:
-        """Writes array by array, without joining them first; returns the offset of the answer, in float32."""
+        """Writes the arrays one by one; returns the offset of the answer, in float32."""
         end: int = sum(array.nbytes for array in arrays)
         if end + 4 * rows > self.capacity:
             self._grow(end + 4 * rows)
@@ -172,9 +172,9 @@ class Mailbox:
         return end // 4
 
     def take(self) -> tuple[int, Batch, Found | None]:
-        """Returns path index, batch and what was found of its rows in tiers (worker only).
+        """Returns the path's index, the batch and its resolved rows (worker only).
 
-        The arrays are views, valid until the answer.
+        The arrays are views, valid until the answer is written.
         """
         head = self._memory[: HEAD.size]
         layout = self._layouts.get(head) or self._lay_out(head)
@@ -191,12 +191,12 @@ class Mailbox:
         return layout
 
     def answer(self, probabilities: F32, embed_s: float, dense_s: float, waited_s: float = 0.0) -> None:
-        """Writes the probabilities of the last batch taken, and its seconds, see Executed (worker only)."""
+        """Writes the probabilities and times of the last batch taken (worker only). See `Executed`."""
         self._answer[:] = probabilities
         _REPLY.pack_into(self._memory, _REPLY_AT, _EXECUTED, embed_s, dense_s, waited_s, 0)
 
     def put_message(self, state: WorkerState, message: str = "") -> None:
-        """Writes a message in place of an answer or, at the worker's start, of a batch."""
+        """Writes a message in place of an answer or, before the worker starts, of a batch."""
         text = message.encode("utf-8", "backslashreplace")[: self.capacity]
         self._memory[_DATA_AT : _DATA_AT + len(text)] = text
         _REPLY.pack_into(self._memory, _REPLY_AT, state, 0.0, 0.0, 0.0, len(text))
@@ -207,7 +207,7 @@ class Mailbox:
         return WorkerState(state), self._memory[_DATA_AT : _DATA_AT + size].decode("utf-8", "replace")
 
     def outcome(self) -> Executed | ExecutionFailed:
-        """The outcome of the last batch put (server only); its probabilities are a copy."""
+        """Returns the outcome of the last batch put, with a copy of the probabilities (server only)."""
         state, embed_s, dense_s, waited_s, _ = _REPLY.unpack_from(self._memory, _REPLY_AT)
         if state != _EXECUTED:
             return ExecutionFailed(self.message()[1])

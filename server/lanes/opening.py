@@ -1,4 +1,4 @@
-"""Opens the lanes of a plan, each with a runtime for every path of its device."""
+"""Opens the lanes of a plan, each with a runtime for every path on its device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from polyrec.server.lanes.warm_up import warm_up
 
 Paths = Sequence[tuple[PlannedPath, Bundle]]
 Stacks = Mapping[str, TierStack]
-"""Tiers by path; a path without an entry has all rows in its device's memory."""
+"""Tiers by path. A path without an entry has all rows in its device's memory."""
 NOTHING: Mapping[str, Runtime] = {}
 NO_STACKS: Stacks = {}
 
@@ -36,12 +36,13 @@ def open_lane(
     stacks: Stacks = NO_STACKS,
     spare: bool = False,
 ) -> Lane:
-    """Opens and warms up a lane for `paths`, those of its device; blocks.
+    """Opens and warms up a lane; blocks.
 
-    runtimes: open runtimes by path, which the lane then owns; missing ones are opened here, over their tiers
-        in `stacks`. A process lane opens its own, and maps the slab of tiers.
-    on_death: only a process lane calls it.
-    spare: whether a process lane runs in spare time only.
+    paths: the paths on the lane's device.
+    on_death: called when a process lane dies; other lanes never call it.
+    runtimes: open runtimes by path, which the lane then owns. Missing ones are opened over their tiers in
+        `stacks`. A process lane opens all runtimes itself, and maps the slab of its tiers.
+    spare: whether a process lane uses only spare CPU time.
     Raises RuntimeUnavailable, BundleError, or PlanError for cores that this machine does not have.
     """
     _check_cores(planned)
@@ -64,7 +65,7 @@ def open_lane(
 
 @dataclass(frozen=True, slots=True)
 class LaneOpening:
-    """The arguments of `open_lane`."""
+    """The arguments of one `open_lane` call."""
 
     planned: PlannedLane
     paths: Paths
@@ -82,16 +83,16 @@ class LaneOpening:
 
 
 def open_lanes(openings: Sequence[LaneOpening]) -> tuple[Lane, ...]:
-    """Opens all lanes of a plan; processes, which take seconds to start, start in parallel.
+    """Opens all lanes of a plan. Worker processes take seconds to start, so they start in parallel.
 
-    Raises what `open_lane` raises, after closing all other lanes.
+    If a lane fails to open, closes all others and raises its error (see `open_lane`).
     """
     opened: dict[int, Lane | Exception] = {}
 
     def open_at(i: int) -> None:
         opened[i] = openings[i].open()
 
-    # daemons: a server that is stopped while it loads does not wait for them
+    # daemon threads, so that a server stopped while loading does not wait for them
     starting = {
         i: threading.Thread(target=open_at, args=(i,), name=f"opening {o.planned.name}", daemon=True)
         for i, o in enumerate(openings)
@@ -117,7 +118,7 @@ def open_lanes(openings: Sequence[LaneOpening]) -> tuple[Lane, ...]:
 def task_of(
     planned: PlannedLane, paths: Paths, stacks: Stacks = NO_STACKS, spare: bool = False
 ) -> WorkerTask:
-    """The task of a process lane's worker. stacks: with shared slabs."""
+    """Returns the task for a process lane's worker. stacks: tiers whose slabs are shared memory."""
     return WorkerTask(
         paths=tuple(
             PathTask(
@@ -141,12 +142,12 @@ def task_of(
 def _check_cores(planned: PlannedLane) -> None:
     """Raises PlanError for a core that cannot be used.
 
-    Tries each one, since a server that is itself pinned may still give its lanes other cores.
+    Tries each core, since a server that is pinned itself may still use other cores for its lanes.
     """
     before = os.sched_getaffinity(0)
     for core in planned.cores:
         try:
-            os.sched_setaffinity(0, {core})  # of this thread
+            os.sched_setaffinity(0, {core})  # for this thread only
         except OSError:
             raise PlanError(
                 f"lane '{planned.name}': there is no core {core} for it; "
@@ -157,7 +158,7 @@ def _check_cores(planned: PlannedLane) -> None:
 
 
 def open_path(path: PlannedPath, bundle: Bundle, stack: TierStack | None = None) -> Runtime:
-    """Opens and warms up the runtime of a path, over its tiers if it has some. Raises RuntimeUnavailable."""
+    """Opens and warms up a path's runtime, over its tiers if it has any. Raises RuntimeUnavailable."""
     runtime = open_runtime(path.runtime, bundle, path.device, path.precision, stack)
     if stack is not None:
         runtime = TieredRuntime(runtime)

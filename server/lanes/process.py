@@ -1,8 +1,8 @@
-"""The process lane: executes batches in its own process.
+"""The process lane, which executes batches in a worker process (server/lanes/worker.py).
 
-The event loop writes a batch to shared memory, wakes the worker, and is signaled through a descriptor when it
-is done. If the worker ends, only this lane is lost: its batch is settled with LaneDied, and `restart` starts
-another worker.
+The event loop writes a batch to shared memory and wakes the worker, which signals completion through a file
+descriptor. If the worker dies, only this lane is affected: its batch is settled with LaneDied, and `restart`
+starts another worker.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NO_TIERS: Mapping[str, PathRows] = {}
 class ProcessLane:
     """A lane in its own process.
 
-    The constructor blocks until the worker is ready. Raises RuntimeUnavailable or BundleError.
+    The constructor blocks until the worker is ready. It raises RuntimeUnavailable or BundleError.
     """
 
     kind: LaneKind = "process"
@@ -41,8 +41,10 @@ class ProcessLane:
         files: Sequence[HeldFiles] = (),
         tiered: Mapping[str, PathRows] = NO_TIERS,
     ) -> None:
-        """files: of the task's bundles, held open while the worker may be started again. tiered: the rows of
-        paths that are in tiers.
+        """Starts a worker and waits for it.
+
+        files: the files of the task's bundles, held open so that the worker can be restarted.
+        tiered: the rows of the paths that are in tiers.
         """
         self.name = name
         self._task, self._spare = task.model_dump_json(), task.spare
@@ -90,7 +92,7 @@ class ProcessLane:
             self._resolver.begin(rows, batch, lambda found: self._send(child, path, batch, found))
 
     def _send(self, child: Child, path: str, batch: Batch, found: Resolution | None) -> None:
-        """Gives the worker a batch, unless its rows could not be found."""
+        """Sends a batch to the worker. Settles it at once if resolving its rows failed."""
         if child is not self._child:
             return
         try:
@@ -110,7 +112,7 @@ class ProcessLane:
     def close(self) -> None:
         self._closed = True
         if self._starting is not None:
-            self._starting.kill()  # the thread that waits for it cleans up
+            self._starting.kill()  # the thread that waits for this worker cleans up
         self._end()
         self._resolver.close()
 
@@ -130,7 +132,7 @@ class ProcessLane:
                 self._child = await asyncio.get_running_loop().run_in_executor(None, self._start)
                 self.attach()
         except RuntimeUnavailable:
-            # `close` killed it while it started; the restart was canceled
+            # not an error if `close` killed the worker while it started
             if not self._closed:
                 raise
         finally:
@@ -154,10 +156,10 @@ class ProcessLane:
         if child is None:
             return
         how = f"process {child.pid} {child.exit_reason()}"
-        # logged here, since every death is seen here, with or without a batch
+        # every death passes here, with or without a batch
         log.error("lane %s died: %s", self.name, how)
         outcome: Executed | Exception = LaneDied(f"lane '{self.name}': {how}")
-        if settle is not None and child.has_answered():  # it ended after its work
+        if settle is not None and child.has_answered():  # it died after finishing the batch
             outcome = child.mailbox.outcome()
         self._end()
         try:

@@ -1,9 +1,9 @@
-"""Resolves the rows of batches for a lane in another process: ranks in, addresses and values out.
+"""Resolves the rows of batches for lanes in other processes, from ranks to addresses and values.
 
-The tiers stay with the server, which alone moves rows, reads files and applies updates; a lane maps their
-slab (polyrec.models.tiers.shared.slab_reader). So a lane that dies loses nothing, and every lane sees an
-update at once. Resolving may wait for a file or a remote store; then it runs in a thread, so that the event
-loop goes on.
+Only the server process owns the tiers: it moves rows, reads files and applies updates. A process lane just
+maps the tiers' slab (polyrec.models.tiers.shared.slab_reader). So a lane that dies loses nothing, and every
+lane sees an update at once. Resolving that must wait for a file or a remote store runs in a thread, so that
+the event loop is not blocked.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from polyrec.server.lanes.tiered_runtime import TieredBatch
 
 
 class PathRows:
-    """The rows of one path in tiers. schema: of its bundle."""
+    """The rows of one path in tiers. schema: the schema of the path's bundle."""
 
     def __init__(self, stack: TierStack, schema: Schema) -> None:
         self.stack = stack
@@ -29,7 +29,10 @@ class PathRows:
         self._rows = FusedRows(schema, dict(zip(layout.tables, layout.sizes, strict=True)))
 
     def resolve(self, batch: Batch) -> Resolved:
-        """Finds the rows of a batch in its view, and adds those lost to it. Raises OSError as `TierStack`."""
+        """Finds the rows of a batch in its view, and counts lost rows there.
+
+        Raises OSError, see `TierStack`.
+        """
         if not isinstance(batch, TieredBatch) or batch.batch_view is None:
             raise TypeError("a batch over tiers needs the view that it was encoded in")
         rows = self._rows.lookups(batch).in_order()
@@ -42,7 +45,7 @@ Resolution = Resolved | Exception
 
 
 class Resolver:
-    """Resolves one batch at a time, and holds what it found until `release`."""
+    """Resolves one batch at a time, and pins the rows it found until `release`."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -50,9 +53,9 @@ class Resolver:
         self._resolving: Future[Resolved] | None = None
 
     def begin(self, rows: PathRows, batch: Batch, found: Callable[[Resolution], None]) -> None:
-        """Calls `found` on the event loop: at once if there is nothing to wait for, otherwise later.
+        """Resolves a batch and calls `found` on the event loop.
 
-        Not at all if it is released before.
+        Calls it before returning if there is nothing to wait for, and never if `release` comes first.
         """
         if not rows.stack.waits:
             done: Future[Resolved] = Future()
@@ -79,13 +82,13 @@ class Resolver:
         resolving.add_done_callback(resolved)
 
     def release(self) -> None:
-        """Lets the tiers move the rows of the last batch again, also if they are being found only now."""
+        """Unpins the rows of the last batch, so that the tiers may move them; cancels one in progress."""
         resolving, self._resolving = self._resolving, None
         if resolving is not None:
             resolving.add_done_callback(_release)
 
     def close(self) -> None:
-        """Releases, and waits for a batch that is being resolved."""
+        """Releases the last batch and waits for a resolution in progress."""
         self.release()
         if self._threads is not None:
             self._threads.shutdown()

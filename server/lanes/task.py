@@ -1,4 +1,7 @@
-"""The task of a process lane's worker: the paths to open, and the cores to run on."""
+"""The task of a process lane's worker, which lists the paths to open and the cores to run on.
+
+The server writes it as JSON into the mailbox; the worker reads it at its start.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from polyrec.server.lanes.warm_up import warm_up
 
 
 class SlabTask(Strict):
-    """The slab of a path's tiers, which the server holds. fd: its descriptor, which the worker inherits."""
+    """The server's shared slab with a path's tiers. fd: its descriptor, which the worker inherits."""
 
     fd: int
     width: int
@@ -42,7 +45,7 @@ class SlabTask(Strict):
         )
 
     def open(self) -> Slab:
-        """Maps the slab, in the worker."""
+        """Maps the slab; called in the worker."""
         row_format = RowFormat(self.width, self.precision)
         return Slab(row_format, self.rows, self.pages, self.page_bytes, given=self.fd)
 
@@ -50,9 +53,11 @@ class SlabTask(Strict):
 class PathTask(Strict):
     """One path.
 
-    folder: the bundle's, for messages. files: descriptors of its files, which the worker inherits, so that it
-    reads what the server has verified even if the folder has changed since. version: the bundle's. slab: of
-    its tiers; None if all rows are read from the bundle.
+    folder: the bundle's folder, used in messages only.
+    files: descriptors of the bundle's files, which the worker inherits. So it reads the files that the server
+        verified even if the folder has changed since.
+    version: the bundle's version.
+    slab: the slab with the path's tiers, None if all rows are read from the bundle.
     """
 
     name: str
@@ -66,16 +71,17 @@ class PathTask(Strict):
     slab: SlabTask | None = None
 
     def open(self, weights: BundleWeights, slab: Slab | None) -> Runtime:
-        """Opens and warms up its runtime. Raises BundleError or RuntimeUnavailable."""
+        """Opens and warms up the path's runtime. Raises BundleError or RuntimeUnavailable."""
         runtime = open_runtime(self.runtime, weights.at_width(self.width), self.device, self.precision, slab)
         warm_up(runtime, weights.manifest.schema_)
         return runtime
 
 
 class WorkerTask(Strict):
-    """All paths of a lane, which a batch names by index.
+    """All paths of a lane. Batches refer to a path by its index here.
 
-    cores: empty for any. spare: in spare time only (server/priority.py).
+    cores: CPU cores to run on, empty for any.
+    spare: whether to use only spare CPU time (server/priority.py).
     """
 
     paths: tuple[PathTask, ...]
@@ -84,23 +90,23 @@ class WorkerTask(Strict):
 
     @property
     def descriptors(self) -> frozenset[int]:
-        """The file descriptors that the worker inherits."""
+        """Returns the file descriptors that the worker inherits."""
         files = frozenset(fd for path in self.paths for fd in path.files.values())
         return files | {path.slab.fd for path in self.paths if path.slab is not None}
 
     def open(self) -> tuple[Runtime, ...]:
-        """Opens the runtime of every path, in the worker. Raises BundleError or RuntimeUnavailable."""
+        """Opens the runtime of every path; called in the worker. Raises BundleError or RuntimeUnavailable."""
         opened: dict[frozenset[int], BundleWeights] = {}
         slabs: dict[int, Slab] = {}
         runtimes = []
         for path in self.paths:
             descriptors = frozenset(path.files.values())
-            if descriptors not in opened:  # paths of one bundle share its descriptors and its mapped rows
+            if descriptors not in opened:  # paths of one bundle share descriptors and mapped rows
                 files = HeldFiles(path.folder, path.files)
                 opened[descriptors] = open_weights(files, path.version)
             slab = None
             if path.slab is not None:
-                if path.slab.fd not in slabs:  # paths of one bundle share its slab
+                if path.slab.fd not in slabs:  # paths of one bundle share the slab
                     slabs[path.slab.fd] = path.slab.open()
                 slab = slabs[path.slab.fd]
             runtimes.append(path.open(opened[descriptors], slab))

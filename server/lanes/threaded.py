@@ -1,7 +1,7 @@
-"""The threaded lane: executes batches in a thread of the server, beside the event loop.
+"""The threaded lane, which executes batches in a thread beside the event loop.
 
-It is meant for a device that works while the host waits. On a CPU the thread and the event loop share the
-interpreter lock, which may change hands only every 5 ms (docs/lanes.md).
+Use it for a device that works while the host waits. On a CPU the thread and the event loop compete for the
+GIL, which Python may switch only every 5 ms (docs/lanes.md).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from polyrec.planner.plan import LaneKind
 from polyrec.server.lanes.lane import Executed, Settle, attempt
 
 CLOSE_S = 5.0
-"""Wait for the thread to end; one that is stuck in a batch remains as a daemon thread."""
+"""Maximum wait for the thread to end; a thread stuck in a batch remains as a daemon."""
 
 Work = tuple[Runtime, Batch, Settle, asyncio.AbstractEventLoop]
 
 
 class ThreadedLane:
-    """A lane in a thread. cores: the ones that it may run on; empty for any."""
+    """A lane in a thread. cores: CPU cores that it may run on, empty for any."""
 
     kind: LaneKind = "thread"
     pid: None = None
@@ -56,15 +56,15 @@ class ThreadedLane:
     def _run(self) -> None:
         import torch
 
-        torch.set_num_threads(1)  # a setting of each thread
+        torch.set_num_threads(1)  # a per-thread setting
         if self._cores:
-            os.sched_setaffinity(0, self._cores)  # of this thread only
+            os.sched_setaffinity(0, self._cores)  # for this thread only
         while (work := self._work.get()) is not None:
             runtime, batch, settle, loop = work
             outcome = attempt(runtime, batch)
             with suppress(RuntimeError):  # the loop was closed meanwhile
                 loop.call_soon_threadsafe(self._settle, settle, outcome)
-            del work, batch, settle, outcome  # releases the batch before the next one comes
+            del work, batch, settle, outcome  # free the batch before waiting for the next one
 
     def _settle(self, settle: Settle, outcome: Executed | Exception) -> None:
         if self.alive:

@@ -1,8 +1,8 @@
-"""A runtime over tiers: gathers each batch in the view of the rows in which it was encoded.
+"""A runtime over tiers, which gathers each batch's rows in the view in which the batch was encoded.
 
-A view is an order of the rows with the updates over it. A batch may wait for its lane while rows are
-reordered or updated, so it carries its view, where the runtime also counts rows that the remote store failed
-to give.
+A view is a snapshot: an order of the rows, plus the updates applied to them. Rows may be reordered or updated
+while a batch waits for its lane, so the batch carries its view. The runtime also counts there the rows that
+the remote store failed to return.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from polyrec.models.tiers.view import View
 
 @dataclass(slots=True, eq=False)
 class BatchView:
-    """The view of the tiers that one batch is encoded and gathered in.
+    """The view of the tiers in which one batch is encoded and gathered.
 
-    entered: the one that is held; view: the same, with what was fetched for the batch. lost: rows answered by
-    the out-of-vocabulary row, since the remote store failed.
+    entered: the view as entered, which `leave` releases.
+    view: the same view plus remote rows that were fetched for the batch.
+    lost: number of rows replaced by the out-of-vocabulary row because the remote store failed.
     """
 
     stack: TierStack
@@ -38,27 +39,27 @@ class BatchView:
 
     @classmethod
     def enter(cls, stack: TierStack) -> Self:
-        """Enters the newest view, which `leave` must release."""
+        """Enters the newest view, which must be released by `leave`."""
         view = stack.views.enter()
         return cls(stack, view, view)
 
     def add(self, fetched: Sequence[FetchedRows]) -> None:
-        """Adds remote rows that were fetched ahead, in views of the same order that are still held."""
+        """Adds prefetched remote rows. Their views must have the same row order and still be held."""
         self.view = replace(self.entered, staged=FetchedRows.merged(fetched), readers=0)
 
     @property
     def encoder(self) -> Encoder:
-        """The encoder to use for the batch."""
+        """The encoder of this view, to be used for the batch."""
         encoder = self.view.encoder
-        assert encoder is not None  # a server opens its tiers with one
+        assert encoder is not None  # the server opens all tiers with an encoder
         return encoder
 
     def attach(self, batch: Batch) -> Batch:
-        """Returns the batch with this view."""
+        """Returns the batch with this view attached."""
         return TieredBatch(batch.context, batch.candidate, batch.context_row, batch.plain_rows, self)
 
     def leave(self) -> None:
-        """Releases the view; nothing may be gathered in it any more."""
+        """Releases the view, in which nothing may be gathered afterwards."""
         self.stack.views.leave(self.entered)
 
 
@@ -70,7 +71,7 @@ class TieredBatch(Batch):
 
 
 class TieredRuntime:
-    """A runtime over tiers. A batch without a view is gathered in the first order of the rows."""
+    """A runtime over tiers. A batch without a view is gathered in the initial row order."""
 
     def __init__(self, runtime: Runtime) -> None:
         rows = tiered_rows(runtime.stage)

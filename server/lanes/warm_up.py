@@ -12,7 +12,7 @@ ROWS = (1, 64)
 
 
 def warm_up(runtime: Runtime, schema: Schema) -> None:
-    """Executes small and larger batches, plain and ranked, of the hottest row of every table."""
+    """Executes small and larger batches, plain and ranked, with the hottest row of every table."""
     for rows in ROWS:
         context, candidate = _hottest(schema, "context", rows), _hottest(schema, "candidate", rows)
         runtime.predict(Batch(context, candidate))
@@ -21,7 +21,7 @@ def warm_up(runtime: Runtime, schema: Schema) -> None:
 
 
 def _hottest(schema: Schema, role: Role, rows: int) -> Block:
-    """A block with rank 0 in every single-valued feature and bag, and zero in every dense feature."""
+    """Returns a block with rank 0 in all single-valued features and bags, and zeros in dense features."""
     layout = schema.layout(role)
     values = rows * len(layout.bags)
     return Block(

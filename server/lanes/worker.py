@@ -1,7 +1,7 @@
-"""The worker process of a lane; only server/lanes/child.py starts it.
+"""The worker process of a process lane; server/lanes/child.py starts it.
 
-It reads its task from the mailbox, opens the paths, and then executes the batches put there, one after
-another, until the server ends.
+It reads its task from the mailbox, opens the task's paths, and then executes the batches that the server puts
+there, one after another, until the server ends.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main(name: str, mailbox_fd: int, wake: int, done: int, lifeline: int, spare:
     die_with(lifeline)
     if spare:
         lower_priority()
-    # on these signals the server drains, and ends its workers after that
+    # on these signals the server drains first, and then ends its workers
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     from polyrec.server.app.logs import log_to_stderr
@@ -65,15 +65,15 @@ def main(name: str, mailbox_fd: int, wake: int, done: int, lifeline: int, spare:
 def die_with(lifeline: int) -> None:
     """Makes the kernel kill this process as soon as the other end of a pipe is closed.
 
-    The pipe's signal for input, which is never written, is set to SIGKILL: this needs no thread, and works
-    whatever the process is doing.
+    The pipe's input signal (F_SETSIG) is set to SIGKILL, and only a hang-up triggers it, as nobody writes to
+    the pipe. This needs no thread and works whatever the process is doing.
     """
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
     poller = select.poll()
     poller.register(lifeline)
-    if poller.poll(0):  # it was closed before the signal was set
+    if poller.poll(0):  # closed before the signal was set
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -91,7 +91,7 @@ def _open_paths(task_json: str) -> OpenPaths:
 
     torch.set_num_threads(1)
     paths = [(runtime, slab_reader(runtime.stage)) for runtime in task.open()]
-    retain_freed_memory()  # only now, so that memory needed for opening is returned first
+    retain_freed_memory()  # not earlier, so that memory used only for opening is returned
     return paths
 
 
@@ -109,7 +109,7 @@ def _work(mailbox: Mailbox, paths: OpenPaths, wake: int, done: int, waits: OwnWa
 
 
 def _execute(mailbox: Mailbox, paths: OpenPaths, done: int, waits: OwnWaits | None) -> None:
-    """Executes one batch. Intermediate arrays are freed after the server, which waits, has been signaled."""
+    """Executes one batch. Intermediate arrays are freed only after the waiting server was signaled."""
     path, batch, found = mailbox.take()
     runtime, reader = paths[path]
     start = clock()
@@ -118,7 +118,8 @@ def _execute(mailbox: Mailbox, paths: OpenPaths, done: int, waits: OwnWaits | No
     embedded = runtime.embed(batch)
     middle = clock()
     probabilities = runtime.dense(embedded)
-    # since the last answer: between batches only freeing the arrays of the last one can wait
+    # waits since the last answer; between batches the worker only frees arrays, so nearly all are this
+    # batch's
     waited_s = 0.0 if waits is None else waits.since_last_s()
     mailbox.answer(probabilities, middle - start, clock() - middle, waited_s)
     os.eventfd_write(done, 1)

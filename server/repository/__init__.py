@@ -1,1 +1,1 @@
-"""Several models in one server: the engine of each by name, and the addresses of each."""
+"""Several models in one server: maps model names to engines, and requests to models."""

@@ -1,8 +1,8 @@
-"""Routes requests to models: a request that names a model goes to the application of that model alone.
+"""Routes each request to the application of the model that it names, or to the default model's.
 
-    /v1/models/NAME/predict    /v1/predict of NAME; so for all below /v1: rank, plan, status, admin/reload
-    /v2/models/NAME/...        the inference protocol of NAME
-    all others                 the default model's
+    /v1/models/NAME/predict    /v1/predict of NAME; likewise everything else below /v1
+    /v2/models/NAME/...        Open Inference Protocol of NAME
+    everything else            the default model
 
 Each model has an application over its own engine, so that no request can reach the features of another model.
 """
@@ -31,8 +31,9 @@ NAMED_V1 = ("predict", "rank")
 class ModelsApplication:
     """The ASGI application of all models.
 
-    make: makes the application of one model. hot: endpoints of all models that may be answered without ASGI,
-    by raw path; it follows reloads, and models that are loaded and unloaded.
+    make: creates the application of one model.
+    hot: endpoints of all models that may be answered without ASGI, by raw path. Kept current when models are
+        reloaded, loaded or unloaded.
     """
 
     def __init__(self, models: ModelRepository, make: Callable[[Engine], Application]) -> None:
@@ -46,7 +47,7 @@ class ModelsApplication:
 
     @property
     def hot(self) -> Mapping[bytes, HotEndpoint]:
-        """Always the same mapping."""
+        """Endpoints answered without ASGI; always the same mapping object."""
         return self._hot
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -57,7 +58,7 @@ class ModelsApplication:
                 if name is not None:
                     application = self._applications[self._models.find(name)]
                 if rest is not None:
-                    # in place: the connection reads from this scope what the application adds to it
+                    # change the scope in place, as the connection reads what the application adds to it
                     scope["path"], scope["raw_path"] = rest, quote(rest).encode()
             except (NotFound, NotReady) as e:
                 await error_reply(e)(scope, receive, send)
@@ -65,7 +66,7 @@ class ModelsApplication:
         await application(scope, receive, send)
 
     def _follow(self) -> None:
-        """Makes the applications of loaded models, and drops those of unloaded ones."""
+        """Creates the applications of new models and drops those of removed ones."""
         before = self._applications
         self._applications = {}
         for engine in self._models.engines:
@@ -90,7 +91,7 @@ class ModelsApplication:
 
 
 def _named(path: str) -> tuple[str | None, str | None]:
-    """Returns the model that a path names (None: none), and the path in its application (None: the same)."""
+    """Returns the model that a path names, if any, and the path in its application, None if unchanged."""
     if path.startswith(V1):
         name, slash, rest = path.removeprefix(V1).partition("/")
         return (name, f"/v1/{rest}") if slash else (None, None)

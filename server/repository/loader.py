@@ -1,10 +1,11 @@
-"""Loads and unloads models while the server runs, as in the repository extension of the inference protocol.
+"""Loads and unloads models while the server runs (repository extension of the Open Inference Protocol).
 
-    load    NAME of the operator's files, also one that has come into the folder of models since: opened
-            beside the others and served; a model that is served already is reloaded from its file
-    unload  requests get 404 at once; those that wait are answered, then lanes and memory are given back
+    load    opens one of the operator's files and serves it beside the other models. The file may have been
+            added to the models folder after the start. A model that is already served is reloaded.
+    unload  answers new requests with 404 at once, and waiting requests normally; then frees lanes and memory.
 
-One at a time. The default model answers requests that name none, so it cannot be unloaded.
+Only one operation runs at a time. The default model cannot be unloaded, as it answers requests that name
+none.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ from polyrec.server.repository.repository import ModelRepository
 log = logging.getLogger("polyrec.repository")
 
 Open = Callable[[Engine, Path | ModelUrl], Serving]
-"""Opens the generation of a file for an engine, and its logs; blocks. Raises PolyrecError."""
+"""Opens a file as a generation of an engine, including its logs; blocks. Raises PolyrecError."""
 
 
 class ModelLoader:
     """Loads and unloads the models of a repository, except the default.
 
-    files: returns the operator's files by name. drain_s: longest wait for the answers of an unloaded model.
+    files: returns the operator's files by name.
+    drain_s: maximum wait for an unloaded model's remaining answers.
     """
 
     def __init__(
@@ -74,7 +76,7 @@ class ModelLoader:
             try:
                 serving = await self._open_in_thread(engine, file)
             except BaseException:
-                engine.close()  # a log of updates that it has open could not be opened again
+                engine.close()  # releases its update log, which could not be opened again otherwise
                 raise
             self._models.add(engine, serving)
             engine.attach()
@@ -96,7 +98,7 @@ class ModelLoader:
                 self._models.remove(engine)
                 await self._close(engine)
             del engine
-            # a generation has reference cycles, and objects loaded at the start are frozen
+            # generations have reference cycles, and objects loaded at the start are frozen (gc.freeze)
             gc.unfreeze()
             gc.collect()
             gc.freeze()

@@ -1,7 +1,7 @@
 """The models of one server by name; the first is the default, which answers requests that name none.
 
-Each model is an `Engine` of its own: its plans, lanes, queue, metrics and statistics. The state of the server
-(loading, ready, draining), access control and traces are shared.
+Each model has its own `Engine` with plans, lanes, queue, metrics and statistics. The server's state (loading,
+ready, draining), access control and traces are shared.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from polyrec.server.repository.time_sharer import TimeSharer
 
 
 class ModelRepository:
-    """The engines of one server, at least one. All but the first share its state (`Engine(beside=...)`)."""
+    """The engines of one server, at least one. All share the state of the first (`Engine(beside=...)`)."""
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         self.engines = tuple(engines)
@@ -30,9 +30,10 @@ class ModelRepository:
         self._share: Callable[[Engine], None] = lambda engine: None
 
     def share_time(self, cores: frozenset[int], share_of: Callable[[str], ModelShare]) -> None:
-        """Makes the models share the time of their lanes, from their next generations on.
+        """Makes the models share lane time, starting with their next generations.
 
-        cores: that lanes may use. share_of: returns the share and weight of a model by name.
+        cores: CPU cores that lanes may use.
+        share_of: returns a model's share and weight by its name.
         """
         shared = SharedTime(cores)
 
@@ -45,14 +46,14 @@ class ModelRepository:
             share(engine)
 
     def add(self, engine: Engine, serving: Serving) -> None:
-        """Serves another model, beside the default (`Engine(beside=...)`)."""
+        """Adds a model to those served. engine: created with `Engine(beside=...)`."""
         self._share(engine)
         self.engines = (*self.engines, engine)
         engine.adopt(serving)
         self._changed()
 
     def remove(self, engine: Engine) -> None:
-        """Removes a model, so that it is no longer found; the caller closes it."""
+        """Removes a model, so that requests no longer find it; the caller must close it."""
         self.engines = tuple(each for each in self.engines if each is not engine)
         self._changed()
 
@@ -69,12 +70,12 @@ class ModelRepository:
 
     @property
     def default(self) -> Engine:
-        """The engine of requests that name no model."""
+        """The engine for requests that do not name a model."""
         return self.engines[0]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the models; while the server loads, those that the operator gave."""
+        """Names of the models; while the server loads, the names given by the operator."""
         return tuple(engine.name for engine in self.engines)
 
     @property
@@ -85,11 +86,12 @@ class ModelRepository:
     def find(self, name: str, version: str | None = None) -> Engine:
         """Returns the engine of a loaded model. Raises NotFound, with the list of names, or NotReady.
 
-        name: also the alias of the default. version: the bundle's version or its number.
+        name: a model's name, or the default model's alias.
+        version: the bundle's version or its number.
         """
         found = self.default if name == ALIAS else None
         for engine in self.engines:
-            # a model's name is certain only once it has loaded
+            # a model's name is final only once it has loaded
             if engine.serving.model.name == name:
                 found = engine
         if found is None:
@@ -122,7 +124,7 @@ class ModelRepository:
             engine.attach()
 
     def fail_all(self) -> None:
-        """Answers all waiting requests with NotReady (503), as the server ends."""
+        """Answers all waiting requests with NotReady (503); called when the drain timeout is over."""
         for engine in self.engines:
             engine.fail_all()
 

@@ -1,6 +1,6 @@
 """Validates the settings of several models: NAME=FILE, NAME=NUMBER, and a folder of models.
 
-All functions raise ValueError, with the offense, for what a command line or a variable may not hold.
+All functions raise ValueError for invalid input, with a message that says what is wrong.
 """
 
 from __future__ import annotations

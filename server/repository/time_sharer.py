@@ -1,4 +1,4 @@
-"""Makes each generation of a model share the lanes' time with other models, in place of the one before."""
+"""Makes each new generation of a model share lane time with other models, in place of the previous one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from polyrec.server.dispatch.shared_time import SharedTime
 
 
 class TimeSharer:
-    """Called with each generation that enters service; the one before no longer takes turns.
+    """A callback for each generation that enters service; the previous one then stops taking turns.
 
     other: returns the dispatcher of another model on the same event loop.
     """

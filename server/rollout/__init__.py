@@ -1,1 +1,1 @@
-"""Runs a canary beside the stable version: opens it, splits the traffic, rolls back or promotes."""
+"""Rollouts: runs a canary version beside the stable one, splits the traffic, and rolls back or promotes."""

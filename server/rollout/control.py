@@ -1,12 +1,13 @@
 """Starts, watches and ends the rollouts of one model.
 
-    start     opens the version under trial beside the stable one; some requests then go to it
-    watch     compares both arms every second, and rolls back or promotes by planner/rollout/decision.py
-    rollback  sends all requests to the stable version again, beginning with the next one
-    promote   opens the version once more, with its planned lanes, and serves it as a reload does
+    start     opens the canary beside the stable version and sends it some of the requests
+    watch     compares both arms every second, and rolls back or promotes (planner/rollout/decision.py)
+    rollback  sends all requests to the stable version again, starting with the next one
+    promote   opens the canary once more, with its planned lanes, and serves it as a reload does
 
-The stable version keeps its lanes, queue and router throughout, and answers what the canary fails to answer
-(server/http/call.py). A failure of the comparison itself rolls back.
+routes.py exposes these as admin calls. The stable version keeps its lanes, queue and router throughout, and
+answers requests that the canary fails to answer (server/http/call.py). If the comparison itself fails, the
+rollout is rolled back.
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ log = logging.getLogger("polyrec.rollout")
 
 TICK_S = 1.0
 LOGGED_TICKS = 10
-"""Only every LOGGED_TICKS-th decision to continue is logged."""
+"""Every LOGGED_TICKS-th decision to continue is logged."""
 ENDED_KEPT = 10
-"""Ended rollouts that the status lists."""
+"""Number of ended rollouts listed in the status."""
 Opened = TypeVar("Opened")
 NO_ROLLOUT = (
     "there is no rollout of model '{model}'; start one: polyrec rollout start PLAN. "
@@ -67,7 +68,11 @@ NO_ROLLOUT = (
 
 @dataclass(slots=True, eq=False)
 class Rollout:
-    """A rollout in progress. plan: what a promotion would serve. began_s: on `clock`; began: Unix time."""
+    """A rollout in progress.
+
+    plan: the plan that a promotion would serve.
+    began_s, began: time of the start, on `clock` and as Unix time.
+    """
 
     traffic: RolloutTraffic
     plan: Plan
@@ -89,7 +94,7 @@ class Rollout:
 
 
 class RolloutControl:
-    """Runs the rollouts of one engine, one at a time. admin: reads plans."""
+    """Runs the rollouts of one engine, one at a time. admin: provides the plan reader."""
 
     def __init__(self, engine: Engine, admin: Admin) -> None:
         self._engine = engine
@@ -99,7 +104,7 @@ class RolloutControl:
         self._ended: deque[EndedRollout] = deque(maxlen=ENDED_KEPT)
 
     async def start(self, arguments: StartRequest) -> RolloutStatus:
-        """Opens the version and sends it its share of the requests. Raises Conflict, Invalid or NotReady."""
+        """Opens the canary and sends it its share of the requests. Raises Conflict, Invalid or NotReady."""
         engine = self._engine
         engine.check_no_rollout()
         stable = engine.serving
@@ -139,7 +144,7 @@ class RolloutControl:
         return self.status()
 
     def status(self) -> RolloutStatus:
-        """Describes the rollout in progress and the ended ones."""
+        """Returns the rollout in progress and the ended ones."""
         rollout = self._rollout
         return RolloutStatus(
             model=self._engine.name,
@@ -155,12 +160,12 @@ class RolloutControl:
         return self.status()
 
     async def rollback(self, arguments: EndRequest) -> RolloutStatus:
-        """Ends the rollout: the stable version answers all requests again. Raises Conflict without one."""
+        """Ends the rollout in favor of the stable version. Raises Conflict without a rollout."""
         self._end(self._current(), "rolled_back", public(arguments.reason))
         return self.status()
 
     async def promote(self, arguments: EndRequest) -> RolloutStatus:
-        """Serves the version under trial to all. Raises Conflict, Invalid or NotReady."""
+        """Ends the rollout in favor of the canary. Raises Conflict, Invalid or NotReady."""
         await self._promote(self._current(), public(arguments.reason))
         return self.status()
 
@@ -196,7 +201,7 @@ class RolloutControl:
         return self._rollout
 
     def _open(self, read: Callable[[], LoadedPlan]) -> tuple[Plan, Serving]:
-        """Opens the version under trial; blocks. Raises PolyrecError or Invalid."""
+        """Opens the canary; blocks. Raises PolyrecError or Invalid."""
         plan, loaded = read()
         stable = self._engine.serving
         known = {path.name: path.latency for path in stable.paths}
@@ -218,7 +223,7 @@ class RolloutControl:
             while True:
                 await asyncio.sleep(TICK_S)
                 if self._rollout is not rollout or self._engine.rollout is not rollout.traffic:
-                    return  # the rollout ended, or the engine is closed
+                    return  # the rollout ended or the engine was closed
                 if rollout.state != "running":
                     continue
                 decision = self.judge()
@@ -228,7 +233,7 @@ class RolloutControl:
                     try:
                         await self._promote(rollout, decision.reason)
                     except (NotReady, Conflict) as e:
-                        # something else changes what is served; the next decision tries again
+                        # another change of the served plan is in progress; the next tick tries again
                         log.warning("rollout: not promoted yet: %s", e)
         except Exception as e:
             log.exception("the rollout is ended, as watching it failed")
@@ -253,7 +258,7 @@ class RolloutControl:
             self._engine.attach()
 
     def _end(self, rollout: Rollout, outcome: RolloutOutcome, reason: str) -> None:
-        """Sends all requests to the engine's version from now on; closes the canary once it is idle."""
+        """Sends all requests to the engine's version, and closes the canary once it is idle."""
         engine, traffic = self._engine, rollout.traffic
         self._rollout = engine.rollout = None
         if traffic.stable.shadow is not None:
@@ -302,21 +307,21 @@ def _document(rollout: Rollout) -> RolloutDocument:
 
 
 def _figures(decision: RolloutDecision) -> dict[str, Any]:
-    """Returns the figures that there are as fields of a log line; short, as the length of each is limited."""
+    """Returns the decision's known figures as log fields, shortened since each field's length is limited."""
     figures = _short(asdict(decision.figures))
     parts = {"stable": figures.pop("stable"), "canary": figures.pop("canary"), "figures": figures}
     return {"fields": {name: orjson.dumps(part).decode() for name, part in parts.items()}}
 
 
 def _short(value: Any) -> Any:
-    """Returns a figure with four digits, and a dict without those that are None."""
+    """Rounds a figure to four digits; drops None values from a dict."""
     if isinstance(value, dict):
         return {key: _short(one) for key, one in value.items() if one is not None}
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 async def _open_in_thread(work: Callable[[], Opened]) -> Opened:
-    """Opens a version in a thread and returns it. Raises Invalid with the reason."""
+    """Opens a version in a thread and returns it. Raises Invalid with the reason for a failure."""
     try:
         return await run_in_thread(work)
     except PolyrecError as e:

@@ -1,4 +1,4 @@
-"""Typed requests and responses of the admin calls of a rollout."""
+"""Typed requests and responses of the rollout admin calls. Docstrings appear in the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from polyrec.planner.rollout.decision import RolloutBounds, RolloutDecision
 from polyrec.server.http.documents import Document
 
 CanaryShare = Annotated[float, Field(strict=True, ge=0, le=0.5, allow_inf_nan=False)]
-"""Share of a canary. At most half, so that the stable version has as many requests to compare; 0: shadow."""
+"""A canary's share: at most half, so that the stable version has enough requests to compare; 0: shadow."""
 RolloutOutcome = Literal["promoted", "rolled_back"]
 
 
 class StartRequest(Strict):
     """Starts a rollout: another version answers a share of the requests.
 
-    plan: a plan file, or the folder of a bundle, on the server or by URL. share: of the requests, or of the
-    values of `by`. by: a single-valued context feature, or `header:NAME`; each of its values gets one
-    version; null: requests are split one by one. shadow: share of the stable version's requests that the
-    canary answers as well, in spare time, to compare the answers.
+    plan: a plan file or a bundle folder, on the server or by URL.
+    share: the canary's share of the requests, or of the values of `by`.
+    by: a single-valued context feature or `header:NAME`; all requests with the same value get the same
+        version. null splits requests individually.
+    shadow: share of the stable version's requests that the canary repeats in spare time, to compare answers.
     """
 
     plan: ModelPlace
@@ -39,13 +40,13 @@ class StartRequest(Strict):
 
 
 class ShareRequest(Strict):
-    """Changes the canary's share. With `by`, a larger share keeps the values of a smaller one."""
+    """Changes the canary's share. With `by`, a larger share includes the values of a smaller one."""
 
     share: CanaryShare
 
 
 class EndRequest(Strict):
-    """Ends a rollout. reason: for log and status."""
+    """Ends a rollout. reason: appears in log and status."""
 
     reason: Annotated[str, Field(max_length=200)] = "by the operator's call"
 
@@ -53,8 +54,11 @@ class EndRequest(Strict):
 class RolloutDocument(Document):
     """A rollout in progress.
 
-    stable_version, canary_version: of the bundles. began: Unix time. decision: the last one; null in the
-    first second. lanes_alive: lanes of the canary that are in service. plan: without its folder.
+    stable_version, canary_version: versions of the bundles.
+    began: Unix time.
+    decision: the last decision; null in the first second.
+    lanes_alive: number of the canary's live lanes.
+    plan: the canary's plan file, without its folder.
     """
 
     state: Literal["running", "promoting"]
@@ -71,7 +75,7 @@ class RolloutDocument(Document):
 
 
 class EndedRollout(Document):
-    """A rollout that ended. decision: the last one before the end."""
+    """A rollout that ended. decision: the last decision before the end."""
 
     outcome: RolloutOutcome
     reason: str
@@ -84,7 +88,7 @@ class EndedRollout(Document):
 
 
 class RolloutStatus(Document):
-    """The rollout of a model in progress, if any, and the last ones, newest first."""
+    """A model's rollout in progress, if any, and its last ended ones, newest first."""
 
     model: str
     rollout: RolloutDocument | None

@@ -1,9 +1,9 @@
-"""Measures how long the lanes of a version waited for a processor.
+"""Measures how long a canary's lanes waited for a CPU, so that a rollout does not blame the version for it.
 
-A canary's lanes have the kernel's idle class, so other programs on the machine delay them as they will not
-delay the version once it is promoted. The kernel counts that time: /proc/PID/schedstat has the seconds that a
-thread was ready to run and did not (sched-stats in the kernel's documentation), added when such a wait ends.
-A wait that still lasts shows as a thread that is ready and has not run since it was last looked at.
+A canary's lanes run in the kernel's idle scheduling class, so other programs delay them in a way that will
+not delay the version once it is promoted. /proc/PID/schedstat has the total time that a thread was runnable
+but did not run (see sched-stats in the kernel's documentation). The kernel adds a wait when it ends; a wait
+in progress shows as a runnable thread that has not run since the last look.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from polyrec.server.lanes.lane import Lane
 from polyrec.server.priority import waited_s
 
 LOOK_S = 5e-4
-"""The files are not read again sooner than this."""
+"""Minimum interval between two reads of the files."""
 Waits = tuple[float, ...]
-"""Seconds of waiting so far, by lane."""
+"""Total seconds of waiting so far, by lane."""
 
 
 class Look(NamedTuple):
-    """Waits of some lanes at a time; none if they are not watched."""
+    """Waits of some lanes at one time; empty if they are not watched."""
 
     at_s: float = 0.0
     waits: Waits = ()
 
 
 class WaitClock:
-    """Adds up the waits of one thread, from what the kernel says at each look."""
+    """Accumulates the waits of one thread from the kernel's counters."""
 
     def __init__(self) -> None:
         self._seen: bytes | None = None
@@ -40,8 +40,8 @@ class WaitClock:
     def look(self, now_s: float, schedstat: bytes, is_ready: Callable[[], bool]) -> float:
         """Returns the seconds waited so far.
 
-        schedstat: see `waited_s`. is_ready: whether the thread runs or is ready to; asked only if the figures
-        have not changed.
+        schedstat: see `waited_s`.
+        is_ready: returns whether the thread is runnable; called only if the counters have not changed.
         """
         if schedstat != self._seen:
             self._seen, self._lasting_s = schedstat, 0.0
@@ -52,9 +52,10 @@ class WaitClock:
 
 
 class LaneWaits:
-    """The waits of some lanes. A lane without a process of its own, or whose process ended, has none.
+    """The waits of some lanes.
 
-    So has every lane where the kernel does not count (/proc/PID/schedstat is absent).
+    They are 0 for a lane without a live process of its own, and for all lanes if the kernel does not count
+    waits (/proc/PID/schedstat is absent).
     """
 
     def __init__(self, lanes: Sequence[Lane]) -> None:
@@ -63,7 +64,7 @@ class LaneWaits:
         self._looked_s = -math.inf
 
     def look(self, now_s: float) -> Look:
-        """Looks up the waits so far."""
+        """Reads the waits so far."""
         if now_s - self._looked_s >= LOOK_S:
             self._looked_s = now_s
             self._waits = tuple(lane.look(now_s) for lane in self._lanes)
@@ -90,7 +91,10 @@ class _WatchedLane:
 
 
 def _state(pid: int) -> bytes:
-    """State of a process's first thread (proc_pid_stat(5)). The name before it may hold any character."""
+    """Returns the state of a process's first thread (proc_pid_stat(5)).
+
+    The process name before it may contain any character.
+    """
     return _read(pid, "stat").rpartition(b")")[2].split()[0]
 
 

@@ -1,12 +1,12 @@
-"""The admin calls of a rollout.
+"""Declares the admin calls of a rollout, which control.py performs.
 
     POST /v1/admin/rollout/start     {"plan": FILE, "share": .05, "by": FEATURE, "bounds": {...}}
     POST /v1/admin/rollout/share     {"share": .2}
     POST /v1/admin/rollout/promote   {"reason": TEXT}
     POST /v1/admin/rollout/rollback  {"reason": TEXT}
-    GET  /v1/admin/rollout           the rollout in progress with its figures, and the last ones
+    GET  /v1/admin/rollout           the rollout in progress with its figures, and the last ended ones
 
-Each needs a token with the right `admin`, and answers with the status.
+Each requires a token with the right `admin` and returns the status.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from polyrec.server.rollout.documents import EndRequest, RolloutStatus, ShareReq
 
 
 def rollout_routes(admin: Admin, control: RolloutControl) -> list[Endpoint]:
-    """Returns the calls of one model's rollouts."""
+    """Returns the endpoints for one model's rollouts."""
 
     def call(
         name: str,

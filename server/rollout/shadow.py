@@ -1,8 +1,8 @@
 """Repeats requests on the canary after the stable version has answered them, to compare the answers.
 
-The client already has its answer. Requests are repeated in spare time only: while no query waits for the
-stable version's lanes, and at most one every INTERVAL_S, since encoding a query takes the event loop tenths
-of a millisecond. The canary's lanes are processes of low priority.
+The client already has its answer by then. Requests are repeated only in spare time: while no query waits for
+the stable version's lanes, and at most one per INTERVAL_S, since encoding a query takes tenths of a
+millisecond on the event loop. The canary's lanes are low-priority processes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BUDGET_S = 1.0
 class Shadow:
     """Collects both versions' answers to the same requests.
 
-    share: of the stable requests, in spare time.
+    share: share of the stable version's requests to repeat.
     """
 
     def __init__(self, stable: Serving, canary: Serving, share: float) -> None:
@@ -42,9 +42,10 @@ class Shadow:
         self._records = [PairRecords() for _ in range(GROUPS)]
 
     def offer(self, rows: Rows, scores: F32, group: int = 0) -> None:
-        """Repeats a request whose answer is written, if it is chosen and there is time.
+        """Repeats an answered request, if it is sampled and there is spare time.
 
-        scores: float32 [rows], of the stable version's answer. group: of its value or client.
+        scores: float32 [rows], the stable version's answer.
+        group: the request's group (see `ArmGroup`).
         """
         if not self._split.takes_next():
             return
@@ -56,12 +57,12 @@ class Shadow:
         asyncio.get_running_loop().call_soon(self._send, rows, scores, group)
 
     def take(self) -> list[PairRecords]:
-        """Returns the pairs of answers since the last call, by group."""
+        """Returns the pairs of answers collected since the last call, by group."""
         taken, self._records = self._records, [PairRecords() for _ in self._records]
         return taken
 
     def close(self) -> None:
-        """Sends nothing from now on."""
+        """Stops repeating requests."""
         self._closed = True
 
     def _send(self, rows: Rows, scores: F32, group: int) -> None:
@@ -78,13 +79,14 @@ class Shadow:
         outcome = pending.outcome
         if not isinstance(outcome, Answer):
             self._failed(outcome, group)
-        elif outcome.reason is None:  # a degraded answer is of another path, whose scores differ anyway
+        elif outcome.reason is None:  # a degraded answer comes from another path, whose scores differ anyway
             self._records[group].pairs.append((scores, outcome.probabilities.copy()))
 
     def _failed(self, error: BaseException | None, group: int) -> None:
-        """Counts errors of the canary; a late or rejected query only means that there was no time.
+        """Counts an error of the canary.
 
-        So does one for which no lane was ready: a lane that died ends the rollout by itself.
+        Ignores late and rejected queries, for which there was no spare time, and queries without a live lane,
+        as a dead lane ends the rollout anyway.
         """
         if isinstance(error, Defect | Invalid | FeatureError) and not self._closed:
             self._records[group].failed += 1

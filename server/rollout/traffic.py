@@ -1,8 +1,10 @@
 """Splits the requests of a rollout between its arms, and records the outcomes of each arm.
 
-Only requests that either version could answer are split and counted, so that both arms have requests of the
-same kind. The stable version answers all others: a request that names a version, tensors of ids if the
-versions' ids differ, and a request without a single value of the field of the split.
+server/http/call.py asks `RolloutTraffic.choose` for each request and reports the outcome to the chosen arm.
+
+Only requests that both versions could answer are split and counted, so that both arms get the same kind of
+requests. The stable version answers all others: requests that name a version, tensors of ids if the versions'
+ids differ, and requests without exactly one value of the field that traffic is split by.
 """
 
 from __future__ import annotations
@@ -27,22 +29,25 @@ from polyrec.server.rollout.lane_waits import Look, Waits
 from polyrec.server.rollout.shadow import Shadow
 
 MAX_SCORED = 2000
-"""Maximum requests of an arm between two comparisons whose scores are kept; others are only counted."""
+"""Maximum requests per arm and comparison whose scores are kept; others are only counted."""
 LATELY_S = 0.2
-"""Time before a refusal, or at most twice it, in which waits of lanes may explain it."""
+"""Time before a rejection (up to twice as long) in which waits of lanes for a CPU may explain it."""
 HEADER = "header:"
 Headers = Iterable[tuple[bytes, bytes]]
 ValueOf = Callable[[Rows, Headers], bytes | None]
-"""Reads the field of the split from a request; None: absent, or several values."""
+"""Reads the value that traffic is split by from a request; None if it is absent or not unique."""
 
 
 class Arm:
     """One version in a rollout.
 
-    header: names the arm in answers. shadow: repeats answered requests. groups: its requests by group of
-    values or clients. least_budget_s: a request with a smaller budget is answered, and cannot fail the
-    version; until the first comparison the server's default. look: looks up what a canary's lanes have waited
-    for a processor so far. scored: requests whose scores were kept since the last comparison.
+    header: response header that identifies the arm.
+    shadow: repeats answered requests on the canary.
+    groups: the arm's requests by group of values or clients.
+    least_budget_s: requests with a smaller budget are answered but failing them does not count against the
+        version; the server's default budget until the first comparison.
+    look: reads how long the canary's lanes have waited for a CPU.
+    scored: number of requests whose scores were kept since the last comparison.
     """
 
     __slots__ = (
@@ -77,42 +82,42 @@ class Arm:
         self._before = self._last = look()
 
     def group(self, value: bytes) -> ArmGroup:
-        """The group of a value of the field of the split, or of a client."""
+        """Returns the group of a value that traffic is split by, or of a client."""
         return self.groups[crc32(value) % GROUPS]
 
     def take(self) -> list[ArmRecords]:
-        """Returns what was recorded since the last call, by group."""
+        """Returns the records since the last call, by group."""
         self.scored = 0
         return [group.take() for group in self.groups]
 
     def waited(self) -> Waits:
-        """Seconds for which the lanes of a canary have waited for a processor so far."""
+        """Returns the seconds that each of the canary's lanes has waited for a CPU so far."""
         look = self._look()
         if look.at_s >= self._last.at_s + LATELY_S:
             self._before, self._last = self._last, look
         return look.waits
 
     def watch(self, now_s: float) -> None:
-        """Looks at the lanes' waits every LATELY_S, even if the canary gets few requests."""
+        """Reads the lanes' waits every LATELY_S, even if the canary gets few requests."""
         if now_s >= self._last.at_s + LATELY_S:
             self.waited()
 
     def waited_lately_s(self) -> float:
-        """The same of the lane that waited most, in the last LATELY_S to twice that.
+        """Returns the recent wait of the lane that waited most, in seconds.
 
-        Longer where requests, of both versions together, are rarer.
+        "Recent" is the last LATELY_S to 2 * LATELY_S, or longer if both versions together get fewer requests.
         """
         now = self.waited()
         return max(_waited_since(self._before.waits, now), default=0.0)
 
     def budget_s(self, budget_s: float) -> float:
-        """Returns the budget of a request here: a canary leaves the stable version the time to answer it."""
+        """Returns a request's budget at this arm. A canary's leaves the stable version time for a retry."""
         half_s = budget_s / 2
         return half_s if self.is_canary and half_s >= self.least_budget_s else budget_s
 
 
 class ArmGroup:
-    """The requests to one version that have one group of values, or are of one group of clients."""
+    """The requests of one arm from one group of values or clients, which the comparison treats as a unit."""
 
     __slots__ = ("_number", "_records", "arm")
 
@@ -122,9 +127,10 @@ class ArmGroup:
         self._records = ArmRecords()
 
     def answered(self, took_s: float, budget_s: float, answer: Answer, rows: Rows, since: Waits = ()) -> None:
-        """Records an answer that is written.
+        """Records an answer that was written.
 
-        took_s: seconds that the request took. since: `Arm.waited` when it was queued.
+        took_s: duration of the request.
+        since: `Arm.waited` when the request was queued.
         """
         records = self._records
         waits = _waited_since(since, self.arm.waited())
@@ -132,7 +138,7 @@ class ArmGroup:
         records.took_s.append(took_s)
         records.waited_s.append(waited_s)
         records.late += took_s - waited_s > budget_s >= self.arm.least_budget_s
-        scores = answer.probabilities.copy()  # a lane may write its next answers into the same memory
+        scores = answer.probabilities.copy()  # a lane may reuse the memory for its next answer
         arm = self.arm
         if arm.scored < MAX_SCORED:
             arm.scored += 1
@@ -144,17 +150,18 @@ class ArmGroup:
     def failed(self, budget_s: float = math.inf, since: Waits = ()) -> None:
         """Records a request that this version did not answer.
 
-        budget_s: where it was too little. since: `Arm.waited` when it was queued; what the lane that waited
-        most has waited since is taken from the budget.
+        budget_s: the request's budget if it was too small, otherwise infinite.
+        since: `Arm.waited` when the request was queued. The longest wait of a lane since then is deducted
+            from the budget.
         """
         waited_s = max(_waited_since(since, self.arm.waited()), default=0.0)
         self._unanswered(budget_s, is_excused=budget_s - waited_s < self.arm.least_budget_s)
 
     def refused(self, budget_s: float) -> None:
-        """Records a request that the canary refused and the stable version answered.
+        """Records a request that the canary rejected and the stable version answered.
 
-        Lanes that wait become overdue, and their queue grows. So it does not count if a lane has lately
-        waited long enough for that: whether the version is too slow, its answers show.
+        A lane that waits for a CPU is overdue and its queue grows. So the rejection does not count if a lane
+        has recently waited long enough to explain it; the canary's answers show whether it is too slow.
         """
         self._unanswered(budget_s, is_excused=self.arm.waited_lately_s() >= OVERDUE_EXTRA_S)
 
@@ -164,7 +171,7 @@ class ArmGroup:
             self._records.failed += not is_excused
 
     def take(self) -> ArmRecords:
-        """Returns what was recorded since the last call."""
+        """Returns the records since the last call."""
         taken, self._records = self._records, ArmRecords()
         return taken
 
@@ -177,8 +184,8 @@ def _waited_since(since: Waits, now: Waits) -> Waits:
 class RolloutTraffic:
     """Both arms and the split between them.
 
-    value_of: reads the field of the split; None: requests are split one by one. same_ids: whether both
-    versions have the same ids, so that either can answer tensors of ids.
+    value_of: reads the value that traffic is split by; None splits requests individually.
+    same_ids: whether both versions have the same ids, so that either can answer tensors of ids.
     """
 
     stable: Arm
@@ -188,9 +195,10 @@ class RolloutTraffic:
     same_ids: bool
 
     def choose(self, rows: Rows, headers: Headers, pinned: bool, sender: bytes) -> ArmGroup | None:
-        """Returns who answers a request; None: the stable version, and the request is not counted.
+        """Returns the arm's group that answers a request; None for the stable version without counting it.
 
-        pinned: whether the request names a version. sender: tells its client from others.
+        pinned: whether the request names a version.
+        sender: identifies the client.
         """
         self.canary.watch(clock())
         if pinned or not (self.same_ids or isinstance(rows, Columns)):
@@ -204,10 +212,11 @@ class RolloutTraffic:
 
 
 def fits(rows: Rows, serving: Serving, known: Iterable[Serving]) -> bool:
-    """Whether rows mean the same to a generation as to one of those that they are known to fit.
+    """Whether rows have the same meaning to `serving` as to one of `known`, which they fit.
 
-    Raw values need the same schema, ids the same vocabularies too. These are compared by checksum, since
-    millions of values would hold up all requests: ids in another popularity order do not fit.
+    Raw values require the same schema, ids also the same vocabularies. Vocabularies are compared by checksum,
+    since comparing millions of values would delay all requests; so ids in another popularity order do not
+    fit.
     """
     return any(
         serving is other
@@ -224,7 +233,7 @@ def _vocabularies(serving: Serving) -> str:
 
 
 def value_reader(by: str, schema: Schema) -> ValueOf:
-    """Returns the reader of `header:NAME` or of a context feature. Raises Invalid for what is neither."""
+    """Returns a reader of `header:NAME` or of a context feature. Raises Invalid if `by` is neither."""
     if by.startswith(HEADER):
         name = by.removeprefix(HEADER).strip().lower().encode()
         if not name:

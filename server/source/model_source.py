@@ -1,11 +1,11 @@
-"""Reads the plans and bundles of a server: those of its settings, and those that admin calls name.
+"""Reads the plans and bundles that the settings or admin calls name.
 
-    local path          read where it is
-    URL of a bundle     fetched into the model cache (models/fetching/cache.py), read from there
+    local path          read in place
+    URL of a bundle     fetched to the model cache (models/fetching/cache.py) and read from there
     URL of a plan       read; its bundles, relative to it, are fetched
 
-An admin call may name a URL only below the operator's prefixes, so that an admin token gives no access to
-other hosts that the server can reach. Clients can name no URL.
+Admin calls may only name URLs below the operator's prefixes, so that an admin token gives no access to other
+hosts that the server can reach. Other clients cannot name URLs.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from polyrec.planner.plan import Plan, PlanError, PlannedLane, load_plan, parse_
 from polyrec.server.app.settings import Settings, SettingsError
 
 LoadedPlan = tuple[Plan, Mapping[Path, Bundle]]
-"""A plan, and those of its bundles that are loaded already."""
+"""A plan, and those of its bundles that are already loaded."""
 
 
 class ModelSource:
-    """Reads plans for the settings, with their limits, policy and tiers applied."""
+    """Reads plans and applies the settings' limits, policy and tiers to them."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -36,8 +36,9 @@ class ModelSource:
     def read_for_admin(self, name: str | None, place: Path | ModelUrl | None) -> LoadedPlan:
         """Reads the plan that an admin call names; blocks.
 
-        name: one of several models. place: None for the plan of the settings. Raises PolyrecError;
-        SettingsError for a URL that is neither the settings' own nor below their prefixes.
+        name: the model's name if there are several.
+        place: None for the plan in the settings.
+        Raises PolyrecError; SettingsError for a URL that is neither in the settings nor below their prefixes.
         """
         settings = self._settings
         own = settings.model_files().get(name or "") or settings.plan or settings.bundle
@@ -46,9 +47,9 @@ class ModelSource:
         return self.read(place or own)
 
     def read(self, place: Path | ModelUrl | None = None) -> LoadedPlan:
-        """Loads a plan, or makes one for a bundle; also returns the bundles that it opened. Blocks.
+        """Reads a plan, or creates one for a bundle; also returns the bundles that it opened. Blocks.
 
-        place: a plan, or the folder of a bundle; None for that of the settings. Raises PolyrecError.
+        place: a plan or a bundle folder; None for the one in the settings. Raises PolyrecError.
         """
         settings = self._settings
         place = place or settings.plan or settings.bundle
@@ -65,9 +66,9 @@ class ModelSource:
         return settings.apply_to(self._plan_of(bundle)), {bundle.path: bundle}
 
     def _plan_of(self, bundle: Bundle) -> Plan:
-        """Makes the plan of a single bundle from the settings."""
+        """Creates the plan of a single bundle from the settings."""
         settings = self._settings
-        # the path of a nested bundle says which width it is
+        # the path's name of a nested bundle contains its width
         width = settings.width or (bundle.widths[-1] if bundle.widths else None)
         name = bundle.at_width(width).name
         if settings.runtime == "auto":

@@ -1,10 +1,10 @@
-"""Chooses which paths to deploy, with how many rows resident, and how they share the load.
+"""Chooses which paths to deploy, how many of their rows are resident, and how they share the load.
 
-A `Problem` in, a `Choice` out, by a mixed-integer program (HiGHS): a binary variable per deployed option, and
-a continuous one for the share of a size class's queries that it answers at a level of load. It maximizes
-the value of the answered rows per second under the time of every device and of the front, and the bytes of
-every memory. A linear program with the deployment fixed then gives the dual prices. Spare memory takes
-reserve paths for other loads.
+`choose` turns a `Problem` into a `Choice` by a mixed-integer program (HiGHS). It has a binary variable per
+deployed option, and a continuous variable for the share of a size class's queries that an option answers at a
+load level. It maximizes the value of answered rows per second, subject to the time of every device and of the
+front and to the bytes of every memory. A linear program with the deployment fixed then gives the dual prices.
+Spare memory is filled with reserve paths for other loads.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The optimization problem: all options, the load, and the limits of time and memory.
+"""The optimization problem: all options, the load, and the limits of time and memory, as plain numbers.
 
-A profile, `Requirements` and access counts of the bundles come in; a `Problem` of plain numbers goes out.
+It is built from a profile, `Requirements` and the bundles' access counts, and solved in choice.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""The mixed-integer program of a problem, and the linear one with a fixed deployment.
+"""Solves a problem's mixed-integer program, and the linear program with a fixed deployment, with HiGHS.
 
-A `Problem` and candidate options come in; deployed options, shares of the load and dual prices go out. HiGHS
-solves both.
+The results are the deployed options, their shares of the load, and the dual prices.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Plans a fleet: nodes of each type to rent by hour, and the paths of each model on them."""
+"""Plans a fleet: how many nodes of each type to rent by hour, and which paths of each model run on them."""

@@ -1,7 +1,7 @@
-"""Computes the capability of a node of each type: seconds of its devices per query, by path and size class.
+"""Computes the capability of each node type: seconds of its devices per query, by path and size class.
 
-Profiles and the fleet's description come in; plain numbers go out. Device time, batching and headroom
-under the SLO are those of a single machine's plan (planner/deployment/option.py).
+It needs the profiles and the fleet's description. Device time, batching and headroom under the SLO are
+modeled as for a single machine (planner/deployment/option.py).
 """
 
 from __future__ import annotations

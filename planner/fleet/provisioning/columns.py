@@ -1,9 +1,9 @@
-"""Solves the fleet's program: column generation over configurations, then whole nodes.
+"""Solves the fleet's program by column generation over configurations, followed by rounding to whole nodes.
 
-The relaxation over the known configurations gives prices of queries. The best node of each type at each
-hour's prices is added if it is worth more than it costs; when there is none, the relaxation is a lower bound
-over all configurations. Whole nodes come from a mixed-integer program over those found, an hour at a time if
-nothing couples the hours, or by rounding up if it reaches its time limit.
+The relaxation over the known configurations yields prices of queries. The best node of each type at each
+hour's prices is added if it is worth more than it costs. If there is none, the relaxation is a lower bound
+over all configurations. Whole nodes come from a mixed-integer program over the configurations found, one hour
+at a time if nothing couples the hours, or from rounding up if that program reaches its time limit.
 """
 
 from __future__ import annotations

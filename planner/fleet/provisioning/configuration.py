@@ -1,8 +1,8 @@
-"""Finds configurations: sets of paths that fit a node's memories together.
+"""Finds configurations, which are sets of paths that fit in a node's memories together.
 
-Given the worth of another query of each class (the dual prices of the fleet's program), the most valuable
+Given the worth of one more query of each class (the dual prices of the fleet's program), the most valuable
 node is the solution of a small mixed-integer program: which paths to open within the memory, and how to
-divide its devices' time among them. Its value is what one more node would be worth.
+divide its devices' time among them. The value is what one more such node would be worth.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Makes the fleet plan: nodes, paths and cost by hour, shadow prices, and effects of faults on the SLO."""
+"""Creates a fleet plan: nodes, paths and cost by hour, shadow prices, and effects of faults on the SLO."""
 
 from __future__ import annotations
 

@@ -1,11 +1,13 @@
-"""Admission control: predicts whether the backlog lets a query meet its deadline.
+"""Admission control: predicts by how much a query would miss its deadline behind the current backlog.
 
-A query comes in, the seconds by which it would be late go out; the router rejects it if they are positive. A
-batch that begins late is small and has few rows/s, and the next begins later still, so without rejections
-goodput collapses past capacity. Pieces with later deadlines do not delay a query, if they can bear the delay.
+The router rejects a query if `admit` returns a positive number of seconds. Without rejections goodput
+collapses
+past capacity: a batch that begins late must be small and is therefore inefficient, so the next one begins
+even later. Waiting pieces with later deadlines do not count against a query, provided that they can bear the
+delay.
 
-Several lanes drain the queue as a stream of rows. A single inline lane does not: it is free whenever a query
-is offered, and executes what waits in one batch or a few.
+Several lanes are modeled as draining the queue as a stream of rows. A single inline lane is different: it is
+free whenever a query is offered, and then executes everything that waits in one or a few batches.
 """
 
 from __future__ import annotations
@@ -21,13 +23,13 @@ from polyrec.planner.routing.queue import LOWEST
 from polyrec.planner.routing.router_state import RouterState
 
 MARGIN = 1.2
-"""Factor on the predicted time of the backlog."""
+"""Safety factor on the predicted time of the backlog."""
 CLOSE_S = 1e-9
 """Predictions closer to zero than this are computed exactly."""
 
 
 def admit(state: RouterState, query: Query, now_s: float) -> float:
-    """Returns the seconds by which the backlog is too long for the query; 0 or less: admit it."""
+    """Returns the seconds by which the backlog is too long for the query; 0 or less means admit."""
     rows = query.rows
     front = state.front
     left_s = query.deadline_s - now_s - (front.answer_s + front.answer_row_s * rows)
@@ -37,8 +39,8 @@ def admit(state: RouterState, query: Query, now_s: float) -> float:
     rate = state.total_rate
     if state.sole_inline_lane is None and not query.required:
         service_s = state.service_time_s(rows, queued)
-        # Upper bound of the executing rows, as if all lanes were busy until the last completes: mostly
-        # enough.
+        # upper bound on the executing rows, as if all lanes were busy until the last completes; usually
+        # sufficient to decide
         bound = rate * (state.last_completion_s - now_s) if state.last_completion_s > now_s else 0.0
         waiting_s = state.drain_s(queued, queries)
         excess_s = MARGIN * (waiting_s + bound / rate) + service_s - left_s
@@ -49,7 +51,7 @@ def admit(state: RouterState, query: Query, now_s: float) -> float:
     else:
         executing = state.executing_rows(now_s)
         if query.required:
-            # The best path's service time alone, for which no shorter queue makes up.
+            # a shorter queue cannot compensate for the best path's service time
             excess_s = MARGIN * executing / rate + state.best_service_time_s(rows) - left_s
             if excess_s > 0:
                 return excess_s
@@ -59,16 +61,16 @@ def admit(state: RouterState, query: Query, now_s: float) -> float:
     share_s = inf
     level = query.priority or LOWEST
     if pieces[0].level < level:
-        # A share of the lanes' time is reserved for it, whatever waits with a higher priority.
+        # lower priorities have a reserved share of lane time, whatever waits with a higher priority
         service_s = state.best_service_time_s(rows) if query.required else state.service_time_s(rows, 0)
         share_s = MARGIN * executing / rate + waits_s(state, query, MARGIN) + service_s - left_s
         if share_s <= 0:
             return share_s
-    # behind those of the same deadline, which most queries of one reading round have
+    # behind pieces with the same deadline, which most queries of one reading round share
     at = bisect_left(pieces, (level, query.deadline_s, inf))
     if at == len(pieces):
         return min(excess_s, share_s)
-    # It would be ahead of others: only what is before it counts, if those behind it can bear the delay.
+    # the query would overtake others; if those can bear the delay, only the pieces before it count
     last = pieces[-1].query
     last_s = MARGIN * (state.drain_s(queued + rows, queries + 1) + executing / rate)
     if last_s > last.deadline_s - now_s:
@@ -78,7 +80,7 @@ def admit(state: RouterState, query: Query, now_s: float) -> float:
 
 
 def _completion_s(state: RouterState, rows: int, ahead: int, queries: int, executing: float) -> float:
-    """Predicted seconds until `rows` rows are executed, behind `ahead` rows of `queries` queries."""
+    """Predicts the seconds until `rows` rows are executed, behind `ahead` rows of `queries` queries."""
     lane = state.sole_inline_lane
     if lane is not None and not executing:
         return _inline_completion_s(state, lane, rows, ahead, queries)
@@ -87,9 +89,10 @@ def _completion_s(state: RouterState, rows: int, ahead: int, queries: int, execu
 
 
 def _inline_completion_s(state: RouterState, lane: LaneState, rows: int, ahead: int, queries: int) -> float:
-    """The same on a single inline lane: whole batches with parsing between them, answers, the last batch.
+    """Does the same for a single inline lane: whole batches with parsing in between, answers, a last batch.
 
-    Of the loop's time the model has the share that others leave, and reads its own requests in it.
+    The model has only the share of the event loop's time that other models leave, and reads its own requests
+    within that share.
     """
     front = state.front
     latency = state.paths[lane.fastest].latency

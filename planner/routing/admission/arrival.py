@@ -1,9 +1,10 @@
-"""Estimates when a request arrived, which is when its budget begins.
+"""Estimates when a request arrived in the kernel, which is when its latency budget begins.
 
-The times at which the event loop looks at its sockets come in, and each request that it reads; the start of a
-budget goes out. Requests wait in the kernel while the loop executes a batch or reads others, and no socket
-says since when. Past capacity they wait for as long as their budget, and one that is taken for new then is
-parsed, executed and answered late: on a server at 1.5 times its capacity nearly all late answers were such.
+Requests wait in socket buffers while the event loop executes a batch or reads other requests, and a socket
+does not report since when. Past capacity that wait can use up the whole budget. If such a request were
+considered new, it would be parsed, executed and answered late; on a server at 1.5 times its capacity, nearly
+all late answers were of this kind. The estimate uses the times at which the loop polled its sockets and each
+request's position among those read since.
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ from __future__ import annotations
 from typing import NamedTuple
 
 RATE_MEMORY_S = 0.3
-"""Time constant of the rate of arrivals."""
+"""Time constant of the arrival rate."""
 INF = float("inf")
 
 
 class Arrival(NamedTuple):
-    """When a request arrived, in seconds. earliest_s: not before. likely_s: by its place among those read.
+    """When a request arrived, in seconds.
 
-    between_s: between two arrivals, on average; infinity if unknown.
+    earliest_s: lower bound.
+    likely_s: estimate from its position among the requests read.
+    between_s: mean time between arrivals, infinity if unknown.
     """
 
     earliest_s: float
@@ -26,11 +29,11 @@ class Arrival(NamedTuple):
     between_s: float
 
     def budget_start_s(self, budget_s: float, now_s: float) -> float:
-        """Returns the earliest time, or the likely one if the earliest leaves nothing of the budget.
+        """Returns the earliest arrival, or the likely one if the earliest would leave no budget.
 
-        The earliest time alone would reject everything read after a pause longer than the budget, and what
-        arrived at its end is in time. A budget that is shorter than the time between arrivals begins now: a
-        place among them says nothing so exact.
+        The earliest arrival alone would reject everything read after a pause longer than the budget, although
+        requests that arrived at the end of the pause are in time. A budget shorter than the mean time between
+        arrivals begins now, since the estimate is not that precise.
         """
         if now_s - self.earliest_s < budget_s:
             return self.earliest_s
@@ -40,7 +43,7 @@ class Arrival(NamedTuple):
 
 
 class ArrivalTimes:
-    """The arrivals that one event loop reads. looked_s: when it last began to read."""
+    """Tracks the arrivals that one event loop reads. looked_s: when it last began to read sockets."""
 
     __slots__ = ("_count", "_earliest_s", "_passed_s", "_rate", "looked_s")
 
@@ -50,10 +53,11 @@ class ArrivalTimes:
         self._count = 0
 
     def look(self, now_s: float, slept: bool) -> None:
-        """Records that the loop begins to read. slept: until what it reads came, which arrives now.
+        """Records that the loop begins to read sockets.
 
-        Otherwise it arrived after the last look, the first read first: sockets are read in the order in
-        which they became readable, so that at an even rate each request's place tells its time.
+        slept: whether the loop slept until data came, which means that the data arrived just now. Otherwise
+            they arrived some time since the last look. Sockets are read in the order in which they became
+            readable, so at an even rate a request's position indicates its arrival.
         """
         if self._passed_s > 0:
             weight = min(1.0, self._passed_s / RATE_MEMORY_S)
@@ -64,11 +68,11 @@ class ArrivalTimes:
         self._count = 0
 
     def begin(self) -> None:
-        """Counts a request that is being read since the last look."""
+        """Counts a request that is being read."""
         self._count += 1
 
     def arrival(self, answered_s: float = 0.0) -> Arrival:
-        """Returns when the last request begun arrived. answered_s: when its client got the answer before."""
+        """Returns the arrival of the request last begun. answered_s: time of its client's previous answer."""
         after_s = self._earliest_s
         between_s = 1 / self._rate if self._rate > 0 else INF
         return Arrival(max(after_s, answered_s), after_s + (self._count - 0.5) * between_s, between_s)

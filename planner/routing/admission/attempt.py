@@ -1,12 +1,12 @@
-"""Attempts: queries that the latency models predict to be late, but that are executed nevertheless.
+"""Attempts: executes queries although the latency models predict that they will be late.
 
-After a disturbance the models may be wrong, and if they alone decided, nothing would be executed that could
-correct them. So a query is rejected, or left waiting by an idle lane, only because of a real backlog, or if
-no path was ever observed, here or by the profiler, to execute that many rows within its budget; even then a
-query is tried once nothing has been executed for SILENT_S.
+After a disturbance the models may be wrong, and if they alone decided, nothing would execute that could
+correct them. So a query is rejected, or left waiting by an idle lane, only if there is a real backlog, or if
+no path was ever observed (here or by the profiler) to execute that many rows within the budget. Even in the
+latter case, a query is tried once nothing has executed for SILENT_S.
 
-Attempts take the lanes' time, so queries that are attempted at rest count as demand, by which servers are
-added. They count for nothing else (observed_traffic.py): their budgets are too small to tell of the load.
+Attempts use lane time, so queries that are attempted on an idle server count as demand, on which autoscaling
+is based. They count for nothing else (observed_traffic.py), since such small budgets do not indicate load.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from polyrec.planner.routing.router_state import RouterState
 
 INF = float("inf")
 SILENT_S = 1.0
-"""If no lane has executed anything for this long, any query is tried."""
+"""Time without any execution after which any query is tried."""
 
 
 def record_arrival(state: RouterState, rows: int, budget_s: float, required: bool = False) -> bool:
-    """Counts a query in the observed traffic; returns whether it is possible."""
+    """Counts a query in the observed traffic; returns whether its budget could be met on an idle server."""
     possible = state.is_possible(rows, budget_s, required)
     attempted = possible or budget_s >= _alone_s(state, rows, required)
     state.observed.record_arrival(rows, budget_s, possible, attempted)
@@ -32,7 +32,7 @@ def record_arrival(state: RouterState, rows: int, budget_s: float, required: boo
 
 
 def worth_accepting(state: RouterState, query: Query, now_s: float) -> bool:
-    """Whether to accept a query predicted late: nothing waits, and the best time observed is short enough."""
+    """Whether to accept a query predicted to be late: nothing waits, and the best observed time suffices."""
     if state.queue.pieces:
         return False
     if _silent(state, now_s):
@@ -47,9 +47,10 @@ def worth_accepting(state: RouterState, query: Query, now_s: float) -> bool:
 
 
 def attempt(state: RouterState, lane: LaneState, now_s: float) -> BatchChoice | None:
-    """Chooses the waiting piece with the latest deadline, on the lane's fastest path; None if all are late.
+    """Chooses the waiting piece with the latest deadline on the lane's fastest path; None if all are
+    hopeless.
 
-    Called when pieces wait, no lane is busy and the policy chose none.
+    Called when pieces wait, no lane is busy and the policy chose nothing.
     """
     silent = _silent(state, now_s)
     for piece in reversed(state.queue.pieces):
@@ -70,7 +71,7 @@ def attempt(state: RouterState, lane: LaneState, now_s: float) -> BatchChoice | 
 
 
 def path_for(state: RouterState, lane: LaneState, piece: Piece) -> int:
-    """Index of the lane's fastest path for a piece, or of the path of its query's other parts; -1: none."""
+    """Returns the path of the query's other parts, else the lane's fastest for the piece; -1 if none."""
     query = piece.query
     paths = state.paths
     if query.path >= 0 and piece.rows < query.rows:
@@ -87,13 +88,15 @@ def _silent(state: RouterState, now_s: float) -> bool:
 
 
 def _alone_s(state: RouterState, rows: int, required: bool) -> float:
-    """The shortest time ever observed to an answer, if the query is alone and shared by all lanes."""
+    """Returns the shortest possible time to an answer, by best observed times, with the query split over all
+    lanes of an idle server.
+    """
     part = -(-rows // max(1, len(state.usable)))
     return _quickest_s(state, part, required) + state.front.answer_s + state.front.answer_row_s * rows
 
 
 def _quickest_s(state: RouterState, rows: int, required: bool) -> float:
-    """The shortest service time ever observed on a usable lane, scaled to these rows, in seconds."""
+    """Returns the shortest service time observed on a usable lane, scaled to `rows`, in seconds."""
     best_s = INF
     for lane in state.usable:
         for p in lane.order:

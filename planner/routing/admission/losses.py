@@ -1,9 +1,9 @@
-"""Losses: queries that were not answered in time, as a sign of overload.
+"""Filters lost queries (not answered in time), so that only those which indicate overload reduce quality.
 
-Lost queries come in; those that say something about the load make the router back off from quality
-(policies/loss_backoff.py). Clients choose their budgets. One that leaves hardly more time than execution
-alone takes is lost to any batch that runs when its query comes, on any path: such losses would only
-degrade the answers of others. Where most queries have as little time, it is the usual traffic, and counts.
+Relevant losses make the router back off from quality (policies/loss_backoff.py). Clients choose their
+budgets. A query whose budget barely exceeds its execution time is lost to any batch that runs when it
+arrives, whatever the path, so backing off would only degrade the answers to others. But if most queries have
+such tight budgets, they are the usual traffic and do count.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from __future__ import annotations
 from polyrec.planner.routing.router_state import RouterState
 
 SLACK_SHARE = 0.5
-"""A query has time to wait if this share of its budget is left beside its execution."""
+"""A loss counts if execution would leave at least this share of the query's budget for waiting."""
 USUAL_SHARE = 0.25
-"""Or if it has this share of the slack of a usual query."""
+"""A loss also counts if the query's slack is at least this share of a usual query's slack."""
 
 
 def record_loss(state: RouterState, rows: int, budget_s: float, required: bool = False) -> None:
-    """Records a query that was rejected, expired or answered late, if it had time to wait."""
+    """Records a query that was rejected, expired or answered late, if its budget allowed waiting."""
     slack_s = state.slack_s(rows, budget_s, required)
     backoff = state.loss_backoff
     if slack_s >= 0 and slack_s >= min(SLACK_SHARE * budget_s, USUAL_SHARE * backoff.usual_slack_s):
@@ -25,7 +25,7 @@ def record_loss(state: RouterState, rows: int, budget_s: float, required: bool =
 
 
 def tick(state: RouterState, passed_s: float) -> None:
-    """Updates the usual slack and the value at stake. passed_s: since the last tick."""
+    """Updates the usual slack and the value at stake. passed_s: seconds since the last tick."""
     observed, backoff = state.observed, state.loss_backoff
     backoff.usual_slack_s = state.slack_s(int(observed.mean_rows), observed.budget_s)
     rate = gain = 0.0

@@ -1,4 +1,4 @@
-"""A reading round: all queries that the caller's event loop offers before it executes again.
+"""A reading round: all queries that the caller's event loop offers before it executes anything.
 
 Nothing is executed before the round ends, so admission control judges by its expected end. A query that needs
 no less than one that this round has rejected is rejected like it, without a prediction of its own. What it
@@ -13,7 +13,7 @@ INF = float("inf")
 
 
 class ReadingRound:
-    """The current round; reused for the next one.
+    """The current round. The object is reused for later rounds.
 
     active: has begun. rejected: by form of the body, what its rejections say of other queries of that form: a
     kilobyte of one endpoint may have 5 rows, of another 500. rows: of the last query recorded there.
@@ -28,10 +28,11 @@ class ReadingRound:
         self.rows = 1
 
     def expected_end_s(self, arrival_s: float, now_s: float, read_share: float) -> float:
-        """Adds a query that arrived at arrival_s; returns the expected end of the round, not before now.
+        """Adds a query that arrived at arrival_s; returns the expected end of the round, at least now_s.
 
-        The round takes as long as reading what has arrived since its earliest query. read_share: share of
-        time that reading takes.
+        The round lasts as long as it takes to read everything that has arrived since its earliest query.
+
+        read_share: share of time spent on reading.
         """
         if not self.active:
             self.active = True

@@ -1,8 +1,9 @@
 """Circuit breaker of a lane: opens when the lane fails or stalls, closes after a good probe.
 
-closed: the lane gets work. open: it gets none until `retry_s` (a stalled lane: until its batch returns). Then
-one small batch is tried; if that is about as fast as on other lanes the breaker closes, else the wait
-doubles. A lane that is merely slow is excluded only while there are faster ones.
+While closed, the lane gets work. While open, it gets none until `retry_s`, or in case of a stall until its
+batch returns. Then one small batch is tried as a probe: if it takes about as long as on other lanes the
+breaker closes, otherwise the wait doubles. A lane that is merely slow is excluded only while there are faster
+ones.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from __future__ import annotations
 from enum import StrEnum
 
 FIRST_WAIT_S, MOST_WAIT_S, MOST_BROKEN_WAIT_S = 0.02, 0.1, 1.0
-"""Slow lanes are probed often, since other lanes answer the query as well; failing lanes less often."""
+"""First wait, and maximum waits for slow and for failing lanes.
+
+Slow lanes are probed often, since other lanes answer the probe's query as well."""
 PROBE_GOOD = 3.0
-"""A probe is good if it takes at most this many times its tail on the best of the other lanes."""
+"""A probe succeeds if it takes at most this many times its tail on the best other lane."""
 SUSPECT_TAILS = 2.0
 OVERDUE_TAILS, OVERDUE_EXTRA_S = 3.0, 0.005
-"""Upper bound of the time after which a batch is overdue: a multiple of its tail, plus seconds."""
+"""A batch is overdue at the latest after this multiple of its tail plus these seconds."""
 
 
 class BreakerState(StrEnum):
@@ -25,13 +28,14 @@ class BreakerState(StrEnum):
 
 
 CLOSED, OPEN = BreakerState.CLOSED, BreakerState.OPEN
-"""Global aliases, because attribute access on an Enum is five times as slow in Python 3.11."""
+"""Aliases, since attribute access on an Enum takes five times as long as a global in Python 3.11."""
 
 
 class Breaker:
     """State of one lane's breaker.
 
-    broken: opened by a failure, not by a stall. retry_s: time of the next probe.
+    broken: whether a failure rather than a stall opened it.
+    retry_s: time of the next probe.
     """
 
     __slots__ = ("_wait_s", "broken", "retry_s", "state")
@@ -43,7 +47,7 @@ class Breaker:
         self._wait_s = FIRST_WAIT_S
 
     def trip(self, now_s: float, broken: bool = False) -> None:
-        """Opens the breaker after a stall or, if `broken`, a failure; the wait doubles each time."""
+        """Opens the breaker after a stall or, if `broken`, a failure. The wait doubles each time."""
         self.state = BreakerState.OPEN
         self.broken = broken
         self.retry_s = now_s + self._wait_s
@@ -51,7 +55,7 @@ class Breaker:
 
     @property
     def open(self) -> bool:
-        """Whether the lane gets no work but probes."""
+        """Whether the lane gets only probes."""
         return self.state is not BreakerState.CLOSED
 
     def ready(self, now_s: float) -> bool:
@@ -61,7 +65,7 @@ class Breaker:
     def probed(self, took_s: float, tail_s: float, now_s: float) -> None:
         """Closes or reopens the breaker after a probe.
 
-        tail_s: on the best other lane; infinite without one.
+        tail_s: tail latency on the best other lane, infinite if there is none.
         """
         if took_s <= PROBE_GOOD * tail_s:
             self.close()
@@ -75,10 +79,10 @@ class Breaker:
 
 
 def overdue_at_s(started_s: float, tail_s: float, last_s: float) -> float:
-    """Time at which a batch of tail latency tail_s counts as stalled.
+    """Returns the time at which a batch with tail latency tail_s counts as stalled.
 
-    last_s: the last moment at which another lane could still meet its first deadline, which decides once
-    SUSPECT_TAILS tails have passed.
+    last_s: the last time at which another lane could still meet the batch's first deadline. It counts once
+        SUSPECT_TAILS tails have passed.
     """
     at_s = started_s + OVERDUE_TAILS * tail_s + OVERDUE_EXTRA_S
     if last_s < at_s:

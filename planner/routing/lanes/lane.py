@@ -1,4 +1,4 @@
-"""Lanes: the plan's specification, and the state by which decisions are made."""
+"""A lane's specification from the plan, and the state on which routing decisions are based."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class LaneSpec:
 
 
 class FasterLane(NamedTuple):
-    """A much faster lane. rate: rows/s that it would do without the slower lane's help."""
+    """A much faster lane. rate: rows/s that it would execute without the slower lane's help."""
 
     lane: LaneState
     rate: float
@@ -35,17 +35,23 @@ class FasterLane(NamedTuple):
 class LaneState:
     """A lane's paths, its running batch and its recent performance.
 
-    By path index: max_rows, of one batch; merge_rows, up to which queries are merged. order: indexes of the
-    paths it may use, by falling value, without those that another beats in value and speed, and those faster
-    than the one of most value a second; options: the same with what a decision reads. fastest: the one with
-    the highest rate of them; rate: its rows/s, as corrected.
-    others: the other usable lanes. faster: those much faster than this one.
+    max_rows, merge_rows: by path index, maximum rows of a batch, and rows up to which queries are merged.
+    order: indexes of the paths it may use, by falling value; excludes paths that another beats in both value
+        and speed, and paths faster than the one with the most value per second.
+    options: the same paths with all data that a decision needs.
+    fastest, rate: the path in `order` with the highest rate, and its corrected rows/s.
+    others, faster: the other usable lanes, and the lanes much faster than this one.
 
-    free_s: predicted completion of the running batch. due_s: the first deadline in it. overdue_s: when the
-    lane counts as stalled. stranded: parts of a stalled batch that no other lane can execute in time.
-    recheck_s: when to consider the lane again if nothing happens. last_done_s: its last completion.
-    mean_batch_rows: recent mean. busy_s: since the last tick. utilization: recent share of time at work.
-    share: of the lane's time that other models leave (sharing/machine_time.py); 1 if there are none.
+    free_s: predicted completion of the running batch.
+    due_s: the first deadline in it.
+    overdue_s: time at which the lane counts as stalled.
+    stranded: parts of a stalled batch that no other lane can execute in time.
+    recheck_s: when to consider the lane again if nothing happens.
+    last_done_s: time of its last completion.
+    mean_batch_rows: recent mean.
+    busy_s: busy seconds since the last tick.
+    utilization: recent share of time at work.
+    share: share of its time that other models leave (sharing/machine_time.py), 1 without other models.
     """
 
     __slots__ = (
@@ -58,7 +64,7 @@ class LaneState:
     def __init__(
         self, index: int, spec: LaneSpec, device: int, paths: list[int], latencies: Sequence[LatencyTable]
     ) -> None:
-        """paths: indexes of those it may execute. latencies: of all paths."""
+        """Creates an idle lane. paths: indexes of the paths it may execute. latencies: of all paths."""
         self.index, self.name, self.device = index, spec.name, device
         self.inline = spec.kind == "inline"
         self.paths = paths
@@ -85,17 +91,17 @@ class LaneState:
 
     @property
     def usable(self) -> bool:
-        """Whether it is alive and its breaker is closed."""
+        """Whether the lane is alive and its breaker is closed."""
         return self.alive and self.breaker.state is CLOSED
 
     def tick(self, now_s: float, passed_s: float, weight: float) -> None:
-        """Updates the correction and the utilization. weight: EWMA weight of the time since the last tick."""
+        """Updates correction and utilization. weight: EWMA weight of the time since the last tick."""
         self.utilization += weight * (min(1.0, self.busy_s / passed_s) - self.utilization)
         self.correction.tick(now_s, passed_s, max(1, round(self.mean_batch_rows)))
         self.busy_s = 0.0
 
     def release(self, now_s: float) -> None:
-        """Ends the running batch: completed or abandoned."""
+        """Ends the running batch, which was completed or abandoned."""
         self.in_flight = None
         self.free_s = now_s
         self.due_s = self.overdue_s = INF

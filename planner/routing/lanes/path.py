@@ -1,4 +1,4 @@
-"""Paths: the plan's specification, and the state by which decisions are made."""
+"""A path's specification from the plan, and the state on which routing decisions are based."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ INF = float("inf")
 class PathSpec:
     """A path: its device, its quality on test rows, and the latency of a batch on one lane.
 
-    value: what an answered row is worth to routing (planner/quality.py); None: its quality. accuracy: share
-    of test rows predicted right at 0.5, where known; only reported.
+    value: what an answered row is worth to routing (planner/quality.py); None means its quality.
+    accuracy: share of test rows classified correctly at threshold 0.5, if known; only reported.
     """
 
     name: str
@@ -33,9 +33,11 @@ class PathSpec:
 class PathState:
     """A path's value, latency and recent use.
 
-    worth: of an answered row; value: worth times the operator's weight. representation: index of the name
-    before `@`. row_s: seconds of device time per row in a merged batch, as corrected. efficient: no mix of
-    two other paths of its device is better. rows: dispatched recently.
+    worth, value: worth of an answered row, and that times the operator's weight.
+    representation: index of the name before `@`.
+    row_s: corrected seconds of device time per row in a merged batch.
+    efficient: whether no mix of two other paths on its device is better.
+    rows: recently dispatched rows.
     """
 
     __slots__ = (

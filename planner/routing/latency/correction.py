@@ -1,29 +1,29 @@
-"""Corrections of the latency models by observed service times, one lane at a time.
+"""Corrects the latency models of one lane by observed service times.
 
-Observed seconds go in, factors on the profiled median and tail come out. Each state variable is the logarithm
-of a ratio of observed to profiled seconds:
+The result is a factor on the profiled median and tail of each path. Each state variable is the logarithm of a
+ratio of observed to profiled seconds:
 
-    bias     of each path: an EWMA with clipped steps, so that outliers hardly move it
-    shift    of the lane: the median of its last three residuals, 0 while that is within the noise. If a lane
-             slows down tenfold (a neighbor, heat), the shift follows after two batches, as it does when the
-             lane recovers
-    wider    of each path: its tail over the profiled one, by quantile tracking
+    bias     per path: an EWMA with clipped steps, so that outliers hardly move it
+    shift    per lane: the median of its last three residuals, 0 while that is within the noise. If the lane
+             slows down tenfold (noisy neighbor, heat), the shift follows after two batches; likewise
+             when the lane recovers
+    wider    per path: its tail relative to the profiled tail, by quantile tracking
 
 Five rules keep a disturbance from affecting predictions for longer than it lasts:
 
-    - State that no new batch confirms decays: shift with a time constant of SHIFT_MEMORY_S, wider with
+    - State that new batches do not confirm decays: shift with time constant SHIFT_MEMORY_S, wider with
       TAIL_MEMORY_S.
-    - The bias of a path that is not executed follows the executed ones at each tick (`PathSpeeds`). Paths
-      measured at different times would otherwise be compared at different core speeds, and one that decays
-      to its profile would seem faster than those measured in the server. A tick without any batch changes no
-      bias of a path executed in the last one to two windows: where batches are rare, it stays an EWMA.
+    - The bias of a path that is not executed follows the executed paths at each tick (`PathSpeeds`).
+      Otherwise paths measured at different core speeds would be compared, and a path whose bias decays to its
+      profile would seem faster than paths measured in the server. A tick without any batch leaves the bias of
+      paths executed in the last one to two windows alone, so that it stays an EWMA if batches are rare.
     - No prediction exceeds what was observed in the last one to two windows: the biased tail plus MARGIN
-      times the longest delay of any batch of the lane, and for a path with ENOUGH batches of its own MARGIN
-      times the slowest of these.
-    - The first FIRST_BATCHES batches of a path on a lane are ignored if they are slow, while libraries load
-      and caches fill.
-    - What is derived once a tick (capacity, prices, batch sizes) would keep a delay of a few batches for the
-      whole tick, if that fell on its beginning. So it is derived from the smallest shift since the last tick.
+      times the longest delay of any batch on the lane, and for a path with ENOUGH batches MARGIN times its
+      slowest.
+    - The first FIRST_BATCHES batches of a path on a lane are ignored if they are slow, as libraries load and
+      caches fill.
+    - Values derived once per tick (capacity, prices, batch sizes) use the smallest shift since the last tick.
+      Otherwise a delay of a few batches just before a tick would affect the whole following tick.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from polyrec.planner.routing.latency.latency_table import LatencyTable
 from polyrec.planner.routing.latency.path_speeds import PathSpeeds
 
 NOISE = 0.3
-"""The shift stays 0 while the last residuals' median is below this and below the profiled tail's."""
+"""The shift stays 0 while the median of the last residuals is below this and below the profiled tail's."""
 BIAS_STEP, BIAS_WEIGHT = 0.01, 0.03
 MOST_OFF = 0.3
-"""Bound of a batch's deviation from the bias where paths are compared."""
+"""Bound on a batch's deviation from the bias when paths are compared."""
 NEW, NEW_STEP = 20, 0.2
-"""Number of a path's first batches with larger steps, up to NEW_STEP / 2: untried paths look too fast."""
+"""Number of a path's first batches with larger steps, up to NEW_STEP / 2, as untried paths look too fast."""
 FIRST_BATCHES = 2
 """Number of a path's first batches on a lane that are ignored if they are slow."""
 LEAST_S = 1e-7
@@ -51,26 +51,27 @@ MOST_BIAS = log(4.0)
 MOST_TAIL = log(3.0)
 LEAST_TAIL = log(0.9)
 SHIFT_MEMORY_S, TAIL_MEMORY_S, SEEN_MEMORY_S = 0.5, 3.0, 2.5
-"""Time constants of exponential decay; seen: of the number of a path's batches, while it has no new ones."""
+"""Time constants of exponential decay. SEEN: of the number of a path's batches, while it has no new ones."""
 WINDOW_S = 1.5
-"""Maxima are kept of the current and the previous window."""
+"""Length of a window; maxima cover the current and the previous window."""
 MARGIN = 1.2
 ENOUGH = 5
-"""Batches of a path in both windows from which on their slowest bounds its tail."""
+"""Number of a path's batches in both windows that is required for their slowest to bound its tail."""
 
 
 def _bounded(value: float, most: float) -> float:
-    """The value, at most `most` from 0."""
+    """Clips a value to [-most, most]."""
     return most if value > most else -most if value < -most else value
 
 
 class Correction:
-    """Correction factors of one lane, each by path index.
+    """Correction factors of one lane, by path index.
 
-    median, tail: factors on the profiled median and tail. lasting: factor on the profiled median, with the
-    smallest shift between the last two ticks. safe: factor on the profiled tail, for a batch that must not be
-    late. quickest: the shortest service time observed over the profiled median; at most 1, as the
-    profiler observed the median.
+    median, tail: factors on the profiled median and tail.
+    lasting: factor on the profiled median, with the smallest shift between the last two ticks.
+    safe: factor on the profiled tail for a batch that must not be late.
+    quickest: shortest observed service time over the profiled median; at most 1, as the profiler observed
+        the median.
     """
 
     __slots__ = (
@@ -81,7 +82,7 @@ class Correction:
     )  # fmt: skip
 
     def __init__(self, latencies: Sequence[LatencyTable]) -> None:
-        """latencies: by path index."""
+        """Starts without corrections. latencies: by path index."""
         paths = len(latencies)
         self.median = [1.0] * paths
         self.lasting = [1.0] * paths
@@ -90,7 +91,7 @@ class Correction:
         self.quickest = [1.0] * paths
         self._latencies = latencies
         self._usual = [(table.tail[1], exp(-table.spread[1]), table.safe_factor) for table in latencies]
-        """For a batch of usual size, by path: profiled tail, median over tail, and safe_factor."""
+        """Profiled tail, median over tail, and safe_factor of a usual batch, by path."""
         self._bias, self._wider, self._seen = [0.0] * paths, [0.0] * paths, [0.0] * paths
         self._biased = [1.0] * paths  # exp(bias)
         self._unproven = [FIRST_BATCHES] * paths
@@ -103,17 +104,17 @@ class Correction:
         self._speeds = PathSpeeds(paths)
         self._ticked_count, self._ticked_error = [0] * paths, [0.0] * paths  # since the last tick
         self._slowest, self._slowest_before = [0.0] * paths, [0.0] * paths
-        """Largest ratio of observed to profiled seconds by path, of this window and the one before."""
+        """Largest ratio of observed to profiled seconds by path, in this and the previous window."""
         self._delay_s = self._delay_before_s = 0.0
-        """The longest delay of any batch beyond its biased tail, in the same two."""
+        """Longest delay of any batch beyond its biased tail, in this and the previous window."""
 
     @property
     def factor(self) -> float:
-        """Current slowdown of the lane: 1 is its usual speed, 2 takes twice as long."""
+        """Current slowdown of the lane; 1 is its usual speed, 2 means twice as long."""
         return exp(self._shift)
 
     def observe(self, path: int, rows: int, took_s: float) -> None:
-        """Updates the factors with one batch: its path, its rows and its service time in seconds."""
+        """Updates the factors by one batch. took_s: its service time in seconds."""
         latency = self._latencies[path]
         median_s, spread = latency.median[rows], latency.spread[rows]
         ratio = (took_s if took_s > LEAST_S else LEAST_S) / median_s
@@ -149,7 +150,7 @@ class Correction:
                 self._update(p)
 
     def _observe_residual(self, residual: float, spread: float) -> float:
-        """Returns the shift with a new residual: the median of the last three, 0 within the noise."""
+        """Adds a residual and returns the new shift: the median of the last three, 0 within the noise."""
         _, before, last = self._recent
         self._recent = before, last, residual
         low, high = (before, last) if before < last else (last, before)
@@ -161,8 +162,8 @@ class Correction:
         return shift
 
     def _learn(self, path: int, off: float, spread: float) -> None:
-        """Updates a path's bias and tail by a batch. off: its deviation from bias and shift."""
-        # Larger steps for the first batches of a path: an untried path looks too fast.
+        """Updates a path's bias and tail by a batch. off: the batch's deviation from bias and shift."""
+        # larger steps for a path's first batches, as an untried path looks too fast
         seen = self._seen[path]
         if seen < NEW:
             most, weight = NEW_STEP / (seen + 2), 1 / (seen + 2)
@@ -199,7 +200,10 @@ class Correction:
         self.safe[path] = safe if safe > tail else tail
 
     def tick(self, now_s: float, passed_s: float, rows: int) -> None:
-        """Decays what no batch has confirmed since the last tick, passed_s ago. rows: of a usual batch."""
+        """Decays state that no batch has confirmed since the last tick, passed_s ago.
+
+        rows: a usual batch's.
+        """
         if self._batches < len(self._recent):
             kept = exp(-passed_s / SHIFT_MEMORY_S)
             self._shift *= kept
@@ -221,7 +225,7 @@ class Correction:
         self._least_shift = self._shift
 
     def _follow_executed(self, passed_s: float, rows: int) -> None:
-        """Updates the bias of each path without a new batch by what the new batches of others tell."""
+        """Updates the bias of paths without new batches from the new batches of other paths."""
         medians = [table.median[rows if rows < table.rows else table.rows] for table in self._latencies]
         errors = [error / max(n, 1) for error, n in zip(self._ticked_error, self._ticked_count, strict=True)]
         windows = [now + before for now, before in zip(self._count, self._count_before, strict=True)]
@@ -238,7 +242,10 @@ class Correction:
         self._ticked_count, self._ticked_error = [0] * len(medians), [0.0] * len(medians)
 
     def reset(self, anew: bool = False) -> None:
-        """Clears the shift and the maxima. anew: the lane was restarted, so its first batches are slow."""
+        """Clears the shift and the maxima.
+
+        anew: whether the lane restarted, so its first batches are slow.
+        """
         self._recent = (0.0, 0.0, 0.0)
         self._shift = 0.0
         self._next_window()

@@ -1,9 +1,9 @@
-"""The front's cost: what the event loop spends on a query besides lanes, reading it and writing its answer.
+"""Tracks the front's cost: CPU time of the event loop for reading a query and writing its answer.
 
-Starts from the plan's figures and follows the time that the loop really spends. The plan knows only the sum;
-half of it is taken for the answer. Answers are measured apart, because past capacity most queries are
-rejected in a fraction of an answer's time, and by the mean of both, batches would be too large for their
-answers.
+It starts with the plan's figures and then follows the measured CPU time. The plan has only the sum of reading
+and answering, of which one half is assumed for each. Answers are measured separately: past capacity most
+queries are rejected in a fraction of an answer's time, and a mean over both would make batches too large to
+answer in time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from polyrec.planner.plan import Routing
 
 MIN_QUERIES = 50
-"""Fewer between two ticks are too noisy to measure by."""
+"""Minimum queries between two ticks for a measurement; fewer are too noisy."""
 WEIGHT = 0.3
 MIN_S = 5e-6
 MAX_READ_SHARE = 0.8
@@ -21,7 +21,7 @@ MAX_READ_SHARE = 0.8
 
 @dataclass(frozen=True, slots=True)
 class LoopTime:
-    """Processor seconds of the event loop since the last tick, without lanes; answering_s: part of all_s."""
+    """CPU seconds of the event loop since the last tick, without lanes. answering_s is a part of all_s."""
 
     all_s: float
     answering_s: float
@@ -29,11 +29,13 @@ class LoopTime:
 
 
 class FrontCost:
-    """Seconds that the front spends, in the mean: backlogs are sums over many queries, and a single answer's
-    time, microseconds, is little of any budget.
+    """Mean seconds that the front spends.
 
-    query_s, row_s: on reading and answering a query, and on each of its rows. answer_s, answer_row_s: on the
-    answer alone. read_s: on reading a query, and rejecting it if need be, the mean of all arrivals.
+    Means suffice, since backlogs are sums over many queries, and a single answer takes only microseconds.
+
+    query_s, row_s: reading and answering a query, per query and additionally per row.
+    answer_s, answer_row_s: answering alone, per query and additionally per row.
+    read_s: reading a query, and rejecting it if necessary; mean over all arrivals.
     read_share: share of the loop's time spent on reading.
     """
 
@@ -47,7 +49,7 @@ class FrontCost:
         self.read_s = self.answer_s = routing.query_s / 2
 
     def observe(self, loop_time: LoopTime, queries: int, mean_rows: float) -> None:
-        """Updates the cost by the loop's time since the last tick, in which `queries` queries arrived."""
+        """Updates the costs from the loop's time since the last tick, in which `queries` queries arrived."""
         rows_s = self.answer_row_s * mean_rows
         if loop_time.answers >= MIN_QUERIES:
             self.answer_s = _ewma(self.answer_s, loop_time.answering_s / loop_time.answers - rows_s)
@@ -56,7 +58,7 @@ class FrontCost:
         self.query_s = self.read_s + self.answer_s
 
     def update_read_share(self, queries_s: float, mean_rows: float) -> None:
-        """queries_s: arrival rate."""
+        """Updates `read_share`. queries_s: arrival rate."""
         self.read_share = min(MAX_READ_SHARE, queries_s * (self.read_s + self.answer_row_s * mean_rows))
 
 

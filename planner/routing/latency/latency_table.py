@@ -1,6 +1,7 @@
-"""A path's latency as a table by rows: a list look-up on the hot path instead of a search.
+"""Tabulates a path's latency by rows, so that the hot path does a list look-up instead of a search.
 
-Built once from the plan's `LatencyModel`. Gives median and tail seconds of a batch, and the efficient size.
+A `LatencyTable` is built once from the plan's `LatencyModel`. It has the median and tail seconds of a batch
+and the smallest efficient batch size.
 """
 
 from __future__ import annotations
@@ -14,19 +15,21 @@ import numpy as np
 from polyrec.planner.latency_model import LatencyModel
 
 TAIL_DEVIATIONS = 2.326347874040841
-"""The 99th percentile of a normal distribution."""
+"""99th percentile of the standard normal distribution."""
 SAFE_EXPONENT = 0.42
-"""Exponent of tail/median that extends the tail from 2.33 to 3.3 standard deviations of a lognormal."""
+"""Exponent of tail / median that extends a lognormal's tail from 2.33 to 3.3 standard deviations."""
 EFFICIENT = 1.02
-"""A batch is efficient if a row costs at most this factor of its minimum cost."""
+"""A batch is efficient if its cost per row is at most this factor times the minimum."""
 
 
 class LatencyTable:
-    """Latency of batches of 0 to `rows` rows; index 0 is as one row.
+    """Latency of batches of 0 to `rows` rows; index 0 equals index 1.
 
-    median, tail: seconds by rows. spread: log(tail / median) by rows. efficient_rows: smallest efficient
-    batch. mean_factor: mean over median of a lognormal with that tail. safe_factor: factor on the tail for a
-    batch that must not be late.
+    median, tail: seconds by rows.
+    spread: log(tail / median) by rows.
+    efficient_rows: rows of the smallest efficient batch.
+    mean_factor: mean over median of a lognormal with that tail.
+    safe_factor: factor on the tail for a batch that must not be late.
     """
 
     __slots__ = ("efficient_rows", "mean_factor", "median", "rows", "safe_factor", "spread", "tail")
@@ -45,22 +48,22 @@ class LatencyTable:
         self.mean_factor = exp(spread * spread / 2)
 
     def max_rows_at_median(self, seconds: float) -> int:
-        """Maximum rows with a median of at most `seconds`; 0 if even one row takes longer."""
+        """Returns the maximum rows with a median of at most `seconds`; 0 if even one row takes longer."""
         return max(0, bisect_right(self.median, seconds) - 1)
 
     def max_rows_at_tail(self, seconds: float) -> int:
-        """Maximum rows with a tail of at most `seconds`; 0 if even one row takes longer."""
+        """Returns the maximum rows with a tail of at most `seconds`; 0 if even one row takes longer."""
         return max(0, bisect_right(self.tail, seconds) - 1)
 
 
 def in_batches(seconds: Sequence[float], rows: int, max_rows: int) -> float:
-    """Seconds of `rows` rows in consecutive batches of at most max_rows. seconds: by rows."""
+    """Returns the seconds of `rows` rows in consecutive batches of at most max_rows. seconds: by rows."""
     batches, rest = divmod(rows, max_rows)
     return batches * seconds[max_rows] + (seconds[rest] if rest else 0.0)
 
 
 def _table(knots: tuple[int, ...], seconds: tuple[float, ...], rows: int) -> list[float]:
-    """`LatencyModel.median` for all of 0 ... rows at once."""
+    """Evaluates `LatencyModel.median` for all of 0 ... rows at once."""
     at = np.arange(rows + 1, dtype=np.float64)
     values = np.interp(at, knots, seconds)
     beyond = at > knots[-1]

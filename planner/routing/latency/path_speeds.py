@@ -1,11 +1,12 @@
-"""A Kalman filter that separates the core's speed from a path's own service time.
+"""A Kalman filter that separates the core's current speed from a path's own service time.
 
-Paths of one lane are executed at different times, at different speeds of the core: neighbors, heat and the
-server's own work come and go within seconds, and make a tenth or more. To compare paths that differ by less,
-each path has an estimated error of its profile (logarithm of observed over profiled seconds), and the filter
-the covariance of these estimates. All errors drift together quickly, and each by itself slowly. So while one
-path is executed, the others follow it; when the path changes, the difference counts as the new path's own, to
-the extent that the core is unlikely to have changed at that moment, and is remembered with OWN_MEMORY_S.
+correction.py uses it to compare the paths of one lane. Paths execute at different times, and neighbors, heat
+and the server's own work change the core's speed by 10% or more within seconds, whereas paths may differ by
+less. The filter estimates the error of each path's profile (logarithm of observed over profiled seconds) and
+the covariance of these errors. All errors drift together quickly, and each by itself slowly. So while one
+path executes, the estimates of the others follow it. When another path executes, the difference is attributed
+to that path, to the extent that a simultaneous change of the core is unlikely, and is remembered with
+OWN_MEMORY_S.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ import numpy as np
 from polyrec.models.schema.batch import F64
 
 OWN_MEMORY_S = 30.0
-"""Time constant with which a path returns to what the reference tells of it."""
+"""Time constant with which a path's own error decays to the one expected from the reference path."""
 COMMON_MEMORY_S = 2.5
-"""Time constant with which the common error is forgotten at rest."""
+"""Time constant with which the common error is forgotten while nothing executes."""
 COMMON_VARIANCE_S, OWN_VARIANCE_S = 0.3, 0.0015
-"""Variances of the drift in a second: of all errors together, 0.17 in 0.1 s, and of each by itself."""
+"""Variance of the drift per second: common to all errors (0.17 in 0.1 s), and of each error by itself."""
 UNKNOWN_VARIANCE, UNTRIED_VARIANCE = 100.0, 0.5**2
-"""Before the first batch, in common and of each: the first path executed tells only what is common."""
+"""Initial variances, common and per path, so that the first path executed determines the common error."""
 BATCH_VARIANCE, TICK_VARIANCE = 0.1**2, 0.02**2
-"""Variances of a batch's error, and of a path's mean error over a tick beyond that."""
+"""Variance of a batch's error, and additional variance of a path's mean error over a tick."""
 
 
 class PathSpeeds:
-    """Estimated errors of the profiles of a lane's paths. errors: by path."""
+    """Estimates the profile errors of a lane's paths. errors: the estimates by path."""
 
     __slots__ = ("_covariance", "_reference", "errors")
 
@@ -38,7 +39,7 @@ class PathSpeeds:
         self.errors = [0.0] * paths
         self._covariance: F64 = np.full((paths, paths), UNKNOWN_VARIANCE) + np.eye(paths) * UNTRIED_VARIANCE
         self._reference = 0
-        """The path with most batches when any were executed last."""
+        """The path with the most batches in the last tick that had any."""
 
     def update(
         self,
@@ -48,14 +49,14 @@ class PathSpeeds:
         medians: Sequence[float],
         at_rest: bool = False,
     ) -> None:
-        """Lets passed_s seconds pass in which batches were executed.
+        """Advances the filter by passed_s seconds in which batches were executed.
 
-        By path: batches, their number; errors, their mean errors; medians, profiled seconds. at_rest: whether
-        none has been executed for so long that what they have in common is to be forgotten.
+        batches, errors, medians: by path, number of batches, their mean error, and the profiled seconds.
+        at_rest: whether no batch has executed for so long that the common error should be forgotten.
         """
         paths = range(len(batches))
         self._covariance += COMMON_VARIANCE_S * passed_s
-        # without the part that all have in common, which is unknown after a rest
+        # exclude the common part, which is unknown after an idle period
         own_variance = self._covariance.diagonal() - self._covariance.min(axis=1)
         drift = OWN_VARIANCE_S * passed_s * (own_variance < UNTRIED_VARIANCE)
         self._covariance[np.diag_indices_from(self._covariance)] += drift
@@ -84,10 +85,11 @@ class PathSpeeds:
 
 
 def _expected(error: float, reference_s: float, median_s: float) -> float:
-    """Error to expect of a path that takes median_s by its profile, by that of a reference path.
+    """Returns the expected error of a path with profiled median_s, given the error of a reference path.
 
-    A slow core costs every path the same factor, work around a batch the same seconds. Of what is slower, the
-    smaller is expected: a path that seems too fast is tried and measured, one that seems too slow is not.
+    A slow core costs every path the same factor, and overhead around a batch costs the same seconds. Of these
+    two explanations of a slowdown, the one with the smaller error is assumed: a path that seems too fast is
+    tried and measured, but one that seems too slow is not.
     """
     if error <= 0 or median_s <= reference_s:
         return error

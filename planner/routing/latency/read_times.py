@@ -1,10 +1,10 @@
-"""Predicts how long the missing rows of a query take to be read, by their number in each slow tier.
+"""Predicts how long it takes to read a query's missing rows, from their number in each slow tier.
 
-Finished reads come in, tail seconds go out. For each tier the time is a line, seconds for any read and
-seconds for each miss, fitted by least squares that forget, times a factor that tracks the 99th percentile.
-Tiers are read side by side, so a query waits for the slowest.
+holding.py and dispatching.py use the prediction. For each tier, the time is linear in the misses, fitted by
+least squares with exponential forgetting, times a factor that tracks the 99th percentile. Tiers are read in
+parallel, so a query waits for the slowest.
 
-Nothing is predicted before the first read, and what no read confirms fades within seconds: otherwise a
+The prediction is 0 before the first read, and decays within seconds unless new reads confirm it. Otherwise a
 prediction that rejects every query with misses would last forever.
 """
 
@@ -16,17 +16,17 @@ from typing import NamedTuple
 from polyrec.planner.routing.query import Misses
 
 MEMORY_S, UNCONFIRMED_S = 5.0, 2.0
-"""Time constants of forgetting: of observations, and of seconds that no read confirms."""
+"""Time constants of forgetting observations, and of decaying predictions that no read confirms."""
 LEAST_WEIGHT = 1e-3
 LEAST_S = 1e-6
 TAIL_STEP = 0.1
 TAIL_QUANTILE = 0.99
 FIRST_TAIL, MOST_TAIL = log(2.0), log(20.0)
-"""Logarithm of the tail over the line: at first, and at most."""
+"""Logarithm of the ratio of tail to fitted line, initially and at most."""
 
 
 class ReadSeconds(NamedTuple):
-    """Seconds of a query's reads, by tier as in `Misses`; of a tier without misses, anything."""
+    """Seconds of a query's reads by tier, as in `Misses`. Values of tiers without misses are ignored."""
 
     disk: float = 0.0
     remote: float = 0.0
@@ -47,7 +47,7 @@ class ReadTimes:
                 tier.observe(count, seconds)
 
     def tail_s(self, misses: Misses) -> float:
-        """99th percentile in seconds until all misses have been read."""
+        """Returns the 99th percentile in seconds until all misses have been read."""
         return max(
             (tier.tail_s(count) for tier, count in zip(self._tiers, misses, strict=True) if count),
             default=0.0,
@@ -61,7 +61,7 @@ class ReadTimes:
 
 
 class TierReads:
-    """The line of one tier, from sums of observations (misses, seconds) whose weight decays."""
+    """The linear fit of one tier, from sums over observations (misses, seconds) with decaying weights."""
 
     __slots__ = (
         "_confirmed",
@@ -85,7 +85,7 @@ class TierReads:
         self._confirmed = False
 
     def observe(self, misses: int, seconds: float) -> None:
-        """Records one read of so many misses."""
+        """Records the read of a number of misses."""
         expected_s = self._read_s + self._miss_s * misses
         if self.weight:
             is_longer = seconds > expected_s * exp(self._tail)
@@ -100,7 +100,7 @@ class TierReads:
         self._fit()
 
     def tail_s(self, misses: int) -> float:
-        """99th percentile in seconds of a read of so many misses; 0 if none was observed."""
+        """Returns the 99th percentile in seconds of reading `misses` rows; 0 if no read was observed."""
         return (self._read_s + self._miss_s * misses) * exp(self._tail)
 
     def tick(self, passed_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Tail service time of a query on the fastest device, split over its lanes if it is large."""
+"""Predicts the tail service time of a query on the fastest device, split over its lanes if it is large."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ INF = float("inf")
 
 
 class LanePath(NamedTuple):
-    """A lane on one of its paths.
+    """A lane with one of its paths.
 
-    tail: seconds by rows. factors: the lane's corrections of tails, by path. merge_rows: a query of at least
-    twice as many is split. max_rows: of a batch. lanes: usable lanes of the device.
+    tail: seconds by rows.
+    factors: the lane's corrections of tails, by path.
+    merge_rows: a query with at least twice as many rows is split.
+    max_rows: maximum rows of a batch.
+    lanes: number of usable lanes on the device.
     """
 
     tail: list[float]
@@ -25,9 +28,9 @@ class LanePath(NamedTuple):
 
 
 class ServiceTimes(dict[int, float]):
-    """Tail seconds by rows on the fastest of the lanes; infinity if there is none.
+    """Tail seconds by rows on the fastest of the lanes; infinity without lanes.
 
-    Each entry is computed on first use, with the corrections of that moment, and kept.
+    An entry is computed on first use, with the corrections at that time, and cached.
     """
 
     __slots__ = ("_lane_paths",)
@@ -36,7 +39,7 @@ class ServiceTimes(dict[int, float]):
         self._lane_paths = lane_paths
 
     def copy(self) -> ServiceTimes:
-        """An independent copy with the present entries."""
+        """Returns an independent copy with the current entries."""
         other = ServiceTimes(self._lane_paths)
         other.update(self)
         return other
@@ -47,7 +50,7 @@ class ServiceTimes(dict[int, float]):
 
 
 def service_time_s(lane_paths: list[LanePath], rows: int) -> float:
-    """Tail seconds of `rows` rows on the fastest of the lanes, as corrected now; infinity without lanes."""
+    """Returns the currently corrected tail seconds on the fastest of the lanes; infinity without lanes."""
     best_s = INF
     for tail, factors, path, merge_rows, max_rows, lanes in lane_paths:
         if rows < 2 * merge_rows and rows <= max_rows:

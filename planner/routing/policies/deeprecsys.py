@@ -1,10 +1,12 @@
 """Policy `deeprecsys`: DeepRecSys's scheduler (ISCA'20), as a baseline.
 
-Uses one representation. Queries of at least `threshold` rows go whole to the accelerator, where they are
+It uses one representation. Queries of at least `threshold` rows go unsplit to the accelerator, where they are
 merged; others are split into sub-batches over the CPU's lanes. Both sizes are tuned by hill climbing on the
-95th percentile of latency: a step is kept while it helps, then the other size is tried. Two things are added
-that the paper does not have, because without them goodput of any policy collapses past capacity: admission
-control, and queries that a full batch would answer too late are left to expire.
+95th
+percentile of latency: steps of one size are repeated while they help, then the other size is tried.
+
+Two features are added to the paper, since without them any policy's goodput collapses past capacity:
+admission control, and letting queries expire that a full batch would answer too late.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from polyrec.planner.routing.queue import Piece
 from polyrec.planner.routing.router_state import RouterState
 
 WINDOW = 300
-"""Number of queries whose latencies decide a step."""
+"""Number of queries whose latencies decide about a step."""
 BATCHES = (16, 32, 64, 128, 256, 512, 1024)
 THRESHOLDS = (1, 25, 50, 75, 100, 125, 150, 175, 200, 250, 300, 400, 600, 1000, 1 << 30)
 QUANTILE = 0.95
@@ -56,7 +58,7 @@ class DeepRecSys(Policy):
         return BATCHES[self._at[1]]
 
     def prepare(self, state: RouterState) -> None:
-        """Selects the representation on most devices, of these the fastest, and its fastest device."""
+        """Selects the representation on most devices (the fastest of equals) and its fastest device."""
         super().prepare(state)
         by_representation: dict[int, list[int]] = {}
         for path in state.paths:
@@ -125,7 +127,7 @@ class DeepRecSys(Policy):
             self._step = -self._step
             if self._step > 0 and self._accelerator >= 0:
                 self._knob = 1 - self._knob
-            # The best latency so far may be out of reach under the present load.
+            # the best latency so far may be out of reach at the current load
             self._best_s *= 1.1
         else:
             self._best_s = tail_s

@@ -1,16 +1,18 @@
-"""Backs off from quality after losses: limits how far the backlog may fill the time left.
+"""Backs off from quality after losses, by limiting how far the backlog may fill the remaining time.
 
-Latency models and rates know nothing of processor time lost to other processes or of the next burst; losses
-reveal both. A query rejected, expired or late costs as much as thousands of better answers gain, so the first
-loss of a tick lowers the limit at once, and ticks without one raise it slowly. But a client that loses a row
-now and then, by budgets of its own choice, must not cost all others their quality: the limit is lowered no
-further than the share of the information at stake in the choice of paths that was lost.
+Latency models and rates do not know about CPU time lost to other processes or about the next burst; losses
+reveal both. A query that is rejected, expired or late costs as much as thousands of better answers gain. So
+the first loss in a tick lowers the limit at once, and ticks without losses raise it slowly.
+
+A client that loses a row now and then, through budgets of its own choice, must not reduce the quality for
+everyone else. So the limit is lowered no further than the lost share of the information at stake in the
+choice of paths.
 """
 
 from __future__ import annotations
 
 MAX_FILL_SHARE = 0.6
-"""Maximum share of the time left that the backlog may fill after a path other than the fastest was chosen."""
+"""Maximum share of the remaining time that the backlog may fill unless the fastest path is chosen."""
 STEP = 0.25
 KEPT_PER_TICK = 0.95
 
@@ -18,10 +20,9 @@ KEPT_PER_TICK = 0.95
 class LossBackoff:
     """The backoff from quality after losses.
 
-    level: 0, no recent losses, to 1.
-
-    fill_share: limit at that level; at 0 only the fastest path is used. usual_slack_s: time to wait that a
-    query of usual size and budget has (admission/losses.py).
+    level: from 0 (no recent losses) to 1.
+    fill_share: the limit at that level; at 0 only the fastest path is used.
+    usual_slack_s: time for which a query of usual size and budget can wait (admission/losses.py).
     """
 
     __slots__ = ("_at_stake", "_has_loss", "_level", "_lost", "fill_share", "usual_slack_s")
@@ -47,9 +48,9 @@ class LossBackoff:
         self._update()
 
     def tick(self, at_stake: float) -> None:
-        """Recovers if there was no loss since the last tick. Called about ten times a second.
+        """Recovers if there was no loss since the last tick. Call it about ten times a second.
 
-        at_stake: information of the rows that arrived since, on the best paths rather than the fastest.
+        at_stake: information that rows arriving since then gain on the best paths compared with the fastest.
         """
         if not self._has_loss:
             self._level *= KEPT_PER_TICK
@@ -59,7 +60,7 @@ class LossBackoff:
         self._update()
 
     def reset(self) -> None:
-        """Forgets all losses: those of one policy say nothing about the next."""
+        """Forgets all losses, since those of one policy do not apply to the next."""
         self._has_loss = False
         self._level = self._lost = self._at_stake = 0.0
         self._update()

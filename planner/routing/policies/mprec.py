@@ -1,9 +1,10 @@
 """Policy `mprec`: MP-Rec's greedy rule (ASPLOS'23), as a baseline.
 
-At arrival, a query is bound to the first path, in order of quality, whose predicted latency fits its budget,
-or else to the fastest. First come, first served; only a full queue rejects. The paper does not say whether
-the prediction includes the queue; here it does (queries bound to the device, running batches, the batch that
-the query will join), which is the stronger variant. Queries bound to one path are merged.
+At arrival, a query is bound to the first path in order of quality whose predicted latency fits its budget, or
+else to the fastest path. The order is first come, first served, and only a full queue rejects. The paper does
+not say whether the prediction includes the queue. Here it does (queries bound to the device, running batches,
+and the batch that the query will join), which is the stronger variant. Queries bound to the same path are
+merged.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from polyrec.planner.routing.router_state import RouterState
 
 
 class MPRec(Policy):
-    """Binds a query to a path, in Query.path, when it is accepted."""
+    """Binds each query to a path (Query.path) when it is accepted."""
 
     name = "mprec"
     fifo = True
@@ -94,18 +95,18 @@ class MPRec(Policy):
             behind = int(self._bound_s[path.device] / path.row_s)
             rows = max(query.rows, min(query.rows + behind, self._merge[path.index]))
             tail = path.latency.tail
-            # the rows of a hypothetical request may be more than any has
+            # a hypothetical request may have more rows than real ones
             predicted = waits[path.device] + in_batches(tail, rows, len(tail) - 1)
             if predicted <= left:
                 return path.index
-            # alone: the batch that it would join is largest on the paths that gain most from merging
+            # as if alone, since the batch it would join is largest on the paths that gain most from merging
             alone_s = waits[path.device] + in_batches(tail, query.rows, len(tail) - 1)
             if alone_s < fastest_s:
                 fastest, fastest_s = path.index, alone_s
         return fastest
 
     def _waits(self, state: RouterState, now_s: float) -> list[float]:
-        """Returns by device the seconds until its lanes have executed what is bound to it and running."""
+        """Returns, by device, the seconds until its lanes have executed all bound and running queries."""
         waits = [
             seconds / lanes if lanes else float("inf")
             for seconds, lanes in zip(self._bound_s, self._lanes, strict=True)

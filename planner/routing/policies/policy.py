@@ -1,8 +1,8 @@
-"""Base of routing policies: what to admit, and which batch a free lane executes.
+"""Base class of routing policies, which decide what to admit and which batch a free lane executes.
 
-`choose` is called for one free lane at a time and returns a batch, or None to leave the work to another lane.
-`admit`, `bind` and `choose` only answer; a policy that keeps accounts updates them in `accepted`,
-`dispatched` and `finished`.
+The router calls `choose` for one free lane at a time; None leaves the work to another lane. `admit`, `bind`
+and `choose` must not change state, as they also serve explanations. A policy with state updates it in
+`accepted`, `dispatched` and `finished`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from polyrec.planner.routing.router_state import RouterState
 class BatchChoice(NamedTuple):
     """A batch to dispatch.
 
-    pieces: consecutive in the queue from index `start` on, or scattered (start -1). rows: of the batch; fewer
-    than those of a single piece split it, and the rest stays in the queue.
+    pieces, start: pieces of the queue, consecutive from index `start` on, or scattered if start is -1.
+    rows: rows of the batch. If a single piece has more, it is split and the remainder stays in the queue.
     """
 
     path: int
@@ -30,11 +30,14 @@ class BatchChoice(NamedTuple):
 
 
 class Policy:
-    """Base of the routing policies: one that admits everything, has no prices and keeps no accounts.
+    """Base class of routing policies, which admits everything and has neither prices nor state.
 
-    name: as in the plan. fifo: the queue is in order of arrival, not of deadline. learns: needs `finished`.
-    binds_at_arrival: chooses a query's path when it arrives, and needs `accepted` and `dispatched`.
-    partitions_work: some work is only for some lanes, so a lane may be idle although work waits.
+    name: the policy's name in a plan.
+    fifo: whether the queue is ordered by arrival instead of deadline.
+    learns: whether to call `finished`.
+    binds_at_arrival: whether a query's path is chosen at arrival; `accepted` and `dispatched` are then
+        called.
+    partitions_work: whether some work is only for certain lanes, so that a lane may idle although work waits.
     """
 
     name: str
@@ -44,16 +47,16 @@ class Policy:
     partitions_work = False
 
     def prepare(self, state: RouterState) -> None:
-        """Prepares for decisions: called at the start, on every tick and when lanes come or go."""
+        """Prepares for decisions. Called at the start, on every tick and when lanes come or go."""
         state.allowed_paths = frozenset(range(len(state.paths)))
         state.refresh()
 
     def admit(self, state: RouterState, query: Query, now_s: float) -> float:
-        """Returns the seconds by which the backlog is too long for the query; 0 or less: admit it."""
+        """Returns the seconds by which the backlog is too long for the query; 0 or less means admit."""
         return 0.0
 
     def bind(self, state: RouterState, query: Query, now_s: float) -> int:
-        """Returns the path of a query that arrives now; -1: decided when a lane is free."""
+        """Returns the path of a query that arrives now, -1 to decide when a lane is free."""
         return -1
 
     def accepted(self, state: RouterState, query: Query, now_s: float) -> None:
@@ -63,11 +66,11 @@ class Policy:
         """Records rows that leave the queue for a lane. Called if `binds_at_arrival`."""
 
     def choose(self, state: RouterState, lane: LaneState, now_s: float) -> BatchChoice | None:
-        """Returns the batch of a free lane, or None."""
+        """Returns the batch for a free lane, or None."""
         raise NotImplementedError
 
     def prices(self, state: RouterState) -> dict[str, float]:
-        """Returns the information that a second of one lane is worth, by device; empty without prices."""
+        """Returns the information per second of lane time, by device; empty without prices."""
         return {}
 
     def finished(self, query: Query, now_s: float) -> None:

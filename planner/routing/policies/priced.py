@@ -1,5 +1,6 @@
-"""Policy `priced`: maximizes information minus the price of device time; ties go to the best path
-that leaves the rest of the queue feasible."""
+"""Policy `priced`, the default: maximizes information minus the price of device time.
+
+Ties go to the best path that leaves the rest of the queue feasible."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from polyrec.planner.routing.router_state import RouterState
 class Priced(Policy):
     """The default policy.
 
-    Prices order the paths of each lane (router_state.py); batching picks among them.
+    Prices order the paths of each lane (router_state.py); batching.py picks among them.
     """
 
     name = "priced"

@@ -1,4 +1,4 @@
-"""Creates policies by their names in a plan."""
+"""Creates a policy from its name in a plan."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from polyrec.planner.routing.router_state import RouterState
 
 
 def make_policy(routing: Routing, state: RouterState) -> Policy:
-    """Creates the policy that a plan's routing names. Raises PlanError if it names an unknown path."""
+    """Creates the policy that `routing` names. Raises PlanError if the name contains an unknown path."""
     kind, _, path = routing.policy.partition(":")
     if kind == "static":
         index = {p.name: p.index for p in state.paths}

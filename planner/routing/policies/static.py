@@ -1,4 +1,4 @@
-"""Policy `static:PATH`: one path for everything, with the same queue, batching and admission as `priced`."""
+"""Policy `static:PATH`: uses one path for all queries, with the queue, batching and admission of `priced`."""
 
 from __future__ import annotations
 

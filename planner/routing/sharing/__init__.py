@@ -1,1 +1,1 @@
-"""Divides lanes' time between the models of a server: pools of lanes, allotted time, and turns."""
+"""Divides lane time between the models of one server, by pools of lanes, allotted time and turns."""

@@ -1,15 +1,16 @@
-"""Allots a pool's time to models: maximizes weighted information, with a guaranteed share for each.
+"""Allots a pool's time to models: maximizes weighted information, with a guaranteed share for each model.
 
-Each model has an arrival rate, paths with a value and seconds for a row, and a weight, since information of
-two models is not commensurate. What a model gains from t seconds of lane time a second is concave and
-piecewise linear: the upper hull of its paths and of rejecting. So with one pool the optimum of
+Each model has an arrival rate, paths with a value and seconds per row, and a weight, since the information of
+different models is not comparable. A model's gain from t seconds of lane time per second is concave and
+piecewise linear (the upper hull of its paths and of rejecting). So for one pool, the optimum of
 
     maximize  sum over m of weight[m] gain[m](t[m])
     with      sum of t[m] <= capacity,  t[m] >= min(guaranteed[m], needed[m])
 
-is to give each its guaranteed time and the rest by falling slope: exact without a solver. Needed is what
-answers all rows on the most efficient path: no model is guaranteed better answers while another rejects.
-Several pools are filled one after another, with the rows that earlier ones leave; that is a heuristic.
+is found exactly without a solver: give each model its guaranteed time, and the remainder by falling slope.
+`needed` is the time to answer all rows on the most efficient path, so no model is guaranteed better answers
+while another rejects. Several pools are filled one after another with the rows left by earlier pools, as a
+heuristic.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ from itertools import pairwise
 class TimeDemand:
     """Demand of one model in a pool.
 
-    rows_s: arriving rows per second. paths: (value, lane seconds) of a row on each. lanes: number of its
-    lanes in the pool. weight: of its information. guaranteed: seconds per second.
+    rows_s: arriving rows per second.
+    paths: (value, lane seconds) per row, for each path.
+    lanes: number of the model's lanes in the pool.
+    weight: weight of its information.
+    guaranteed: seconds of lane time per second.
     """
 
     rows_s: float
@@ -36,14 +40,14 @@ class TimeDemand:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A linear piece of a model's gain. slope: information per second of lane time; seconds: its length."""
+    """A linear segment of a model's gain. slope: information per second of lane time. seconds: length."""
 
     slope: float
     seconds: float
 
 
 def gain(rows_s: float, paths: Sequence[tuple[float, float]]) -> list[Segment]:
-    """Returns a model's gain from lane time, by falling slope. paths: as in TimeDemand."""
+    """Returns the segments of a model's gain from lane time, by falling slope. paths: see TimeDemand."""
     hull = [(0.0, 0.0)]
     for seconds, value in sorted((s * rows_s, v * rows_s) for v, s in paths):
         if value <= hull[-1][1] or seconds <= hull[-1][0]:
@@ -61,9 +65,9 @@ def _slope(a: tuple[float, float], b: tuple[float, float]) -> float:
 
 
 def allot(capacity: float, demands: Sequence[TimeDemand]) -> list[float]:
-    """Returns the seconds of lane time per second of each model, at most the capacity together.
+    """Returns each model's seconds of lane time per second, whose sum is at most the capacity.
 
-    Guaranteed times must not exceed the capacity together.
+    The sum of guaranteed times must not exceed the capacity.
     """
     given = [0.0] * len(demands)
     left = capacity
@@ -75,7 +79,7 @@ def allot(capacity: float, demands: Sequence[TimeDemand]) -> list[float]:
             seconds = min(segment.seconds, spare)
             spare -= seconds
             first = min(seconds, guaranteed)
-            guaranteed = 0.0  # covers the most efficient path only; better answers go by value
+            guaranteed = 0.0  # covers the most efficient path only; more time is allotted by value
             given[m] += first
             left -= first
             if seconds > first:

@@ -1,9 +1,9 @@
-"""Shares one machine's lane time between several models, each with a router of its own.
+"""Shares one machine's lane time between several models, each of which has its own router.
 
-`tick` allots the time of each pool by value (allotment.py) and sets in every router the share of its lanes'
-time that other models leave, from which prices, paths and admission control follow. `may_start` decides
-whether a lane may begin a batch now: its pool has room, and it is the model's turn (turns.py). Pure: callers
-pass the time. The server and the simulation of several models run this same object.
+`tick` allots the time of each pool by value (allotment.py), and tells every router the share of lane time
+that other models leave, which affects its prices, paths and admission control. `may_start` decides whether a
+lane may start a batch now, which requires free capacity in its pool and the model's turn (turns.py). The code
+is pure: callers pass the time. server/dispatch/shared_time.py and the simulator use the same object.
 """
 
 from __future__ import annotations
@@ -18,23 +18,24 @@ from polyrec.planner.routing.sharing.pools import LanePlace, pools_of
 from polyrec.planner.routing.sharing.turns import Contender, Turns
 
 TOLERATED_SHARE = 0.25
-"""Share of a model's usual budget by which other models may be ahead of it in lane time."""
+"""Maximum lead of other models in lane time, as a share of a model's usual budget."""
 LEAST_SHARE = 0.02
-"""Least share of a lane that a router sees, so that it keeps sending some batches."""
+"""Minimum share of a lane that a router is told, so that it keeps sending some batches."""
 ACTIVE_QUERIES_S = 0.1
-"""Queries/s below which a model's budget does not bound the batches of others."""
+"""Queries/s below which a model's budget does not limit other models' batches."""
 DEMAND_MARGIN = 1.15
-"""Factor on arrival rates: with time for exactly what arrives, a model's queue would always be full."""
+"""Safety factor on arrival rates; with exactly the time needed, a model's queue would always be full."""
 BY_VALUE = 0.5
-"""Share of the unassigned time that goes by value instead of being guaranteed, if weights are given."""
+"""If weights are given, share of the unassigned time that is allotted by value instead of guaranteed."""
 INF = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShare:
-    """Share of the lanes that a model is to get.
+    """A model's configured share of lane time.
 
-    weight: of the model's information; None: 1. guaranteed: share of lanes' time; None: an equal one.
+    weight: weight of the model's information, None for 1.
+    guaranteed: guaranteed share of lane time, None for an equal share.
     """
 
     weight: float | None = None
@@ -44,9 +45,11 @@ class ModelShare:
 class SharingModel:
     """One model of a machine.
 
-    scheduled: whether its next pass over the free lanes is scheduled. passes: number of passes so far.
-    yielded: whether the current pass has let another model go first, so that another pass must follow.
-    allotted: seconds per second in all pools together. guaranteed: share of every pool.
+    scheduled: whether its next pass over the free lanes is scheduled.
+    passes: number of passes so far.
+    yielded: whether the current pass let another model go first, so that another pass must follow.
+    allotted: seconds of lane time per second in all pools together.
+    guaranteed: guaranteed share of every pool.
     """
 
     def __init__(self, router: Router, places: Sequence[LanePlace], asked: ModelShare) -> None:
@@ -63,19 +66,19 @@ class SharingModel:
         """By pool: its number of batches, and the models let go first since the last, with their passes."""
 
     def passed(self, scheduled: bool) -> None:
-        """Ends a pass over the free lanes. scheduled: whether another one will follow."""
+        """Records the end of a pass over the free lanes. scheduled: whether another one will follow."""
         self.passes += 1
         self.scheduled, self.yielded = scheduled, False
 
     def contender(self) -> Contender[SharingModel]:
-        """Returns its claim to the next turn. Its queue must not be empty."""
+        """Returns the model's claim to the next turn. Its queue must not be empty."""
         state = self.router.state
         head = state.queue.pieces[0]
         start_s = head.query.deadline_s - state.service_time_s(head.rows, 0)
         return Contender(self, start_s, TOLERATED_SHARE * state.observed.budget_s)
 
     def waits_in(self, pool: SharedPool) -> bool:
-        """Whether it has waiting work and a free lane in a pool."""
+        """Whether the model has waiting work and a free lane in a pool."""
         state = self.router.state
         if not state.queue.pieces:
             return False
@@ -86,10 +89,11 @@ class SharingModel:
 
 
 class SharedPool:
-    """Lanes that compete. lanes: of all models. started: number of batches so far.
+    """Lanes of all models that compete for the same resource.
 
-    rejecting: seconds per second that reading takes of requests for which no time is left; only in the event
-    loop, where reading takes time of the lanes.
+    started: number of batches so far.
+    rejecting: seconds per second spent on reading requests that are then rejected. Only nonzero for the event
+        loop, where reading competes with inline lanes.
     """
 
     def __init__(self, capacity: int, lanes: Sequence[tuple[SharingModel, int]]) -> None:
@@ -102,11 +106,11 @@ class SharedPool:
 
     @property
     def is_loop(self) -> bool:
-        """Whether its lanes are in the event loop."""
+        """Whether the pool's lanes run in the event loop."""
         return all(model.router.state.lanes[i].inline for model, i in self.lanes)
 
     def running(self) -> int:
-        """Number of batches that execute now, stalled ones aside."""
+        """Returns the number of running batches, excluding stalled ones."""
         count = 0
         for model, i in self.lanes:
             dispatch = model.router.state.lanes[i].in_flight
@@ -114,7 +118,7 @@ class SharedPool:
         return count
 
     def demand(self, model: SharingModel, rows_s: float) -> TimeDemand:
-        """Returns the demand of a model in this pool. rows_s: rows that no other pool takes."""
+        """Returns a model's demand in this pool. rows_s: rows per second that no other pool takes."""
         state = model.router.state
         costs: dict[int, float] = {}
         lanes = 0
@@ -133,7 +137,7 @@ class SharedPool:
 
 
 class MachineTime:
-    """The models that share a machine. cores: those that lanes may use."""
+    """The models that share a machine. cores: the CPU cores that lanes may use."""
 
     def __init__(self, cores: frozenset[int]) -> None:
         self._cores = cores
@@ -141,24 +145,24 @@ class MachineTime:
         self.pools: list[SharedPool] = []
 
     def join(self, router: Router, places: Sequence[LanePlace], asked: ModelShare) -> SharingModel:
-        """Adds a model. places: of its lanes. Batches that already run are not counted."""
+        """Adds a model. places: where each of its lanes runs. Batches already running are not counted."""
         model = SharingModel(router, places, asked)
         self.models.append(model)
         self._pool()
         return model
 
     def leave(self, model: SharingModel) -> None:
-        """Removes a model; batches that it still executes no longer count."""
+        """Removes a model. Its running batches no longer count."""
         self.models.remove(model)
         model.pools = [None] * len(model.places)
         self._pool()
 
     def may_start(self, model: SharingModel, lane: int, now_s: float) -> bool:
-        """Whether a free lane may begin a batch.
+        """Whether a free lane may start a batch.
 
-        After False, ask again soon if the model has `yielded`, else when a batch of the pool ends. Between
-        two batches of a pool a model lets each other one go first until that one's next pass, not again, so
-        models that begin nothing cannot wait for one another for ever.
+        After False, ask again soon if the model has `yielded`, otherwise when a batch of the pool ends.
+        Between two batches of a pool, a model yields to each other model only once, until that model's next
+        pass. So models that start nothing cannot wait for each other forever.
         """
         pool = model.pools[lane]
         if pool is None:
@@ -176,7 +180,7 @@ class MachineTime:
             if m is not model
             and m.scheduled
             and m.waits_in(pool)
-            and let_first.get(m, m.passes) == m.passes  # else it has passed since, and begun nothing
+            and let_first.get(m, m.passes) == m.passes  # otherwise it had its pass and started nothing
         ]
         if not rivals or not state.queue.pieces:
             return True
@@ -188,7 +192,7 @@ class MachineTime:
         return False
 
     def started(self, model: SharingModel, dispatch: Dispatch) -> None:
-        """Records a batch that begins."""
+        """Records the start of a batch."""
         pool = model.pools[dispatch.lane]
         if pool is not None:
             pool.started += 1
@@ -197,7 +201,7 @@ class MachineTime:
             )
 
     def ended(self, model: SharingModel, dispatch: Dispatch, took_s: float) -> tuple[SharingModel, ...]:
-        """Records its end after `took_s`. Returns the other models that may start now."""
+        """Records the end of a batch after `took_s`; returns the other models that may start one now."""
         pool = model.pools[dispatch.lane]
         if pool is None:
             return ()
@@ -205,7 +209,7 @@ class MachineTime:
         return tuple(m for m in pool.models if m is not model and m.waits_in(pool))
 
     def tick(self, now_s: float) -> None:
-        """Allots the time again from observed rates; to be called about ten times a second."""
+        """Recomputes the allotments from observed rates. Call it about ten times a second."""
         rows_s = {m: DEMAND_MARGIN * m.router.state.observed.rows_s for m in self.models}
         for model in self.models:
             model.allotted = 0.0
@@ -233,7 +237,7 @@ class MachineTime:
                         state.others_budget_s = min(state.others_budget_s, budget_s)
 
     def _pool(self) -> None:
-        """Forms the pools again, and divides the unassigned time equally among models without a share."""
+        """Rebuilds the pools, and divides the unassigned time equally among models without a share."""
         models = self.models
         free = 1 - sum(m.asked.guaranteed or 0.0 for m in models)
         equal = [m for m in models if m.asked.guaranteed is None]

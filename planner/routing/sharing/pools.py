@@ -1,8 +1,8 @@
 """Groups lanes of several models into pools that compete for the same cores, event loop or accelerator.
 
-Lanes of every model come in, pools with their capacity go out: how many batches may execute at a time. Lanes
-pinned to overlapping sets of cores are one pool of all these cores, and one that is not pinned overlaps with
-all. Lanes that compete with no other model are in no pool.
+A pool's capacity is the number of batches that may execute at a time. Lanes pinned to overlapping sets of
+cores form one pool of all these cores, and an unpinned lane overlaps with all of them. Lanes that do not
+compete with another model are in no pool.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LaneId = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class LanePlace:
-    """The place where a lane executes. cores: those that it is pinned to; empty: any."""
+    """The place where a lane executes. cores: the CPU cores it is pinned to, empty for any."""
 
     device: str
     kind: LaneKind
@@ -27,19 +27,19 @@ class LanePlace:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Lanes that compete. capacity: batches at a time. lanes: of at least two models."""
+    """Lanes of at least two models that compete. capacity: maximum concurrent batches."""
 
     capacity: int
     lanes: tuple[LaneId, ...]
 
 
 def place_of(lane: PlannedLane) -> LanePlace:
-    """The place of a plan's lane."""
+    """Returns the place of a planned lane."""
     return LanePlace(lane.device, lane.kind, frozenset(lane.cores))
 
 
 def pools_of(models: Sequence[Sequence[LanePlace]], cores: frozenset[int]) -> tuple[Pool, ...]:
-    """Returns the pools, accelerators first, the event loop last. cores: all that the server may use."""
+    """Returns the pools, accelerators first, the event loop last. cores: all cores the server may use."""
     loop: list[LaneId] = []
     accelerators: dict[str, list[LaneId]] = {}
     pinned: list[tuple[frozenset[int], list[LaneId]]] = []
@@ -64,7 +64,7 @@ def pools_of(models: Sequence[Sequence[LanePlace]], cores: frozenset[int]) -> tu
 def _joined(
     pinned: list[tuple[frozenset[int], list[LaneId]]], cores: frozenset[int], lane: LaneId
 ) -> list[tuple[frozenset[int], list[LaneId]]]:
-    """Adds a lane to the sets of cores, and joins all that it overlaps with."""
+    """Adds a lane to the sets of cores, and merges all sets that it overlaps with."""
     apart, ids = [], [lane]
     for other_cores, other_ids in pinned:
         if other_cores & cores:
@@ -75,6 +75,6 @@ def _joined(
 
 
 def _most_of_one(lanes: Sequence[LaneId]) -> int:
-    """The most lanes of one model, since its plan was made for that many at a time."""
+    """Returns the largest number of lanes of one model, as its plan assumes that all may run at a time."""
     models = [m for m, _ in lanes]
     return max(models.count(m) for m in models)

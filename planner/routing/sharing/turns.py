@@ -1,10 +1,11 @@
 """Chooses the model whose batch is next in a pool: the most urgent, unless another is behind its share.
 
-Each model has a tag, the lane time that it used over its share. Earliest deadline first makes the most of
-the deadlines, but lets one model delay another without limit, as start-time fair queuing does not. So the
-most urgent model goes first while no other is behind it by more than a tolerated time; then the one that is
-furthest behind. A model that had nothing to execute starts level with the others: unused time is not saved.
-(Goyal, Vin and Cheng, Start-time fair queuing, SIGCOMM'96.)
+Each model has a tag, the lane time it used divided by its share. Earliest deadline first meets the most
+deadlines but lets one model delay another without limit; start-time fair queuing does not. So the most urgent
+model goes first while no other is behind it by more than a tolerated time; otherwise the one furthest behind
+goes first. A model that had nothing to execute starts level with the others, so unused time is not saved.
+
+Source: Goyal, Vin and Cheng, Start-time fair queuing, SIGCOMM'96.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ M = TypeVar("M", bound=Hashable)
 class Contender(Generic[M]):
     """A model with waiting work.
 
-    start_s: latest start that still meets the deadline. tolerated_s: lane time by which others may be ahead
-    of it.
+    start_s: latest start that still meets the deadline.
+    tolerated_s: lane time by which others may be ahead of it.
     """
 
     model: M
@@ -31,7 +32,7 @@ class Contender(Generic[M]):
 
 
 class Turns(Generic[M]):
-    """Lane time used in one pool, by model. shares: of the pool's time, by model."""
+    """Tracks lane time used in one pool by model. shares: share of the pool's time by model."""
 
     def __init__(self) -> None:
         self.shares: dict[M, float] = {}
@@ -40,7 +41,7 @@ class Turns(Generic[M]):
         self._now = 0.0
 
     def choose(self, contenders: Sequence[Contender[M]]) -> M:
-        """Returns the model whose batch is next."""
+        """Returns the model that may start the next batch."""
         for contender in contenders:
             self._activate(contender.model)
         tags = self._tags
@@ -50,7 +51,7 @@ class Turns(Generic[M]):
         return behind.model if owed_s > behind.tolerated_s else urgent.model
 
     def charge(self, model: M, seconds: float, waiting: Iterable[M]) -> None:
-        """Records that a model starts a batch of `seconds`. waiting: all that have work left."""
+        """Records that a model starts a batch of `seconds`. waiting: all models with work left."""
         active = {model, *waiting}
         for each in active:
             self._activate(each)
@@ -59,7 +60,7 @@ class Turns(Generic[M]):
         self.correct(model, seconds)
 
     def correct(self, model: M, seconds: float) -> None:
-        """Adds seconds, or a negative number of them, to what a model has used."""
+        """Adds seconds, possibly negative, to the lane time that a model has used."""
         if model in self._tags:
             self._tags[model] += seconds / self._share(model)
 

@@ -1,7 +1,7 @@
-"""The access log: one line for each answer of a sampled share of them.
+"""Writes the access log, which has one line for each answer in a sampled share of all answers.
 
-A line has the request's id, method, route, status and milliseconds, the path that answered, why quality was
-degraded, the rows and the client. It never has a body, a header or a query, where tokens may be.
+A line has the request's id, method, route, status, duration, rows and client, the path that answered and why
+quality was degraded. It never contains a body, headers or a query string, as these may contain tokens.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ log = logging.getLogger("polyrec.requests")
 
 MAX_ROUTE_LENGTH = 200
 ANSWERED_BY = "polyrec.answered_by"
-"""Key in an ASGI scope of the `AnsweredBy` of a request that the application has answered."""
+"""Key in an ASGI scope under which the application stores the request's `AnsweredBy`."""
 
 
 class AnsweredBy(NamedTuple):
-    """The path that answered a request, and why quality was degraded; None if there is none.
+    """The path that answered a request, and why quality was degraded; None where not applicable.
 
-    rows: of the request. client: who sent it, the name of its token or its network.
+    rows: number of rows in the request.
+    client: the sender, as the name of its token or its network.
     """
 
     path: str | None = None
@@ -33,7 +34,7 @@ class AnsweredBy(NamedTuple):
 
 
 class AnsweredRequest(Protocol):
-    """A request as its line names it. route: of its endpoint; empty: that is the path of its URL."""
+    """A request as the access log sees it. route: the endpoint's route, empty if it is the URL's path."""
 
     @property
     def route(self) -> str: ...
@@ -43,7 +44,7 @@ class AnsweredRequest(Protocol):
 
 
 class AccessLog:
-    """Writes the lines, at any log level. rate: share of answers, above 0 and up to 1."""
+    """Writes the lines, whatever the log level. rate: sampled share of answers, above 0 and at most 1."""
 
     def __init__(self, rate: float, uniform: Callable[[], float] = random.random) -> None:
         self._rate = rate
@@ -52,11 +53,11 @@ class AccessLog:
 
     @staticmethod
     def of(rate: float) -> AccessLog | None:
-        """A log of that share of answers; None if that is 0."""
+        """Returns a log of that share of answers, None if the share is 0."""
         return AccessLog(rate) if rate else None
 
     def samples(self) -> bool:
-        """Whether the next answer gets a line."""
+        """Whether the next answer is sampled; advances the sampling."""
         return self._uniform() < self._rate
 
     def answered(
@@ -67,7 +68,7 @@ class AccessLog:
         status: int,
         took_s: float,
     ) -> None:
-        """Writes the line of an HTTP answer. head, request: None if it was rejected before it had one."""
+        """Writes the line of an HTTP answer. head, request: None if it was rejected before they existed."""
         method = b"" if head is None else head.method
         route = "" if head is None else head.target.partition(b"?")[0].decode("latin-1")
         answered_by = AnsweredBy()
@@ -85,9 +86,10 @@ class AccessLog:
         answered_by: AnsweredBy,
         grpc_status: str | None = None,
     ) -> None:
-        """Writes one line. route: of the endpoint, or the path of the URL if none has it.
+        """Writes one line.
 
-        grpc_status: name of the status of a call, whose HTTP status is always 200.
+        route: the endpoint's route, or the URL's path if no endpoint matches.
+        grpc_status: name of a gRPC call's status, since its HTTP status is always 200.
         """
         fields = {
             "request_id": request_id.decode("ascii"),

@@ -1,7 +1,8 @@
 """Runs one HTTP request through an ASGI application and collects its answer.
 
-A connection feeds the body as it arrives and gets the complete answer back. An application may answer before
-the body has arrived (a missing token, an unknown page); the connection then drops the rest of the body.
+connection.py feeds the body as it arrives and receives the complete answer. The application may answer before
+the whole body has arrived (missing token, unknown page); the connection then drops the rest of the body.
+hot_request.py is the counterpart for endpoints that are answered without ASGI.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ log = logging.getLogger("polyrec.http")
 
 _PLAIN = re.compile(rb"/[A-Za-z0-9_./-]*")
 MAX_WAITING_BYTES = 64 * 2**10
-"""Received bytes that wait for an earlier request or for the application; beyond it reading pauses."""
+"""Received bytes that may wait for an earlier request or for the application before reading pauses."""
 Address = tuple[str, int] | None
 Answered = Callable[[int, HeaderList, bytes], None]
 
 
 def make_scope(head: Head, client: Address, server: Address, scheme: str, request_id: str) -> Scope:
-    """The ASGI scope of a request. Raises Malformed for a target that is no URL."""
+    """Returns the ASGI scope of a request. Raises Malformed if its target is not a URL."""
     path, query = head.target, b""
     if not _PLAIN.fullmatch(path):
         try:
@@ -59,9 +60,10 @@ def make_scope(head: Head, client: Address, server: Address, scheme: str, reques
 class AsgiRequest:
     """One request that the application processes.
 
-    answered: called once with status, headers and body. drained: called when the application has read what
-    was fed, so that more may be. limit: bytes of the body that may wait; beyond it, reading should pause.
-    waiting_bytes: bytes that the application has yet to read.
+    answered: called once with status, headers and body.
+    drained: called when the application has read all fed bytes, so that more may be fed.
+    limit: bytes of the body that may wait before the connection should pause reading.
+    waiting_bytes: fed bytes that the application has not read yet.
     """
 
     def __init__(self, app: ASGIApp, scope: Scope, answered: Answered, drained: Callable[[], None]) -> None:
@@ -81,23 +83,23 @@ class AsgiRequest:
 
     @property
     def route(self) -> str:
-        """The route of the endpoint, once the application has found it; else empty."""
+        """The endpoint's route, empty until the application has found it."""
         return getattr(self._scope.get("route"), "path", "")
 
     @property
     def answered_by(self) -> AnsweredBy:
-        """The path that answered, if the request was for a prediction."""
+        """The path that answered, if the request was a prediction."""
         found: AnsweredBy = self._scope.get(ANSWERED_BY, AnsweredBy())
         return found
 
     def start(self, tasks: set[asyncio.Task[None]]) -> None:
-        """Calls the application in a task, which is in `tasks` while it runs."""
+        """Calls the application in a task, which is kept in `tasks` while it runs."""
         self._task = task = asyncio.get_running_loop().create_task(self.run())
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
     def feed(self, piece: bytes) -> None:
-        """Adds to the body."""
+        """Appends a piece of the body."""
         self.waiting_bytes += len(piece)
         self._pieces.append(piece)
         self._news.set()
@@ -112,7 +114,7 @@ class AsgiRequest:
         return error_reply(error)
 
     def abandon(self, error: Exception) -> None:
-        """Cancels the application; the connection answers."""
+        """Cancels the application; the connection answers with `error` itself."""
         if self._task is not None:
             self._task.cancel()
 
@@ -122,7 +124,7 @@ class AsgiRequest:
         self._news.set()
 
     async def run(self) -> None:
-        """Calls the application. If it raises, or sends no answer, the answer is a 500."""
+        """Calls the application. Answers 500 if it raises or sends no answer."""
         try:
             await self._app(self._scope, self._receive, self._send)
         except Exception:

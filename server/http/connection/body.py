@@ -1,8 +1,8 @@
-"""The body of a request: bytes from the socket, decompressed, within the server's limit.
+"""Decompresses request bodies within the server's size limit, and compresses answers.
 
-The limit applies to Content-Length, to the bytes received and to the bytes decompressed. Decompression goes
-in steps of bounded time, between which other clients are served; a body that exceeds the limit or the
-compression ratio is rejected at that step.
+The limit applies to Content-Length, to the bytes received and to the bytes decompressed. Decompression runs
+in steps of bounded time, between which the event loop serves other clients. A body that exceeds the limit or
+the maximum compression ratio is rejected at that step.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from starlette.types import Receive
 from polyrec.server.errors import Malformed, RequestError, TooLarge
 
 MAX_STEP_BYTES = 2**14
-"""Maximum compressed bytes of one step. The slowest input, only Huffman tables, takes 1.4 ms."""
+"""Maximum compressed bytes per step. The slowest input, which has only Huffman tables, takes 1.4 ms."""
 MAX_STEP_OUTPUT_BYTES = 2**18
-"""Maximum decompressed bytes of one step; they take at most a millisecond."""
+"""Maximum decompressed bytes per step, which take at most a millisecond."""
 MAX_RATIO = 100
 RATIO_FROM_BYTES = 2**16
-"""Decompressed bytes beyond which MAX_RATIO applies: a small body of equal rows may compress better."""
+"""Decompressed bytes from which MAX_RATIO applies; a small body of equal rows may compress better."""
 MAX_ACCEPT_ENCODING_BYTES = 1024
 """Maximum length of an Accept-Encoding header; a longer one is ignored."""
 
@@ -36,7 +36,7 @@ class ClientGone(RequestError):
 
 
 def header(headers: Headers, name: bytes) -> bytes | None:
-    """The first header of that (lower-case) name."""
+    """Returns the value of the first header with that lower-case name, None if there is none."""
     for key, value in headers:
         if key == name:
             return value
@@ -44,7 +44,7 @@ def header(headers: Headers, name: bytes) -> bytes | None:
 
 
 def content_encoding(headers: Headers, limit: int) -> str | None:
-    """Returns a body's Content-Encoding; checks Content-Length. Raises TooLarge or Malformed."""
+    """Returns a body's Content-Encoding, after checking Content-Length. Raises TooLarge or Malformed."""
     length = encoding = None
     for key, value in headers:
         if key == b"content-length":
@@ -59,7 +59,7 @@ def content_encoding(headers: Headers, limit: int) -> str | None:
 
 
 def check_length(length: int, limit: int) -> None:
-    """Checks a body's announced length in bytes. Raises TooLarge."""
+    """Checks a body's announced length in bytes against the limit. Raises TooLarge."""
     if length > limit:
         raise TooLarge(f"the body has {length} bytes; the limit is {limit}")
 
@@ -94,17 +94,20 @@ async def _pieces(receive: Receive, limit: int) -> bytes:
 
 
 class Inflater:
-    """Decompresses one body as it arrives: Content-Encoding gzip or deflate (with or without zlib's frame).
+    """Decompresses one body as it arrives. Supports gzip and deflate, with or without the zlib header.
 
-    Call `feed` with what arrives, `step` until it returns False, with the event loop running in between, and
-    `finish` after the last piece. The result does not depend on how the body is cut into pieces.
+    Call `feed` with each piece, then `step` until it returns False, letting the event loop run in between,
+    and `finish` after the last piece. The result does not depend on how the body is cut into pieces.
     """
 
     __slots__ = ("_encoding", "_in_bytes", "_limit", "_max_bytes", "_out", "_pending", "_stream")
 
     def __init__(self, encoding: str, limit: int, length: int | None = None) -> None:
-        """limit: maximum decompressed bytes. length: bytes of the compressed body, None if unknown; if known,
-        the ratio is checked at each step, else only at the end. Raises Malformed for an unsupported encoding.
+        """Prepares to decompress. Raises Malformed for an unsupported encoding.
+
+        limit: maximum decompressed bytes.
+        length: bytes of the compressed body, None if unknown. If known, the compression ratio is checked at
+            each step, otherwise only at the end.
         """
         if encoding not in ("gzip", "x-gzip", "deflate"):
             raise Malformed(
@@ -119,14 +122,14 @@ class Inflater:
         self._out = bytearray()
 
     def feed(self, piece: bytes) -> None:
-        """Appends a piece of the compressed body; decompresses nothing yet."""
+        """Appends a piece of the compressed body without decompressing it."""
         self._pending += piece
 
     def step(self) -> bool:
-        """Decompresses one step; returns whether there is more to do.
+        """Decompresses one step; returns whether more steps are needed.
 
-        A step takes at most MAX_STEP_BYTES and gives at most MAX_STEP_OUTPUT_BYTES. Raises TooLarge beyond
-        the limit or the ratio, and Malformed for data that is not of the encoding or follows its end.
+        A step reads at most MAX_STEP_BYTES and writes at most MAX_STEP_OUTPUT_BYTES. Raises TooLarge beyond
+        the limit or the ratio, and Malformed for invalid data or data after the end of the stream.
         """
         if self._stream is None:
             if len(self._pending) < 2:
@@ -139,7 +142,7 @@ class Inflater:
             )
         except zlib.error as e:
             raise Malformed(f"the body is not {self._encoding}: {e}") from None
-        # also a second gzip member, as a body of a million empty ones would be a cheap attack
+        # this also rejects a second gzip member; a million empty ones would be a cheap attack
         if self._stream.unused_data:
             raise Malformed(f"bytes follow the end of the {self._encoding} body")
         taken = len(given) - len(self._stream.unconsumed_tail)
@@ -152,17 +155,17 @@ class Inflater:
             if self._pending:
                 raise Malformed(f"bytes follow the end of the {self._encoding} body")
             return False
-        # A full step may have left output inside the stream, although all of its input is consumed.
+        # after a full step zlib may hold more output although it has consumed all input
         return bool(self._pending) or len(out) == MAX_STEP_OUTPUT_BYTES
 
     def finish(self) -> bytes:
-        """The body, once `step` has returned False after the last piece.
+        """Returns the body. Call it once `step` has returned False after the last piece.
 
-        Raises Malformed if it is truncated, TooLarge if it was compressed beyond MAX_RATIO.
+        Raises Malformed if the body is truncated, TooLarge if its compression exceeds MAX_RATIO.
         """
         if self._stream is None or not self._stream.eof:
             raise Malformed(f"the {self._encoding} body is truncated")
-        # not while it arrives, when the ratio depends on how the body is cut
+        # checked only now, since meanwhile the ratio depends on how the body is cut into pieces
         if len(self._out) > _max_decompressed(self._in_bytes):
             self._raise_too_large()
         return bytes(self._out)
@@ -174,19 +177,19 @@ class Inflater:
 
 
 def _max_decompressed(length: int) -> int:
-    """Maximum decompressed bytes that MAX_RATIO allows for a compressed body of that length."""
+    """Returns the decompressed bytes that MAX_RATIO allows for a compressed body of `length` bytes."""
     return max(RATIO_FROM_BYTES, MAX_RATIO * length)
 
 
 def _deflate_window(first: bytes | bytearray) -> int:
-    """zlib's window bits for a deflate body, from its first two bytes."""
-    # RFC 9110 requires the zlib format; some clients send a raw deflate stream.
+    """Returns zlib's window bits for a deflate body, judging by its first two bytes."""
+    # RFC 9110 requires the zlib format, but some clients send a raw deflate stream
     framed = first[0] & 15 == 8 and not (first[0] << 8 | first[1]) % 31
     return zlib.MAX_WBITS if framed else -zlib.MAX_WBITS
 
 
 def accepted_encoding(headers: Headers) -> str | None:
-    """`gzip` or `deflate` if the client accepts one, gzip first."""
+    """Returns `gzip` or `deflate`, whichever the client accepts, preferring gzip; None for neither."""
     accepted = header(headers, b"accept-encoding")
     if accepted is None or len(accepted) > MAX_ACCEPT_ENCODING_BYTES:
         return None
@@ -199,7 +202,7 @@ def accepted_encoding(headers: Headers) -> str | None:
 
 
 def compress(body: bytes, encoding: str) -> bytes:
-    """Compresses an answer at the fastest level, as answers are small and networks fast."""
+    """Compresses an answer at the fastest level, since answers are small and networks fast."""
     window = 16 + zlib.MAX_WBITS if encoding == "gzip" else zlib.MAX_WBITS
     stream = zlib.compressobj(1, zlib.DEFLATED, window)
     return stream.compress(body) + stream.flush()

@@ -1,7 +1,7 @@
-"""Reads one request's body from what a connection has received (RFC 9112, sections 6 and 7.1).
+"""Separates one request's body from the bytes that a connection receives (RFC 9112, sections 6 and 7.1).
 
-Chunks are decoded here because httptools does not report where the body ends. Chunk extensions and trailers
-are read within limits, and dropped.
+connection.py uses it. Chunks are decoded here because httptools does not report where a body ends. Chunk
+extensions and trailers are limited in size and dropped.
 """
 
 from __future__ import annotations
@@ -11,18 +11,20 @@ from http import HTTPStatus
 from polyrec.server.errors import HttpViolation
 
 MAX_LINE_BYTES = 256
-"""Maximum length of a line with a chunk's size and extensions."""
+"""Maximum length of the line with a chunk's size and extensions."""
 MAX_TRAILER_BYTES = 8 * 2**10
 MAX_SIZE_DIGITS = 12
 FREE_CHUNKS, MIN_AVERAGE_BYTES = 1024, 1024
-"""Chunks of any size, and the least average size of more: decoding a chunk costs as much as 10 KB of data."""
+"""Number of chunks allowed at any size, and the minimum average size beyond that number.
+
+Decoding a chunk costs as much as 10 KB of data, so tiny chunks would be a cheap attack."""
 LINE_OVERHEAD_BYTES = 32
-"""Counted for each line of the trailer, beside its length."""
+"""Bytes counted for each line of the trailer in addition to its length."""
 _HEX = frozenset(b"0123456789abcdefABCDEF")
 
 
 class ChunkedDecoder:
-    """Decoder of one body. complete: its end was read. rest: the bytes after its end, once complete."""
+    """Decodes one chunked body. complete: whether its end was read. rest: bytes after its end."""
 
     __slots__ = ("_bytes", "_chunks", "_held", "_left", "_trailer_bytes", "complete", "rest")
 
@@ -32,11 +34,11 @@ class ChunkedDecoder:
         self._held = b""
         """An incomplete line."""
         self._left = 0
-        """Bytes until the end of the current chunk's data and its CRLF; -1: in the trailer."""
+        """Bytes until the end of the current chunk including its CRLF; -1 in the trailer."""
         self._bytes = self._chunks = self._trailer_bytes = 0
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """Decodes more bytes into pieces of the body. Raises HttpViolation."""
+        """Decodes more bytes and returns pieces of the body. Raises HttpViolation."""
         data, self._held = self._held + piece, b""
         at, out = 0, []
         while not self.complete:
@@ -93,9 +95,11 @@ class ChunkedDecoder:
 
 
 class BodyReader:
-    """Reads one body. length: its bytes; None if it is chunked.
+    """Reads one body.
 
-    size: bytes received. left: bytes of a body of known length that are still to come.
+    length: bytes of the body, None if it is chunked.
+    size: bytes received so far.
+    left: bytes still missing from a body of known length.
     """
 
     __slots__ = ("_chunks", "left", "size")
@@ -120,12 +124,12 @@ class BodyReader:
         return [data] if data else [], rest, not self.left
 
     def skip(self, data: bytes) -> bytes | None:
-        """Returns the bytes after the body; None unless the rest of it, of known length, is in `data`."""
+        """Returns the bytes after the body, None unless its length is known and `data` contains its end."""
         return None if self.length_unknown or len(data) < self.left else data[self.left :]
 
     @property
     def length_unknown(self) -> bool:
-        """Whether the remaining length is unknown: chunked and not complete."""
+        """Whether the remaining length is unknown, which it is for an incomplete chunked body."""
         return self._chunks is not None and not self._chunks.complete
 
 

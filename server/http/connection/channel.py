@@ -1,7 +1,7 @@
-"""The transport side of one connection: addresses, paused reading, buffered bytes, closing.
+"""Wraps the transport of one connection: addresses, flow control, memory accounting and closing.
 
-`connection.py` decides what is read and answered; this module carries it out on the transport and keeps the
-connection's share of the memory that all connections together may hold.
+connection.py decides what to read and answer; this module applies that to the transport. It also tracks the
+connection's part of the memory that all connections together may use.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from polyrec.server.http.rates import network_of
 class Channel:
     """The transport of one connection.
 
-    client, server: address and port of both ends, None on a Unix socket. network: of the client. write: sends
-    bytes; the transport's own method, since a wrapper would cost a call for each answer. write_paused: the
-    write buffer is full. closed: nothing more is read.
+    client, server: address and port of both ends, None on a Unix socket.
+    network: the client's network (`rates.network_of`).
+    write: sends bytes. It is the transport's own method, since a wrapper would cost a call per answer.
+    write_paused: whether the write buffer is full.
+    closed: whether reading has ended.
     """
 
     __slots__ = (
@@ -32,7 +34,7 @@ class Channel:
     )  # fmt: skip
 
     def __init__(self, transport: asyncio.BaseTransport, frontend: HttpFrontend) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's has its methods, but is no subclass
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transports are not subclasses
         self._frontend = frontend
         self._held_bytes = 0
         self.write = self._transport.write
@@ -47,49 +49,49 @@ class Channel:
 
     @property
     def name(self) -> str:
-        """The client's address and port, for logs."""
+        """Client address and port for logs."""
         return "a client" if self.client is None else f"{self.client[0]}:{self.client[1]}"
 
     def scope(self, head: Head, request_id: bytes) -> Scope:
-        """The ASGI scope of a request on this connection. Raises Malformed."""
+        """Returns the ASGI scope of a request on this connection. Raises Malformed."""
         return make_scope(head, self.client, self.server, self.scheme, request_id.decode("ascii"))
 
     @property
     def has_unsent_bytes(self) -> bool:
-        """Whether the client has yet to read some of what was written."""
+        """Whether written bytes still wait for the client to read them."""
         return self._transport.get_write_buffer_size() > 0
 
     def request_body(self) -> None:
-        """Tells a client that waits for 100 Continue to send the body."""
+        """Sends 100 Continue, for which the client waits before sending the body."""
         self.write(CONTINUE)
 
     def pause_reading(self) -> None:
-        """Leaves what the client sends in the kernel."""
+        """Stops reading; what the client sends stays in the kernel."""
         if not self.read_paused and not self.closed:
             self.read_paused = True
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Reads what the client sends."""
+        """Continues reading."""
         if self.read_paused:
             self.read_paused = False
             self._transport.resume_reading()
 
     def hold(self, size: int) -> None:
-        """Sets this connection's bytes of unfinished requests in the sum over all connections."""
+        """Sets the bytes of unfinished requests that this connection holds, and updates the total."""
         if size != self._held_bytes:
             self._frontend.buffered += size - self._held_bytes
             self._held_bytes = size
 
     def close_sending(self) -> bool:
-        """Closes the sending side after what was written; false if the transport (TLS) cannot."""
+        """Closes the sending side once all is written; returns False if the transport (TLS) cannot."""
         if not self._transport.can_write_eof():
             return False
         self._transport.write_eof()
         return True
 
     def close(self) -> None:
-        """Closes the connection after the client has read what was written."""
+        """Closes the connection once the client has read everything written."""
         self.closed = True
         self._transport.close()
 
@@ -99,6 +101,6 @@ class Channel:
         self._transport.abort()
 
     def lost(self) -> None:
-        """Releases the held bytes, as the connection is gone."""
+        """Releases the held bytes after the connection was lost."""
         self.closed = True
         self.hold(0)

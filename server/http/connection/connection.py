@@ -1,9 +1,9 @@
-"""One HTTP/1.1 connection: request bytes in, response bytes out, one request at a time (states.py).
+"""One HTTP/1.1 connection, which reads and answers one request at a time (states.py has its states).
 
-A head is parsed only once it is complete, with a new parser for each, and later bytes stay in the buffer
-until then: how a request is read does not depend on TCP segmentation or on earlier requests. POSTs to hot
-endpoints are answered without ASGI; every other request runs through the application. Each state has a
-deadline, which `HttpFrontend.sweep` enforces.
+uvicorn creates a `Connection` per accepted socket. POSTs to hot endpoints are answered without ASGI
+(hot_request.py), other requests by the application (asgi.py). A head is parsed only once it is complete, with
+a new parser, and later bytes stay in the buffer until then. So how a request is read depends neither on TCP
+segmentation nor on earlier requests. `HttpFrontend.sweep` enforces each state's deadline.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from polyrec.server.request_ids import log_extra, new_request_id, request_id
 log = logging.getLogger("polyrec.http")
 
 STEPS_PER_TURN = 16
-"""Maximum heads and body parts that one connection reads before the event loop serves others."""
+"""Maximum heads and body pieces that one connection reads before the event loop serves others."""
 NEVER_S = float("inf")
 
 
 class Connection(asyncio.Protocol):
-    """One client's connection, which the frontend sees as a `SweptConnection`."""
+    """One client's connection. The frontend uses it as a `SweptConnection`."""
 
     _channel: Channel
     network: str
@@ -71,7 +71,7 @@ class Connection(asyncio.Protocol):
             self._await_request()
         else:
             self._violate(TooBusy("connections", "the server has no room for more connections"))
-            self._close()  # no sweep would end it if the client did not
+            self._close()  # the sweep does not know this connection
 
     def connection_lost(self, exc: Exception | None) -> None:
         state, self._state = self._state, CLOSED
@@ -99,7 +99,7 @@ class Connection(asyncio.Protocol):
     # called by uvicorn and the frontend
 
     def shutdown(self) -> None:
-        """Closes the connection, after the answer to a request that has begun to arrive."""
+        """Closes the connection, after answering a request that has begun to arrive."""
         self._keep_alive = False
         if self.idle:
             self._close()
@@ -112,11 +112,11 @@ class Connection(asyncio.Protocol):
 
     @property
     def waiting(self) -> bool:
-        """Whether a request has arrived and is not answered yet."""
+        """Whether a request has arrived and has no answer yet."""
         return self._state is WAITING
 
     def time_out(self) -> None:
-        """Rejects the request or closes the connection, as the deadline of its state has passed."""
+        """Rejects the request or closes the connection; called when its state's deadline has passed."""
         limits = self._frontend.limits
         if self._state is READING_HEAD and self._head_begun:
             self._violate(TooSlow("head_time", f"the head did not arrive within {limits.head_s:g} s"))
@@ -126,14 +126,14 @@ class Connection(asyncio.Protocol):
             self._frontend.count("idle_time")
             self._close()
         else:
-            # a closed one may only wait for the client to agree to the end of TLS
+            # a closed connection with nothing unsent only waits for the client's TLS close_notify
             unread = self._state is not CLOSED or self._channel.has_unsent_bytes
             if self._state is not DISCARDING and unread:
                 self._frontend.exceeded("write_time", f"{self._channel.name} did not read its answer")
             self.abort()
 
     def stop(self) -> None:
-        """Closes the connection within LAST_S, as the server ends; rejects a request being received."""
+        """Rejects a request being received and closes the connection within LAST_S, as the server stops."""
         if self.idle:
             self._close()
         elif self._state in (READING_HEAD, READING_BODY):
@@ -159,7 +159,7 @@ class Connection(asyncio.Protocol):
                 if not self._step():
                     break
             else:
-                # later data wait in the kernel, or one client could fill memory and block the loop
+                # leave further data in the kernel, or one client could fill memory and block the loop
                 self._channel.pause_reading()
                 self._frontend.queue_turn(self)
         except Exception:
@@ -177,7 +177,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def _wants_bytes(self) -> bool:
-        """Whether more bytes are needed, or there is room for them."""
+        """Whether more bytes are needed or may be buffered."""
         if self.awaits_turn or self._state is CLOSED:
             return False
         if self._state is READING_BODY and self._request is not None:
@@ -185,7 +185,7 @@ class Connection(asyncio.Protocol):
         return self._state not in (WAITING, WRITING) or len(self._buffer) <= MAX_WAITING_BYTES
 
     def _release_memory(self) -> None:
-        """Ends this connection's unfinished request, because all together hold too many bytes."""
+        """Ends this connection's unfinished request; called when all connections hold too many bytes."""
         if self._state in (READING_HEAD, READING_BODY):
             self._violate(TooBusy("buffered_bytes", "unfinished requests use all memory allowed for them"))
         elif self._state in (WAITING, WRITING) and self._buffer:
@@ -194,7 +194,7 @@ class Connection(asyncio.Protocol):
         self._channel.hold(len(self._buffer))
 
     def _step(self) -> bool:
-        """Reads one head, or the received part of a body; false if it must wait for bytes or an answer."""
+        """Reads one head or the received part of a body; returns False if it must wait."""
         try:
             if self._state is READING_HEAD:
                 return self._take_head()
@@ -225,7 +225,7 @@ class Connection(asyncio.Protocol):
         return True
 
     def _begin(self, head: Head) -> None:
-        """Starts a request: at a hot endpoint, in the application, or rejected by its head."""
+        """Starts a request at a hot endpoint or in the application, or rejects it by its head."""
         frontend = self._frontend
         self._head = head
         self._request_id = request_id(head.given_id)
@@ -263,11 +263,11 @@ class Connection(asyncio.Protocol):
                 self._channel.request_body()
 
     def _arrival(self) -> Arrival:
-        """When the bytes being read arrived, by estimate."""
+        """Estimates when the bytes being read arrived."""
         return self._frontend.arrival(self._answered_s)
 
     def _scope(self) -> Scope:
-        """The ASGI scope of the current request. Raises Malformed."""
+        """Returns the ASGI scope of the current request. Raises Malformed."""
         assert self._head is not None
         return self._channel.scope(self._head, self._request_id)
 
@@ -304,10 +304,10 @@ class Connection(asyncio.Protocol):
             self._send(reply)
 
     def _violate(self, violation: HttpViolation) -> None:
-        """Answers a request that breaks HTTP or a limit, and closes: where the next one begins is unknown."""
+        """Answers a request that violates HTTP or a limit, and closes, as the next one cannot be located."""
         if not self._request_id:
             self._request_id = new_request_id()
-            self._head = None  # of an earlier request
+            self._head = None  # it belongs to an earlier request
             self._begun_s = clock()
         self._frontend.exceeded(violation.limit, f"{self._channel.name}: {violation}", self._request_id)
         if self._request is not None:
@@ -322,10 +322,10 @@ class Connection(asyncio.Protocol):
         self._reply(reply.status, *reply.encoded(()))
 
     def _reply(self, status: int, headers: HeaderList, body: bytes, close: bool = False) -> None:
-        """Writes an answer and enters the next state. close: closes the connection after it."""
+        """Writes an answer and enters the next state. close: whether to close the connection after it."""
         state, limits = self._state, self._frontend.limits
         if state is not READING_BODY and state is not WAITING:
-            return  # answered already, or the client has left
+            return  # already answered, or the client has left
         unread = state is READING_BODY
         if close or self._reader.left > limits.discard_bytes or self._frontend.draining:
             self._keep_alive = False
@@ -356,7 +356,7 @@ class Connection(asyncio.Protocol):
             self._frontend.queue_turn(self)
 
     def _discard(self) -> bool:
-        """Drops received bytes of a request that was answered before its end."""
+        """Drops received bytes of a request that was answered before it had fully arrived."""
         try:
             _, self._buffer, complete = self._reader.take(self._buffer)
         except HttpViolation:
@@ -376,14 +376,14 @@ class Connection(asyncio.Protocol):
         now_s = clock()
         self.deadline_s = now_s + self._frontend.limits.idle_s
         if not self._buffer:
-            # a client that sends on before it has its answer does not wait for it
+            # an empty buffer means the client waits for its answer before it sends again
             self._answered_s = now_s
             self._channel.resume_reading()
 
     def _linger(self, unread: bool) -> None:
-        """Closes the sending side of the connection, and reads on until the client closes its own.
+        """Closes the sending side, and keeps reading until the client closes its side.
 
-        If unread data remained at the close, the kernel would reset the connection and lose the answer.
+        With unread data at the close, the kernel would reset the connection and the client lose the answer.
         """
         limits = self._frontend.limits
         if not self._channel.close_sending() and not unread and not self._buffer:

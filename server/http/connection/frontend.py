@@ -1,7 +1,7 @@
-"""Shared state of all connections of one server: the application, limits, turns, arrival times and counters.
+"""The state shared by all HTTP connections of one server: application, limits, turns and counters.
 
-One periodic sweep enforces the time limits instead of a timer for each connection: a connection only stores
-the deadline of its current state.
+server/app/run.py creates one `HttpFrontend` and every connection.py `Connection` refers to it. Instead of a
+timer per connection, one periodic sweep enforces the time limits; a connection just stores its deadline.
 """
 
 from __future__ import annotations
@@ -27,17 +27,19 @@ from polyrec.server.request_ids import log_extra
 log = logging.getLogger("polyrec.http")
 
 TIMEOUTS_PER_STEP = 16
-"""Connections that the sweep ends before others get their turn."""
+"""Connections that the sweep ends before it yields to the event loop."""
 MAX_EVICTION_CANDIDATES = 64
-"""Maximum connections examined, of one network and of all, to find one to close in favor of a new one."""
+"""Maximum connections examined, per network and overall, to find one to close in favor of a new one."""
 
 
 class SweptConnection(Protocol):
     """A connection as the frontend sees it.
 
-    deadline_s: when its state times out, in seconds on `clock`. network: of its client (`rates.network_of`).
-    idle: no request has begun to arrive. waiting: a request waits for its answer. awaits_turn: it is queued
-    for `advance`.
+    deadline_s: time at which its state times out, in seconds on `clock`.
+    network: the client's network (`rates.network_of`).
+    idle: whether no request has begun to arrive.
+    waiting: whether a request waits for its answer.
+    awaits_turn: whether the connection is queued for `advance`.
     """
 
     deadline_s: float
@@ -60,7 +62,7 @@ class SweptConnection(Protocol):
 
 
 class ServerState(Protocol):
-    """The attributes used here of the state that uvicorn passes to every connection of a server."""
+    """The state that uvicorn passes to every connection, reduced to the attributes used here."""
 
     connections: set[Any]
     tasks: set[asyncio.Task[None]]
@@ -70,8 +72,9 @@ class ServerState(Protocol):
 class HttpFrontend:
     """The state shared by all connections of one server.
 
-    app: answers all requests but POSTs to `hot`. hot: endpoints answered without ASGI, by raw path.
-    access_log: None: there is none.
+    app: ASGI application for all requests except POSTs to `hot`.
+    hot: endpoints answered without ASGI, by raw path.
+    access_log: None if it is off.
     """
 
     def __init__(
@@ -104,32 +107,32 @@ class HttpFrontend:
 
     @property
     def draining(self) -> bool:
-        """Whether connections should close after their next answer."""
+        """Whether connections should close after their next answer, as the server drains."""
         return self.engine.state is LifecycleState.DRAINING
 
     def begin_request(self) -> None:
-        """Counts a request whose head is being read."""
+        """Counts a request whose head was read."""
         self._begin_reading()
         self._arrivals.begin()
 
     def arrival(self, answered_s: float = 0.0) -> Arrival:
         """Estimates when the bytes being read arrived, in seconds on `clock`.
 
-        answered_s: when their connection wrote its last answer, for which the client waited.
+        answered_s: time of the connection's last answer if the client waited for it before sending, else 0.
         """
         self._begin_reading()
         return self._arrivals.arrival(answered_s)
 
     def _begin_reading(self) -> None:
-        """Records that the loop begins to read; once in each of its iterations."""
+        """Records that the event loop begins to read sockets; once per loop iteration."""
         if not self._reading:
             loop = self._loop
             if loop is None:
                 loop = self._loop = asyncio.get_running_loop()
             self._reading = True
-            loop.call_soon(self._end_reading)  # runs once all readable sockets of this iteration were read
+            loop.call_soon(self._end_reading)  # runs after all readable sockets of this iteration
             now_s = clock()
-            # a voluntary context switch is a sleep; losing the core to another process is not
+            # a voluntary context switch means the loop slept; preemption is involuntary
             sleeps = getrusage(RUSAGE_THREAD).ru_nvcsw
             self._arrivals.look(now_s, slept=sleeps != self._sleeps)
             self._sleeps = sleeps
@@ -138,9 +141,9 @@ class HttpFrontend:
         self._reading = False
 
     def join(self, connection: SweptConnection) -> bool:
-        """Adds a new connection; false if the limit is reached.
+        """Adds a new connection; returns False if the limit is reached.
 
-        At the limit, another one is closed in favor of the new one, if there is one that gives way.
+        At the limit, closes another connection in favor of the new one if `_giving_way` finds one.
         """
         if len(self.connections) >= self.limits.connections:
             other = self._giving_way(connection.network)
@@ -155,15 +158,15 @@ class HttpFrontend:
         return True
 
     def leave(self, connection: SweptConnection) -> None:
-        """Removes a connection; again does nothing."""
+        """Removes a connection; does nothing if it was removed already."""
         self.connections.pop(connection, None)
         self._networks.discard(connection, connection.network)
 
     def _giving_way(self, network: str) -> SweptConnection | None:
-        """Returns the connection that gives way to a new one of a network; None: none does.
+        """Returns the connection to close in favor of a new one from `network`, None if there is none.
 
-        The network with most connections gives way first, also with one that is slow; then
-        an idle one of a network that has no fewer. So a client with thousands keeps out only itself.
+        Takes it from the network with the most connections, even one that is slowly sending a request; else
+        an idle one from a network with at least as many. So a client with thousands keeps out only itself.
         """
         size = self._networks.size
         most = size(network)
@@ -176,18 +179,18 @@ class HttpFrontend:
         for other in examined:
             if other.idle and size(other.network) >= most:
                 return other
-        for other in examined:  # others next time, or as many busy ones would keep out all new ones
+        for other in examined:  # examine others next time, or busy ones would keep out all new ones
             self.connections[other] = self.connections.pop(other)
             self._networks.move_to_end(other, other.network)
         return None
 
     def stop(self) -> None:
-        """Ends all connections but those with requests in progress, as the server ends."""
+        """Ends all connections except those with a request in progress; called when the server stops."""
         for connection in tuple(self.connections):
             connection.stop()
 
     def queue_turn(self, connection: SweptConnection) -> None:
-        """Queues a connection with more to do; one of them advances in each iteration of the event loop."""
+        """Queues a connection with more work; one queued connection advances per event loop iteration."""
         if connection.awaits_turn:
             return
         connection.awaits_turn = True
@@ -204,13 +207,13 @@ class HttpFrontend:
             asyncio.get_running_loop().call_soon(self._give_turn)
 
     def count(self, limit: str) -> None:
-        """Counts that a limit was exceeded."""
+        """Counts one excess of a limit."""
         self.engine.metrics.limited.labels(limit).inc()
 
     def exceeded(self, limit: str, what: str, request_id: bytes = b"") -> None:
-        """Counts a request or connection beyond a limit; logs at most one line a second for each limit.
+        """Counts one excess of a limit and logs it, at most one line per second and limit.
 
-        request_id: of the request, if it is one.
+        request_id: id of the request, empty for a connection.
         """
         self.count(limit)
         now_s = clock()
@@ -223,7 +226,7 @@ class HttpFrontend:
         self._logged[limit] = now_s, 0
 
     async def sweep(self) -> None:
-        """Runs until it is canceled: times out connections past their deadline, and sets the gauges."""
+        """Periodically times out connections past their deadline and sets the gauges, until canceled."""
         while True:
             await asyncio.sleep(self.limits.sweep_s)
             now_s = clock()

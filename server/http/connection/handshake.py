@@ -1,9 +1,8 @@
-"""TLS handshakes: encrypted connections before the frontend takes them over.
+"""Performs TLS handshakes, before a connection becomes a `Connection` (connection.py) with its own limits.
 
-A connection comes in as accepted; once its handshake has succeeded, it goes on as a `Connection`, which has
-limits of its own. An unfinished handshake costs its client a packet and the server a descriptor, so their
-time and number are limited. At the limit, the oldest of the address (of IPv6 the /64 prefix) that has most of
-them gives way: a client that opens thousands keeps out itself, not others.
+An unfinished handshake costs the client one packet but the server a descriptor, so both their duration and
+their number are limited. At the limit, the oldest handshake of the network with the most unfinished ones (an
+IPv4 address or an IPv6 /64 prefix) is ended, so a client that opens thousands keeps out only itself.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from polyrec.server.http.connection.limits import HANDSHAKES_SHARE, Networks
 from polyrec.server.http.rates import network_of
 
 HANDSHAKE_S = 5.0
-"""Limit of a TLS handshake."""
+"""Timeout of a TLS handshake."""
 
 
 class Handshakes:
-    """The unfinished handshakes of one server. context: its certificate and key."""
+    """The unfinished handshakes of one server. context: the TLS context with certificate and key."""
 
     def __init__(self, context: ssl.SSLContext, frontend: HttpFrontend) -> None:
         self.context = context
@@ -35,7 +34,7 @@ class Handshakes:
         self._networks = Networks[Handshake]()
 
     def begin(self, handshake: Handshake) -> None:
-        """Adds a handshake; at the limit another one is ended."""
+        """Adds a handshake; at the limit, ends another one."""
         if self._networks.total >= self._most:
             oldest = next(self._networks.largest())
             self._frontend.exceeded("handshakes", f"{oldest.address} has the most unfinished TLS handshakes")
@@ -43,12 +42,12 @@ class Handshakes:
         self._networks.add(handshake, handshake.network)
 
     def end(self, handshake: Handshake) -> None:
-        """Removes a handshake that has succeeded or failed; again does nothing."""
+        """Removes a finished handshake; does nothing if it was removed already."""
         self._networks.discard(handshake, handshake.network)
 
 
 class Handshake(asyncio.Protocol):
-    """An accepted connection until its handshake is over. connect: makes the protocol that follows."""
+    """An accepted connection during its handshake. connect: creates the protocol that takes over."""
 
     _socket: socket.socket
     _task: asyncio.Task[None]
@@ -59,14 +58,14 @@ class Handshake(asyncio.Protocol):
         self.address = self.network = ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        accepted = cast(asyncio.Transport, transport)  # uvloop's has its methods, but is no subclass
+        accepted = cast(asyncio.Transport, transport)  # uvloop's transports are not subclasses
         peer = accepted.get_extra_info("peername")
         self.address = peer[0] if isinstance(peer, tuple) else ""
         self.network = network_of(self.address)
-        # `start_tls` would lose what arrives before its first step, so the socket gets another transport
+        # `start_tls` would lose data that arrives before it starts, so a new transport takes the socket
         try:
             self._socket = socket.socket(fileno=os.dup(accepted.get_extra_info("socket").fileno()))
-        except OSError:  # no descriptor is free
+        except OSError:  # out of file descriptors
             return
         finally:
             accepted.abort()
@@ -77,10 +76,10 @@ class Handshake(asyncio.Protocol):
         """Ends the connection."""
         self._handshakes.end(self)
         self._task.cancel()
-        self._task.add_done_callback(lambda _: self._socket.close())  # of one that has not begun
+        self._task.add_done_callback(lambda _: self._socket.close())  # in case the task never started
 
     def succeeded(self, transport: asyncio.BaseTransport) -> None:
-        """Goes on as a connection, which no other handshake can end."""
+        """Hands the transport to the connection's protocol."""
         self._handshakes.end(self)
         protocol = self._connect()
         cast(asyncio.Transport, transport).set_protocol(protocol)
@@ -98,7 +97,7 @@ class Handshake(asyncio.Protocol):
 
 
 class _Succeeded(asyncio.Protocol):
-    """The end of a handshake. Its task learns of it later, when the connection may have a request already."""
+    """Takes over at the end of a handshake, as its task may resume only after a request has arrived."""
 
     def __init__(self, handshake: Handshake) -> None:
         self._handshake = handshake

@@ -1,9 +1,9 @@
-"""Parses and checks the head of one HTTP/1.1 request.
+"""Parses and validates the head of one HTTP/1.1 request, and decides how its body is framed.
 
-The bytes up to and including the blank line go in; a `Head` or an `HttpViolation` comes out. Every head gets
-a new parser, and is parsed only once it is complete: the result depends on its bytes alone, not on TCP
-segmentation, the connection or earlier requests. How the body is framed is decided here (RFC 9112,
-section 6); the connection reads it.
+connection.py passes the bytes up to and including the blank line, and gets a `Head` or an `HttpViolation`. A
+head is parsed only once it is complete and with a new parser, so the result depends on its bytes alone, not
+on TCP segmentation, the connection or earlier requests. Framing follows RFC 9112, section 6; body_reader.py
+then reads the body.
 """
 
 from __future__ import annotations
@@ -25,14 +25,17 @@ REQUEST_ID = b"x-request-id"
 _NOTED = FRAMING | {REQUEST_ID}
 END = b"\r\n\r\n"
 _REQUEST_LINE_BYTES = MAX_URL_BYTES + 32
-"""Room for the longest method and the version beside the URL."""
+"""Maximum length of the request line: the URL plus the longest method and the version."""
 
 
 class Head:
-    """One request's method, target and headers, and how its body is framed.
+    """One request's method, target and headers, and the framing of its body.
 
-    target: as sent, with the query. headers: lower-case names. length: bytes of the body; None if it is
-    chunked. encoding: Content-Encoding, lower-case, or None. keep_alive: the client may send more requests.
+    target: as sent, including the query.
+    headers: with lower-case names.
+    length: bytes of the body, None if it is chunked.
+    encoding: lower-case Content-Encoding, or None.
+    keep_alive: whether the client may send more requests.
     """
 
     __slots__ = (
@@ -67,12 +70,12 @@ class Head:
 
     @property
     def given_id(self) -> bytes | None:
-        """The client's X-Request-Id; None unless there is exactly one."""
+        """The client's X-Request-Id, None unless there is exactly one."""
         given = self._framing.get(REQUEST_ID)
         return given[0] if given is not None and len(given) == 1 else None
 
     def check(self) -> None:
-        """Validates version and framing headers, and sets how the body is framed. Raises HttpViolation."""
+        """Validates version and framing headers and sets the body's framing. Raises HttpViolation."""
         framing = self._framing
         if self.version not in ("1.1", "1.0"):
             raise HttpViolation(
@@ -119,14 +122,15 @@ class Head:
 
 
 def find_end(data: bytes) -> int:
-    """Returns the length of the head at the start of `data`; -1 if it is not complete yet.
+    """Returns the length of the head at the start of `data`, -1 if it is not complete yet.
 
-    data: begins with the request line. Raises HttpViolation as soon as no continuation of the bytes can be a
-    valid head.
+    Raises HttpViolation as soon as no continuation of the bytes can be a valid head.
+
+    data: begins with the request line.
     """
     end = data.find(END)
     if 0 <= end < MAX_URL_BYTES and data[:1].isalpha():
-        return end + len(END)  # no limit can be exceeded
+        return end + len(END)  # short enough to be within every limit
     line = data.find(b"\n", 0, _REQUEST_LINE_BYTES)
     if line < 0 and len(data) >= _REQUEST_LINE_BYTES:
         raise HttpViolation(
@@ -144,7 +148,7 @@ def find_end(data: bytes) -> int:
 
 
 def parse_head(data: bytes) -> Head:
-    """Parses a whole head. data: from the request line to the blank line. Raises HttpViolation."""
+    """Parses a complete head. data: from the request line to the blank line. Raises HttpViolation."""
     if data.count(b"\n") > MAX_HEADERS + 2:
         raise HttpViolation(
             HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
@@ -157,7 +161,7 @@ def parse_head(data: bytes) -> Head:
     try:
         parser.feed_data(data)
     except HttpParserUpgrade as upgrade:
-        broken = upgrade.args[0] != len(data)  # the offered protocol is ignored, the body is read
+        broken = upgrade.args[0] != len(data)  # ignore the offered protocol; the body is read as usual
     except HttpParserError:
         broken = True
     if head.complete:

@@ -1,4 +1,4 @@
-"""An endpoint that a connection answers without ASGI: its early rejections and its calls."""
+"""An endpoint that connections answer without ASGI, by early rejections and `Call` objects."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OPTIONS, ESCAPE = b'"parameters"', b"\\"
 
 
 class HotEndpoint:
-    """An endpoint whose requests the connection may answer without ASGI; itself an ASGI application."""
+    """An endpoint whose requests a connection may answer without ASGI; also usable as an ASGI application."""
 
     def __init__(self, engine: Engine, codec: EndpointCodec) -> None:
         self._engine = engine
@@ -38,14 +38,16 @@ class HotEndpoint:
         arrival: Arrival | None = None,
         body: bytes = b"",
     ) -> Reply | None:
-        """Rejects a request before parsing when the server is overloaded; None: it may be processed.
+        """Returns the rejection of a request before it is parsed, None if it may be processed.
 
-        This costs a tenth of a `Call` with the same result, and an overloaded server spends its time on
-        rejections. The client is not authenticated yet, so requests with options that depend on its rights
-        (priority, quality) are never rejected here.
+        An overloaded server spends most of its time on rejections, and this costs a tenth of a `Call` with
+        the same result. The client is not authenticated yet, so requests with options that depend on its
+        rights (priority, quality) are never rejected here.
 
-        size: bytes of the body, None if unknown. scope: makes the ASGI scope, for traces. arrival: of the
-        head, by estimate; None: now. body: what has arrived of it.
+        size: bytes of the body, None if unknown.
+        scope: creates the ASGI scope, for traces.
+        arrival: estimated arrival of the head, None for now.
+        body: the part of the body that has arrived.
         """
         engine, codec = self._engine, self._codec
         if size is None or engine.state is not LifecycleState.READY:
@@ -74,7 +76,7 @@ class HotEndpoint:
         return reply
 
     def _ordinary_budget_s(self, headers: Headers) -> float | None:
-        """Budget in seconds; None for a request with other options, a compressed body or a bad budget."""
+        """Returns the budget in seconds, None if there are other options, compression or a bad budget."""
         budget_s = self._engine.default_budget_s
         for name, value in headers:
             if name == BUDGET:
@@ -87,7 +89,7 @@ class HotEndpoint:
         return budget_s
 
     def call(self, scope: Scope) -> Call:
-        """Starts one request whose head has arrived. scope: the ASGI scope."""
+        """Starts the call for a request whose head has arrived. scope: its ASGI scope."""
         return Call(self._engine, self._codec, scope)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -121,19 +123,19 @@ class HotEndpoint:
 
 
 def _has_no_options(body: bytes, size: int) -> bool:
-    """Whether a whole body of the inference protocol has arrived and names no parameters, also in escapes."""
+    """Whether a complete Open Inference Protocol body contains no parameters, not even JSON-escaped."""
     return len(body) == size and ESCAPE not in body and OPTIONS not in body
 
 
 @lru_cache(maxsize=256)
 def _rejection(reason: RejectReason, retry_after_s: int, budget_s: float) -> tuple[str, Reply]:
-    """Outcome and reply of an early rejection; cached, as there are few different ones."""
+    """Returns outcome and reply of an early rejection. Cached, since there are few distinct ones."""
     response = error_response(rejection(reason, retry_after_s, budget_s))
     return response.outcome, Reply(response.body, response.status, headers=response.headers)
 
 
 async def _watch(receive: Receive, call: Call) -> None:
-    """Cancels the query when its client leaves."""
+    """Cancels the query if the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
     call.disconnect()

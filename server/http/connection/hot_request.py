@@ -1,6 +1,7 @@
-"""One request that a hot endpoint answers without ASGI: body in, decompressed and queued, reply out.
+"""One request that a hot endpoint answers without ASGI.
 
-The counterpart of `asgi.AsgiRequest`: a connection feeds either of them and writes what it answers.
+It decompresses the body, queues the query through a `Call` (server/http/call.py) and writes the reply. It is
+the counterpart of `asgi.AsgiRequest`: a connection feeds either of them and writes their answer.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ STOPPING = "the server stops before the query was executed"
 
 
 class WriteReply(Protocol):
-    """Writes an answer to the connection. close: the connection is closed after it."""
+    """Writes an answer to the connection. close: whether to close the connection after it."""
 
     def __call__(self, status: int, headers: HeaderList, body: bytes, close: bool = False) -> None: ...
 
@@ -30,8 +31,11 @@ class WriteReply(Protocol):
 class HotRequest:
     """One request to a hot endpoint.
 
-    reply: writes the answer. fail: answers with an error. arrival: when the bytes being read arrived.
-    limit: maximum bytes of the body, set by `admit`. waiting_bytes: bytes of the body so far.
+    reply: writes the answer.
+    fail: answers with an error.
+    arrival: estimates when the bytes being read arrived.
+    limit: maximum bytes of the body, set by `admit`.
+    waiting_bytes: bytes of the body received so far.
     """
 
     __slots__ = (
@@ -65,7 +69,7 @@ class HotRequest:
 
     @property
     def route(self) -> str:
-        """Empty: the route is the target of the request."""
+        """Always empty, which means the route is the request's target."""
         return ""
 
     @property
@@ -74,19 +78,19 @@ class HotRequest:
         return self._call.answered_by
 
     def admit(self) -> None:
-        """Authenticates the client and sets the limit of the body. Raises as `Call.admit`, or TooLarge."""
+        """Authenticates the client and sets the body's limit. Raises TooLarge or errors of `Call.admit`."""
         self.limit = self._call.admit()
         check_length(self._head.length or 0, self.limit)
 
     def feed(self, piece: bytes) -> None:
-        """Adds to the body. Raises TooLarge."""
+        """Appends a piece of the body. Raises TooLarge."""
         self.waiting_bytes += len(piece)
         if self.waiting_bytes > self.limit:
             raise TooLarge(f"the body has more than {self.limit} bytes")
         self._pieces.append(piece)
 
     def finish(self) -> None:
-        """Queues the query, as the body is complete. Raises RequestError or FeatureError."""
+        """Marks the body as complete and queues the query. Raises RequestError or FeatureError."""
         body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
         self._pieces = []
         self.waiting_bytes = 0
@@ -102,18 +106,18 @@ class HotRequest:
         return self._call.reject(error)
 
     def abandon(self, error: Exception) -> None:
-        """Counts the error; the connection answers it."""
+        """Counts the error, with which the connection answers."""
         self._done = True
         self._call.reject(error)
 
     def disconnect(self) -> None:
-        """Cancels the query, as the client closed the connection."""
+        """Cancels the query; called when the client closed the connection."""
         if not self._done:
             self._done = True
             self._call.disconnect()
 
     def _inflate(self, inflater: Inflater) -> None:
-        """Decompresses one step of the body; the event loop serves other clients between two steps."""
+        """Decompresses one step of the body and schedules the next, so that other clients are served."""
         if self._done:
             return
         try:
@@ -129,7 +133,7 @@ class HotRequest:
         self._call.submit(body, self._arrival()).payload.answer.listen(self._answered)
 
     def _answered(self, pending: Pending) -> None:
-        """Writes the answer."""
+        """Writes the answer or retries, once the query has its outcome."""
         call, outcome = self._call, pending.outcome
         if isinstance(outcome, Exception):
             try:

@@ -1,4 +1,4 @@
-"""Limits of connections: bytes, counts and times; which network has most of them."""
+"""Limits on connections in bytes, counts and times, and an index of connections by client network."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 RESERVED_DESCRIPTORS = 64
-"""File descriptors kept for bundles, lanes and logs."""
+"""File descriptors reserved for bundles, lanes and logs."""
 CLOSE_S = 1.0
-"""Wait for an idle client to agree to the end of TLS, which one that does not read never does."""
+"""Maximum wait for an idle client's TLS close_notify, which a client that does not read never sends."""
 LAST_S = 0.5
-"""Time for clients to read an answer when the drain timeout is over."""
+"""Time that clients have to read an answer once the drain timeout is over."""
 HANDSHAKES_SHARE = 0.1
-"""Unfinished TLS handshakes, as a share of the connections that the server may have."""
+"""Maximum unfinished TLS handshakes, as a share of the maximum connections."""
 
 
 def descriptor_limit(tls: bool = False, grpc: bool = False) -> int:
-    """Returns the connections that the process has file descriptors for; raises the soft limit first.
+    """Raises the soft limit of file descriptors, and returns the number of connections it suffices for.
 
-    tls: unfinished handshakes have theirs beside them. grpc: half of the connections may be gRPC's.
+    tls: whether unfinished handshakes need descriptors too.
+    grpc: whether gRPC is served, for which half of the connections are reserved.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = hard if hard != resource.RLIM_INFINITY else max(soft, 65536)
@@ -35,12 +36,16 @@ def descriptor_limit(tls: bool = False, grpc: bool = False) -> int:
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """Limits of connections; bytes and rows of single requests are the plan's (`planner.plan.Limits`).
+    """Limits on connections. Limits on a single request are in the plan (`planner.plan.Limits`).
 
-    head_s: from a request's first byte until its head is complete. body_s: from its head until its body is
-    complete. write_s: until the client has read an answer. idle_s: between requests. discard_s,
-    discard_bytes: how long and how much of a rejected request is still read, so that the client can read the
-    answer. requests: of one connection. buffered_bytes: of unfinished requests, over all connections.
+    head_s: from a request's first byte until its head is complete.
+    body_s: from the head until the body is complete.
+    write_s: until the client has read an answer.
+    idle_s: between two requests.
+    discard_s, discard_bytes: how much of a rejected request is still read, so that the client can read the
+        answer.
+    requests: per connection.
+    buffered_bytes: bytes of unfinished requests over all connections.
     """
 
     head_s: float = 10.0
@@ -55,16 +60,18 @@ class ConnectionLimits:
 
     @property
     def sweep_s(self) -> float:
-        """Seconds between two checks of the time limits."""
+        """Interval in seconds at which time limits are checked."""
         times = (self.head_s, self.body_s, self.write_s, self.idle_s, self.discard_s)
         return min(0.25, min(times) / 4)
 
 
 class Networks(Generic[T]):
-    """Connections by the network of their clients (`rates.network_of`), to find the one with most of them.
+    """Connections by client network (`rates.network_of`), with quick access to the largest network.
 
-    At a limit it gives way: a client that opens thousands keeps out itself, not others. All operations take
-    constant time. total: the members of all networks.
+    At a limit, a connection of the largest network is closed, so a client that opens thousands keeps out only
+    itself. All operations take constant time.
+
+    total: number of members over all networks.
     """
 
     def __init__(self) -> None:
@@ -74,15 +81,15 @@ class Networks(Generic[T]):
         self._most = 0
 
     def __len__(self) -> int:
-        """The number of networks with a member."""
+        """Returns the number of networks that have members."""
         return len(self._members)
 
     def size(self, network: str) -> int:
-        """The number of a network's members."""
+        """Returns the number of members in a network."""
         return len(self._members.get(network, ()))
 
     def add(self, member: T, network: str) -> None:
-        """Adds a member, which is in no network yet."""
+        """Adds a member, which must not be in a network yet."""
         members = self._members.setdefault(network, {})
         members[member] = None
         self.total += 1
@@ -90,7 +97,7 @@ class Networks(Generic[T]):
         self._most = max(self._most, len(members))
 
     def discard(self, member: T, network: str) -> bool:
-        """Removes a member; returns whether it was one."""
+        """Removes a member; returns whether it was present."""
         members = self._members.get(network, {})
         if member not in members:
             return False
@@ -104,12 +111,12 @@ class Networks(Generic[T]):
         return True
 
     def move_to_end(self, member: T, network: str) -> None:
-        """Makes a member the newest of its network."""
+        """Makes a member the newest in its network."""
         members = self._members[network]
         members[member] = members.pop(member)
 
     def largest(self) -> Iterator[T]:
-        """The members of the network that has most, the oldest first."""
+        """Iterates over the members of the largest network, oldest first."""
         if self._members:
             yield from self._members[next(iter(self._by_size[self._most]))]
 

@@ -1,4 +1,4 @@
-"""A reply: status, headers and body, sent over ASGI or as bytes, compressed if the client accepts that."""
+"""A reply with status, headers and body, which can be sent over ASGI or as raw HTTP/1.1 bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Reply(NamedTuple):
-    """A reply. headers: added to content type and length. compressed: the body is already, as they say."""
+    """A reply, compressed on sending if the client accepts that and the body is large.
+
+    headers: in addition to content type and length.
+    compressed: whether the body is compressed already, as `headers` declare.
+    """
 
     body: bytes
     status: int = 200
@@ -35,7 +39,7 @@ class Reply(NamedTuple):
         await send({"type": "http.response.body", "body": body})
 
     def encoded(self, request_headers: Headers) -> tuple[HeaderList, bytes]:
-        """Returns headers and body, compressed if the request's headers accept that and the body is large."""
+        """Returns headers and body, compressed if the request accepts that and the body is large."""
         body, headers = self.body, [(b"content-type", self.content_type), *self.headers]
         if len(body) >= COMPRESS_FROM_BYTES and not self.compressed:
             encoding = accepted_encoding(request_headers)
@@ -47,7 +51,7 @@ class Reply(NamedTuple):
 
 
 def to_wire(status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes, keep_alive: bool) -> bytes:
-    """Formats an answer as HTTP/1.1. headers: with Content-Length, without those of the connection."""
+    """Formats an answer as HTTP/1.1. headers: include Content-Length but no connection headers."""
     if status in BODILESS:
         body = b""
     pieces = [STATUS_LINES[status]]
@@ -58,11 +62,11 @@ def to_wire(status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes, ke
 
 
 def json_reply(content: Any, status: int = 200, headers: HeaderList = ()) -> Reply:
-    """Makes a JSON reply; numpy arrays and floats are serialized directly."""
+    """Returns a JSON reply. Serializes numpy arrays and scalars directly."""
     return Reply(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY), status, headers=headers)
 
 
 def error_reply(error: Exception) -> Reply:
-    """Makes the reply `{"error": ...}` with the status of the error."""
+    """Returns the reply `{"error": ...}` with the error's status."""
     response = error_response(error)
     return Reply(response.body, response.status, headers=response.headers)

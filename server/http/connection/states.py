@@ -1,15 +1,15 @@
 """The states of an HTTP connection and their transitions.
 
-READING_HEAD  until a head is complete, also while idle between two requests
-READING_BODY  until the body is complete; the request may be answered before that
+READING_HEAD  waits for a complete head; also while idle between requests
+READING_BODY  waits for the complete body; the request may be answered before that
 WAITING       the dispatcher or the application processes the request
-WRITING       the answer fills the write buffer; no request is read until the client has read it
-DISCARDING    the rest of a request that was answered early is read and dropped, within bounds
+WRITING       the answer fills the write buffer; the next request is read once the client has read it
+DISCARDING    the rest of a request that was answered early is read and dropped, within limits
 CLOSED        nothing more is read
 
 READING_HEAD -> READING_BODY -> WAITING -> (WRITING ->) READING_HEAD     a request and its answer
 READING_BODY -> DISCARDING -> READING_HEAD                               answered before the body arrived
-any of them  -> DISCARDING -> CLOSED                                     malformed, or a time limit passed
+any state    -> DISCARDING -> CLOSED                                     malformed, or a timeout
 READING_HEAD, WAITING -> CLOSED                                          idle for too long; last answer
 """
 
@@ -19,7 +19,7 @@ from enum import Enum, auto
 
 
 class ConnectionState(Enum):
-    """See the module's docstring."""
+    """State of a connection; the module docstring describes each."""
 
     READING_HEAD = auto()
     READING_BODY = auto()

@@ -1,8 +1,8 @@
-"""GET /openapi.json: the OpenAPI document of what is served. GET /docs: a page to read and try it.
+"""Serves GET /openapi.json, the OpenAPI document of the served model, and GET /docs, a page to try the API.
 
-The document is made when it is first asked for, and again after a reload, in a thread, as that takes tenths
-of a second. The page is Swagger UI 5.35.0 (Apache-2.0; `swagger_ui/` has its license), sent as published:
-nothing comes from other hosts, and the content security policy allows only the server's own files.
+The document is built on the first request and again after a reload, in a thread, since that takes tenths of a
+second. The page is an unchanged copy of Swagger UI 5.35.0 (Apache-2.0; license in `swagger_ui/`). It loads
+nothing from other hosts, and its content security policy allows only the server's own files.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ HEADERS: HeaderList = (
 )
 CHECKED: HeaderList = ((b"cache-control", b"no-cache"),)
 KEPT: HeaderList = ((b"cache-control", b"max-age=86400"),)
-"""For the vendored files, which are large and change with a release."""
+"""Cache header of the vendored files, which are large and only change with a release."""
 COMPRESSED: HeaderList = ((b"content-encoding", b"gzip"), (b"vary", b"accept-encoding"))
 
 
 class ApiDocument:
-    """The OpenAPI document of an application and of what its engine serves."""
+    """Builds and caches the OpenAPI document of an application, specialized to the served model."""
 
     def __init__(self, app: FastAPI, engine: Engine) -> None:
         self._app = app
@@ -62,7 +62,7 @@ class ApiDocument:
         engine.on_adopt.append(self._forget)
 
     def make(self) -> dict[str, Any]:
-        """Makes the document: of any model while the server loads, then of the one that is served."""
+        """Returns a new document, which is generic while the server loads."""
         if self._of_any is None:
             self._of_any = openapi_document(self._app)
         try:
@@ -71,7 +71,7 @@ class ApiDocument:
             return self._of_any
 
     async def reply(self, request: Request) -> Reply:
-        """Answers with the document, made at the first call."""
+        """Answers with the cached document, building it if necessary."""
         reply = self._reply
         if reply is None:
             reply = self._reply = run_in_thread(lambda: json_reply(self.make()))
@@ -82,7 +82,7 @@ class ApiDocument:
 
 
 def docs_routes(document: ApiDocument) -> list[Endpoint]:
-    """/openapi.json, and the files of /docs."""
+    """Returns the endpoints for /openapi.json and the files of /docs."""
     return [
         Endpoint(
             "/openapi.json",

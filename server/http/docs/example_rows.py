@@ -1,7 +1,7 @@
-"""Example rows of a model, made from its vocabulary: a context and some candidates that a server answers.
+"""Makes example rows for a model's API page: a context and some candidates that the server can answer.
 
-Categorical values are the most frequent ones, numbers lie around the mean of the training rows. A bundle
-keeps no rows of its data.
+A bundle contains no rows of its training data, so the examples are synthetic: the most frequent categorical
+values from the vocabularies, and numbers around the mean of the training rows.
 """
 
 from __future__ import annotations
@@ -19,17 +19,19 @@ from polyrec.models.schema.vocabulary import Vocabulary
 CANDIDATES = 3
 LIST_LENGTH = 2
 SPREAD = 0.5
-"""Distance between the numbers of two candidates, in deviations."""
+"""Difference between two candidates' numbers, in standard deviations."""
 
 Values = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class ExampleRows:
-    """Rows as raw values by feature, and as stable ids.
+    """Example rows as raw values by feature, and as stable ids.
 
-    context: one value a feature. candidates: one list a feature. ids: stable ids of categorical features, a
-    list for each, of the context one long; for a multi-valued feature a list of lists.
+    context: one value per feature.
+    candidates: a list of values per feature.
+    ids: stable ids by categorical feature, a list with one entry per row (one row for context features); a
+        list of lists for a multi-valued feature.
     """
 
     context: Values
@@ -38,7 +40,7 @@ class ExampleRows:
 
     @property
     def rows(self) -> list[Values]:
-        """One object a row, the context in each."""
+        """Returns one object per row, each including the context."""
         return [
             self.context | {name: column[i] for name, column in self.candidates.items()}
             for i in range(CANDIDATES)
@@ -46,12 +48,12 @@ class ExampleRows:
 
     @property
     def columns(self) -> dict[str, list[Any]]:
-        """One list a feature, the context repeated."""
+        """Returns one list per feature, with the context repeated."""
         return {name: [value] * CANDIDATES for name, value in self.context.items()} | self.candidates
 
 
 def example_rows(encoder: Encoder) -> ExampleRows:
-    """Makes CANDIDATES rows of one context. Takes milliseconds for each million values of a vocabulary."""
+    """Returns CANDIDATES rows of one context. Takes milliseconds per million values of a vocabulary."""
     frequent = {table: frequent_ids(v, CANDIDATES) for table, v in encoder.vocabularies.items()}
     columns: dict[str, list[Any]] = {}
     ids: dict[str, list[Any]] = {}
@@ -78,23 +80,23 @@ def example_rows(encoder: Encoder) -> ExampleRows:
 
 
 def frequent_ids(vocabulary: Vocabulary, most: int) -> list[int]:
-    """Stable ids of the most frequent values, the most frequent first; fewer if there are fewer."""
+    """Returns stable ids of up to `most` most frequent values, the most frequent first."""
     ranks = vocabulary.rank_of_id[: vocabulary.size]
-    # the two special rows may be among the first
+    # two more, as the two special rows may be among them
     first = np.flatnonzero(ranks < most + 2)
     found: list[int] = first[np.argsort(ranks[first])][:most].tolist()
     return found
 
 
 def value_of(vocabulary: Vocabulary, stable_id: int) -> Any:
-    """The raw value of a stable id; None of the row of missing values."""
+    """Returns the raw value of a stable id, None for the row of missing values."""
     if stable_id >= vocabulary.size:
         return None
     return stable_id if vocabulary.values is None else vocabulary.values[stable_id].as_py()
 
 
 def _number(feature: Dense, encoder: Encoder, i: int) -> float:
-    """A number near the mean of the training rows, in three digits."""
+    """Returns a number near the mean of the training rows, rounded to three digits."""
     standard = encoder.standards.get(feature.name)
     value = 1.0 + i if standard is None else standard.mean + (i - 1) * SPREAD * standard.deviation
     if "log1p" in feature.transform:

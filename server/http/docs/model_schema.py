@@ -1,8 +1,7 @@
 """Specializes the OpenAPI document to a served model: its name, features, limits, tensors and examples.
 
-The document of the application (`server/http/openapi.py`) is of any model. A copy of it gets schemas of rows
-that have a property for each feature, parameters that have the names and versions that are served, and
-example requests.
+The application's document (`server/http/openapi.py`) is generic. This module copies it and adds row schemas
+with a property per feature, path parameters with the served names and versions, and example requests.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from polyrec.server.codecs.oip_inputs import TensorSpec
 from polyrec.server.http.docs.example_rows import CANDIDATES, ExampleRows, example_rows
 
 MAX_LISTED_VALUES = 50
-"""Maximum values of a feature that refuses unknown ones which the document lists."""
+"""Maximum number of values listed for a feature that rejects unknown values."""
 
 Json = dict[str, Any]
 
 
 def specialize(document: Json, serving: Serving) -> Json:
-    """Returns a copy of the application's document for what is served."""
+    """Returns a copy of the application's document, specialized to the served model."""
     document = deepcopy(document)
     encoder, limits = serving.paths[0].encoder, serving.plan.limits
     model, names = serving.model, ", ".join(f"`{path.name}`" for path in serving.paths)
@@ -55,7 +54,7 @@ def specialize(document: Json, serving: Serving) -> Json:
 
 
 def _specialize_rows(schemas: Json, encoder: Encoder, max_rows: int) -> None:
-    """Replaces the schemas of rows and of columns by those of the features. max_rows: of a request."""
+    """Replaces the generic row and column schemas by ones with features. max_rows: per request."""
     schema = encoder.schema
     values = {f.name: _value(f, encoder) for f in _features(schema, ROLES)}
     everything = list(values)
@@ -92,7 +91,7 @@ def _specialize_rows(schemas: Json, encoder: Encoder, max_rows: int) -> None:
 
 
 def infer_example(schema: Schema, examples: ExampleRows) -> Json:
-    """An inference request of the example rows, in its plain form."""
+    """Returns an inference request with the example rows, in its plain form."""
     columns = examples.columns
     singles = schema.singles
     tensors: list[Json] = []
@@ -121,7 +120,7 @@ def _features(schema: Schema, roles: Iterable[Role]) -> list[Dense | Categorical
 
 
 def _required(encoder: Encoder, names: Sequence[str]) -> list[str]:
-    """Features that a row must have: those whose table has no row of missing values."""
+    """Returns the features that a row must have, since their tables have no row for missing values."""
     return [
         f.name
         for f in encoder.schema.categorical
@@ -130,7 +129,7 @@ def _required(encoder: Encoder, names: Sequence[str]) -> list[str]:
 
 
 def _value(feature: Dense | Categorical, encoder: Encoder) -> Json:
-    """The schema of one value of a feature."""
+    """Returns the schema of one value of a feature."""
     role = "of the context" if feature.role == "context" else "of the candidate"
     if isinstance(feature, Dense):
         steps = f"; transformed by {', '.join(feature.transform)}" if feature.transform else ""
@@ -198,7 +197,7 @@ def _columns(
 
 
 def _tensor(spec: TensorSpec, max_rows: int) -> Json:
-    """The schema of one input. A client may send a one-dimensional input as [n, 1]."""
+    """Returns the schema of one input. Clients may send a one-dimensional input as [n, 1]."""
     sizes: list[Json] = [
         {"type": "integer", "minimum": 0} if size < 0 else {"const": size} for size in spec.shape
     ]
@@ -218,7 +217,7 @@ def _tensor(spec: TensorSpec, max_rows: int) -> Json:
 
 
 def _name_model(parameters: Iterable[Json], serving: Serving) -> None:
-    """Sets the names and versions that path parameters may have."""
+    """Sets the allowed names and versions of path parameters."""
     model = serving.model
     served = {
         "model": list(dict.fromkeys((model.name, ALIAS))),

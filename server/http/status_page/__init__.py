@@ -1,8 +1,9 @@
-"""GET /: the status page, which shows whether the SLO is met, without Grafana; GET /v1/status is its data.
+"""Serves GET /, a status page that shows without Grafana whether the SLO is met, and its data, GET
+/v1/status.
 
-The files of this folder are sent as they are: no build step, nothing from other hosts. The page requests
-/v1/status every second and draws it, charts by uPlot (uplot/). Values are set as text, never as HTML, and the
-content security policy allows nothing but these files.
+The files in this folder are served unchanged, without a build step and without other hosts. The page requests
+/v1/status every second and draws charts with uPlot (uplot/). Values are set as text, never as HTML, and the
+content security policy allows only these files.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ HEADERS: HeaderList = (
 
 
 def status_routes(engine: Engine, docs: bool) -> list[Endpoint]:
-    """The files of the page, and its data. docs: whether there is an API page to link to."""
+    """Returns the endpoints of the page's files and data. docs: whether there is an API page to link to."""
     folder = Path(__file__).parent
 
     def file_endpoint(path: str) -> Endpoint:
@@ -92,9 +93,9 @@ def status_routes(engine: Engine, docs: bool) -> list[Endpoint]:
 
 
 def status_document(engine: Engine, since: float) -> dict[str, Any]:
-    """Returns the data of the page. history: samples later than `since`, in seconds since the start; counts
-    are cumulative. now: a sample of this moment, taken at `unix_time`. serving: the open paths, None while
-    loading. events: all that are kept.
+    """Returns the data of the page, described by `StatusResponse` (server/http/documents.py).
+
+    since: excludes samples in `history` up to this time, in seconds since the start.
     """
     metrics = engine.metrics
     metrics.note()
