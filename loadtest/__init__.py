@@ -1,1 +1,3 @@
-"""Traffic: query and arrival generators, Locust users, the open-loop driver."""
+"""Generates load for a server: queries and arrivals, Locust users, the open-loop driver, policy
+comparisons.
+"""

@@ -1,4 +1,4 @@
-"""Types of command-line arguments: numbers and durations, checked. Imports nothing heavy."""
+"""Defines types of command-line arguments that check numbers and durations. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def duration(text: str) -> float:
-    """Parses a duration as seconds: `90s`, `10m`, `1.5h`. Raises ArgumentTypeError."""
+    """Parses a finite number above 0. Raises ArgumentTypeError."""
     try:
         return positive_float(text[:-1]) * UNITS[text[-1:]]
     except (KeyError, ValueError, argparse.ArgumentTypeError):

@@ -1,24 +1,26 @@
-"""Locust users of a Polyrec server: `Predict`, `Rank` and `Infer`, with real rows in different requests.
+"""Defines Locust users of a Polyrec server: `Predict`, `Rank` and `Infer`, each request with different real
+rows.
 
     locust -f loadtest/locustfile.py --host http://127.0.0.1:8000            # and open localhost:8089
     locust -f loadtest/locustfile.py --headless -u 8 -t 60s --host URL Rank  # one kind of user
     locust -f loadtest/locustfile.py --headless --shape spike -u 60 -t 2m --rate 10 --host URL Rank
 
-Flags (or environment, in brackets), all of them optional; --help has Locust's own:
+All flags are optional, and can be set in the environment by the name in brackets; --help also lists Locust's
+own:
 
     --shape      [LOADTEST_SHAPE]    steady, step, spike, diurnal or knee, over -t, with -u users at the peak
     --rate       [LOADTEST_RATE]     requests/s of each user, at Poisson times (default: back to back)
     --budget-ms  [LOADTEST_BUDGET_MS]  latency budget of each request, sent as a header
     --slo-share  [LOADTEST_SLO_SHARE]  exit status 1 if a smaller share was in budget (0.99)
-    LOADTEST_BUNDLE      the bundle that is served; `Infer` needs its vocabularies, and is absent without
-    LOADTEST_SCHEMA      schema file or shipped name (the bundle's, else trivago)
+    LOADTEST_BUNDLE      the served bundle; `Infer` needs its vocabularies and is absent without it
+    LOADTEST_SCHEMA      schema file or shipped name (default: the bundle's, else trivago)
     LOADTEST_DATA        Parquet file or packed folder of requests (default: generated, like trivago's)
-    LOADTEST_ROWS        how many of its rows are used (20000)
-    LOADTEST_CANDIDATES  candidates of each request (default: as in the data)
+    LOADTEST_ROWS        number of rows to use (20000)
+    LOADTEST_CANDIDATES  candidates per request (default: as in the data)
 
-`Infer` sends rankings as binary tensors, the context once. With a rate, latency runs from the intended
-departure, and a user that is behind sends at once. Each user still has one request in
-flight, so a load is as open as there are users; for exact rates use loadtest/drivers/open_loop.py.
+`Infer` sends rankings as binary tensors, with the context once. With a rate, latency runs from the intended
+departure, and a user that is behind sends at once. Each user still has one request in flight, so a load is
+only as open as it has users; for exact rates, use loadtest/drivers/open_loop.py.
 """
 
 from __future__ import annotations
@@ -111,7 +113,7 @@ def _flags(parser: ArgumentParser) -> None:
 
 @cache
 def _queries() -> Queries:
-    """Loads the queries that the environment names."""
+    """Loads the queries that the environment specifies."""
     where, data = _setting("BUNDLE"), _setting("DATA")
     bundle = None if where is None else load_bundle(where)
     named = _setting("SCHEMA")
@@ -129,7 +131,7 @@ def _queries() -> Queries:
 
 @cache
 def _requests(kind: str) -> Iterator[tuple[bytes, dict[str, str], int]]:
-    """Cycles through (body, headers, rows); shared by all users of a kind, so that requests differ."""
+    """Cycles through (body, headers, rows); shared by all users of a kind, so that their requests differ."""
     queries = _queries()
     build = getattr(queries, kind)
     drawing = np.random.default_rng(1)
@@ -148,14 +150,14 @@ def _requests(kind: str) -> Iterator[tuple[bytes, dict[str, str], int]]:
 
 @events.init.add_listener  # type: ignore[untyped-decorator]
 def _prepare(environment: Environment, **_: object) -> None:
-    """Builds all requests before the clock starts: building them later would delay users."""
+    """Builds all requests before the clock starts, because building them later would delay users."""
     if not isinstance(environment.runner, MasterRunner):
         for user in environment.user_classes:
             if issubclass(user, _User):
                 _requests(user.kind)
     if environment.web_ui is not None:
         _extend(environment, environment.web_ui)
-    # gevent's clock stood still during this; --run-time would count from before
+    # gevent's clock stood still meanwhile, and --run-time would count from before
     gevent.get_hub().loop.update_now()
 
 
@@ -202,7 +204,7 @@ def _merge_report(client_id: str, data: dict[str, Any]) -> None:
 
 @events.quitting.add_listener  # type: ignore[untyped-decorator]
 def _verdict(environment: Environment, **_: object) -> None:
-    """Prints the SLO table; with a budget, the exit status is 1 if the SLO was missed."""
+    """Prints the SLO table; with a budget, sets exit status 1 if the SLO was missed."""
     options = environment.parsed_options
     if isinstance(environment.runner, WorkerRunner) or options is None or not SLO_TABLE.kinds:
         return
@@ -231,14 +233,14 @@ class _User(FastHttpUser):
         self.rate: float = getattr(options, "rate", _DEFAULTS["rate"])
         budget_ms: float = getattr(options, "budget_ms", _DEFAULTS["budget_ms"])
         self.budget_s = budget_ms / 1e3 if budget_ms else float("inf")
-        # a ranking client is near its model: compressing answers would dominate the measurement
+        # ranking clients are near their model, and compressing answers would dominate the measurement
         self.more = {"Accept-Encoding": "identity"} | ({BUDGET: f"{budget_ms:g}"} if budget_ms else {})
         self.random = random.Random()
-        # users that start together would send together
+        # spread the first requests, or users that start together would send together
         self.due = perf_counter() + (self.random.expovariate(self.rate) if self.rate else 0.0)
 
     def wait_time(self) -> float:
-        """Seconds to shortly before the next departure; none if it has passed already."""
+        """Returns the seconds until shortly before the next departure, 0 if it has passed."""
         return max(0.0, self.due - perf_counter() - EARLY_S)
 
     @task
@@ -271,29 +273,29 @@ class _User(FastHttpUser):
 
 
 class Predict(_User):
-    """Rows as JSON columns, the context in each."""
+    """Sends rows as JSON columns, with the context in each row."""
 
     kind, path = "predict", PREDICT
 
 
 class Rank(_User):
-    """One context and its candidates as JSON."""
+    """Sends one context and its candidates as JSON."""
 
     kind, path = "rank", RANK
 
 
 class Infer(_User):
-    """One context and its candidates as binary tensors."""
+    """Sends one context and its candidates as binary tensors."""
 
     abstract = _setting("BUNDLE") is None
     kind, path = "infer_ranking", INFER
 
 
 if _setting("SHAPE") or any(a.split("=")[0] == "--shape" for a in sys.argv):
-    # Locust uses a shape wherever a file defines one, and then leaves -u and -t to it
+    # Locust uses a shape whenever a file defines one, and then leaves -u and -t to it
 
     class Shape(LoadTestShape):
-        """The load of --shape over the time of -t, with -u users at the peak."""
+        """Applies the load of --shape over the time of -t, with -u users at the peak."""
 
         use_common_options = True
 

@@ -1,4 +1,4 @@
-"""The machine of a load test: its description for reports, process priority and scheduler counters."""
+"""Describes the machine of a load test for reports, and provides process priority and scheduler counters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from polyrec.loadtest.drivers.connection import LoadError
 
 
 def machine() -> dict[str, str]:
-    """Processor, cores in use, load by others at this moment, scheduling class, Python."""
+    """Returns processor, cores in use, present load by others, scheduling class and Python version."""
     cores = sorted(os.sched_getaffinity(0))
     load = os.getloadavg()[0]
     return {
@@ -30,11 +30,11 @@ HIGHEST = -20
 
 @contextmanager
 def raised_priority() -> Iterator[None]:
-    """Gives this process and those it starts the highest priority of the normal class.
+    """Gives this process and its children the highest priority of the normal class.
 
-    Not the real-time class: Linux takes 50 ms of every second from processes of that class that never sleep,
-    and a saturated server does not. Where sessions are scheduled as groups (autogroup), the session's
-    priority is raised as well. Raises LoadError without permission.
+    The real-time class is not used, because Linux takes 50 ms of every second from real-time processes that
+    never sleep, as a saturated server does not. If sessions are scheduled as groups (autogroup), the
+    session's priority is raised as well. Raises LoadError without permission.
     """
     before = os.getpriority(os.PRIO_PROCESS, 0)
     group = _autogroup()
@@ -53,20 +53,20 @@ def raised_priority() -> Iterator[None]:
 
 
 def core_seconds(pid: int) -> tuple[float, float]:
-    """Seconds on a core and seconds of waiting for one, of all threads of a process so far."""
+    """Returns the seconds on a core and the seconds waiting for one, of all threads of a process so far."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     spent = [(task / "schedstat").read_text().split() for task in tasks]
     return sum(int(s[0]) for s in spent) / 1e9, sum(int(s[1]) for s in spent) / 1e9
 
 
 def involuntary_switches(pid: int) -> int:
-    """Involuntary context switches of all threads of a process so far."""
+    """Returns the involuntary context switches of all threads of a process so far."""
     statuses = ((task / "status").read_text() for task in Path(f"/proc/{pid}/task").iterdir())
     return sum(int(status.rpartition("nonvoluntary_ctxt_switches:")[2]) for status in statuses)
 
 
 def _autogroup() -> int | None:
-    """The session's priority; None without autogroups."""
+    """Returns the session's priority; None without autogroups."""
     try:
         return int(AUTOGROUP.read_text().split()[-1])
     except (OSError, ValueError, IndexError):
@@ -80,7 +80,7 @@ def _scheduling() -> str:
 
 
 def processor() -> str:
-    """The processor's model name."""
+    """Returns the processor's model name."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

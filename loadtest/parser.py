@@ -1,4 +1,4 @@
-"""The parser of command lines: errors of one line that suggest what was meant, and help in groups and colors.
+"""Parses command lines, with one-line errors that suggest corrections, and help in groups and colors.
 
 argparse does the parsing. Imports nothing heavy, for a fast `--help`.
 """
@@ -23,19 +23,19 @@ _OPTION = re.compile(r"(?<![\w-])--?[a-z][\w-]*")
 
 
 def colored(stream: IO[str] | None) -> bool:
-    """Whether a stream is a terminal that shows colors (https://no-color.org)."""
+    """Returns whether a stream is a terminal that shows colors (https://no-color.org)."""
     if stream is None or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     return stream.isatty()
 
 
 def error_word() -> str:
-    """`error`, red if standard error is a terminal."""
+    """Returns `error`, in red if standard error is a terminal."""
     return f"{RED}error{PLAIN}" if colored(sys.stderr) else "error"
 
 
 class HelpFormatter(argparse.HelpFormatter):
-    """argparse's, as wide as the terminal, with the verbs of a program under headings.
+    """Formats help as wide as the terminal, with the verbs of a program under headings.
 
     headings: first verb of a group -> its heading.
     """
@@ -43,7 +43,7 @@ class HelpFormatter(argparse.HelpFormatter):
     headings: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, prog: str) -> None:
-        import shutil  # as argparse does: it imports much
+        import shutil  # here, as argparse does, because it imports much
 
         width = min(shutil.get_terminal_size().columns, MAX_WIDTH) - 2
         super().__init__(prog, max_help_position=28, width=width)
@@ -57,7 +57,7 @@ class HelpFormatter(argparse.HelpFormatter):
         groups: Iterable[Any],
         prefix: str | None = None,
     ) -> None:
-        """Shows what is required, and `[options]` for more than a few others."""
+        """Shows required arguments, and `[options]` if there are more than a few others."""
         actions, groups = list(actions), list(groups)
         needed = {id(a) for group in groups if group.required for a in group._group_actions}
         needed |= {id(a) for a in actions if a.required or not a.option_strings}
@@ -75,7 +75,7 @@ class HelpFormatter(argparse.HelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's parser with errors of one line, which suggest the verb or option that was meant."""
+    """argparse's parser with one-line errors that suggest the intended verb or option."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"formatter_class": HelpFormatter} | kwargs)
@@ -104,7 +104,7 @@ class Parser(argparse.ArgumentParser):
 
     def _refuse_unknown(self, args: Sequence[str]) -> None:
         if self._subparsers is not None:
-            return  # what follows the verb is the verb's
+            return  # arguments after the verb belong to the verb
         known = [name for name in self._option_string_actions if name.startswith("--")]
         for arg in args:
             if arg == "--":
@@ -125,7 +125,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Returns `; did you mean ...?`, or nothing if no known word is close."""
+    """Returns `; did you mean ...?`, or an empty string if no known word is close."""
     from difflib import get_close_matches
 
     close = get_close_matches(word, list(known), n=1)

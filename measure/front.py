@@ -1,7 +1,9 @@
 """Measures the server's CPU time outside of lanes, with a real server and real requests.
 
-server CPU time (of its threads) - time of encode, embed and dense (its metrics)
-  = parsing, routing, HTTP, writing; cost per query and per row by a line through three sizes
+    CPU time of the server's threads - time of encode, embed and dense (from its metrics)
+      = parsing, routing, HTTP, writing; a line through three sizes gives the cost per query and per row
+
+`polyrec profile` stores the result as the profile's front.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ def measure_front(path: PlannedPath, bundle: Bundle, seconds: float, seed: int =
         "runtime": path.runtime,
         "device": path.device,
         "precision": path.precision,
-        # its messages would stand among the profiler's
+        # keep the server's messages out of the profiler's output
         "log_level": "error",
         "drain_grace_s": 0,
     }
@@ -56,10 +58,10 @@ def measure_front(path: PlannedPath, bundle: Bundle, seconds: float, seed: int =
                 answered = closed_loop(child.url, requests[rows], CONNECTIONS, each)
                 after, lane = core_seconds(pid), lane_seconds(child.url) - lane
                 had, waited = (b - a for a, b in zip(before, after, strict=True))
-                # lane times are wall-clock and include waiting for a core, CPU time does not
+                # lane times are wall-clock and include waiting for a core, but CPU time does not
                 spent = max(had - lane * had / (had + waited), 0.0)
                 costs[rows].append((waited / had, spent / answered))
-    # the round with the least waiting for a core
+    # use the round that waited least for a core
     query_s, row_s = relative_line(ROWS, [min(costs[rows])[1] for rows in ROWS])
     return Front(query_s=query_s, row_s=row_s)
 

@@ -1,9 +1,9 @@
 """Measures the round trip to a lane on another core, without execution.
 
-time from submitting a batch to its completion - time that the lane executed
-  = two wake-ups, and for a process the transfer through shared memory; half of the batches after a pause
+    time from submitting a batch to its completion - time that the lane executed
+      = two wake-ups, and for a process the transfer through shared memory
 
-`python -m benchmarks.lanes.hop` measures the same by size and load.
+Half of the batches follow a pause. `python -m benchmarks.lanes.hop` measures the same by size and load.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ REST_S = 0.002
 def measure_hops(path: PlannedPath, bundle: Bundle, seconds: float, seed: int = 0) -> dict[LaneKind, Hop]:
     """Measures thread and process lanes with one CPU path, alternating, for about `seconds`.
 
-    The event loop is pinned to the first usable core, the lanes to the last. Raises what opening a lane
-    raises.
+    The event loop is pinned to the first usable core, the lanes to the last. Raises the errors of opening a
+    lane.
     """
     drawn = Requests(bundle.encoder, np.random.default_rng(seed), bundle.manifest.counted_rows)
     batches = [drawn.encode(*drawn.request(ROWS), ROWS) for _ in range(BATCHES)]

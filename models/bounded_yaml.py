@@ -1,7 +1,7 @@
-"""Parses YAML of plain data at a bounded cost: limits its size, its depth and its values, aliases expanded.
+"""Parses YAML of plain data at a bounded cost, by limiting its size, depth and number of values.
 
 A few hundred bytes of aliases and merge keys (`<<`) may expand to billions of values ("billion laughs"). So
-values are counted while a document is composed, an alias as the values that it expands to.
+values are counted while a document is composed, and an alias counts as the values that it expands to.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MOST_DEPTH = 32
 
 
 class UnboundedYaml(yaml.YAMLError):
-    """A document that is larger or deeper than a person would write."""
+    """Raised for a document that is larger or deeper than a person would write."""
 
 
 def parse_yaml(text: str) -> Any:

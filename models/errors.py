@@ -1,7 +1,7 @@
-"""Errors that a user of Polyrec can cause, each with a one-line message.
+"""Defines the errors that a user of Polyrec can cause, each with a one-line message.
 
-The command line prints the line and exits with 2; the server gives each class its HTTP status in
-one place (`server/errors.py`). Any other exception is a defect of Polyrec.
+The command line prints the line and exits with 2; the server maps each class to its HTTP status in one place
+(`server/errors.py`). Any other exception is a bug in Polyrec.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ MOST_CHARACTERS = 2000
 
 
 class PolyrecError(Exception):
-    """Base of every error that names a user's mistake and its remedy; its text is one bounded line."""
+    """Base class of every error that names a user's mistake and its remedy; its text is one bounded line."""
 
     def __str__(self) -> str:
         return printable(super().__str__(), MOST_CHARACTERS)
 
 
 class SchemaError(PolyrecError):
-    """A schema file that contradicts itself or does not fit the data."""
+    """Raised for a schema file that contradicts itself or does not fit the data."""
 
 
 class DataError(PolyrecError):
-    """Training data that cannot be read: a missing file, a wrong column, a malformed line."""
+    """Raised for training data that cannot be read: a missing file, a wrong column, a malformed line."""
 
 
 class FeatureError(PolyrecError):
-    """A request's feature that is malformed: names the feature and the offense."""
+    """Raised for a malformed feature of a request; names the feature and the problem."""
 
     def __init__(self, feature: str, offense: str) -> None:
         super().__init__(f"feature '{feature}': {offense}")
@@ -35,8 +35,8 @@ class FeatureError(PolyrecError):
 
 
 class BundleError(PolyrecError):
-    """A bundle that is missing, corrupt or of another version."""
+    """Raised for a bundle that is missing, corrupt or of another version."""
 
 
 class RuntimeUnavailable(PolyrecError):
-    """A runtime, device or execution provider that this machine does not have."""
+    """Raised for a runtime, device or execution provider that this machine does not have."""

@@ -24,7 +24,7 @@ from polyrec.models.text import printable
 
 
 class Strict(BaseModel):
-    """Base of every file format of Polyrec: frozen, unknown keys refused."""
+    """Base class of every file format of Polyrec: frozen, unknown keys refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -59,7 +59,7 @@ def read_yaml(file: Path, what: str, error: type[PolyrecError]) -> dict[str, Any
 
 
 def read_described(kind: type[Model], file: str | Path, what: str, error: type[PolyrecError]) -> Model:
-    """Reads and validates a YAML or JSON file that a user wrote. Raises `error`, also if there is none.
+    """Reads and validates a YAML or JSON file that a user wrote. Raises `error`, also if it does not exist.
 
     what: names the kind of file in messages, like "fleet file".
     """
@@ -79,10 +79,11 @@ def read_shipped(
     error: type[PolyrecError],
     prepare: Callable[[dict[str, Any], Path], dict[str, Any]] = lambda raw, _file: raw,
 ) -> Model:
-    """Reads and validates a YAML or JSON file; a bare name means one of `folder`, which ships with Polyrec.
+    """Reads and validates a YAML or JSON file; a bare name selects one in `folder`, which ships with Polyrec.
 
-    what: names the kind of file in messages, like "schema". prepare: changes what was parsed, with the file
-    at hand, before it is validated; its errors get the name of the file. Raises `error`.
+    what: names the kind of file in messages, like "schema".
+    prepare: changes the parsed data before validation, given the file; its errors get the name of the file.
+    Raises `error`.
     """
     file = Path(name)
     if not file.suffix and file.parent == Path() and not file.exists():
@@ -101,13 +102,13 @@ def read_shipped(
 
 
 def read_regular(file: Path, most_bytes: int) -> bytes:
-    """Reads a whole file, which must be a regular one: pipes and devices may have no end or block.
+    """Reads a whole regular file; pipes and devices are refused, as they may be endless or block.
 
     Raises OSError, also if the file has more than `most_bytes`.
     """
-    # checked before it is opened: opening some devices has side effects
+    # check before opening, because opening some devices has side effects
     require_regular(file)
-    # the flags guard against a file that was replaced since the check
+    # the flags guard against a file replaced since the check
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     content = bytearray()
     try:
@@ -121,7 +122,7 @@ def read_regular(file: Path, most_bytes: int) -> bytes:
 
 
 def require_regular(file: Path) -> os.stat_result:
-    """Returns the status of a regular file, links followed. Raises OSError if it is not one."""
+    """Returns the status of a regular file, following links. Raises OSError if it is not one."""
     found = file.stat()
     if not stat.S_ISREG(found.st_mode):
         raise OSError("it is not a regular file")
@@ -174,7 +175,7 @@ def validate_as(kind: type[Model], raw: object, what: str, error: type[PolyrecEr
 
 
 def one_line(error: ValidationError) -> str:
-    """The first offense of a pydantic error as `key: message`, for people."""
+    """Returns the first problem of a pydantic error as `key: message`."""
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
@@ -187,10 +188,10 @@ def one_line(error: ValidationError) -> str:
 def atomic_path(target: Path) -> Iterator[Path]:
     """Yields a temporary path beside `target` that is renamed to `target` at the end of the block.
 
-    Works for files and folders. Readers see the old content or the new one, never a part; while a folder
-    takes the place of another, for a moment there is none, which loading a bundle reports as a missing one.
-    On an exception in the block the old content stays and the temporary one is removed. A file never takes
-    the place of a folder (IsADirectoryError), and nothing that of a pipe or a device (FileExistsError).
+    Works for files and folders. Readers see the old or the new content, never a part. While a folder replaces
+    another, for a moment there is none, which loading a bundle reports as missing. After an exception in the
+    block, the old content stays and the temporary path is removed. A file never replaces a folder
+    (IsADirectoryError), and nothing replaces a pipe or a device (FileExistsError).
     """
     if target.exists() and not target.is_file() and not target.is_dir():
         raise FileExistsError(errno.EEXIST, "is a pipe or a device", str(target))
@@ -212,7 +213,7 @@ def atomic_path(target: Path) -> Iterator[Path]:
 
 
 def create_whole(file: Path, content: bytes) -> None:
-    """Creates a file that only its owner reads, whole or not at all; one that exists stays."""
+    """Creates a file readable only by its owner, atomically; an existing file stays."""
     partial = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
     try:
         with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as f:
@@ -224,9 +225,9 @@ def create_whole(file: Path, content: bytes) -> None:
 
 
 def require_target_file(path: str | Path, error: type[PolyrecError], flag: str = "--out") -> None:
-    """Checks that a file can be written, and creates its folder; called before long work.
+    """Checks that a file can be written, and creates its folder; called ahead of long work.
 
-    Raises `error`, which names the flag that gave the path.
+    Raises `error`, which names the flag of the path.
     """
     target = Path(path)
     if target.is_dir():
@@ -244,7 +245,7 @@ def require_target_file(path: str | Path, error: type[PolyrecError], flag: str =
 
 
 def write_text(target: Path, text: str) -> None:
-    """Writes a UTF-8 file atomically; links are followed, pipes and devices written directly.
+    """Writes a UTF-8 file atomically, following links; pipes and devices are written directly.
 
     Raises OSError.
     """

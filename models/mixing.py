@@ -1,4 +1,4 @@
-"""The 64-bit mixing function behind every hash of values: the same on every machine and in every version."""
+"""Defines the 64-bit mixing function behind all hashes of values, identical on all machines and versions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ U64 = NDArray[np.uint64]
 
 
 def mix(x: U64) -> U64:
-    """The finalizer of splitmix64 (Steele, Lea and Flood, 2014): each input bit moves every output bit."""
+    """Applies splitmix64's finalizer (Steele, Lea and Flood, 2014): each input bit affects every output
+    bit.
+    """
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

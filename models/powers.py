@@ -1,7 +1,7 @@
 """Rounds sizes to powers of two.
 
-A buffer that is replaced by one of the next power of two is allocated a few times and no more: a server stops
-allocating after its largest batches.
+A buffer that grows to the next power of two is only reallocated a few times: a server stops allocating after
+its largest batches.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sanitizes text of others (file names, manifests, messages of libraries) for log lines and pages."""
+"""Sanitizes foreign text (file names, manifests, messages of libraries) for log lines and pages."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _ABSOLUTE = re.compile(r"(?<![\w.~:/-])/(?!v[12]/)(?:[^/\s'\":,;]+/)+([^/\s'\":,
 
 
 def printable(text: str, most: int = MOST_CHARACTERS) -> str:
-    """One line: text cut to `most` characters, then unprintable ones escaped (`\\n`, `\\x1b`)."""
+    """Returns text as one line: cut to `most` characters, then unprintable ones escaped (`\\n`, `\\x1b`)."""
     short = text if len(text) <= most else text[: most - 4] + " ..."
     return UNPRINTABLE.sub(lambda c: c[0].encode("unicode_escape").decode(), short)
 
 
 def public(text: str) -> str:
-    """`printable`, without credentials in URLs, and with absolute paths cut to their last part.
+    """Sanitizes like `printable`, and removes credentials from URLs and the folders of absolute paths.
 
-    For pages, answers and logs, whose readers should not learn the server's folders. URL paths of the server
+    For pages, answers and logs, whose readers should not learn the server's folders. The server's URL paths
     (/v1/..., /v2/...) are kept.
     """
     return printable(_ABSOLUTE.sub(lambda m: m[1] or "/", _CREDENTIALS.sub("", text)))

@@ -1,4 +1,4 @@
-"""Copies host arrays to the device of a model without waiting for it; names of devices."""
+"""Copies host arrays to a model's device without waiting, and parses names of devices."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ capture with an error."""
 def on_device(array: NDArray[Any], device: torch.device) -> Tensor:
     """Returns the array as a tensor on the device; on the CPU it shares the array's memory.
 
-    Copies to a GPU go through pinned memory, which torch keeps until the copy is done: copies from pageable
-    memory block the host.
+    Copies to a GPU go through pinned memory, which torch keeps until the copy is done; copies from pageable
+    memory would block the host.
     """
     here = torch.from_numpy(array)
     return here if device.type == "cpu" else pinned_for(here, device).to(device, non_blocking=True)
 
 
 def pinned_for(tensor: Tensor, device: torch.device) -> Tensor:
-    """Returns a tensor of the CPU in memory from which copies to the device do not block."""
+    """Returns a CPU tensor in memory from which copies to the device do not block."""
     return tensor.pin_memory() if device.type == "cuda" else tensor
 
 
 def wait_for(device: torch.device) -> None:
-    """Waits for everything that a GPU was given to do, by whichever thread."""
+    """Waits until a GPU has finished all work, submitted by any thread."""
     with CAPTURING:
         torch.cuda.synchronize(device)
 
 
 def require_device(name: str) -> torch.device:
-    """Returns the device of a name: `cpu`, `cuda`, `cuda:1`. Raises DataError if torch has none of it."""
+    """Returns the named device: `cpu`, `cuda`, `cuda:1`. Raises DataError if torch does not have it."""
     try:
         device = torch.device(name)
     except RuntimeError:

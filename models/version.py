@@ -1,4 +1,6 @@
-"""The version: pyproject.toml reads it here, so that `polyrec --version` searches no installed packages."""
+"""Holds the version, which pyproject.toml reads from here, so that `polyrec --version` need not search
+packages.
+"""
 
 from __future__ import annotations
 
@@ -6,5 +8,5 @@ VERSION = "0.1.0"
 
 
 def code_version() -> str:
-    """Version of this code."""
+    """Returns the version of this code."""
     return VERSION

@@ -1,10 +1,10 @@
-"""The front door: the Python API, and the command line in `polyrec.cli`.
+"""Provides the Python API of Polyrec; the command line is in `polyrec.cli`.
 
     polyrec.load("runs/table").rank(context, candidates)      a bundle in this process
-    with polyrec.serve("plan.json") as server: ...            a server in a process of its own
+    with polyrec.serve("plan.json") as server: ...            a server in a separate process
     polyrec.Client(url).predict(rows, budget_ms=10)           a client of any server; AsyncClient for asyncio
 
-Names are imported when they are first used, so that `import polyrec` takes milliseconds.
+Names are imported on first use, so that `import polyrec` takes milliseconds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m polyrec`."""
+"""Runs the command line with `python -m polyrec`."""
 
 import sys
 

@@ -1,7 +1,7 @@
-"""`polyrec.load`: a bundle in this process, asked like a server.
+"""Implements `polyrec.load`: a bundle in this process that answers like a server.
 
-Rows pass the server's own parser and encoder, so what a server refuses is refused here with the same message,
-and what it answers is answered here.
+Rows pass the server's own parser and encoder, so this accepts, refuses and answers exactly what a server
+does, with the same messages.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ BATCH_ROWS = 1024
 
 
 class Model:
-    """A bundle, executed in this process. Usable from several threads, one at a time.
+    """A bundle executed in this process. Thread-safe; calls are serialized.
 
-    bundle: what was loaded. path: what a server would call it, like `table@cpu`.
+    bundle: the loaded bundle. path: the name of the path in a server, such as `table@cpu`.
     """
 
     def __init__(self, bundle: Bundle, runtime: str, device: str, precision: DensePrecision) -> None:
@@ -49,17 +49,17 @@ class Model:
         self._runtime = open_runtime(runtime, bundle, device, precision)
         limits = Limits(max_body_bytes=MAX_BYTES, max_request_rows=MAX_ROWS, max_queued_rows=MAX_ROWS)
         self._decoder = Decoder(bundle.manifest.schema_, limits)
-        # a runtime reuses its buffers
+        # calls are serialized, because a runtime reuses its buffers
         self._lock = Lock()
 
     @property
     def schema(self) -> Schema:
-        """The features of its rows."""
+        """The schema of its rows."""
         return self.bundle.manifest.schema_
 
     @property
     def quality(self) -> float | None:
-        """Information gain on the test rows; None if it is unknown, as for an imported model."""
+        """Information gain on the test rows; None if unknown, as for an imported model."""
         return self.bundle.test_metrics.get("information")
 
     def predict(self, rows: Rows) -> Prediction:
@@ -75,7 +75,9 @@ class Model:
         return Prediction(probabilities=probabilities, path=self.path, quality=self.quality)
 
     def rank(self, context: Mapping[str, Any] | None, candidates: Rows, top_k: int | None = None) -> Ranking:
-        """Ranks the candidates of one context, best first; top_k: as many. Raises InvalidRequest."""
+        """Ranks the candidates of one context, best first. top_k: maximum number to return. Raises
+        InvalidRequest.
+        """
         try:
             request = self._decoder.rank(rank_body(context, candidates, top_k))
             probabilities = self._execute(request.rows)
@@ -104,8 +106,11 @@ def load(
 ) -> Model:
     """Loads a bundle into this process.
 
-    runtime: torch, onnx or openvino; auto: the best here. device: like cpu or cuda:0. precision: of the dense
-    net. width: one of nested widths, None: the widest. Raises BundleError or RuntimeUnavailable.
+    runtime: torch, onnx or openvino; auto: the best one on this machine.
+    device: such as cpu or cuda:0.
+    precision: of the dense net.
+    width: a nested width; None: the widest.
+    Raises BundleError or RuntimeUnavailable.
     """
     loaded = load_bundle(bundle)
     if width is None and loaded.widths:

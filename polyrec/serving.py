@@ -1,4 +1,4 @@
-"""`polyrec.serve`: a server in a process of its own, for tests and notebooks."""
+"""Implements `polyrec.serve`: a server in a separate process, for tests and notebooks."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ LOG_TAIL = 2000
 
 
 class RunningServer:
-    """A server process that answers at `url`; a context manager that ends it.
+    """A server process that answers at `url`; a context manager that stops it.
 
-    It ends with this process, too, unless this process is killed.
+    It also ends together with this process, unless this process is killed.
     """
 
     def __init__(self, process: ServerProcess) -> None:
@@ -29,24 +29,24 @@ class RunningServer:
 
     @property
     def url(self) -> str:
-        """Its address, like http://127.0.0.1:40123."""
+        """Address of the server, such as http://127.0.0.1:40123."""
         return self._process.url
 
     @property
     def pid(self) -> int:
-        """The id of its process."""
+        """Process id of the server."""
         return self._process.process.pid
 
     def client(self, **options: Any) -> Client:
-        """A new client of it; options as those of `Client`."""
+        """Creates a client of this server; options as for `Client`."""
         return Client(self.url, **options)
 
     def async_client(self, **options: Any) -> AsyncClient:
-        """A new asynchronous client of it."""
+        """Creates an asynchronous client of this server; options as for `Client`."""
         return AsyncClient(self.url, **options)
 
     def stop(self) -> None:
-        """Stops the server: it answers the requests that it has begun, and has ended when this returns."""
+        """Stops the server after it has answered the requests in progress; returns once it has exited."""
         self._finalizer()
 
     def __enter__(self) -> RunningServer:
@@ -57,10 +57,11 @@ class RunningServer:
 
 
 def serve(model: str | Path, **settings: object) -> RunningServer:
-    """Starts a server of a bundle (a folder) or a plan (a file), also by URL, and waits until it is ready.
+    """Starts a server for a bundle (a folder) or a plan (a file), each also by URL, and waits until it is
+    ready.
 
-    settings: as POLYREC_ variables in lower case (docs/protocol.md), like port=8000 or policy="priced";
-    without a port a free one is taken, on 127.0.0.1. Raises PolyrecError with the server's own reason.
+    settings: POLYREC_ variables in lower case (docs/protocol.md), such as port=8000 or policy="priced".
+    Without a port, a free one on 127.0.0.1 is used. Raises PolyrecError with the server's own reason.
     """
     try:
         place = model_place(model)
@@ -70,7 +71,7 @@ def serve(model: str | Path, **settings: object) -> RunningServer:
         raise PolyrecError(f"no bundle or plan '{place}'")
     is_plan = place.is_file() if isinstance(place, Path) else place.is_plan
     given = {"drain_grace_s": 0} | settings | {"plan" if is_plan else "bundle": place}
-    # a file, not a pipe: nobody reads a pipe while the server runs, and a full one would stop it
+    # a file instead of a pipe, which would fill up and block the server, since nobody reads it
     with tempfile.TemporaryFile("w+") as log:
         try:
             return RunningServer(start(given, stderr=log))

@@ -1,7 +1,7 @@
-"""Charts with matplotlib: one style, a light and a dark theme, PNG out.
+"""Draws charts with matplotlib, in one style with a light and a dark theme.
 
-Lines and stacked layers are data (`Chart`, drawn by `draw`); the other pictures of reports are composed
-from `new_figure`, `style_axes`, `log_axis` and `add_legend`.
+Lines and stacked layers are described by `Chart` and drawn by `draw`. The other pictures of reports are
+composed from `new_figure`, `style_axes`, `log_axis` and `add_legend`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ SUBDIVISIONS: tuple[tuple[float, ...], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Theme:
-    """Colors of a picture. colors: of series, Okabe and Ito's and some more, safe for color-blind readers."""
+    """Colors of a picture. colors: of series, from Okabe and Ito with additions, safe for color-blind
+    readers.
+    """
 
     page: str
     text: str
@@ -55,7 +57,7 @@ class Theme:
     colors: tuple[str, ...]
 
     def color(self, i: int) -> str:
-        """The color of the i-th series; they repeat."""
+        """Returns the color of the i-th series; colors repeat."""
         return self.colors[i % len(self.colors)]
 
 
@@ -73,7 +75,7 @@ DARK = Theme(
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line or layer. x, y: float64 [points], NaN for a gap. color: its position in the theme's colors."""
+    """One line or layer. x, y: float64 [points], NaN for a gap. color: index into the theme's colors."""
 
     name: str
     x: F64
@@ -93,8 +95,9 @@ class Limit:
 class Chart:
     """Lines, or layers stacked on one another.
 
-    caption: what to see in it. log: scale of the y axis. from_zero: the y axis begins at 0. y_high: where it
-    ends; None: by the values. percent: y values are shares. marks: vertical lines, (x, label).
+    caption: what the chart shows. log: whether the y axis is logarithmic. from_zero: whether it begins at 0.
+    y_high: upper end of the y axis; None: from the values. percent: y values are shares. marks: vertical
+    lines, (x, label).
     """
 
     title: str
@@ -112,7 +115,7 @@ class Chart:
 
     @property
     def y_range(self) -> tuple[float, float]:
-        """The ends of the y axis, with some room above the values."""
+        """Returns the ends of the y axis, with some space above the values."""
         shown = [s.y for s in self.series]
         if self.kind == "layers" and shown:
             shown = [np.nansum(shown, axis=0)]
@@ -125,14 +128,14 @@ class Chart:
             return low / 1.2, max(high, low * 2) * 1.3
         if self.from_zero:
             return 0.0, self.y_high or high * 1.06 or 1.0
-        # values that differ by rounding only are one value: a scale fitted to them would draw a cliff
+        # values that differ only by rounding count as equal, or the scale would magnify the difference
         spread = high - low if high - low > SAME * abs(high) else 0.0
         room = spread * 0.1 or abs(high) * 0.01 or 0.5
         return low - room, high + room
 
 
 def draw(charts: Sequence[Chart], theme: Theme = LIGHT, title: str = "") -> Figure:
-    """The charts in two columns, each with its title where there are several."""
+    """Draws the charts in two columns, each with its title if there are several."""
     columns = min(2, len(charts))
     lines = -(-len(charts) // columns)
     figure = new_figure(WIDTH * columns, HEIGHT * lines + (0.5 if title else 0), theme, title)
@@ -145,7 +148,7 @@ def draw(charts: Sequence[Chart], theme: Theme = LIGHT, title: str = "") -> Figu
 
 
 def pictures(charts: Sequence[Chart]) -> tuple[Picture, ...]:
-    """Each chart as a picture of its own, in both themes."""
+    """Draws each chart as a separate picture in both themes."""
     return tuple(
         picture(chart.title, chart.caption, lambda theme, chart=chart: draw([chart], theme))  # type: ignore[misc]
         for chart in charts
@@ -153,19 +156,19 @@ def pictures(charts: Sequence[Chart]) -> tuple[Picture, ...]:
 
 
 def picture(title: str, caption: str, drawing: Callable[[Theme], Figure], file: str = "") -> Picture:
-    """Draws in both themes."""
+    """Draws a picture in both themes."""
     return Picture(title, caption, png(drawing(LIGHT)), png(drawing(DARK)), file)
 
 
 def png(figure: Figure) -> bytes:
-    """The bytes of a PNG, the same for the same figure."""
+    """Returns the bytes of a PNG, which are the same for the same figure."""
     out = io.BytesIO()
     figure.savefig(out, format="png", metadata={"Software": None})
     return out.getvalue()
 
 
 def new_figure(width: float, height: float, theme: Theme = LIGHT, title: str = "") -> Figure:
-    """An empty figure, inches, that lays itself out."""
+    """Creates an empty figure, with sizes in inches and automatic layout."""
     figure = Figure((width, height), dpi=DPI, facecolor=theme.page, layout="constrained")
     FigureCanvasAgg(figure)
     if title:
@@ -176,7 +179,7 @@ def new_figure(width: float, height: float, theme: Theme = LIGHT, title: str = "
 def style_axes(
     axes: Axes, theme: Theme = LIGHT, title: str = "", x: str = "", y: str = "", grid: bool = True
 ) -> None:
-    """Colors, names of the axes, and no frame but left and bottom."""
+    """Sets colors and axis names, and removes the frame except left and bottom."""
     axes.set_facecolor(theme.page)
     axes.set_axisbelow(True)
     if grid:
@@ -198,7 +201,7 @@ def log_axis(
     show: Callable[[float], str] = lambda value: f"{value:,.10g}",
     ticks: Sequence[float] | None = None,
 ) -> None:
-    """A logarithmic axis from low to high with round numbers, or the given ticks, on it."""
+    """Makes an axis logarithmic from low to high, with round numbers or the given ticks."""
     axis = axes.xaxis if which == "x" else axes.yaxis
     (axes.set_xscale if which == "x" else axes.set_yscale)("log")
     (axes.set_xlim if which == "x" else axes.set_ylim)(low, high)
@@ -208,7 +211,7 @@ def log_axis(
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Round numbers in [low, high]: at least three, where so few suffice."""
+    """Returns round numbers in [low, high], at least three if possible."""
     decades = 10.0 ** np.arange(np.floor(np.log10(low)), np.ceil(np.log10(high)) + 1)
     found: F64 = np.empty(0)
     for parts in SUBDIVISIONS:
@@ -220,7 +223,7 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def add_legend(owner: Axes | Figure, theme: Theme = LIGHT, **options: Any) -> None:
-    """A legend without a frame."""
+    """Adds a legend without a frame."""
     style = {"fontsize": FONT - 1.5, "frameon": False, "labelcolor": theme.text}
     owner.legend(**(style | options))
 
@@ -250,7 +253,7 @@ def _draw_chart(axes: Axes, chart: Chart, theme: Theme, title: str) -> None:
         axes.axvline(x, color=theme.faint, linestyle=":", linewidth=1)
     left, right = axes.get_xlim()
     for x, label in chart.marks:
-        # inside of the axes on either side
+        # keep labels inside the axes
         before = x > left + 0.7 * (right - left)
         axes.annotate(
             label, (x, 1), (-3 if before else 3, 0), xycoords=("data", "axes fraction"),
@@ -266,7 +269,7 @@ def _draw_chart(axes: Axes, chart: Chart, theme: Theme, title: str) -> None:
 
 
 def _legend_columns(axes: Axes) -> int:
-    """Returns the most columns, up to three, in which the names of the series are no wider than a chart."""
+    """Returns the largest number of columns, up to three, in which the series' names fit a chart's width."""
     widths = [len(name) * LETTER * (FONT - 1.5) + SYMBOL for name in axes.get_legend_handles_labels()[1]]
     for columns in (3, 2):
         # a column is as wide as its longest name; names fill one column after another

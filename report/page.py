@@ -1,6 +1,6 @@
-"""The page of a report: sections of text, tables and pictures in; one self-contained HTML file out.
+"""Renders a report as a self-contained HTML file, from sections of text, tables and pictures.
 
-The same `Page` is written as Markdown and for a terminal by `polyrec.report.text`.
+`polyrec.report.text` writes the same `Page` as Markdown and for a terminal.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from polyrec.models.errors import PolyrecError
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A headline figure. good: its color, green or red; None for neither."""
+    """A headline figure. good: whether it is colored green or red; None for neither."""
 
     value: str
     label: str
@@ -26,7 +26,7 @@ class Tile:
 class Table:
     """A table of a page.
 
-    text_columns: positions of left-aligned columns, where "detail" in `said (detail)` is set small.
+    text_columns: positions of left-aligned columns, in which "detail" of `value (detail)` is set small.
     """
 
     head: tuple[str, ...]
@@ -47,7 +47,7 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A heading and what stands below it, in the order of the fields. terms: (term, explanation)."""
+    """A heading and the content below it, in the order of the fields. terms: (term, explanation)."""
 
     title: str
     text: str = ""
@@ -61,7 +61,7 @@ class Section:
 class Page:
     """A page of a report.
 
-    summary: one sentence, or a paragraph. passed: colors the summary; None where nothing was required.
+    summary: one sentence or a paragraph. passed: colors the summary; None if nothing was required.
     """
 
     title: str
@@ -73,7 +73,7 @@ class Page:
 
 
 def html(page: Page) -> str:
-    """The whole file: no script, nothing fetched, colors by the reader's preference for light or dark."""
+    """Renders the whole file; no scripts, nothing fetched, light or dark by the reader's preference."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -88,7 +88,7 @@ def html(page: Page) -> str:
 
 
 def require_matplotlib() -> None:
-    """Raises PolyrecError where matplotlib is not installed: called before hours of work, not after."""
+    """Raises PolyrecError if matplotlib is not installed; called before hours of work, not after."""
     if find_spec("matplotlib") is None:
         raise PolyrecError(
             "a report is drawn with matplotlib, which is not installed: pip install 'polyrec[report]'"

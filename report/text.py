@@ -1,4 +1,6 @@
-"""Reports as plain text: tables for a terminal, and a whole page as Markdown with its pictures beside it."""
+"""Renders reports as plain text: tables for a terminal, or a whole page as Markdown with its pictures
+beside it.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from polyrec.report.page import Page, Section
 
 
 def terminal(sections: Iterable[Section]) -> str:
-    """The tables of the sections, in columns of equal width."""
+    """Formats the tables of the sections, in columns of equal width."""
     lines: list[str] = []
     for section in sections:
         if section.table is not None:
@@ -18,7 +20,7 @@ def terminal(sections: Iterable[Section]) -> str:
 
 
 def markdown(page: Page) -> str:
-    """The page for a repository or a merge request, without its tiles."""
+    """Formats the page for a repository or a merge request, without its tiles."""
     lines = [f"# {page.title}", "", page.summary, ""]
     for section in page.sections:
         lines += [f"## {section.title}", ""]

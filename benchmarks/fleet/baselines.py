@@ -1,4 +1,4 @@
-"""Baseline policies of choosing a replica, for comparison with `ReplicaChoice`: same interface.
+"""Implements baseline policies for choosing a replica, with the interface of `ReplicaChoice`.
 
 Replicas are numbered; weights are capacities, which round robin ignores.
 """

@@ -1,4 +1,4 @@
-"""The device tier against the floor of its memory, and against three other ways.
+"""Compares look-ups in the device tier with the limit of its memory bandwidth, and with three alternatives.
 
     benchmarks/gpu.sh                                             # on a machine with a GPU
     python -m benchmarks.gpu.lookup --device cpu --small          # the same steps, to see that they work

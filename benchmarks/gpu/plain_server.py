@@ -1,4 +1,4 @@
-"""Plain FastAPI with torch on a device: parses, looks up by one gather, computes the net, answers.
+"""Serves a model with plain FastAPI and torch on a device: parses, gathers once, computes the net, answers.
 
     python -m benchmarks.gpu.plain_server BUNDLE DEVICE PORT
 

@@ -1,4 +1,4 @@
-"""MP-Rec's choice, measured: four representations on a CPU and a GPU, profiled, planned and served.
+"""Measures MP-Rec's choice: profiles, plans and serves four representations on a CPU and a GPU.
 
     python -m benchmarks.gpu.representations --folder /tmp/mprec --out docs/results/gpu-representations.json
     python -m benchmarks.gpu.representations --folder /tmp/mprec --device cpu --small     # to try the steps

@@ -1,4 +1,4 @@
-"""A server with the GPU, beside one on a CPU core and plain FastAPI with torch on the same GPU.
+"""Compares a server on a GPU with one on a CPU core, and with plain FastAPI and torch on the same GPU.
 
     python -m benchmarks.gpu.serving --folder /tmp/peers --out docs/results/gpu-serving.json
     python -m benchmarks.gpu.serving --folder /tmp/peers --device cpu --seconds 0.5      # to try the steps

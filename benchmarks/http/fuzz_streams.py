@@ -1,4 +1,4 @@
-"""Random streams of requests against a real server, compared with plain ASGI, one request at a time.
+"""Sends random request streams to a real server, and compares it with plain ASGI, one request at a time.
 
     python -m benchmarks.http.fuzz_streams --requests 200000
 

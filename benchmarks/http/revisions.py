@@ -1,4 +1,4 @@
-"""Speed of this revision against that of another checkout, in turns.
+"""Compares the speed of this revision with that of another checkout, in turns.
 
     git worktree add --detach /tmp/before 63bcbdf
     python -m benchmarks.http.revisions /tmp/before --bundle runs/table --data clicks.parquet --json FILE

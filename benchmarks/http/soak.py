@@ -1,4 +1,4 @@
-"""A soak: load at a share of capacity, with reloads, killed lanes, a restarted Redis and rude clients.
+"""Runs a soak test: steady load with reloads, killed lanes, a restarted Redis and misbehaving clients.
 
     python -m benchmarks.http.soak --minutes 30 --json docs/results/soak.json
     python -m benchmarks.http.soak --seconds 60          # everything compressed, as in `make test-long`

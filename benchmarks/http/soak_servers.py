@@ -1,4 +1,4 @@
-"""Servers of the soak: two real servers, their expected answers, and disturbances.
+"""Starts the two servers of the soak test, with their expected answers and disturbances.
 
 `lanes` has two paths on lanes in processes of their own, which can be killed. `tiers` has its rows in memory
 and in a Redis, which can be restarted, where there is a redis-server; rows in tiers belong to the server's

@@ -1,4 +1,4 @@
-"""A ranking request on the wire: its context once against in every row, as JSON and as tensors.
+"""Measures ranking requests on the wire: the context once or in every row, as JSON and as tensors.
 
     python -m benchmarks.http.wire --bundle runs/table --data ../shared/data/trivago/impressions.parquet
 

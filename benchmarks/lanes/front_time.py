@@ -1,4 +1,4 @@
-"""Time of a core beside the lanes: reading, answering and rejecting, for any number of answers.
+"""Measures a core's time outside the lanes: reading, answering and rejecting, for any number of answers.
 
 A bound that answers more requests than a run did must also pay for their answers: as much as in that run, and
 for each more what an answer costs more than a rejection.

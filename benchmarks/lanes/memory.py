@@ -1,4 +1,4 @@
-"""Memory of a process and all its descendants, from /proc."""
+"""Reads the memory of a process and all its descendants from /proc."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bound of two models on one core: in the time that reading, answering and rejecting leave of it.
+"""Computes the bound of two models on one core, in the time left after reading, answering and rejecting.
 
 The requests of the models and what a run used come in; the largest share that could be in time goes out. Each
 model has half of the lane time guaranteed (planner/simulation/bound.py); batches are as fast as in that run.

@@ -1,4 +1,4 @@
-"""Two models with different SLOs: one server with shared lanes, against a server each, and against the bound.
+"""Compares two models with different SLOs on shared lanes with one server each, and with the bound.
 
     python -m benchmarks.lanes.two_models movies=ml1m.plan.json,ratings.parquet,10 \\
         hotels=trivago.plan.json,impressions.parquet,25 --out docs/results/two-models.json

@@ -1,4 +1,4 @@
-"""Quality on candidates that training never saw, served with and without a feed of new rows.
+"""Measures quality on candidates that training never saw, with and without a feed of new rows.
 
     python -m benchmarks.operations.cold_start --data impressions.parquet --out cold-start.json
 

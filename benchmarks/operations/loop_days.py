@@ -1,4 +1,4 @@
-"""A frozen model against one that `polyrec loop` keeps, day by day, with a day of shuffled labels.
+"""Compares a frozen model with one that `polyrec loop` updates, day by day, with a day of shuffled labels.
 
     python -m benchmarks.operations.loop_days --seeds 0 1 2 --out docs/results/loop
     python -m benchmarks.operations.loop_days --data ../shared/data/trivago/impressions.parquet --out FILE

@@ -1,4 +1,4 @@
-"""The pictures of the status page in docs/pictures: calm, a lane killed, a peak, overloaded, on a phone.
+"""Takes the status page's pictures in docs/pictures: calm, a lane killed, a peak, overloaded, on a phone.
 
 Starts a server and puts it under three loads: its best path suffices, cheaper ones are needed, overload.
 

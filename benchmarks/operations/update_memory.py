@@ -1,4 +1,4 @@
-"""Memory of a server that takes updates, new values and requests for a long time.
+"""Measures the memory of a server that receives updates, new values and requests for a long time.
 
     python -m benchmarks.operations.update_memory --folder /var/tmp/memory --json memory.json
 

@@ -1,4 +1,4 @@
-"""Time of each phase of a request of real size, alone and in the server.
+"""Measures each phase of a request of real size, alone and in the server.
 
     python -m benchmarks.peers.phases --folder runs/peers --json docs/results/phases.json
 

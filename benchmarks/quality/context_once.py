@@ -1,4 +1,4 @@
-"""Ranking requests with their context computed once, against the same rows exploded.
+"""Compares ranking requests whose context is computed once with the same rows exploded.
 
     python -m benchmarks.quality.context_once --data ../shared/data/trivago/impressions.parquet
 

@@ -1,4 +1,4 @@
-"""Variants that benchmarks/quality/representations.py compares: names, and how to get each.
+"""Defines the variants that benchmarks/quality/representations.py compares, and how to build each.
 
 Trained    learned from the data, with the data set's recipe; `changes` to it where a kind wants its own
 Derived    made of another variant's bundle of the same seed, by a function

@@ -1,4 +1,4 @@
-"""Paths and losses of a live server that is disturbed while it has little to do.
+"""Records the paths and losses of a live server that is disturbed at low load.
 
     polyrec demo --once --out runs/demo
     python -m benchmarks.routing.disturbance runs/demo/plan.json --json docs/results/disturbance.json

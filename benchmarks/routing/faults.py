@@ -1,4 +1,4 @@
-"""Lanes that break under load: one killed, one slowed tenfold, one stalled for two seconds.
+"""Breaks lanes under load: one is killed, one slowed tenfold, one stalled for two seconds.
 
     python -m benchmarks.routing.faults --profile runs/profile.json \
         --data ../shared/data/trivago/impressions.parquet

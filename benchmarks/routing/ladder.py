@@ -1,4 +1,4 @@
-"""A simulated day on one core with a ladder of widths: information within the SLO, by policy.
+"""Simulates a day on one core with a ladder of widths, and compares policies by information within the SLO.
 
     python -m benchmarks.routing.ladder                   (writes docs/results/ladder.md; minutes on one core)
     python -m benchmarks.routing.ladder --profile FILE    (the ladder of a measured profile)

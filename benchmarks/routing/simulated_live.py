@@ -1,4 +1,4 @@
-"""The simulator against a live server: median, 99th percentile and goodput at five loads.
+"""Compares the simulator with a live server: median, 99th percentile and goodput at five loads.
 
     python -m benchmarks.routing.simulated_live --ahead --json docs/results/simulated-live.json
 

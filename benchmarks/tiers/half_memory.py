@@ -1,4 +1,4 @@
-"""20 M rows x 64 in half of their memory: rows/s against all in memory, with the plan's prediction beside it.
+"""Compares the rows/s of 20 M rows x 64 in half of their memory with all in memory, and with the prediction.
 
     python -m benchmarks.tiers.half_memory make
     polyrec profile runs/half/large --tiers --precisions fp32 --devices cpu --quality runs/half/large=0.2 \\

@@ -1,4 +1,4 @@
-"""Hit rates of the tiers' split and cache beside other policies, at equal numbers of rows in memory.
+"""Compares the hit rates of the tiers' split and cache with other policies, at equal rows in memory.
 
     python -m venv /tmp/libcachesim && /tmp/libcachesim/bin/pip install libcachesim==0.3.5
     python -m benchmarks.tiers.policies --libcachesim /tmp/libcachesim/bin/python \\

@@ -1,4 +1,4 @@
-"""Caching policies to compare tiers with: LRU, S3-FIFO, Belady.
+"""Implements caching policies to compare tiers with: LRU, S3-FIFO, Belady.
 
 All take look-ups one by one, as int64 rows of all tables together; caches are warmed by the training rows'.
 Sizes are rows.

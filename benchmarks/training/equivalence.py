@@ -1,4 +1,4 @@
-"""Compares the ways to train with one worker that has all rows in memory: gradients of a step, and quality.
+"""Compares all ways to train with one worker that has all rows in memory, by a step's gradients and quality.
 
     python -m benchmarks.training.equivalence --data-folder ../shared/data \\
         --json docs/results/training-equivalence.json

@@ -1,16 +1,17 @@
-"""Measures the costs of serving beside the profile, which a simulation adds.
+"""Measures the costs of serving that a profile lacks and a simulation adds.
 
-A plan's server and requests of one size go in, `polyrec.planner.simulation.costs.Costs` come out. Each path
-serves three loads in turn: alone (one request at a time: every batch has one query), full (several
-connections without pause: batches of several queries), and alone with pauses of some milliseconds.
+`calibrate` takes a plan's server and requests of one size, and returns
+`polyrec.planner.simulation.costs.Costs`. Each path serves three loads in turn: alone (one request at a time,
+so that every batch has one query), full (several connections without pause, so that batches have several
+queries), and alone with pauses of some milliseconds.
 
     lane's own clock - profile, alone                  = batch_s of the path
     lane's own clock - profile - batch_s, full         = query_s of the path, for each query beyond the first
     (server's processor time - lane's clock) / queries = turn_s * batches / queries + query_s + row_s * rows
-    processor time of a request with a expiring budget = refuse_s
-    round trip alone - all of these                    = wake_s, or, where the server was still busy after
-                                                         its answer had come, -after_s
-    round trip after a rest - round trip alone         = cooled
+    processor time of a request with an expired budget = refuse_s
+    round trip alone - all of these                    = wake_s, or, if the server was still busy after
+                                                         its answer had arrived, -after_s
+    round trip after a pause - round trip alone        = cooled
 
     python -m polyrec.loadtest.comparison.calibration runs/plan.json --data clicks.parquet \
         --out runs/costs.json
@@ -64,7 +65,7 @@ NOT_IN_TIME = frozenset({429, 504})
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """A server's counters at one moment. busy_s: of its lanes; tick_s: of the control loop."""
+    """A server's counters at one moment. busy_s: of its lanes. tick_s: of the control loop."""
 
     busy_s: float
     batches: float
@@ -75,10 +76,12 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One path under one load for a moment. batch_s: mean time of a batch; queries: mean number in a batch.
+    """One path under one load for a short time.
 
-    front_s: the server's processor time outside lanes, a query. trip_s: median round trip, rest_s: pause
-    between two of them; NaN if full.
+    batch_s: mean time of a batch. queries: mean number of queries per batch.
+    front_s: the server's processor time outside lanes, per query.
+    trip_s: median round trip; NaN under full load. rest_s: pause between two round trips; NaN under full
+    load.
     """
 
     batch_s: float
@@ -105,20 +108,20 @@ class PathRounds:
         return self.path.latency
 
     def batch(self) -> BatchCost:
-        """The cost of batches beyond the profile."""
+        """Returns the cost of batches beyond the profile."""
         one, many = _middle(self.alone), _middle(self.full)
         batch_s = one.batch_s - _mean_s(self.latency, round(one.queries * self.rows))
         further_s = many.batch_s - batch_s - _mean_s(self.latency, round(many.queries * self.rows))
         return BatchCost(batch_s=batch_s, query_s=further_s / max(many.queries - 1, 1))
 
     def left_s(self) -> float:
-        """The part of a round trip that no counter of the server explains, seconds."""
+        """Returns the seconds of a round trip that no counter of the server explains."""
         one = _middle(self.alone)
         usual_s = one.batch_s * self.latency.median(self.rows) / _mean_s(self.latency, self.rows)
         return one.trip_s - usual_s - one.front_s
 
     def cooled(self) -> list[tuple[float, float]]:
-        """Pairs of pause and extra seconds of a round trip after it."""
+        """Returns pairs of a pause and the extra seconds of a round trip after it."""
         one = _middle(self.alone)
         return [(m.rest_s, m.trip_s - one.trip_s) for m in map(_middle, self.rested)]
 
@@ -130,7 +133,7 @@ def calibrate(
     rows: int,
     progress: Callable[[str], object] = lambda _: None,
 ) -> Costs:
-    """Measures all costs, 6 s a path. Raises LoadError.
+    """Measures all costs, at 6 s per path. Raises LoadError.
 
     rows: candidates of every request, the mean of the traffic.
     """
@@ -174,15 +177,15 @@ def calibrate(
 
 
 def front(found: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Fits turn_s and query_s to (queries in a batch, seconds a query) of each round."""
+    """Fits turn_s and query_s to (queries per batch, seconds per query) of each round."""
     queries, seconds = zip(*found, strict=True)
     query_s, turn_s = relative_line([1 / n for n in queries], seconds)
     return turn_s, query_s
 
 
 def relative_line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
-    """Fits y = a + b * x with the least relative error, a and b not negative; returns (a, b)."""
-    # a cost of nothing has no relative error
+    """Fits y = a + b * x with the least relative error, with a and b non-negative; returns (a, b)."""
+    # a cost of zero has no relative error
     scale = np.maximum(np.array(y, np.float64), 1e-9)
     scaled = np.stack((1 / scale, np.array(x, np.float64) / scale), axis=1)
     (a, b), _ = nnls(scaled, np.ones_like(scale))
@@ -212,7 +215,7 @@ class _Prober:
         return measured
 
     def rejections(self) -> float:
-        """Processor seconds of a rejected request, one of many connections."""
+        """Returns the processor seconds of a rejected request among many connections."""
         server = self._server
         expiring = [request.replace(LONG, SHORT, 1) for request in self._requests]
         found = []
@@ -223,10 +226,10 @@ class _Prober:
         return float(np.median(found))
 
     def _round(self, spacing_s: float | None, inside: bool) -> Round:
-        """Measures one request every spacing_s; or full load, if that is None."""
+        """Measures one request every spacing_s, or full load if that is None."""
         server, requests = self._server, self._requests
         before = read_counters(server.url)
-        # the processor time within the scrapes: they cost more than a request
+        # read processor time between the scrapes, which cost more than a request
         core_s, waited_s = core_seconds(server.pid)
         trip_s = float("nan")
         if spacing_s is None:
@@ -245,7 +248,7 @@ class _Prober:
             after.batches - before.batches,
             after.queries - before.queries,
         )
-        # the lane's clock went on while the process waited for a core, its processor time did not
+        # the lane's clock includes time in which the process waited for a core; its processor time does not
         lane_s = busy_s * core_s / (core_s + waited_s) if inside else 0.0
         front_s = max(core_s - lane_s - (after.tick_s - before.tick_s), 0.0) / queries
         rest_s = max((spacing_s or float("nan")) - trip_s, 0.0)
@@ -253,12 +256,12 @@ class _Prober:
 
 
 def _middle(rounds: Sequence[Round]) -> Round:
-    """The medians, which ignore a disturbed round."""
+    """Returns the medians, which are robust to a disturbed round."""
     return Round(*(float(np.median([getattr(r, f) for r in rounds])) for f in Round.__slots__))
 
 
 def _mean_s(latency: LatencyModel, rows: int) -> float:
-    """The mean of a lognormal with the profile's median and tail."""
+    """Returns the mean of a lognormal distribution with the profile's median and tail."""
     median_s = latency.median(rows)
     spread = log(latency.tail(rows) / median_s) / TAIL_DEVIATIONS
     return median_s * exp(spread * spread / 2)

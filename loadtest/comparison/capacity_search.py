@@ -1,7 +1,8 @@
-"""The search for capacity: the highest rate that meets the SLO, in geometric steps.
+"""Searches for capacity: the highest rate that meets the SLO, in geometric steps.
 
-Rates come out, verdicts go in, so that several searches can take turns in one run and noise hits all alike.
-Noise on the machine can only make a rate look too high: a rate counts as missed after `tries` misses.
+`rate` returns the next rate to try, `record` takes the verdict on it, so that several searches can take turns
+in one run and noise affects all of them alike. Noise on the machine can only make a rate look too high, so a
+rate counts as missed only after `tries` misses.
 """
 
 from __future__ import annotations
@@ -12,11 +13,10 @@ from math import sqrt
 
 @dataclass(slots=True)
 class CapacitySearch:
-    """A search for the highest rate that meets the SLO: grows, then bisects.
+    """A search for the highest rate that meets the SLO; grows, then bisects.
 
     first: the first rate. precision: ends when met and missed rates are within this factor.
-
-    tries: misses of a rate before it is given up. max_verdicts: verdicts in all.
+    tries: misses of a rate until it is given up. max_verdicts: maximum number of verdicts.
     """
 
     first: float
@@ -32,7 +32,7 @@ class CapacitySearch:
 
     @property
     def is_growing(self) -> bool:
-        """True while no rate was too high: a short run is enough."""
+        """Whether no rate was too high so far; a short run then suffices."""
         return self.missed is None
 
     @property
@@ -62,6 +62,6 @@ class CapacitySearch:
             self.missed = rate if self.missed is None else min(rate, self.missed)
 
     def _given_up(self, rate: float) -> bool | None:
-        """True if the rate was missed often enough; None if its last verdict was good."""
+        """Returns True if the rate was missed often enough; None if its last verdict was good."""
         verdicts = [met for r, met in self.verdicts if r == rate]
         return None if not verdicts or verdicts[-1] else len(verdicts) >= self.tries

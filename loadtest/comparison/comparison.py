@@ -1,9 +1,9 @@
-"""Compares routing policies on a live server: capacity, a ladder of loads, a step of load, in one run.
+"""Compares routing policies on a live server: capacity, a ladder of loads and a step of load, in one run.
 
-A server, a source of requests and the conditions go in; a `Trial` of each policy comes out, with the figures
-of every run. Policies take turns (A B C A B C), with the same requests at the same times, so that a noisy
-neighbor hits all of them alike. A run in which the driver itself was late is repeated, and discarded if it is
-late again.
+Given a server, a source of requests and the conditions, `PolicyComparison` collects a `Trial` for each
+policy, with the figures of every run. Policies take turns (A B C A B C) with the same requests at the same
+times, so that a noisy neighbor affects all of them alike. A run in which the driver itself was late is
+repeated, and discarded if it is late again.
 """
 
 from __future__ import annotations
@@ -49,9 +49,11 @@ HIGHEST_RATE = 20_000.0
 class Conditions:
     """The conditions of every run of a comparison.
 
-    slo_s: latency limit, from the intended departure to the end of the answer. margin_s: the part of it that
-    the client keeps for the network; the rest is sent as the budget. share: of requests that must be answered
-    in time. seconds: of a run; warmup_s: sent before it, not measured. sizes: None for the sizes of the data.
+    slo_s: latency limit, from the intended departure to the end of the answer.
+    margin_s: part of slo_s that the client reserves for the network; the rest is sent as the budget.
+    share: share of requests that must be answered in time.
+    seconds: measured duration of a run. warmup_s: unmeasured time before it.
+    sizes: None for the sizes of the data.
     max_lag_s: accepted 99th percentile of the driver's own lag.
     """
 
@@ -74,12 +76,15 @@ class Conditions:
 
 @dataclass(slots=True)
 class Trial:
-    """One policy's figures. tried: every run of its search; capacity: the highest rate that met the SLO.
+    """One policy's figures.
 
-    ladder: rate -> its runs. served: rate -> of each of them, median and 99th percentile in seconds of all
-    requests by the server's own histogram, which starts after a request is read. simulated: rate -> the
-    same on virtual lanes. spans: first and last moment of each run, of perf_counter, by rate and number of
-    the run. step, stepped: figures and outcome of the step of load.
+    tried: every run of its search. capacity: the highest rate that met the SLO.
+    ladder: rate -> its runs.
+    served: rate -> for each run, median and 99th percentile in seconds of all requests, from the server's own
+    histogram, which starts after a request is read.
+    simulated: rate -> the same figures on virtual lanes.
+    spans: rate and number of the run -> its first and last moment, by perf_counter.
+    step, stepped: figures and outcome of the step of load.
     """
 
     tried: list[Figures] = field(default_factory=list)
@@ -92,7 +97,7 @@ class Trial:
     stepped: Outcome | None = None
 
     def at(self, rate: float) -> Figures | None:
-        """The median run, by goodput, at a rate of the ladder."""
+        """Returns the median run, by goodput, at a rate of the ladder."""
         runs = sorted(self.ladder.get(rate, ()), key=lambda f: f.goodput)
         return runs[len(runs) // 2] if runs else None
 
@@ -101,9 +106,10 @@ Progress = Callable[[str], object]
 
 
 class PolicyComparison:
-    """Policies of one server under the same conditions. quality, accuracy: by path, from the server.
+    """Compares policies of one server under the same conditions.
 
-    costs: cost of serving beside the profile, once `calibrate` has measured it.
+    quality, accuracy: by path, from the server. costs: costs of serving beyond the profile, once `calibrate`
+    has measured them.
     """
 
     def __init__(
@@ -155,13 +161,15 @@ class PolicyComparison:
         return max(found)
 
     def calibrate(self, plan: Plan) -> None:
-        """Measures the costs of serving that `simulate` adds to the profile. Takes some seconds a path."""
+        """Measures the costs of serving that `simulate` adds to the profile. Takes several seconds per
+        path.
+        """
         rows, _ = self._requests(MEAN_SAMPLE, LADDER_SEED)
         mean = round(float(rows.mean()))
         self.costs = calibrate(plan, self.server, self._source, mean, self._progress)
 
     def run_ladder(self, rates: Sequence[float] | Mapping[str, Sequence[float]]) -> None:
-        """Runs every policy at every rate (or its own rates), as often as the conditions say."""
+        """Runs every policy at every rate (or at its own rates), as often as the conditions specify."""
         by_policy = rates if isinstance(rates, Mapping) else dict.fromkeys(self.trials, rates)
         for repeat in range(self.conditions.repeats):
             if repeat:
@@ -189,7 +197,7 @@ class PolicyComparison:
                 trial.simulated[rate] = self.simulate_run(whole, policy, rate)
 
     def completed(self, plan: Plan) -> Plan:
-        """The plan with the server's latencies and qualities where it has none."""
+        """Returns the plan, completed with latencies and qualities from the server."""
         return completed(plan, get_json(self.server.url, "/v1/paths")["paths"])
 
     def simulate_run(
@@ -203,7 +211,7 @@ class PolicyComparison:
     ) -> Figures:
         """Simulates one run of the ladder. Raises PlanError.
 
-        whole: the completed plan. costs: None: as calibrated. slowdown: of the server's core.
+        whole: the completed plan. costs: None: as calibrated. slowdown: slowdown of the server's core.
         """
         c = self.conditions
         seconds = c.warmup_s + c.seconds
@@ -230,7 +238,7 @@ class PolicyComparison:
                 trial.step = step_of(outcome, self.quality, up, down, base, factor)
 
     def _at(self, policy: str, rate: float, seconds: float, seed: int) -> Outcome | None:
-        """Runs at a rate, returns the outcome without its warm-up; None if it was discarded."""
+        """Runs at a rate; returns the outcome without its warm-up, or None if it was discarded."""
         self._progress(f"{policy} at {rate:.0f}/s")
         c = self.conditions
         due = self._due(rate, c.warmup_s + seconds, seed)
@@ -253,9 +261,9 @@ class PolicyComparison:
         return self.run_load(policy, self.prepared(due_s, seconds, seed))
 
     def prepared(self, due_s: F64, seconds: float, seed: int) -> Load:
-        """Builds requests at given times, for several runs.
+        """Builds requests at given times, to be sent in several runs.
 
-        due_s: float64 [requests], ascending, below `seconds`. seed: of the requests' rows.
+        due_s: float64 [requests], ascending, below `seconds`. seed: for the requests' rows.
         """
         c = self.conditions
         rows, body = self._requests(due_s.size, seed)
@@ -271,7 +279,7 @@ class PolicyComparison:
         )
 
     def run_load(self, policy: str, load: Load) -> Outcome | None:
-        """Sends a load, the warm-up included; None if the driver was late in every attempt."""
+        """Sends a load, including the warm-up; returns None if the driver was late in every attempt."""
         self.server.set_policy(policy)
         for _ in range(ATTEMPTS):
             outcome = run(self._target, load, Limits())

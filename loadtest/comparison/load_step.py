@@ -1,8 +1,8 @@
-"""Figures of a step of load and back: requests in time around each edge, time until quality adapts.
+"""Computes the figures of a step of load: requests in time around each edge, time until quality adapts.
 
-The `Outcome` of a run at a base rate, `factor` times it, and the base again goes in. The share in time is
-taken over the 10 s around each edge, with rejections (429) apart: after an early rejection a client can go
-elsewhere, after a late answer it cannot.
+The input is the `Outcome` of a run at a base rate, `factor` times that, and the base rate again. The share in
+time covers the 10 s around each edge. Rejections (429) are counted separately: after an early rejection a
+client can go elsewhere, after a late answer it cannot.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ ARRIVED = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """Shares of the requests around one edge. refused: rejected; late: or expired; ok_of_taken: in time of
-    those not rejected. Names are the keys of the JSON results.
+    """Shares of the requests around one edge. Names are the keys of the JSON results.
+
+    refused: rejected. late: late or expired. ok_of_taken: share in time among those not rejected.
     """
 
     ok: float
@@ -41,9 +42,8 @@ class Step:
     """The figures of a step of load.
 
     up, down: around the two edges. before, high, after: figures of the three parts.
-
-    bent_s: from the step up until quality had adapted; returned_s: from the step back until it was as
-    before. 0 if quality did not change, None if it had not returned by the end.
+    bent_s: time from the step up until quality had adapted. returned_s: time from the step down until quality
+    had recovered. Both are 0 if quality did not change, and None if it had not recovered by the end.
     """
 
     base: float
@@ -60,8 +60,8 @@ class Step:
 def step_of(
     outcome: Outcome, quality: Mapping[str, float], up_s: float, down_s: float, base: float, factor: float
 ) -> Step:
-    """Computes the figures of a run with `base` requests/s before up_s and after down_s, `factor` times that
-    between.
+    """Computes the figures of a run at `base` requests/s before up_s and after down_s, and `factor` times
+    that between.
     """
     before = figures(outcome.between(up_s - AROUND_S, up_s), quality)
     high = figures(outcome.between((up_s + down_s) / 2, down_s), quality)
@@ -100,7 +100,9 @@ def _edge(outcome: Outcome, at_s: float) -> Edge:
 def _reached(
     outcome: Outcome, quality: Mapping[str, float], from_s: float, to_s: float, goal: float, change: float
 ) -> float | None:
-    """Seconds from from_s until smoothed mean quality is within a tenth of the change from its goal."""
+    """Returns the seconds from from_s until smoothed mean quality is within a tenth of the change from its
+    goal.
+    """
     if abs(change) < NO_CHANGE:
         return 0.0
     edges, mean = quality_by_time(outcome.between(from_s, to_s), quality)
@@ -111,7 +113,8 @@ def _reached(
 
 
 def quality_by_time(outcome: Outcome, quality: Mapping[str, float]) -> tuple[F64, F64]:
-    """Mean quality over time: starts of bins of 0.1 s, and the mean over the rows answered of each.
+    """Returns mean quality over time: the starts of bins of 0.1 s, and the mean over the rows answered in
+    each.
 
     A bin without answers has its predecessor's value.
     """

@@ -1,7 +1,6 @@
-"""A live server of one plan whose routing policy is switched while it runs.
+"""Runs a live server of one plan, whose routing policy can be switched while it runs.
 
-A plan goes in, a URL comes out. Switching, as an operator would do it, gives all policies the same process,
-memory and warm caches.
+Switching, as an operator would do it, gives all policies the same process, memory and warm caches.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class PolicyServer:
     def __init__(
         self, plan: Plan, policies: Sequence[str], cores: Set[int], settings: Mapping[str, object]
     ) -> None:
-        """plan: its bundles as paths relative to the working directory, or absolute."""
+        """Takes a plan whose bundles are paths relative to the working directory, or absolute."""
         self.policies = tuple(policies)
         self._plan = plan
         self._cores = cores
@@ -53,15 +52,15 @@ class PolicyServer:
         self._child: ServerProcess | None = None
 
     def __enter__(self) -> PolicyServer:
-        """Raises StartFailed."""
+        """Starts the server. Raises StartFailed."""
         paths = tuple(p.model_copy(update={"bundle": p.bundle.resolve()}) for p in self._plan.paths)
         with tempfile.TemporaryDirectory(prefix="polyrec-bench-") as folder:
             file = Path(folder) / "plan.json"
             save_plan(self._plan.model_copy(update={"paths": paths}), file)
-            # each change of policy would be logged
+            # error level only, because each change of policy would be logged
             options = {"drain_grace_s": 0, "plan": file, "admin_token": self._token, "log_level": "error"}
             affinity = os.sched_getaffinity(0)
-            os.sched_setaffinity(0, self._cores)  # which a child inherits
+            os.sched_setaffinity(0, self._cores)  # inherited by the child
             try:
                 self._child = start(self._settings | options)
             finally:

@@ -1,8 +1,8 @@
-"""Simulated runs in the form of measured ones.
+"""Simulates runs and returns them in the form of measured ones.
 
-A plan, a policy and a schedule go in, an `Outcome` like a measured one comes out, so that the same code makes
-the figures of both. Latency models and qualities that the plan lacks are taken from the live server, which
-measured them when it loaded.
+Given a plan, a policy and a schedule, `simulated` returns an `Outcome` like that of a measured run, so that
+the same code computes the figures of both. Latency models and qualities missing from the plan come from the
+live server, which measured them when it loaded.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def simulated(
 ) -> Outcome:
     """Simulates one run. Raises PlanError for a path without figures.
 
-    slo_s: the client's limit; sent_budget_s: the budget in the request; costs: None takes the plan's.
+    slo_s: the client's limit. sent_budget_s: the budget in the request. costs: None: the plan's.
     slowdown: of the core, from the start of the schedule.
     """
     paths, lanes = specs(plan)

@@ -1,7 +1,7 @@
-"""A closed loop: a number of connections, each sending its next request when it has its answer.
+"""Drives a server in a closed loop: each connection sends its next request when it has its answer.
 
-Whole requests go in, the number of answers comes out. It measures what a server spends while it is never
-idle; latency under load is for the open loop (loadtest/drivers/open_loop.py).
+It measures the cost per request of a server that is never idle. To measure latency under load, use the open
+loop (loadtest/drivers/open_loop.py).
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ ANSWERED = frozenset({200})
 def closed_loop(
     url: str, requests: Sequence[bytes], connections: int, seconds: float, statuses: Set[int] = ANSWERED
 ) -> int:
-    """Sends for `seconds`, returns the number of answers. Raises LoadError at the first answer of a status
-    that is not in `statuses`.
+    """Sends for `seconds`; returns the number of answers.
+
+    requests: whole HTTP requests. Raises LoadError at the first answer whose status is not in `statuses`.
     """
     return asyncio.run(_closed_loop(url, requests, connections, seconds, statuses))
 

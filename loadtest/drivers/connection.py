@@ -1,7 +1,7 @@
-"""HTTP/1.1 connections of a load driver: requests go in by number, answers come out by number.
+"""Implements the HTTP/1.1 connections of a load driver; requests and answers are identified by number.
 
-One request is in flight on a connection, so no request waits for another of the driver. A request takes
-the connection that has been idle longest; when all are busy another is opened, up to a limit, past which
+One request is in flight per connection, so no request waits for another one of the driver. A request takes
+the connection that has been idle longest. When all are busy, another is opened, up to a limit beyond which
 requests wait in order. Nothing is sent twice.
 """
 
@@ -25,11 +25,13 @@ DEGRADED = b'"degraded":true'
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The end of one request. status: HTTP, or NO_ANSWER with the reason in `error`.
+    """The end of one request.
 
-    path: header X-Polyrec-Path, empty without one. degraded: the body says that quality was degraded;
-    found by its bytes, since parsing every answer would make the driver late. body: only if the pool keeps
-    bodies.
+    status: HTTP status, or NO_ANSWER with the reason in `error`.
+    path: header X-Polyrec-Path, empty if absent.
+    degraded: whether the body says that quality was degraded; found by a byte search, since parsing every
+    answer would make the driver late.
+    body: only if the pool keeps bodies.
     """
 
     status: int
@@ -44,14 +46,14 @@ Answered = Callable[[int, Answer], None]
 
 
 class LoadError(PolyrecError):
-    """A load test that cannot start, or whose figures would be wrong."""
+    """Raised for a load test that cannot start, or whose figures would be wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
     """The address of requests, and the headers that they share.
 
-    url: `http://host[:port]/path[?query]`; headers are added to each request as they are.
+    url: `http://host[:port]/path[?query]`. headers: added to each request as they are.
     """
 
     url: str
@@ -75,7 +77,9 @@ class Target:
         return cast(str, parts.hostname), parts.port or 80
 
     def request(self, body: bytes | None, headers: Mapping[str, str] | None = None) -> bytes:
-        """One whole request: POST with a body, GET without. headers: of this request alone."""
+        """Returns one whole request: POST with a body, GET without. headers: additional headers of this
+        request.
+        """
         parts = urlsplit(self.url)
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         lines = [f"{'GET' if body is None else 'POST'} {path} HTTP/1.1", f"Host: {parts.netloc}"]
@@ -86,7 +90,7 @@ class Target:
 
 
 class Connection(asyncio.Protocol):
-    """One keep-alive connection; httptools calls it back as an answer comes in."""
+    """One keep-alive connection; httptools calls its methods as an answer arrives."""
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
@@ -120,7 +124,7 @@ class Connection(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         if self.pool.bodies:
             self._body.append(body)
-        # an answer may be split inside the pattern
+        # keep the tail, because an answer may be split inside the pattern
         whole = self._tail + body if self._tail else body
         if DEGRADED in whole:
             self._degraded = True
@@ -148,8 +152,8 @@ class Connection(asyncio.Protocol):
 class Pool:
     """Sends requests to one target and reports how each ended.
 
-    limit: the most connections open at once. held_back: requests that found all of them busy. bodies:
-    keep the bodies of answers.
+    limit: maximum number of open connections. held_back: number of requests that found all of them busy.
+    bodies: whether to keep the bodies of answers.
     """
 
     def __init__(self, target: Target, limit: int, answered: Answered, bodies: bool = False) -> None:
@@ -172,7 +176,7 @@ class Pool:
         host, port = self._address
         try:
             first = await self._connect()
-            # a name is looked up once, not again for each connection opened under load
+            # resolve the name once, not for each connection opened under load
             self._address = first.transport.get_extra_info("peername")[:2]
             await asyncio.gather(*(self._connect() for _ in range(min(connections, self.limit) - 1)))
         except OSError as e:
@@ -188,7 +192,7 @@ class Pool:
             self.held_back += 1
 
     def release(self, connection: Connection) -> None:
-        """Gives the idle connection the next waiting request, or keeps it for one."""
+        """Gives the idle connection to the next waiting request, or keeps it for a later one."""
         if self._waiting:
             connection.send(*self._waiting.popleft())
         else:

@@ -1,8 +1,8 @@
-"""A load: the requests of a run of the open-loop driver, and their departure times.
+"""Defines a load: the requests of one run of the open-loop driver, and their departure times.
 
-Arrival times, sizes and queries go in, drawn from seeds beforehand; one `Load` comes out, ready to be sent.
-Requests are built before the clock starts if they fit in memory: a driver that builds requests while it
-reads answers would be late, and blame the server.
+Arrival times, sizes and queries are drawn from seeds beforehand. Requests are built before the clock starts
+if they fit in memory, because a driver that builds requests while it reads answers would be late, and blame
+the server.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Load:
     """The requests of one run, ready to be sent.
 
     due_s: float64 [requests], seconds from the start, ascending, all below `seconds`.
-    rows: int64 [requests], 1 if unknown: then rows/s are requests/s.
-    budget_s: float64 [requests], infinite without one.
-    payload: request number -> the bytes that go out, called just ahead of the departure.
+    rows: int64 [requests]; 1 if unknown, in which case rows/s are requests/s.
+    budget_s: float64 [requests], infinite without a budget.
+    payload: request number -> the bytes to send; called just before the departure.
     """
 
     due_s: F64
@@ -57,10 +57,12 @@ def load_of(
     sent_budget_s: float | F64 | None = None,
     prepare: bool = False,
 ) -> Load:
-    """Builds a load with one body a request. budget_s: of all, or of each; sent as a header.
+    """Builds a load with one body per request.
 
-    sent_budget_s: the budget in the header, if a client keeps a part of its budget for the network. prepare:
-    build all requests now, unless they take over a gigabyte. Raises LoadError: a budget that is not above 0.
+    budget_s: of all requests, or of each; sent as a header.
+    sent_budget_s: budget in the header, if the client reserves part of its budget for the network.
+    prepare: builds all requests now, unless they take over a gigabyte.
+    Raises LoadError for a budget that is not above 0.
     """
     n = due_s.size
     limit = np.full(n, np.inf) if budget_s is None else np.broadcast_to(np.asarray(budget_s, float), n).copy()

@@ -1,12 +1,12 @@
-"""MLPerf LoadGen drives a Polyrec server: its Server scenario, with DLRM-v2's query sizes, over HTTP.
+"""Drives a Polyrec server with MLPerf LoadGen: its Server scenario, with DLRM-v2's query sizes, over HTTP.
 
     python -m polyrec.loadtest.drivers.loadgen http://127.0.0.1:8000 --bundle runs/demo/table --qps 200 \
         --slo-ms 60
 
 LoadGen decides when each query is issued (Poisson, by its own clock) and whether the run is valid. A sample
 is one query; its ranking of 100 to 700 candidates (polyrec.planner.traffic) is built beforehand. LoadGen
-issues from a thread of its own; an asyncio loop beside it sends and reports completions. Needs
-mlcommons-loadgen, of the extra `loadtest`.
+issues queries from its own thread; an asyncio loop beside it sends them and reports completions. Requires
+mlcommons-loadgen, from the extra `loadtest`.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ SWITCH_S = 5e-5
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """LoadGen's verdict on a run. reasons: of an invalid one. Latencies of all queries, in milliseconds.
+    """LoadGen's verdict on a run.
 
-    failed: queries without a 2xx answer, which LoadGen counts as completed: it knows no statuses.
+    reasons: why a run is invalid. Latencies are of all queries, in milliseconds.
+    failed: queries without a 2xx answer, which LoadGen counts as completed because it ignores statuses.
     """
 
     valid: bool
@@ -76,7 +77,7 @@ class Sender:
         self._thread = threading.Thread(target=self._run, name="sending", daemon=True)
 
     def __enter__(self) -> Sender:
-        """Raises LoadError if no server listens."""
+        """Starts the loop. Raises LoadError if no server listens."""
         self._thread.start()
         self._ready.wait()
         if self._error is not None:
@@ -90,7 +91,7 @@ class Sender:
     def issue(self, samples: Sequence[Any]) -> None:
         """Sends queries; called by LoadGen."""
         for sample in samples:
-            # identifiers are addresses, which no array could be numbered by
+            # sample ids are addresses, too sparse to index an array
             self._loop.call_soon_threadsafe(self._send, sample.id, sample.index)
 
     def _send(self, identifier: int, index: int) -> None:
@@ -121,7 +122,7 @@ class Sender:
 
 
 def loadgen() -> Any:
-    """Imports the library. Raises PolyrecError where it is not installed."""
+    """Imports the library. Raises PolyrecError if it is not installed."""
     try:
         import mlperf_loadgen
     except ImportError:
@@ -140,7 +141,7 @@ def drive(
     connections: int = 64,
     seed: int = 0,
 ) -> Verdict:
-    """Runs the Server scenario for at least `seconds`; valid with 99% of the queries within slo_s."""
+    """Runs the Server scenario for at least `seconds`; it is valid if 99% of the queries end within slo_s."""
     lg = loadgen()
     settings = lg.TestSettings()
     settings.scenario = lg.TestScenario.Server
@@ -160,7 +161,7 @@ def drive(
     count = len(requests)
     interval = sys.getswitchinterval()
     with Sender(target, requests, connections) as sender:
-        # LoadGen's thread would wait 5 ms for the interpreter while answers are read
+        # otherwise LoadGen's thread would wait 5 ms for the interpreter while answers are read
         sys.setswitchinterval(SWITCH_S)
         sut = lg.ConstructSUT(sender.issue, lambda: None)
         qsl = lg.ConstructQSL(count, count, lambda samples: None, lambda samples: None)
@@ -234,7 +235,9 @@ def _requests(args: argparse.Namespace, target: Target) -> list[bytes]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0 for a valid run, 2 for a user's mistake, 4 for an invalid run."""
+    """Runs LoadGen; returns the exit status: 0 for a valid run, 2 for a user's mistake, 4 for an invalid
+    run.
+    """
     args = _parser().parse_args(argv)
     url = args.url.rstrip("/")
     try:
@@ -276,7 +279,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _served(url: str) -> Buckets | None:
-    """The server's own latency histogram of rankings; None if it is no Polyrec server."""
+    """Returns the server's own latency histogram of rankings; None if it is not a Polyrec server."""
     try:
         return request_buckets(url, endpoint="rank")
     except (OSError, ValueError):

@@ -1,12 +1,12 @@
-"""The open-loop driver: sends requests at scheduled times, without waiting for answers.
+"""Drives a server in an open loop: sends requests at scheduled times, without waiting for answers.
 
-A `Load` goes in, an `Outcome` comes out. Latency runs from the *intended* departure, so that a stall counts
-for every request that it delays (no coordinated omission). The driver also measures its own lag, and figures
-are not reported if it was late.
+`drive` sends a `Load` and returns an `Outcome`. Latency runs from the *intended* departure, so that a stall
+counts for every request that it delays (no coordinated omission). The driver also measures its own lag, and
+figures are not reported if it was late.
 
-asyncio and uvloop count timers in whole milliseconds, and a process that slept is woken when the scheduler
-finds the time. The driver therefore sleeps only in longer gaps, until ten milliseconds before a departure,
-and polls the loop from there: it keeps a core busy, which the server should not use.
+asyncio and uvloop round timers to whole milliseconds, and a sleeping process is woken only when the scheduler
+gets to it. So the driver sleeps only in longer gaps, until ten milliseconds before a departure, and polls the
+loop from there. This keeps a core busy, which the server should not use.
 
 `polyrec load` is its command line.
 """
@@ -36,8 +36,9 @@ POLLED_S = 0.02
 class Limits:
     """Limits of the driver.
 
-    connections: opened beforehand; more are as requests overlap, up to max_connections. Requests that find
-    those busy wait, with their latency running. grace_s: wait for answers after the last departure.
+    connections: number opened beforehand; more are opened as requests overlap, up to max_connections.
+    Requests that find all of them busy wait, with their latency running.
+    grace_s: maximum wait for answers after the last departure.
     """
 
     connections: int = 16
@@ -52,8 +53,8 @@ class Limits:
 class Answers:
     """Collects the answers to a load, as arrays by request.
 
-    start_s: the schedule's zero, by perf_counter. finished: set once every request has ended. bodies: filled
-    with the body of each answer, if given.
+    start_s: time zero of the schedule, by perf_counter. finished: set once every request has ended.
+    bodies: if given, filled with the body of each answer.
     """
 
     def __init__(self, load: Load, bodies: dict[int, bytes] | None) -> None:
@@ -85,7 +86,9 @@ class Answers:
             self.finished.set()
 
     def outcome(self, lag_s: F64, pool: Pool, grace_s: float) -> Outcome:
-        """The outcome so far. lag_s: delay of each departure. grace_s: waited for answers after the last."""
+        """Returns the outcome so far. lag_s: delay of each departure. grace_s: time waited after the last
+        departure.
+        """
         for index in np.flatnonzero(self._status == NO_ANSWER).tolist():
             self._errors.setdefault(index, f"no answer within {grace_s:g} s of the end")
         return Outcome(
@@ -98,7 +101,7 @@ class Answers:
             self._path,
             tuple(name.decode("latin-1") for name in list(self._paths)[1:]),
             self._degraded,
-            # a copy: closing the pool reports what is still in flight as lost
+            # copy, because closing the pool reports requests in flight as lost
             dict(self._errors),
             0.0,
             self._load.seconds,
@@ -136,10 +139,10 @@ async def drive(
 
 
 async def _until(moment: float, nap: bool) -> None:
-    """Returns at `moment` of perf_counter; gives the loop at least one turn, so that answers are read.
+    """Returns at `moment` of perf_counter; yields to the loop at least once, so that answers are read.
 
-    nap: sleep between polls, for the real-time class: Linux takes 50 ms of each second from a process of it
-    that never sleeps.
+    nap: sleeps between polls, for the real-time class: Linux takes 50 ms of every second from a real-time
+    process that never sleeps.
     """
     while True:
         left = moment - perf_counter()
@@ -151,7 +154,7 @@ async def _until(moment: float, nap: bool) -> None:
 
 
 def run(target: Target, load: Load, limits: Limits, bodies: dict[int, bytes] | None = None) -> Outcome:
-    """Runs `drive` on a loop of its own, without the garbage collector."""
+    """Runs `drive` on a new event loop, without the garbage collector."""
     gc.collect()
     gc.freeze()
     gc.disable()

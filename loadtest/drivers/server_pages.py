@@ -1,4 +1,4 @@
-"""Pages of a live server that a load test reads: paths and their quality, plan, metrics."""
+"""Reads the pages of a live server that a load test needs: paths and their quality, plan, metrics."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def get_json(url: str, page: str) -> Any:
 
 
 def path_qualities(url: str) -> tuple[dict[str, float], dict[str, float]]:
-    """Quality and accuracy by path, from /v1/paths; without paths that have no figure."""
+    """Returns quality and accuracy by path, from /v1/paths, without paths that lack the figure."""
     paths = get_json(url, "/v1/paths")["paths"]
     quality, accuracy = (
         {path["name"]: float(path[key]) for path in paths if path.get(key) is not None}
@@ -35,7 +35,7 @@ def path_qualities(url: str) -> tuple[dict[str, float], dict[str, float]]:
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """A Prometheus histogram. edges: float64 [buckets], upper ones, the last infinite."""
+    """A Prometheus histogram. edges: float64 [buckets], upper edges, the last one infinite."""
 
     edges: F64
     counts: F64
@@ -45,11 +45,13 @@ class Buckets:
         return int(self.counts.sum())
 
     def __sub__(self, before: Buckets) -> Buckets:
-        """The difference to an earlier scrape; a server that had counted nothing yet had no buckets."""
+        """Returns the difference from an earlier scrape, which has no buckets if nothing was counted yet."""
         return Buckets(self.edges, self.counts - before.counts) if before.edges.size else self
 
     def quantile(self, q: float) -> float:
-        """The q-quantile in seconds, linear within a bucket as in histogram_quantile; NaN without counts."""
+        """Returns the q-quantile in seconds, linear within a bucket as in histogram_quantile; NaN without
+        counts.
+        """
         ends = np.cumsum(self.counts)
         if not ends.size or not ends[-1]:
             return float("nan")
@@ -73,29 +75,31 @@ class MetricSamples:
 
     @property
     def models(self) -> list[str]:
-        """Names of the models, the default first; empty for a server of one, whose series carry none."""
+        """Names of the models, the default first; empty for a server of one model, whose series have no
+        model label.
+        """
         named = (labels.get("model") for labels, _ in self.series("polyrec_path_value"))
         return list(dict.fromkeys(name for name in named if name is not None))
 
     def of_model(self, model: str) -> MetricSamples:
-        """The series of one of several models, and those of the whole server."""
+        """Returns the series of one of several models, and those of the whole server."""
         found = MetricSamples("")
         for name, series in self._series.items():
             found._series[name] = [one for one in series if one[0].get("model", model) == model]
         return found
 
     def series(self, name: str, **labels: str) -> Iterator[tuple[dict[str, str], float]]:
-        """(labels, value) of each series of that name that carries `labels`."""
+        """Yields (labels, value) of each series with that name and `labels`."""
         for found, value in self._series.get(name, ()):
             if labels.items() <= found.items():
                 yield found, value
 
     def total(self, name: str, **labels: str) -> float:
-        """The sum of these series; 0 if there are none."""
+        """Returns the sum of the matching series; 0 if there are none."""
         return sum(value for _, value in self.series(name, **labels))
 
     def buckets(self, name: str, **labels: str) -> Buckets:
-        """The histogram `name`, summed over these series."""
+        """Returns the histogram `name`, summed over the matching series."""
         found: dict[float, float] = {}
         for series, value in self.series(f"{name}_bucket", **labels):
             edge = float(series["le"])
@@ -110,7 +114,7 @@ def metrics_page(url: str) -> str:
 
 
 def _fetch(address: str) -> bytes:
-    """Fetches a page. Raises OSError, also if what answers does not speak HTTP, or ValueError."""
+    """Fetches a page. Raises ValueError, or OSError, also if the answer is not HTTP."""
     try:
         with urllib.request.urlopen(address, timeout=TIMEOUT_S) as answer:
             content: bytes = answer.read()
@@ -125,7 +129,7 @@ def read_metrics(url: str) -> MetricSamples:
 
 
 def request_buckets(url: str, **labels: str) -> Buckets:
-    """polyrec_request_seconds, all series with these labels together."""
+    """Reads polyrec_request_seconds, summed over all series with these labels."""
     return read_metrics(url).buckets("polyrec_request_seconds", **labels)
 
 
@@ -133,14 +137,16 @@ def request_buckets(url: str, **labels: str) -> Buckets:
 class ServerCounters:
     """Counters of a server at one moment, and its plan.
 
-    tiers: memory tier -> embedding rows looked up there, and found. plan: in words, for the reader.
+    tiers: memory tier -> (embedding rows looked up, rows found). plan: described in words.
     """
 
     tiers: dict[str, tuple[float, float]]
     plan: str
 
     def hits_since(self, before: ServerCounters) -> dict[str, tuple[float, float]]:
-        """Tier -> rows looked up since, and the hit rate; without tiers that had no look-ups."""
+        """Returns, per tier, the rows looked up since `before` and their hit rate, omitting tiers without
+        look-ups.
+        """
         found = {}
         for tier, (lookups, hits) in self.tiers.items():
             lookups_before, hits_before = before.tiers.get(tier, (0.0, 0.0))

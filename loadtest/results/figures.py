@@ -1,8 +1,8 @@
-"""Service-level figures of a run: an `Outcome` and the quality of each path in, shares and rates out.
+"""Computes the service-level figures of a run from its `Outcome` and the quality of each path.
 
-Goodput counts rows answered within their budget, a second of the schedule. Information weighs each of them
-with the quality of the path that answered, since the labels are not known while serving; correct predictions
-(MP-Rec, ASPLOS'23, section 5) weigh them with its accuracy.
+Goodput counts rows answered within their budget, per second of the schedule. Information weights each of them
+with the quality of the path that answered, since the labels are unknown while serving. Correct predictions
+(MP-Rec, ASPLOS'23, section 5) weight them with its accuracy.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ MIN_IN_SLICE = 50
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Shares are of all requests. Latencies are of answers (2xx), from the intended departure.
+    """Service-level figures. Names are the keys of the JSON results.
 
-    rate: requests/s as due. goodput: rows/s within budget. information: rows/s, weighed by quality; quality:
-    mean over those rows, None if a path's is unknown. correct: rows/s, weighed by accuracy. mix: path ->
-    share of the rows that were answered. refused: rejected with 429. Names are the keys of the JSON results.
+    Shares are of all requests. Latencies are of answers (2xx), from the intended departure.
+    rate: requests/s due. goodput: rows/s within budget. information: rows/s, weighted by quality.
+    quality: mean over those rows, None if a path's quality is unknown. correct: rows/s, weighted by accuracy.
+    mix: path -> share of the answered rows. refused: rejected with 429.
     """
 
     requests: int
@@ -50,7 +51,9 @@ class Figures:
     mix: dict[str, float]
 
     def meets_slo(self, slo_s: float, share: float = 0.99) -> bool:
-        """True if p99 of the answers is within slo_s, and `share` of all requests were answered in time."""
+        """Returns whether p99 of the answers is within slo_s, and `share` of all requests were answered in
+        time.
+        """
         return self.p99_ms is not None and self.p99_ms <= 1e3 * slo_s and self.ok >= share
 
 
@@ -106,7 +109,7 @@ def _rows_by_path(outcome: Outcome, of: NDArray[np.bool_]) -> F64:
 
 
 def _weighed(rows: F64, paths: Sequence[str], figure: Mapping[str, float]) -> float | None:
-    """Rows weighed by a figure of their path; None if a path that answered has none."""
+    """Sums rows weighted by a figure of their path; None if a path that answered lacks it."""
     used = [(r, figure.get(path)) for r, path in zip(rows.tolist(), paths, strict=True) if r]
     if any(a is None for _, a in used):
         return None
@@ -115,11 +118,12 @@ def _weighed(rows: F64, paths: Sequence[str], figure: Mapping[str, float]) -> fl
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """A run in slices of equal length. All [slices], NaN without data.
+    """A run in slices of equal length. All arrays are [slices], NaN without data.
 
-    at_s: the middle of each. latency_ms: [percentiles, slices], of the answers due in it.
+    at_s: middle of each slice. latency_ms: [percentiles, slices], of the answers due in it.
     rate: requests/s due. fates: [Fate, slices], requests/s. mix: [paths, slices], share of rows answered.
-    goodput: rows/s in budget. quality: mean over those rows. in_flight: requests out at the slice's end.
+    goodput: rows/s in budget. quality: mean over those rows. in_flight: requests in flight at the slice's
+    end.
     """
 
     at_s: F64
@@ -136,7 +140,7 @@ class Timeline:
 
 
 def timeline(outcome: Outcome, quality: Mapping[str, float], slices: int = 120) -> Timeline:
-    """Cuts a run into slices by intended departure, so that rejections count where requests arrived."""
+    """Splits a run into slices by intended departure, so that rejections count where requests arrived."""
     slices = max(1, min(slices, outcome.due_s.size // MIN_IN_SLICE))
     edges = np.linspace(outcome.begin_s, outcome.end_s, slices + 1)
     slice_s = float(edges[1] - edges[0])

@@ -1,7 +1,7 @@
-"""A log-linear histogram of latencies like HdrHistogram: buckets of the same relative width.
+"""Computes log-linear histograms of latencies like HdrHistogram, with buckets of equal relative width.
 
-Latencies in, counts by bucket out: small enough for a JSON file, exact enough (3%) to merge runs and compute
-any percentile of them, which percentiles of single runs do not allow.
+They are small enough for a JSON file, and precise enough (3%) to merge runs and compute any percentile of
+all, which the percentiles of single runs do not allow.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ UNIT_S = 1e-6
 
 
 def histogram(latency_s: F64) -> dict[str, Any]:
-    """Counts latencies: {"upper_ms": upper edges of the buckets that are not empty, "count": of each}."""
+    """Counts latencies: {"upper_ms": upper edges of the non-empty buckets, "count": of each}."""
     upper, counts = np.unique(upper_edges(latency_s), return_counts=True)
     return {"upper_ms": np.round(1e3 * upper, 6).tolist(), "count": counts.tolist()}
 
 
 def upper_edges(latency_s: F64) -> F64:
-    """The upper edge, in seconds, of the bucket of each value: at least it, at most 1/32 above."""
+    """Returns the upper edge, in seconds, of each value's bucket: at least the value, at most 1/32 above
+    it.
+    """
     units = np.maximum(np.asarray(latency_s, np.float64) / UNIT_S, 1.0)
     octave = np.floor(np.log2(units))
     step = np.ceil((units / 2.0**octave - 1) * STEPS)

@@ -1,8 +1,8 @@
-"""The outcome of an open-loop run: arrays over its requests, and the latency report made of them.
+"""Holds the outcome of an open-loop run, as arrays over its requests, and computes its latency report.
 
-Service-level figures and curves over time are made in loadtest/results/figures.py. A report of a run in
-which the driver itself was late would blame the server for the client's delay: `report` refuses it unless
-the caller accepts that lag.
+Service-level figures and curves over time are computed in loadtest/results/figures.py. If the driver itself
+was late, a report would blame the server for the client's delay, so `report` refuses unless the caller
+accepts that lag.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ NO_PATH = -1
 
 
 class DriverTooSlow(LoadError):
-    """The load driver could not keep its schedule."""
+    """Raised when the load driver could not keep its schedule."""
 
 
 class Fate(IntEnum):
-    """The end of a request: a status of the contract; for 2xx, in budget or not."""
+    """How a request ended: the meaning of its status; 2xx answers are split by budget."""
 
     OK = 0
     LATE = 1
@@ -42,13 +42,13 @@ _FATE_OF_STATUS = {429: Fate.REJECTED, 504: Fate.EXPIRED, 503: Fate.UNAVAILABLE}
 class Outcome:
     """The requests of a run, in the order of the schedule.
 
-    due_s: intended departure, from the start. lag_s: delay by the driver itself.
-    latency_s: from due to the end of the answer, NaN without one. status: HTTP, or 0 for no answer.
+    due_s: intended departure, from the start. lag_s: delay caused by the driver itself.
+    latency_s: from due_s to the end of the answer, NaN without one. status: HTTP status, or 0 for no answer.
     rows, budget_s: as sent (one row if unknown, infinite without a budget).
-    path: int16, position in `paths` of the path that answered, or NO_PATH. degraded: by the answer.
+    path: int16, index into `paths` of the path that answered, or NO_PATH. degraded: as the answer says.
     errors: request number -> reason for no answer. begin_s, end_s: the time that the schedule covers.
-    connections: open at the end; held_back: requests of the whole run that found all of them busy.
-    started_s: the schedule's zero, by perf_counter; 0 for a simulated run.
+    connections: open at the end. held_back: requests of the whole run that found all connections busy.
+    started_s: time zero of the schedule, by perf_counter; 0 for a simulated run.
     """
 
     due_s: F64
@@ -78,7 +78,7 @@ class Outcome:
 
     @property
     def fate(self) -> NDArray[np.int8]:
-        """A `Fate` for each request, int8 [requests]."""
+        """The `Fate` of each request, int8 [requests]."""
         fate = np.full(self.due_s.size, Fate.OTHER, np.int8)
         for status, meaning in _FATE_OF_STATUS.items():
             fate[self.status == status] = meaning
@@ -87,7 +87,7 @@ class Outcome:
         return fate
 
     def between(self, begin_s: float, end_s: float) -> Outcome:
-        """The requests due in [begin_s, end_s)."""
+        """Returns the requests due in [begin_s, end_s)."""
         first, end = np.searchsorted(self.due_s, (begin_s, end_s)).tolist()
         part = slice(first, end)
         return replace(
@@ -106,12 +106,13 @@ class Outcome:
         )
 
     def since(self, start_s: float) -> Outcome:
-        """The requests due from start_s on: the run after its warm-up."""
+        """Returns the requests due from start_s on, which is the run after its warm-up."""
         return self.between(start_s, np.inf)
 
     def require_punctual(self, max_lag_s: float) -> float:
-        """Returns the 99th percentile of the driver's own lag. Raises DriverTooSlow if it is over max_lag_s,
-        LoadError if no request was due.
+        """Returns the 99th percentile of the driver's own lag.
+
+        Raises DriverTooSlow if it is over max_lag_s, LoadError if no request was due.
         """
         n = self.due_s.size
         if not n:
@@ -127,8 +128,11 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Latency figures of a run. Percentiles are of answers with a 2xx status, not interpolated; all other
-    requests are errors, counted in `failures`. rate: requests per second of the schedule.
+    """Latency figures of a run.
+
+    Percentiles are of answers with a 2xx status, not interpolated. All other requests are errors, counted in
+    `failures`.
+    rate: requests per second of the schedule.
     """
 
     requests: int
@@ -171,12 +175,14 @@ def report(outcome: Outcome, max_lag_s: float = 0.001) -> Report:
 
 
 def percentiles_ms(latency_s: F64) -> tuple[float | None, ...]:
-    """The 50th, 90th, 99th, 99.9th percentile and the maximum, in milliseconds; None without latencies."""
+    """Returns the 50th, 90th, 99th, 99.9th percentile and the maximum, in milliseconds; None without
+    latencies.
+    """
     return tuple(
         round(1e3 * percentile(latency_s, q), 3) if latency_s.size else None for q in (50, 90, 99, 99.9, 100)
     )
 
 
 def percentile(values: F64, q: float) -> float:
-    """A percentile that is one of the values; between two the higher."""
+    """Returns a percentile that is one of the values; the higher one between two."""
     return float(np.percentile(values, q, method="higher"))

@@ -1,6 +1,6 @@
-"""SLO counters by kind of request, for the columns that Locust's own table lacks.
+"""Counts SLO figures by kind of request, for the columns that Locust's own table lacks.
 
-Answers in, counts out; counts of several workers add up.
+The counts of several workers can be added.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ HEAD = ("Name", "# requests", "in budget", "degraded", "rejected", "goodput rows
 class SloCounts:
     """Requests sent, answered in budget, degraded, rejected (429); rows answered in budget.
 
-    lag_s: total delay by the sender itself, seconds.
+    lag_s: total delay caused by the sender itself, in seconds.
     """
 
     requests: int = 0
@@ -36,7 +36,7 @@ class SloCounts:
         return self.in_budget / self.requests if self.requests else 1.0
 
     def cells(self, name: str, seconds: float) -> tuple[str, ...]:
-        """A row under HEAD."""
+        """Formats the counts as a table row under HEAD."""
         n = max(self.requests, 1)
         return (
             name,
@@ -77,7 +77,7 @@ class SloTable:
                 counts.rows += rows
 
     def total(self) -> SloCounts:
-        """The counts of all kinds together."""
+        """Returns the sum over all kinds."""
         total = SloCounts()
         for counts in self.kinds.values():
             total.add(counts)
@@ -95,6 +95,6 @@ class SloTable:
             self.kinds.setdefault(kind, SloCounts()).add(SloCounts(**counts))  # type: ignore[arg-type]
 
     def table(self, seconds: float) -> list[tuple[str, ...]]:
-        """HEAD, a row for each kind, and the total."""
+        """Returns HEAD, one row per kind, and the total."""
         rows = [self.kinds[kind].cells(kind, seconds) for kind in sorted(self.kinds)]
         return [HEAD, *rows, self.total().cells("Aggregated", seconds)]

@@ -1,7 +1,7 @@
-"""Fast bodies of /v1/rank: values of the data are encoded as JSON once, a body joins them.
+"""Builds bodies of /v1/rank fast: values of the data are encoded as JSON once, and a body joins them.
 
-The documents are those of `Queries.rank`, which builds lists of Python values for every request: a load of
-thousands a second needs ten times its speed.
+The documents equal those of `Queries.rank`, which builds lists of Python values for every request. A load of
+thousands per second needs ten times its speed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from polyrec.models.schema.schema import Schema
 
 
 class JsonBodies:
-    """Rows of data with every value encoded as JSON. contexts: the rows that queries have as context."""
+    """Rows of data with every value encoded as JSON. contexts: the rows that queries use as context."""
 
     def __init__(self, data: pa.Table, schema: Schema, contexts: I64) -> None:
         columns = {name: _json(data[name].take(pa.array(contexts))) for name in schema.context.names}
@@ -37,7 +37,7 @@ class JsonBodies:
 
 
 def _json(column: pa.ChunkedArray) -> list[bytes]:
-    # equal values are encoded once; lists are rarely equal
+    # encode equal values once; lists are rarely equal
     if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
         return [orjson.dumps(value) for value in column.to_pylist()]
     encoded = column.combine_chunks().dictionary_encode()

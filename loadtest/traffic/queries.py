@@ -1,7 +1,7 @@
-"""The queries of a load test: rows of data in, requests as real clients send them out.
+"""Builds the queries of a load test from rows of data, as real clients send them.
 
-The rows of one request (`group` in the schema) are one query: the context of the first row and the candidates
-of all. Ids for the inference protocol come from the vocabularies of the bundle that is served.
+The rows of one request (`group` in the schema) form one query: the context of the first row and the
+candidates of all. Ids for the inference protocol come from the vocabularies of the served bundle.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Request = tuple[bytes, dict[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Rows of the data: of the context, and of the candidates, int64 [candidates]."""
+    """Row numbers in the data: of the context, and of the candidates, int64 [candidates]."""
 
     context: int
     candidates: I64
@@ -52,7 +52,9 @@ class Queries:
     """Queries over rows of data, and requests for them."""
 
     def __init__(self, data: pa.Table, schema: Schema, encoder: Encoder | None = None) -> None:
-        """encoder: for requests of the inference protocol. Raises LoadError for no rows."""
+        """Takes the data; encoder is needed for requests of the inference protocol. Raises LoadError for
+        no rows.
+        """
         if not data.num_rows:
             raise LoadError("there are no rows to make requests of")
         self._data = data.combine_chunks()
@@ -88,25 +90,25 @@ class Queries:
         return Query(context, random.integers(0, self._data.num_rows, candidates))
 
     def predict(self, query: Query) -> Request:
-        """A request of /v1/predict, the context in every row."""
+        """Builds a request of /v1/predict, with the context in every row."""
         rows = query.candidates
         columns = self._columns(self._context, np.full(rows.size, query.context))
         return predict_body(columns | self._columns(self._candidate, rows)), {}
 
     def rank(self, query: Query) -> Request:
-        """A request of /v1/rank."""
+        """Builds a request of /v1/rank."""
         context = self._columns(self._context, np.array([query.context]))
         candidates = self._columns(self._candidate, query.candidates)
         return rank_body({name: values[0] for name, values in context.items()}, candidates), {}
 
     def infer(self, query: Query, binary: bool = True) -> Request:
-        """A request of the inference protocol, the context in every row."""
+        """Builds a request of the inference protocol, with the context in every row."""
         context = self._taken(self._context, np.full(query.candidates.size, query.context))
         columns = context | self._taken(self._candidate, query.candidates)
         return infer_body(plain_tensors(self._features, columns), binary=binary)
 
     def infer_ranking(self, query: Query, binary: bool = True) -> Request:
-        """A request of the inference protocol, the context once."""
+        """Builds a request of the inference protocol, with the context once."""
         context = self._taken(self._context, np.array([query.context]))
         candidates = self._taken(self._candidate, query.candidates)
         return infer_body(ranking_tensors(self._features, context, candidates), binary=binary)
@@ -130,7 +132,7 @@ class Queries:
 
 
 def read_rows(path: str | Path, schema: Schema, rows: int) -> pa.Table:
-    """Reads the first `rows` rows of the data, features and group. Raises DataError or LoadError."""
+    """Reads the first `rows` rows of the data: features and group. Raises DataError or LoadError."""
     names = (*schema.context.names, *schema.candidate.names, *([schema.group] if schema.group else []))
     batches, found = [], 0
     for batch in open_data(path, schema).batches(names, min(rows, 65536)):
@@ -144,12 +146,14 @@ def read_rows(path: str | Path, schema: Schema, rows: int) -> pa.Table:
 
 
 def _ids(data: pa.Table, schema: Schema, encoder: Encoder) -> dict[str, Array | tuple[I64, I64]]:
-    """Feature -> numbers or stable ids of all rows; (values, offsets) of a multi-valued one."""
+    """Maps each feature to the numbers or stable ids of all rows; (values, offsets) for a multi-valued
+    one.
+    """
     found: dict[str, Array | tuple[I64, I64]] = {}
     features = RequestFeatures(schema)
     compared = {f.name for f in (*features.singles, *features.bags)}
     for d in schema.dense:
-        # the protocol has no NaN: clients fill in missing values
+        # the protocol has no NaN, so clients must fill in missing values
         raw = data[d.name].to_numpy().astype(np.float64)
         found[d.name] = np.where(np.isnan(raw), d.missing, raw)
     for f in schema.categorical:
@@ -160,7 +164,7 @@ def _ids(data: pa.Table, schema: Schema, encoder: Encoder) -> dict[str, Array | 
             raise LoadError(f"feature '{f.name}' has a value that the bundle rejects; give other data")
         ids = ids_of_ranks(vocabulary.rank_of_id)[ranks]
         if f.name in compared and vocabulary.specials:
-            # features of the request compare unknown values as well: each has a negative number of its own
+            # request features compare unknown values too, so each gets its own negative number
             codes = value_codes(column.flatten() if f.multi else column, NO_VALUE)
             own = -1 - (codes.view(np.uint64) >> np.uint64(1)).view(np.int64)
             ids = np.where(ids == vocabulary.oov_id, own, ids)
@@ -176,6 +180,6 @@ def _ids(data: pa.Table, schema: Schema, encoder: Encoder) -> dict[str, Array | 
 
 
 def _changes(group: pa.Array) -> Array:
-    """True where a row's value differs from its predecessor's, and for the first row."""
+    """Returns True where a row's value differs from its predecessor's, and for the first row."""
     codes = group.dictionary_encode().indices.fill_null(-1).to_numpy(zero_copy_only=False)
     return np.append(True, codes[1:] != codes[:-1])

@@ -1,7 +1,7 @@
-"""Replays recorded arrival times: a column of times in, a schedule in time order out, faster or slower.
+"""Replays recorded arrival times as a schedule, faster or slower.
 
 Recorded times have the bursts, nights and order of requests that generated arrivals lack. Times with a
-resolution of seconds are spread over their second, seeded.
+resolution of seconds are spread over their second, from a seed.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from polyrec.models.schema.schema import Schema
 class Replay:
     """Recorded departures and the queries that were sent.
 
-    due_s: float64 [requests], seconds from the first, ascending. query: int64 [requests], the request
-    of the data that leaves then. recorded_s: duration of the recording.
+    due_s: float64 [requests], seconds from the first, ascending. query: int64 [requests], number of the
+    data's request that leaves then. recorded_s: duration of the recording.
     """
 
     due_s: F64
@@ -31,7 +31,7 @@ class Replay:
     recorded_s: float
 
     def first(self, seconds: float) -> Replay:
-        """The requests due in the first `seconds`."""
+        """Returns the requests due in the first `seconds`."""
         end = int(np.searchsorted(self.due_s, seconds))
         return Replay(self.due_s[:end], self.query[:end], self.recorded_s)
 
@@ -39,10 +39,10 @@ class Replay:
 def replay(
     times: F64, firsts: I64, *, speed: float = 1.0, rate: float | None = None, seed: int = 0
 ) -> Replay:
-    """Makes the schedule. times: float64 [rows], seconds. firsts: int64 [requests], first row of each.
+    """Builds the schedule. times: float64 [rows], seconds. firsts: int64 [requests], first row of each.
 
-    speed: 60 replays an hour in a minute. rate: mean rate, instead of a speed.
-    Raises LoadError: no requests, or a rate for requests that all have one time.
+    speed: 60 replays an hour in a minute. rate: mean rate, as an alternative to a speed.
+    Raises LoadError if there are no requests, or for a rate if all requests have the same time.
     """
     if not firsts.size:
         raise LoadError("there are no requests to replay")
@@ -62,7 +62,7 @@ def replay(
 
 
 def read_times(path: str | Path, schema: Schema, column: str, rows: int) -> F64:
-    """Reads the times, seconds, of the first `rows` rows, float64 [rows]. Raises DataError or LoadError."""
+    """Reads the times of the first `rows` rows, in seconds, float64 [rows]. Raises DataError or LoadError."""
     reader = open_data(path, schema)
     if column not in reader.columns:
         raise LoadError(f"'{path}' has no column '{column}' to replay by; it has {', '.join(reader.columns)}")

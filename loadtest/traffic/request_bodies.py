@@ -1,9 +1,9 @@
-"""Request bodies and answers of the server: values or ids in, bodies out; answers parsed.
+"""Builds request bodies from values or ids, and parses the server's answers.
 
     columns of raw values -> predict_body, rank_body        JSON
     arrays of stable ids  -> plain_tensors, ranking_tensors -> infer_body   JSON or binary tensors
 
-It depends on numpy alone (orjson is used if installed) and on no HTTP library, so the file can be copied into
+It depends only on numpy (orjson is used if installed) and on no HTTP library, so the file can be copied into
 a client. docs/protocol.md describes the formats.
 """
 
@@ -31,14 +31,14 @@ HEADER_BYTES = "Inference-Header-Content-Length"
 
 
 class ServerError(Exception):
-    """An error answer; its text is the server's message."""
+    """Raised for an error answer; its text is the server's message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """The answer of /v1/predict.
 
-    probabilities: float32 [rows], in the order of the request; path: that answered.
+    probabilities: float32 [rows], in the order of the request. path: the path that answered.
     """
 
     probabilities: NDArray[np.float32]
@@ -76,7 +76,7 @@ class Features:
 
     @staticmethod
     def of(schema: Mapping[str, Any]) -> Features:
-        """schema: a schema file as YAML or JSON has it: lists `dense` and `categorical` of mappings."""
+        """Creates it from a schema file as parsed from YAML or JSON, with lists `dense` and `categorical`."""
 
         def layout(*roles: str) -> Layout:
             dense, categorical = (
@@ -93,14 +93,16 @@ class Features:
 
 
 def predict_body(columns: Mapping[str, Sequence[Any]]) -> bytes:
-    """Body of /v1/predict. columns: feature -> one value a row, None if missing, or lists."""
+    """Builds a body of /v1/predict. columns: feature -> one value per row (None if missing), or lists."""
     return _dumps({"columns": columns})
 
 
 def rank_body(
     context: Mapping[str, Any], candidates: Mapping[str, Sequence[Any]], top_k: int | None = None
 ) -> bytes:
-    """Body of /v1/rank. context: feature -> value; candidates: feature -> one value a candidate."""
+    """Builds a body of /v1/rank. context: feature -> value. candidates: feature -> one value per
+    candidate.
+    """
     document: dict[str, Any] = {"context": context, "candidates": candidates}
     if top_k is not None:
         document["top_k"] = top_k
@@ -108,7 +110,7 @@ def rank_body(
 
 
 def plain_tensors(features: Features, ids: Mapping[str, Ids]) -> dict[str, Array]:
-    """The tensors of the plain form. ids: numbers or ids of every feature, one a row."""
+    """Builds the tensors of the plain form. ids: numbers or ids of every feature, one per row."""
     return _tensors("", features.plain, ids)
 
 
@@ -118,10 +120,10 @@ def ranking_tensors(
     candidates: Mapping[str, Ids],
     context_lengths: Sequence[int] | Array | None = None,
 ) -> dict[str, Array]:
-    """The tensors of a ranking, each context once.
+    """Builds the tensors of a ranking, with each context once.
 
-    context: one entry a context, candidates: one a candidate, those of the first context first.
-    context_lengths: number of candidates of each context; not needed for one context.
+    context: one entry per context. candidates: one per candidate, those of the first context first.
+    context_lengths: number of candidates per context; not needed for a single context.
     """
     tensors = _tensors("context.", features.context, context)
     tensors |= _tensors("candidate.", features.candidate, candidates)
@@ -149,7 +151,7 @@ def _tensors(prefix: str, layout: Layout, ids: Mapping[str, Ids]) -> dict[str, A
 def infer_body(
     tensors: Mapping[str, Array], *, binary: bool = True, timeout_us: int | None = None
 ) -> tuple[bytes, dict[str, str]]:
-    """Body and headers of /v2/.../infer. tensors: float32 or int64. binary: tensors and answer are binary."""
+    """Builds body and headers of /v2/.../infer. tensors: float32 or int64. binary: for tensors and answer."""
     inputs: list[dict[str, Any]] = []
     for name, array in tensors.items():
         datatype = "FP32" if array.dtype.kind == "f" else "INT64"
@@ -169,20 +171,20 @@ def infer_body(
 
 
 def read_prediction(body: bytes) -> Prediction:
-    """Parses the answer of /v1/predict. Raises ServerError."""
+    """Parses an answer of /v1/predict. Raises ServerError."""
     answer = _read(body)
     return Prediction(np.array(answer["predictions"], np.float32), answer["path"])
 
 
 def read_ranking(body: bytes) -> Ranking:
-    """Parses the answer of /v1/rank. Raises ServerError."""
+    """Parses an answer of /v1/rank. Raises ServerError."""
     answer = _read(body)
     order, scores = np.array(answer["order"], np.int64), np.array(answer["scores"], np.float32)
     return Ranking(order, scores, answer["path"])
 
 
 def read_inference(body: bytes, headers: Mapping[str, str]) -> Prediction:
-    """Parses the answer of the inference protocol, JSON or binary. Raises ServerError."""
+    """Parses an answer of the inference protocol, JSON or binary. Raises ServerError."""
     lengths = [value for name, value in headers.items() if name.lower() == HEADER_BYTES.lower()]
     end = int(lengths[0]) if lengths else len(body)
     answer = _read(body[:end])

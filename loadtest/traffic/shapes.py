@@ -1,7 +1,7 @@
-"""Shapes of a load test over time, as shares of the peak.
+"""Defines shapes of a load test over time, as shares of the peak.
 
-Time in, a share of the peak out; None ends the test. Pure, so that a shape can be plotted and tested without
-Locust. `knee` also takes counts: it climbs for as long as the SLO is met.
+`share_at` maps a time to a share of the peak, or to None at the end. It is pure, so that shapes can be
+plotted and tested without Locust. The shape `knee` also uses counts: it climbs while the SLO is met.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ KNEE_FIRST = KNEE_GROWTH ** -(KNEE_STEPS - 1)
 
 
 def share_at(kind: str, at_s: float, seconds: float) -> float | None:
-    """Share of the peak at `at_s` of a test of `seconds`; None past its end.
+    """Returns the share of the peak at `at_s` of a test of `seconds`; None past its end.
 
     steady: the peak. step: low, the peak in the middle third, low. spike: low, the peak for a fifth, low.
     diurnal: a day from low to the peak and back, as a cosine.
@@ -40,10 +40,11 @@ def share_at(kind: str, at_s: float, seconds: float) -> float | None:
 
 @dataclass(slots=True)
 class Knee:
-    """The climb to the load at which the SLO is missed: dwell, measure, climb by a quarter.
+    """Climbs to the load at which the SLO is missed: waits, measures, climbs by a quarter.
 
     dwell_s: time at each load; its first half is not measured. met: the highest share of the peak that met
-    the SLO, missed: the lowest that missed it.
+    the SLO.
+    missed: the lowest that missed it.
     """
 
     dwell_s: float
@@ -54,7 +55,9 @@ class Knee:
     _before: tuple[int, int] | None = field(default=None, init=False)
 
     def at(self, at_s: float, requests: int, in_budget: int, slo: float) -> float | None:
-        """Share of the peak now, None when the knee is found. requests, in_budget: counts since the start."""
+        """Returns the present share of the peak, None when the knee is found. requests, in_budget: total
+        counts.
+        """
         dwelt = at_s - self._since_s
         if self._before is None and dwelt >= self.dwell_s / 2:
             self._before = (requests, in_budget)

@@ -1,7 +1,7 @@
-"""The source of a load test's rankings: rows of real data, or synthetic rows of a bundle.
+"""Supplies the rankings of a load test, from real data or from synthetic rows of a bundle.
 
-A number of requests and their sizes go in, different bodies come out: real requests in a shuffled order, then
-real contexts with candidates drawn from all rows.
+A source returns different bodies for a number of requests and their sizes: real requests in shuffled order,
+then real contexts with candidates drawn from all rows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Bodies = Callable[[int], bytes]
 class Source:
     """Rankings over some rows of data.
 
-    sizes, firsts: int64 [requests], candidates and first row of each of the data's own requests.
+    sizes, firsts: int64 [requests], number of candidates and first row of each of the data's own requests.
     """
 
     def __init__(self, data: pa.Table, schema: Schema) -> None:
@@ -40,9 +40,9 @@ class Source:
         self.firsts = self._queries.firsts
 
     def shuffled(self, requests: int, seed: int) -> tuple[I64, Bodies]:
-        """The data's requests in random order; then their sizes with other candidates.
+        """Returns the data's requests in random order, then requests of their sizes with other candidates.
 
-        Returns the rows of each request, and bodies by number.
+        The result is the rows of each request, and the bodies by number.
         """
         random = np.random.default_rng(seed)
         order = random.permutation(self.sizes.size)[:requests]
@@ -57,11 +57,11 @@ class Source:
         return np.concatenate([self.sizes[order], more_sizes]), body
 
     def recorded(self, which: I64) -> tuple[I64, Bodies]:
-        """The data's requests by number, for a replay."""
+        """Returns the data's requests with these numbers, for a replay."""
         return self.sizes[which], lambda i: self._json_bodies.rank(self._queries[int(which[i])])
 
     def sampled(self, sizes: I64, seed: int) -> tuple[I64, Bodies]:
-        """Contexts of the data with `sizes` candidates each, drawn from all rows."""
+        """Returns contexts of the data with `sizes` candidates each, drawn from all rows."""
         random = np.random.default_rng(seed)
         contexts = self._queries.firsts[random.integers(0, self.sizes.size, sizes.size)]
         ends = np.concatenate(([0], np.cumsum(sizes)))

@@ -1,8 +1,8 @@
-"""Synthetic rows drawn from a bundle's vocabulary, with the skew of its training data.
+"""Draws synthetic rows from a bundle's vocabulary, with the skew of its training data.
 
-A bundle's encoder in (its vocabularies have access counts), an Arrow table of any number of rows out, for
-`traffic.queries.Queries` like real data. Features are drawn independently, unlike real ones: use it for load
-tests without access to the data, not for quality.
+`synthetic_rows` uses the bundle's encoder, whose vocabularies have access counts, and returns an Arrow table
+for `traffic.queries.Queries`, like real data. Features are drawn independently, unlike real ones, so use it
+for load tests without access to the data, not for quality.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ def synthetic_rows(
 ) -> pa.Table:
     """Draws `requests` requests with `candidates` rows each, grouped by the schema's group column.
 
-    Context features are drawn once a request, the rest once a row: values by the bundle's popularity counts,
-    missing ones as often as they were missing; lists of a geometric length of mean 4; numbers normal, after
-    their transforms, with the mean and deviation of the training rows.
-    unknown: share of the string values that no training row had, where a vocabulary takes such values.
-    Raises LoadError: no requests, or a request without candidates.
+    Context features are drawn once per request, the others once per row. Values follow the bundle's
+    popularity counts, and are missing as often as in training. Lists have a geometric length with mean 4.
+    Numbers are normal, after their transforms, with the mean and deviation of the training rows.
+    unknown: share of string values that no training row had, if a vocabulary takes such values.
+    Raises LoadError if there are no requests, or a request has no candidates.
     """
     sizes = np.broadcast_to(np.asarray(candidates, np.int64), requests)
     if requests < 1 or sizes.min() < 1:
@@ -77,7 +77,7 @@ def _values(
         return _drawn(vocabulary, n, random, unknown)
     lengths = np.minimum(random.geometric(1 / (1 + MEAN_LIST), n) - 1, feature.max_length)
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
-    # a value of a list is never missing: the list is shorter
+    # a list's value is never missing; the list is shorter instead
     values = _drawn(vocabulary, int(lengths.sum()), random, unknown, missing=False)
     return pa.ListArray.from_arrays(pa.array(offsets), values)
 
@@ -85,7 +85,7 @@ def _values(
 def _drawn(
     vocabulary: Vocabulary, n: int, random: np.random.Generator, unknown: float, missing: bool = True
 ) -> pa.Array:
-    """Raw values drawn by popularity, [n]; uniformly if all counts are zero."""
+    """Draws raw values by popularity, [n]; uniformly if all counts are zero."""
     counts = vocabulary.counts[vocabulary.rank_of_id].astype(np.float64)  # by id
     if vocabulary.specials:
         counts[vocabulary.oov_id] = 0.0
@@ -98,7 +98,7 @@ def _drawn(
         values: Any = pa.array(np.arange(vocabulary.size))
     else:
         values = vocabulary.values
-    # a null index is a null value: ids beyond the values are the missing row
+    # ids beyond the values mean the missing row, and become null
     chosen = values.take(pa.array(ids, mask=ids >= vocabulary.size))
     if unknown and vocabulary.type == "string" and vocabulary.oov == "row":
         is_unknown = random.random(n) < unknown

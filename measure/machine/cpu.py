@@ -1,7 +1,7 @@
 """Discovers the CPU cores and memory that this process may use.
 
-A container's share is given by the affinity mask and its cgroups, version 1 or 2, where every ancestor may
-set a lower limit.
+A container's share is limited by the affinity mask and by its cgroups (version 1 or 2), where every ancestor
+may set a lower limit.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def caches(core: int) -> dict[str, int]:
 
 
 def vectors() -> tuple[str, ...]:
-    """Returns the vector instruction sets of the cores that matter to matrix products."""
+    """Returns the cores' vector instruction sets that matter to matrix products."""
     for line in _lines(PROC / "cpuinfo"):
         if line.startswith(("flags", "Features")):
             flags = set(line.partition(":")[2].split())

@@ -26,7 +26,8 @@ class Inventory:
 
 
 def discover(folder: str | Path = ".", measure: bool = True) -> Inventory:
-    """Discovers this machine; with `measure` it takes some seconds and 300 MB, else speeds are None.
+    """Discovers this machine. With `measure` this takes several seconds and 300 MB; otherwise speeds are
+    None.
 
     folder: on the disk for tier files.
     """
@@ -44,7 +45,7 @@ def discover(folder: str | Path = ".", measure: bool = True) -> Inventory:
 
 
 def chosen(machine: Machine, names: str) -> Sequence[Device]:
-    """Returns the devices named like `cpu,gpu0`, or all for `auto`. Raises MachineError."""
+    """Returns the devices named in a list such as `cpu,gpu0`, or all for `auto`. Raises MachineError."""
     if names == "auto":
         return machine.devices
     found = [machine.device(name.strip()) for name in names.split(",")]

@@ -1,8 +1,7 @@
-"""Measures the disk for tier files: free space, sequential reads, and reads of one page, without the page
-cache.
+"""Measures the disk for tier files: free space, sequential reads, and reads of single pages.
 
-Uses a temporary file, with direct reads where the file system has them; elsewhere the file's pages are
-dropped from the cache first. Takes some tens of megabytes and less than two seconds.
+It uses a temporary file, with direct reads if the file system supports them; otherwise the file's pages are
+dropped from the page cache first. Takes tens of megabytes and less than two seconds.
 """
 
 from __future__ import annotations
@@ -40,7 +39,9 @@ class Disk:
 
 
 def measure_disk(folder: Path, measure: bool) -> Disk:
-    """Measures the disk of a folder, or of its nearest existing ancestor; only free space if not writable."""
+    """Measures the disk of a folder or its nearest existing ancestor; only free space if it is not
+    writable.
+    """
     while not folder.is_dir() and folder != folder.parent:
         folder = folder.parent
     try:

@@ -1,4 +1,4 @@
-"""Discovers GPUs by torch if it has CUDA, else by nvidia-smi and ONNX Runtime's provider."""
+"""Discovers GPUs through torch if it has CUDA, else through nvidia-smi and ONNX Runtime's provider."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def gpu_devices(measure: bool, unusable: dict[str, str]) -> list[Device]:
 
 
 def _without_torch(unusable: dict[str, str]) -> list[Device]:
-    """Discovers GPUs where torch has no CUDA, but ONNX Runtime may."""
+    """Discovers GPUs if torch has no CUDA but ONNX Runtime may."""
     why = why_unusable("onnx", "cuda:0")
     if why is not None:
         unusable["onnx on cuda:0"] = why
@@ -115,7 +115,7 @@ def _peers(device: Device, others: list[Device]) -> dict[str, float]:
 
 
 def _seconds(index: int, work: Callable[[], object]) -> float:
-    """Returns seconds per call by the device's clock: the best of several, after a warm-up call."""
+    """Returns the seconds per call by the device's clock, the best of several after a warm-up call."""
     import torch
 
     work()

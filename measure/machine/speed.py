@@ -21,7 +21,7 @@ MOST_THREADS = 32
 
 
 def copy_bandwidth(lanes: int, memory: int) -> float:
-    """Measures bytes/s read and written by all lanes together, in copies larger than the caches."""
+    """Measures the bytes/s that all lanes together read and write, in copies larger than the caches."""
     threads = min(lanes, MOST_THREADS)
     size = _affordable(COPIED, memory, 2 * threads) // 8
     pairs = [(np.ones(size), np.ones(size)) for _ in range(threads)]
@@ -35,7 +35,7 @@ def copy_bandwidth(lanes: int, memory: int) -> float:
 
 
 def gathers(memory: int) -> float:
-    """Measures random rows of 64 bytes per second that one lane reads from a table larger than the caches."""
+    """Measures the random 64-byte rows per second that one lane reads from a table larger than the caches."""
     import torch
 
     before = torch.get_num_threads()
@@ -51,7 +51,7 @@ def gathers(memory: int) -> float:
 
 
 def products(onnx: bool) -> float:
-    """Measures fp32 FLOP/s of one lane in a product of typical layer size, by the faster runtime."""
+    """Measures one lane's fp32 FLOP/s in a product of typical layer size, with the faster runtime."""
     m, k, n = 256, 512, 512
     a, b = np.ones((m, k), np.float32), np.ones((k, n), np.float32)
     rates = [_torch_rate(a, b)]
@@ -77,7 +77,7 @@ def _torch_rate(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def best_rate(work: Callable[[], object]) -> float:
-    """Returns calls of `work` per second in the best of several passes, after a warm-up call."""
+    """Returns the calls of `work` per second in the best of several passes, after a warm-up call."""
     work()
     rates = []
     for _ in range(PASSES):

@@ -1,4 +1,4 @@
-"""Enumerates the paths to measure: bundles x widths x runtimes x devices x dense precisions, with names."""
+"""Enumerates the paths to measure, with names: bundles x widths x runtimes x devices x dense precisions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from polyrec.planner.profile import Memory
 class Candidate:
     """A path to measure.
 
-    bundle: loaded, at the path's width. identity: changes if anything that affects measurements changes.
+    bundle: loaded, at the path's width. identity: changes when anything that affects measurements changes.
     """
 
     path: PlannedPath
@@ -47,12 +47,12 @@ def candidates(
     beside: Path,
     versions: str,
 ) -> list[Candidate]:
-    """Returns all candidates, bundle by bundle; of nested widths, each.
+    """Returns all candidates, bundle by bundle, including each nested width.
 
     bundles: by the label to use if several have the same representation. runtimes: None: the best of each
     device.
-    precisions: None: all of a runtime. beside: folder that bundle paths are relative to. versions: of the
-    software, part of the identity.
+    precisions: None: all that a runtime supports. beside: folder that bundle paths are relative to.
+    versions: of the software, part of the identity.
     """
     names = [b.name for b in bundles.values()]
     found: list[Candidate] = []
@@ -63,7 +63,7 @@ def candidates(
         for device in devices:
             known = best_runtimes(device) if runtimes is None else runtimes
             for runtime in (r for r in known if r in device.runtimes):
-                # the first runtime of a device has the plain name, as `polyrec serve` gives it
+                # a device's first runtime has the plain name, as in `polyrec serve`
                 called = (
                     base if runtime == next(r for r in known if r in device.runtimes) else f"{base}.{runtime}"
                 )
@@ -79,14 +79,14 @@ def candidates(
 
 
 def relative(bundle: Path, folder: Path) -> Path:
-    """Returns the bundle's path relative to `folder`; absolute paths are kept."""
+    """Returns the bundle's path relative to `folder`; keeps absolute paths."""
     return bundle if bundle.is_absolute() else Path(os.path.relpath(bundle, folder))
 
 
 def path_memory(bundle: Bundle, peak: int) -> Memory:
     """Returns the memory of a path: rows by table, fixed bytes (decoders, net), and peak.
 
-    Nested widths share rows, so that each of them needs whole ones.
+    Nested widths share rows, so each of them needs whole rows.
     """
     stage = bundle.at_width(None).stage()
     precision = bundle.manifest.representation.precision

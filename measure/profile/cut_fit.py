@@ -1,8 +1,8 @@
 """Fits the cost of tiers to measured cuts.
 
-The worth of a cached slot is searched for, so that the pages that batches read are predicted best. The times
-are then non-negative least squares of relative errors, weighted again so that outliers count less. Both use
-all cuts; the error is that of each cut predicted from the others.
+First, the worth of a cached slot is searched for that best predicts the pages that batches read. The times
+then follow from non-negative least squares of relative errors, reweighted so that outliers count less. Both
+use all cuts. The reported error is that of each cut, predicted from the others.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ LEAST_RESIDUAL = 0.01
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCut:
-    """The points of one cut."""
+    """The measured points of one cut."""
 
     opened: OpenedCuts
     points: tuple[CutPoint, ...]
 
 
 def fit_cuts(tables: Tables, cuts: Sequence[MeasuredCut]) -> tuple[TierCost, float | None]:
-    """Returns the cost, and its median relative error at cuts that it was not fitted to; None for one cut.
+    """Returns the cost, and its median relative error at cuts left out of the fit; None if there is one cut.
 
-    tables: with the accesses by which the requests were drawn.
+    tables: with the access counts from which the requests were drawn.
     """
     errors: list[float] = []
     for left_out in cuts if len(cuts) > 1 else ():
@@ -45,7 +45,7 @@ def fit_cuts(tables: Tables, cuts: Sequence[MeasuredCut]) -> tuple[TierCost, flo
 
 
 def predicted(cost: TierCost, tables: Tables, cut: MeasuredCut, point: CutPoint) -> float:
-    """Returns the predicted seconds of a batch of a point, from its look-ups and time in memory alone."""
+    """Predicts the seconds of a point's batch from its look-ups and its time in memory alone."""
     reads = batch_reads(tables, cut.opened, point.lookups, cost.cached)
     return point.memory_s + cost.seconds(reads, point.ahead)
 
@@ -62,13 +62,13 @@ def fit(tables: Tables, cuts: Sequence[MeasuredCut]) -> TierCost:
 
 
 def counted(point: CutPoint, opened: OpenedCuts) -> BatchReads:
-    """Returns what the batches of a point were counted to read."""
+    """Returns the reads that were counted for a point's batches."""
     rounds = rounds_of(point.reads, opened)
     return BatchReads(point.lookups, point.below, point.reads, rounds, point.remote)
 
 
 def _worth(tables: Tables, cuts: Sequence[MeasuredCut]) -> float:
-    """Returns the worth of a slot that predicts best how many pages are read."""
+    """Returns the worth of a slot that best predicts the number of pages read."""
     misfits = []
     for worth in WORTH.tolist():
         found = [
@@ -82,9 +82,11 @@ def _worth(tables: Tables, cuts: Sequence[MeasuredCut]) -> float:
 
 
 def _robust(columns: F64, values: F64) -> F64:
-    """Least absolute deviations with non-negative coefficients, by iteratively reweighted least squares."""
+    """Fits least absolute deviations with non-negative coefficients, by iteratively reweighted least
+    squares.
+    """
     weights = np.ones(len(values))
-    # columns of very different sizes
+    # scale the columns, whose sizes differ greatly
     size = np.maximum(np.abs(columns).max(axis=0), 1e-300)
     found = np.zeros(columns.shape[1])
     for _ in range(REWEIGHTINGS):

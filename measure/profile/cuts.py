@@ -1,8 +1,8 @@
-"""Measures a path with its rows in tiers, at several cuts, in turns with all rows in memory.
+"""Measures a path with its rows in tiers, at several cuts, alternating with all rows in memory.
 
-For each cut a worker opens the tiers as a server would: a share of the rows' bytes as memory, the rest in a
-temporary file. Blocks of batches of several sizes alternate between that worker and one with all rows in
-memory, with reads that a batch waits for and with reads started ahead.
+For each cut, a worker opens the tiers as a server would: a share of the rows' bytes as memory, the rest in a
+temporary file. Blocks of batches of several sizes alternate between this worker and one with all rows in
+memory, both with reads that a batch waits for and with reads started ahead.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Advance = Callable[[float, str], object]
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Tiers to open. memory: bytes; settings: as a server has them."""
+    """Tiers to open. memory: bytes. settings: as in a server."""
 
     memory: int
     opened: OpenedCuts
@@ -47,13 +47,13 @@ class Cut:
 
 
 def stored_tables(bundle: Bundle) -> Tables:
-    """Returns the rows of a bundle with the accesses by which requests are drawn."""
+    """Returns a bundle's rows with the access counts from which requests are drawn."""
     counts = {t: v.counts for t, v in bundle.encoder.vocabularies.items()}
     return tables_from_counts(bundle.manifest, counts, path_memory(bundle, 0), unseen=False)
 
 
 def measurable(found: Sequence[Candidate]) -> list[Candidate]:
-    """Returns a path on a CPU of each bundle with enough rows, the widest of nested ones."""
+    """Returns a CPU path of each bundle with enough rows; of nested widths, the widest."""
     chosen: dict[Path, Candidate] = {}
     for candidate in found:
         rows = sum(path_memory(candidate.bundle, 0).tables.values())
@@ -66,7 +66,7 @@ def measurable(found: Sequence[Candidate]) -> list[Candidate]:
 
 
 def cut(tables: Tables, share: float, directory: Path) -> Cut:
-    """Returns the tiers of a share of the rows' bytes in memory, the rest in a file in `directory`."""
+    """Returns tiers with a share of the rows' bytes in memory and the rest in a file in `directory`."""
     memory = int(share * tables.bytes)
     opened = opened_cuts(tables, memory, sector_bytes(directory))
     cuts = {
@@ -90,8 +90,8 @@ def measure_cuts(
 ) -> CutTimes:
     """Measures a path at all cuts, and fits its cost.
 
-    largest: rows of a batch; seconds: measuring time of a cut. folder: of the disk, and that the candidate's
-    bundle is relative to. Raises MeasureError.
+    largest: rows per batch. seconds: measuring time per cut.
+    folder: where the tier files go; the candidate's bundle path is relative to it. Raises MeasureError.
     """
     tables = stored_tables(candidate.bundle)
     path = candidate.path.model_copy(update={"bundle": folder / candidate.path.bundle})
@@ -132,7 +132,7 @@ def measure_cuts(
 def _points(
     plain: Worker, tiered: Worker, sizes: Sequence[int], seconds: float, memory: int
 ) -> list[CutPoint]:
-    """Measures blocks of all sizes in turns: all in memory, tiers that wait, tiers that read ahead."""
+    """Measures blocks of all sizes in turns: all in memory, tiers with waiting, tiers with reading ahead."""
     # longer batches need longer blocks
     weights = np.sqrt(np.arange(1, len(sizes) + 1))
     blocks_s = seconds / (ROUNDS * 3) * weights / weights.sum()

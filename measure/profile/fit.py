@@ -1,13 +1,13 @@
-"""Fits the latency model of a path to measured batches: monotone, piecewise linear, robust.
+"""Fits a path's latency model to measured batches: monotone, piecewise linear, robust.
 
     samples of a size, in rounds        rounds are minutes apart, so a disturbance affects one of them
       -> median: of the rounds' medians
       -> tail: median x ratio, the ratio being the 99th percentile of sample / its round's median,
-         pooled over neighboring sizes where one size has too few samples for a percentile
+         pooled over neighboring sizes if one size has too few samples for a percentile
       -> non-decreasing in rows: isotonic regression by medians
       -> the fewest knots that keep both curves within a tolerance
 
-The error is measured on sizes that the model was not fitted to; their percentiles are pooled only among
+The error is measured on sizes to which the model was not fitted; their percentiles are pooled only among
 themselves.
 """
 
@@ -35,7 +35,7 @@ LEAST_S = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class SizeSamples:
-    """Batches of `rows` rows: seconds of each, one non-empty array per round."""
+    """Measured batches of `rows` rows: seconds of each, one non-empty array per round."""
 
     rows: int
     rounds: tuple[F64, ...]
@@ -53,7 +53,7 @@ class SizeSamples:
         return max(float(r.max()) for r in self.rounds)
 
     def ratios(self) -> list[F64]:
-        """Returns samples divided by their round's median, because drift between rounds is no tail.
+        """Returns samples divided by their round's median, because drift between rounds is not a tail.
 
         Rounds with too few samples use the median of all rounds.
         """
@@ -63,7 +63,9 @@ class SizeSamples:
 
 
 def points(sizes: Sequence[SizeSamples], fitted: bool = True) -> tuple[Point, ...]:
-    """Computes quantiles of each size, ascending in rows. Percentiles 90 and 99 are median x ratio."""
+    """Computes the quantiles of each size, ascending in rows. The 90th and 99th percentiles are median x
+    ratio.
+    """
     ordered = sorted(sizes, key=lambda s: s.rows)
     made = []
     for i, size in enumerate(ordered):
@@ -86,8 +88,8 @@ def tail_ratio(sizes: Sequence[SizeSamples], at: int, share: float = 0.99) -> fl
     """Returns the quantile `share` of sample / median at one of the sizes, at least 1.
 
     Pools up to NEIGHBORS sizes on each side until there are TAIL_SAMPLES samples. If rounds are large enough,
-    takes the median of the rounds' quantiles, which tolerates a disturbed round; else the quantile of all
-    samples.
+    takes the median of the rounds' quantiles, which tolerates a disturbed round; otherwise the quantile of
+    all samples.
     """
     for reach in range(NEIGHBORS + 1):
         near = sizes[max(0, at - reach) : at + reach + 1]
@@ -106,10 +108,10 @@ def _by_round(sizes: Sequence[SizeSamples]) -> list[list[F64]]:
 
 
 def fit(measured: Sequence[Point], tolerance: float = TOLERANCE) -> LatencyModel:
-    """Fits the model of at least one point, ascending in rows.
+    """Fits the model to at least one point, ascending in rows.
 
-    tolerance: maximum relative error of the median from dropping knots; TAIL_TOLERANCE / TOLERANCE times as
-    much for the tail. With 0 only knots on a straight line are dropped.
+    tolerance: maximum relative error of the median from dropping knots; for the tail, TAIL_TOLERANCE /
+    TOLERANCE times as much. With 0, only knots on a straight line are dropped.
     """
     rows = np.array([p.rows for p in measured], np.float64)
     weights = np.sqrt([max(p.samples, 1) for p in measured])
@@ -129,7 +131,7 @@ def fit(measured: Sequence[Point], tolerance: float = TOLERANCE) -> LatencyModel
 
 
 def fit_error(model: LatencyModel, unseen: Sequence[Point]) -> FitError | None:
-    """Returns the mean relative error at points that the model was not fitted to; None without any."""
+    """Returns the mean relative error at points outside the fit; None if there are none."""
     if not unseen:
         return None
     median = [abs(model.median(p.rows) / max(p.p50_s, LEAST_S) - 1) for p in unseen]
@@ -140,8 +142,8 @@ def fit_error(model: LatencyModel, unseen: Sequence[Point]) -> FitError | None:
 def isotonic(values: F64, weights: F64) -> F64:
     """Returns the non-decreasing sequence with the least weighted absolute deviation from `values`.
 
-    Pool adjacent violators with weighted medians (Robertson, Waltman 1968): an outlier has
-    only the influence of one sample on a median.
+    Pools adjacent violators with weighted medians (Robertson, Waltman 1968), so an outlier has only the
+    influence of one sample on a median.
     """
     blocks: list[tuple[list[float], list[float], float]] = []
     for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
@@ -165,8 +167,8 @@ def _median(values: list[float], weights: list[float]) -> float:
 def knots(rows: F64, curves: F64, limits: F64) -> list[int]:
     """Returns the points to keep so that linear interpolation stays near all points.
 
-    curves: float64 [curves, points], positive; limits: [curves, 1], relative errors. The first and the
-    last stay; of the others, the one that causes the least error is dropped first.
+    curves: float64 [curves, points], positive. limits: [curves, 1], relative errors. The first and the last
+    point stay; of the others, the one that causes the least error is dropped first.
     """
     kept = list(range(rows.size))
     while len(kept) > 2:

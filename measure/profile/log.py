@@ -1,7 +1,7 @@
-"""Log of measurements, one JSON line each, so that an interrupted profile can be resumed.
+"""Logs measurements, one JSON line each, so that an interrupted profile can be resumed.
 
-The first line has the settings of the run; other settings start a new log. Each line has the identity of a
-path (its bundle's version, runtime, software), so that measurements of a changed bundle are ignored.
+The first line has the settings of the run; different settings start a new log. Each line has the identity of
+a path (its bundle's version, runtime, software), so that measurements of a changed bundle are ignored.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class SampleLog:
         self._stream.flush()
 
     def _read(self) -> list[dict[str, Any]]:
-        """Reads the lines of an earlier run, except a truncated one."""
+        """Reads the lines of an earlier run, skipping a truncated one."""
         lines: list[dict[str, Any]] = []
         with contextlib.suppress(OSError, UnicodeDecodeError):
             for text in self._file.read_text(encoding="utf-8").splitlines():

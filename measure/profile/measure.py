@@ -40,8 +40,9 @@ Advance = Callable[[float, str], object]
 class ProfileSettings:
     """Settings of a profile.
 
-    largest: rows of the largest batch. seconds: measuring time per path with warm caches; batches with empty
-    caches take a seventh more. evict_bytes: bytes written to empty the caches.
+    largest: rows of the largest batch.
+    seconds: measuring time per path with warm caches; batches with empty caches take a seventh more.
+    evict_bytes: bytes to write to empty the caches.
     """
 
     largest: int
@@ -60,8 +61,8 @@ def measure(
 ) -> tuple[list[Candidate], list[str]]:
     """Measures everything that is not in the log yet.
 
-    folder: that the candidates' bundles are relative to. Returns the candidates that could be measured, and
-    for each of the others a line with the reason. Raises MeasureError if a worker fails.
+    folder: folder that the candidates' bundle paths are relative to. Returns the candidates that could be
+    measured and, for each of the others, a line with the reason. Raises MeasureError if a worker fails.
     """
     opened: list[Candidate] = []
     unusable: list[str] = []
@@ -127,7 +128,7 @@ def _real_time() -> bool:
 def _scouted(
     candidate: Candidate, settings: ProfileSettings, log: SampleLog, worker: Callable[[Candidate], Worker]
 ) -> dict[int, float]:
-    """Measures a few sizes to plan the schedule: rows -> seconds per batch, with drawing it."""
+    """Measures a few sizes to plan the schedule: rows -> seconds per batch, including drawing it."""
     known = log.get(candidate.name, candidate.identity, "scouted")
     if known is None or log.get(candidate.name, candidate.identity, "opened") is None:
         opened = worker(candidate)
@@ -144,7 +145,7 @@ def _timed(
 ) -> dict[str, Any]:
     at = sorted(scouted)
     expected = block.batches * float(np.interp(block.rows, at, [scouted[r] for r in at]))
-    # at most twice the expected time: a disturbed block ends with fewer samples rather than late
+    # at most twice the expected time, so that a disturbed block ends with fewer samples instead of late
     most = 2 * expected + settings.seconds / 100
     if block.evicted:
         most += block.batches * settings.seconds / 100
@@ -152,7 +153,7 @@ def _timed(
 
 
 def cpu_wait_share(found: Sequence[Candidate], settings: ProfileSettings, log: SampleLog) -> float | None:
-    """Returns the share of the time in which paths on the CPU waited for a core; None without any."""
+    """Returns the share of time that CPU paths spent waiting for a core; None if there are none."""
     sizes = [rows for part in ladder(settings.largest) for rows in part]
     blocks = [
         log.get(c.name, c.identity, f"warm {rows} {k}")

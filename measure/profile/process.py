@@ -18,11 +18,11 @@ ROOT = Path(__file__).parents[3]
 
 
 class MeasureError(PolyrecError):
-    """A path that cannot be measured."""
+    """Raised for a path that cannot be measured."""
 
 
 class Worker:
-    """A worker process with one open path. Ends with the `with` block."""
+    """A worker process with one open path, which ends with the `with` block."""
 
     def __init__(self, path: PlannedPath) -> None:
         self._path = path
@@ -36,11 +36,11 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            process_group=0,  # Ctrl-C in a terminal is for this process, which ends its workers
+            process_group=0,  # in a terminal, Ctrl-C must reach only this process, which ends its workers
         )
 
     def open(self, largest: int, seed: int, tiers: TierSettings | None = None) -> dict[str, Any]:
-        """Opens the path. tiers: of its rows; None: all are in memory.
+        """Opens the path. tiers: settings for its rows; None: all are in memory.
 
         Raises MeasureError if it cannot be opened on this machine.
         """

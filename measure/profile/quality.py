@@ -1,8 +1,8 @@
-"""Determines the quality of each path, and which differences of quality are shown.
+"""Determines the quality of each path, and the differences between paths.
 
-Quality is measured on test rows with each path, or taken from the test figures in the bundles. With test rows
-the intervals of differences are paired (one bootstrap, the same rows for all paths); from bundles they come
-from the models' standard errors, which is wider.
+Quality is measured on test rows with each path, or taken from the test figures in the bundles. With test
+rows, the intervals of differences are paired (one bootstrap, the same rows for all paths). From bundles they
+derive from the models' standard errors, which makes them wider.
 """
 
 from __future__ import annotations
@@ -39,10 +39,12 @@ DEVIATIONS = 1.96
 class PathQuality:
     """A path's quality and its origin.
 
-    value: in the profile's metric. metrics: all that are known. origin: `bundle`, test metrics of its bundle;
-    `data`, measured on test rows with this path; `given` by the user; or `assumed`, metrics of another bundle
-    or precision, explained by `note`. source: equal for paths whose figures are those of one bundle. error:
-    standard error of value, None if unknown. resampled: value in each resample, [RESAMPLES], see `widened`.
+    value: in the profile's metric. metrics: all known metrics.
+    origin: `bundle`: test metrics of its bundle; `data`: measured on test rows with this path; `given` by the
+    user; or `assumed`: metrics of another bundle or precision, explained by `note`.
+    source: equal for paths whose figures come from the same bundle.
+    error: standard error of value, None if unknown. resampled: value in each resample, [RESAMPLES], see
+    `widened`.
     """
 
     value: float
@@ -69,7 +71,7 @@ NONE_GIVEN: Mapping[str, float] = {}
 
 
 def at_width(label: str, bundle: Bundle) -> str:
-    """The label of a bundle with its nested width, if it is at one: `runs/table.w16`."""
+    """Returns a bundle's label with its nested width, if it is at one: `runs/table.w16`."""
     return label if bundle.width is None else f"{label}.w{bundle.width}"
 
 
@@ -81,9 +83,9 @@ def bundle_quality(
 ) -> PathQuality:
     """Returns the quality from metrics in the bundles, or given by the user by bundle label (and width).
 
-    A derived bundle (materialized, quantized) has no metrics; those of a bundle with the same dense net are
-    used, as those of fp32 are used for another dense precision. The note says so. Raises ProfileError if
-    neither it nor a bundle with its net has the metric.
+    A derived bundle (materialized, quantized) has no metrics, so those of a bundle with the same dense net
+    are used; likewise those of fp32 for other dense precisions. The note says so. Raises ProfileError if
+    neither the bundle nor one with its net has the metric.
     """
     bundle, precision = candidate.bundle, candidate.path.precision
     source, notes = bundle, []
@@ -122,7 +124,7 @@ def measure_quality(
     phase: Phase,
     metric: QualityMetric = "information",
 ) -> dict[str, PathQuality]:
-    """Measures each path on the test rows of a file, by name; results in the log are reused.
+    """Measures each path on the test rows of a file; returns the quality by name, reusing results in the log.
 
     Raises DataError if the data do not fit the bundles, ProfileError if they do not define the metric.
     """
@@ -162,10 +164,10 @@ def measure_quality(
 
 
 def losing_precisions(found: Sequence[Candidate], qualities: Mapping[str, PathQuality]) -> dict[str, str]:
-    """Returns the paths whose dense precision loses more than MOST_LOSS of the AUC; says how much.
+    """Describes the paths whose dense precision loses more than MOST_LOSS of the AUC, by name.
 
-    A path is compared with the fp32 paths of its bundle and width; only figures measured with the paths
-    count, since others assume that all precisions are alike.
+    A path is compared with the fp32 paths of its bundle and width. Only figures measured with the paths
+    count, since others assume that all precisions are equal.
     """
     auc: dict[tuple[Path, int | None], float] = {}
     measured = [c for c in found if qualities[c.name].origin == "data" and "auc" in qualities[c.name].metrics]
@@ -201,7 +203,7 @@ def _measured(
 def quality_differences(found: Mapping[str, PathQuality]) -> tuple[QualityDifference, ...]:
     """Returns the difference of every two paths with its interval.
 
-    Pairs whose errors are unknown are left out; they differ at face value.
+    Pairs with unknown errors are left out, and are then compared by their values alone.
     """
     differences = []
     for (path, a), (other, b) in combinations(found.items(), 2):

@@ -35,7 +35,8 @@ class Requests:
     """Draws requests for a bundle's encoder, from one seeded generator.
 
     ranking: whether the schema has both roles, so that a request is one context with its candidates;
-    otherwise rows are plain. counted: contexts and candidates that the counts are of, as far as known.
+    otherwise rows are plain.
+    counted: number of contexts and candidates that the counts cover, if known.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Requests:
         self.ranking = bool(schema.context.names) and bool(schema.candidate.names)
         tables = encoder.vocabularies
         values = {t: _Values(v) for t, v in tables.items()}
-        # lists have no missing values: these counts belong to single-valued features
+        # lists have no missing values, so these counts belong to single-valued features
         listed = {f.table_name for f in schema.categorical if f.multi}
         inside = {t: _Values(tables[t], missing=False) for t in listed}
         lengths = bag_lengths(schema, tables, counted)
@@ -92,9 +93,9 @@ def bag_lengths(
 ) -> dict[str, float]:
     """Estimates the mean length of each multi-valued feature from the counts.
 
-    counted: contexts and candidates that the counts are of; tables of only single-valued features, each one
-    access for each of them, show a number that is unknown. Accesses of a table beyond its single-valued
-    features belong to its bags.
+    counted: number of contexts and candidates that the counts cover. If unknown, it is derived from tables
+    with only single-valued features, each of which has one access per context or candidate. Accesses of a
+    table beyond its single-valued features belong to its bags.
     """
     accesses = {t: int(vocabularies[t].counts.sum()) for t in schema.tables}
     blocks = counted_lookups(schema, accesses) | dict(counted)
@@ -170,7 +171,7 @@ class _Bags:
 
 
 class _Numbers:
-    """Draws numbers that are normal after the feature's transforms, by inverting these."""
+    """Draws numbers that are normal after the feature's transforms, by inverting the transforms."""
 
     def __init__(self, feature: Dense, standard: Standard, random: np.random.Generator) -> None:
         self._log = "log1p" in feature.transform

@@ -1,8 +1,8 @@
-"""Plans what to measure, in which order, and how often (pure).
+"""Plans what to measure, in which order, and how often (pure code).
 
-Sizes double; between them are sizes that only test the model. A path's time is divided so that small batches
-have enough samples for a percentile, and large ones at least a few. Rounds interleave paths and sizes, so
-that a disturbance of some seconds affects all of them a little rather than one of them much.
+Sizes double; sizes in between only test the model. A path's time is divided so that small batches have enough
+samples for a percentile, and large ones at least a few. Rounds interleave paths and sizes, so that a
+disturbance of some seconds affects all of them a little rather than one of them a lot.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOST_EVICTED = 20
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Batches of one size of one path, measured consecutively. evicted: caches emptied before each."""
+    """Consecutive batches of one size of one path. evicted: whether caches are emptied before each."""
 
     path: str
     rows: int
@@ -38,7 +38,9 @@ class Block:
 
 
 def ladder(largest: int) -> tuple[list[int], list[int]]:
-    """Returns (sizes to fit, sizes to test): doublings up to `largest`, and the geometric means between."""
+    """Returns (sizes to fit, sizes to test): doublings up to `largest`, and the geometric means between
+    them.
+    """
     if largest < 1:
         raise ProfileError(f"the largest batch must have at least 1 row, not {largest}")
     fitted = [1 << i for i in range(largest.bit_length()) if 1 << i <= largest]
@@ -56,7 +58,7 @@ def evicted_sizes(largest: int) -> list[int]:
 def batches(sizes: Sequence[int], batch_s: NDArray[np.float64], budget_s: float) -> dict[int, int]:
     """Divides the budget among sizes: batches in inverse proportion to the square root of a batch's time.
 
-    batch_s: float64 [sizes], seconds per batch. At least one batch per round.
+    batch_s: float64 [sizes], seconds per batch. There is at least one batch per round.
     """
     low, high = 0.0, 1e9
     counts = np.full(len(sizes), ROUNDS)

@@ -1,4 +1,4 @@
-"""Worker process that opens one path and measures its memory and latency.
+"""Runs the worker process that opens one path and measures its memory and latency.
 
     {"do": "open", "bundle": ..., "runtime": ..., "device": ..., "precision": ..., "width": ...,
      "largest": rows, "tiers": settings or null}
@@ -8,9 +8,9 @@
     {"do": "measure_tiers", "rows": n, "batches": most, "seconds": most, "ahead": whether to read ahead}
         -> {"seconds": [...], "lookups": ..., "below": ..., "reads": ..., "remote": ...}
 
-One JSON object per line, on stdin and stdout. A separate process isolates memory figures and libraries of
-paths, and lets the parent alternate between open paths. It times what a lane executes: encode, embed and the
-dense net.
+Commands and answers are one JSON object per line, on stdin and stdout. A separate process isolates the memory
+figures and libraries of paths, and lets the parent alternate between open paths. It times what a lane
+executes: encode, embed and the dense net.
 """
 
 from __future__ import annotations
@@ -50,13 +50,14 @@ class PathUnderTest:
     """An open path.
 
     startup_s: time to load and check the bundle, open the runtime and execute its first batches, without
-    loading libraries. peak_bytes: device memory beyond rows, decoders and net while executing the largest
-    batch: vocabulary, runtime, activations.
+    loading libraries.
+    peak_bytes: device memory beyond rows, decoders and net while executing the largest batch: vocabulary,
+    runtime, activations.
     """
 
     def __init__(self, command: dict[str, Any]) -> None:
         device = command["device"]
-        # load libraries and execute once: their memory and time are not the path's
+        # load libraries and execute once, so that their memory and time do not count for the path
         why_unusable(command["runtime"], device)
         pa.array(["a"]).take(pa.array([0]))
         before = _free(device) if device != "cpu" else _status("RssAnon")
@@ -94,8 +95,8 @@ class PathUnderTest:
         """Times up to `batches` different batches of `rows` rows, at least one, within `seconds`.
 
         evict: bytes to write before each batch, to evict the path from the caches; 0: none. Returns `seconds`
-        of each batch, `batch_s`, the median including overhead, and `executed`, the share of the time in
-        which this process had a core.
+        of each batch, `batch_s`, the median including overhead, and `executed`, the share of time in which
+        this process had a core.
         """
         if evict > self._wiper.size:
             self._wiper = np.zeros(evict, np.uint8)
@@ -115,10 +116,10 @@ class PathUnderTest:
         return {"seconds": taken, "batch_s": statistics.median(whole), "executed": executed}
 
     def measure_tiers(self, rows: int, batches: int, seconds: float, ahead: bool) -> dict[str, Any]:
-        """Times batches like `measure`, over tiers if the path has some.
+        """Times batches like `measure`, over tiers if the path has any.
 
-        ahead: starts the reads of a batch AHEAD batches before its look-ups, within the time of that batch.
-        Also returns means of a batch, see polyrec.planner.tier_times.
+        ahead: starts a batch's reads AHEAD batches before its look-ups, within that earlier batch's time.
+        Also returns means per batch, see polyrec.planner.tier_times.
         """
         began = clock()
         waiting = deque(self._drawn.request(rows) for _ in range(AHEAD))
@@ -147,7 +148,7 @@ class PathUnderTest:
         return reading_s + self._predict(*waiting.popleft(), rows)
 
     def _counted(self) -> dict[str, int]:
-        """Counters of the tiers since they were opened."""
+        """Returns the counters of the tiers since they were opened."""
         if self.stack is None:
             return dict.fromkeys(("lookups", "below", "reads", "remote"), 0)
         figures = self.stack.figures()
@@ -188,7 +189,7 @@ class PathUnderTest:
 
 
 def _copied(bundle: Bundle) -> int:
-    """Bytes of the net, which a CPU runtime copies, while rows and decoders are mapped."""
+    """Returns the bytes of the net, which a CPU runtime copies, whereas rows and decoders are mapped."""
     return sum(p.numel() * p.element_size() for p in bundle.net().parameters())
 
 
@@ -213,7 +214,7 @@ def _status(key: str) -> int:
 
 
 def _free(device: str) -> int:
-    """Returns free bytes of a CUDA device by its driver, which includes all libraries."""
+    """Returns the free bytes of a CUDA device from its driver, which includes all libraries."""
     import torch
 
     index = int(device.partition(":")[2] or 0)

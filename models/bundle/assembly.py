@@ -1,7 +1,8 @@
-"""Builds the embedding stage and the dense net of a bundle from its tensors, whole or at a nested width.
+"""Builds a bundle's embedding stage and dense net from its tensors, whole or at a nested width.
 
-At a width w the stage reads the first w columns of the same rows, and the net is the head of that width: an
-ordinary model of width w. Rows are views of the mapped file, so that the widths of a bundle share its memory.
+At width w, the stage reads the first w columns of the same rows and the net is the head of that width, so the
+result is an ordinary model of width w. Rows are views of the mapped file, so that all widths of a bundle
+share its memory.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ T = TypeVar("T")
 
 
 def checked_width(manifest: Manifest, width: int | None, named: object) -> int | None:
-    """Returns the width if the bundle `named` has it (None: all of them). Raises BundleError."""
+    """Returns the width if the bundle `named` has it (None: all widths). Raises BundleError."""
     widths = manifest.architecture.widths
     if width is None or width in widths:
         return width
@@ -32,13 +33,13 @@ def checked_width(manifest: Manifest, width: int | None, named: object) -> int |
 
 
 def shape_at(manifest: Manifest, width: int | None) -> Architecture:
-    """The shape of the dense net that serves at a width; None: at the widest."""
+    """Returns the shape of the dense net that serves at a width; None: the widest."""
     shape = manifest.architecture
     return shape.head(width or shape.width) if shape.widths else shape
 
 
 def rows_at(manifest: Manifest, rows: Mapping[str, Tensor], width: int | None) -> Mapping[str, Tensor]:
-    """The tensors of the embedding stage at a width; None: all columns."""
+    """Returns the embedding stage's tensors at a width; None: all columns."""
     if width in (None, manifest.architecture.width):
         return rows
     assert width is not None
@@ -46,7 +47,9 @@ def rows_at(manifest: Manifest, rows: Mapping[str, Tensor], width: int | None) -
 
 
 def head_at(manifest: Manifest, tensors: Mapping[str, T], width: int | None) -> Mapping[str, T]:
-    """The tensors, or other values by name, of the dense net that serves at a width; None: at the widest."""
+    """Returns the tensors (or other values by name) of the dense net that serves at a width; None: the
+    widest.
+    """
     shape = manifest.architecture
     if not shape.widths:
         return tensors
@@ -55,7 +58,7 @@ def head_at(manifest: Manifest, tensors: Mapping[str, T], width: int | None) -> 
 
 
 def activations_at(manifest: Manifest, width: int | None) -> Mapping[str, float]:
-    """The largest inputs of the dense net that serves at a width, by layer; empty if unknown."""
+    """Returns the largest inputs, by layer, of the dense net that serves at a width; empty if unknown."""
     seen = manifest.activations
     return {} if seen is None else head_at(manifest, seen.largest, width)
 
@@ -72,13 +75,13 @@ def build_stage(
 
 
 def build_net(shape: Architecture, manifest: Manifest, stage: Stage, tensors: Mapping[str, Tensor]) -> Net:
-    """Builds a dense net, ready to evaluate. Raises RuntimeError if the tensors have other shapes."""
+    """Builds a dense net in evaluation mode. Raises RuntimeError if the tensors have other shapes."""
 
     def net() -> Net:
         return initial_net(shape, dense_slots(manifest.schema_), stage.slots)
 
     with torch.device("meta"):
-        # no memory is allocated before the manifest's shapes are known to match the file
+        # allocate no memory before the manifest's shapes are known to match the file
         net().load_state_dict(tensors, assign=True)
     built = net()
     built.load_state_dict(tensors)

@@ -1,4 +1,4 @@
-"""The bundle: a trained model on disk, self-contained and immutable.
+"""Reads and writes bundles: trained models on disk, self-contained and immutable.
 
     manifest.json            schema, representation, architecture, metrics, checksums
     embeddings.safetensors   rows of all tables, in popularity order
@@ -6,8 +6,8 @@
     vocabulary.safetensors   values, ids and ranks of every table
 
 A bundle is written under a temporary name and renamed, so that it appears atomically. Loading verifies every
-file against the manifest and raises an error with the reason on any mismatch. Tensors are memory-mapped:
-processes that load the same bundle share its rows. A loaded bundle holds its files open
+file against the manifest and raises an error with the reason on any mismatch. Tensors are memory-mapped, so
+that processes that load the same bundle share its rows. A loaded bundle holds its files open
 (models/bundle/held_files.py), so that replacing the folder does not change it.
 """
 
@@ -66,7 +66,7 @@ from polyrec.models.schema.dense_transform import Standard
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.popularity import vocabularies_from_tensors, vocabulary_tensors
 from polyrec.models.text import printable
-from polyrec.models.version import code_version as code_version  # from where the server imports it
+from polyrec.models.version import code_version as code_version  # re-exported for the server
 
 FILES = frozenset((MANIFEST, *NUMBERS))
 
@@ -75,9 +75,10 @@ FILES = frozenset((MANIFEST, *NUMBERS))
 class Bundle:
     """A verified bundle. Models built from it share its mapped tensors.
 
-    path: where it was loaded from; the folder may have been replaced since. files: its open files. rows: the
-    mapped tensors of the embedding stage. width: one of nested widths, at which it is an ordinary model whose
-    rows are the first columns; None: all widths, the widest of which is served.
+    path: where it was loaded from; the folder may have been replaced since. files: its open files.
+    rows: the mapped tensors of the embedding stage.
+    width: a nested width, at which the bundle is an ordinary model of the rows' first columns; None: all
+    widths, of which the widest is served.
     """
 
     path: Path
@@ -89,12 +90,12 @@ class Bundle:
 
     @property
     def name(self) -> str:
-        """The representation and the width, as paths name them: `table`, `table.w16`."""
+        """The representation and the width as paths name them: `table`, `table.w16`."""
         return self.manifest.representation.name + ("" if self.width is None else f".w{self.width}")
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Its nested widths, ascending; empty for a plain model."""
+        """Nested widths, ascending; empty for a plain model."""
         return self.manifest.architecture.widths
 
     @property
@@ -104,9 +105,9 @@ class Bundle:
 
     @property
     def test_metrics(self) -> dict[str, float]:
-        """Defined metrics of the test rows, at this width; empty if unknown (imported and derived models).
+        """Defined metrics of the test rows at this width; empty if unknown (imported and derived models).
 
-        Older bundles have no `information` but its complement.
+        Computes `information` for older bundles, which store only its complement.
         """
         found = self.manifest.metrics.get(metrics_key("test", self.width), {})
         metrics = {k: float(v) for k, v in found.items() if v is not None and isfinite(v)}
@@ -134,13 +135,13 @@ class Bundle:
         return self.rows_bytes + self.net_bytes
 
     def at_width(self, width: int | None) -> Bundle:
-        """Returns the same bundle at another width. Raises BundleError if it has no such width."""
+        """Returns the bundle at another width. Raises BundleError if it has no such width."""
         if width == self.width:
             return self
         return replace(self, width=checked_width(self.manifest, width, self.path))
 
     def by_width(self) -> tuple[Bundle, ...]:
-        """The bundle at each of its nested widths; itself for a plain model or one that is at a width."""
+        """Returns the bundle at each nested width, or itself if it is a plain model or already at a width."""
         return tuple(self.at_width(w) for w in self.widths) if self.width is None and self.widths else (self,)
 
     @property
@@ -149,16 +150,18 @@ class Bundle:
         return activations_at(self.manifest, self.width)
 
     def stage(self) -> Stage:
-        """A new embedding stage over the mapped rows."""
+        """Builds a new embedding stage over the mapped rows."""
         return build_stage(self.manifest, self.encoder.vocabularies, self.rows, self.width)
 
     def net(self) -> DenseNet:
-        """A new dense net (of nested widths the widest, unless at another), ready to evaluate."""
+        """Builds a new dense net in evaluation mode; for nested widths the widest, unless at another
+        width.
+        """
         tensors = head_at(self.manifest, map_tensors(self.files, NET), self.width)
         return build_net(self.shape, self.manifest, self.stage(), tensors).heads[-1]
 
     def model(self) -> DLRM:
-        """A new model, ready to evaluate; nested if the bundle is, unless at a width."""
+        """Builds a new model in evaluation mode; nested if the bundle is, unless at a width."""
         stage = self.stage()
         if self.width is not None:
             return DLRM(stage, self.net()).eval()
@@ -182,10 +185,9 @@ def write_bundle(
 ) -> Bundle:
     """Writes a bundle and loads it back. Metrics that are not finite are stored as None.
 
-    activations: of the model's dense net; None: unknown.
-
-    Raises BundleError as `require_target`, for a full disk, and for a model with non-finite weights or
-    outputs, such as after diverged training.
+    activations: input ranges of the dense net's layers; None if unknown.
+    Raises BundleError as `require_target` does, if the disk is full, and for a model with non-finite weights
+    or outputs, such as after diverged training.
     """
     target = Path(path)
     require_target(target, replace)
@@ -251,7 +253,7 @@ def _write(
 
 
 def require_target(path: str | Path, replace: bool) -> None:
-    """Creates the parent folder of a bundle to be written; called before long work, too.
+    """Creates the parent folder of a bundle to be written; also called ahead of long work, to fail early.
 
     Raises BundleError if nothing can be written there, if `path` exists and `replace` is not set, or if it
     holds anything but a bundle, which replacing would delete.
@@ -337,7 +339,7 @@ def _open_checked(folder: Path) -> tuple[HeldFiles, Manifest]:
 
 
 def _max_abs(values: Tensor) -> float:
-    """Returns the largest absolute value, NaN or infinity if there is one, in one pass without allocation."""
+    """Returns the largest absolute value, or NaN or infinity if present, in one pass without allocation."""
     if not values.is_floating_point() or not values.numel():
         return 0.0
     least, most = torch.aminmax(values)
@@ -350,7 +352,7 @@ def _digest(file: Path) -> FileDigest:
 
 
 def _printable(found: Any) -> Any:
-    """Returns the same JSON value with all strings, such as file names, made printable."""
+    """Returns the JSON value with all strings, such as file names, made printable."""
     if isinstance(found, str):
         return printable(found)
     if isinstance(found, Mapping):

@@ -1,8 +1,10 @@
-"""Derives other representations of a trained model without data.
+"""Derives other representations of a trained model, without data.
 
-materialize   computed vectors become stored rows: all of them, or the hottest ones (MP-Rec's
-              encoder cache); equal outputs, more bytes, less work
-quantize      stored rows in bf16, int8 or int4; fewer bytes, a measured loss of quality
+    materialize   computed vectors become stored rows: all of them, or the hottest ones (MP-Rec's
+                  encoder cache); equal outputs, more bytes, less work
+    quantize      stored rows in bf16, int8 or int4; fewer bytes, a measured loss of quality
+
+Both return a model and its representation, for `write_bundle`.
 """
 
 from __future__ import annotations
@@ -28,10 +30,10 @@ ROWS_AT_ONCE = 4096
 
 
 def materialize(bundle: Bundle, rows: int | None = None) -> tuple[DLRM, Representation]:
-    """Stores computed vectors: all, or the `rows` most accessed ones of all tables.
+    """Stores computed vectors: all of them, or the `rows` most accessed ones over all tables.
 
-    Rows that were stored before stay stored. A fully materialized dhe or select is a plain table.
-    Raises BundleError: nothing is computed, or rows are not in fp32 (materialize, then quantize).
+    Rows already stored stay stored. A fully materialized dhe or select is a plain table.
+    Raises BundleError if nothing is computed, or rows are not fp32 (materialize first, then quantize).
     """
     representation = bundle.manifest.representation
     stage = bundle.stage()

@@ -1,6 +1,6 @@
-"""Holds the files of a folder open, so that they can be read again after other files have taken their names.
+"""Holds a folder's files open, so that they can be read again after other files have taken their names.
 
-When a bundle is replaced on disk, its folder is renamed and deleted, but open descriptors still lead to its
+When a bundle is replaced on disk, its folder is renamed and deleted, but open descriptors still refer to its
 files. So a server can map them again (for another lane, or a rollback) and never reads another model's rows.
 """
 
@@ -15,7 +15,9 @@ from polyrec.models.files import require_regular
 
 
 class HoldError(Exception):
-    """A file cannot be opened. name: of the file, None for the folder itself. why: the system's error."""
+    """Raised when a file cannot be opened. name: the file, None for the folder itself. why: the system's
+    error.
+    """
 
     def __init__(self, name: str | None, why: OSError) -> None:
         super().__init__(name, why)
@@ -23,9 +25,10 @@ class HoldError(Exception):
 
 
 class HeldFiles:
-    """Open files by name, closed when the object is garbage-collected. folder: their origin, for messages.
+    """Open files by name, closed when the object is garbage-collected.
 
-    descriptors: file descriptors by name; a child process inherits them under the same numbers.
+    folder: their origin, for messages.
+    descriptors: name -> file descriptor; a child process inherits them under the same numbers.
     """
 
     def __init__(self, folder: Path, descriptors: Mapping[str, int]) -> None:
@@ -34,15 +37,12 @@ class HeldFiles:
         weakref.finalize(self, _close, tuple(self.descriptors.values()))
 
     def path(self, name: str) -> Path:
-        """A path that opens the held file in this process."""
+        """Returns a path that opens the held file in this process."""
         return Path(f"/proc/self/fd/{self.descriptors[name]}")
 
 
 def hold_files(folder: Path, names: Sequence[str]) -> HeldFiles:
-    """Opens regular files of one folder; all are from the same one even if it is replaced in between.
-
-    Raises HoldError.
-    """
+    """Opens regular files, all from the same folder even if it is replaced meanwhile. Raises HoldError."""
     try:
         inside = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as e:
@@ -51,7 +51,7 @@ def hold_files(folder: Path, names: Sequence[str]) -> HeldFiles:
     try:
         for name in names:
             try:
-                # checked before it is opened: opening some devices has side effects
+                # check before opening, because opening some devices has side effects
                 require_regular(Path(f"/proc/self/fd/{inside}") / name)
                 flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
                 descriptors[name] = os.open(name, flags, dir_fd=inside)

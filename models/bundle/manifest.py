@@ -1,9 +1,10 @@
-"""A bundle's manifest: schema, architecture, metrics, and checksums of the tensor files and of itself.
+"""Defines a bundle's manifest: schema, architecture, metrics, and checksums of the tensor files and of
+itself.
 
-`sha256` is the manifest's own checksum: of its JSON without that key, keys sorted, without spaces. Format
-version 1 had none, and version 2 no `activations`; their bundles are still read, with every other check. Each
-string must be one line of bounded length, since names go into logs and pages, and means and deviations must
-not let ordinary values overflow.
+`sha256` is the manifest's own checksum: of its JSON without that key, with sorted keys and no spaces. Format
+version 1 had no checksum and version 2 no `activations`; their bundles are still read, with all other checks.
+Every string must be a single line of bounded length, since names go into logs and pages. Means and deviations
+must not make ordinary values overflow.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class FileDigest(Strict):
 
 
 class StandardEntry(Strict):
-    """See polyrec.models.schema.encoder.Standard."""
+    """Mean and deviation of a dense feature, see polyrec.models.schema.dense_transform.Standard."""
 
     mean: Finite
     deviation: Annotated[Finite, Field(gt=0)]
@@ -94,9 +95,9 @@ class Manifest(Strict):
 
     @property
     def counted_rows(self) -> dict[Role, float]:
-        """Contexts and candidates whose look-ups the counts are of; empty unless calibrated as a bundle.
+        """Contexts and candidates whose look-ups were counted; empty unless the bundle itself was calibrated.
 
-        Others estimate them (polyrec.models.schema.popularity.counted_lookups).
+        For other bundles, polyrec.models.schema.popularity.counted_lookups estimates them.
         """
         calibrated = self.training.get(CALIBRATED)
         rows = calibrated.get(COUNTED) if isinstance(calibrated, dict) else None
@@ -113,12 +114,12 @@ class Manifest(Strict):
 
 
 def metrics_key(split: str, width: int | None) -> str:
-    """Key of `Manifest.metrics`: `test`, or `test.w16` for one of nested widths."""
+    """Returns the key of `Manifest.metrics`: `test`, or `test.w16` for a nested width."""
     return split if width is None else f"{split}.w{width}"
 
 
 def checksum(raw: dict[str, Any]) -> str:
-    """Computes the `sha256` of a manifest's JSON object; a value already at that key is ignored."""
+    """Computes the `sha256` of a manifest's JSON object, ignoring a value already at that key."""
     content = {key: value for key, value in raw.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
@@ -132,7 +133,7 @@ def to_json_with_checksum(manifest: Manifest) -> str:
 def read_manifest(folder: Path | str, file: Path | None = None) -> Manifest:
     """Reads and checks the manifest of the bundle at `folder`. Raises BundleError, which names `folder`.
 
-    file: read instead of the folder's manifest.json, such as a descriptor that is held open.
+    file: read instead of the folder's manifest.json, for example through an open descriptor.
     """
     what = f"bundle '{folder}': {MANIFEST}"
     try:
@@ -159,7 +160,9 @@ def read_manifest(folder: Path | str, file: Path | None = None) -> Manifest:
 
 
 def _unfit_string(raw: Any, where: str = "") -> str | None:
-    """Describes the first string, key or value, that is too long or has a control character; None if none."""
+    """Describes the first string (key or value) that is too long or has a control character, else returns
+    None.
+    """
     if isinstance(raw, str):
         if len(raw) > MOST_STRING:
             return f"{where[1:]} has more than {MOST_STRING} characters"

@@ -1,8 +1,8 @@
 """Probes a model with a few rows before it is served.
 
 Finite weights may still overflow in a product; such a model would load and then fail on every request. The
-probe has rows of missing, unknown and most frequent values. The output of every layer is checked, because a
-ReLU or a sigmoid can hide an infinity.
+probe has rows of missing, unknown and most frequent values. It checks every layer's output, because a ReLU or
+a sigmoid can hide an infinity.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ NUMBERS = (0.0, 0.0, 0.0, 4.0, -4.0)
 
 
 def find_non_finite_row(model: DLRM, encoder: Encoder) -> str | None:
-    """Describes the first row of the probe with a non-finite output of any layer; None if there is none."""
+    """Describes the first probe row for which a layer's output is not finite; returns None if there is
+    none.
+    """
     if not all(vocabulary.rows for vocabulary in encoder.vocabularies.values()):
         return None  # a table without rows cannot be looked up
     batch = probe(encoder)
@@ -62,7 +64,7 @@ def _finite_outputs(model: DLRM) -> Iterator[list[Tensor]]:
 
 
 def probe(encoder: Encoder) -> Batch:
-    """Builds the plain batch of `ROWS`."""
+    """Builds the plain batch described by `ROWS`."""
     context, candidate = (_block(encoder, role) for role in ROLES)
     return Batch(context, candidate)
 
@@ -70,19 +72,19 @@ def probe(encoder: Encoder) -> Batch:
 def _block(encoder: Encoder, role: Role) -> Block:
     layout = encoder.schema.layout(role)
     dense = np.repeat(np.array(NUMBERS, np.float32)[:, None], len(layout.dense), axis=1)
-    with np.errstate(over="ignore"):  # a schema may say 1e308
+    with np.errstate(over="ignore"):  # a schema may contain 1e308
         dense[0] = [d.missing for d in layout.dense]
     ranks = np.zeros((len(ROWS), len(layout.singles)), np.int64)
     for i, f in enumerate(layout.singles):
         ranks[:, i] = _ranks(encoder, f)
-    # a list has no missing value: it is empty
+    # a list has no missing value; it is empty instead
     bags = [(_ranks(encoder, f)[1:], np.array([0] + [1] * (len(ROWS) - 1))) for f in layout.bags]
     return Block(dense, ranks, *interleave(bags))
 
 
 def _ranks(encoder: Encoder, feature: Categorical) -> I64:
-    """Returns a rank for each of `ROWS`; the most frequent where the table refuses missing or
-    unknown values.
+    """Returns a rank for each of `ROWS`; the most frequent value's if the table refuses missing or unknown
+    values.
     """
     vocabulary = encoder.vocabulary(feature)
     ranks = np.zeros(len(ROWS), np.int64)

@@ -1,4 +1,4 @@
-"""Gives a bundle the names, roles and label of another schema of the same model."""
+"""Gives a bundle the names, roles and label of another schema that describes the same model."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from polyrec.models.schema.schema import Schema
 
 
 def with_schema(bundle: Bundle, schema: Schema) -> Bundle:
-    """Returns the bundle as it reads data of another schema; ids, rows and the net are the same.
+    """Returns the bundle with another schema; ids, rows and the net stay the same.
 
-    Raises SchemaError if the schema is of another model, or if its roles put the model's inputs in another
-    order.
+    Raises SchemaError if the schema describes another model, or if its roles change the order of the model's
+    inputs.
     """
     was = bundle.manifest.schema_
     tables = check_same_features(was, schema)

@@ -1,9 +1,9 @@
-"""Puts the rows of a bundle in another popularity order, with the same prediction for every id.
+"""Reorders a bundle's rows by popularity; the prediction for every id stays the same.
 
-Ids and values stay; ranks, counts and the stored rows move together. Stored rows are bytes to this module, so
-every precision is permuted without loss. A table that is partly computed stores its hottest rows, so its new
-prefix is filled from the model: rows that enter it are computed again, and those that leave it must equal
-what the decoder computes for them.
+Ids and values stay; ranks, counts and stored rows move together. Stored rows are treated as bytes, so every
+precision is permuted without loss. A partly computed table stores its hottest rows, so its new prefix is
+filled from the model: rows that enter it are computed, and rows that leave it must equal what the decoder
+computes for them.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ TOLERANCE = 1e-5
 def reordered(bundle: Bundle, accesses: Mapping[str, I64]) -> tuple[DLRM, Encoder]:
     """Returns the model with its rows in descending order of accesses, and its encoder.
 
-    accesses: by table, int64 [rows], in the order of stable ids; they become the counts. Equally accessed
-    rows keep their order. Raises BundleError if a table is partly computed and its rows cannot change places.
+    accesses: table -> int64 [rows], in the order of stable ids; they become the counts. Ties keep their
+    order.
+    Raises BundleError if a table is partly computed and its rows cannot be moved.
     """
     vocabularies: dict[str, Vocabulary] = {}
     source: dict[str, I64] = {}
@@ -70,7 +71,7 @@ def _parts(stage: object) -> dict[str, TableStage | ComputedStage]:
 
 
 def _cuts(stage: ComputedStage) -> dict[str, tuple[int, int]]:
-    """Returns how many rows of each table are stored, and how many there are."""
+    """Returns, per table, the number of stored rows and the number of rows."""
     sizes = zip(stage.cuts.tolist(), stage.rows.sizes, strict=True)
     return dict(zip(stage.rows.tables, sizes, strict=True))
 
@@ -95,7 +96,7 @@ def _computed_rows(bundle: Bundle, stage: ComputedStage, stored: Tensor, source:
 
 
 def _vectors(stage: ComputedStage, rows: I64) -> Tensor:
-    """Returns the vectors of rows of the fused order, in any order, float32 [n, width]."""
+    """Returns the vectors of rows of the fused order, which may be unsorted, float32 [n, width]."""
     order = np.argsort(rows)
     out = torch.empty((rows.size, stage.width))
     with torch.inference_mode():
@@ -108,7 +109,7 @@ def _vectors(stage: ComputedStage, rows: I64) -> Tensor:
 def _check_left(
     bundle: Bundle, before: ComputedStage, after: ComputedStage, source: Mapping[str, I64]
 ) -> None:
-    """Raises BundleError if a row that is no longer stored has another vector when it is computed."""
+    """Raises BundleError if a row that is no longer stored has a different vector when computed."""
     for table, (cut, size) in _cuts(before).items():
         if cut in (0, size):
             continue

@@ -22,11 +22,12 @@ from polyrec.models.schema.vocabulary import Vocabulary
 
 
 def reserve(bundle: Bundle, rows: Mapping[str, int]) -> tuple[DLRM, Encoder]:
-    """Returns the model with reserved rows after the coldest of each table, and its encoder.
+    """Returns the model with reserved rows after the coldest row of each table, and its encoder.
 
-    rows: number of rows to reserve, by table. Ids of values stay; those of the rows for missing and unknown
-    values move up. Raises BundleError: no such table, vectors are computed, the values of a table are all
-    integers below its size, or it refuses unknown values.
+    rows: table -> number of rows to reserve. Ids of values stay; the ids for missing and unknown values move
+    up.
+    Raises BundleError if there is no such table, vectors are computed, a table's values are all integers
+    below its size, or it refuses unknown values.
     """
     stage = bundle.stage()
     if not isinstance(stage, TableStage):
@@ -40,7 +41,7 @@ def reserve(bundle: Bundle, rows: Mapping[str, int]) -> tuple[DLRM, Encoder]:
         np.concatenate((np.arange(v.rows), np.full(rows.get(t, 0), v.oov_rank))) + stage.rows.base[t]
         for t, v in ((t, old.vocabularies[t]) for t in stage.rows.tables)
     ]
-    # rows are bytes here, whatever their precision
+    # rows are treated as bytes, whatever their precision
     weight = stage.state_dict()["store.weight"].index_select(0, torch.from_numpy(np.concatenate(source)))
     schema, representation = bundle.manifest.schema_, bundle.manifest.representation
     widened = stage_from_tensors(representation, schema, vocabularies, {"store.weight": weight})

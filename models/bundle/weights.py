@@ -1,7 +1,7 @@
-"""Opens the weights of a bundle without its encoder, for processes that only execute batches.
+"""Opens a bundle's weights without its encoder, for processes that only execute batches.
 
-Checksums are not verified, which the process that loaded the bundle has done, and vocabulary values are not
-read. Opening a bundle that another process has open is fast, because its mapped rows are shared.
+It does not verify checksums, as the process that loaded the bundle has done so, and does not read vocabulary
+values. Opening a bundle that another process has open is fast, because the mapped rows are shared.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class BundleWeights:
     width: int | None = None
 
     def at_width(self, width: int | None) -> BundleWeights:
-        """Returns the same weights at another width. Raises BundleError if there is no such width."""
+        """Returns the weights at another width. Raises BundleError if there is no such width."""
         return replace(self, width=checked_width(self.manifest, width, self.files.folder))
 
     @property
@@ -66,11 +66,11 @@ class BundleWeights:
         return activations_at(self.manifest, self.width)
 
     def stage(self) -> Stage:
-        """A new embedding stage over the mapped rows."""
+        """Builds a new embedding stage over the mapped rows."""
         return build_stage(self.manifest, self.ranks, self.rows, self.width)
 
     def net(self) -> DenseNet:
-        """A new dense net, ready to evaluate."""
+        """Builds a new dense net in evaluation mode."""
         tensors = head_at(self.manifest, map_tensors(self.files, NET), self.width)
         shape = shape_at(self.manifest, self.width)
         return build_net(shape, self.manifest, self.stage(), tensors).heads[-1]

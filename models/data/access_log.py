@@ -1,14 +1,14 @@
 """Reads an access log: which values requests looked up, without labels.
 
-Two formats:
+There are two formats:
 
-    Parquet      a file or folder; a row for each request or candidate, a column for each categorical feature,
-                 with values or lists of them. Columns that are no features are ignored.
+    Parquet      a file or folder with a row per request or candidate and a column per categorical feature, of
+                 values or lists of values. Columns that are not features are ignored.
     JSON lines   (.jsonl, .json, .ndjson) on each line the body of a request to /v1/predict, /v1/rank or the
                  inference protocol, or one row as an object.
 
-Values are raw values, as in /v1/predict. Bodies of the inference protocol hold stable ids, and so do other
-logs that are said to.
+Values are raw, as in /v1/predict. Bodies of the inference protocol contain stable ids, and so do logs opened
+with `ids`.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ Columns = dict[str, list[Any]]
 
 
 class AccessLog:
-    """One access log. ids: whether it holds stable ids. malformed: lines left out so far.
+    """One access log.
 
-    Raises DataError: no such file, none of the features in it, a column of another type.
+    ids: whether it contains stable ids. malformed: lines left out so far.
+    Raises DataError if there is no such file, it has none of the features, or a column has the wrong type.
     """
 
     def __init__(
@@ -70,8 +71,8 @@ class AccessLog:
     def count(self, counts: LookupCounts, progress: Callable[[int], object] = lambda _: None) -> int:
         """Adds every look-up to `counts` and returns the number of rows or lines.
 
-        `progress` is called with those done. Raises DataError naming the first malformed line, if it is
-        fatal, or a value of another type.
+        progress: called with the number done. Raises DataError naming the first malformed line, if malformed
+        lines are fatal, or a value of the wrong type.
         """
         total = 0
         for rows in self._count_lines(counts) if self._lines else self._count_parquet(counts):
@@ -138,7 +139,9 @@ class AccessLog:
             (ids if read_ids or self._ids else values).add(name, column, len(found[name]))
 
     def _typed(self, name: str, column: Sequence[Any], ids: bool) -> list[Any]:
-        """Returns the values of a feature, lists flattened. Raises ValueError for one of another type."""
+        """Returns the values of a feature, with lists flattened. Raises ValueError for a value of the
+        wrong type.
+        """
         feature = self._features[name]
         kind = str if feature.type == "string" and not (ids or self._ids) else int
         flat: list[Any] = []
@@ -172,7 +175,7 @@ class AccessLog:
 
 
 class _Cells:
-    """Flat values of some features, and the number of rows that they come from."""
+    """Collects flat values of features, and the number of rows that they come from."""
 
     def __init__(self) -> None:
         self._flat: Columns = {}
@@ -183,14 +186,14 @@ class _Cells:
         self._rows[name] = self._rows.get(name, 0) + rows
 
     def taken(self) -> dict[str, tuple[list[Any], int]]:
-        """Returns values and rows by feature, and forgets them."""
+        """Returns and clears the values and rows by feature."""
         found = {name: (flat, self._rows[name]) for name, flat in self._flat.items()}
         self._flat, self._rows = {}, {}
         return found
 
 
 def _lookups(body: Any, schema: Schema) -> Columns:
-    """Returns the values that a request looks up, by feature; a context's once. Raises ValueError."""
+    """Returns the values that a request looks up, by feature; a context's values once. Raises ValueError."""
     if not isinstance(body, dict):
         raise ValueError("it is not an object")
     if "inputs" in body:
@@ -237,7 +240,7 @@ def _tensor_lookups(inputs: Any, schema: Schema) -> Columns:
 
 
 def _lists(flat: list[Any], lengths: list[Any]) -> list[list[Any]]:
-    """Cuts values into lists. Raises ValueError unless their lengths add up."""
+    """Splits values into lists. Raises ValueError unless the lengths add up."""
     if not all(isinstance(n, int) and n >= 0 for n in lengths) or sum(lengths) != len(flat):
         raise ValueError(f"lengths do not add up to {len(flat)} values")
     ends = [0, *accumulate(lengths)]

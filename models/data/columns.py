@@ -1,8 +1,8 @@
-"""Converts columns of a data file to the few Arrow types that the schema knows.
+"""Converts columns of a data file to the few Arrow types that the schema uses.
 
-Files come in many types (large strings, 8-bit integers, floats that stand for integers). The output is
-string, int64, float64, or a list of one of the first two, with missing values as nulls. Values that do not
-convert without loss raise an error that names the column.
+Files come with many types (large strings, 8-bit integers, floats that represent integers). The output is
+string, int64, float64, or a list of one of the first two, with missing values as nulls. Values that cannot be
+converted without loss raise an error that names the column.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ TARGET: dict[str, pa.DataType] = {
 
 
 def column_kind(schema: Schema, column: str) -> Kind:
-    """Returns the kind of a column; one that the schema does not mention is a key, kept nearly as is.
+    """Returns the kind of a column.
 
-    time: what a split by time cuts, whose order counts; of a key only equality does.
+    time: the column of a split by time, whose order matters. A column that the schema does not mention is a
+    key, of which only equality matters; it is kept nearly unchanged.
     """
     for feature in schema.categorical:
         if feature.name == column:
@@ -46,14 +47,14 @@ def column_kind(schema: Schema, column: str) -> Kind:
 
 
 def check_columns(where: str, wanted: Sequence[str], there: Sequence[str]) -> None:
-    """Raises DataError that names the first wanted column that is not there, and lists what is."""
+    """Raises DataError naming the first wanted column that is absent, and listing the columns."""
     for name in wanted:
         if name not in there:
             raise DataError(f"{where}: no column '{name}'; the columns are {', '.join(there)}")
 
 
 def check_type(where: str, column: str, kind: Kind, type_: pa.DataType) -> None:
-    """Raises DataError where a column's type can never hold what the schema says."""
+    """Raises DataError if a column's type can never hold what the schema says."""
     if pt.is_dictionary(type_):
         type_ = type_.value_type
     if not _fits(kind, type_):
@@ -72,9 +73,9 @@ def check_type(where: str, column: str, kind: Kind, type_: pa.DataType) -> None:
 
 
 def check_alike(where: str, column: str, type_: pa.DataType, first: str, first_type: pa.DataType) -> None:
-    """Raises DataError where a key or time has values in one file that are not comparable with another's.
+    """Raises DataError if the values of a key or time in one file cannot be compared with those in another.
 
-    type_, first_type: as stored. Dates and timestamps compare in any unit, see `in_unit_of`.
+    type_, first_type: as stored. Dates and timestamps are comparable in any unit, see `in_unit_of`.
     """
     types = [t.value_type if pt.is_dictionary(t) else t for t in (type_, first_type)]
     dated = [pt.is_timestamp(t) or pt.is_date(t) for t in types]
@@ -90,7 +91,7 @@ def check_alike(where: str, column: str, type_: pa.DataType, first: str, first_t
 def in_unit_of(values: pa.Array, first_type: pa.DataType) -> pa.Array:
     """Converts dates and timestamps to the unit of the first file, in which times are compared.
 
-    Raises ArrowInvalid for a time that this unit cannot hold, as the year 9999 in nanoseconds.
+    Raises ArrowInvalid for a time that this unit cannot represent, such as the year 9999 in nanoseconds.
     """
     if pt.is_dictionary(values.type):
         values = values.dictionary_decode()
@@ -148,16 +149,16 @@ def normalize_column(where: str, column: str, kind: Kind, values: pa.Array) -> p
     if pt.is_dictionary(values.type):
         values = values.dictionary_decode()
     if pt.is_date32(values.type):
-        # days since 1970, which Arrow casts to int64 only by way of int32
+        # Arrow casts dates (days since 1970) to int64 only via int32
         values = values.cast(pa.int32())
     if kind == "key" and pt.is_uint64(values.type):
-        # hashes fill all 64 bits: the same bits as int64 are equal where the values are
+        # hashes use all 64 bits; reinterpreted as int64, equal hashes stay equal
         values = values.view(pa.int64())
     target = _key_type(values.type) if kind in ("key", "time") else TARGET[kind]
     if pt.is_null(values.type):
         return pa.nulls(len(values), target)
     if pt.is_list(target) and pt.is_floating(values.type.value_type):
-        # A missing list becomes an empty one: both are the same bag.
+        # a missing list becomes an empty one, which is the same bag
         lengths = values.cast(pa.list_(pa.float64())).value_lengths().fill_null(0).to_numpy()
         offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32))
         values = pa.ListArray.from_arrays(offsets, _nan_to_null(values.flatten()))
@@ -187,7 +188,7 @@ def _nan_to_null(values: pa.Array) -> pa.Array:
 
 
 def countable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Casts a column to what Arrow's kernels count: no dictionary, view or list of a fixed size."""
+    """Casts a column to a type that Arrow's kernels can count: no dictionaries, views or fixed-size lists."""
     type_ = column.type
     if pt.is_dictionary(type_):
         return countable(column.cast(type_.value_type))
@@ -198,6 +199,6 @@ def countable(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def floats(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
-    """float64 [rows], NaN where a value is missing. Integers beyond 2^53 are rounded."""
+    """Converts a column to float64 [rows], NaN where missing. Integers beyond 2^53 are rounded."""
     values: np.ndarray[Any, Any] = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
     return values

@@ -1,4 +1,5 @@
-"""Counts accesses of one table by value over a stream of batches, and makes a vocabulary in popularity order.
+"""Counts accesses of one table by value over a stream of batches, and builds a vocabulary in popularity
+order.
 
 Memory is proportional to the number of distinct values: partial counts are merged whenever they have doubled.
 """
@@ -49,7 +50,7 @@ class AccessCounts:
         every = np.bincount(codes, minlength=len(encoded.dictionary) + 1)
         some = np.bincount(codes[sampled], minlength=len(encoded.dictionary) + 1)
         last = np.full(every.size, -1)
-        last[codes[sampled]] = row[sampled]  # of equal codes the last assignment wins
+        last[codes[sampled]] = row[sampled]  # for equal codes, the last assignment wins
         self._missing += (every[-1], some[-1])
         columns = {"every": every[:-1], "sampled": some[:-1], "last": last[:-1]}
         self._parts.append(pa.table({"value": encoded.dictionary, **columns}))
@@ -69,11 +70,11 @@ class AccessCounts:
         """Returns the table's values in popularity order.
 
         All rows determine which values get a row and an id, ties by value; sampled look-ups determine the
-        order. Of equally popular rows the one looked up last comes first, then the smaller id.
-        whole: every row was sampled. Then the number of values seen once estimates the look-ups of unseen
-        values, which the out-of-vocabulary row will serve, and is added to its count (Turing's estimate;
-        Good, Biometrika 1953).
-        previous: vocabularies that this one continues, see models/schema/continuation.py.
+        order. Ties in popularity go to the row looked up last, then to the smaller id.
+        whole: whether every row was sampled. If so, the number of values seen exactly once estimates the
+        look-ups of unseen values, which the out-of-vocabulary row will serve, and is added to its count
+        (Turing's estimate; Good, Biometrika 1953).
+        previous: vocabularies to continue, see models/schema/continuation.py.
         """
         total = self._merge()
         _require_utf8(table, total.column("value"))
@@ -119,7 +120,9 @@ class AccessCounts:
         )
 
     def _kept(self, total: pa.Table, most: int | None) -> I64:
-        """Positions in `total` of the values that get a row, most frequent first, ties by value."""
+        """Returns the positions in `total` of the values that get a row, most frequent first, ties by
+        value.
+        """
         order = pc.sort_indices(total, [("every", "descending"), ("value", "ascending")]).to_numpy()
         frequent = total.column("every").to_numpy()[order] >= self._head.min_count
         kept: I64 = order[frequent][:most].astype(np.int64)
@@ -127,7 +130,7 @@ class AccessCounts:
 
 
 def _require_utf8(table: str, values: pa.ChunkedArray) -> None:
-    """Raises DataError for strings in another encoding, which Parquet files may hold and JSON cannot."""
+    """Raises DataError for strings in other encodings, which Parquet files may contain but JSON cannot."""
     try:
         values.validate(full=True)
     except pa.ArrowInvalid as e:
@@ -138,8 +141,8 @@ def _require_utf8(table: str, values: pa.ChunkedArray) -> None:
 
 
 def _flat(column: pa.Array, max_length: int) -> tuple[pa.Array, I64]:
-    """Returns the values of a column of lists, cut to `max_length` as the encoder does, and the row
-    of each.
+    """Returns the values of a list column, truncated to `max_length` as in the encoder, and the row of
+    each.
     """
     lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
     values = column.flatten()

@@ -1,8 +1,8 @@
 """Reads the Criteo display advertising format: a label, 13 integers, 26 hexadecimal categories.
 
-Forty tab-separated columns, no header, an empty field is missing; plain or gzip. Columns are named
-`label`, `I1` ... `I13`, `C1` ... `C26`; the reader adds `row`, the line number counted from 1, because the
-order of the file is its only record of time. Whole chunks of lines go through Arrow's parser; only a chunk
+The file has forty tab-separated columns without a header, plain or gzip; an empty field is missing. Columns
+are named `label`, `I1` ... `I13`, `C1` ... `C26`. The reader adds `row`, the line number from 1, because the
+order of the file is its only record of time. Chunks of whole lines go through Arrow's parser; only a chunk
 that it rejects is parsed line by line. The label and the integers are parsed in every pass, so each pass
 leaves out the same malformed lines.
 """
@@ -52,7 +52,7 @@ class CriteoReader:
 
     @property
     def rows_hint(self) -> int | None:
-        """Unknown: lines differ in length."""
+        """Unknown, because lines differ in length."""
         return None
 
     def fingerprint(self) -> str:
@@ -131,7 +131,7 @@ class CriteoReader:
 
 
 def _table(chunk: bytes, columns: Sequence[str]) -> pa.Table:
-    """Parses whole lines. Raises pa.ArrowInvalid at the first that is malformed."""
+    """Parses whole lines. Raises pa.ArrowInvalid at the first malformed line."""
     return csv.read_csv(
         pa.BufferReader(chunk),
         read_options=csv.ReadOptions(column_names=list(FIELDS), use_threads=False, block_size=len(chunk) + 1),
@@ -181,7 +181,7 @@ def _malformed_lines(lines: Sequence[bytes]) -> dict[int, str]:
 
 
 def _integer(text: str) -> int | None:
-    """Parses what Arrow's parser accepts as a 64-bit integer: spaces around it, and 0x, are allowed."""
+    """Parses what Arrow's parser accepts as a 64-bit integer, including surrounding spaces and 0x."""
     text = text.strip(" ")
     if ODD_INTEGER.fullmatch(text) is None:
         return None

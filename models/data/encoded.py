@@ -1,12 +1,12 @@
-"""Encodes data once so that training and evaluation can read rows in any order.
+"""Encodes data once, so that training and evaluation can read rows in any order.
 
-A reader's rows go through the encoder into compact arrays (ranks in 32 bits if those of all tables fit, one
-jagged array of bags a role), in memory or, where they outgrow it, in memory-mapped files of a temporary
-folder. Any set of rows comes back as a `Batch`.
+A reader's rows go through the encoder into compact arrays (ranks in 32 bits if all tables' ranks fit, one
+jagged array of bags per role). These are in memory or, if too large, in memory-mapped files of a temporary
+folder. Any set of rows can be read back as a `Batch`.
 
 Consecutive rows with the same context share it: it is stored once, and a batch with several of these rows
-carries it once. Packed data provide it; in plain data each row's encoded context is compared with the one
-before, so that only equal contexts are shared, whatever the schema claims.
+contains it once. Packed data declare shared contexts. In plain data each row's encoded context is compared
+with the previous one, so that only equal contexts are shared, whatever the schema says.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SHARE_FROM = 2
 
 @dataclass(frozen=True, slots=True)
 class _StoredBlock:
-    """A stored block: like polyrec.models.schema.batch.Block, with smaller ranks."""
+    """A stored block, like polyrec.models.schema.batch.Block but with smaller ranks."""
 
     dense: F32
     ranks: Ranks
@@ -77,11 +77,11 @@ class _StoredBlock:
 
 
 class EncodedRows:
-    """Encoded rows. Close it (or use `with`) to free its memory and its temporary files.
+    """Encoded rows. Close it, or use it in a `with` block, to free its memory and temporary files.
 
-    label: float32 [rows], 1 for a click. split: int8 [rows], as polyrec.models.data.split.
-    group: int64 [rows] or None; equal for rows of one request (the group column's own values if they
-    are integers, a 64-bit hash of them otherwise).
+    label: float32 [rows], 1 for a click. split: int8 [rows], as in polyrec.models.data.split.
+    group: int64 [rows] or None; equal for rows of one request (the group column's values if they are
+    integers, else their 64-bit hashes).
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class EncodedRows:
 
     @property
     def contexts(self) -> int:
-        """Number of stored contexts: one per row where none is shared."""
+        """Number of stored contexts; one per row if none is shared."""
         return self.rows if self._starts is None else self._starts.size - 1
 
     @property
@@ -116,9 +116,9 @@ class EncodedRows:
         return sum(a.nbytes for a in arrays if a is not None)
 
     def batch(self, rows: I64) -> Batch:
-        """Returns a batch of the given rows. rows: int64 [n], any order, repeats allowed.
+        """Returns a batch of the given rows. rows: int64 [n], in any order, repeats allowed.
 
-        Contexts are shared if there are more than SHARE_FROM rows per context, else the batch is plain.
+        Contexts are shared if there are more than SHARE_FROM rows per context; otherwise the batch is plain.
         """
         context, candidate = self._blocks["context"], self._blocks["candidate"].take(rows)
         if self._starts is None:
@@ -172,9 +172,9 @@ def encode(
 ) -> EncodedRows:
     """Encodes the rows of the splits `which`, in one pass.
 
-    Up to `memory_bytes` they stay in memory, beyond it they go to files in the temporary folder.
-    `progress` is called with the rows of each batch read. share: store repeated contexts once, if the schema
-    has a group; batches have the same values either way.
+    memory_bytes: limit up to which rows stay in memory; beyond it they go to files in the temporary folder.
+    progress: called with the number of rows of each batch read.
+    share: stores repeated contexts once, if the schema has a group; batches have the same values either way.
     Raises DataError: no rows in these splits, a missing group, a value without a row.
     """
     schema = encoder.schema
@@ -211,8 +211,8 @@ def encode_windows(
 ) -> Iterator[EncodedRows]:
     """Encodes the rows of the splits `which` in windows of about `rows` rows, one at a time in memory.
 
-    A window ends between requests, so that each is whole in one, unless it has more than `rows` rows itself.
-    The windows of all passes are equal. first: number of the first window that is encoded.
+    A window ends between requests, so that each request is in one window, unless it alone has more than
+    `rows` rows. All passes have the same windows. first: number of the first window to encode.
     Raises DataError: a missing group, a value without a row.
     """
     schema = encoder.schema
@@ -245,7 +245,7 @@ def _windows(
 
 
 def _window_end(schema: Schema, part: Requests, rows: int) -> int:
-    """Returns the first row of the request that row number `rows` belongs to; `rows` if that is row 0."""
+    """Returns the first row of the request that contains row number `rows`; `rows` if that is row 0."""
     if schema.group is None:
         return rows
     group = group_codes(schema.group, part.exploded([schema.group]).column(0))[: rows + 1]
@@ -254,7 +254,7 @@ def _window_end(schema: Schema, part: Requests, rows: int) -> int:
 
 
 def _joined(parts: Sequence[Requests]) -> Requests:
-    """Concatenates parts, also those that share no columns."""
+    """Concatenates parts, including parts without shared columns."""
     if parts[0].shared.num_columns:
         return Requests.concat(parts)
     data = concat_batches([part.per_row for part in parts])

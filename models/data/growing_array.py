@@ -1,6 +1,7 @@
-"""Arrays that grow chunk by chunk along their first axis: in memory, or in files where memory is too small.
+"""Implements arrays that grow chunk by chunk along their first axis, in memory or in files.
 
-Files are memory-mapped by `array`, in a temporary folder that the caller removes.
+They move to files when memory is too small. `array` memory-maps the files, which are in a temporary folder
+that the caller removes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from polyrec.models.schema.batch import I64
 class GrowingArrays:
     """Named arrays, in memory until their total exceeds `memory_bytes`, then in files.
 
-    names: type and current shape by name. folder: of the files, None before the first.
+    names: name -> (type, current shape). folder: of the files, None until there are any.
     """
 
     def __init__(self, memory_bytes: int) -> None:
@@ -49,7 +50,7 @@ class GrowingArrays:
     def array(self, name: str) -> NDArray[Any]:
         """Returns the whole array and releases its chunks."""
         if self.folder is None:
-            # Popped one array at a time, so that there are never two copies of everything.
+            # pop one array at a time, so that there are never two copies of all of them
             return np.concatenate(self._chunks.pop(name))
         return self._mapped(name, "r")
 

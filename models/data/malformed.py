@@ -1,5 +1,5 @@
-"""Finds malformed rows of a columnar file (missing label, infinite number): an error, or left out and
-counted.
+"""Finds malformed rows of a columnar file (missing label, infinite number), to raise or to skip and count
+them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class RowValidator:
         """Returns a mask of the valid rows; None if all are valid.
 
         data: at least `columns`, normalized. first: number of its first row, for the message.
-        Raises DataError naming the first malformed row, if that is fatal.
+        Raises DataError naming the first malformed row, if malformed rows are fatal.
         """
         valid_rows = pc.is_valid(data.column(self._label))
         for name in self.columns:

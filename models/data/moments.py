@@ -15,8 +15,8 @@ LEAST = 1e-20
 class Moments:
     """Mean and deviation of one dense feature after log1p, in one pass.
 
-    Batches are merged by Chan, Golub and LeVeque's formula (1979), which does not cancel as sums of
-    squares do.
+    Batches are merged by the formula of Chan, Golub and LeVeque (1979), which avoids the cancellation of sums
+    of squares.
     """
 
     def __init__(self, feature: Dense) -> None:
@@ -25,7 +25,9 @@ class Moments:
         self._mean = self._squares = 0.0
 
     def add(self, raw: NDArray[np.float64]) -> None:
-        """raw: float64 [rows], NaN where missing. Raises DataError for values whose squares overflow."""
+        """Adds values. raw: float64 [rows], NaN where missing. Raises DataError for values whose squares
+        overflow.
+        """
         x = raw[~np.isnan(raw)]
         if not x.size:
             return
@@ -45,9 +47,9 @@ class Moments:
         self._count = total
 
     def standard(self) -> Standard:
-        """Returns mean and deviation so far; a feature that is constant but for rounding gets deviation 1.
+        """Returns mean and deviation so far; the deviation of a feature that is constant up to rounding is 1.
 
-        So does one with a deviation below LEAST, by which an ordinary value divided overflows float32.
+        So is a deviation below LEAST, as dividing an ordinary value by it would overflow float32.
         """
         deviation = float(np.sqrt(self._squares / self._count)) if self._count else 0.0
         varies = deviation > max(1e-12 * abs(self._mean), LEAST)

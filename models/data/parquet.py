@@ -1,7 +1,7 @@
-"""Reads Parquet: one file, or all `*.parquet` files of a folder or those of a glob, in the order of names.
+"""Reads Parquet: one file, or all `*.parquet` files of a folder or glob, in order of name.
 
-Read batch by batch through a small buffer, so that memory does not grow with the file. A row is
-malformed if its label is missing or a dense feature is infinite.
+It reads batch by batch through a small buffer, so that memory does not grow with the file. A row is malformed
+if its label is missing or a dense feature is infinite.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ParquetReader:
                 for name in schema.columns:
                     kind, type_ = column_kind(schema, name), there.field(name).type
                     check_type(str(file), name, kind, type_)
-                    # where all values are missing, there is nothing to compare
+                    # if all values are missing, there is nothing to compare
                     if kind in ("key", "time") and not pa.types.is_null(type_):
                         first, first_type = self._first_types.setdefault(name, (str(file), type_))
                         check_alike(str(file), name, type_, first, first_type)
@@ -103,8 +103,9 @@ def parquet_files(path: Path) -> list[Path]: ...
 @overload
 def parquet_files(path: RemotePath) -> list[RemotePath]: ...
 def parquet_files(path: DataPath) -> list[Path] | list[RemotePath]:
-    """Returns a file itself, all `*.parquet` files of a folder, or those that match a glob, in the order of
-    their names. Raises DataError if there are none.
+    """Returns a file itself, all `*.parquet` files of a folder, or those that match a glob, in order of name.
+
+    Raises DataError if there are none.
     """
     if isinstance(path, RemotePath):
         found = path.parquet_files()
@@ -125,7 +126,7 @@ def parquet_files(path: DataPath) -> list[Path] | list[RemotePath]:
 
 
 def open_parquet(file: DataPath) -> pq.ParquetFile:
-    """Opens a file with a small read buffer; of a remote one, the columns of a row group are read at once.
+    """Opens a file with a small read buffer; for a remote file, a row group's columns are read at once.
 
     Raises DataError if it is not Parquet.
     """

@@ -1,11 +1,12 @@
-"""Reads a prediction log: the requests that a server answered, joined with the labels that came later.
+"""Reads a prediction log: the requests that a server answered, joined with labels that arrived later.
 
     FOLDER/log.json                                how labels are joined, see `LogRules`
-    FOLDER/requests/2026-11-23T17/part-*.parquet   a row a request: its context once, candidates as lists
+    FOLDER/requests/2026-11-23T17/part-*.parquet   one row per request: its context once, candidates as lists
     FOLDER/feedback/2026-11-23T17/part-*.parquet   labels: request id, row of the request, label, time
 
 `polyrec serve --prediction-log FOLDER` writes it (server/prediction_log/). Labels are joined when the log is
-read, so that a label counts whenever it came. Files of labels from elsewhere may be put below `feedback/`.
+read, so that a label counts no matter when it arrived. Label files from other sources may be added below
+`feedback/`.
 """
 
 from __future__ import annotations
@@ -89,10 +90,9 @@ sender; null in files that the operator put there."""
 class LogRules(Strict):
     """The rules of a log, in its log.json.
 
-    for_schema: name of the schema. features: those that are stored, with their types. window_s: seconds after
-    an answer in which its labels count; a request is read once they have passed. unlabeled: a request without
-    any label is one of negatives, or left out.
-
+    for_schema: name of the schema. features: the stored features, with their types.
+    window_s: seconds after an answer in which its labels count; a request is read once they have passed.
+    unlabeled: whether a request without any label counts as all negatives or is left out.
     """
 
     format: Literal["polyrec-predictions-1"] = "polyrec-predictions-1"
@@ -103,7 +103,7 @@ class LogRules(Strict):
 
 
 def is_prediction_log(path: Path) -> bool:
-    """Whether a folder is a prediction log."""
+    """Returns whether a folder is a prediction log."""
     return (path / RULES).is_file()
 
 
@@ -120,7 +120,7 @@ def load_rules(folder: Path) -> LogRules:
 
 
 def stored_types(schema: Schema) -> dict[str, pa.DataType]:
-    """The types of the features in files of requests: of the context one value, of candidates a list."""
+    """Returns the types of the features in request files: one value for the context, lists for candidates."""
     types: dict[str, pa.DataType] = {}
     for role in (schema.context, schema.candidate):
         for name in role.names:
@@ -130,11 +130,12 @@ def stored_types(schema: Schema) -> dict[str, pa.DataType]:
 
 
 class PredictionLogReader(PackedReader):
-    """Rows of the requests of a log (see polyrec.models.data.reader.DataReader), joined with their labels.
+    """Rows of a log's requests, joined with their labels (see polyrec.models.data.reader.DataReader).
 
-    The columns of the group and of the split hold `log.key` if they are not features. now_s: requests
-    answered less than the log's window before it are left out; Unix time, default now. since, until: only
-    requests answered at since <= time < until, in the format of `utc_time`. Raises DataError.
+    The columns of the group and of the split contain `log.key` if they are not features.
+    now_s: Unix time, default now; requests answered less than the log's window before it are left out.
+    since, until: only requests answered at since <= time < until, in the format of `utc_time`. Raises
+    DataError.
     """
 
     def __init__(
@@ -179,7 +180,7 @@ class PredictionLogReader(PackedReader):
                 continue
             with open_parquet(file) as parquet:
                 check_columns(str(file), [*LOG_COLUMNS.names, *types], parquet.schema_arrow.names)
-                # leaves out files that are later than the period, so that its fingerprint stays
+                # skip files later than the period, so that its fingerprint does not change
                 if _earliest(parquet.metadata) <= self._until:
                     self._files.append(file)
                     self._rows += _scores(parquet.metadata)
@@ -202,7 +203,7 @@ class PredictionLogReader(PackedReader):
         )
 
     def time_of(self, value: float) -> datetime | None:
-        """Returns the time of a value of the split's column; None if that column is a feature."""
+        """Returns the time of a value in the split's column; None if that column is a feature."""
         if self._schema.split.columns[0] not in self._keys:
             return None
         return _time((int(value) >> KEY_BITS) / 1e6)
@@ -221,7 +222,7 @@ class PredictionLogReader(PackedReader):
             stored = stored.append_column(name, stored.column(KEY))
         lengths = pc.list_value_length(stored.column(SCORES)).to_numpy()
         offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32))
-        # as the schema wants them: labels of a log are 0 or 1 where those of the data may be ratings
+        # as the schema expects: labels of a log are 0 or 1, whereas those of the data may be ratings
         above = self._schema.label.positive_above
         values = pa.array(np.where(labels > POSITIVE, above + 1, above))
         stored = stored.append_column(label, pa.ListArray.from_arrays(offsets, values))
@@ -230,17 +231,18 @@ class PredictionLogReader(PackedReader):
         return stored.select([name for name in columns if name in stored.column_names])
 
     def _labels(self, stored: pa.Table) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the label of each row, float64 [rows], and whether a request got any, bool [stored rows].
+        """Returns the label of each row, float64 [rows], and whether a request has any label, bool [stored
+        rows].
 
-        Of two labels of a row the later one counts. Requests of the same id all get its labels, but for those
-        that a client gave before they were answered.
+        Of two labels of a row, the later one counts. Requests with the same id all get its labels, except
+        labels that a client sent before they were answered.
         """
         lengths: I64 = pc.list_value_length(stored.column(SCORES)).to_numpy().astype(np.int64)
         labels = np.zeros(int(lengths.sum()))
         known = np.zeros(lengths.size, bool)
         if not stored.num_rows:
             return labels, known
-        # requests: runs of stored rows that begin with a request's row 0
+        # requests are runs of stored rows that begin with a request's row 0
         first = np.flatnonzero(stored.column(ROW).to_numpy() == 0)
         request_of_stored = np.cumsum(stored.column(ROW).to_numpy() == 0) - 1
         start = (np.cumsum(lengths) - lengths)[first]
@@ -259,10 +261,10 @@ class PredictionLogReader(PackedReader):
             given.column("label").to_numpy(),
         )
         by_client = pc.is_valid(given.column("client")).to_numpy()
-        in_order = np.argsort(at, kind="stable")  # those without a time last
+        in_order = np.argsort(at, kind="stable")  # labels without a time last
         in_order = in_order[times[in_order] > 0]
         part = np.cumsum(times[in_order]) // MOST_JOINED
-        # each label once for each request of its id; in parts, as all requests may have the same
+        # repeat each label for every request with its id; in parts, since all requests may have the same id
         for some in np.split(in_order, np.flatnonzero(np.diff(part)) + 1):
             label_at = np.repeat(some, times[some])
             nth = np.arange(label_at.size) - np.repeat(np.cumsum(times[some]) - times[some], times[some])
@@ -278,7 +280,7 @@ class PredictionLogReader(PackedReader):
         return labels, known
 
     def _feedback_of(self, first: datetime, last: datetime) -> pa.Table:
-        """Returns the labels that may concern requests answered in the hours from first to last."""
+        """Returns the labels that may belong to requests answered in the hours from first to last."""
         if self._feedback[0] != first or first != last:
             files = label_files_of(self._log, first, last + timedelta(hours=1) + self._window)
             tables = [table for f in files for table in read_labels(f)]
@@ -287,17 +289,17 @@ class PredictionLogReader(PackedReader):
 
 
 def label_files_of(folder: Path, first: datetime, until: datetime) -> list[Path]:
-    """Returns a log's files of labels that may have come from the hour `first` to `until`, sorted."""
+    """Returns a log's label files that may have arrived between the hours `first` and `until`, sorted."""
     files = sorted((folder / FEEDBACK).rglob("*.parquet"))
     return [f for f in files if _in(f.parent.name, first, until)]
 
 
 def read_labels(file: Path, request_ids: pa.Array | None = None) -> Iterator[pa.Table]:
-    """Yields the labels of a file, in parts with LABEL_COLUMNS. request_ids: only of these requests.
+    """Yields the labels of a file, in parts with LABEL_COLUMNS. request_ids: only labels of these requests.
 
     Raises DataError.
     """
-    # brings pandas where it is installed: a tenth of the imports of a server, which may have no log
+    # imported here: it imports pandas if installed, a tenth of a server's imports, which may have no log
     import pyarrow.dataset as ds
 
     with open_parquet(file) as parquet:
@@ -315,7 +317,7 @@ def read_labels(file: Path, request_ids: pa.Array | None = None) -> Iterator[pa.
 
 
 def _in(folder: str, first: datetime, until: datetime) -> bool:
-    """Whether the labels of an hour's folder may be needed; those of any other folder always are."""
+    """Returns whether the labels in an hour's folder may be needed; those in any other folder always are."""
     try:
         hour = datetime.strptime(folder, HOUR).replace(tzinfo=UTC)
     except ValueError:
@@ -345,14 +347,14 @@ def stored_names(schema: Schema) -> dict[str, str]:
 
 
 def _time_columns(schema: Schema) -> Iterator[str]:
-    """The columns of the split that a log has no values for but the time."""
+    """Yields the columns of the split for which a log only has the time."""
     if schema.split.rule == "column":
         raise DataError(f"schema '{schema.name}' splits by a column of the data, which a log does not have")
     yield from schema.split.columns
 
 
 def _earliest(metadata: pq.FileMetaData) -> datetime:
-    """Returns the earliest time of a file, from its footer; EVER if that does not say."""
+    """Returns the earliest time in a file, from its footer; EVER if it is not recorded."""
     found = []
     for group in range(metadata.num_row_groups):
         statistics = metadata.row_group(group).column(metadata.schema.names.index(TIME)).statistics

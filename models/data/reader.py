@@ -1,8 +1,8 @@
 """Reads a file or folder as a stream of Arrow batches in the types of the schema.
 
-A pass holds only a few batches in memory, whatever the file size. Every pass over the same data gives the
+A pass holds only a few batches in memory, whatever the file size. Every pass over the same data yields the
 same rows in the same order for any choice of columns: malformed rows are detected by the same columns each
-time, and are an error or left out and counted.
+time, and are either an error or skipped and counted.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class DataReader(Protocol):
     def batches(self, columns: Sequence[str], rows: int = 65536) -> Iterator[pa.RecordBatch]:
         """Yields these columns, at most `rows` rows at a time; no batch is empty.
 
-        Strings are string, integers int64, dense features and the label float64, multi-valued
-        features lists; missing values are nulls. Raises DataError.
+        Strings are string, integers int64, dense features and the label float64, multi-valued features lists;
+        missing values are nulls. Raises DataError.
         """
         ...
 
@@ -66,9 +66,10 @@ class DataReader(Protocol):
 class PeriodReader:
     """Rows of a reader with since <= time < until, where time is the column of the schema's split by time.
 
-    since, until: None for no bound; a number where the column holds numbers, else an ISO date or time, of UTC
-    unless it says otherwise. Raises DataError: the schema has no split by time, a bound that does not fit the
-    column, a period without a time.
+    since, until: None for no bound; a number if the column has numbers, else an ISO date or time, in UTC by
+    default.
+    Raises DataError if the schema has no split by time, a bound does not fit the column, or the period is
+    empty.
     """
 
     def __init__(self, reader: DataReader, schema: Schema, since: str | None, until: str | None) -> None:
@@ -99,7 +100,7 @@ class PeriodReader:
 
     def batches(self, columns: Sequence[str], rows: int = 65536) -> Iterator[pa.RecordBatch]:
         for data in self._reader.batches(list(dict.fromkeys([*columns, self._column])), rows):
-            # a row without a time stays, for the split to report it
+            # keep a row without a time, so that the split reports it
             inside = pa.array(np.ones(data.num_rows, bool))
             for bound, holds in ((self._since, pc.greater_equal), (self._until, pc.less)):
                 if bound is not None:
@@ -110,7 +111,9 @@ class PeriodReader:
 
 
 def _stored_type(path: DataPath, column: str) -> pa.DataType | None:
-    """Returns the type of a column in Parquet files, of one value if they are packed; None without one."""
+    """Returns a column's type in Parquet files, of a single value if they are packed; None if it is
+    absent.
+    """
     from polyrec.models.data.parquet import open_parquet, parquet_files
 
     try:
@@ -122,7 +125,7 @@ def _stored_type(path: DataPath, column: str) -> pa.DataType | None:
 
 
 def _bound(text: str | None, column: str, type_: pa.DataType | None) -> int | float | None:
-    """Converts a bound to the numbers that a reader gives for the column. Raises DataError."""
+    """Converts a bound to the numbers that a reader returns for the column. Raises DataError."""
     if text is None:
         return None
     if type_ is not None and pt.is_temporal(type_):
@@ -139,7 +142,7 @@ def _bound(text: str | None, column: str, type_: pa.DataType | None) -> int | fl
 
 
 def utc_time(text: str) -> datetime:
-    """Parses an ISO date or time, of UTC unless it says otherwise. Raises DataError."""
+    """Parses an ISO date or time, in UTC unless it says otherwise. Raises DataError."""
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
@@ -157,9 +160,10 @@ def open_data(
     """Opens Parquet (file, folder or glob), plain or packed, a prediction log, or a Criteo TSV (or gzip).
 
     path: Parquet may also be a URL, see models/data/remote/path.py.
-    since, until: only rows of this period, see PeriodReader; of a log, by the times of its answers. Features
-    of the request are computed, of these rows, and read like columns. Raises DataError: no such file, an
-    unknown format, a column of the schema that is missing or of another type, a period without a time.
+    since, until: only rows of this period, see PeriodReader; for a log, by the times of its answers.
+    Request features are computed from these rows and read like columns.
+    Raises DataError: no such file, an unknown format, a column that is missing or has the wrong type, an
+    empty period.
     """
     from polyrec.models.data.prediction_log import PredictionLogReader, is_prediction_log
 
@@ -179,14 +183,14 @@ def open_data(
 
 
 def is_csv(path: DataPath) -> bool:
-    """Whether a path's name is that of a CSV file, which cannot be read."""
+    """Returns whether a path is named like a CSV file, which cannot be read."""
     return str(path).lower().endswith((".csv", ".csv.gz"))
 
 
 def csv_given(path: DataPath) -> DataError:
-    """Returns the error for a CSV file, or a folder of them, which says how to make Parquet of it.
+    """Returns the error for a CSV file or a folder of them, with a command that converts it to Parquet.
 
-    Empty fields become missing values, the files of a folder one by one files beside them.
+    Empty fields become missing values; each file of a folder is converted to a file beside it.
     """
     code = "from pyarrow import csv, parquet; o = csv.ConvertOptions(strings_can_be_null=True); "
     if isinstance(path, Path) and path.is_dir():
@@ -244,14 +248,14 @@ def _open_parquet(path: DataPath, schema: Schema, on_malformed: OnMalformed) -> 
 
 
 def is_glob(path: DataPath) -> bool:
-    """Whether a path stands for the files that match it, like `clicks/2026-11-*.parquet`."""
+    """Returns whether a path is a pattern for files, like `clicks/2026-11-*.parquet`."""
     if isinstance(path, RemotePath):
         return path.is_glob
     return not path.exists() and any(character in str(path) for character in "*?[")
 
 
 def fingerprint(files: Sequence[DataPath], root: DataPath) -> str:
-    """sha256 over names (below root) and contents of files, streamed. root: a file, a folder or a glob.
+    """Returns the sha256 over names (below root) and contents of files. root: a file, a folder or a glob.
 
     For remote files, the store's version identifier replaces the contents.
     """

@@ -1,9 +1,9 @@
-"""Reads data with its features of the request as further columns.
+"""Reads data with its request features as additional columns.
 
-The rows of a request are those with the same value of the schema's group, in the order of the data, wherever
-they stand: next to each other, shuffled, or in different files and splits. So the features are computed
-before any row is read for training: one pass over the columns that they are computed of, kept in memory or,
-where they outgrow it, in temporary files.
+The rows of a request are those with the same value in the schema's group column, in data order, wherever they
+are: adjacent, shuffled, or in different files and splits. So the features are computed before any row is read
+for training: one pass over the columns that they derive from, kept in memory or, if too large, in temporary
+files.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ROWS = 1 << 18
 
 
 class RequestReader:
-    """A reader (see polyrec.models.data.reader.DataReader) and the features of the request of its rows."""
+    """A reader (see polyrec.models.data.reader.DataReader) that adds the request features of its rows."""
 
     def __init__(self, reader: DataReader, schema: Schema) -> None:
         self.path = reader.path
@@ -95,7 +95,7 @@ class RequestReader:
         return _appended(data, computed, values[:, [self._names.index(name) for name in computed]])
 
     def _compute(self) -> F32:
-        """The features of all rows, float32 [rows, features], in data order."""
+        """Computes the features of all rows, float32 [rows, features], in data order."""
         features = RequestFeatures(self._schema)
         store = GrowingArrays(MEMORY_BYTES)
         try:
@@ -115,16 +115,16 @@ class RequestReader:
 
 
 def columns_read(schema: Schema) -> tuple[str, ...]:
-    """The columns of the data that features of the request are computed of."""
+    """Returns the data columns from which request features are computed."""
     features = RequestFeatures(schema)
     names = (schema.group or "", *features.numbers, *(f.name for f in (*features.singles, *features.bags)))
     return tuple(dict.fromkeys(names))
 
 
 def with_request_features(schema: Schema, data: pa.RecordBatch) -> pa.RecordBatch:
-    """Adds features of the request that are not among the columns, computed of these rows alone.
+    """Adds request features that are not among the columns, computed from these rows alone.
 
-    Without a column of the schema's group, all rows are one request.
+    Without the schema's group column, all rows form one request.
     """
     names = tuple(r.name for r in schema.request)
     if not data.num_rows or set(names) <= set(data.schema.names):
@@ -168,7 +168,7 @@ def _append_inputs(
 
 
 def _compute_all(features: RequestFeatures, store: GrowingArrays, out: F32) -> None:
-    """Computes the features of all stored rows into `out`, some requests at a time."""
+    """Computes the features of all stored rows into `out`, several requests at a time."""
     order, lengths = request_order(store.array("group"))
     codes: dict[str, I64] = {f.name: store.array(f.name) for f in features.singles}
     lists: dict[str, Jagged] = {}
@@ -189,7 +189,9 @@ def _compute_all(features: RequestFeatures, store: GrowingArrays, out: F32) -> N
 
 
 def group_codes(name: str, column: pa.Array) -> I64:
-    """The request of each row, int64 [rows]: integers themselves, else a 64-bit hash. Raises DataError."""
+    """Returns the request of each row, int64 [rows]: integers as they are, else a 64-bit hash. Raises
+    DataError.
+    """
     if column.null_count:
         raise DataError(f"group column '{name}': a value is missing, and a row without it has no request")
     if pt.is_integer(column.type):
@@ -199,7 +201,9 @@ def group_codes(name: str, column: pa.Array) -> I64:
 
 
 def value_codes(column: pa.Array, missing: int) -> I64:
-    """Codes of ids, equal where the ids are: integers themselves, of strings a 64-bit hash."""
+    """Returns codes that are equal where the ids are equal: integers as they are, strings as 64-bit
+    hashes.
+    """
     if pt.is_integer(column.type):
         codes: I64 = pc.fill_null(column, missing).to_numpy(zero_copy_only=False).astype(np.int64)
         return codes

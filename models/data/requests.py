@@ -1,7 +1,7 @@
 """Groups rows of data into requests: columns shared by a request's rows, and columns per row.
 
-A new request begins wherever any shared column differs from the row before, so sharing is exact for any data;
-it pays if requests have many rows.
+A new request begins wherever any shared column differs from the previous row, so sharing is exact for any
+data. It pays off if requests have many rows.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ ROWS_MOST = 65536
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """Some requests.
+    """Several requests.
 
-    shared: one row per request. per_row: all rows, request by request. lengths: int64 [requests], rows of
-    each, at least one.
+    shared: one row per request. per_row: all rows, request by request.
+    lengths: int64 [requests], rows per request, at least one.
     """
 
     shared: pa.RecordBatch
@@ -54,7 +54,9 @@ class Requests:
         return pa.RecordBatch.from_arrays(arrays, list(columns))
 
     def filter(self, wanted: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Requests:
-        """Returns the rows where `wanted`, bool [rows], is True; requests without any are left out."""
+        """Returns the rows where `wanted`, bool [rows], is True; requests without any such row are left
+        out.
+        """
         starts = np.cumsum(self.lengths) - self.lengths
         lengths = np.add.reduceat(wanted, starts, dtype=np.int64) if starts.size else self.lengths
         kept = lengths > 0
@@ -62,7 +64,7 @@ class Requests:
         return Requests(shared, self.per_row.filter(pa.array(wanted)), lengths[kept])
 
     def pieces(self, rows: int) -> Iterator[Requests]:
-        """Yields the same requests in pieces of about `rows` rows, in order."""
+        """Yields the requests in pieces of about `rows` rows, in order."""
         ends = np.cumsum(self.lengths)
         place = (ends - self.lengths) // rows
         cuts = np.flatnonzero(np.diff(place, prepend=-1, append=-1)).tolist()
@@ -95,7 +97,7 @@ def concat_batches(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def rebatch(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """Yields the same rows in batches of `rows`; the last may be shorter."""
+    """Yields the rows in batches of `rows`; the last may be shorter."""
     buffered: list[pa.RecordBatch] = []
     count = 0
     for batch in batches:
@@ -135,15 +137,15 @@ def _codes(column: pa.Array) -> NDArray[Any]:
 
 
 def request_starts(data: pa.RecordBatch, shared: Sequence[str]) -> I64:
-    """Returns the rows, int64 [requests], at which a shared column differs from the row before; row
-    0 first.
+    """Returns the rows at which a shared column differs from the previous row, int64 [requests], row 0
+    first.
     """
     columns = [c for name in shared for c in comparable_arrays(data.column(name))]
     return np.flatnonzero(row_changes(columns, data.num_rows))
 
 
 def split_requests(batches: Iterable[pa.RecordBatch], shared: Sequence[str]) -> Iterator[Requests]:
-    """Groups rows into requests; only those of more than ROWS_MOST rows are split."""
+    """Groups rows into requests; only requests of more than ROWS_MOST rows are split."""
     buffered: list[pa.RecordBatch] = []
     for batch in batches:
         data = concat_batches([*buffered, batch])

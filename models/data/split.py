@@ -1,7 +1,7 @@
 """Assigns rows to training, validation and test by a schema's split rule.
 
 `fit_splitter` computes the cuts of a time split in one pass over one column; the `Splitter` that it returns
-labels any batch of the same data consistently.
+assigns any batch of the same data consistently.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ Times = NDArray[Any]
 class Splitter:
     """A split rule with its cuts.
 
-    cuts: of a time split, the largest value of the training rows and of the rows before the test
-    rows; both None for the other rules.
+    cuts: for a time split, the largest value of the training rows and that of all rows before the test rows;
+    both None for other rules.
     """
 
     split: Split
     cuts: tuple[int | float, int | float] | None = None
 
     def __call__(self, data: pa.RecordBatch) -> I8:
-        """Rows with the split's columns -> int8 [rows]: 0 train, 1 validation, 2 test.
+        """Assigns rows, which have the split's columns, int8 [rows]: 0 train, 1 validation, 2 test.
 
-        Raises DataError: a time is missing, a split column says something else.
+        Raises DataError if a time is missing, or a split column has an unexpected value.
         """
         if self.split.rule == "hash":
             return self._by_hash(data)
@@ -77,13 +77,13 @@ class Splitter:
 def fit_splitter(
     reader: DataReader, schema: Schema, progress: Callable[[int], object] | None = None
 ) -> Splitter:
-    """Returns the splitter of a data set. `progress` is called with the rows of each batch.
+    """Returns the splitter of a data set. progress: called with the number of rows of each batch.
 
-    A time split cuts between values, never within one: the rows before the test rows are the
-    smallest prefix in time that holds at least the `train` share of all rows; of those, the training
-    rows are the smallest prefix that leaves at most the `validation` share. Of few times, such as a few days,
-    the last one is left for the test and the one before it for validation, whatever their shares.
-    Raises DataError: a missing time, or a single one.
+    A time split cuts between values, never within one. The rows before the test rows are the smallest prefix
+    in time with at least the `train` share of all rows; of those, the training rows are the smallest prefix
+    that leaves at most the `validation` share. If there are few times, such as a few days, the last one is
+    for test and the one before it for validation, whatever their shares.
+    Raises DataError for a missing time, or a single one.
     """
     split = schema.split
     if split.rule != "time":
@@ -112,7 +112,7 @@ def _distinct(reader: DataReader, name: str, progress: Callable[[int], object] |
         values.append(some)
         counts.append(n)
         pending += some.size
-        # Merged whenever they have doubled: memory stays proportional to the distinct values.
+        # merge whenever they have doubled, so that memory stays proportional to the distinct values
         if pending > max(MERGE_FROM, 2 * merged):
             values, counts = _merged(values, counts)
             pending = merged = values[0].size
@@ -140,16 +140,16 @@ def _times(name: str, column: pa.Array) -> Times:
 
 
 def stable_hash(values: pa.Array) -> U64:
-    """Hashes values to uint64 [len(values)], the same on every machine and in every version.
+    """Hashes values to uint64 [len(values)], identically on every machine and in every version.
 
-    Takes strings, integers and floats; null hashes like a value. Each distinct value is hashed once.
+    Accepts strings, integers and floats; null is hashed like a value. Each distinct value is hashed once.
     """
     encoded = values.dictionary_encode()
     unique = encoded.dictionary
     if pt.is_string(unique.type):
         hashes = _hash_strings(unique)
     else:
-        # Adding zero turns -0.0 into 0.0, which it equals.
+        # adding zero turns -0.0 into 0.0, which is equal
         hashes = mix((unique.to_numpy(zero_copy_only=False) + 0).view(np.uint64))
     hashes = np.append(hashes, mix(np.array([0x6E756C6C], np.uint64)))
     codes = pc.fill_null(encoded.indices, len(unique)).to_numpy(zero_copy_only=False)

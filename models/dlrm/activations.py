@@ -1,9 +1,9 @@
-"""The range of the inputs of each layer of a dense net, which int8 products with static scales need.
+"""Records the range of the inputs of each linear layer, for int8 products with static scales.
 
-A scale that is computed from each row takes a quarter of the net's time. One for all rows must be known
-before: it is found on data, when a bundle is trained or calibrated. A few extreme rows would make it too
-coarse for all others, so it leaves out a share BEYOND of the numbers, which saturate; an answer still depends
-on its own row alone. docs/results/representations.md compares shares.
+Computing a scale per row would take a quarter of the net's time, so one scale for all rows is found on data
+when a bundle is trained or calibrated. A few extreme rows would make that scale too coarse, so a share BEYOND
+of the inputs may exceed the range and saturates. A row's answer still depends on that row alone. For a
+comparison of shares, see docs/results/representations.md.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from polyrec.models.files import Strict
 from polyrec.models.schema.batch import I64, Batch
 
 ROWS = 2**16
-"""Maximum rows that are looked at."""
+"""Maximum number of rows to observe."""
 BATCH_ROWS = 4096
 BEYOND = 3e-5
 """Share of a layer's inputs that may be larger than its range."""
 
 
 class Activations(Strict):
-    """Ranges of the inputs of a net's layers. rows: how many were looked at.
+    """Input ranges of a net's linear layers.
 
-    largest: absolute input, but for a share BEYOND, by the layer's name in the net: `bottom.2`, `top.0`,
-    `interaction.down.0`; with nested widths `heads_by_width.16.top.0`.
+    rows: number of rows observed.
+    largest: layer name -> largest absolute input, except for a share BEYOND of them. Names are as in the net
+        (`bottom.2`, `top.0`, `interaction.down.0`; with nested widths `heads_by_width.16.top.0`).
     """
 
     rows: Annotated[int, Field(ge=1)]
@@ -45,10 +46,10 @@ class Activations(Strict):
 def observe_activations(
     model: DLRM, batch: Callable[[I64], Batch], rows: I64, beyond: float = BEYOND
 ) -> Activations | None:
-    """Predicts rows of data and records the range of each layer's inputs; None without rows.
+    """Runs the model on data and records the range of each layer's inputs; returns None without rows.
 
-    batch: returns the batch of some rows. rows: int64, its arguments; of more than ROWS, evenly spaced ones
-    are taken. beyond: share of a layer's inputs outside of its range.
+    batch: returns the batch for an array of row numbers. rows: int64, row numbers; if there are more than
+    ROWS, an evenly spaced sample is used. beyond: share of a layer's inputs that may exceed its range.
     """
     if not rows.size:
         return None
@@ -62,9 +63,9 @@ def observe_activations(
 
 @contextmanager
 def _largest_inputs(net: nn.Module, rows: int, beyond: float) -> Iterator[dict[str, Tensor]]:
-    """Collects the largest absolute inputs of each linear layer by name, descending.
+    """Collects the largest absolute inputs of each linear layer by name, in descending order.
 
-    As many as are the share `beyond` of the inputs of so many rows, and one more.
+    Keeps one more than the share `beyond` of a layer's inputs over all rows.
     """
     largest: dict[str, Tensor] = {}
     hooks = []

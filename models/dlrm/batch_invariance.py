@@ -1,15 +1,15 @@
-"""Pads matrix products of torch on a CPU, so that a row's result is bit-identical in any batch.
+"""Pads CPU matrix products, so that a row's result is bit-identical in every batch.
 
-Small products run in other kernels, which add in another order: ATen has its own below a number of
-multiplications (`bmm_out_or_baddbmm_` in LinearAlgebra.cpp, `mkldnn_gemm_min_size` in mkldnn/Matmul.cpp), and
-in fp32 MKL has others for fewer than four rows and for the remainder of columns (with a single column: of
-rows) after a multiple of four. Results differ in the last bits of fp32. If that changes a rounding to bf16 or
-int8, the answer changes by about 1e-4, and in fp32 by up to 4e-6 where large numbers cancel out: a request
-would be answered differently in a batch than alone. So products are padded with zeros.
+Small products run in different kernels, which add in a different order. ATen uses its own kernel below a
+certain number of multiplications (`bmm_out_or_baddbmm_` in LinearAlgebra.cpp, `mkldnn_gemm_min_size` in
+mkldnn/Matmul.cpp). In fp32, MKL uses other kernels for fewer than four rows, and for the columns left over
+after a multiple of four (for rows, if there is a single column). Results then differ in the last bits: up to
+4e-6 in fp32 where large numbers cancel, and about 1e-4 if the difference flips a rounding to bf16 or int8.
+Without padding, a request would be answered differently in a batch than alone.
 
-The inputs of bf16 products are also padded to a multiple of TILE. On processors with AMX, oneDNN fills
-the last tile of a row with the beginning of the next row, times weights of zero: if that row is not finite,
-neither is this one's result (torch 2.13 on a Xeon with AMX: 3 inputs and 1,366 rows, or 34 and 68).
+The inputs of bf16 products are also padded to a multiple of TILE. With AMX, oneDNN fills the last tile of a
+row with the start of the next row, multiplied by zero weights. If that next row is not finite, this row's
+result is not finite either (torch 2.13 on a Xeon with AMX: 3 inputs and 1,366 rows, or 34 and 68).
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 BLOCK = 4
-"""Rows of a dense net's batch, and columns of a decoder's product, are padded to a multiple of this."""
+"""Rows of a dense net's batch and columns of a decoder's product are padded to a multiple of this."""
 TILE = 32
-"""Numbers of bf16 in a row of an AMX tile."""
+"""bf16 values per row of an AMX tile."""
 MULTIPLICATIONS = {torch.float32: 400, torch.bfloat16: 16**3}
-"""Maximum multiplications of a product for which ATen may use its own kernel, by dtype."""
+"""Maximum multiplications, by dtype, of a product for which ATen may use its own kernel."""
 
 
 def min_batch_rows(products: Iterable[int], dtype: torch.dtype) -> int:
-    """Minimum rows of a batch, a multiple of BLOCK.
+    """Returns the minimum rows of a batch, a multiple of BLOCK.
 
-    products: multiplications of one row, for each product that a batch is put through.
+    products: multiplications per row of each product that the batch goes through.
     """
     return round_up_to_block(MULTIPLICATIONS[dtype] // min(products) + 1)
 
 
 def round_up_to_block(n: int) -> int:
-    """n rounded up to a multiple of BLOCK."""
+    """Rounds n up to a multiple of BLOCK."""
     return n + -n % BLOCK
 
 
 def padded(x: Tensor, columns: int) -> Tensor:
-    """Returns x with zeros as further columns, up to `columns`."""
+    """Appends zero columns to x, up to `columns` columns."""
     missing = columns - x.shape[-1]
     return F.pad(x, (0, missing)) if missing else x
 
 
 def tiled(weight: Tensor) -> Tensor:
-    """Returns a weight [out, in] with zeros as further columns, up to a multiple of TILE."""
+    """Appends zero columns to a weight [out, in], up to a multiple of TILE."""
     return padded(weight, weight.shape[1] + -weight.shape[1] % TILE)
 
 

@@ -1,4 +1,4 @@
-"""The dense net with the context's part computed once per context instead of once per row.
+"""Computes the dense net with the context's part evaluated once per context instead of once per row.
 
 The rows of a ranking request share their context, so everything that depends on the context alone is constant
 within a request: the bottom MLP if all dense features are context features, products of context vectors with
@@ -44,9 +44,9 @@ class ContextPart(NamedTuple):
 
 
 class ContextOnce(nn.Module):
-    """The weights of a `DenseNet`, split into parts for contexts and for rows. For inference.
+    """The weights of a `DenseNet`, split into a part for contexts and a part for rows. Inference only.
 
-    Buffers row_weight and context_weight: W_R and W_C of the module's docstring.
+    The buffers row_weight and context_weight are W_R and W_C of the module docstring.
     """
 
     def __init__(self, net: DenseNet) -> None:
@@ -64,7 +64,7 @@ class ContextOnce(nn.Module):
         self.register_buffer("bias", bias.to(weight), persistent=False)
 
     def _columns(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns (columns of the row inputs, columns of the context inputs), in the order of computation."""
+        """Splits the first layer's weight into (row columns, context columns), in order of computation."""
         net, width = self.net, self.net.shape.width
         has_bottom = net.bottom is not None
         vectors = torch.arange(has_bottom + sum(net.slots))
@@ -80,7 +80,7 @@ class ContextOnce(nn.Module):
         square = weight.new_zeros((weight.shape[0], vectors.numel() ** 2))
         square[:, net.interaction.get_buffer("pairs")] = weight[:, ahead:]
         square = square.view(-1, vectors.numel(), vectors.numel())
-        # weights of pairs are below the diagonal; products of (row, context) may need the mirrored one
+        # pairs are stored below the diagonal only; a (row, context) product may need the mirrored entry
         both = square + square.transpose(1, 2)
         crossing = both[:, own][:, :, context].flatten(1)
         inside = [square[:, v][:, :, v].flatten(1) for v in (own, context)]
@@ -96,7 +96,9 @@ class ContextOnce(nn.Module):
             self.register_buffer(name, tiled(self.get_buffer(name)), persistent=False)
 
     def products(self) -> list[int]:
-        """Multiplications per row (or context) of each matrix product, in plain and in ranking batches."""
+        """Returns the multiplications per row (or context) of each matrix product, of plain and ranking
+        batches.
+        """
         net = self.net
         found = [layer.weight.numel() for layer in net.modules() if isinstance(layer, nn.Linear)]
         found += [self.get_buffer(name).numel() for name in ("row_weight", "context_weight")]

@@ -1,8 +1,8 @@
-"""Computes the cost of a bundle: bytes of its weights, and floating point operations per row.
+"""Computes the cost of a bundle: bytes of its weights and floating-point operations per row.
 
-Operations are counted from the model's shape, a multiply-add as two, for a row of a plain batch: a context
-shared by a request's candidates counts for each of them. Data movement (look-ups, concatenation) and
-elementwise operations (biases, ReLU, sigmoid) are not counted.
+Operations are derived from the model's shape for a row of a plain batch, with a multiply-add counted as two.
+A context shared by several candidates is counted for each of them. Data movement (look-ups, concatenation)
+and elementwise operations (biases, ReLU, sigmoid) are not counted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Flops:
         return self.embedding + self.bottom + self.interaction + self.top
 
     def as_dict(self) -> dict[str, int]:
-        """JSON-able, with the total."""
+        """Returns a JSON-serializable dict, including the total."""
         return {**asdict(self), "total": self.total}
 
 
@@ -47,7 +47,7 @@ class Bytes:
         return self.rows + self.net
 
     def as_dict(self) -> dict[str, int]:
-        """JSON-able, with the total."""
+        """Returns a JSON-serializable dict, including the total."""
         return {**asdict(self), "total": self.total}
 
 
@@ -59,7 +59,7 @@ def flops(bundle: Bundle) -> Flops:
 
 
 def net_flops(shape: Architecture, dense: int, slots: int, embedding: int = 0) -> Flops:
-    """Counts operations of a dense net that reads `dense` numbers and `slots` vectors per row."""
+    """Counts the operations of a dense net that reads `dense` numbers and `slots` vectors per row."""
     vectors = slots + (1 if dense else 0)
     joined, interaction = vectors * shape.width, 0
     if shape.interaction == "dot":
@@ -112,7 +112,7 @@ def ranking_net_flops(net: DenseNet) -> RankingFlops:
 
 
 def sizes(bundle: Bundle) -> Bytes:
-    """Returns bytes of rows and net; their total is `bundle.bytes`."""
+    """Returns the bytes of rows and dense net; the total equals `bundle.bytes`."""
     return Bytes(bundle.rows_bytes, bundle.net_bytes)
 
 

@@ -1,11 +1,11 @@
-"""The deep learning recommendation model (Naumov et al., arXiv 1906.00091).
+"""Implements the deep learning recommendation model (Naumov et al., arXiv 1906.00091).
 
     dense values --> bottom MLP --.
                                   interaction --> top MLP --> logit
     ranks --> embedding stage ----'
 
-The embedding stage (models/embeddings) is the representation; the rest, `DenseNet`, is the same for all
-representations, sees no ids, and is what is exported to ONNX. Here every row is computed in full;
+The embedding stage (models/embeddings) is the representation. The rest, `DenseNet`, is the same for all
+representations, sees no ids, and is the part exported to ONNX. Every row is computed in full here;
 models/dlrm/context_once.py computes the same function with less work where rows share a context.
 """
 
@@ -30,21 +30,23 @@ from polyrec.models.schema.schema import Schema
 from polyrec.models.transfer import on_device
 
 Width = Annotated[int, Field(ge=1, le=2**16)]
-"""Width of a layer; the limit is far beyond any trained model and bounds memory."""
+"""Width of a layer. The limit bounds memory and is far above any trained model."""
 Widths = tuple[Width, ...]
 VectorWidth = Annotated[int, Field(ge=1, le=4096)]
 LEAST_HIDDEN = 16
-"""Hidden layers of narrow heads are not scaled below this."""
+"""Minimum width of the scaled hidden layers of narrow heads."""
 HEADS = "heads_by_width"
-"""Prefix of the names of a nested net's tensors: `heads_by_width.16.output.bias`."""
+"""Name prefix of a nested net's tensors, as in `heads_by_width.16.output.bias`."""
 
 
 class Architecture(Strict):
-    """The shape of a DLRM. Hidden widths only: the bottom MLP ends in `width`, the top MLP in 1.
+    """The shape of a DLRM.
 
-    widths: of nested vectors, increasing, the last being `width`: the first w columns of a row are a vector
-    of width w, with a dense net (head) of its own. Empty: `width` only. The defaults are best on average over
-    the public data at hand (docs/results/recipes.md).
+    bottom, top: hidden widths only; the bottom MLP ends in `width`, the top MLP in 1.
+    widths: widths of nested vectors, increasing, the last equal to `width`. The first w columns of a row form
+        a vector of width w, which has a dense net (head) of its own. Empty for a model that is not nested.
+
+    The defaults are the best on average over the public data sets (docs/results/recipes.md).
     """
 
     width: VectorWidth = 16
@@ -75,12 +77,12 @@ class Architecture(Strict):
 
     @property
     def blocks(self) -> tuple[tuple[int, int], ...]:
-        """Columns [first, last) that each width adds to the one before it."""
+        """Columns [first, last) that each width adds to the previous one."""
         ends = self.widths or (self.width,)
         return tuple(zip((0, *ends[:-1]), ends, strict=True))
 
     def head(self, width: int) -> Architecture:
-        """The shape of the dense net of one of `widths`: its layers shrink in proportion to the width."""
+        """Returns the shape of the dense net for one of `widths`; hidden layers shrink in proportion."""
 
         def scaled(size: int) -> int:
             return min(size, max(LEAST_HIDDEN, -(-size * width // self.width)))
@@ -111,10 +113,9 @@ class Inputs(NamedTuple):
 
 
 class DenseNet(nn.Module):
-    """Bottom MLP, interaction, top MLP: `Inputs` -> logits [rows].
+    """Maps `Inputs` to logits [rows]: bottom MLP, interaction, top MLP.
 
-    dense: dense features of context and candidate. Every layer but the last is followed by ReLU, as in
-    DLRM.
+    dense: number of dense features per block. Every layer but the last is followed by ReLU, as in DLRM.
     """
 
     def __init__(self, shape: Architecture, dense: PerBlock, slots: PerBlock, dropout: float = 0.0) -> None:
@@ -143,7 +144,7 @@ class DenseNet(nn.Module):
 
     @property
     def heads(self) -> tuple[DenseNet, ...]:
-        """The dense net of each width."""
+        """The dense nets by width; a plain net has one."""
         return (self,)
 
     def forward(self, inputs: Inputs) -> Tensor:
@@ -159,10 +160,10 @@ class DenseNet(nn.Module):
 
 
 class NestedNet(nn.Module):
-    """A dense net for each width of nested vectors; that of width w reads their first w columns.
+    """One dense net per width of nested vectors; the net of width w reads their first w columns.
 
-    Matryoshka representation learning (arXiv 2205.13147) with a head per width. Heads that are slices of one
-    (its MRL-E) lose .0007 to .007 of information gain on MovieLens.
+    Matryoshka representation learning (arXiv 2205.13147) with a separate head per width. Heads sliced from a
+    single one (the paper's MRL-E) lose .0007 to .007 of information gain on MovieLens.
     """
 
     def __init__(self, shape: Architecture, dense: PerBlock, slots: PerBlock, dropout: float = 0.0) -> None:
@@ -173,7 +174,7 @@ class NestedNet(nn.Module):
 
     @property
     def heads(self) -> tuple[DenseNet, ...]:
-        """The dense net of each width, ascending."""
+        """The dense nets, by ascending width."""
         return tuple(self.get_submodule(f"{HEADS}.{w}") for w in self.shape.widths)  # type: ignore[misc]
 
 
@@ -186,12 +187,12 @@ def initial_net(shape: Architecture, dense: PerBlock, slots: PerBlock, dropout: 
 
 
 def dense_slots(schema: Schema) -> PerBlock:
-    """Counts the dense features of context and candidate."""
+    """Returns the number of dense features of context and candidate."""
     return PerBlock(len(schema.context.dense), len(schema.candidate.dense))
 
 
 def mlp(widths: Sequence[int], dropout: float = 0.0) -> nn.Sequential:
-    """Builds an MLP: Linear (He-initialized), ReLU and optional dropout per width."""
+    """Builds an MLP: per width a He-initialized linear layer, ReLU and optional dropout."""
     layers: list[nn.Module] = []
     for fan_in, fan_out in pairwise(widths):
         linear = nn.Linear(fan_in, fan_out)
@@ -216,18 +217,18 @@ class DLRM(nn.Module):
         return self.net.heads[-1](inputs_of(batch, self.stage(batch)))  # type: ignore[no-any-return]
 
     def logits(self, batch: Batch) -> Tensor:
-        """Returns logits of every head, float32 [heads, rows]; all read the vectors of one gather."""
+        """Returns the logits of every head, float32 [heads, rows]; all heads share one gather."""
         inputs = inputs_of(batch, self.stage(batch))
         return torch.stack([head(first_columns(inputs, head.shape.width)) for head in self.net.heads])
 
 
 def first_columns(inputs: Inputs, width: int) -> Inputs:
-    """Returns the same inputs with the first `width` columns of each vector."""
+    """Returns the inputs with each vector cut to its first `width` columns."""
     return inputs._replace(context=inputs.context[..., :width], candidate=inputs.candidate[..., :width])
 
 
 def inputs_of(batch: Batch, vectors: Vectors) -> Inputs:
-    """Collects the inputs of the dense net for a batch, on the device of its vectors."""
+    """Collects the dense net's inputs for a batch, on the device of its vectors."""
     device = vectors.candidate.device
     row = None if batch.context_row is None else on_device(batch.context_row, device)
     return Inputs(

@@ -1,4 +1,4 @@
-"""Draws initial weights, of models that are trained: those that are opened get theirs from a bundle."""
+"""Draws the initial weights of a model to be trained; models opened from a bundle skip this."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 def draw(initialize: Callable[[Tensor], object], weight: Tensor) -> None:
     """Initializes a weight in place, unless it is on the meta device.
 
-    Bundles are opened there, and drawing on it imports torch._dynamo: a second for nothing.
+    Bundles are opened on the meta device, where drawing would import torch._dynamo, which takes a second.
     """
     if not weight.is_meta:
         initialize(weight)

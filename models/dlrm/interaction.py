@@ -1,7 +1,7 @@
-"""Feature interactions: combine the bottom MLP's output and the embedding vectors.
+"""Combines the bottom MLP's output and the embedding vectors (feature interactions).
 
-Each takes `x` [rows, F, D], all vectors of a row (the bottom MLP's output first, if the model has dense
-features), and returns the input of the top MLP.
+Each module takes `x` [rows, F, D], all vectors of a row, and returns the input of the top MLP. If the model
+has dense features, the bottom MLP's output is the first vector.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from polyrec.models.dlrm.initial_weights import draw
 class Dot(nn.Module):
     """Dot products of all pairs of vectors, in DLRM's order, after the bottom output.
 
-    Pairs are (i, j) with j < i (j <= i with `itself`), row by row (facebookresearch/dlrm,
-    `interact_features`). Output [rows, pairs], or [rows, D + pairs] with a bottom output.
+    Pairs are (i, j) with j < i (j <= i with `itself`), row by row, as in `interact_features` of
+    facebookresearch/dlrm. Output [rows, pairs], or [rows, D + pairs] with a bottom output.
     """
 
     def __init__(self, vectors: int, bottom: bool, itself: bool = False) -> None:
@@ -60,7 +60,7 @@ class Cross(nn.Module):
         return self.layers(first, self.down[0](first))
 
     def layers(self, first: Tensor, low: Tensor) -> Tensor:
-        """Computes all layers, given the first one's product with its `down` matrix."""
+        """Computes all layers; `low` is the first layer's product with its `down` matrix."""
         x = first
         for i, up in enumerate(self.up):
             if i:

@@ -1,10 +1,11 @@
-"""An untrained dense net that begins as a nearly linear model, as wide and deep ones do (arXiv 1606.07792).
+"""Initializes a dense net as a nearly linear model, like a wide-and-deep net (arXiv 1606.07792).
 
-Of few rows a logistic regression learns effects of single ids at once, while a net first has to find them
-among all interactions. So two units of each top layer, +z and -z before ReLU, carry a mean of the first
-columns of all vectors to the logit, and two units of the bottom a sum of the dense values; the others begin
-with little influence on it. No layer is added: training may change all of these weights, and serving does
-not know. With hundreds of rows it is no better; with many rows the net finds these effects.
+On few rows, a logistic regression learns the effects of single ids at once, while a net must first separate
+them from all interactions. So two units of each top layer (+z and -z before ReLU) carry the mean of the first
+columns of all vectors to the logit, and two units of the bottom MLP carry a sum of the dense values. The
+other units start with little influence. The layers stay the same, training may change all these weights, and
+serving needs no special case. It helps on few rows (hundreds are too few, and with many the net finds these
+effects itself).
 
     column 0 of rows ---------------------------.
     dense values --> bottom (+z, -z as columns 0, 1) --> top (+z, -z) --> output (+p, -p)
@@ -19,19 +20,20 @@ from polyrec.models.dlrm.dlrm import DenseNet
 from polyrec.models.dlrm.interaction import Cross, Dot
 
 PASSED = 0.75
-"""Weight of the mean of first columns in the logit. Of a sum, steps of many columns would go too far."""
+"""Weight of the mean of first columns in the logit. A sum instead would make the steps too large."""
 OTHERS = 0.1
-"""Factor of the other weights of the output."""
+"""Factor applied to the output's other weights."""
 DENSE = 0.3
-"""Factor of the dense values' weights."""
+"""Factor applied to the weights of the dense values."""
 
 
 @torch.no_grad()
 def start_linear(net: DenseNet) -> None:
-    """Changes the initial weights of a net that is not trained yet.
+    """Makes an untrained net nearly linear, in place.
 
-    A net of dot products gets no vectors to add up, one without top layers is linear in them already, and
-    one with a layer of one unit has no room; these are left as they are.
+    Leaves three kinds of nets unchanged: dot interactions, which have no vectors to add; nets without top
+    layers, which are already linear in the vectors; and nets with a layer of a single unit, where +z and -z
+    do not fit.
     """
     width, top = net.shape.width, _linear(net.top)
     if isinstance(net.interaction, Dot) or not top or min(width, *net.shape.top, *net.shape.bottom) < 2:
@@ -62,7 +64,7 @@ def _linear(layers: nn.Sequential | nn.ModuleList) -> list[nn.Linear]:
 
 
 def _carry(layers: list[nn.Linear]) -> None:
-    """Lets the first two units pass on those of the layer before."""
+    """Makes the first two units pass on the first two units of the previous layer."""
     for layer in layers:
         layer.weight[:2] = 0
         layer.weight[0, 0] = layer.weight[1, 1] = 1

@@ -1,13 +1,11 @@
-"""The representation of a bundle, as in its manifest, and how to build its embedding stage.
+"""Describes a bundle's representation, as in its manifest, and builds its embedding stage.
 
     table    every row is stored
-    dhe      every vector is computed, but for a materialized prefix of each table, if any
+    dhe      every vector is computed, except a materialized prefix of each table, if any
     select   some tables (or the hottest rows of each) are stored, the rest is computed
-    hybrid   each feature gives a stored and a computed vector
+    hybrid   each feature has a stored and a computed vector
 
-`cuts`: how many of its hottest rows each table stores (of the computed half, for a hybrid). `precision`: of
-the stored rows. `first_rows`: of computed representations, rows of each table when it was first trained, if
-it was continued with new data since; codes are of these.
+`initial_stage` creates an untrained stage; `stage_from_tensors` opens a stored one.
 """
 
 from __future__ import annotations
@@ -47,7 +45,13 @@ class RankedVocabulary(Protocol):
 
 
 class Representation(Strict):
-    """Describes how ids become vectors."""
+    """How ids become vectors.
+
+    precision: of the stored rows.
+    cuts: table -> number of its hottest rows that are stored (for a hybrid, in the computed half).
+    first_rows: table -> rows when a computed representation was first trained, if it was later continued on
+        new data; hash codes are derived from these sizes.
+    """
 
     kind: Kind = "table"
     precision: Precision = "fp32"
@@ -83,7 +87,7 @@ def initial_stage(
 ) -> Stage:
     """Creates an untrained stage.
 
-    Rows are uniform in +-spread (default +-1/sqrt(rows) of each table, as in DLRM); decoders start with
+    Rows are uniform in +-spread (by default +-1/sqrt(rows) of each table, as in DLRM); decoders start with
     vectors of the same magnitude.
     """
     rows = {t: v.rows for t, v in vocabularies.items()}
@@ -125,10 +129,10 @@ def stage_from_tensors(
 
 
 def narrowed(representation: Representation, tensors: Mapping[str, Tensor], width: int) -> dict[str, Tensor]:
-    """Returns the tensors of a stage whose vectors are the first `width` columns of the given one's.
+    """Returns the tensors of a stage whose vectors are the first `width` columns of the original ones.
 
-    Rows are views of the given rows; of decoders, whose outputs nest, the last layer is copied in part.
-    Raises ValueError for an odd width of int4 rows.
+    Rows are views. Of decoders, whose outputs nest, the last layer is partly copied.
+    Raises ValueError for int4 rows of odd width.
     """
     last = 0 if representation.encoding is None else len(representation.encoding.hidden)
     decoded = (f"weights.{last}", f"biases.{last}")
@@ -142,7 +146,7 @@ def narrowed(representation: Representation, tensors: Mapping[str, Tensor], widt
 
 
 def _width(representation: Representation, tensors: Mapping[str, Tensor]) -> int:
-    """The width of a computed stage: its decoders' outputs, or its rows' columns if it has no decoder."""
+    """Returns the width of a computed stage: its decoders' outputs, or without decoders its rows' columns."""
     assert representation.encoding is not None
     last = f"biases.{len(representation.encoding.hidden)}"
     for name, tensor in tensors.items():
@@ -164,17 +168,17 @@ def _computed(
     rows = {t: v.rows for t, v in vocabularies.items()}
     first = representation.first_rows or rows
     if first.keys() != rows.keys() or any(first[t] > n for t, n in rows.items()):
-        raise ValueError("first_rows are not of these tables, or more than they have")
+        raise ValueError("first_rows names other tables, or has more rows than a table has now")
     ids = np.concatenate([hashed_ids(vocabularies[t].rank_of_id, first[t]) for t in schema.tables])
     cuts, encoding = representation.cuts, representation.encoding
     return ComputedStage(schema, rows, encoding, width, cuts, ids, stored, precision, norms, first)
 
 
 def hashed_ids(rank_of_id: NDArray[np.signedinteger[Any]], first_rows: int) -> NDArray[np.signedinteger[Any]]:
-    """Returns the number that is hashed of each rank, [rows].
+    """Returns the number to hash for each rank, [rows].
 
-    It is the id, as it was when the table had `first_rows` rows: the rows for missing and unknown values,
-    which come after all values, keep their numbers, and ids that came since have those after them.
+    This is the id that the value had when the table had `first_rows` rows. The rows for missing and unknown
+    values come after all values, and keep their numbers; ids added since are numbered after them.
     """
     rows, values = rank_of_id.size, first_rows - 2
     numbers = np.arange(rows, dtype=rank_of_id.dtype)

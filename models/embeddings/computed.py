@@ -1,14 +1,12 @@
-"""Computed representations: a prefix of each table is stored, the vectors of the other rows are computed by
-DHE.
+"""Implements computed representations: each table stores a prefix of its rows, DHE computes the others.
 
-One cut per table says how many of its hottest rows are stored. This covers three representations:
+A cut per table is the number of its hottest rows that are stored. This covers three representations:
 
     dhe                     every cut is 0: all vectors are computed (KDD'21)
     select                  cuts are 0 or all rows: a table is stored or computed (MP-Rec)
-    dhe, materialized       cuts are prefixes: MP-Rec's encoder cache; hot rows read, tail computed
+    dhe, materialized       cuts are prefixes: MP-Rec's encoder cache; hot rows are read, the tail is computed
 
-Each distinct row of a batch is read or computed once: distinct rows are found first, read or computed into a
-small matrix, and gathered and pooled from there.
+Each distinct row of a batch is read or computed once into a small matrix, and gathered and pooled from there.
 """
 
 from __future__ import annotations
@@ -38,10 +36,10 @@ from polyrec.models.tiers.shared.slab_reader import SlabReader
 
 
 class Encoding(Strict):
-    """The shape of a DHE: k hashes into m, the decoder's hidden widths, the seed of the hashes.
+    """The shape of a DHE: k hashes into [0, m), the decoder's hidden widths, the seed of the hashes.
 
-    batch_norm: while training; a bundle has it folded into the weights. by_rows: a table of few rows has a
-    narrower decoder, see `hidden_by_rows`.
+    batch_norm: used in training only; bundles have it folded into the weights.
+    by_rows: tables with few rows have narrower decoders, see `hidden_by_rows`.
     """
 
     k: Annotated[int, Field(ge=1, le=2**16)] = 1024
@@ -55,26 +53,26 @@ class Encoding(Strict):
 
 
 Decode = Callable[[Tensor, I64], Tensor]
-"""Maps codes [n, k], table by table, and the rows of each table to vectors [n, width]."""
+"""Maps codes [n, k], grouped by table, and the row count of each table to vectors [n, width]."""
 
 
 class ComputedStage(nn.Module):
-    """Stored prefixes and decoders for the tails.
+    """Stores a prefix of each table and decodes the tails.
 
-    ids: integers [total rows], the stable id of each row of the fused order. The id plus its table's base is
-    hashed, so that no two tables share codes and that vectors do not depend on the popularity order.
-    first_rows: rows of each table when the decoders were first trained; the bases and widths are of these, so
-    that tables may grow and known ids keep their codes. Codes of new ids may be those of another table,
-    which has another decoder. None: as they are now.
+    ids: integers [total rows], the stable id of each row in fused order. The id plus its table's base is
+        hashed, so that tables share no codes and vectors do not depend on the popularity order.
+    first_rows: rows of each table when the decoders were first trained (default: the present rows). Bases and
+        widths derive from these, so that known ids keep their codes as tables grow. A new id may share its
+        code with an id of another table, which has a different decoder.
     stored: rows [sum of cuts, width], table by table.
     norms: whether decoders have batch norms, for training.
-    distinct: whether a row that occurs repeatedly in a batch is computed once (docs/context-once.md);
-        False only for measurements.
+    distinct: whether a row that repeats within a batch is computed once (docs/context-once.md); False only in
+        measurements.
     """
 
     distinct = True
     decode: Decode | None = None
-    """Decodes instead of `decoders`: a runtime's own execution of them, in its precision."""
+    """Replaces `decoders` if set: a runtime's own implementation, in its own precision."""
 
     def __init__(
         self,
@@ -97,7 +95,7 @@ class ComputedStage(nn.Module):
         if (self.cuts > np.array(self.rows.sizes)).any() or (self.cuts < 0).any():
             raise ValueError("a cut is beyond its table's rows")
         if stored.shape[0] != self.cuts.sum():
-            raise ValueError(f"{stored.shape[0]} rows are stored, the cuts say {self.cuts.sum()}")
+            raise ValueError(f"{stored.shape[0]} rows are stored, but the cuts add up to {self.cuts.sum()}")
         self._bases = np.array([self.rows.base[t] for t in self.rows.tables], np.int64)
         self._stored_bases = np.cumsum(self.cuts) - self.cuts
         self._ids = ids

@@ -10,16 +10,16 @@ from polyrec.models.schema.vocabulary import Vocabulary
 
 
 def stored_but_largest(vocabularies: Mapping[str, Vocabulary], computed: int) -> dict[str, int]:
-    """Stores all tables but the `computed` largest ones, as MP-Rec's select."""
+    """Returns cuts that store all tables except the `computed` largest, as in MP-Rec's select."""
     by_size = sorted(vocabularies, key=lambda t: (-vocabularies[t].rows, t))
     return {t: v.rows for t, v in vocabularies.items() if t not in by_size[:computed]}
 
 
 def stored_within(vocabularies: Mapping[str, Vocabulary], rows: int) -> dict[str, int]:
-    """Stores the `rows` most accessed rows of all tables: one threshold on accesses fills the budget.
+    """Returns cuts that store the `rows` most accessed rows over all tables.
 
-    All rows have equal length, so accesses per row are proportional to accesses per byte, and taking the
-    hottest first solves the knapsack exactly. Equally accessed rows are taken table by table.
+    All rows have equal length, so taking the hottest first solves the knapsack exactly. Ties go to the
+    earlier table.
     """
     counts = np.concatenate([v.counts for v in vocabularies.values()])
     sizes = [v.rows for v in vocabularies.values()]
@@ -32,11 +32,11 @@ def stored_within(vocabularies: Mapping[str, Vocabulary], rows: int) -> dict[str
 def tiers_within(
     vocabularies: Mapping[str, Vocabulary], row_bytes: int, budgets: Mapping[str, int]
 ) -> dict[str, dict[str, int]]:
-    """Returns the rows of each table in each tier: table -> tier -> rows, hottest first.
+    """Assigns rows to tiers: table -> tier -> number of rows, hottest first.
 
-    budgets: bytes by tier, fastest first; the last tier takes all remaining rows. Each tier is filled by one
-    threshold on accesses per byte over all tables, which maximizes the accesses in the first tier, then in
-    the first two together, and so on.
+    budgets: tier -> bytes, fastest first; the last tier takes all remaining rows. One threshold on accesses
+    per byte over all tables fills each tier, which maximizes the accesses to the first tier, then to the
+    first two together, and so on.
     """
     cuts: dict[str, dict[str, int]] = {t: {} for t in vocabularies}
     held = dict.fromkeys(vocabularies, 0)

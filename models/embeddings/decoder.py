@@ -1,10 +1,10 @@
-"""DHE's decoders: map the hash codes of ids to vectors, one MLP per table, all tables together.
+"""Maps the hash codes of ids to vectors (DHE's decoders), with one MLP per table.
 
 The weights of all tables are stacked, so that a batch takes a few batched matrix products. Tables rarely need
-equally many vectors (a ranking request has one user and many items), and a product over all of them would be
+the same number of vectors (a ranking request has one user and many items), and a single product would be
 padded to the longest. So consecutive tables share a product only while the padding stays small: one product
 for a balanced batch, a few for a ranking request. A vector must not depend on how many others are computed
-with it, so in inference the smallest products are padded as well (models/dlrm/batch_invariance.py).
+with it, so the smallest products are padded as well in inference (models/dlrm/batch_invariance.py).
 """
 
 from __future__ import annotations
@@ -26,26 +26,27 @@ from polyrec.models.transfer import on_device
 
 PADDING = 1.25
 LAUNCHED_ROWS = 2**15
-"""Padded rows that another device than a CPU computes in one run: its launches cost more than they do."""
+"""Padded rows that a GPU computes in one run, because a launch costs more than the padding."""
 MOMENTUM = 0.1
 EPSILON = 1e-5
 LEAST_HIDDEN = 16
-"""Hidden layers of a table of few rows are not narrower than this."""
+"""Minimum hidden width in the decoder of a table with few rows."""
 
 Activation = Literal["relu", "mish"]
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {"relu": F.relu, "mish": F.mish}
-# E[f(z)^2] for a standard normal z: one half for ReLU; for Mish integrated numerically (a test repeats it).
+# E[f(z)^2] for a standard normal z: one half for ReLU, numerically integrated for Mish (checked in a test)
 SECOND_MOMENT: dict[Activation, float] = {"relu": 0.5, "mish": 0.45234}
 
 
 class Decoders(nn.Module):
     """MLPs of `tables` tables: k -> hidden widths (activation) -> width (linear).
 
-    The papers' artifact ends in a sigmoid; a linear output trains better here and can represent any row
+    The papers' artifact ends in a sigmoid. A linear output trains better here and can represent any row
     (docs/representations.md).
 
-    norms: while training, a batch norm precedes each activation, as in DHE (KDD'21, section 5.1), with each
-    table's own statistics over the distinct rows of a batch. `fold` puts it into the weights for serving.
+    norms: adds a batch norm before each activation for training, as in DHE (KDD'21, section 5.1), with
+    separate statistics per table over the distinct rows of a batch. `fold` merges it into the weights for
+    serving.
     """
 
     def __init__(
@@ -72,9 +73,11 @@ class Decoders(nn.Module):
     def initialize(
         self, generator: torch.Generator, spread: Sequence[float], code_variance: float = 1 / 3
     ) -> None:
-        """Draws weights so that each layer's sums have deviation 1, and table t's vectors `spread[t]`.
+        """Draws weights so that each layer's sums have deviation 1 and table t's vectors deviation
+        `spread[t]`.
 
-        He initialization (arXiv 1502.01852, section 2.2) for any activation, given the variance of the codes.
+        He initialization (arXiv 1502.01852, section 2.2), generalized to any activation and variance of the
+        codes.
         """
         moment = code_variance
         with torch.no_grad():
@@ -85,7 +88,7 @@ class Decoders(nn.Module):
 
     @torch.no_grad()
     def fold(self) -> None:
-        """Puts the batch norms into weights and biases, by their running statistics, and removes them."""
+        """Merges the batch norms, by their running statistics, into weights and biases, and removes them."""
         for norm, weight, bias in zip(self.norms, self.weights, self.biases, strict=False):
             assert isinstance(norm, BatchNorm)
             scale, shift = norm.scale_and_shift()
@@ -95,7 +98,7 @@ class Decoders(nn.Module):
 
     @property
     def flops(self) -> list[int]:
-        """Floating point operations per vector of each table, without hashing."""
+        """Floating-point operations per vector of each table, without hashing."""
         each = 2 * sum(fan_in * fan_out for fan_in, fan_out in pairwise(self.sizes))
         return [each] * self.weights[0].shape[0]
 
@@ -106,7 +109,7 @@ class Decoders(nn.Module):
     def forward(self, codes: Tensor, counts: I64) -> Tensor:
         """Returns vectors [n, width].
 
-        codes: float32 [n, k], table by table; counts: int64 [tables], rows of each.
+        codes: float32 [n, k], grouped by table; counts: int64 [tables], rows of each table.
         """
         ends = np.cumsum(counts)
         parts = []
@@ -142,10 +145,10 @@ class Decoders(nn.Module):
 
 
 class DecodersByRows(nn.Module):
-    """MLPs like `Decoders`, but with separate hidden widths: a table of few ids needs no wide layer.
+    """MLPs like `Decoders`, but with hidden widths per table: a table of few ids needs no wide layer.
 
-    hidden: of each table. Tables share no product here; on a CPU, ONNX Runtime executes either kind one table
-    after the other.
+    hidden: hidden widths of each table. Tables share no product here. On a CPU that costs nothing, since ONNX
+    Runtime executes the tables of `Decoders` one after the other as well.
     """
 
     def __init__(
@@ -164,13 +167,13 @@ class DecodersByRows(nn.Module):
     def initialize(
         self, generator: torch.Generator, spread: Sequence[float], code_variance: float = 1 / 3
     ) -> None:
-        """Initializes each table's decoder, see `Decoders.initialize`."""
+        """Initializes each table's decoder as `Decoders.initialize` does."""
         for decoders, own in zip(self._decoders(), spread, strict=True):
             decoders.initialize(generator, [own], code_variance)
 
     @property
     def flops(self) -> list[int]:
-        """Floating point operations per vector of each table, without hashing."""
+        """Floating-point operations per vector of each table, without hashing."""
         return [decoders.flops[0] for decoders in self._decoders()]
 
     def layers(self, table: int) -> list[tuple[Tensor, Tensor]]:
@@ -188,15 +191,15 @@ class DecodersByRows(nn.Module):
 
 
 def hidden_by_rows(hidden: Sequence[int], rows: int) -> tuple[int, ...]:
-    """Returns hidden widths for a table: at most its rows, rounded up to a power of two, or LEAST_HIDDEN.
+    """Limits hidden widths to a table's rows, rounded up to a power of two and at least LEAST_HIDDEN.
 
-    As many units as there are different inputs can represent any function of them.
+    With as many units as there are distinct inputs, a layer can represent any function of them.
     """
     return tuple(min(size, max(LEAST_HIDDEN, next_power_of_two(rows))) for size in hidden)
 
 
 def keep_decoders(tensors: Mapping[str, Tensor], keep: Sequence[int]) -> dict[str, Tensor]:
-    """Returns the state of the decoders of some tables, of that of `Decoders` or `DecodersByRows`."""
+    """Selects the decoders of some tables from a state dict of `Decoders` or `DecodersByRows`."""
     place = {table: i for i, table in enumerate(keep)}
     out = {}
     for name, tensor in tensors.items():
@@ -210,7 +213,7 @@ def keep_decoders(tensors: Mapping[str, Tensor], keep: Sequence[int]) -> dict[st
 
 
 class BatchNorm(nn.Module):
-    """Batch norms of `tables` tables, `size` channels each (Ioffe and Szegedy, arXiv 1502.03167).
+    """Batch norms of `tables` tables with `size` channels each (Ioffe and Szegedy, arXiv 1502.03167).
 
     A table with fewer than two rows in a batch is normalized by its running statistics.
     """
@@ -223,14 +226,14 @@ class BatchNorm(nn.Module):
         self.register_buffer("variance", torch.ones(tables, 1, size))
 
     def scale_and_shift(self) -> tuple[Tensor, Tensor]:
-        """Returns s and t [tables, 1, size] such that the norm, by its running statistics, is x s + t."""
+        """Returns s and t [tables, 1, size]: by its running statistics, the norm maps x to x s + t."""
         scale = self.gain / (self.get_buffer("variance") + EPSILON).sqrt()
         return scale, self.shift - self.get_buffer("mean") * scale
 
     def forward(self, x: Tensor, counts: Tensor, first: int, last: int) -> Tensor:
-        """Normalizes x [last - first, longest, size], of which table t has counts[t] rows, then padding."""
+        """Normalizes x [last - first, longest, size]; table t has counts[t] rows, followed by padding."""
         own = slice(first, last)
-        # statistics are summed in the precision in which they are stored, not in that of the products
+        # sum in the precision in which the statistics are stored, not in that of the products
         x = x.to(self.gain.dtype)
         if not self.training:
             scale, shift = self.scale_and_shift()
@@ -256,7 +259,7 @@ class BatchNorm(nn.Module):
 
 
 def fold_norms(model: nn.Module) -> None:
-    """Puts the batch norms of all decoders of a model into their weights."""
+    """Merges the batch norms of all decoders of a model into their weights."""
     for module in model.modules():
         if isinstance(module, Decoders):
             module.fold()
@@ -268,9 +271,9 @@ def running_statistics(model: nn.Module) -> list[Tensor]:
 
 
 def runs(counts: I64, free: int = 0) -> list[tuple[int, int]]:
-    """Splits tables into runs [first, last) to be padded to their longest table.
+    """Splits tables into runs [first, last), each padded to its longest table.
 
-    A run ends before the padded rows would exceed `PADDING` times its actual rows, and `free`.
+    A run ends before its padded rows would exceed both `free` and `PADDING` times its actual rows.
     """
     out: list[tuple[int, int]] = []
     first, longest, total = 0, 0, 0

@@ -1,15 +1,17 @@
-"""Universal hashes and their transforms: map an id to k numbers, the input of a DHE decoder.
+"""Maps an id to k numbers, the input of a DHE decoder (universal hashes and their transforms).
 
     h_i(x) = ((a_i x + b_i) mod p) mod m,   a_i in [1, p-1], b_i in [0, p-1], p prime
 
 (Kang et al., Learning to embed categorical features without embedding tables, KDD'21, section 4.1).
-The uniform transform maps a hash to [-1, 1]; the Gaussian one maps pairs of uniform numbers to pairs
-of normal ones (Box-Muller). All k hashes of all ids are computed as whole arrays and exactly: in float64 up
-to about 94 million ids, where every product is below 2^53, and beyond in 64-bit integers, whose division is
-slower, with ids in two parts so that no product exceeds 2^63.
+The uniform transform maps a hash to [-1, 1]. The Gaussian transform maps pairs of uniform numbers to pairs of
+normal ones (Box-Muller).
 
-On a CPU hashes are read instead of multiplied (`PartHashes`): an id is a sum of parts of a few bits, a hash
-before `mod m` is the sum mod p of the hashes of its parts, and those are few enough to be tabulated.
+Results are exact. Up to about 94 million ids, float64 suffices, because every product is below 2^53. Beyond
+that, 64-bit integers are used, whose division is slower, with ids split in two parts so that no product
+exceeds 2^63.
+
+On a CPU, hashes are looked up instead of multiplied (`PartHashes`): an id is a sum of parts of a few bits,
+and its hash before `mod m` is the sum mod p of the hashes of its parts, which are few enough to tabulate.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ PART_BITS = 21
 MOST_IDS = 2 ** (2 * PART_BITS)
 CACHED = 32_768
 LAUNCHED = 2**24
-"""Numbers that a CPU, and another device, works on at once."""
+"""Numbers computed at once: CACHED on a CPU, LAUNCHED on other devices."""
 MOST_TABULATED = 2**31
 
 CodeTransform = Literal["uniform", "gaussian"]
@@ -41,9 +43,9 @@ VARIANCE: dict[CodeTransform, float] = {"uniform": 1 / 3, "gaussian": 1.0}
 class UniversalHashes(nn.Module):
     """k hash functions, drawn from a seed, with values in [0, m).
 
-    domain: ids are in [0, domain); p is the first prime above max(m, domain). reach: ids of tables that have
-    grown since are in [0, reach), which leaves p as it is; at most p; None: domain.
-    Raises ValueError if products would not be exact (domain beyond MOST_IDS, 4.4e12).
+    domain: ids are in [0, domain); p is the first prime above max(m, domain).
+    reach: upper bound of ids after tables have grown, at most p (default: domain). It does not change p.
+    Raises ValueError if products would not be exact (domain above MOST_IDS, 4.4e12).
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class UniversalHashes(nn.Module):
         return _mod(z, self.m)
 
     def _hashes_in_integers(self, ids: Tensor) -> Tensor:
-        """With x = high 2^21 + low: a x = (a high mod p) 2^21 + a low, both terms below 2^63."""
+        """Computes a x, x = high 2^21 + low, as (a high mod p) 2^21 + a low; both terms are below 2^63."""
         a, low = self.get_buffer("a"), ids.unsqueeze(1) & (2**PART_BITS - 1)
         z = (ids.unsqueeze(1) >> PART_BITS) * a % self.p
         z = ((z << PART_BITS) % self.p + a * low % self.p + self.get_buffer("b")) % self.p
@@ -83,8 +85,8 @@ class UniversalHashes(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """Returns the transformed hashes, float32 [n, k]. ids: int64 [n].
 
-        Works on parts that fit a CPU's second-level cache, since each step passes over all numbers; on
-        other devices on parts of 128 MiB, since each step is a launch.
+        Works in chunks. On a CPU they fit the second-level cache, since each step passes over all numbers; on
+        other devices they take 128 MiB, since each step is a launch.
         """
         if ids.device.type == "cpu" and self.transform == "uniform" and self.p < MOST_TABULATED:
             return torch.from_numpy(
@@ -106,10 +108,10 @@ class UniversalHashes(nn.Module):
 
 
 class PartHashes:
-    """Exact hashes of ids by tables, one per part of an id's bits, in 32-bit integers.
+    """Exact hashes of ids in 32-bit integers, from one look-up table per part of an id's bits.
 
-    a x + b mod p, with x = x1 + x2 + ..., is the sum of (a x1 + b) mod p, a x2 mod p, ..., mod p. Tables are
-    [2**bits, k] uint32 each. domain: ids are in [0, domain). Sums stay below 2^32: parts * p must.
+    With x = x1 + x2, a x + b mod p is the sum mod p of (a x1 + b) mod p and a x2 mod p. Tables are uint32
+    [2**bits, k]. domain: ids are in [0, domain). Sums must stay below 2^32, so parts * p must too.
     """
 
     def __init__(self, k: int, m: int, p: int, domain: int, seed: int) -> None:
@@ -144,7 +146,7 @@ class PartHashes:
         return self._hashes(ids, np.empty(shape, np.uint32), np.empty(shape, np.uint32))
 
     def _hashes(self, ids: I64, z: NDArray[np.uint32], t: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        """Computes hashes in z, with t for intermediate values."""
+        """Computes hashes into z, using t as scratch space."""
         mask = 2**self._bits - 1
         self._tables[0].take(ids & mask, axis=0, out=z, mode="clip")
         self._tables[1].take(ids >> self._bits, axis=0, out=t, mode="clip")
@@ -160,33 +162,33 @@ class PartHashes:
 
 
 def _subtract_if_above(z: NDArray[np.uint32], n: int, t: NDArray[np.uint32]) -> None:
-    """Computes z mod n in place, for z below 2n and n at most 2^31: below n, z - n wraps to above z."""
+    """Computes z mod n in place, for z < 2n and n <= 2^31. Where z < n, z - n wraps around to above z."""
     np.subtract(z, np.uint32(n), out=t)
     np.minimum(z, t, out=z)
 
 
 @lru_cache(maxsize=16)
 def tabulated(k: int, m: int, p: int, domain: int, seed: int) -> PartHashes:
-    """Returns the tables of these hashes, which all stages of a process share."""
+    """Returns the look-up tables of these hashes, shared by all stages of a process."""
     return PartHashes(k, m, p, domain, seed)
 
 
 def coefficients(k: int, p: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Draws a and b of k hashes, int64 [k] each."""
+    """Draws the coefficients a and b of k hashes, int64 [k] each."""
     random = np.random.default_rng(seed)
     return random.integers(1, p, k), random.integers(0, p, k)
 
 
 def _mod(z: Tensor, n: int) -> Tensor:
-    """Computes z mod n in place, for integers 0 <= z < 2^53, where the quotient is exact."""
+    """Computes z mod n in place, for integers 0 <= z < 2^53, for which the quotient is exact."""
     if z.is_cuda:
-        # there, a division by a number is a product with its reciprocal, whose last bit may be wrong
+        # CUDA divides by a number as a product with its reciprocal, whose last bit may be wrong
         return z.fmod_(n)
     return z.sub_(torch.div(z, n).floor_().mul_(n))
 
 
 def next_prime(n: int) -> int:
-    """The smallest prime above n."""
+    """Returns the smallest prime above n."""
     candidate = n + 1
     while not _is_prime(candidate):
         candidate += 1

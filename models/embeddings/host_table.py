@@ -1,4 +1,4 @@
-"""Looks up rows in host memory without torch's modules, whose fixed costs exceed a small batch's gather."""
+"""Looks up rows in host memory without torch modules, whose fixed costs exceed a small batch's gather."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ from polyrec.models.tiers.rows import TieredRows
 from polyrec.models.tiers.shared.slab_reader import SlabReader
 
 Gather = Callable[[I64], F32]
-"""Rows of the fused weight, int64 [n] -> float32 [n, width], valid until the next call."""
+"""Maps rows of the fused weight, int64 [n], to float32 [n, width], valid until the next call."""
 
 
 class HostTable:
-    """A table stage whose rows are one fp32 array in host memory, or in tiers that return them there.
+    """A table stage over rows in one fp32 array in host memory, or in tiers that return them there.
 
-    The result is valid until the next call.
-
-    The stage itself is the reference: 73 us with torch at 23 rows of 26 features, 25 us without.
+    Results are valid until the next call. Tests compare it with the torch stage, which takes 73 us instead of
+    25 us for 23 rows of 26 features.
     """
 
     def __init__(self, stage: TableStage, gather: Gather) -> None:
@@ -41,19 +40,19 @@ class HostTable:
 
     @staticmethod
     def of(stage: Stage) -> HostTable | None:
-        """Returns the same look-ups without torch; None for other stages, stores and pooled features."""
+        """Wraps a stage; None for other stages and stores, and for pooled features."""
         if not isinstance(stage, TableStage) or stage.rows.has_bags:
             return None
         gather = _gather(stage.store)
         return None if gather is None else HostTable(stage, gather)
 
     def __call__(self, batch: Batch) -> Vectors:
-        """Returns the vectors of both blocks, as the stage does."""
+        """Returns the vectors of both blocks as tensors, as the stage does."""
         context, candidate = self.arrays(batch)
         return Vectors(torch.from_numpy(context), torch.from_numpy(candidate))
 
     def arrays(self, batch: Batch) -> tuple[F32, F32]:
-        """Returns the same as arrays."""
+        """Returns the vectors of context and candidate as arrays, [block rows, slots, width]."""
         context, candidate = batch.context.ranks, batch.candidate.ranks
         first = context.size
         total = first + candidate.size
@@ -72,10 +71,10 @@ class HostTable:
 
 
 def _gather(store: object) -> Gather | None:
-    """Returns the gather of a store whose rows are in host memory; None where it needs torch."""
+    """Returns the gather of a store whose rows are in host memory; None for stores that need torch."""
     if isinstance(store, FloatRows):
         weight = store.weight.detach()
-        # numpy would copy all rows that are columns of wider ones
+        # for a slice of wider rows, numpy would copy the whole array
         if weight.device.type == "cpu" and weight.dtype is torch.float32 and weight.is_contiguous():
             return _ArrayRows(weight.numpy())
     elif isinstance(store, SlabReader) or (isinstance(store, TieredRows) and store.device.type == "cpu"):
@@ -93,5 +92,5 @@ class _ArrayRows:
     def __call__(self, index: I64) -> F32:
         if self._buffer.shape[0] < index.size:
             self._buffer = np.empty((next_power_of_two(index.size), self._rows.shape[1]), np.float32)
-        # "clip" skips bounds checks, for which numpy would copy its output; ranks come from verified tables
+        # "clip" skips bounds checks, for which numpy would buffer its output; ranks come from verified tables
         return self._rows.take(index, 0, self._buffer[: index.size], "clip")

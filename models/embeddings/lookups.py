@@ -1,9 +1,9 @@
-"""Maps ranks of a batch to rows of the fused weight.
+"""Maps the ranks of a batch to rows of the fused weight.
 
-All tables are concatenated in a single weight, each in popularity order; the row of a look-up is its table's
-base plus its rank. So a batch needs one gather for all single-valued features of both roles and one bag
-operation per role for the multi-valued ones, whatever the number of tables. A context is looked up once for
-all its candidates.
+All tables are concatenated in a single weight, each in popularity order, so the row of a look-up is its
+table's base plus its rank. A batch then needs one gather for all single-valued features of both roles and one
+bag operation per role for the multi-valued ones, whatever the number of tables. A context is looked up once
+for all its candidates.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Bags:
     """The multi-valued look-ups of one block.
 
     rows: int64 [total], rows of the fused weight. offsets: int64 [block rows * features + 1].
-    scale: float32 [block rows, features], 1/length where the pooling is a mean, else 1; None for sums.
+    scale: float32 [block rows, features], 1/length for mean pooling, else 1; None if all features are summed.
     """
 
     rows: I64
@@ -45,8 +45,8 @@ class BlockLookups:
 class Lookups:
     """All look-ups of a batch.
 
-    singles: the rows of the single-valued features, contexts first, int64 [look-ups]; those of the blocks are
-    views of it.
+    singles: int64 [look-ups], rows of the single-valued features, contexts first; the blocks' singles are
+    views.
     """
 
     context: BlockLookups
@@ -54,7 +54,7 @@ class Lookups:
     singles: I64
 
     def rows(self) -> I64:
-        """Returns every row looked up: `singles`, then the bags of contexts, then of candidates."""
+        """Returns every row looked up: `singles`, then the bags of contexts, then those of candidates."""
         bags = [b.bags.rows for b in (self.context, self.candidate) if b.bags is not None]
         return np.concatenate((self.singles, *bags)) if bags else self.singles
 
@@ -64,7 +64,7 @@ class Lookups:
         return np.concatenate((*bags, self.singles)) if bags else self.singles
 
     def at(self, rows: I64) -> Lookups:
-        """Returns the same look-ups with other rows, given in the order of `rows()`."""
+        """Returns the look-ups with their rows replaced, given in the order of `rows()`."""
         blocks = (self.context, self.candidate)
         sizes = [b.singles.size for b in blocks]
         sizes += [0 if b.bags is None else b.bags.rows.size for b in blocks]
@@ -120,7 +120,7 @@ class FusedRows:
         )
 
     def _block(self, role: Role, block: Block, out: I64) -> BlockLookups:
-        """Returns the look-ups of a block, those of its single-valued features in `out`."""
+        """Returns the look-ups of a block; writes those of single-valued features to `out`."""
         singles = np.add(block.ranks, self._singles[role], out=out.reshape(block.ranks.shape))
         bases = self._bags[role]
         if not bases.size:
@@ -137,6 +137,6 @@ class FusedRows:
 
 
 def means(features: tuple[Categorical, ...]) -> NDArray[np.bool_] | None:
-    """Mask of the features pooled by mean, bool [features]; None if there is none."""
+    """Returns a mask of the features pooled by mean, bool [features]; None if there are none."""
     flags = np.array([f.pooling == "mean" for f in features], bool)
     return flags if flags.any() else None

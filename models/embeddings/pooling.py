@@ -13,17 +13,16 @@ from polyrec.models.transfer import on_device
 
 
 def assemble(lookups: Lookups, source: Source, width: int, device: torch.device) -> Vectors:
-    """Returns the vectors of a batch, by one gather for the single values of both blocks and one bag per
-    block.
+    """Returns the vectors of a batch, with one gather for single values and one bag operation per block.
 
-    Bags are pooled first: a source may reuse one buffer for all its gathers, and the singles stay in it. With
-    gradients one gather also takes the rows of the bags: the gradients of several would be added in an order
-    that depends on the numbers of the rows.
+    Bags are pooled first, because a source may reuse one buffer for all its gathers, and the singles stay in
+    it. With gradients, a single gather also takes the rows of the bags, since torch would add the gradients
+    of several gathers in an order that depends on the row numbers.
     """
     if isinstance(source, TieredRows) and source.fused is not None:
         return source.vectors(lookups)
     blocks = (lookups.context, lookups.candidate)
-    # tiers locate rows on the host, whatever device they return them on
+    # tiers locate rows on the host, whichever device they return them on
     index_device = HOST if isinstance(source, TieredRows) else device
     bags = [b.bags for b in blocks]
     if torch.is_grad_enabled():
@@ -52,7 +51,7 @@ def assemble(lookups: Lookups, source: Source, width: int, device: torch.device)
 
 
 def _pool(bags: Bags, source: Source, index_device: torch.device, device: torch.device) -> Tensor:
-    """[block rows * features, width]: sums, scaled where the pooling is a mean."""
+    """Pools bags to [block rows * features, width], scaled where the pooling is a mean."""
     sums = source.pool(as_index(bags.rows, index_device), as_index(bags.offsets, index_device))
     return _scaled(bags, sums, device)
 

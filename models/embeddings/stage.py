@@ -1,4 +1,4 @@
-"""The embedding stage: turns the look-ups of a batch into vectors, for any representation.
+"""Defines the embedding stage, which turns the look-ups of a batch into vectors, for any representation.
 
 A stage returns the vectors of each block separately, so that a context shared by many candidates is looked up
 and computed once. Representations differ only here; the dense net is the same for all.
@@ -15,7 +15,7 @@ from polyrec.models.schema.batch import Batch
 
 
 class Vectors(NamedTuple):
-    """The vectors of a batch, from its embedding stage.
+    """The vectors that an embedding stage returns for a batch.
 
     context: [context rows, context slots, D]; candidate: [rows, candidate slots, D].
     """
@@ -47,22 +47,22 @@ class Stage(Protocol):
     def __call__(self, batch: Batch) -> Vectors: ...
 
     def to(self, device: torch.device) -> Stage:
-        """Moves the stage's tensors; returns the stage."""
+        """Moves the stage's tensors to a device and returns the stage."""
         ...
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The tensors a bundle stores; a stage is a torch module."""
+        """Returns the tensors that a bundle stores; a stage is a torch module."""
         ...
 
     @property
     def flops(self) -> PerBlock:
-        """Floating point operations per row of each block, without look-ups."""
+        """Floating-point operations per row of each block, without look-ups."""
         ...
 
     def dense_parameters(self) -> list[torch.nn.Parameter]:
-        """Weights that every batch touches, for Adam."""
+        """Returns the weights that every batch touches, for Adam."""
         ...
 
     def sparse_parameters(self) -> list[torch.nn.Parameter]:
-        """Weights [rows, D] whose gradients are sparse, for the row-wise optimizer."""
+        """Returns the weights [rows, D] with sparse gradients, for the row-wise optimizer."""
         ...

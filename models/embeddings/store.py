@@ -1,13 +1,13 @@
-"""Row stores: rows of embeddings in one precision each, read by one gather.
+"""Stores embedding rows in one precision, read by one gather.
 
-    fp32   4 bytes a number
-    bf16   2
-    int8   1, and 3 a row: x = scale * (q - zero), scale in bf16, zero in uint8
-    int4   half, and 3 a row: the same with q in 0 ... 15
+    fp32   4 bytes per number
+    bf16   2 bytes per number
+    int8   1 byte per number plus 3 per row: x = scale * (q - zero), scale in bf16, zero in uint8
+    int4   half a byte per number plus 3 per row: the same, with q in 0 ... 15
 
-The quantized forms keep scale, zero and numbers of a row side by side in bytes, so that a look-up
-touches one place; row-wise scale and bias as in fbgemm, with the bias stored as a zero point (-scale * zero),
-which needs one byte instead of two. The range of a row always contains zero.
+Quantized rows keep scale, zero point and numbers in adjacent bytes, so that a look-up touches one place.
+Quantization is row-wise as in fbgemm, but stores the bias as a zero point (-scale * zero), which takes one
+byte instead of two. The range of a row always contains zero.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Source(Protocol):
 def pool_rows(rows: Tensor, index: Tensor, offsets: Tensor) -> Tensor:
     """Sums bags of `rows` [m, width]."""
     sparse = isinstance(rows, nn.Parameter) and torch.is_grad_enabled()
-    # torch.nn.functional.embedding_bag without its checks, which take as long as a small bag
+    # like torch.nn.functional.embedding_bag, without its checks, which take as long as a small bag
     return torch.embedding_bag(rows, index, offsets, False, 0, sparse, None, True)[0]
 
 
@@ -52,9 +52,9 @@ def pool_gathered(rows: Tensor, offsets: Tensor) -> Tensor:
 
 
 class FloatRows(nn.Module):
-    """fp32 (trainable, gradients sparse) or bf16 rows.
+    """fp32 (trainable, with sparse gradients) or bf16 rows.
 
-    Without gradients `gather` writes into a buffer that is reused between calls.
+    Without gradients, `gather` writes into a buffer that is reused between calls.
     """
 
     def __init__(self, weight: Tensor) -> None:
@@ -76,7 +76,7 @@ class FloatRows(nn.Module):
         return torch.index_select(self.weight, 0, index, out=out).float()
 
     def pool(self, index: Tensor, offsets: Tensor) -> Tensor:
-        # embedding_bag would copy the whole of rows that are columns of wider ones
+        # for a slice of wider rows, embedding_bag would copy the whole weight
         if self.weight.dtype is torch.float32 and self.weight.is_contiguous():
             return pool_rows(self.weight, index, offsets)
         return pool_gathered(self.gather(index), offsets)
@@ -105,7 +105,7 @@ class QuantizedRows(nn.Module):
 
 
 class ComputedRows:
-    """Computed vectors of a batch, float32 [n, width], as a source."""
+    """Computed vectors of a batch, float32 [n, width], as a `Source`."""
 
     def __init__(self, rows: Tensor) -> None:
         self._rows = rows
@@ -119,7 +119,7 @@ class ComputedRows:
 
 def dequantize(picked: Tensor, precision: Precision) -> Tensor:
     """Decodes packed int8 or int4 rows, uint8 [n, 3 + width * bits / 8], to float32 [n, width]."""
-    # flat before it is viewed: a single row counts as contiguous whatever its stride
+    # flatten before the view: torch considers a single row contiguous whatever its stride
     scale = picked[:, :2].reshape(-1).view(torch.bfloat16).float().unsqueeze(1)
     numbers = picked[:, HEAD:]
     if precision == "int4":
@@ -128,7 +128,7 @@ def dequantize(picked: Tensor, precision: Precision) -> Tensor:
 
 
 def open_rows(weight: Tensor, precision: Precision) -> FloatRows | QuantizedRows:
-    """Opens a store over rows in the stored format of a bundle."""
+    """Opens a store over rows in a bundle's stored format."""
     return FloatRows(weight) if precision in ("fp32", "bf16") else QuantizedRows(weight, precision)
 
 
@@ -150,7 +150,7 @@ def quantize(weight: Tensor, precision: Precision, rows_at_once: int = 1 << 18) 
 def _pack(x: Tensor, levels: int) -> Tensor:
     low = x.amin(dim=1, keepdim=True).clamp_max(0.0)
     high = x.amax(dim=1, keepdim=True).clamp_min(0.0)
-    # Numbers are rounded with the stored bf16 scale, which is rounded up so that it covers the row's range.
+    # Round with the stored bf16 scale, which is rounded up so that it covers the row's range.
     exact = ((high - low) / levels).clamp_min(torch.finfo(torch.float32).tiny)
     scale = exact.to(torch.bfloat16)
     short = scale.float() < exact
@@ -164,15 +164,15 @@ def _pack(x: Tensor, levels: int) -> Tensor:
 
 
 def bytes_per_row(width: int, precision: Precision) -> int:
-    """Bytes of one stored row."""
+    """Returns the bytes of one stored row."""
     sizes = {"fp32": 4 * width, "bf16": 2 * width, "int8": width + HEAD, "int4": width // 2 + HEAD}
     return sizes[precision]
 
 
 def first_columns(rows: Tensor, precision: Precision, width: int) -> Tensor:
-    """Returns a view of stored rows that has their first `width` numbers.
+    """Returns a view of stored rows with only their first `width` numbers.
 
-    Raises ValueError for an odd width in int4.
+    Raises ValueError for int4 rows and an odd width.
     """
     if precision == "int4" and width % 2:
         raise ValueError(f"int4 packs two numbers a byte: a width of {width} is odd")

@@ -1,4 +1,4 @@
-"""The table representation: every row is stored in one fused weight."""
+"""Implements the table representation: every row is stored in one fused weight."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROWS_AT_ONCE = 2**18
 class TableStage(nn.Module):
     """All tables in one weight [total rows, width], each table in popularity order.
 
-    fp32 rows are trainable with sparse gradients. Without gradients the result of a call is valid until the
+    fp32 rows are trainable with sparse gradients. Without gradients, the result of a call is valid until the
     next one, because the gather reuses its buffer.
     """
 
@@ -37,13 +37,13 @@ class TableStage(nn.Module):
         super().__init__()
         self.rows = FusedRows(schema, table_rows)
         if weight.shape[0] != self.rows.total:
-            raise ValueError(f"weight has {weight.shape[0]} rows, the tables {self.rows.total}")
+            raise ValueError(f"weight has {weight.shape[0]} rows, but the tables have {self.rows.total}")
         self.store: FloatRows | QuantizedRows | TieredRows | SlabReader = open_rows(weight, precision)
         self.slots = PerBlock(len(schema.context.categorical), len(schema.candidate.categorical))
 
     @classmethod
     def over(cls, schema: Schema, table_rows: Mapping[str, int], store: TieredRows) -> TableStage:
-        """Creates a stage over rows in tiers, without a weight."""
+        """Creates a stage over tiered rows instead of a weight."""
         stage = cls(schema, table_rows, torch.empty(sum(table_rows.values()), 0))
         del stage.store
         stage.store = store
@@ -57,7 +57,7 @@ class TableStage(nn.Module):
         seed: int,
         spread: float | None = None,
     ) -> TableStage:
-        """Draws rows uniformly in +-spread, by default +-1/sqrt(rows) of each table, as in DLRM."""
+        """Creates a stage with rows drawn uniformly in +-spread, by default +-1/sqrt(rows), as in DLRM."""
         rows = FusedRows(schema, table_rows)
         weight = torch.empty((rows.total, width))
         start = 0
@@ -85,7 +85,7 @@ class TableStage(nn.Module):
 
 
 def initial_rows(rows: FusedRows, width: int, seed: int, spread: float | None = None) -> Iterator[Tensor]:
-    """Yields the rows of `TableStage.initial` in order, up to ROWS_AT_ONCE at a time."""
+    """Yields the rows of `TableStage.initial` in order, at most ROWS_AT_ONCE at a time."""
     generator = torch.Generator().manual_seed(seed)
     for size in rows.sizes:
         for start in range(0, size, ROWS_AT_ONCE):

@@ -1,10 +1,10 @@
 """Compares models on the same rows with confidence intervals.
 
-Labels and each model's probabilities go in; each metric and its difference to a baseline come out with a
-confidence interval. Both use one paired bootstrap (Efron and Tibshirani, 1993, chapter 16): every resample
-draws the same rows for all models, so that the difficulty of rows cancels in the difference. Rows of one
-request are drawn
-together: they share a user and at most one click, so they are not independent observations.
+`compare` takes labels and each model's probabilities, and returns each metric and its difference from a
+baseline with a confidence interval. Both use one paired bootstrap (Efron and Tibshirani, 1993, chapter 16):
+every resample draws the same rows for all models, so that the difficulty of rows cancels in the difference.
+Rows of one request are drawn together, because they share a user and at most one click and so are not
+independent observations.
 
 A resample is a weight per row, the number of times it was drawn; rows are not copied. A model's scores are
 sorted once, and the AUC of each resample is then a cumulative sum over weights.
@@ -41,7 +41,7 @@ Verdict = Literal["better", "worse", "unclear", "identical", "undefined"]
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A value and its bootstrap percentile interval; all nan if the metric is undefined."""
+    """A value and its bootstrap percentile interval; all NaN if the metric is undefined."""
 
     value: float
     low: float
@@ -52,8 +52,8 @@ class Interval:
 class ComparedModel:
     """One model among those compared.
 
-    metrics: each metric with its interval. to_baseline: each metric minus the baseline's; for the
-    baseline itself, None.
+    metrics: each metric with its interval. to_baseline: each metric minus the baseline's; None for the
+    baseline itself.
     """
 
     metrics: Mapping[Metric, Interval]
@@ -68,7 +68,7 @@ class ComparedModel:
 
 
 def verdict(metric: Metric, difference: Interval) -> Verdict:
-    """See ComparedModel.verdict."""
+    """Classifies a difference, see ComparedModel.verdict."""
     if not np.isfinite([difference.value, difference.low, difference.high]).all():
         return "undefined"
     if difference.value == difference.low == difference.high == 0:
@@ -103,7 +103,7 @@ def compare(
     base = names.index(baseline)
     return {
         name: ComparedModel(
-            # widened beyond what a metric can be; a difference of two has its whole interval
+            # `widened` may exceed the range of a metric, so clip; a difference keeps its whole interval
             _intervals(drawn[:, i].clip(*POSSIBLE.T), level),
             None if i == base else _intervals(drawn[:, i] - drawn[:, base], level),
         )
@@ -120,9 +120,9 @@ def samples(
     metrics: Sequence[Metric] = METRICS,
     negatives_kept: float = 1.0,
 ) -> F64:
-    """Returns metrics, float64 [1 + resamples, models, metrics], of all rows, then of each resample.
+    """Returns metrics, float64 [1 + resamples, models, metrics]: of all rows, then of each resample.
 
-    Resamples depend on the rows and the seed alone, so those of separate calls on the same rows are paired.
+    Resamples depend only on the rows and the seed, so those of separate calls on the same rows are paired.
     negatives_kept: as in polyrec.models.evaluation.metrics.evaluate. See `compare` for the other arguments.
     """
     unit = None if groups is None else np.unique(groups, return_inverse=True)[1]
@@ -133,7 +133,7 @@ def samples(
 
 
 def widened(drawn: F64, labels: F32, groups: I64 | None) -> F64:
-    """Returns `samples` with the resamples farther from the value, by `small_sample_factor`.
+    """Returns `samples` with the resamples moved away from the value by `small_sample_factor`.
 
     drawn: [1 + resamples, ...]. labels, groups: as for `samples`.
     """
@@ -143,10 +143,10 @@ def widened(drawn: F64, labels: F32, groups: I64 | None) -> F64:
 
 
 def small_sample_factor(labels: F32, groups: I64 | None) -> float:
-    """Returns the width of Student's interval over that of the percentile bootstrap, which is narrow for few
-    observations.
+    """Returns the width of Student's interval relative to the percentile bootstrap's, which is too narrow for
+    few observations.
 
-    The observations are the rows (or requests, `groups` int64 [rows]) with a click or those without one,
+    The observations are the rows (or requests, `groups` int64 [rows]) with a click or those without,
     whichever are fewer. The factor is 9 for two of them, 1.2 for ten, 1.02 for a hundred.
     """
     clicked = labels > 0.5
@@ -159,8 +159,8 @@ def small_sample_factor(labels: F32, groups: I64 | None) -> float:
 def student_quantile(share: float, freedom: int) -> float:
     """Returns a quantile of Student's distribution, within 1% between 0.9 and 0.99.
 
-    Exact for one and two degrees of freedom, else by the series of Abramowitz and Stegun, 26.7.5; a server
-    has no SciPy.
+    Exact for one and two degrees of freedom, else by the series of Abramowitz and Stegun, 26.7.5, because
+    servers do not have SciPy.
     """
     if freedom == 1:
         return tan(pi * (share - 0.5))
@@ -177,9 +177,9 @@ def student_quantile(share: float, freedom: int) -> float:
 
 
 class _Resampled:
-    """One model's metrics under any weights of the units that are drawn: rows, or requests.
+    """Computes one model's metrics under any weights of the sampled units: rows or requests.
 
-    unit: int64 [rows], the request of each row; None: each row is one.
+    unit: int64 [rows], the request of each row; None: each row is a unit.
     """
 
     def __init__(
@@ -204,7 +204,7 @@ class _Resampled:
             self._ranked = np.searchsorted(np.unique(groups), self._ranks.group)
 
     def measure(self, weights: I64) -> list[float]:
-        """weights: int64 [units], how often each was drawn. Returns the metrics, nan where undefined."""
+        """Returns the metrics, NaN where undefined. weights: int64 [units], how often each was drawn."""
         weight = weights.astype(np.float64)
         rows = float(self._rows @ weight)
         return [self._value(metric, weights, weight, rows) for metric in self._metrics]
@@ -245,9 +245,9 @@ def draws(units: int, resamples: int, seed: int) -> Iterator[I64]:
 
 
 class SortedScores:
-    """The scores of one model, sorted once, for the AUC under any weights of its rows.
+    """One model's scores, sorted once to compute the AUC under any weights of its rows.
 
-    Stores, for each positive, how many negatives score below it, and how many at most equal.
+    Stores, for each positive, how many negatives score below it and how many score at most as high.
     """
 
     def __init__(self, scores: F32, labels: F32) -> None:
@@ -262,7 +262,9 @@ class SortedScores:
         self._upto = np.searchsorted(ordered, scores[self._positives], "right")
 
     def auc(self, weights: I64) -> float:
-        """weights: int64 [rows], not negative. Ties count half; nan where a class has no weight."""
+        """Returns the AUC, counting ties half; NaN if a class has no weight. weights: int64 [rows],
+        non-negative.
+        """
         positive = weights[self._positives]
         cumulative = np.zeros(self._negatives.size + 1, np.int64)
         np.cumsum(weights[self._negatives], out=cumulative[1:])
@@ -273,7 +275,9 @@ class SortedScores:
 
 
 def _intervals(samples: F64, level: float) -> dict[Metric, Interval]:
-    """samples: [1 + resamples, METRICS], the first being the value itself."""
+    """Returns the interval of each metric. samples: [1 + resamples, METRICS], the first row being the
+    value.
+    """
     found = {}
     for i, metric in enumerate(METRICS):
         value, drawn = float(samples[0, i]), samples[1:, i]

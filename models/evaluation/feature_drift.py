@@ -1,14 +1,16 @@
-"""Distributions of features when a bundle was trained, and how far those of served rows are from them.
+"""Measures how far the features of served rows have drifted from those at training, by the population
+stability index.
 
     PSI = sum over bins of (p - q) ln(p / q)      p: share of served look-ups in a bin, q: of the reference's
 
-A reference is made of the test rows, which no training has seen: so its shares of unknown values are those to
-expect. Numbers are cut into bins of equal shares; ids too, by their rank in popularity order, with missing
-values in a bin of their own. Unknown values are in no bin: their share is counted by itself. A feature of the
-context counts once for each row of its request, so that shared and repeated contexts give the same.
+The reference is built from the test rows, which no training has seen, so its shares of unknown values are
+realistic. Numbers are divided into bins of equal shares, as are ids, by their rank in popularity order;
+missing values have a separate bin. Unknown values are in no bin, and their share is counted separately. A
+context feature counts once per row of its request, so that shared and repeated contexts give the same result.
 
-The rows of a request are alike, so requests are the sampling units. The index of two samples of one
-distribution is above 0; this mean is subtracted (to first order the correction of Rao and Scott, 1981).
+The rows of a request are alike, so requests are the sampling units. Even between two samples of one
+distribution, the expected index is above 0; this mean is subtracted (to first order the correction of Rao and
+Scott, 1981).
 """
 
 from __future__ import annotations
@@ -44,9 +46,10 @@ Share = Annotated[float, Field(ge=0, le=1)]
 class FeatureBins(Strict):
     """The reference of one feature.
 
-    edges: ascending; a number, or a rank, is in bin i if edges[i - 1] <= it < edges[i]. shares: of each bin,
-    of ids with one more bin, that of missing values. unknown: share of look-ups of values that the vocabulary
-    lacks, which no bin counts. independent: how many independent rows would have shares as certain.
+    edges: ascending; a number or rank x is in bin i if edges[i - 1] <= x < edges[i].
+    shares: share of each bin; ids have one more bin, for missing values.
+    unknown: share of look-ups of values that the vocabulary lacks, which no bin counts.
+    independent: number of independent rows whose shares would be equally certain.
     """
 
     edges: Annotated[tuple[float, ...], Field(max_length=BINS)]
@@ -62,7 +65,7 @@ class FeatureBins(Strict):
 
 
 class FeatureReference(Strict):
-    """The references of a bundle's features, in the order of its rows. rows, requests: that they are of."""
+    """The references of a bundle's features, in its row order. rows, requests: number of those counted."""
 
     version: Literal[1] = 1
     rows: int
@@ -119,8 +122,8 @@ class FeatureCounts:
 class FeatureBinner:
     """Counts look-ups of batches by feature and bin.
 
-    edges: by feature, see `FeatureBins`; features without are left out. encoder: in whose order of rows they
-    are.
+    edges: by feature, see `FeatureBins`; features without edges are left out. encoder: defines the row order
+    of the edges.
     """
 
     def __init__(self, encoder: Encoder, edges: Mapping[str, Sequence[float]]) -> None:
@@ -129,8 +132,11 @@ class FeatureBinner:
         self.features = tuple(name for layout in self._layouts for name in layout.names)
 
     def count(self, batch: Batch, request: I64 | None = None) -> FeatureCounts:
-        """Counts a batch. request: int64 [rows], of each row, from 0; None: rows share contexts, or each is
-        a request of its own."""
+        """Counts a batch.
+
+        request: int64 [rows], the request of each row, from 0; None: rows that share a context form a
+        request, else each row is one.
+        """
         if request is None:
             request = np.arange(batch.rows) if batch.context_row is None else batch.context_row
         requests = int(request.max()) + 1 if batch.rows else 0
@@ -208,7 +214,7 @@ def bins_of_ranks(ranks: I64, edges: F64, missing: int, unknown: int) -> I64:
 
 
 def reference_of(encoder: Encoder, data: EncodedRows, rows: I64) -> FeatureReference | None:
-    """Makes the reference of some rows; None if there are none. rows: int64 [n], in data order."""
+    """Builds the reference from some rows; None if there are none. rows: int64 [n], in data order."""
     if not rows.size:
         return None
     length = max(1, REFERENCE_ROWS // RUNS)
@@ -243,7 +249,9 @@ def reference_of(encoder: Encoder, data: EncodedRows, rows: I64) -> FeatureRefer
 
 
 def _edges(encoder: Encoder, batches: Iterable[Batch]) -> dict[str, list[float]]:
-    """Returns edges that cut each feature's known, present values into at most BINS bins of equal shares."""
+    """Returns edges that divide each feature's known, present values into at most BINS bins of equal
+    shares.
+    """
     values: dict[str, list[NDArray[Any]]] = {}
     for batch in batches:
         plain = batch.exploded()
@@ -264,16 +272,16 @@ def _edges(encoder: Encoder, batches: Iterable[Batch]) -> dict[str, list[float]]
             v = vocabulary[name]
             own = own[(own != v.missing_rank) & (own != v.oov_rank)]
         if own.size:
-            # a value that is a quantile itself begins a bin; equal quantiles, as of a hot id, are one edge
+            # a value equal to a quantile begins a bin; equal quantiles, as of a hot id, form one edge
             cuts = np.quantile(own, np.arange(1, BINS) / BINS, method="inverted_cdf")
             found[name] = [float(c) for c in np.unique(cuts) if c > own.min()]
     return found
 
 
 def stability_index(reference: FeatureBins, counts: FeatureCounts, feature: int) -> float | None:
-    """Returns the index of a feature's counts, less its mean if nothing had changed; None without look-ups.
+    """Returns the index of a feature's counts, less its mean under no change; None without look-ups.
 
-    At least 0: it is the part that chance does not explain.
+    It is at least 0, and is the part that chance does not explain.
     """
     if not counts.counts[feature].any():
         return None

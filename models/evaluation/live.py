@@ -1,13 +1,13 @@
-"""Estimates the quality of several models on requests whose labels came later, with paired intervals.
+"""Estimates the quality of several models on requests whose labels arrived later, with paired intervals.
 
     requests, each scored by every model --estimate--> information gain, calibration, AUC, and differences
 
 A resample draws requests with replacement (paired bootstrap, as in comparison.py). Information gain and
-calibration are ratios of sums over requests, so all resamples of them are a few matrix products.
+calibration are ratios of sums over requests, so all their resamples take a few matrix products.
 
-Labels come from clients, any of which may be wrong or hostile. So a difference is estimated again without the
-labels of each client, and `confirmed` is the hull of all these intervals: a value that it excludes is
-excluded whichever client is left out.
+Labels come from clients, any of which may be wrong or hostile. So each difference is also estimated without
+the labels of each client, and `confirmed` is the hull of all these intervals: a value outside it is excluded
+whichever client is left out.
 """
 
 from __future__ import annotations
@@ -50,8 +50,10 @@ class ScoredRequest:
 
 @dataclass(frozen=True, slots=True)
 class LiveModel:
-    """Metrics of one model. difference: of its information gain to the reference's, at LEVEL; confirmed: the
-    same at CONFIRMED_LEVEL, whichever client's labels are left out.
+    """Metrics of one model.
+
+    difference: of its information gain from the reference's, at LEVEL. confirmed: the same at
+    CONFIRMED_LEVEL, for any client left out.
     """
 
     information: Interval
@@ -75,8 +77,8 @@ class LiveEstimate:
 class RequestSums:
     """Sums over the rows of each request, from which metrics of resamples are computed.
 
-    Requests must have as many models each, at least one request. Scores that are not finite count as the
-    worst possible prediction of their row.
+    There must be at least one request, and all must have the same number of models. Non-finite scores count
+    as the worst possible prediction of their row.
     """
 
     def __init__(self, requests: Sequence[ScoredRequest]) -> None:
@@ -122,10 +124,11 @@ def estimate(
     reference: int,
     trusted: Collection[str] = (),
 ) -> LiveEstimate | None:
-    """Estimates all models on the same requests; None without any request.
+    """Estimates all models on the same requests; None without requests.
 
-    reference: index of the model that differences are to. trusted: clients whose labels need not be confirmed
-    by others; a difference is confirmed if it does not depend on any other single client.
+    reference: index of the model to which differences are computed.
+    trusted: clients whose labels need no confirmation by others. A difference is confirmed if it does not
+    depend on any other single client.
     """
     if not requests:
         return None
@@ -166,7 +169,7 @@ def _confirmed(
     has_positive = sums.clicks > 0
     hulls: list[Interval] | None = None
     clients = np.array([request.client for request in requests], object)
-    # requests without labels have no known client: one client may have sent them all
+    # unlabeled requests have no known client, so a single client may have sent them all
     labeled = np.array([client is not None for client in clients], bool)
     for kept in (whole, labeled, *(clients != client for client in doubted)):
         if has_positive[kept].sum() < LEAST_REQUESTS:

@@ -17,14 +17,15 @@ Floats = NDArray[np.floating[Any]]
 class Quality:
     """Metrics of one set of predictions.
 
-    auc: area under the ROC curve, ties counted half; nan where only one class is present.
-    log_loss: mean negative log-likelihood, nats. normalised_entropy: log_loss over that of the
-    constant base rate (He et al., ADKDD'14). information: 1 - normalised_entropy, the share of the labels'
-    entropy that the predictions explain; information_error: its standard error over rows, or over groups.
-    accuracy: share of correct predictions at threshold 0.5. calibration: mean prediction over mean label.
-    mrr, top1 and ndcg: for grouped data, the mean reciprocal rank of the best-ranked positive, the share of
-    groups that rank a positive first, and the mean normalized discounted cumulative gain, over groups with a
-    positive; ties take their mean rank. None without groups.
+    auc: area under the ROC curve, ties counted half; NaN if only one class is present.
+    log_loss: mean negative log-likelihood, in nats.
+    normalised_entropy: log_loss over that of the constant base rate (He et al., ADKDD'14).
+    information: 1 - normalised_entropy, the share of the labels' entropy that the predictions explain.
+    information_error: standard error of information over rows, or over groups.
+    accuracy: share of correct predictions at threshold 0.5.
+    calibration: mean prediction over mean label. mrr, top1, ndcg: for grouped data, over groups with a
+    positive: mean reciprocal rank of the best-ranked positive, share of groups that rank a positive first,
+    mean normalized discounted cumulative gain. Ties take their mean rank. None without groups.
     """
 
     rows: int
@@ -42,7 +43,7 @@ class Quality:
     ndcg: float | None = None
 
     def as_dict(self) -> dict[str, float | int | None]:
-        """Returns a JSON-able dict; undefined metrics are None."""
+        """Returns a JSON-serializable dict; undefined metrics are None."""
         return {
             k: None if isinstance(v, float) and not np.isfinite(v) else v for k, v in asdict(self).items()
         }
@@ -86,7 +87,7 @@ def evaluate(
 
 
 def row_weights(labels: Floats, negatives_kept: float) -> NDArray[np.float64]:
-    """Returns how many rows of the unsampled data each row stands for, float64 [rows]."""
+    """Returns how many rows of the unsampled data each row represents, float64 [rows]."""
     return np.where(labels > 0.5, 1.0, 1.0 / negatives_kept)
 
 
@@ -100,9 +101,9 @@ def binary_entropy(base: float) -> float:
 def _mean_error(
     losses: NDArray[np.float64], weights: NDArray[np.float64], units: NDArray[np.int64] | None
 ) -> float:
-    """Returns the standard error of the mean loss, a ratio of two sums over rows or over groups of them.
+    """Returns the standard error of the mean loss, a ratio of two sums over rows or over groups of rows.
 
-    The base rate's own error is left out: it moves all models alike.
+    The base rate's own error is left out, because it affects all models alike.
     """
     if units is not None:
         losses = np.bincount(units, weights=losses).astype(np.float64)
@@ -114,7 +115,7 @@ def _mean_error(
 
 
 def log_loss(p: Floats, y: Floats) -> float:
-    """Mean negative log-likelihood in nats; probabilities are kept 1e-7 away from 0 and 1."""
+    """Returns the mean negative log-likelihood in nats; probabilities are clipped to 1e-7 from 0 and 1."""
     return float(row_losses(p, y).mean())
 
 
@@ -126,8 +127,8 @@ def row_losses(p: Floats, y: Floats) -> NDArray[np.float64]:
 
 
 def auc(p: Floats, y: Floats) -> float:
-    """Area under the ROC curve: the probability that a positive scores above a negative, ties
-    counted half.
+    """Returns the area under the ROC curve: the probability that a positive outscores a negative, ties
+    half.
     """
     positives = float(y.sum())
     negatives = y.size - positives
@@ -140,11 +141,11 @@ def auc(p: Floats, y: Floats) -> float:
 
 
 class Ranks:
-    """How well each group's positives are ranked, over groups that have one; ties take their mean rank.
+    """How well each group's positives are ranked, for groups that have any; ties take their mean rank.
 
-    group: int64 [count], their numbers in ascending order. reciprocal: of the best-ranked positive's rank.
-    first: 1 where a positive is first, a share where it ties. ndcg: discounted by log2(1 + rank), over the
-    best possible. All float64 [count].
+    group: int64 [count], group numbers, ascending. reciprocal: of the best-ranked positive's rank.
+    first: 1 if a positive is first, a share if it ties. ndcg: discounted by log2(1 + rank), over the best
+    possible value. All float64 [count].
     """
 
     def __init__(self, p: Floats, y: Floats, groups: I64) -> None:
@@ -172,5 +173,5 @@ class Ranks:
 
     @property
     def count(self) -> int:
-        """Groups with a positive."""
+        """Number of groups with a positive."""
         return int(self.reciprocal.size)

@@ -1,7 +1,7 @@
 """Predicts the same rows with several bundles.
 
-Bundles and data go in, each bundle's probability of every row comes out. Bundles with the same encoder (one
-vocabulary, one set of statistics) share one pass over the data.
+`predict_all` returns each bundle's probability of every row. Bundles with the same encoder (vocabulary and
+statistics) share one pass over the data.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ from polyrec.models.training.pipeline import Phase
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """Labels of test rows, and what models predict for them.
+    """Labels of test rows, and the models' predictions for them.
 
     label: float32 [rows]. group: int64 [rows] or None. probabilities: name -> float32 [rows].
-
-    negatives_kept: share of the negatives in the data, by the schema.
+    negatives_kept: share of the negatives in the data, from the schema.
     """
 
     label: F32
@@ -53,10 +52,10 @@ def predict_all(
 ) -> Predictions:
     """Returns each bundle's probabilities of the rows of the splits, by its name in `bundles`.
 
-    path: the data, as polyrec.models.data.reader.open_data takes it. runtime, device, precision: as
-    polyrec.models.runtimes.open_runtime takes them. since, until: only rows of this period, split as if there
-    were no others. Raises DataError if the bundles differ in split, label or
-    group.
+    path: the data, see polyrec.models.data.reader.open_data. runtime, device, precision: see
+    polyrec.models.runtimes.open_runtime.
+    since, until: only rows of this period, split as if there were no others.
+    Raises DataError if the bundles differ in split, label or group.
     """
     names = list(bundles)
     first = bundles[names[0]].manifest.schema_

@@ -1,7 +1,7 @@
 """Gives a trained bundle a popularity order, counts and measured quality, from data or from an access log.
 
-A model that was imported has none of the three, so tiers, plans and routing have nothing to go by. The
-result is a new bundle with the same prediction for every id.
+An imported model has none of these three, so tiers, plans and routing lack information. The result is a new
+bundle with the same prediction for every id.
 """
 
 from __future__ import annotations
@@ -39,12 +39,14 @@ Metrics = dict[str, float | int | None]
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Look-ups of a bundle's rows, and its quality, as data or a log show them.
+    """Look-ups of a bundle's rows, and its quality, observed in data or a log.
 
-    accesses: look-ups by table, int64 [rows], in the order of stable ids. rows: rows or log lines read.
+    accesses: table -> look-ups, int64 [rows], in the order of stable ids. rows: rows or log lines read.
     counted: contexts and candidates in them. unknown: values that no row serves. malformed: rows or lines
-    left out. metrics: by manifest key; empty without labels. activations: on the measured rows; None: those
-    of the bundle stay. origin: goes into the manifest.
+    left out.
+    metrics: by manifest key; empty without labels. activations: on the measured rows; None keeps the
+    bundle's.
+    origin: recorded in the manifest.
     """
 
     accesses: Mapping[str, I64]
@@ -70,13 +72,13 @@ def observe_data(
 ) -> Observed:
     """Counts the look-ups of all rows of a data file, and measures quality on some of them.
 
-    splits: those measured, by the schema's split rule; None: all rows, whatever the rule, whose columns are
-    then not needed. Raises DataError as `encode`, and if there are no such rows or they have one class.
+    splits: splits to measure, by the schema's split rule; None: all rows, in which case the rule's columns
+    are not needed. Raises DataError as `encode` does, and if there are no such rows or they have one class.
     """
     schema = bundle.manifest.schema_
     rule = schema.split
     if splits is None:
-        # a rule that every data file can follow, because it reads only the label
+        # a rule that every data file can follow, because it only reads the label
         rule = Split(rule="hash", columns=(schema.label.column,))
     readable = schema.model_copy(update={"split": rule})
     reader = open_data(path, readable, on_malformed)
@@ -127,7 +129,8 @@ def observe_log(
 def write_recalibrated(bundle: Bundle, observed: Observed, out: str | Path, replace: bool = False) -> Bundle:
     """Writes the bundle in the observed order, with its counts and metrics.
 
-    Metrics that were not measured now stay as they are. Raises BundleError as `reordered` and `write_bundle`.
+    Metrics that were not measured now stay unchanged. Raises BundleError as `reordered` and `write_bundle`
+    do.
     """
     require_target(out, replace)
     model, encoder = reordered(bundle, observed.accesses)
@@ -138,7 +141,7 @@ def write_recalibrated(bundle: Bundle, observed: Observed, out: str | Path, repl
         COUNTED: dict(observed.counted),
         "unknown": observed.unknown,
     }
-    # its bins are ranges of ranks in the order before
+    # its bins are ranges of ranks in the previous order
     training = {key: value for key, value in manifest.training.items() if key != FEATURE_REFERENCE}
     return write_bundle(
         out,

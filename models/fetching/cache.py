@@ -1,12 +1,12 @@
-"""Fetches bundles by URL into a local folder: each version once, whole or not at all.
+"""Fetches bundles by URL into a local folder, each version once and atomically.
 
     manifest.json of the URL      read first; its checksum names the version
-    DIR/<name>/                   exists: loaded, not fetched
+    DIR/<name>/                   if it exists, it is loaded instead of fetched
     DIR/.<name>.partial/          fetched file by file, at most the manifest's bytes, checksums compared
     DIR/<name>/                   the partial folder, renamed when it is complete
 
-Several processes share a folder. A process holds a lock (flock) of the folder that it works on; the lock ends
-with the process, so that the next fetch recognizes and removes what a killed process left.
+Several processes can share a folder. A process locks (flock) the folder that it works on. The lock ends with
+the process, so the next fetch recognizes and removes the remains of a killed process.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ATTEMPTS = 3
 
 
 class Mismatch(FetchError):
-    """A file is not the one in the manifest: damaged, or of another version."""
+    """Raised when a file does not match its manifest: damaged, or of another version."""
 
 
 class ModelCache:
@@ -47,7 +47,9 @@ class ModelCache:
         self._most_bytes = most_bytes
 
     def load(self, url: ModelUrl) -> Bundle:
-        """Loads the bundle at a URL, fetched if it is not in the folder. Raises FetchError or BundleError."""
+        """Loads the bundle at a URL, fetching it if it is not in the folder. Raises FetchError or
+        BundleError.
+        """
         for left in reversed(range(ATTEMPTS)):
             where, content = find_manifest(url)
             folder = self._folder / _name(content)
@@ -105,7 +107,7 @@ class ModelCache:
             on_failure.pop_all()
 
     def _make_room(self, needed: int) -> None:
-        """Removes what was left by killed processes, then old versions. Raises FetchError."""
+        """Removes the remains of killed processes, then old versions. Raises FetchError."""
         versions: list[tuple[float, int, Path]] = []
         for folder in self._folder.iterdir():
             if re.fullmatch(rf"\.{NAME}\.\w+", folder.name):
@@ -173,7 +175,7 @@ def _copy(url: ModelUrl, target: Path, expected: FileDigest) -> None:
 
 
 def _intact(folder: Path) -> bool:
-    """Whether a version's files are still as they were fetched."""
+    """Returns whether a version's files are unchanged since they were fetched."""
     try:
         if _name((folder / MANIFEST).read_bytes()) != folder.name:
             return False

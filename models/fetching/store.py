@@ -27,11 +27,13 @@ ABSENT = (404, 410)
 
 
 class FetchError(PolyrecError):
-    """A model cannot be fetched: no such file, no connection, or content that its manifest contradicts."""
+    """Raised when a model cannot be fetched: no such file, no connection, or content that its manifest
+    contradicts.
+    """
 
 
 class FileMissing(FetchError):
-    """There is no file at the URL."""
+    """Raised when there is no file at the URL."""
 
 
 def read(url: ModelUrl, most_bytes: int) -> bytes:
@@ -50,26 +52,26 @@ def pieces(url: ModelUrl) -> Iterator[bytes]:
 
 
 class Pace:
-    """The time that a file may take: TIMEOUT_S, and LEAST_BYTES_PER_S from its beginning on."""
+    """The time that a file may take: TIMEOUT_S plus its bytes at LEAST_BYTES_PER_S."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._begun_s, self._size = clock(), 0
 
     def received(self, size: int) -> None:
-        """Counts bytes of the file."""
+        """Counts received bytes of the file."""
         self._size += size
 
     @property
     def left_s(self) -> float:
-        """Seconds until more must have come; negative: it is too slow."""
+        """Seconds until more bytes must have arrived; negative if it is too slow."""
         return self._begun_s + TIMEOUT_S + self._size / LEAST_BYTES_PER_S - self._clock()
 
 
 def paced(
     content: Iterable[bytes], what: str, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[bytes]:
-    """Yields pieces. Raises FetchError once they come too slowly (`Pace`)."""
+    """Yields pieces. Raises FetchError once they arrive too slowly (`Pace`)."""
     pace = Pace(clock)
     for piece in content:
         pace.received(len(piece))
@@ -83,9 +85,10 @@ def _too_slow(what: str) -> str:
 
 
 class Watch:
-    """Ends the connection of one request once it is too slow (`Pace`), also while nothing of the file comes.
+    """Closes a request's connection when it is too slow (`Pace`), even if nothing of the file has arrived.
 
-    A head, or that of a chunk, which dribbles is no piece, and each byte starts httpx's timeout again.
+    This covers headers and chunk headers that arrive byte by byte: they are not pieces of the file, and each
+    byte restarts httpx's timeout.
     """
 
     def __init__(self) -> None:
@@ -104,7 +107,7 @@ class Watch:
         self._thread.join()
 
     def trace(self, event: str, info: Mapping[str, Any]) -> None:
-        """Notes the connection (httpcore's extension `trace`)."""
+        """Records the connection (httpcore's extension `trace`)."""
         if event.endswith(("connect_tcp.complete", "start_tls.complete")):
             self._socket = info["return_value"].get_extra_info("socket")
             if self.ended:
@@ -124,10 +127,10 @@ class Watch:
 
 
 def _web(url: ModelUrl) -> Iterator[bytes]:
-    # a server of local files needs none
+    # imported here, because servers of local files do not need it
     import httpx
 
-    # uncompressed, so that the received bytes are those of the file
+    # uncompressed, so that the received bytes are the file's
     headers = {"Accept-Encoding": "identity"}
     watch = Watch()
     try:
@@ -143,7 +146,7 @@ def _web(url: ModelUrl) -> Iterator[bytes]:
             if answer.status_code != httpx.codes.OK:
                 raise FetchError(f"cannot read '{url}': status {answer.status_code}")
             if answer.headers.get("content-encoding", "identity") != "identity":
-                # a few bytes of it may be any number, in one piece
+                # a few compressed bytes may expand to any size, in one piece
                 raise FetchError(f"'{url}' is sent compressed, which was not asked for")
             for piece in answer.iter_raw():
                 watch.pace.received(len(piece))
@@ -162,13 +165,13 @@ def _fsspec(url: ModelUrl) -> Iterator[bytes]:
         ) from None
     try:
         system, path = url_to_fs(url.text)
-        system.invalidate_cache()  # cached listings may be of an earlier version
+        system.invalidate_cache()  # cached listings may be from an earlier version
         with system.open(path, "rb", block_size=PIECE_BYTES) as file:
             while piece := file.read(PIECE_BYTES):
                 yield piece
     except FileNotFoundError:
         raise FileMissing(f"there is no '{url}'") from None
-    except Exception as e:  # each store raises the errors of its own library
+    except Exception as e:  # each store raises its own library's errors
         raise FetchError(f"cannot read '{url}': {_one_line(e)}") from None
 
 

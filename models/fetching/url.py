@@ -1,8 +1,8 @@
-"""URLs of models: the folder of a bundle, or a plan (`*.json`), in an object store or on a web server.
+"""Defines the URLs of models: a bundle folder or a plan (`*.json`), in an object store or on a web server.
 
-Every place has exactly one URL, so that "below a prefix" is a comparison of text: no query, no escapes, no
-`..`, no chained file systems. URLs hold no credentials (stores find theirs in the environment), so they can
-be logged.
+Every place has exactly one URL, so that "below a prefix" is a text comparison: no query, no escapes, no `..`,
+no chained file systems. URLs contain no credentials (stores find theirs in the environment), so they can be
+logged.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CONTAINER_FIRST = ("abfs://", "abfss://")
 
 @dataclass(frozen=True, slots=True)
 class ModelUrl:
-    """The URL of a model, without a slash at its end. Raises ValueError."""
+    """The URL of a model, without a trailing slash. Raises ValueError."""
 
     text: str
 
@@ -46,7 +46,7 @@ class ModelUrl:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: object, handler: object) -> core_schema.CoreSchema:
-        """Keeps it out of the API's document, where it is a string (`ModelPlace`)."""
+        """Excludes it from the API document, where it is a string (`ModelPlace`)."""
         return core_schema.is_instance_schema(cls)
 
     @property
@@ -56,7 +56,7 @@ class ModelUrl:
 
     @property
     def folder(self) -> ModelUrl:
-        """The folder that it is in. Raises ValueError for a place without a path."""
+        """Returns the containing folder. Raises ValueError for a place without a path."""
         return ModelUrl(self.text.rpartition("/")[0])
 
     def child(self, name: str) -> ModelUrl:
@@ -64,7 +64,7 @@ class ModelUrl:
         return ModelUrl(f"{self.text}/{name}")
 
     def beside(self, relative: Path) -> ModelUrl:
-        """Returns a place relative to this file's folder. Raises ValueError if it is not relative."""
+        """Returns a place relative to this file's folder. Raises ValueError if the path is not relative."""
         if relative.is_absolute() or ":" in str(relative):
             raise ValueError(f"'{relative}' is not relative to '{self}'")
         scheme, _, rest = self.text.partition(SCHEME)
@@ -73,7 +73,7 @@ class ModelUrl:
         return ModelUrl(f"{scheme}{SCHEME}{first}/{inside}")
 
     def is_below(self, prefix: ModelUrl) -> bool:
-        """Whether it is the folder `prefix` or in it."""
+        """Returns whether it is the folder `prefix` or inside it."""
         return self == prefix or self.text.startswith(f"{prefix.text}/")
 
 

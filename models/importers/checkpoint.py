@@ -1,9 +1,9 @@
 """Reads the named weights of a PyTorch checkpoint without executing code from the file.
 
 A checkpoint is a pickle, which can execute code. It is read by torch's weights-only unpickler, which allows
-tensors and plain containers and refuses every other name. Counters that training scripts save beside the
-weights are often NumPy scalars; their names map to a placeholder, so that NumPy's constructors are not called
-with untrusted arguments either. Weights stay memory-mapped until they are copied.
+tensors and plain containers and refuses all other names. Counters that training scripts save with the weights
+are often NumPy scalars. Their names map to a placeholder, so that NumPy's constructors are not called with
+untrusted arguments either. Weights stay memory-mapped until they are copied.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _BLOCKED = re.compile(r"GLOBAL (\S+) (?:was not an allowed|whose module)")
 
 
 class CheckpointError(PolyrecError):
-    """A checkpoint that is missing, unsafe, or of another model."""
+    """Raised for a checkpoint that is missing, unsafe, or of another model."""
 
 
 class _Ignored:
@@ -67,7 +67,7 @@ class LinearLayer:
 
 
 class CheckpointWeights:
-    """The weights of one model. Each is taken once, so that unexpected ones remain at the end."""
+    """The weights of one model. Each can be taken once, so that unexpected ones remain at the end."""
 
     def __init__(self, file: Path, tensors: Mapping[str, object]) -> None:
         self.file = file
@@ -78,12 +78,12 @@ class CheckpointWeights:
         return CheckpointError(f"checkpoint '{self.file}': {what}")
 
     def names(self, pattern: str) -> list[str]:
-        """Returns group 1 of `pattern` in the matching names that are not taken, in file order."""
+        """Returns group 1 of `pattern` for the matching names not yet taken, in file order."""
         found = (re.fullmatch(pattern, name) for name in self._left)
         return [match[1] for match in found if match]
 
     def dtype(self, name: str) -> torch.dtype | None:
-        """Returns the type of the tensor of this name; None if there is none that is not taken."""
+        """Returns the dtype of a tensor by name; None if it is absent or already taken."""
         return getattr(self._left.get(name), "dtype", None)
 
     def take(
@@ -93,9 +93,9 @@ class CheckpointWeights:
         check_finite: bool = True,
         dtypes: Collection[torch.dtype] = FLOATS,
     ) -> Tensor:
-        """Takes the tensor of this name.
+        """Takes a tensor by name.
 
-        Raises CheckpointError unless it is dense, of that rank, of one of the types, and finite. The check
+        Raises CheckpointError unless it is dense, of that rank, of one of the dtypes, and finite. The check
         for finite values is a pass over the tensor; large tables are checked while they are copied instead.
         """
         if name not in self._left:
@@ -120,16 +120,16 @@ class CheckpointWeights:
         return tensor.detach()
 
     def layer(self, name: str) -> LinearLayer:
-        """Takes the linear layer of this name. Raises CheckpointError."""
+        """Takes a linear layer by name. Raises CheckpointError."""
         weight, bias = self.take(f"{name}.weight", 2), self.take(f"{name}.bias", 1)
         if bias.shape[0] != weight.shape[0]:
             raise self.error(f"{name}.bias has {bias.shape[0]} numbers, {name}.weight {weight.shape[0]} rows")
         return LinearLayer(name, weight, bias)
 
     def mlp(self, stem: str, tail: str = "", step: int = 1) -> tuple[LinearLayer, ...]:
-        """Takes the layers `stem` + 0, step, 2 step, ... + `tail` and checks that their shapes chain.
+        """Takes the layers `stem` + 0, step, 2 step, ... + `tail`, and checks that consecutive shapes match.
 
-        Raises CheckpointError: a layer is missing, or two do not fit.
+        Raises CheckpointError if a layer is missing or two do not match.
         """
         numbers = self.names(f"{re.escape(stem)}([0-9]{{1,4}}){re.escape(tail)}\\.(?:weight|bias)")
         last = max(map(int, numbers), default=0)
@@ -139,14 +139,14 @@ class CheckpointWeights:
         return layers
 
     def check_reads(self, layer: LinearLayer, numbers: int, source: str) -> None:
-        """Raises CheckpointError unless `layer` reads that many numbers a row."""
+        """Raises CheckpointError unless `layer` reads this many numbers per row."""
         if layer.weight.shape[1] != numbers:
             raise self.error(
                 f"{layer.name}.weight reads {layer.weight.shape[1]} numbers a row, {source} gives {numbers}"
             )
 
     def finish(self, model: str) -> None:
-        """Raises CheckpointError if any weight was not taken: it is another model."""
+        """Raises CheckpointError if any weight was not taken, which means that it is another model."""
         for name in self._left:
             raise self.error(f"{name} is not part of {model}; a model with it cannot be imported")
 
@@ -207,7 +207,7 @@ def _load(file: Path) -> object:
         )
     stand_ins: list[Any] = [(_Ignored, name) for name in _NUMPY]
     try:
-        # only files of torch.save since version 1.6 can be mapped
+        # only files written by torch.save since version 1.6 can be memory-mapped
         mapped = zipfile.is_zipfile(file)
         with torch.serialization.safe_globals(stand_ins), warnings.catch_warnings(action="ignore"):
             return torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)

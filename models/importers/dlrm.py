@@ -1,13 +1,13 @@
 """Reads a checkpoint of facebookresearch/dlrm (dlrm_s_pytorch.py --save-model).
 
     emb_l.N.weight                a table, one per feature, sum-pooled
-    emb_l.N.embs.weight           or one of a width of its own (--md-flag), with a projection to the others'
-    emb_l.N.proj.weight           width behind it, if it is narrower
-    v_W_l.N                       a learned weight of each row of the table (--weighted-pooling)
+    emb_l.N.embs.weight           or a table with its own width (--md-flag), with a projection to the others'
+    emb_l.N.proj.weight           width, if it is narrower
+    v_W_l.N                       a learned weight per row of the table (--weighted-pooling)
     bot_l.0, bot_l.2, ...         Linear, each followed by ReLU
-    top_l.0, top_l.2, ...         Linear with ReLU between, a sigmoid at the end
+    top_l.0, top_l.2, ...         Linear with ReLU in between, a sigmoid at the end
 
-The interaction is not in the file: it is `dot` without self-interaction by default, and verified by the
+The interaction is not in the file. By default it is `dot` without self-interaction; it is verified by the
 number of columns of the first top layer.
 """
 
@@ -27,8 +27,10 @@ def read_dlrm(
 ) -> ForeignModel:
     """Reads a checkpoint of facebookresearch/dlrm.
 
-    itself: the dot interaction holds each vector's product with itself (--arch-interaction-itself).
-    Raises CheckpointError, in one line: unsafe, incomplete, of another interaction or kind of table.
+    itself: whether the dot interaction includes each vector's product with itself
+    (--arch-interaction-itself).
+    Raises CheckpointError with one line: unsafe, incomplete, another interaction, or an unsupported kind of
+    table.
     """
     weights = read_weights(path, "dlrm")
     if found := weights.names(r"(emb_l\.\d+\.weight_[qr])"):
@@ -60,7 +62,7 @@ def read_dlrm(
 
 
 def _table(weights: CheckpointWeights, number: int) -> TableRows:
-    """Takes a table, its projection and the weights of its rows. Raises CheckpointError."""
+    """Takes a table, its projection and its row weights. Raises CheckpointError."""
     name = f"emb_l.{number}"
     mixed = weights.dtype(f"{name}.embs.weight") is not None
     table = float_rows(weights.take(f"{name}.{'embs.' if mixed else ''}weight", 2, check_finite=False))
@@ -88,9 +90,9 @@ def _check_interaction(
     width: int,
     joined: int,
 ) -> None:
-    """Raises CheckpointError unless the top MLP reads what the interaction gives.
+    """Raises CheckpointError unless the top MLP reads as many numbers as the interaction yields.
 
-    width: of a vector. joined: of all vectors, one behind the other.
+    width: of a vector. joined: of all vectors, concatenated.
     """
     gives = {
         ("dot", False): width + vectors * (vectors - 1) // 2,

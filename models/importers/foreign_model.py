@@ -1,10 +1,9 @@
 """Converts a foreign model to a bundle.
 
-Every importer produces the same `ForeignModel`: tables, layers and the interaction. Here they get a schema
-(d0..., c0..., all in the candidate role, because a checkpoint has no names and no contexts), tables without
-special rows (missing or unknown ids are refused, because the original model has no trained row for them), and
-identity
-ranks: access counts are unknown, so the row numbers of the checkpoint are the ids that clients send.
+Every importer produces the same `ForeignModel`: tables, layers and the interaction. This module adds a schema
+(d0..., c0..., all in the candidate role, because a checkpoint has no names and no contexts). Tables get no
+special rows: missing or unknown ids are refused, because the original model has no trained row for them.
+Ranks are the identity: access counts are unknown, so clients send the row numbers of the checkpoint as ids.
 """
 
 from __future__ import annotations
@@ -50,11 +49,11 @@ class Crossing:
 class ForeignModel:
     """Weights and structure of a DLRM, with checked shapes.
 
-    tables: by name in the checkpoint, all of one width. features: the table of each categorical feature, in
-    the order in which the interaction sees their vectors. bottom, top: the layers of the two MLPs, ReLU
-    behind each but the last of `top`, which gives the logit. Columns of `top[0]` are in the order of
-    models/dlrm/interaction.py. grouped: the file may have the tables in an order by pooling, and the model's
-    order was not given.
+    tables: by name in the checkpoint, all of one width.
+    features: the table of each categorical feature, in the order in which the interaction sees their vectors.
+    bottom, top: layers of the two MLPs, each followed by ReLU except the last of `top`, which yields the
+    logit. The columns of `top[0]` are in the order of models/dlrm/interaction.py.
+    grouped: whether the file may order the tables by pooling while the model's order was not given.
     """
 
     format: str
@@ -70,7 +69,7 @@ class ForeignModel:
 
     @property
     def architecture(self) -> Architecture:
-        """Raises ValidationError where Polyrec's limits are exceeded."""
+        """Returns the architecture. Raises ValidationError if Polyrec's limits are exceeded."""
         widths = [layer.weight.shape[0] for layer in self.bottom]
         shape = {
             "width": widths[-1],
@@ -85,7 +84,7 @@ class ForeignModel:
 
 
 def check_logit(weights: CheckpointWeights, last: LinearLayer) -> None:
-    """Raises CheckpointError unless the last layer gives one number a row."""
+    """Raises CheckpointError unless the last layer yields one number per row."""
     if last.weight.shape[0] != 1:
         raise weights.error(
             f"{last.name} gives {last.weight.shape[0]} numbers a row; a click model gives one"
@@ -103,12 +102,14 @@ def write_foreign_model(
     replace: bool = False,
     progress: Callable[[int], object] | None = None,
 ) -> Bundle:
-    """Writes the bundle of a foreign model; `progress` is called with the rows copied.
+    """Writes the bundle of a foreign model; `progress` is called with the number of rows copied.
 
-    name: of the schema. single_valued: one id per feature and row, instead of a list pooled by `pooling` (of
-    all tables, or by table, sum by default) with at most `max_length` ids. schema: of the same features, with
-    names, roles, transforms and poolings of its own; name, single_valued, pooling and max_length are then
-    without effect. Raises CheckpointError, SchemaError or BundleError.
+    name: of the schema.
+    single_valued: one id per feature and row, instead of a list of at most `max_length` ids pooled by
+    `pooling` (for all tables, or by table, sum by default).
+    schema: describes the same features with its own names, roles, transforms and poolings; replaces name,
+    single_valued, pooling and max_length.
+    Raises CheckpointError, SchemaError or BundleError.
     """
     poolings = dict.fromkeys(model.tables, pooling) if isinstance(pooling, str) else dict(pooling)
     for table in poolings:
@@ -181,7 +182,7 @@ def _schema(
 
 
 def _in_order_of(schema: Schema, model: ForeignModel) -> ForeignModel:
-    """Returns the same model with its inputs in the order of the schema's roles; `features` stay."""
+    """Returns the model with its inputs in the order of the schema's roles; `features` is unchanged."""
     dense = [schema.dense.index(d) for d in schema.context.given + schema.candidate.given]
     slots = [schema.categorical.index(f) for f in schema.slots]
     (bottom, *others), (top, *above) = model.bottom, model.top

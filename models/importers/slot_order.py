@@ -1,7 +1,9 @@
-"""Finds where the columns that read a foreign model's vectors go when these change their order.
+"""Computes the new positions of the columns that read a foreign model's vectors, when the vectors are
+reordered.
 
-Polyrec's dense net reads the context's features before the candidate's, and in each role single values before
-lists. A foreign model reads them in the order of its file, so the weights that read them move along.
+Polyrec's dense net reads the context's features before the candidate's, and within each role single values
+before lists. A foreign model reads them in the order of its file, so the weights that read them are reordered
+too.
 """
 
 from __future__ import annotations
@@ -13,10 +15,11 @@ from torch import Tensor
 
 
 def joined_columns(interaction: str, itself: bool, width: int, slots: Sequence[int]) -> Tensor:
-    """Returns the old column of each number that the interaction gives in the new order, int64 [numbers].
+    """Returns, for each number that the interaction yields in the new order, its old column, int64 [numbers].
 
-    width: of a vector. slots: for each embedded vector in the new order, its place in the old one; the bottom
-    MLP's vector stays before them. itself: of the dot interaction, whether it has each vector's own product.
+    width: of a vector. slots: for each embedded vector in the new order, its old position; the bottom MLP's
+    vector stays ahead of them.
+    itself: whether a dot interaction includes each vector's product with itself.
     """
     vectors = torch.tensor([0, *(1 + place for place in slots)])
     if interaction != "dot":

@@ -1,8 +1,8 @@
-"""Rows of a checkpoint's table, as one float vector for each id, read piece by piece.
+"""Reads the rows of a checkpoint's table piece by piece, as one float vector per id.
 
-What a foreign model does to a looked-up row before it is pooled becomes part of the row: a learned weight of
-the id, a projection to the model's width, a quantized format. Sums and means of rows commute with all of
-them. Pieces keep the memory of an import at about that of the tables.
+Everything that a foreign model does to a row between look-up and pooling becomes part of the row: a learned
+weight per id, a projection to the model's width, a quantized format. Sums and means of rows commute with all
+of these. Reading in pieces keeps the memory of an import near that of the tables.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HEADER = 4
 
 @dataclass(frozen=True, slots=True)
 class TableRows:
-    """One table. read: first and last row (exclusive) -> float [rows, width]."""
+    """One table. read: takes the first and last row (exclusive), returns float [rows, width]."""
 
     rows: int
     width: int
@@ -32,7 +32,7 @@ class TableRows:
 
 
 def float_rows(weight: Tensor) -> TableRows:
-    """Rows of a float tensor [rows, width]."""
+    """Returns the rows of a float tensor [rows, width]."""
     return TableRows(weight.shape[0], weight.shape[1], lambda first, last: weight[first:last])
 
 
@@ -64,11 +64,11 @@ def quantized_rows(
 ) -> TableRows:
     """Takes a table that TorchRec quantized to int8 or int4, and decodes it to float32 without loss.
 
-    name: of the table's module. width: numbers of a row. precision: `int8` or `int4`; None: that which fits
-    the bytes of a row. A row is fp16 scale, fp16 bias, and numbers q of 8 bits, or of 4 with the lower half
-    of a byte first, padded to a multiple of ROW_ALIGNMENT bytes; x = scale * q + bias (fbgemm's
-    IntNBitTableBatchedEmbeddingBagsCodegen). Scales and biases may also be tensors beside the numbers
-    (`weight_qscale`, `weight_qbias`). Raises CheckpointError if the bytes are not those of such a row.
+    name: of the table's module. width: numbers per row. precision: `int8` or `int4`; None: the one that fits
+    the row's bytes. A row is an fp16 scale, an fp16 bias, and numbers q of 8 bits, or of 4 bits with the
+    lower half of a byte first, padded to a multiple of ROW_ALIGNMENT bytes; x = scale * q + bias (fbgemm's
+    IntNBitTableBatchedEmbeddingBagsCodegen). Scales and biases may also be separate tensors (`weight_qscale`,
+    `weight_qbias`). Raises CheckpointError if the bytes do not have this layout.
     """
     packed = weights.take(f"{name}.weight", 2, check_finite=False, dtypes=(torch.uint8,))
     rows, columns = packed.shape
@@ -109,7 +109,7 @@ def quantized_rows(
 
 
 def _halves(weights: CheckpointWeights, name: str, rows: int) -> Tensor:
-    """Takes a column of fp16 numbers, [rows, 1], that may be saved as their bytes."""
+    """Takes a column of fp16 numbers, [rows, 1], which may be saved as bytes."""
     column = weights.take(name, 2, dtypes=(*FLOATS, torch.uint8))
     if column.dtype is torch.uint8 and column.shape[1] == 2:
         column = column.contiguous().view(torch.float16)

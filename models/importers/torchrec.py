@@ -1,12 +1,13 @@
 """Reads a state dict of TorchRec's DLRM or DLRM_DCN (MLPerf's DLRM-DCNv2).
 
     sparse_arch.embedding_bag_collection.embedding_bags.TABLE.weight   a table, of floats or quantized
-    dense_arch.model._mlp.N._linear                                    bottom MLP, ReLU behind each
+    dense_arch.model._mlp.N._linear                                    bottom MLP, each followed by ReLU
     inter_arch.crossnet.{V_kernels,W_kernels,bias}.N                   cross layers (DLRM_DCN only)
-    over_arch.model.0._mlp.N._linear, over_arch.model.1                top MLP; the last gives a logit
+    over_arch.model.0._mlp.N._linear, over_arch.model.1                top MLP; the last layer yields a logit
 
-TorchRec's dot interaction lists the pairs of vectors by the upper triangle, row by row; Polyrec and
-facebookresearch/dlrm by the lower one, so the columns of the first top layer are reordered.
+TorchRec's dot interaction lists the pairs of vectors by the upper triangle, row by row. Polyrec and
+facebookresearch/dlrm use the lower triangle, so the columns of the first top layer are reordered.
+
 Source: torchrec/models/dlrm.py (InteractionArch, InteractionDCNArch), torchrec/modules/crossnet.py.
 """
 
@@ -36,8 +37,9 @@ def read_torchrec(path: str | Path, tables: Sequence[str] = (), quantized: str |
     """Reads a state dict of TorchRec's DLRM or DLRM_DCN.
 
     tables: the table of each feature, in the order of the model's EmbeddingBagConfigs; a shared table is
-    listed once per feature. Default: every table once, in file order. quantized: `int8` or `int4`, the type
-    of tables of bytes, where their size fits both. Raises CheckpointError, in one line.
+    listed once per feature. Default: every table once, in file order.
+    quantized: `int8` or `int4`, the type of byte tables whose size fits both. Raises CheckpointError with one
+    line.
     """
     weights = read_weights(path, "torchrec")
     for name in weights.names(r"(sparse_arch\..*feature_processor.*)"):
@@ -144,7 +146,7 @@ def _within_width(crossing: Crossing) -> Crossing:
 def _check_features(
     weights: CheckpointWeights, name: str, reads: int, features: int, gives: Callable[[int], int]
 ) -> None:
-    """Raises CheckpointError unless the interaction of that many features gives what `name` reads."""
+    """Raises CheckpointError unless the interaction of this many features yields what `name` reads."""
     if gives(features) == reads:
         return
     fit = next((n for n in range(1, MAX_FEATURES) if gives(n) == reads), None)

@@ -1,9 +1,9 @@
-"""Makes the vectors of a foreign model equally wide.
+"""Pads the vectors of a foreign model to equal width.
 
-Polyrec stores all tables in one weight, so narrower vectors get zeros behind them. Where vectors are
-concatenated (`cat`, and the cross net), the layers that read them get zero weights at the same places, so
-that the model computes the same; a cross layer keeps the places at zero, because it multiplies by its input.
-The dot interaction multiplies vectors, which needs equal widths from the start.
+Polyrec stores all tables in one weight, so narrower vectors are padded with zeros. If vectors are
+concatenated (`cat` and the cross net), the layers that read them get zero weights at the same positions, so
+the model computes the same result; a cross layer keeps these positions at zero, because it multiplies by its
+input. The dot interaction multiplies vectors, which therefore must have equal widths.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from polyrec.models.importers.table_rows import TableRows, padded
 
 @dataclass(frozen=True, slots=True)
 class EqualWidths:
-    """Parts of a model whose vectors have one width. first: first layer of the top MLP."""
+    """Parts of a model whose vectors have the same width. first: first layer of the top MLP."""
 
     tables: Mapping[str, TableRows]
     bottom: tuple[LinearLayer, ...]
@@ -55,7 +55,7 @@ def check_equal_widths(
 def joined_width(
     tables: Mapping[str, TableRows], features: Sequence[str], bottom: Sequence[LinearLayer]
 ) -> int:
-    """Returns the width of all vectors of a row, one behind the other."""
+    """Returns the width of all vectors of a row, concatenated."""
     return sum(_widths(tables, features, bottom))
 
 
@@ -66,9 +66,10 @@ def with_equal_widths(
     first: LinearLayer,
     crossings: tuple[Crossing, ...] = (),
 ) -> EqualWidths:
-    """Pads the vectors of a model that concatenates them to the widest one's width.
+    """Pads the vectors of a model that concatenates them to the widest vector's width.
 
-    features: the table of each. first reads, and crossings read and give, the concatenated vectors.
+    features: the table of each feature. `first` reads the concatenated vectors; `crossings` read and yield
+    them.
     """
     widths = _widths(tables, features, bottom)
     width = max(widths)
@@ -106,7 +107,7 @@ def _widths(
 
 
 def _spread(tensor: Tensor, dim: int, places: Tensor, size: int) -> Tensor:
-    """Puts the slices of a dimension at `places` of a longer one of `size`; zero elsewhere."""
+    """Places the slices of a dimension at `places` of a longer one of `size`; zero elsewhere."""
     shape = list(tensor.shape)
     shape[dim] = size
     return tensor.new_zeros(shape).index_copy(dim, places, tensor)

@@ -1,7 +1,7 @@
-"""One runtime per kind of executor; `open_runtime` opens one by its name in the registry.
+"""Executes bundles through runtimes, one per kind of executor; `open_runtime` opens one by name.
 
-ONNX Runtime writes telemetry files into the home folder on import, unless the environment disables it. Every
-import of it goes through this package, so telemetry is disabled here for commands, server, lanes and tests; a
+ONNX Runtime writes telemetry files to the home folder on import, unless the environment disables it. Every
+import of it goes through this package, so telemetry is disabled here for commands, server, lanes and tests. A
 value set by the operator is kept.
 """
 
@@ -37,10 +37,9 @@ def open_runtime(
 ) -> Runtime:
     """Opens a bundle, or only its weights, on a device with a dense precision.
 
-    tiers: opened tiers of its rows (polyrec.models.tiers.stage.open_tiers), which the caller closes; None:
-    all rows on the device.
-
-    Raises RuntimeUnavailable if there is no such runtime, or if this machine cannot.
+    tiers: open tiers of its rows (polyrec.models.tiers.stage.open_tiers), which the caller closes; None: all
+    rows are on the device.
+    Raises RuntimeUnavailable if there is no such runtime or this machine cannot run it.
     """
     return runtime_kind(name).open(bundle, device, precision, tiers)
 
@@ -48,7 +47,7 @@ def open_runtime(
 def best_runtime() -> tuple[str, str]:
     """Returns the default (runtime, device) for serving: torch on a GPU if there is one, else onnx.
 
-    On a CPU ONNX Runtime's fp32 products are about twice as fast as torch's (docs/dependencies.md).
+    On a CPU, ONNX Runtime's fp32 products are about twice as fast as torch's (docs/dependencies.md).
     """
     import torch
 
@@ -61,7 +60,7 @@ def predict_rows(
     progress: Callable[[int], object] | None = None,
     batch_rows: int = 4096,
 ) -> F32:
-    """Predicts every row in order; float32 [data.rows]."""
+    """Predicts every row, in order; returns float32 [data.rows]."""
     out = np.empty(data.rows, np.float32)
     for start in range(0, data.rows, batch_rows):
         rows = np.arange(start, min(start + batch_rows, data.rows))

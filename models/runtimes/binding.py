@@ -1,8 +1,9 @@
-"""Binds a session to torch's device memory, so that inputs are not copied; answers are written to the host.
+"""Binds a session to torch's device memory, so that inputs are not copied and answers are written to the
+host.
 
-`run` takes host arrays and copies them to the device; with bound pointers ONNX Runtime reads the output of
-the embedding stage in place. Both use one stream of the device, so that neither waits for the other; only the
-copy of the answers waits. On the CPU nothing is copied either way, and `run` is cheaper
+`run` would take host arrays and copy them to the device; with bound pointers, ONNX Runtime reads the
+embedding stage's output in place. Both use one stream of the device, so that neither waits for the other, and
+only the copy of the answers waits. On the CPU nothing is copied either way, and `run` is cheaper
 (docs/results/tiers.md).
 """
 
@@ -28,7 +29,7 @@ class BoundSession:
     def __call__(self, given: dict[str, Tensor], rows: int) -> F32:
         """Executes a batch; returns a new float32 [rows].
 
-        given: each input, float32 or int64, on the host or the device.
+        given: input name -> tensor, float32 or int64, on the host or the device.
         """
         out = np.empty(rows, np.float32)
         if not rows:

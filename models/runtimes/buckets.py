@@ -1,9 +1,9 @@
 """Executes batches of any size in a few padded shapes, on a GPU as replayed CUDA graphs.
 
-A dense net is a dozen small kernels; below some hundred rows a GPU spends most time launching them. A graph
-launches all at once, but only for the shapes it was captured with, so rows are padded to powers of two, and
-contexts, if shared, to powers of eight or to as many as rows: 56 shapes, all prepared. The values of padding
-rows do not matter, because a dense net computes each row independently.
+A dense net is a dozen small kernels; below a few hundred rows a GPU spends most of the time launching them. A
+CUDA graph launches all of them at once, but only for the shapes with which it was captured. So rows are
+padded to powers of two, and shared contexts to powers of eight or to the number of rows: 56 shapes, all
+prepared in advance. Padding rows may have any values, because a dense net computes each row independently.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ CONTEXTS = (1, 8, 64, 512, LARGEST)
 def predict_unbucketed(
     net: ContextOnce, inputs: Inputs, device: torch.device, dtype: torch.dtype, min_rows: int = 0
 ) -> F32:
-    """Computes probabilities, float32 [rows], of a batch without buckets. dtype: of the net's products.
+    """Computes probabilities of a batch, float32 [rows], without buckets. dtype: of the net's products.
 
-    min_rows: least number of rows, and of contexts, to which a batch is padded with zeros, in whole blocks
-        (models/dlrm/batch_invariance.py); 0: no padding.
+    min_rows: minimum number of rows and of contexts to which a batch is padded with zeros, in whole blocks
+    (models/dlrm/batch_invariance.py); 0: no padding.
     """
     rows = inputs.candidate.shape[0]
     dense_context, dense_candidate, context, candidate = (
@@ -58,7 +58,7 @@ def _probabilities(net: ContextOnce, inputs: Inputs) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """Buffers of one shape, and `replay`, which computes `out` from them. Padding rows hold older values."""
+    """Buffers of one shape, and `replay`, which computes `out` from them. Padding rows hold stale values."""
 
     inputs: Inputs
     out: Tensor
@@ -66,9 +66,9 @@ class _Shape:
 
 
 class Buckets:
-    """Computes a dense net with buffers per shape. Belongs to one lane: not thread-safe.
+    """Computes a dense net with buffers per shape. Used by one lane; not thread-safe.
 
-    dtype: of the net's products. capture: use CUDA graphs; False executes the net on the same buffers.
+    dtype: of the net's products. capture: uses CUDA graphs; False executes the net on the same buffers.
     """
 
     def __init__(self, net: ContextOnce, device: torch.device, dtype: torch.dtype, capture: bool) -> None:
@@ -77,16 +77,16 @@ class Buckets:
         cuda: Any = torch.cuda
         # graphs of one lane never run concurrently, so they share memory for intermediate values
         self._pool = cuda.graph_pool_handle() if capture else None
-        # torch's own stream for captures is of the first device that captured
+        # torch's default capture stream belongs to the first device that captured
         self._aside = cuda.Stream(device) if capture else None
 
     @property
     def shapes(self) -> list[tuple[int | None, int]]:
-        """Prepared shapes (contexts, rows); contexts None where every row has its own."""
+        """The prepared shapes (contexts, rows); contexts is None if every row has its own."""
         return list(self._shapes)
 
     def prepare(self, largest: int = LARGEST) -> None:
-        """Prepares all shapes, so that no request waits for it. largest: of rows."""
+        """Prepares all shapes up to `largest` rows, so that no request has to wait for it."""
         slots, dense = self._net.net.slots, self._net.net.dense
         width = self._net.net.shape.width
         rows = 1
@@ -158,9 +158,9 @@ class Buckets:
 
 
 def _contexts_bucket(contexts: int, rows: int) -> int:
-    """The contexts to which a batch with so many is padded: one of CONTEXTS, at most `rows`.
+    """Returns the number of contexts to pad to: one of CONTEXTS, at most `rows`.
 
-    rows: of the bucket, a power of two; a batch has no more contexts than rows.
+    rows: rows of the bucket, a power of two; a batch has no more contexts than rows.
     """
     bucket = next((n for n in CONTEXTS if n >= contexts), contexts)
     return max(contexts, min(bucket, rows))

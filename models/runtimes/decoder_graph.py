@@ -1,7 +1,7 @@
-"""DHE's decoders as an ONNX graph: one MLP per table, each with an input of its own.
+"""Builds DHE's decoders as an ONNX graph: one MLP per table, each with its own input.
 
-Inputs are `codes0` [rows of table 0, k], `codes1` ...; the output is `vectors` [all rows, width], table by
-table. Tables need no padding to a common length, and codes of all tables, one matrix, are split by views.
+The inputs are `codes0` [rows of table 0, k], `codes1` and so on; the output is `vectors` [all rows, width],
+table by table. Tables need no padding to a common length, and their codes are views of one matrix.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ def decoder_graph(
 ) -> onnx.ModelProto:
     """Builds the graph of folded decoders (without batch norms).
 
-    precision: fp32, or int8 for large products. bounded: whether codes are
-    within [-1, 1] (those of the uniform transform), so that they are quantized with one constant step.
+    precision: fp32, or int8 for large products.
+    bounded: whether codes are within [-1, 1] (those of the uniform transform), so that one constant step
+    quantizes them.
     """
     g = GraphWriter(precision)
     mlps = [decoders.layers(table) for table in range(len(decoders.flops))]
@@ -42,7 +43,7 @@ def _mlp(
     activation: Activation,
     largest: float | None,
 ) -> str:
-    """Adds one decoder. largest: absolute code, None if unknown."""
+    """Adds one decoder. largest: largest absolute code, None if unknown."""
     for layer, (weight, bias) in enumerate(layers):
         if layer:
             x = _activation(g, x, activation)
@@ -59,7 +60,9 @@ def _activation(g: GraphWriter, x: str, kind: Activation) -> str:
 
 
 def decoder_inputs(codes: F32, counts: I64) -> dict[str, F32]:
-    """Returns the inputs for codes [rows, k], table by table, and the rows of each table; views."""
+    """Splits codes [rows, k], grouped by table, into the graph's inputs, as views. counts: rows of each
+    table.
+    """
     ends = np.cumsum(counts).tolist()
     starts = [0, *ends[:-1]]
     return {f"codes{t}": codes[a:b] for t, (a, b) in enumerate(zip(starts, ends, strict=True))}

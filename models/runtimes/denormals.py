@@ -1,7 +1,8 @@
-"""Takes denormal numbers as zero while a dense net is executed.
+"""Treats denormal numbers as zero while a dense net is executed.
 
-Below 1.2e-38 float32 numbers are denormal, and x86 processors take up to a hundred times as long for each
-product of one. Clients choose dense features, so one client's could make its batches slow for all others.
+Float32 numbers below 1.2e-38 are denormal, and x86 processors take up to a hundred times as long for each
+product of one. Clients choose dense features, so one client could otherwise make its batches slow for all
+others.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ import torch
 
 @contextmanager
 def denormals_as_zero() -> Iterator[None]:
-    """Context in which this thread takes denormal operands as zero, and results too.
+    """Makes this thread treat denormal operands and results as zero, within a `with` block.
 
-    Not for longer than an execution, as the event loop's thread computes other things. Libraries with threads
-    of their own have settings for it.
+    It covers only an execution, because the event loop's thread computes other things. Libraries with their
+    own threads have settings for it.
     """
     torch.set_flush_denormal(True)
     try:

@@ -1,4 +1,4 @@
-"""Embeds the batches of a runtime whose dense net is executed outside torch."""
+"""Embeds the batches of runtimes that execute the dense net outside torch."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from polyrec.models.schema.batch import Batch
 
 
 class Embedder:
-    """Embeds by a stage, without torch where its rows allow that. A result is valid until the next call."""
+    """Embeds with a stage, bypassing torch if its rows allow. A result is valid until the next call."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
         self._host_table = HostTable.of(stage)
 
     def __call__(self, batch: Batch) -> tuple[Inputs, ...]:
-        """Returns the inputs of the dense net: of plain rows, then of ranking rows."""
+        """Returns the inputs of the dense net: for plain rows, then for ranking rows."""
         if self._host_table is not None:
             return split_plain_and_ranking(inputs_of(batch, self._host_table(batch)), batch.plain_rows)
         with torch.inference_mode():
             return split_plain_and_ranking(inputs_of(batch, self._stage(batch)), batch.plain_rows)
 
     def arrays(self, batch: Batch) -> tuple[HostInputs, ...] | None:
-        """Returns the same as arrays; None where the stage's rows need torch."""
+        """Returns the inputs as arrays; None if the stage's rows need torch."""
         if self._host_table is None:
             return None
         context, candidate = self._host_table.arrays(batch)

@@ -1,7 +1,7 @@
 """Writes ONNX graphs node by node: nodes, constants, and matrix products in fp32 or int8.
 
-No operation mixes rows, so a row's result does not depend on the rows that it is batched with
-(docs/representations.md, "Isolation").
+No operation mixes rows, so a row's result does not depend on its batch (docs/representations.md,
+"Isolation").
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NO_RANGES: Mapping[nn.Linear, float] = {}
 class GraphWriter:
     """Collects nodes and initializers; each call returns the name of its output.
 
-    largest: absolute inputs of layers beyond which int8 saturates; the others' are found row by row.
+    largest: layer -> absolute input beyond which int8 saturates. Layers left out get a scale per row.
     """
 
     def __init__(self, precision: DensePrecision, largest: Mapping[nn.Linear, float] = NO_RANGES) -> None:
@@ -45,7 +45,7 @@ class GraphWriter:
         self.rectified: set[str] = set()
 
     def input(self, name: str, *sizes: str | int, integers: bool = False) -> str:
-        """Adds an input, float32 or int64; sizes that are names may change from run to run."""
+        """Adds an input, float32 or int64; sizes given as names may vary between runs."""
         kind = TensorProto.INT64 if integers else TensorProto.FLOAT
         self.inputs.append(helper.make_tensor_value_info(name, kind, sizes))
         return name
@@ -61,12 +61,12 @@ class GraphWriter:
         return self.node("Concat", *parts, axis=axis) if len(parts) > 1 else parts[0]
 
     def products(self, left: str, right: str, count: int) -> str:
-        """Adds dot products of all vectors of `left` with all of `right`, flat: [rows, count]."""
+        """Adds dot products of all vectors of `left` with all of `right`, flattened to [rows, count]."""
         turned = self.node("Transpose", right, perm=[0, 2, 1])
         return self.node("Reshape", self.node("MatMul", left, turned), self.shape(-1, count))
 
     def shape(self, *sizes: int) -> str:
-        """Adds a target shape for Reshape; only the rows are -1, so that zero rows work."""
+        """Adds a target shape for Reshape; use -1 only for the rows, so that zero rows work."""
         return self.constant(np.array(sizes, np.int64))
 
     def node(self, kind: str, *inputs: str, output: str | None = None, **attributes: Any) -> str:
@@ -85,9 +85,9 @@ class GraphWriter:
         added: str | None = None,
         largest: float | None = None,
     ) -> str:
-        """Adds x [rows, in] times weight [out, in] transposed, plus bias [out] or `added` [rows, out].
+        """Adds x [rows, in] times the transpose of weight [out, in], plus bias [out] or `added` [rows, out].
 
-        largest: absolute value of x, beyond which int8 saturates; None: that of each row.
+        largest: absolute value of x beyond which int8 saturates; None: a scale per row.
         """
         least = QUANTIZED_FROM if largest is None else STATIC_FROM
         if self.precision == "int8" and weight.numel() >= least:
@@ -99,7 +99,7 @@ class GraphWriter:
     def _product_int8(
         self, x: str, layer: Tensor, bias: Tensor | None, added: str | None, largest: float | None
     ) -> str:
-        """Adds the product in int8: weights with one scale per column, x with one scale for all or per row.
+        """Adds the product in int8: one scale per column for weights, one for all rows or per row for x.
 
         A scale per batch would make every row's result depend on the largest value in the batch. Integer sums
         are exact, so a row's result is bit-identical for any number of rows.
@@ -107,11 +107,11 @@ class GraphWriter:
         weight = layer.detach().float().cpu().numpy().T
         scale = np.maximum(np.abs(weight).max(axis=0), np.finfo(np.float32).tiny) / 127.0
         q = np.clip(np.rint(weight / scale), -127, 127)
-        # where sums of signed weights saturate, the same weights are stored 128 higher
+        # where sums of signed weights saturate, store the same weights as uint8, 128 higher
         moved = saturates()
         weights = (q + 128).astype(np.uint8) if moved else q.astype(np.int8)
         numbers, step, zero = self._quantized(x) if largest is None else self._saturated(x, largest)
-        # the operator takes one scale for all of x: the given one, or 1, and rows are scaled afterwards
+        # the operator takes a single scale for x: the static one, or 1 with rows scaled afterwards
         constant = self.constant(np.array(1.0, np.float32)) if largest is None else step
         given = [numbers, self.constant(weights), constant, self.constant(scale.astype(np.float32)), zero]
         given.append(self.constant(np.array(128, np.uint8)) if moved else "")
@@ -125,7 +125,9 @@ class GraphWriter:
         return out if added is None else self.node("Add", out, added)
 
     def _saturated(self, x: str, largest: float) -> tuple[str, str, str]:
-        """Quantizes x with one step for all rows, as `_quantized` otherwise; numbers beyond saturate."""
+        """Quantizes x like `_quantized`, but with one step for all rows; numbers beyond `largest`
+        saturate.
+        """
         positive = x in self.rectified
         step = max(largest / (255 if positive else 127), float(np.finfo(np.float32).tiny))
         fixed = self.constant(np.array(step, np.float32)), self.constant(_zero(positive))
@@ -134,12 +136,13 @@ class GraphWriter:
     def _quantized(self, x: str) -> tuple[str, str, str]:
         """Quantizes x float32 [rows, n] to (uint8 [rows, n], float32 [rows, 1], uint8 scalar).
 
-        x = step * (q - zero). zero is 0 after a ReLU, so that all 255 levels are positive, else 128.
+        x = step * (q - zero). After a ReLU, zero is 0, so that all 255 levels are positive; otherwise it is
+        128.
         """
         positive = x in self.rectified
         largest = self.node("ReduceMax", x if positive else self.node("Abs", x), axes=[1], keepdims=0)
         levels = self.constant(np.array(1.0 / (255.0 if positive else 127.0), np.float32))
-        # at least the smallest normal number: a row may be all zeros
+        # at least the smallest normal number, as a row may be all zeros
         tiny = self.constant(np.array(np.finfo(np.float32).tiny))
         step = self.node("Max", self.node("Mul", largest, levels), tiny)
         zero = _zero(positive)
@@ -171,5 +174,5 @@ class GraphWriter:
 
 
 def _zero(positive: bool) -> NDArray[np.uint8]:
-    """The quantized zero of numbers that are all positive, or of both signs."""
+    """Returns the quantized zero of non-negative numbers (0) or of numbers of both signs (128)."""
     return np.array(0 if positive else 128, np.uint8)

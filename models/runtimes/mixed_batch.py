@@ -1,8 +1,8 @@
-"""Executes the plain and the ranking rows of a merged batch separately, as each would be executed alone.
+"""Executes the plain and the ranking rows of a merged batch separately, each as if alone.
 
 A plain row and a ranking row with the same values have the same logit up to the order of additions, which in
-bf16 and int8 changes roundings and thus the probability. If a batch were executed in one form, a plain
-request would be answered differently when a ranking request shares its batch.
+bf16 and int8 changes roundings and thus the probability. In a single execution, a plain request would be
+answered differently when a ranking request shares its batch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from polyrec.models.schema.batch import F32, I64
 
 
 class HostInputs(NamedTuple):
-    """`Inputs` as arrays in host memory: making and reading torch's tensors costs 30 us for a small batch."""
+    """`Inputs` as arrays in host memory; torch tensors would cost 30 us for a small batch."""
 
     dense_context: F32
     dense_candidate: F32
@@ -31,7 +31,7 @@ Part = TypeVar("Part")
 
 
 def split_plain_and_ranking(inputs: AnyInputs, plain_rows: int) -> tuple[AnyInputs, ...]:
-    """Splits an embedded batch into plain and ranking rows; empty parts are left out.
+    """Splits an embedded batch into plain and ranking rows; omits empty parts.
 
     plain_rows: see polyrec.models.schema.batch.Batch; their contexts come first.
     """
@@ -55,7 +55,7 @@ def run_parts(parts: Sequence[Part], run: Callable[[Part], F32]) -> F32:
 
 
 def with_own_contexts(inputs: AnyInputs) -> AnyInputs:
-    """Returns inputs in which row r has context r: shared contexts are repeated."""
+    """Repeats shared contexts, so that row r has context r."""
     row = inputs.context_row
     if row is None:
         return inputs

@@ -1,11 +1,15 @@
-"""The dense net as ONNX graphs, written node by node.
+"""Builds the dense net as ONNX graphs, node by node.
 
-Three graphs, with the names of `models.dlrm.dlrm.Inputs` (those that the model has) and one output,
-`probability` [rows]. In the plain graph row r has context r; in the ranking graph rows share contexts,
-`context_row` [rows] is the context of each row, and values of the context alone are computed once per context
-(models/dlrm/context_once.py). The ranking graph of one context has no `context_row` and repeats nothing for
-its rows. Graphs are built directly rather than traced: this takes milliseconds instead of seconds, needs no
-exporter at run time, and contains exactly the products that the model needs.
+There are three graphs. Their inputs are named as in `models.dlrm.dlrm.Inputs` (those that the model has), and
+they have one output, `probability` [rows]:
+
+- In the plain graph, row r has context r. - In the ranking graph, rows share contexts: `context_row` [rows]
+is the context of each row, and values that depend on
+  the context alone are computed once per context (models/dlrm/context_once.py).
+- The ranking graph of a single context has no `context_row` and repeats nothing for its rows.
+
+Building graphs directly instead of tracing takes milliseconds instead of seconds, needs no exporter at run
+time, and yields exactly the products that the model needs.
 """
 
 from __future__ import annotations
@@ -34,9 +38,9 @@ def plain_graph(
 ) -> onnx.ModelProto:
     """Builds the graph in which row r has context r.
 
-    precision: fp32, or int8 for large products; smaller ones, and the interaction, which multiplies vectors
-    with one another, stay in fp32. largest: absolute inputs of layers by name (models/dlrm/activations.py),
-    for static scales in int8.
+    precision: fp32, or int8 for large products. Smaller products, and the interaction, which multiplies
+    vectors with one another, stay in fp32.
+    largest: layer name -> largest absolute input (models/dlrm/activations.py), for static scales in int8.
     """
     g = _writer(net, precision, largest)
     dense = _dense_inputs(g, net, "rows")
@@ -60,8 +64,8 @@ def ranking_graph(
 ) -> onnx.ModelProto:
     """Builds the graph with shared contexts: polyrec.models.dlrm.context_once.ContextOnce, node by node.
 
-    one_context: all rows have the same; the graph has no input `context_row`. Not for the cross network,
-    whose inputs repeat the context for each row.
+    one_context: all rows share one context, and the graph has no input `context_row`. Not for the cross
+    network, whose inputs repeat the context for each row.
     """
     once = ContextOnce(net)
     g = _writer(net, precision, largest)
@@ -84,7 +88,7 @@ def ranking_graph(
         context.append(g.products(x, x, shared * shared))
         candidate = [_first_vector(g, y)] if once.bottom_per_row else []
         if row is None:
-            # one product of [rows * own, D] instead of one for each row
+            # one product of [rows * own, D] instead of one per row
             of_context = g.node("Transpose", g.node("Reshape", x, g.shape(shared, width)), perm=[1, 0])
             candidate.append(g.node("Reshape", g.node("MatMul", y, of_context), g.shape(-1, own * shared)))
         else:
@@ -98,7 +102,7 @@ def ranking_graph(
     else:
         c = g.node("Reshape", x, g.shape(-1, shared * width))
         r = g.node("Reshape", y, g.shape(-1, own * width))
-    # parts of the input of one layer; products that are not its input have weight zero, and may saturate
+    # parts of one layer's input; products that are not part of it have weight zero and may saturate
     halved = _linear(net.interaction.down[0]) if isinstance(net.interaction, Cross) else first_layer(net)
     most = g.largest.get(halved)
     constant = g.product(c, once.get_buffer("context_weight"), once.get_buffer("bias"), largest=most)
@@ -113,9 +117,9 @@ def ranking_graph(
 
 
 def _vectors_of_rows(g: GraphWriter, context: str, candidate: str, count: int, has_bottom: bool) -> str:
-    """Adds all vectors of each row, in the net's order: a bottom output of rows comes first.
+    """Adds all vectors of each row, in the net's order, in which a row's bottom output comes first.
 
-    candidate: `count` vectors of a row; with has_bottom the first is the bottom output.
+    candidate: `count` vectors per row; with has_bottom the first is the bottom output.
     """
     if not has_bottom:
         return g.concat([context, candidate])
@@ -126,8 +130,9 @@ def _vectors_of_rows(g: GraphWriter, context: str, candidate: str, count: int, h
 
 
 def _bottom_of_rows(g: GraphWriter, net: DenseNet, row: str | None) -> str:
-    """Adds the bottom MLP, which reads dense features of rows; the context's share of its first layer is
-    computed once per context. row: the context of each row; None if all have the same.
+    """Adds the bottom MLP over dense features of rows; the context's share of its first layer is per context.
+
+    row: the context of each row; None if all rows share one.
     """
     assert net.bottom is not None
     first, *others = net.bottom
@@ -173,7 +178,7 @@ def _cross(g: GraphWriter, cross: Cross, first: str, low: str) -> str:
 
 
 def _writer(net: DenseNet, precision: DensePrecision, largest: Mapping[str, float]) -> GraphWriter:
-    """A writer that knows the largest inputs of the net's layers."""
+    """Creates a writer that knows the largest inputs of the net's layers."""
     layers = {name: layer for name, layer in net.named_modules() if isinstance(layer, nn.Linear)}
     return GraphWriter(precision, {layer: largest[name] for name, layer in layers.items() if name in largest})
 
@@ -198,7 +203,7 @@ def _dot(g: GraphWriter, net: DenseNet, x: str, count: int) -> str:
 
 
 def _finish(g: GraphWriter, hidden: str, net: DenseNet) -> onnx.ModelProto:
-    """Adds what follows the sums of the first layer after the interaction."""
+    """Adds everything after the sums of the first layer that follows the interaction."""
     logit = hidden
     if len(net.top):
         logit = g.linear(g.mlp(hidden, nn.Sequential(*list(net.top)[1:])), net.output)
@@ -208,7 +213,7 @@ def _finish(g: GraphWriter, hidden: str, net: DenseNet) -> onnx.ModelProto:
 
 @cache
 def product_graph() -> bytes:
-    """Builds a graph of `c` = `a` times `b`, float32 of any size; serialized."""
+    """Builds a graph of `c` = `a` times `b`, float32 of any size; returns it serialized."""
     g = GraphWriter("fp32")
     g.input("a", "m", "k")
     g.input("b", "k", "n")

@@ -1,12 +1,12 @@
-"""Selects the pairs of the dot interaction from a square of products, in whole pieces of memory.
+"""Selects the pairs of the dot interaction from a square of products, in contiguous pieces of memory.
 
 n vectors have n x n products with one another, n (n - 1) / 2 of which are pairs. Gathering these one by one
-takes ONNX Runtime longer than computing them. After its first number the square is n - 1 chunks of n + 1:
+takes ONNX Runtime longer than computing them. After its first number, the square is n - 1 chunks of n + 1:
 
     (i, i+1) ... (i, n-1)  (i+1, 0) ... (i+1, i)  (i+1, i+1)
 
-and the first n // 2 + 1 of each chunk contain every pair, about n / 2 of them twice. Two slices select them;
-what repeats gets weight zero in the layer that reads them.
+The first n // 2 + 1 of each chunk contain every pair, about n / 2 of them twice. Two slices select them; the
+layer that reads them has weight zero for repeated pairs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SMALL = 4
 def pair_columns(g: GraphWriter, square: str, vectors: int, itself: bool) -> str:
     """Adds the selection from `square` [rows, vectors ** 2]; returns [rows, columns].
 
-    itself: whether the products of vectors with themselves are pairs too.
+    itself: whether the product of a vector with itself counts as a pair.
     """
     if vectors < SMALL:
         return square
@@ -40,7 +40,7 @@ def pair_columns(g: GraphWriter, square: str, vectors: int, itself: bool) -> str
 
 
 def column_pairs(vectors: int, itself: bool) -> NDArray[np.int64]:
-    """Returns the pair of each column of `pair_columns`: i * vectors + j with j <= i, or -1 if it repeats."""
+    """Returns the pair of each column of `pair_columns`: i * vectors + j with j <= i, or -1 for a repeat."""
     n, first = vectors, 0 if itself else 1
     if n < SMALL:
         places = np.arange(n * n)
@@ -66,5 +66,5 @@ def pair_weights(square: Tensor, vectors: int, itself: bool) -> Tensor:
 
 
 def _taken(vectors: int, itself: bool) -> int:
-    """Returns how many of a chunk are taken: distances 1 to n // 2, and those of 0 if they count."""
+    """Returns how many numbers of a chunk are selected: distances 1 to n // 2, and 0 if `itself`."""
     return vectors // 2 + 1 + itself

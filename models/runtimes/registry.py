@@ -1,7 +1,7 @@
-"""The registry of runtimes: finds them by name, and imports one only when it is used.
+"""Finds runtimes by name, and imports one only when it is used.
 
-A runtime is one module of polyrec/models/runtimes/kinds, named like the runtime, whose `KIND` describes it
-(polyrec.models.runtimes.runtime.RuntimeKind). Another distribution adds one by an entry point:
+A runtime is a module in polyrec/models/runtimes/kinds with the runtime's name, whose `KIND` describes it
+(polyrec.models.runtimes.runtime.RuntimeKind). Other distributions add runtimes through an entry point:
 
     [project.entry-points."polyrec.runtimes"]
     xla = "my_package.xla:KIND"
@@ -30,7 +30,7 @@ KINDS = Path(__file__).parent / "kinds"
 
 @cache
 def runtime_names() -> tuple[str, ...]:
-    """Returns all names, in alphabetical order; their libraries may be missing on this machine."""
+    """Returns all names in alphabetical order; their libraries may not be installed."""
     return tuple(sorted(_own_names() | {point.name for point in entry_points(group=GROUP)}))
 
 
@@ -42,7 +42,7 @@ def _own_names() -> set[str]:
 def runtime_kind(name: str) -> RuntimeKind:
     """Imports a runtime and returns its description.
 
-    Raises RuntimeUnavailable: no runtime has this name, or its library is not installed.
+    Raises RuntimeUnavailable if there is no such runtime or its library is not installed.
     """
     try:
         if name in _own_names():
@@ -57,7 +57,7 @@ def runtime_kind(name: str) -> RuntimeKind:
 
 
 def why_unusable(name: str, device: str) -> str | None:
-    """Executes a product by a runtime on a device; returns why that fails, or None."""
+    """Executes a product with a runtime on a device; returns why that fails, or None."""
     try:
         return runtime_kind(name).probe(device)
     except RuntimeUnavailable as e:
@@ -65,7 +65,7 @@ def why_unusable(name: str, device: str) -> str | None:
 
 
 def runtimes_for(device: str) -> tuple[str, ...]:
-    """Returns the installed runtimes that know devices of this kind (`cuda:0`: those that know `cuda`)."""
+    """Returns the installed runtimes that support this kind of device (`cuda` for `cuda:0`)."""
     found = []
     for name in runtime_names():
         try:
@@ -78,7 +78,7 @@ def runtimes_for(device: str) -> tuple[str, ...]:
 
 
 def registered(name: str) -> str:
-    """Returns the name of a runtime. Raises ValueError if there is none of this name."""
+    """Returns the name unchanged. Raises ValueError if there is no runtime of this name."""
     if name not in runtime_names():
         raise ValueError(f"no runtime '{name}'; known: {', '.join(runtime_names())}")
     return name

@@ -1,8 +1,8 @@
-"""The runtime protocol: executes one bundle on one device.
+"""Defines the runtime protocol: a runtime executes one bundle on one device.
 
 A prediction has two stages: `embed` turns ranks into vectors, `dense` turns vectors into probabilities. They
 are separate so that a lane can time them, and overlap one batch's gather with another's dense part. A runtime
-belongs to one lane: it reuses its buffers and is not thread-safe. The result of `embed` is valid until its
+is used by one lane: it reuses its buffers and is not thread-safe. The result of `embed` is valid until its
 next call.
 """
 
@@ -44,11 +44,11 @@ class Runtime(Protocol):
 
     @property
     def precision(self) -> DensePrecision:
-        """Precision of the dense net's products; that of stored rows is the bundle's."""
+        """Precision of the dense net's products; the precision of stored rows belongs to the bundle."""
         ...
 
     def embed(self, batch: Batch) -> Any:
-        """Looks up the batch's vectors, to be passed to `dense` before the next `embed`."""
+        """Looks up the batch's vectors; pass the result to `dense` before the next `embed`."""
         ...
 
     def dense(self, embedded: Any) -> F32:
@@ -76,10 +76,11 @@ class OpenRuntime(Protocol):
 class RuntimeKind:
     """Describes a runtime to the registry (models/runtimes/registry.py).
 
-    devices: kinds of devices that it may know, the part of a name before the colon: `cuda` of `cuda:0`.
-    precisions: those of the dense net on a device of this machine; empty if the device is unknown.
-    probe: executes a product on a device; returns why it cannot, or None.
-    library: name and version of what executes; profiles are measured anew when it changes.
+    devices: kinds of devices it supports, the part of a name before the colon: `cuda` of `cuda:0`.
+    precisions: returns the dense net's precisions on a device of this machine; empty if the device is
+    unknown.
+    probe: executes a product on a device; returns why that fails, or None.
+    library: name and version of the executing library; when it changes, profiles are measured again.
     """
 
     open: OpenRuntime
@@ -90,7 +91,7 @@ class RuntimeKind:
 
 
 def require_precision(runtime: str, precision: DensePrecision, known: Iterable[DensePrecision]) -> None:
-    """Raises RuntimeUnavailable if a dense precision is not a known one. runtime: as the message names it."""
+    """Raises RuntimeUnavailable unless a dense precision is known. runtime: its name in the message."""
     known = tuple(known)
     if precision not in known:
         raise RuntimeUnavailable(f"{runtime} has no dense precision '{precision}'; known: {', '.join(known)}")

@@ -1,9 +1,10 @@
-"""Whether this machine's int8 products saturate.
+"""Detects whether this machine's int8 products saturate.
 
-x86 processors with AVX2 or AVX-512 but without VNNI add pairs of products of uint8 and int8 in 16 bits, which
-two large pairs exceed: 255 * 127 * 2 > 32,767. ONNX Runtime documents it and leaves it to the model's author
+x86 processors with AVX2 or AVX-512 but without VNNI add pairs of uint8 x int8 products in 16 bits, which two
+large pairs
+exceed: 255 * 127 * 2 > 32,767. ONNX Runtime documents this and leaves it to the model's author
 (https://onnxruntime.ai/docs/performance/model-optimizations/quantization.html, "U8S8"). Its kernels for uint8
-times uint8 add in 32 bits everywhere; without VNNI they take 1.25 times as long.
+x uint8 add in 32 bits everywhere; without VNNI they take 1.25 times as long.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ ROWS, TERMS, COLUMNS = 4, 64, 16
 
 @lru_cache(maxsize=1)
 def saturates() -> bool:
-    """Multiplies the largest uint8 and int8 numbers; true if their sum is wrong."""
+    """Multiplies the largest uint8 and int8 numbers; returns True if their sum is wrong."""
     weight = numpy_helper.from_array(np.full((TERMS, COLUMNS), 127, np.int8), "weight")
     x = helper.make_tensor_value_info("x", TensorProto.UINT8, [ROWS, TERMS])
     y = helper.make_tensor_value_info("y", TensorProto.INT32, [ROWS, COLUMNS])

@@ -1,13 +1,15 @@
-"""The batch that every model, runtime and lane works on.
+"""Defines the batch that every model, runtime and lane works on.
 
-Ranks in popularity order, not ids; dense values transformed, not raw. A batch has two blocks, one
-per role. Its rows are the candidate block's rows; `context_row` says which context row each belongs
-to, so a ranking request carries its context once (RecD's inverse keyed jagged tensor, with the role
-as the group). In a plain batch both blocks have the same rows and `context_row` is None.
+A batch holds ranks in popularity order, not ids, and transformed dense values, not raw ones. It has two
+blocks, one per role. Its rows are the candidate block's rows; `context_row` maps each to a row of the context
+block, so a ranking request carries its context once (RecD's inverse keyed jagged tensor, with the role as the
+group). In a plain batch both blocks have the same rows and `context_row` is None.
 
-Requests of both forms can be merged in one batch. Plain rows then come first, and `plain_rows` counts them:
-both forms compute the same function, but in fewer bits they round differently
-(models/dlrm/context_once.py), so a request is executed in its own form whatever it is merged with."""
+Plain and ranking requests can be merged in one batch. The plain rows then come first, counted by
+`plain_rows`, because each request must be executed in its own form: both forms compute the same function, but
+round differently below fp32 (models/dlrm/context_once.py), and a request's answer must not depend on what it
+is merged with.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ I64 = NDArray[np.int64]
 
 
 def index_type(count: int) -> type[np.int32] | type[np.int64]:
-    """Returns the smaller type that holds the numbers 0 ... count - 1."""
+    """Returns the smaller type that can hold 0 ... count - 1."""
     return np.int32 if count <= 2**31 else np.int64
 
 
@@ -60,11 +62,11 @@ class Block:
         return (self.bag_offsets.size - 1) // self.rows if self.rows else 0
 
     def bag_columns(self) -> I64:
-        """Returns the multi-valued feature of each of bag_values by its number, int64 [total]."""
+        """Returns the index of the multi-valued feature of each of bag_values, int64 [total]."""
         return np.repeat(np.tile(np.arange(self.bags), self.rows), np.diff(self.bag_offsets))
 
     def take(self, rows: I64) -> Block:
-        """The given rows, in the given order, repeats allowed."""
+        """Selects rows, in the order given; repeats allowed."""
         bags = self.bags
         values, offsets = self.bag_values, self.bag_offsets
         if bags:
@@ -76,7 +78,7 @@ class Block:
 
     @staticmethod
     def concat(blocks: Sequence[Block]) -> Block:
-        """Rows of all blocks, in order."""
+        """Concatenates the rows of all blocks, in order."""
         if len(blocks) == 1:
             return blocks[0]
         sizes = np.cumsum([0] + [b.bag_values.size for b in blocks])
@@ -90,7 +92,7 @@ class Block:
 
 
 def take_bags(values: I64, offsets: I64, which: I64) -> tuple[I64, I64]:
-    """Picks bags `which` (any order, repeats allowed) out of a jagged array."""
+    """Selects bags `which` (any order, repeats allowed) from a jagged array."""
     starts = offsets[which]
     lengths = offsets[which + 1] - starts
     new = np.zeros(which.size + 1, np.int64)
@@ -101,10 +103,11 @@ def take_bags(values: I64, offsets: I64, which: I64) -> tuple[I64, I64]:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows to predict: candidates, and the context each belongs to.
+    """Rows to predict: candidates, and the context that each belongs to.
 
-    context_row: int64 [rows], index into the context block's rows; None means row r has context r.
-    plain_rows: with context_row, how many leading rows are of plain batches; row r of them has context r.
+    context_row: int64 [rows], row of the context block; None means that row r has context r.
+    plain_rows: number of leading rows that come from plain batches, if there is a context_row; row r of them
+    has context r.
     """
 
     context: Block
@@ -127,14 +130,16 @@ class Batch:
         return self.candidate.rows
 
     def exploded(self) -> Batch:
-        """The same rows with each context repeated: the slow, obvious form."""
+        """Repeats each context for its rows: the same rows as a plain batch, as a slow reference."""
         if self.context_row is None:
             return self
         return Batch(self.context.take(self.context_row), self.candidate)
 
     @staticmethod
     def concat(batches: Sequence[Batch]) -> Batch:
-        """Rows of all batches, in order; contexts stay shared. Leading plain batches stay plain rows."""
+        """Concatenates the rows of all batches, in order. Contexts stay shared, leading plain batches
+        plain.
+        """
         if len(batches) == 1:
             return batches[0]
         context = Block.concat([b.context for b in batches])

@@ -1,10 +1,11 @@
-"""Continues vocabularies with new data: known values keep their ids, new ones enter, old ones may leave.
+"""Continues vocabularies with new data: known values keep their ids, new values enter, old ones may leave.
 
-Ids of values are stable: a value keeps its id as long as it is known. New values get reserved ids, then the
-ids of forgotten values, then those after the last one (the rows for missing and unknown values stay the last
-two). Ranks follow the accesses: half of those counted before, plus those of the new data, so that a value
-that is no longer looked up sinks. The two vocabularies alone determine which rows a new table takes from the
-old one, and which are initialized (`old_ranks`).
+A value keeps its id as long as it is known. New values get reserved ids first, then the ids of forgotten
+values, then ids after the last one (the rows for missing and unknown values stay the last two). Ranks follow
+the
+accesses: half of the previous counts plus those of the new data, so that values no longer looked up sink. The
+two vocabularies alone determine which rows a new table takes from the old one and which it initializes
+(`old_ranks`).
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ NEW = -1
 class Previous:
     """The vocabularies to continue.
 
-    forget: values without look-ups in the new data, and with at most this many counted before, may give their
-    rows to new values; None: no value is forgotten.
-    stored: by table, number of stored rows; ranks below it stay below it. For tables stored in part.
+    forget: maximum previous count of values that may give their rows to new values, if the new data do not
+    contain them; None: no value is forgotten.
+    stored: table -> number of stored rows, for tables stored in part. Ranks below it stay below it.
     """
 
     vocabularies: Mapping[str, Vocabulary]
@@ -39,11 +40,14 @@ class Previous:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Accesses of one table that were counted in new data.
+    """Accesses of one table, counted in new data.
 
-    values: distinct, as pyarrow array [n]. sampled, last: int64 [n], accesses that determine the order, and
-    the row of the last one. entering: int64 [m], positions of the values that may get a row, most frequent
-    first. missing: sampled accesses without a value. whole: whether every row was sampled.
+    values: distinct, as pyarrow array [n].
+    sampled: int64 [n], accesses that determine the order.
+    last: int64 [n], row of the last access.
+    entering: int64 [m], positions of the values that may get a row, most frequent first.
+    missing: sampled accesses without a value.
+    whole: whether every row was sampled.
     """
 
     values: pa.Array
@@ -55,7 +59,10 @@ class Counted:
 
 
 def continued(table: str, previous: Previous, found: Counted, most: int | None = None) -> Vocabulary:
-    """Returns the vocabulary of a table after new data. most: maximum values; known ones stay in any case."""
+    """Returns the vocabulary of a table after new data.
+
+    most: maximum number of values; known values are kept even beyond it.
+    """
     old = previous.vocabularies[table]
     ids = _known_ids(old, found.values)
     known = ids >= 0
@@ -75,7 +82,7 @@ def continued(table: str, previous: Previous, found: Counted, most: int | None =
         values = every.take(pa.array(place))
     rows = size + old.rows - old.size
     new_ids = np.concatenate((free, np.arange(old.size, size)))
-    # missing and unknown, if there are rows for them, come after all values
+    # the rows for missing and unknown values, if any, come after all values
     moved = np.concatenate((np.arange(old.size), np.arange(size, rows)))
     counts, last, rank = np.zeros(rows, np.int64), np.full(rows, -1), np.full(rows, old.rows)
     counts[moved], rank[moved] = before // 2, old.rank_of_id
@@ -93,20 +100,20 @@ def continued(table: str, previous: Previous, found: Counted, most: int | None =
     order = np.lexsort((rank, -last, -counts, first_rank >= stored))
     rank_of_id = np.empty_like(order)
     rank_of_id[order] = np.arange(rows)
-    # counts must not increase: a row that must stay behind another counts at most as much
+    # counts must not increase: cap each row's count at that of the row ahead of it
     return replace(
         old, size=size, values=values, rank_of_id=rank_of_id, counts=np.minimum.accumulate(counts[order])
     )
 
 
 def old_ranks(old: Vocabulary, new: Vocabulary) -> I64:
-    """Returns the old rank of each rank of the vocabulary that continues `old`, NEW for a new value.
+    """Returns, for each rank of the continued vocabulary, its rank in `old` or NEW for a new value.
 
     int64 [rows].
     """
     kept = np.arange(old.size)
     if old.values is not None and new.values is not None:
-        # a reserved id that no value has taken keeps its row
+        # a reserved id without a value keeps its row
         same = pc.equal(old.values, new.values.slice(0, old.size))
         same = pc.if_else(pc.is_null(old.values), new.values.slice(0, old.size).is_null(), same)
         same = pc.fill_null(same, False).to_numpy(zero_copy_only=False)
@@ -127,9 +134,9 @@ def _known_ids(old: Vocabulary, values: pa.Array) -> I64:
 
 
 def _free(old: Vocabulary, before: I64, seen: np.ndarray, forget: int | None) -> I64:
-    """Returns the ids that new values may take: the reserved ones, then those whose values may leave.
+    """Returns the ids that new values may take: reserved ids first, then ids of values that may be forgotten.
 
-    These are ordered by count, least first, of equal ones the one that ranks last.
+    The latter are ordered by count, smallest first, ties by rank, lowest-ranked first.
     """
     reserved = old.reserved()
     if forget is None or old.values is None:

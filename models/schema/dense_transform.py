@@ -1,4 +1,4 @@
-"""Transforms dense features of a batch: logarithm, standardization, values for missing ones."""
+"""Transforms the dense features of a batch: logarithm, standardization, imputation of missing values."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class DenseTransform:
         used = [standards[f.name] if s else unit for f, s in zip(features, standardized, strict=True)]
         self._mean = np.array([s.mean for s in used], np.float64)
         self._scale = 1.0 / np.array([s.deviation for s in used], np.float64)
-        with np.errstate(over="ignore"):  # a schema may say 1e308
+        with np.errstate(over="ignore"):  # a schema may contain 1e308
             self._missing = np.array([f.missing for f in features], np.float64).astype(np.float32)
         self._any_log = bool(self._log.any())
         self._most = np.where(standardized, LIMIT, np.inf).astype(np.float32)
@@ -47,12 +47,12 @@ class DenseTransform:
         self._computed = np.array([isinstance(f, RequestFeature) for f in features], bool)
 
     def __call__(self, raw: NDArray[np.floating[Any]], required: int = 0) -> F32:
-        """Transforms raw values, [rows, features], NaN where missing, to finite float32 of the same shape.
+        """Transforms raw values [rows, features], NaN where missing, to finite float32 of the same shape.
 
-        Standardized values are cut at LIMIT, the schema's values for missing ones are not.
-        required: how many of the first features must not be missing.
-        Raises FeatureError naming the first feature with a value that is infinite or too large; a feature of
-        the request is then missing instead, since no client gave it.
+        Standardized values are clipped to LIMIT; the schema's substitutes for missing values are not.
+        required: number of leading features that must not be missing.
+        Raises FeatureError naming the first feature with an infinite or too large value. Features computed
+        from the request are treated as missing instead, since no client sent them.
         """
         if not self.names:
             return np.empty((raw.shape[0], 0), np.float32)
@@ -64,12 +64,12 @@ class DenseTransform:
         if self._any_log:
             np.maximum(x, 0.0, out=x, where=self._log)
             np.log1p(x, out=x, where=self._log)
-        # Overflow becomes infinite, and is rejected below with the name of the feature.
+        # overflow gives infinity, which is rejected below with the feature's name
         with np.errstate(over="ignore", invalid="ignore"):
             x -= self._mean
             x *= self._scale
             out = x.astype(np.float32)
-            # A finite sum shows in one pass that no value is missing, infinite or too large.
+            # a finite sum proves in one pass that no value is missing, infinite or too large
             if isfinite(out.sum()):
                 np.minimum(out, self._most, out=out)
                 np.maximum(out, self._least, out=out)
@@ -88,7 +88,7 @@ class DenseTransform:
         return out
 
     def _require(self, raw: NDArray[np.floating[Any]]) -> None:
-        """Raises FeatureError for the first missing value of `raw`, [rows, first features]."""
+        """Raises FeatureError for the first missing value in `raw` [rows, first features]."""
         missing = np.isnan(raw)
         if missing.any():
             row, column = np.argwhere(missing)[0]

@@ -1,8 +1,8 @@
-"""Finds equal rows, exactly, in whole arrays: equal neighbors, and equal rows anywhere.
+"""Finds equal rows exactly, with whole-array operations: equal neighbors, and equal rows anywhere.
 
-Columns go in (numbers and ids as arrays, bags as jagged arrays); indices of distinct rows come out. Numbers
-are compared by their bits and bags by their ordered content, so equal rows are interchangeable. Rows are
-grouped by a 64-bit hash and then compared with the representative of their group; if the hash collides, the
+Input is columns (numbers and ids as arrays, bags as jagged arrays), output is indices of distinct rows.
+Numbers are compared by their bits and bags by their ordered content, so equal rows are interchangeable. Rows
+are grouped by a 64-bit hash and compared with the representative of their group; if the hash collides,
 grouping is repeated with another seed.
 """
 
@@ -43,7 +43,7 @@ class Jagged:
         return self.values.nbytes + self.offsets.nbytes
 
     def take(self, rows: I64) -> Jagged:
-        """The given rows, in the given order, repeats allowed."""
+        """Selects rows, in the order given; repeats allowed."""
         return Jagged(*take_bags(self.values, self.offsets, rows))
 
 
@@ -52,17 +52,17 @@ Column = NDArray[Any] | Jagged
 
 
 def take(column: Column, rows: I64) -> Column:
-    """The given rows of a column."""
+    """Selects rows of a column."""
     return column.take(rows) if isinstance(column, Jagged) else np.take(column, rows, axis=0)
 
 
 def rows_of(column: Column) -> int:
-    """Number of rows of a column."""
+    """Returns the number of rows of a column."""
     return column.rows if isinstance(column, Jagged) else int(column.shape[0])
 
 
 def row_changes(columns: Sequence[Column], rows: int) -> Bools:
-    """bool [rows]: True where a row differs from the row before it, and for the first row."""
+    """Returns bool [rows], True for the first row and where a row differs from the one before it."""
     changed = np.zeros(rows, bool)
     changed[:1] = True
     for column in columns:
@@ -70,8 +70,8 @@ def row_changes(columns: Sequence[Column], rows: int) -> Bools:
             lengths = column.lengths
             changed[1:] |= lengths[1:] != lengths[:-1]
             values = bits(column.values)
-            # Where the lengths agree, the row before is `length` values back; elsewhere the rows differ
-            # anyway.
+            # Where the lengths agree, the previous row's value is `length` positions back; elsewhere the rows
+            # differ.
             back = np.maximum(np.arange(values.size) - np.repeat(lengths, lengths), 0)
             changed[np.repeat(np.arange(rows), lengths)[values != values[back]]] = True
         elif column.size:
@@ -85,7 +85,7 @@ def distinct(columns: Sequence[Column], rows: int) -> tuple[I64, I64]:
 
     first: int64 [distinct rows], ascending. inverse: int64 [rows].
     """
-    # Equal neighbors are common where data is clustered, and cheaper to find than to sort.
+    # In clustered data equal neighbors are common, and cheaper to find by comparing than by sorting.
     changed = row_changes(columns, rows)
     heads = np.flatnonzero(changed)
     of_run = np.cumsum(changed) - 1
@@ -103,7 +103,9 @@ def distinct(columns: Sequence[Column], rows: int) -> tuple[I64, I64]:
 
 
 def bits(x: NDArray[Any]) -> NDArray[Any]:
-    """Reinterprets numbers as unsigned integers of the same size: NaN equals itself, 0.0 not -0.0."""
+    """Reinterprets numbers as unsigned integers of the same size, so that NaN equals NaN and 0.0 differs from
+    -0.0.
+    """
     return np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}")
 
 
@@ -114,7 +116,7 @@ def _hash(columns: Sequence[Column], rows: int, seed: int) -> U64:
         if isinstance(column, Jagged):
             place = np.arange(column.values.size) - np.repeat(column.offsets[:-1], column.lengths)
             mixed = mix(mix(place.astype(np.uint64) ^ salt) ^ bits(column.values))
-            # Differences of a running sum that wraps around are each list's own sum, modulo 2^64.
+            # The differences of a running sum that wraps around are the lists' own sums, modulo 2^64.
             sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum(mixed, dtype=np.uint64)))
             h = mix(h ^ np.diff(sums[column.offsets]))
             h = mix(h ^ column.lengths.astype(np.uint64))
@@ -125,7 +127,7 @@ def _hash(columns: Sequence[Column], rows: int, seed: int) -> U64:
 
 
 def _rows_equal(column: Column, rows: I64) -> bool:
-    """Returns whether row i of the column equals row `rows[i]`, for all rows."""
+    """Returns whether row i equals row `rows[i]`, for all rows i."""
     if isinstance(column, Jagged):
         other = column.take(rows)
         return np.array_equal(column.offsets, other.offsets) and np.array_equal(

@@ -1,7 +1,7 @@
 """Encodes raw features as a batch: the only place where values become ranks and numbers are transformed.
 
-Columns of a request (lists), of data (Arrow) or ids (the inference protocol) go in; a `Block` of model-ready
-numbers comes out. Training, evaluation and serving all use it, so that a model is served on the features that
+Input is columns of a request (lists), of data (Arrow), or ids (the inference protocol); output is a `Block`
+of model-ready numbers. Training, evaluation and serving share it, so that a model is served the features that
 it was trained on.
 """
 
@@ -52,14 +52,14 @@ class Encoder:
         self._singles_order = column_order(singles, [f.name for f in (*context.singles, *candidate.singles)])
 
     def prepare(self) -> None:
-        """Builds the look-up dictionaries now, which the first request would otherwise wait for."""
+        """Builds the look-up dictionaries now, so that the first request does not wait for them."""
         for vocabulary in self.vocabularies.values():
             vocabulary.rank_by_value()
 
     def with_added(self, added: Mapping[str, Mapping[Value, int]]) -> Encoder:
-        """Returns an encoder of the same rows in which tables have these values for reserved ids.
+        """Returns an encoder for the same rows, with these values assigned to reserved ids.
 
-        added: table -> value -> id; tables that are left out have none.
+        added: table -> value -> id. Tables left out have no added values.
         """
         other = copy(self)
         other.vocabularies = {t: v.with_added(added.get(t, NO_VALUES)) for t, v in self.vocabularies.items()}
@@ -73,9 +73,10 @@ class Encoder:
     ) -> Block:
         """Encodes columns of a request as the block of one role.
 
-        columns: feature name -> `rows` raw values (lists of values for a multi-valued feature);
-        a feature left out or None is missing in every row. Types are checked by the request parser.
-        request: of the candidate, features of the request (models/schema/request.py); None if missing.
+        columns: feature name -> `rows` raw values (lists of values for a multi-valued feature); a feature
+        left out or None is missing in every row. The request parser has checked the types.
+        request: for the candidate, the features computed from the request (models/schema/request.py); None if
+        missing.
         Raises FeatureError: a wrong number of values, a value without a row, a number that is not finite.
         """
         layout = self.schema.layout(role)
@@ -92,13 +93,14 @@ class Encoder:
         return Block(self._transform[role](raw), ranks, *interleave(bags))
 
     def _numbers(self, layout: RoleLayout, columns: Mapping[str, Sequence[Any] | None], raw: F64) -> None:
-        """Writes the given dense features of a request into their columns of `raw`, [rows, dense features].
+        """Writes the dense features of a request into their columns of `raw` [rows, dense features].
 
-        Features left out are not written. Raises FeatureError for an integer beyond float64.
+        Columns of features left out stay unchanged. Raises FeatureError for an integer beyond float64.
         """
         given = {i: c for i, d in enumerate(layout.given) if (c := columns.get(d.name)) is not None}
         try:
-            # one conversion, as each costs several microseconds, like a hundred numbers
+            # one conversion for all columns: each takes several microseconds, as long as converting a hundred
+            # numbers
             raw[:, list(given)] = np.array(list(given.values()), np.float64).T
         except OverflowError:
             for i, column in given.items():
@@ -131,9 +133,9 @@ class Encoder:
         return self.vocabulary(f).encode(f.name, flat), lengths
 
     def from_arrow(self, data: pa.RecordBatch) -> Batch:
-        """Encodes rows of data as a plain batch. Lists longer than max_length are cut to their head.
+        """Encodes rows of data as a plain batch. Lists longer than max_length are truncated.
 
-        Features of the request that are not among the columns are computed of these rows.
+        Request features without a column are computed from these rows.
         """
         data = with_request_features(self.schema, data)
         return Batch(self.arrow_block("context", data), self.arrow_block("candidate", data))
@@ -174,13 +176,14 @@ class Encoder:
     ) -> Batch:
         """Encodes ids of the inference protocol as a plain batch.
 
-        dense: float32 [rows, given dense features], sparse: int64 [rows, single-valued features], both in
-        the order of the schema file; bags: feature -> (values int64 [total], lengths int64 [rows]);
+        dense: float32 [rows, dense features], sparse: int64 [rows, single-valued features], both in the order
+        of the schema file and without request features.
+        bags: feature -> (values int64 [total], lengths int64 [rows]).
         request: as for `block`.
         Raises FeatureError: an id out of range, lengths that do not add up, a non-finite number.
         """
         context, candidate = self.schema.context, self.schema.candidate
-        # both roles at once: an array operation costs about the same for 13 columns as for 26
+        # both roles at once: an array operation takes about as long for 13 columns as for 26
         numbers = self._both(
             _with_request(dense[:, self._dense_order], len(candidate.request), request),
             len(self.schema.dense),
@@ -202,9 +205,10 @@ class Encoder:
     ) -> Block:
         """Encodes ids of one role as its block.
 
-        raw: float32 [rows, the role's given dense features], ids: int64 [rows, its single-valued features],
-        both in the order of the schema file; bags: at least the role's, request: the
-        candidate's, as for `from_ids`. Raises as `from_ids`.
+        raw: float32 [rows, the role's dense features], ids: int64 [rows, its single-valued features], both in
+        the order of the schema file and without request features.
+        bags, request: as for `from_ids`; bags may contain more than the role's features.
+        Raises as `from_ids`.
         """
         layout = self.schema.layout(role)
         added = len(layout.request) if role == "candidate" else 0
@@ -214,7 +218,7 @@ class Encoder:
     def _block(
         self, layout: RoleLayout, dense: F32, ranks: I64, bags: Mapping[str, tuple[I64, I64]]
     ) -> Block:
-        """Returns the block of one role, with the ids of its bags as ranks. Raises FeatureError."""
+        """Builds the block of one role, converting the ids of its bags to ranks. Raises FeatureError."""
         pairs = []
         for f in layout.bags:
             values, lengths = bags[f.name]
@@ -223,7 +227,7 @@ class Encoder:
         return Block(dense, ranks, *interleave(pairs))
 
     def unknown(self, batch: Batch) -> dict[str, int]:
-        """Counts out-of-vocabulary look-ups of a batch by feature; features without any are left out."""
+        """Counts out-of-vocabulary look-ups of a batch by feature, omitting features without any."""
         counts: dict[str, int] = {}
         for layout, block in (
             (self.schema.context, batch.context),
@@ -242,21 +246,21 @@ class Encoder:
 
 
 def _with_request(raw: F32, added: int, request: F64 | None) -> F32 | F64:
-    """Appends `added` features of the request to raw numbers; NaN where the request has none."""
+    """Appends `added` request features to raw numbers, NaN if `request` is None."""
     if not added:
         return raw
     return np.hstack((raw, np.full((raw.shape[0], added), np.nan) if request is None else request))
 
 
 def check_longest(f: Categorical, lengths: I64) -> None:
-    """Raises FeatureError for a list of more than `max_length` values."""
+    """Raises FeatureError if a list has more than `max_length` values."""
     if lengths.size and lengths.max() > f.max_length:
         row = int(lengths.argmax())
         raise FeatureError(f.name, f"{int(lengths[row])} values exceed max_length {f.max_length} (row {row})")
 
 
 def check_lengths(f: Categorical, values: I64, lengths: I64, rows: int) -> None:
-    """Checks the list lengths of a tensor, [rows]. Raises FeatureError."""
+    """Checks the list lengths of a tensor [rows]. Raises FeatureError."""
     if lengths.shape != (rows,):
         raise FeatureError(f.name, f"{lengths.size} lengths for {rows} rows")
     if rows and (lengths.min() < 0 or lengths.max() > f.max_length):

@@ -1,4 +1,4 @@
-"""Names of features: which a column may have, and what to rename other columns to."""
+"""Checks feature names, and suggests names for columns that cannot be used as they are."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ _OTHER = re.compile(r"[^A-Za-z0-9]+")
 
 
 def is_name(text: str) -> bool:
-    """Whether a schema may name a feature or a table so."""
+    """Returns whether a schema may use this name for a feature or a table."""
     return len(text) <= LONGEST_NAME and re.fullmatch(NAME, text) is not None
 
 
 def is_usable(name: str) -> bool:
-    """Whether a feature may have this name: one that the inference protocol does not reserve."""
+    """Returns whether a feature may have this name: valid, and not reserved by the inference protocol."""
     return is_name(name) and name not in RESERVED
 
 
 def new_names(columns: Sequence[str], known: Collection[str]) -> dict[str, str]:
-    """Returns a usable name for each of the columns, like `article_no` for `article no`; none is known."""
+    """Suggests a usable name for each column, such as `article_no` for `article no`.
+
+    Suggestions do not repeat, and are not among the `known` names.
+    """
     taken, found = set(known), dict[str, str]()
     for column in columns:
         plain = unicodedata.normalize("NFKD", column).encode("ascii", "ignore").decode()

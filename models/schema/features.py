@@ -1,4 +1,6 @@
-"""Columns of batches and blocks: an array or jagged array a feature, to compare and group rows by."""
+"""Splits batches and blocks into columns, one array or jagged array per feature, to compare and group
+rows.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ Columns = Mapping[str, Column]
 
 
 def columns_of(batch: Batch, schema: Schema) -> dict[str, Column]:
-    """Splits a batch by feature, contexts repeated: dense float32 [rows], ranks int64 [rows], bags jagged."""
+    """Splits a batch by feature, with contexts repeated: dense float32 [rows], ranks int64 [rows], bags
+    jagged.
+    """
     plain = batch.exploded()
     columns: dict[str, Column] = {}
     for role in ROLES:
@@ -29,7 +33,7 @@ def columns_of(batch: Batch, schema: Schema) -> dict[str, Column]:
 
 
 def block_columns(block: Block) -> list[Column]:
-    """Returns columns that differ between two rows exactly where the block does."""
+    """Returns columns that differ between two rows exactly where the block's rows differ."""
     columns: list[Column] = [block.dense, block.ranks]
     if block.bags:
         lengths = np.diff(block.bag_offsets).reshape(block.rows, block.bags)

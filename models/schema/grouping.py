@@ -1,9 +1,9 @@
 """Chooses which features to deduplicate together, from the repeats in a sample of real batches.
 
-Deduplicating a group costs an index entry per row and saves its repeated rows; merging two groups that change
-at the same rows saves one index. The choice is measured: features that change together form one group,
-features that repeat independently a group each, and features that hardly repeat stay plain. (RecD, MLSys'23,
-section 4.2, groups by hand.)
+Deduplicating a group costs one index entry per row and saves its repeated rows. Merging two groups that
+change at the same rows saves one index. The choice is based on measured bytes: features that change together
+form one group, features that repeat independently form a group each, and features that rarely repeat stay
+plain. (RecD, MLSys'23, section 4.2, groups by hand.)
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ def choose_groups(
 ) -> tuple[tuple[str, ...], ...]:
     """Returns the groups to deduplicate, ordered by their first feature; features left out stay plain.
 
-    plain: feature -> its bytes as it is. together: bytes of a group when deduplicated, index included.
-    Greedy: of all pairs of groups the one whose union saves most is merged, until none saves
-    `least_saved` bytes; a group that does not save that much against plain is left out.
+    plain_bytes: feature -> bytes without deduplication.
+    grouped_bytes: returns the bytes of a deduplicated group, index included. Greedy: repeatedly merges the
+    two groups whose union saves most, while that saves at least `least_saved` bytes. A group that saves less
+    than that compared with plain features is left out.
     """
     groups: list[Names] = [frozenset((name,)) for name in plain_bytes]
     bytes_ = {group: grouped_bytes(group) for group in groups}
@@ -62,7 +63,7 @@ def choose_groups(
 
 
 class Repeats:
-    """Measures how often features repeat, single and grouped, within each of some batches."""
+    """Measures how often features repeat, alone and grouped, within each of several batches."""
 
     def __init__(self, batches: Sequence[Columns]) -> None:
         self.features = tuple(batches[0])
@@ -73,11 +74,11 @@ class Repeats:
         ]
 
     def plain_bytes(self) -> dict[str, int]:
-        """Bytes of all values, by feature."""
+        """Returns the bytes of all values, by feature."""
         return {n: sum(int(batch[n].sum()) for batch in self._bytes) for n in self.features}
 
     def grouped_bytes(self, group: Names) -> int:
-        """Bytes of a deduplicated group: its distinct rows and an index entry per row."""
+        """Returns the bytes of a deduplicated group: its distinct rows, and an index entry per row."""
         kept = INDEX_BYTES * self.rows
         for batch, bytes_ in enumerate(self._bytes):
             first, _ = self._distinct(batch, group)
@@ -85,17 +86,17 @@ class Repeats:
         return kept
 
     def factor(self, group: Names) -> float:
-        """Rows / distinct rows of the group: RecD's dedup factor, as measured."""
+        """Returns rows / distinct rows of the group, the measured value of RecD's dedup factor."""
         return self.rows / sum(self._distinct(batch, group)[0].size for batch in range(len(self._bytes)))
 
     def groups(self) -> tuple[tuple[str, ...], ...]:
-        """Returns the groups that `choose_groups` chooses for these batches."""
+        """Returns the groups that `choose_groups` finds best for these batches."""
         return choose_groups(self.plain_bytes(), self.grouped_bytes)
 
     def _distinct(self, batch: int, group: Names) -> tuple[I64, I64]:
         codes = self._codes[batch]
         if group not in codes:
-            # The rows of a union are pairs of distinct rows of its parts, so no value is compared again.
+            # rows of a union are pairs of distinct rows of its parts, so values need not be compared again
             head = max((known for known in codes if known < group), key=len)
             parts: list[Column] = [self._distinct(batch, part)[1] for part in (head, group - head)]
             codes[group] = distinct(parts, rows_of(parts[0]))
@@ -103,7 +104,7 @@ class Repeats:
 
 
 def _row_bytes(column: Column) -> I64:
-    """int64 [rows]: bytes of each row's values; a list also stores its length."""
+    """Returns the bytes of each row's values, int64 [rows]; a list also stores its length."""
     if isinstance(column, Jagged):
         return column.lengths * column.values.itemsize + INDEX_BYTES
     return np.full(column.shape[0], column.nbytes // max(column.shape[0], 1), np.int64)

@@ -1,4 +1,4 @@
-"""Converts stable ids, or raw integers, of many features to ranks by one gather, whatever their tables."""
+"""Converts stable ids or raw integers of many features to ranks, with one gather for all tables."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ At once against one by one, in us: 3 features 6.0 and 4.7 for one row, 9.1 and 7
 
 
 class RankTable:
-    """The ranks of all ids of all tables, one table after another.
+    """The ranks of all ids of all tables, concatenated by table.
 
-    flat: int64 [rows of all tables], None where every id is its own rank (tables imported in their order).
-    base: the first position of each table.
+    flat: int64 [rows of all tables]; None if every id is its own rank (tables imported in their original
+    order).
+    base: table -> position of its first id.
     """
 
     def __init__(self, vocabularies: Mapping[str, Vocabulary]) -> None:
@@ -45,7 +46,7 @@ class RankTable:
 
 
 class IdColumns:
-    """Ids of single-valued features, a column each -> their ranks."""
+    """Converts ids of single-valued features, one per column, to ranks."""
 
     def __init__(self, features: Sequence[Categorical], ranks: RankTable) -> None:
         self._features = tuple(features)
@@ -55,8 +56,8 @@ class IdColumns:
         self._flat = ranks.flat
 
     def __call__(self, ids: I64) -> I64:
-        """Returns the rank of each id, int64 [rows, features]. Raises FeatureError for one out of range."""
-        # One comparison for all features: seen as unsigned, a negative id is a huge one.
+        """Returns the rank of each id, int64 [rows, features]. Raises FeatureError for an id out of range."""
+        # One comparison for all features: viewed as unsigned, a negative id is huge.
         if np.count_nonzero(ids.view(np.uint64) >= self._rows):
             for i, (f, vocabulary) in enumerate(zip(self._features, self._vocabularies, strict=True)):
                 vocabulary.ranks_of_ids(f.name, np.ascontiguousarray(ids[:, i]))
@@ -64,12 +65,12 @@ class IdColumns:
 
 
 class RangeColumns:
-    """Raw integers of single-valued features -> their ranks, all features at once.
+    """Converts raw integers of single-valued features to ranks, all features at once.
 
-    For vocabularies whose values are the integers 0 ... size-1 and that have a row for what is unknown;
-    `Vocabulary.encode` is the reference, feature by feature.
-
-    places: of these features among `features`, none if they are few. others: of the rest.
+    Applies to vocabularies whose values are the integers 0 ... size-1 and that have a row for unknown values.
+    Tests compare it with `Vocabulary.encode`, which works feature by feature.
+    places: positions of these features among `features`; empty if they are too few to pay off.
+    others: positions of the other features.
     """
 
     def __init__(self, features: Sequence[Categorical], ranks: RankTable) -> None:
@@ -92,19 +93,19 @@ class RangeColumns:
     def __call__(self, columns: Mapping[str, Sequence[Any] | None], rows: int) -> I64 | None:
         """Returns the rank of each value, int64 [features, rows].
 
-        columns: by feature name, `rows` values each; None or left out where every value is missing.
-        None: a single value is missing, or not an integer of 64 bits, so that the reference has to tell.
+        columns: feature name -> `rows` values; None or left out if every value is missing. Returns None if a
+        single value is missing or not a 64-bit integer; `Vocabulary.encode` must then handle the columns.
         """
         given = [columns.get(name) for name in self._names]
-        # where all values are missing, any number: the rank is replaced below
+        # an all-missing column may hold any number: its ranks are replaced below
         filled = [repeat(0, rows) if column is None else column for column in given]
         try:
-            # strict, unlike numpy, which would cut 1.5 to 1
+            # array is strict, whereas numpy would truncate 1.5 to 1
             flat = array("q", list(chain.from_iterable(filled)))
         except (TypeError, OverflowError):
             return None
         ids = np.frombuffer(flat, np.int64).reshape(len(given), rows)
-        # seen as unsigned, a negative integer is a huge one
+        # viewed as unsigned, a negative integer is huge
         ids = np.where(ids.view(np.uint64) < self._sizes, ids, self._unknown)
         ranks = ids if self._flat is None else self._flat.take(ids + self._base)
         for i, column in enumerate(given):
@@ -114,7 +115,9 @@ class RangeColumns:
 
 
 def column_order(given: Sequence[str], wanted: Sequence[str]) -> Order:
-    """Returns the columns of `wanted` names among the `given` ones."""
+    """Returns the positions of the `wanted` names among the `given` ones, as a slice if they are
+    contiguous.
+    """
     columns = [given.index(name) for name in wanted]
     first = columns[0] if columns else 0
     if columns == list(range(first, first + len(columns))):

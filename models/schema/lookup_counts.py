@@ -1,6 +1,7 @@
-"""Counts look-ups of every row of a model that exists, by stable id.
+"""Counts look-ups of every row of an existing model, by stable id.
 
-models/schema/popularity.py counts values to make a vocabulary of them; here the vocabulary is given.
+Unlike models/schema/popularity.py, which counts values to build a vocabulary, this uses the model's
+vocabularies.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class LookupCounts:
         self.unknown = 0
 
     def add_block(self, role: Role, block: Block) -> None:
-        """Counts an encoded block; a shared context counts once."""
+        """Counts the look-ups of an encoded block; a shared context counts once."""
         layout = self._encoder.schema.layout(role)
         for feature in layout.categorical:
             self._rows[feature.name] += block.rows
@@ -38,7 +39,7 @@ class LookupCounts:
             self._add(feature, block.bag_values[feature_of == i])
 
     def add_values(self, feature: Categorical, values: pa.Array, rows: int) -> None:
-        """Counts raw values of some rows, lists flattened; a null is a missing value."""
+        """Counts raw values of `rows` rows, with lists flattened; a null is a missing value."""
         self._rows[feature.name] += rows
         ranks = self._encoder.vocabulary(feature).encode_arrow(values)
         known = ranks >= 0
@@ -46,7 +47,7 @@ class LookupCounts:
         self._add(feature, ranks[known])
 
     def add_ids(self, feature: Categorical, ids: I64, rows: int) -> None:
-        """Counts stable ids of some rows, int64 [n], as clients of the inference protocol send them."""
+        """Counts stable ids of `rows` rows, int64 [n], as sent by clients of the inference protocol."""
         self._rows[feature.name] += rows
         vocabulary = self._encoder.vocabulary(feature)
         known = (ids >= 0) & (ids < vocabulary.rows)
@@ -54,7 +55,9 @@ class LookupCounts:
         self._add(feature, vocabulary.rank_of_id[ids[known]])
 
     def rows(self) -> dict[Role, int]:
-        """Returns the contexts and candidates counted: those of each role's feature with most of them."""
+        """Returns the number of contexts and candidates counted, for each role the maximum over its
+        features.
+        """
         features = self._encoder.schema.categorical
         return {
             role: max((self._rows[f.name] for f in features if f.role == role), default=0) for role in ROLES

@@ -1,10 +1,10 @@
-"""The calibrator: counts accesses over training rows and puts every table in popularity order.
+"""Calibrates a model: counts accesses over training rows and puts every table in popularity order.
 
 One streaming pass produces everything that an encoder needs besides the schema: a vocabulary per table, with
-its rows ranked by accesses, and mean and deviation of the dense features. Accesses are counted as serving
-makes them: a context's once per request, not once per candidate. All rows count by default (FAE, VLDB'22,
-section 3, samples 5% of the inputs): the vocabularies need a pass over all training rows anyway, so a sample
-saves nothing, and it cannot rank rare rows.
+rows ranked by accesses, and mean and deviation of the dense features. Accesses are counted as in serving: a
+context's accesses count once per request, not once per candidate. All rows count by default. FAE (VLDB'22,
+section 3) samples 5% of the inputs, but the vocabularies need a pass over all training rows anyway, so a
+sample saves nothing and cannot rank rare rows.
 
 A calibration is stored as one safetensors file; bundles store their vocabularies in the same arrays.
 """
@@ -50,7 +50,7 @@ class Calibration:
     """The result of one pass over the training rows.
 
     vocabularies: by table, in popularity order. standards: by dense feature.
-    rows: training rows seen. sampled_rows: those whose accesses were counted for the order.
+    rows: training rows seen. sampled_rows: rows whose accesses determine the order.
     """
 
     vocabularies: dict[str, Vocabulary]
@@ -59,7 +59,7 @@ class Calibration:
     sampled_rows: int
 
     def fingerprint(self) -> str:
-        """sha256 of values, ranks, counts and standards, as hex digits."""
+        """Returns the sha256 of values, ranks, counts and standards, as hex digits."""
         digest = hashlib.sha256(repr(sorted(self.standards.items())).encode())
         for name, array in sorted(vocabulary_tensors(self.vocabularies)[0].items()):
             digest.update(name.encode() + array.tobytes())
@@ -79,12 +79,14 @@ def calibrate(
 ) -> Calibration:
     """Calibrates on the rows of the splits `which`, in one pass.
 
-    sample: share of the rows whose accesses determine the order, in (0, 1]; None takes all.
-    A context feature is accessed once for each run of rows with the same value of the schema's group.
-    Of equally popular rows the one looked up last, in data order, comes first; ids are ordered by the count
-    over all training rows, ties by value. `progress` is called with the rows of each batch read.
-    previous: vocabularies that those found continue, see models/schema/continuation.py.
-    Raises DataError: no rows in these splits.
+    sample: share of the rows whose accesses determine the order, in (0, 1]; None for all rows.
+    progress: called with the number of rows of each batch read.
+    previous: vocabularies to continue, see models/schema/continuation.py.
+
+    A context feature is accessed once per run of rows with the same value in the schema's group column. Ties
+    in popularity go to the row looked up last, in data order. Ids are ordered by the count over all training
+    rows, ties by value.
+    Raises DataError if these splits have no rows.
     """
     if sample is not None and not 0.0 < sample <= 1.0:
         raise DataError(f"a sample of {sample} is not a share in (0, 1]")
@@ -120,14 +122,16 @@ def calibrate(
 
 
 class _Requests:
-    """Finds the first row of each request in a stream of batches, where rows of a group are consecutive."""
+    """Finds the first row of each request in a stream of batches; rows of a request must be consecutive."""
 
     def __init__(self, group: str | None) -> None:
         self._group = group
         self._last: Any = None
 
     def first(self, data: pa.RecordBatch) -> NDArray[np.bool_]:
-        """bool [rows]; True for every row if the schema has no group."""
+        """Returns bool [rows], True for the first row of each request; all True if the schema has no
+        group.
+        """
         if self._group is None or not data.num_rows:
             return np.ones(data.num_rows, bool)
         codes = data.column(self._group).dictionary_encode()
@@ -139,11 +143,11 @@ class _Requests:
 
 
 def counted_lookups(schema: Schema, accesses: Mapping[str, int]) -> dict[Role, float]:
-    """Estimates how many contexts and candidates a calibration has counted.
+    """Estimates how many contexts and candidates a calibration has counted; 0 where no table tells.
 
-    accesses: sum of the counts by table. A single-valued feature is looked up once per context or candidate,
-    so tables of only such features show the number; the smallest is taken, because some counts include
-    estimates for unseen values. 0 where no table shows it.
+    accesses: table -> sum of its counts. A single-valued feature is looked up once per context or candidate,
+    so a table of only such features reveals the number. The smallest estimate is used, because some counts
+    include estimates for unseen values.
     """
     found: dict[Role, float] = {}
     for role in ROLES:
@@ -161,9 +165,9 @@ def counted_lookups(schema: Schema, accesses: Mapping[str, int]) -> dict[Role, f
 
 
 def skew(counts: I64) -> dict[float, float]:
-    """Share of the accesses that go to the hottest 1%, 5% and 10% of a table's rows.
+    """Returns the share of accesses that go to the hottest 1%, 5% and 10% of a table's rows.
 
-    counts: int64 [rows], in rank order. A table without accesses has share 0.
+    counts: int64 [rows], in rank order. The shares of a table without accesses are 0.
     """
     ends = np.cumsum(counts)
     total = max(int(ends[-1]), 1)
@@ -173,7 +177,7 @@ def skew(counts: I64) -> dict[float, float]:
 class VocabularyDescriptor(Strict):
     """Metadata of one vocabulary that its arrays do not contain.
 
-    values: `range` are the integers 0 ... size-1, which need no array.
+    values: `range` if the values are the integers 0 ... size-1, which need no array.
     """
 
     type: Literal["string", "integer"]
@@ -186,11 +190,11 @@ class VocabularyDescriptor(Strict):
 def vocabulary_tensors(
     vocabularies: Mapping[str, Vocabulary],
 ) -> tuple[Arrays, dict[str, VocabularyDescriptor]]:
-    """Converts vocabularies to arrays to store, and a descriptor by table.
+    """Converts vocabularies to arrays to store, and one descriptor per table.
 
-    For table t: `t.rank_of_id` int32 or int64 [rows], `t.counts` int64 [rows]; integer values as
-    `t.values` int64 [size]; strings as `t.values` uint8 (UTF-8, one after the other) and `t.offsets`
-    int64 [size + 1]; reserved ids, if any, as `t.reserved` int64 [n].
+    The arrays of table t are `t.rank_of_id`, int32 or int64 [rows], and `t.counts`, int64 [rows]. Integer
+    values are `t.values`, int64 [size]. Strings are `t.values`, uint8 (concatenated UTF-8), and `t.offsets`,
+    int64 [size + 1]. Reserved ids, if any, are `t.reserved`, int64 [n].
     """
     arrays: Arrays = {}
     descriptors: dict[str, VocabularyDescriptor] = {}
@@ -219,7 +223,7 @@ def vocabulary_tensors(
 def vocabularies_from_tensors(
     arrays: Mapping[str, NDArray[Any]], descriptors: Mapping[str, VocabularyDescriptor]
 ) -> dict[str, Vocabulary]:
-    """The inverse of `vocabulary_tensors`. Raises DataError where the arrays do not fit together."""
+    """Inverts `vocabulary_tensors`. Raises DataError if the arrays are inconsistent."""
     vocabularies = {}
     for table, d in descriptors.items():
         try:
@@ -245,7 +249,7 @@ def vocabulary_values(
 ) -> pa.Array | None:
     """Returns `Vocabulary.values` of one table from stored arrays.
 
-    Raises KeyError for an array that is absent, ValueError or ArrowException where they do not fit together.
+    Raises KeyError if an array is absent, ValueError or ArrowException if the arrays are inconsistent.
     """
     if d.values == "range":
         return None
@@ -257,7 +261,7 @@ def vocabulary_values(
     try:
         is_reserved[reserved] = True
     except IndexError as e:
-        raise ValueError(f"its reserved ids are not its ids: {e}") from None
+        raise ValueError(f"its reserved ids are out of range: {e}") from None
     return pc.if_else(pa.array(is_reserved), pa.scalar(None, given.type), given)
 
 
@@ -277,7 +281,7 @@ def _given_values(table: str, d: VocabularyDescriptor, arrays: Mapping[str, NDAr
 
 
 def save_calibration(calibration: Calibration, path: str | Path) -> None:
-    """Writes one safetensors file, its description in the header; atomically."""
+    """Writes a calibration atomically to one safetensors file, with its description in the header."""
     arrays, descriptors = vocabulary_tensors(calibration.vocabularies)
     header = {
         "format": FORMAT,
@@ -298,9 +302,9 @@ def save_calibration(calibration: Calibration, path: str | Path) -> None:
 
 
 def load_calibration(path: str | Path, schema: Schema | None = None) -> Calibration:
-    """Reads a file that `save_calibration` wrote.
+    """Reads a file written by `save_calibration`.
 
-    Raises DataError: no such file, not a calibration, or one of another schema than `schema`.
+    Raises DataError: no such file, not a calibration, or a calibration of another schema than `schema`.
     """
     try:
         with safe_open(path, "np") as f:

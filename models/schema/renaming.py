@@ -1,8 +1,8 @@
-"""Checks that one schema describes the same features as another, one by one, under its own names.
+"""Checks that two schemas describe the same features, one by one, under different names.
 
-A model that was imported has invented names, and every feature in the candidate role. A schema file gives it
-the names of the data, roles, transforms, label and split. Roles determine the order in which a model reads
-its inputs, so a model that exists allows only some.
+An imported model has invented names, and every feature in the candidate role. A schema file supplies the
+names in the data, roles, transforms, label and split. Since roles determine the order in which a model reads
+its inputs, an existing model admits only some assignments of roles.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ MEANINGS = ("type", "cardinality", "min_count", "max_values", "oov")
 
 
 def check_same_features(was: Schema, now: Schema, poolings: bool = True) -> dict[str, str]:
-    """Returns the names of the tables in `now` by their names in `was`.
+    """Returns the table names in `now` by their names in `was`.
 
     Features correspond by their position in the file. Names, roles, transforms, list lengths, label, group
-    and split may differ. poolings: whether they must be equal. Raises SchemaError that names the first
-    feature which differs.
+    and split may differ. poolings: whether poolings must be equal.
+    Raises SchemaError naming the first feature that differs.
     """
     where = f"schema '{now.name}' does not describe this model"
     for kind, before, after in (
@@ -61,7 +61,7 @@ def check_same_features(was: Schema, now: Schema, poolings: bool = True) -> dict
 
 
 def check_same_order(was: Schema, now: Schema) -> None:
-    """Raises SchemaError unless a model reads the features of both schemas, the same ones, in one order."""
+    """Raises SchemaError unless a model reads the features of both schemas in the same order."""
     _check_order(was.dense, was.context.given + was.candidate.given, now.dense, now)
     _check_order(was.categorical, was.slots, now.categorical, now)
 
@@ -72,7 +72,7 @@ def _check_order(
     renamed: Sequence[Feature],
     now: Schema,
 ) -> None:
-    """Raises SchemaError unless the model would read the renamed features in the order of the former ones."""
+    """Raises SchemaError unless the model would read the renamed features in the original order."""
     wanted = [renamed[in_file.index(f)].name for f in in_model]
     read = [d.name for d in now.context.given + now.candidate.given] + [f.name for f in now.slots]
     read = [name for name in read if name in wanted]

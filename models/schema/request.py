@@ -1,31 +1,31 @@
-"""Features of the request: numbers of each candidate that depend on the other rows of its request.
+"""Computes request features: numbers of each candidate that depend on the other rows of its request.
 
-Raw values of requests of different lengths in, one column per feature out, computed together in whole arrays.
-Training, evaluation and every form of request use it on the same raw values, before transforms, so that a
-model is served on the features that it was trained on. With n rows in the request and i = 0 ... n-1 the
-place of this row in it:
+Input is the raw values of requests of any lengths, output is one column per feature, computed with
+whole-array operations. Training, evaluation and all forms of request apply it to the same raw values, before
+transforms, so that a model is served the features that it was trained on. In a request of n rows, with i = 0
+... n-1 the position of this row:
 
     relative_position   i / (n - 1); 0 in a request of one row
     length              n
-    rank                how many values of the request are smaller; equal ones share the mean of their ranks
+    rank                number of smaller values in the request; equal values share their mean rank
     difference, ratio   this row's value minus, or divided by, a statistic of the request's values
                         (`minimum`, `maximum`, `mean`, `median`), or the value of the row before or after
                         (`previous`, `next`); with `among`, a `match` feature, only rows that match have a
                         value for the statistic
     match               1 if this row's value is (one of) the context's, else 0
-    place               its place in the context's list, from 0; missing without a match
-    listed              how many values the context's list has
+    place               position of this row's value in the context's list, from 0; missing without a match
+    listed              number of values in the context's list
     present             1 if any row of the request matches, else 0
-    count               how many rows of the request match
+    count               number of rows of the request that match
     position            i of the first row that matches; missing if none does
-    after               how many rows ago the last one matched, 0 if this one does; missing if none did
-    before              in how many rows the next one will match, 0 if this one does; missing if none will
+    after               rows since the last match, 0 if this row matches; missing if there was none
+    before              rows until the next match, 0 if this row matches; missing if there will be none
     distance            `after` or minus `before`, whichever is nearer to 0; `after` if both are
 
-Missing numbers take no part in ranks and statistics; what is computed of a missing number, of no number or by
-dividing by 0 is missing (NaN), and so is what a float64 cannot hold. Missing ids match nothing. A row is
-compared with its own context. The order of rows counts only in `relative_position`, `position`, `distance`,
-`after`, `before`, `previous` and `next`.
+Missing numbers are left out of ranks and statistics. A result is missing (NaN) if it derives from a missing
+number, from no number, or from a division by 0, or if float64 cannot hold it. Missing ids match nothing. A
+row is compared with its own context. The order of rows matters only for `relative_position`, `position`,
+`distance`, `after`, `before`, `previous` and `next`.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ Numbers = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class RequestRows:
-    """The raw values that features of the request are computed of.
+    """The raw values from which request features are computed.
 
-    lengths: int64 [requests], rows of each, at least one; a request's rows are adjacent.
+    lengths: int64 [requests], rows per request, at least one; the rows of a request are adjacent.
     numbers: dense feature -> float64 [rows], NaN where missing.
-    candidate: categorical feature -> int64 [rows], codes that are equal where values are, or NO_VALUE.
-    context: categorical feature -> such codes of each context, or NO_CONTEXT_VALUE; a single-valued
-        feature has one each.
-    context_row: int64 [rows], the context of each row; None where row r has context r.
+    candidate: categorical feature -> int64 [rows], codes that are equal where values are equal, or NO_VALUE.
+    context: categorical feature -> such codes of each context, or NO_CONTEXT_VALUE; one code per context for
+        a single-valued feature.
+    context_row: int64 [rows], the context of each row; None if row r has context r.
     """
 
     lengths: I64
@@ -71,7 +71,7 @@ class RequestRows:
     context_row: I64 | None = None
 
     def take(self, rows: I64, lengths: I64) -> RequestRows:
-        """Picks rows that each have their own context; lengths: int64, of the requests that they form."""
+        """Selects rows that each have their own context. lengths: int64, rows per request they form."""
         return RequestRows(
             lengths,
             {name: x[rows] for name, x in self.numbers.items()},
@@ -81,14 +81,15 @@ class RequestRows:
 
 
 def singles(codes: I64) -> Jagged:
-    """The codes of a single-valued feature of contexts, int64 [contexts], as lists of one."""
+    """Wraps the codes of a single-valued context feature, int64 [contexts], as lists of one."""
     return Jagged(codes, np.arange(codes.size + 1))
 
 
 def request_order(group: I64) -> tuple[I64, I64]:
-    """Returns (order, lengths): rows request by request, each in the given order; rows of each request.
+    """Groups rows by request: returns (order, lengths).
 
-    group: int64 [rows], the request of each row.
+    group: int64 [rows], the request of each row. order: rows request by request, each in the order given.
+    lengths: rows per request.
     """
     heads = np.flatnonzero(np.diff(group, prepend=group[0] + 1))
     if np.unique(group[heads]).size == heads.size:
@@ -99,9 +100,9 @@ def request_order(group: I64) -> tuple[I64, I64]:
 
 
 class RequestFeatures:
-    """The features of the request of one schema.
+    """The request features of one schema.
 
-    numbers, candidate, context: the raw features that they are computed of, as in RequestRows.
+    numbers, candidate, context: the raw features that they are computed from, as in RequestRows.
     """
 
     def __init__(self, schema: Schema) -> None:
@@ -116,7 +117,7 @@ class RequestFeatures:
         read = {*self.candidate, *self.context}
         self.singles = tuple(f for f in schema.categorical if f.name in read and not f.multi)
         self.bags = tuple(f for f in schema.categorical if f.name in read and f.multi)
-        # what is computed together: of each number and of each match, (column of the result, feature)
+        # computed together, by number and by match: pairs of (result column, feature)
         self._of_rows = [(i, r.compute) for i, r in places if r.of is None]
         match_of = {r.name: (r.of or "", r.to or "") for r in schema.request}
         self._of_numbers: dict[tuple[str, tuple[str, str] | None], list[tuple[int, RequestFeature]]] = {}
@@ -131,7 +132,7 @@ class RequestFeatures:
     def of_groups(self, rows: RequestRows, group: I64) -> F64:
         """Returns the features of rows that each have their own context, float64 [rows, features].
 
-        rows: in any order, `lengths` are ignored; group: int64 [rows], the request of each.
+        rows: in any order; `lengths` are ignored. group: int64 [rows], the request of each row.
         """
         order, lengths = request_order(group)
         if lengths.size == 1 or (order[1:] > order[:-1]).all():
@@ -143,7 +144,7 @@ class RequestFeatures:
     def __call__(self, rows: RequestRows) -> F64:
         """Returns the features, float64 [rows, features], NaN where missing."""
         place = _Places.of(rows.lengths)
-        # features by rows, so that a column is written at once
+        # stored [features, rows], so that each column is written contiguously
         out = np.empty((len(self.names), place.rows))
         for i, compute in self._of_rows:
             out[i] = place.relative() if compute == "relative_position" else place.spread(place.lengths)
@@ -165,16 +166,16 @@ class RequestFeatures:
                         np.subtract(x, number.statistic(r.to or ""), out=out[i])
                     else:
                         np.divide(x, number.statistic(r.to or ""), out=out[i])
-        # values that are undefined or too large are infinite up to this point
+        # undefined and too large values are infinite up to here
         np.copyto(out, np.nan, where=np.isinf(out))
         return out.T
 
 
 class _Places:
-    """Where the rows stand in their requests.
+    """The positions of rows in their requests.
 
-    starts: int64 [requests], first row of each. request: int64 [rows], the request of each; None if there is
-    one. row: float64 [rows], 0 ... rows - 1. index: the same, counted in each request.
+    starts: int64 [requests], first row of each. request: int64 [rows], the request of each row; None if there
+    is only one. row: float64 [rows], 0 ... rows - 1. index: like row, but counted within each request.
     """
 
     def __init__(self, lengths: I64, starts: I64, row: F64, request: I64 | None) -> None:
@@ -191,7 +192,9 @@ class _Places:
         return _Places(lengths, ends - lengths, np.arange(float(ends[-1])), request)
 
     def spread(self, values: Numbers) -> Numbers:
-        """One value a request -> one a row, [rows] or of a single request [1], which broadcasts."""
+        """Expands one value per request to one per row; returns [1], which broadcasts, for a single
+        request.
+        """
         return values if self.request is None else values[self.request]
 
     def relative(self) -> F64:
@@ -199,7 +202,7 @@ class _Places:
         return relative
 
     def shifted(self, x: F64, by: int) -> F64:
-        """The value `by` rows earlier in the same request, NaN beyond its ends; by is 1 or -1."""
+        """Returns the value `by` rows earlier in the same request, NaN beyond its ends; `by` is 1 or -1."""
         out = np.empty(self.rows)
         if by > 0:
             out[1:] = x[:-1]
@@ -224,7 +227,7 @@ class _Number:
 
     @cached_property
     def _order(self) -> I64 | None:
-        """Rows by request and value, missing ones, NaN, behind all others; None for a single request."""
+        """Sorts rows by request and value, missing values (NaN) last; None for a single request."""
         return None if self._place.request is None else np.lexsort((self.x, self._place.request))
 
     @cached_property
@@ -241,9 +244,9 @@ class _Number:
         if name in ("previous", "next"):
             return place.shifted(self.x, 1 if name == "previous" else -1)
         if name == "mean":
-            # of no value 0 / 0, NaN
+            # without values this is 0 / 0, NaN
             return place.spread(np.add.reduceat(self._filled, starts) / count)
-        # where no value is known, the first of the sorted ones is NaN
+        # without values, the first of the sorted ones is NaN
         if name == "minimum":
             return place.spread(self._sorted[starts])
         last = np.maximum(count - 1, 0)
@@ -255,7 +258,7 @@ class _Number:
     def rank(self) -> F64:
         if self._order is None:
             low, high = self._sorted.searchsorted(self.x), self._sorted.searchsorted(self.x, "right")
-            # x - x is 0, or NaN where x is
+            # x - x is 0, or NaN where x is NaN
             single: F64 = (low + high - 1) * 0.5 + (self.x - self.x)
             return single
         head = np.empty(self._place.rows, bool)
@@ -264,17 +267,18 @@ class _Number:
         heads = head.nonzero()[0]
         sizes = np.diff(heads, append=self._place.rows)
         ranks = np.empty(self._place.rows)
-        # a request's rows are the same places before and after sorting
+        # a request's rows occupy the same positions before and after sorting
         ranks[self._order] = (self._place.index[heads] + (sizes - 1) * 0.5).repeat(sizes)
         return ranks + (self.x - self.x)
 
 
 class _Match:
-    """Which rows have a value of their context.
+    """Which rows have a value that their context has too.
 
-    matching: bool [rows]. listed: values of the one context, or int64 [rows], of each row's. equal: bool
-    [rows, values], to each value of the one context; None if there are several, then `at` is int64 [rows],
-    the place in the list. Undefined results are infinite.
+    matching: bool [rows]. listed: number of values of the single context, or int64 [rows] of each row's
+    context.
+    equal: bool [rows, values], comparison with each value of the single context; None if there are several
+    contexts. `at` is then int64 [rows], the position in the list. Undefined results are infinite.
     """
 
     def __init__(
@@ -291,7 +295,9 @@ class _Match:
 
     @staticmethod
     def of(values: I64, context: Jagged, context_row: I64 | None, place: _Places) -> _Match:
-        """values: int64 [rows]; context, context_row: as in RequestRows."""
+        """Compares rows with their contexts. values: int64 [rows]; context, context_row: as in
+        RequestRows.
+        """
         if context.rows == 1:
             if context.values.size == 1:
                 matching = values == context.values
@@ -303,7 +309,7 @@ class _Match:
         hits = (of_rows.values == values[row]).nonzero()[0][::-1]
         matching, at = np.zeros(place.rows, bool), np.zeros(place.rows, np.int64)
         matching[row[hits]] = True
-        # of several hits of a row the last assignment, the first of its list, wins
+        # on several hits per row, the last assignment wins, which is the first in its list
         at[row[hits]] = hits - of_rows.offsets[row[hits]]
         return _Match(matching, place, of_rows.lengths, at=at)
 
@@ -331,7 +337,7 @@ class _Match:
         return self._place.spread(first)
 
     def after(self) -> F64:
-        # the row before a request's first is another request's
+        # the row before a request's first row belongs to another request
         latest = np.maximum.accumulate(np.where(self._matching, self._place.row, -np.inf))
         after: F64 = self._place.row - latest
         after[after > self._place.index] = np.inf
@@ -349,10 +355,10 @@ class _Match:
 
 
 def hashed_apart(values: Sequence[object]) -> Sequence[object]:
-    """Replaces integers beyond 64 bits by their digits, so that few distinct values have the same hash.
+    """Replaces integers beyond 64 bits by their digits, to bound the number of equal hashes.
 
-    Python's hash of an integer is the integer modulo 2^61 - 1: clients can send as many as they like of one
-    hash, which take a dictionary time in proportion to their number squared. Hashes of bytes are random.
+    Python hashes an integer to its value modulo 2^61 - 1, so clients could send any number of integers with
+    the same hash, on which a dictionary takes quadratic time. Hashes of bytes are randomized.
     """
     try:
         array("q", cast(Sequence[int], values))
@@ -371,9 +377,9 @@ def hashed_apart(values: Sequence[object]) -> Sequence[object]:
 def codes_of_values(
     candidate: Sequence[Sequence[object]], context: Sequence[Sequence[object]] = ()
 ) -> list[I64]:
-    """Codes of raw values, equal exactly where the values are, of all columns in order.
+    """Assigns codes to the raw values of all columns, in order, equal exactly where the values are equal.
 
-    None becomes NO_VALUE in columns of the candidate, NO_CONTEXT_VALUE in those of the context.
+    None becomes NO_VALUE in candidate columns and NO_CONTEXT_VALUE in context columns.
     """
     candidate, context = ([hashed_apart(column) for column in columns] for columns in (candidate, context))
     known = dict.fromkeys(value for column in (*candidate, *context) for value in column)

@@ -1,14 +1,12 @@
-"""The schema: names the features of a request and how each becomes numbers.
+"""Defines the schema, which names the features of a request and how each becomes numbers.
 
-A YAML or JSON file in, one frozen, validated `Schema` out. Everything else (readers, vocabulary,
-model, request format) is derived from it, so that a feature is described in one place.
+`load_schema` reads a YAML or JSON file into one frozen, validated `Schema`. Everything else (readers,
+vocabulary, model, request format) derives from it, so that a feature is described in one place.
 
-Features have a role. *Context* features are shared by all rows of a request (the user, the query),
-*candidate* features differ per row (the item, its price). Inside one role the order is fixed: the
-single-valued features first, then the multi-valued ones (bags), each in the order of the file.
-
-*Request* features are numbers of a candidate that are computed from all rows of its request
-(models/schema/request.py); clients and data never give them.
+*Context* features are shared by all rows of a request (the user, the query), *candidate* features differ per
+row (the item, its price). Within a role the order is fixed: single-valued features first, then multi-valued
+ones (bags), each in the order of the file. *Request* features are numbers of a candidate that are computed
+from all rows of its request (models/schema/request.py); clients and data never supply them.
 """
 
 from __future__ import annotations
@@ -57,10 +55,10 @@ OF_MATCH = ("present", "position", "distance", "after", "before", "match", "plac
 
 
 class Dense(Strict):
-    """A number. Missing values become `missing`, after the transforms.
+    """A numeric feature. Missing values become `missing`, after the transforms.
 
-    Transforms apply in order: `log1p` is log(1 + max(x, 0)); `standardise` subtracts the mean and
-    divides by the standard deviation of the training rows, and cuts what is further away than ten of them.
+    Transforms apply in order: `log1p` is log(1 + max(x, 0)); `standardise` subtracts the mean of the training
+    rows, divides by their standard deviation and clips the result to ten deviations.
     """
 
     name: Name
@@ -70,15 +68,16 @@ class Dense(Strict):
 
 
 class RequestFeature(Dense):
-    """A number of a candidate, computed from the rows of its request; becomes a dense feature.
+    """A numeric candidate feature computed from the rows of its request, as models/schema/request.py defines.
 
-    of, to: `rank` is of a dense feature of the candidate; `difference` and `ratio` are of one, to a
-    statistic of it over the request (`previous`, `next`: the rows beside this one). The others are of a
-    single-valued feature of the candidate, to a feature of the context that shares its table;
-    `relative_position` and `length` take neither. models/schema/request.py defines them. Where one is
-    undefined it is missing.
-    among: of `difference` and `ratio`, the name of a request feature with compute: match; the statistic is
-    then that of the rows that match.
+    of, to: the features it is computed from. `rank` takes a dense candidate feature as `of`. `difference` and
+    `ratio` take one too, and as `to` a statistic of it over the request (`previous`, `next`: the adjacent
+    rows). The others take a single-valued candidate feature as `of` and a context feature that shares its
+    table as `to`. `relative_position` and `length` take neither.
+    among: for `difference` and `ratio`, the name of a request feature with compute: match; only rows that
+    match then enter the statistic.
+
+    Undefined results are missing.
     """
 
     role: Literal["candidate"] = "candidate"
@@ -106,10 +105,11 @@ class RequestFeature(Dense):
 class Categorical(Strict):
     """An id, or with `pooling` a list of ids whose vectors are summed or averaged.
 
-    `cardinality`: the values are the integers 0 ... cardinality-1. Without it a vocabulary is built
-    from the training rows: values seen at least `min_count` times, at most the `max_values` most
-    frequent. `oov`: an unknown value is served by the table's out-of-vocabulary row, or refused.
-    Features that name the same `table` share rows and vocabulary.
+    cardinality: the values are the integers 0 ... cardinality-1. Without it, a vocabulary is built from the
+    training
+    rows: values seen at least `min_count` times, at most the `max_values` most frequent.
+    oov: whether an unknown value uses the table's out-of-vocabulary row or is refused.
+    table: features that name the same table share rows and vocabulary.
     """
 
     name: Name
@@ -144,10 +144,10 @@ class Categorical(Strict):
 
 
 class Label(Strict):
-    """The click: a row is positive where `column` exceeds `positive_above`.
+    """The label: a row is positive where `column` exceeds `positive_above`.
 
-    negatives_kept: share of the negative rows that sampling left in the data. Probabilities are of the
-    unsampled traffic, and metrics count each negative 1 / negatives_kept times.
+    negatives_kept: share of the negative rows that sampling kept in the data. Predictions are corrected to
+    unsampled traffic, and metrics weight each negative by 1 / negatives_kept.
     """
 
     column: str
@@ -158,10 +158,9 @@ class Label(Strict):
 class Split(Strict):
     """The rule that assigns rows to training, validation and test.
 
-    `time`: by the quantiles of one column; rows below the `train` quantile train, the rest test, and
-    the last `validation` share of the training rows (by the same column) chooses hyperparameters.
-    `hash`: by a stable hash of the columns' values. `column`: a column that says train, validation
-    or test.
+    `time`: by quantiles of one column. Rows below the `train` quantile train, the rest test; the last
+    `validation` share of the training rows (by the same column) is for choosing hyperparameters. `hash`: by a
+    stable hash of the columns' values. `column`: by a column that contains train, validation or test.
     """
 
     rule: Literal["time", "hash", "column"]
@@ -180,7 +179,7 @@ class Split(Strict):
 class RoleLayout:
     """The features of one role, in slot order.
 
-    dense: the model's numbers, those computed from the request (`request`) last.
+    dense: the model's numbers, with those computed from the request (`request`) last.
     """
 
     dense: tuple[Dense, ...]
@@ -190,7 +189,7 @@ class RoleLayout:
 
     @property
     def given(self) -> tuple[Dense, ...]:
-        """The dense features that clients and data give."""
+        """The dense features that clients and data supply."""
         return self.dense[: len(self.dense) - len(self.request)]
 
     @property
@@ -199,15 +198,15 @@ class RoleLayout:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the features that clients and data give."""
+        """Names of the features that clients and data supply."""
         return (*(f.name for f in self.given), *(f.name for f in self.categorical))
 
 
 class Schema(Strict):
     """The features of requests and data, the label, and the split.
 
-    dense: numbers that clients and data give. request: numbers computed from a request's rows.
-    group: the column of the data that identifies requests.
+    dense: numbers supplied by clients and data. request: numbers computed from a request's rows.
+    group: the data column that identifies requests.
     """
 
     name: Name
@@ -299,7 +298,7 @@ class Schema(Strict):
 
     @cached_property
     def numbers(self) -> tuple[Dense, ...]:
-        """All dense features of the model: those given, then those computed from the request."""
+        """All dense features of the model: supplied ones, then request features."""
         return (*self.dense, *self.request)
 
     @cached_property
@@ -308,7 +307,9 @@ class Schema(Strict):
         return tuple(f for f in self.categorical if not f.multi)
 
     def tensor_columns(self, role: Role | None = None) -> tuple[list[str], list[str]]:
-        """Names of the columns of the inference protocol's `dense` and `sparse`. role: None for both."""
+        """Returns the column names of the inference protocol's `dense` and `sparse`. role: None for both
+        roles.
+        """
         if role is None:
             return [d.name for d in self.dense], [f.name for f in self.singles]
         layout = self.layout(role)
@@ -321,7 +322,7 @@ class Schema(Strict):
 
     @cached_property
     def tables(self) -> dict[str, tuple[Categorical, ...]]:
-        """Table name -> the features that share it, tables in order of first mention."""
+        """Maps each table to the features that share it, in order of first mention."""
         tables: dict[str, tuple[Categorical, ...]] = {}
         for f in self.categorical:
             tables[f.table_name] = (*tables.get(f.table_name, ()), f)
@@ -329,20 +330,20 @@ class Schema(Strict):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Every column of the data, each once. `encoded_columns` adds those that are computed."""
+        """Every data column, once. `encoded_columns` adds request features."""
         names = [*(f.name for f in self.dense), *(f.name for f in self.categorical)]
         names += [self.label.column, *self.split.columns, *([self.group] if self.group else [])]
         return tuple(dict.fromkeys(names))
 
     @property
     def encoded_columns(self) -> tuple[str, ...]:
-        """Every column that training and evaluation read, request features included."""
+        """Every column that training and evaluation read, including request features."""
         return (*self.columns, *(f.name for f in self.request))
 
 
 def load_schema(path: str | Path) -> Schema:
-    """Reads a YAML or JSON schema file; a bare name (`trivago`) means one that ships with Polyrec.
+    """Reads a YAML or JSON schema file; a bare name (`trivago`) selects a schema that ships with Polyrec.
 
-    Raises SchemaError, in one line that names the key and the offense.
+    Raises SchemaError with one line that names the key and the problem.
     """
     return read_shipped(Schema, path, "schema", BUILT_IN, SchemaError)

@@ -1,15 +1,15 @@
-"""The vocabulary of one table: raw value -> id -> rank.
+"""Maps the raw values of one table to ids, and ids to ranks.
 
-Ids are stable: the position of a value in the order in which the vocabulary was built, and what a
-client of the inference protocol sends. Ranks are internal to one generation: row 0 of the stored
-table is the row with most accesses. Two rows are special, `missing` (no value given) and `oov` (a
-value never seen); they take part in the popularity order like any other row.
+Ids are stable: a value's id is its position in the order in which the vocabulary was built, and what clients
+of the inference protocol send. Ranks are internal to one generation: row 0 of the stored table has the most
+accesses. Two rows are special, `missing` (no value given) and `oov` (a value never seen); they take part in
+the popularity order like any other row.
 
     ids     0 ... size-1   the values      size: missing      size+1: out of vocabulary
     ranks   rank_of_id[id], a permutation of 0 ... rows-1
 
-Some ids may be reserved: they have rows, but no value yet. A server assigns them to values that updates add
-while it serves.
+Ids may be reserved: they have rows but no value yet. A server assigns them to values that updates add while
+it serves.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ DICT_LIMIT = 2**16
 class Vocabulary:
     """Values, ids and ranks of one table.
 
-    values: [size] raw values in id order, null where an id is reserved; None: the values are the integers
-    0 ... size-1.
+    values: [size] raw values in id order, null for reserved ids; None if the values are the integers 0 ...
+    size-1.
     rank_of_id: int64 [rows], a permutation.
     counts: int64 [rows], sampled accesses in rank order, never increasing.
-    specials: whether the table has a missing and an out-of-vocabulary row (imported ones have not).
-    oov: an unknown value gets the out-of-vocabulary row, or is refused.
-    added: value -> reserved id, of values added while serving.
+    specials: whether the table has a missing and an out-of-vocabulary row (imported tables do not).
+    oov: whether an unknown value gets the out-of-vocabulary row or is refused.
+    added: value -> reserved id, for values added while serving.
     """
 
     table: str
@@ -75,7 +75,7 @@ class Vocabulary:
             object.__setattr__(self, "_oov_rank", int(self.rank_of_id[self.oov_id]))
 
     def rank_by_value(self) -> dict[str | int | None, int]:
-        """Returns the rank by raw value; built on first use (a server builds it while it loads)."""
+        """Returns the rank of each raw value; built on first use (a server builds it while loading)."""
         if not self._ranks:
             if self.values is not None or self.size <= DICT_LIMIT:
                 values = range(self.size) if self.values is None else self.values.to_pylist()
@@ -84,9 +84,9 @@ class Vocabulary:
         return self._ranks
 
     def reordered(self, rank_of_id: I64, counts: I64) -> Vocabulary:
-        """Returns the same values and ids in another order.
+        """Returns the vocabulary with the same values and ids in another order.
 
-        If the look-up dictionary is built, the new one is derived from it: only moved values are updated.
+        If the look-up dictionary exists, the new one is derived from it by updating only values that moved.
         """
         other = replace(self, rank_of_id=rank_of_id, counts=counts)
         if self._ranks:
@@ -102,23 +102,25 @@ class Vocabulary:
         return other
 
     def with_added(self, added: Mapping[Value, int]) -> Vocabulary:
-        """Returns the same vocabulary with other values for reserved ids; copies nothing else."""
+        """Returns the vocabulary with other values for reserved ids; everything else is shared, not
+        copied.
+        """
         other = copy(self)
         object.__setattr__(other, "added", added)
         return other
 
     def reserved(self) -> I64:
-        """Returns the ids without a value in `values`, ascending; values may have been added for them."""
+        """Returns the ids without a value in `values`, ascending, including those taken by added values."""
         if not self._reserved:
             nulls = np.empty(0, np.int64)
             if self.values is not None and self.values.null_count:
                 nulls = np.flatnonzero(self.values.is_null().to_numpy(zero_copy_only=False))
-            # cached, as a feed of new values needs it often
+            # cached, because a feed of new values needs it often
             self._reserved.append(nulls)
         return self._reserved[0]
 
     def ids_of_values(self, values: Sequence[Value | None]) -> I64:
-        """Returns the id of each raw value, int64 [len(values)]; REJECTED for an unknown one."""
+        """Returns the id of each raw value, int64 [len(values)]; REJECTED for an unknown value."""
         if self.values is None and self.size > DICT_LIMIT:
             inside = (
                 self.missing_id if v is None and self.specials else v if _is_id(v, self.size) else REJECTED
@@ -128,7 +130,7 @@ class Vocabulary:
         get = self.rank_by_value().get
         ranks = np.fromiter(map(get, values, repeat(REJECTED)), np.int64, count=len(values))
         if not self._id_of_rank:
-            # cached, since building it takes time in proportion to the table, and a feed needs it often
+            # cached, because building it takes time proportional to the table and a feed needs it often
             self._id_of_rank.append(ids_of_ranks(self.rank_of_id))
         ids = np.where(ranks < 0, REJECTED, self._id_of_rank[0][ranks])
         if self.added:
@@ -151,12 +153,12 @@ class Vocabulary:
 
     @property
     def missing_rank(self) -> int:
-        """Rank of the missing row, or -1 where a missing value is refused."""
+        """Rank of the missing row, or -1 if missing values are refused."""
         return int(self.rank_of_id[self.missing_id]) if self.specials else REJECTED
 
     @property
     def oov_rank(self) -> int:
-        """Rank of the out-of-vocabulary row, or -1 where an unknown value is refused."""
+        """Rank of the out-of-vocabulary row, or -1 if unknown values are refused."""
         return self._oov_rank
 
     def encode(self, feature: str, values: Sequence[str | int | None]) -> I64:
@@ -180,7 +182,7 @@ class Vocabulary:
         return ranks
 
     def _find_added(self, ranks: I64, places: I64, values: Sequence[Value | None]) -> None:
-        """Writes the ranks of those `values` at `places` that were added."""
+        """Writes the ranks of added values: of `values`, which are at `places` of `ranks`."""
         for place, value in zip(places.tolist(), values, strict=True):
             if value is not None and (id := self.added.get(value)) is not None:
                 ranks[place] = self.rank_of_id[id]
@@ -200,7 +202,7 @@ class Vocabulary:
         return np.where(known, self.rank_of_id[np.where(known, ids, 0)], self.oov_rank)
 
     def encode_arrow(self, values: pa.Array) -> I64:
-        """Encodes a column of data as ranks, int64 [len(values)]; nulls are missing, unknown values oov."""
+        """Encodes a data column as ranks, int64 [len(values)]; nulls are missing, unknown values oov."""
         missing = values.is_null().to_numpy(zero_copy_only=False)
         if self.values is None:
             ids = pc.fill_null(values.cast(pa.int64()), -1).to_numpy(zero_copy_only=False)
@@ -217,11 +219,11 @@ class Vocabulary:
         return ranks
 
     def ranks_of_ids(self, feature: str, ids: I64) -> I64:
-        """Converts ids of the inference protocol to ranks, same shape.
+        """Converts ids of the inference protocol to ranks of the same shape.
 
-        Raises FeatureError if out of range.
+        Raises FeatureError for an id out of range.
         """
-        # Seen as unsigned, a negative id is a huge one.
+        # viewed as unsigned, a negative id is huge
         if ids.size and ids.view(np.uint64).max() >= self.rows:
             bad = int(np.argmax((ids < 0) | (ids >= self.rows)))
             raise FeatureError(
@@ -235,7 +237,7 @@ def _is_id(value: Value | None, size: int) -> bool:
 
 
 def ids_of_ranks(rank_of_id: NDArray[SignedInt]) -> NDArray[SignedInt]:
-    """The inverse permutation: rank -> stable id, [rows], of the same type."""
+    """Inverts the permutation: returns the stable id of each rank, [rows], of the same type."""
     ids = np.empty_like(rank_of_id)
     ids[rank_of_id] = np.arange(rank_of_id.size)
     return ids

@@ -1,8 +1,8 @@
-"""Reads rows ahead of the batch that will gather them: which ones are missing, and how they come to hand.
+"""Reads rows ahead of the batch that will gather them.
 
 Pages of the file are read into the slab, where they stay until a batch uses them. Rows of the remote store
-are fetched for one batch, whose view then has them below its updates. Either way the
-batch gathers the same values as without, and only waits less.
+are fetched for one batch and become part of that batch's view, below its updates. Either way the batch
+gathers the same values as without reading ahead, and only waits less.
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ NONE: I64 = np.empty(0, np.int64)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fetch:
-    """A request for remote rows that has been sent.
+    """A sent request for remote rows.
 
-    number: of the gathering. rows: int64 [n], of the fused weight in the order of `view`. sent_s: by `clock`.
+    number: number of the gather it belongs to. rows: int64 [n], rows of the fused weight in the order of
+    `view`.
+    sent_s: send time by `clock`.
     """
 
     number: int
@@ -48,11 +50,11 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class MissingRows:
-    """The look-ups of rows that slow tiers have.
+    """The look-ups whose rows are in slow tiers.
 
-    filed: int64 [n], look-ups of the disk tier that are not cached; pages: of each; waits: bool [n], whether
-    a batch would wait for that page. remote: int64 [m], look-ups of the remote store; remote_rows: of the
-    fused weight.
+    filed: int64 [n], look-ups of the disk tier that are not cached. pages: the page of each. waits: bool [n],
+    whether a batch would wait for that page. remote: int64 [m], look-ups of the remote store. remote_rows:
+    their rows of the fused weight.
     """
 
     filed: I64
@@ -63,13 +65,13 @@ class MissingRows:
 
     @property
     def nothing(self) -> bool:
-        """Whether a batch would not wait."""
+        """Whether a batch would not wait for anything."""
         return not self.remote.size and not self.waits.any()
 
     def counts(self, owner: I64 | None, owners: int) -> tuple[I64, I64]:
-        """Returns distinct pages to wait for and distinct remote rows of each owner, int64 [owners] both.
+        """Returns the number of distinct pages to wait for and of distinct remote rows, int64 [owners] each.
 
-        owner: int64 [look-ups], whose each look-up is; None: all are of one owner.
+        owner: int64 [look-ups], the owner of each look-up; None if there is only one.
         """
         waits, pages, rows = self.waits, self.pages[self.waits], self.remote_rows
         if owner is None:
@@ -77,7 +79,9 @@ class MissingRows:
         return _distinct(owner[self.filed[waits]], pages, owners), _distinct(owner[self.remote], rows, owners)
 
     def of(self, owns: NDArray[np.bool_] | None) -> tuple[I64, I64]:
-        """Returns the distinct pages and remote rows of some look-ups. owns: bool [look-ups]; None: all."""
+        """Returns the distinct pages and remote rows of selected look-ups. owns: bool [look-ups]; None for
+        all.
+        """
         pages, remote = self.pages, self.remote_rows
         if owns is not None:
             pages, remote = pages[owns[self.filed]], remote[owns[self.remote]]
@@ -88,12 +92,14 @@ NOTHING_MISSING = MissingRows(NONE, NONE, np.empty(0, bool), NONE, NONE)
 
 
 def _unique(values: I64) -> I64:
-    """The distinct values, ascending. Most turns miss rows in one of the tiers only."""
+    """Returns the distinct values, ascending. The empty case is common, as usually only one tier misses
+    rows.
+    """
     return np.unique(values) if values.size else values
 
 
 def _distinct(owner: I64, value: I64, owners: int) -> I64:
-    """Number of distinct values of each owner, int64 [owners]."""
+    """Returns the number of distinct values per owner, int64 [owners]."""
     if not value.size:
         return np.zeros(owners, np.int64)
     order = np.lexsort((value, owner))
@@ -106,16 +112,16 @@ def _distinct(owner: I64, value: I64, owners: int) -> I64:
 class RowsAhead:
     """Reads ahead for one stack. Thread-safe.
 
-    gathers, counters: of the stack.
+    gathers, counters: those of the stack.
     """
 
     def __init__(self, tiers: TierSet, gathers: Gathers, counters: Counters) -> None:
         self._tiers, self._gathers, self._counters = tiers, gathers, counters
 
     def missing(self, rows: I64) -> MissingRows:
-        """Finds what a batch of rows needs from slow tiers; changes nothing, and does not wait.
+        """Finds the rows that a batch needs from slow tiers, without side effects and without waiting.
 
-        rows: int64 [n], of the fused weight.
+        rows: int64 [n], rows of the fused weight.
         """
         tiers = self._tiers
         where = tiers.locate(rows)
@@ -133,9 +139,9 @@ class RowsAhead:
         return MissingRows(filed, pages, waits, remote, rows[remote])
 
     def read(self, pages: I64) -> ReadAhead:
-        """Starts the reads of those of distinct pages that are not in memory; `wait` takes the tickets.
+        """Starts reading those of the distinct `pages` that are not in memory; `wait` takes the tickets.
 
-        As far as there is room, all of them stay until a batch uses them.
+        Pages stay in memory until a batch uses them, as far as there is space.
         """
         disk = self._tiers.disk
         if disk is None or not pages.size:
@@ -145,15 +151,16 @@ class RowsAhead:
         return ahead
 
     def wait(self, tickets: tuple[int, ...]) -> None:
-        """Waits for reads that `read` has started; from any thread."""
+        """Waits for reads that `read` started. May be called from any thread."""
         if self._tiers.disk is not None:
             self._tiers.disk.wait(tickets)
 
     def send(self, view: View, rows: I64) -> Fetch | None:
-        """Sends the requests for remote rows, for `receive`; None if there is nothing to be had.
+        """Requests remote rows; returns the request for `receive`, or None if there is nothing to fetch.
 
-        rows: int64 [n], distinct, of the fused weight in the view's order. The view must be held until the
-        batch has entered its own, so that no later update has left the newest view before the batch sees it.
+        rows: int64 [n], distinct rows of the fused weight in the view's order. The caller must hold the view
+        until the batch has entered its own, so that no later update leaves the newest view before the batch
+        sees it.
         Raises OSError if the tiers are closed.
         """
         tiers = self._tiers
@@ -170,10 +177,11 @@ class RowsAhead:
             raise
 
     def receive(self, fetch: Fetch) -> FetchedRows | None:
-        """Returns the rows, with the updates of the view, to be `View.staged` of a batch in the same order.
+        """Returns the fetched rows with the view's updates, for `View.staged` of a batch in the same row
+        order.
 
-        Waits for the replies, until the store's timeout at most. Rows that the store does not give are left
-        out; None if there are no others.
+        Waits for the replies, at most for the store's timeout. Rows that the store did not return are left
+        out; returns None if none are left.
         """
         tiers, rows, view = self._tiers, fetch.rows, fetch.view
         assert tiers.remote is not None

@@ -1,7 +1,7 @@
-"""Counters of tiers: look-ups, hits, bytes and time, by tier and by table.
+"""Counts look-ups, hits, bytes and time by tier and by table.
 
-A look-up that misses a tier is looked up in the next one, so the hit rate of a tier is its hits over its
-look-ups, and the first tier's look-ups are the total.
+A look-up that misses a tier continues in the next one. So a tier's hit rate is its hits over its look-ups,
+and the first tier's look-ups are the total.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LEVELS = ("device", "host", "cache", "disk", "remote")
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Counters of one tier since it was opened. bytes: of rows returned (disk: of pages read)."""
+    """Counters of one tier since it was opened. bytes: bytes of rows returned (disk: of pages read)."""
 
     lookups: int
     hits: int
@@ -30,12 +30,14 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """A snapshot.
+    """A snapshot of the counters.
 
-    levels: by name of LEVELS. tables: table -> tier -> (look-ups, hits), for every tier that holds rows of
-    it. replaced: rows taken from overlaid updates. fallbacks: rows replaced by the out-of-vocabulary
-    row because the remote store did not answer. prefetched_pages: read for queued batches. passes: times
-    that rows were acquired through the cache; more than one for a batch with more missing pages than slots.
+    levels: by name of LEVELS. tables: table -> tier -> (look-ups, hits), for every tier that holds its rows.
+    replaced: rows taken from overlaid updates.
+    fallbacks: rows replaced by the out-of-vocabulary row because the remote store did not answer.
+    prefetched_pages: pages read for queued batches.
+    passes: number of times rows were acquired through the cache; several for a batch with more missing pages
+    than slots.
     """
 
     levels: Mapping[str, Level]
@@ -48,7 +50,7 @@ class Figures:
 
 
 class Counters:
-    """Counts gathers. Written under the stack's lock; read at any time."""
+    """Counts gathers. Written under the stack's lock, read at any time."""
 
     def __init__(self, layout: TierLayout, row_bytes: int, page_bytes: int) -> None:
         self._layout = layout
@@ -60,23 +62,23 @@ class Counters:
         self.batches = self.pages = self.replaced = self.fallbacks = self.prefetched = self.passes = 0
 
     def lookup(self, ranges: I64) -> None:
-        """Counts look-ups, given the range of each row."""
+        """Counts look-ups. ranges: the range of each row."""
         self.lookups += np.bincount(ranges, minlength=self.lookups.size)
 
     def below(self, ranges: I64) -> None:
-        """Counts look-ups through the disk tier's cache, given the range of each row."""
+        """Counts look-ups that go through the disk tier's cache. ranges: the range of each row."""
         released = ranges[self._layout.tier.take(ranges) == HOST]
         if released.size:
             self.released += np.bincount(released, minlength=self.released.size)
 
     def miss(self, ranges: I64) -> None:
-        """Counts misses of the disk tier's cache or of the remote store, given the range of each row."""
+        """Counts misses of the disk tier's cache or of the remote store. ranges: the range of each row."""
         self.missed += np.bincount(ranges, minlength=self.missed.size)
 
     def snapshot(self) -> Figures:
         layout = self._layout
         lookups, missed, released = self.lookups.copy(), self.missed.copy(), self.released.copy()
-        # (look-ups, hits) by tier of each range; rows released by the host tier are looked up in the cache
+        # (look-ups, hits) by tier of each range; rows that the host tier released are looked up in the cache
         through = np.where(layout.tier == HOST, released, lookups)
         by_level: dict[str, tuple[I64, I64]] = {}
         for name, tier in (("device", DEVICE), ("host", HOST), ("cache", DISK), ("remote", REMOTE)):

@@ -1,10 +1,10 @@
-"""Locates rows: cuts of the tables in, the tier and address of each row out.
+"""Maps rows to the tier and address where they are stored, given the cuts of the tables.
 
 Each table is cut into ranges of ranks, one per tier, hottest first; some may be empty. Within a tier the
 ranges of all tables are concatenated, so a row's address in its tier is its row of the fused weight plus a
-constant of its range. The range is found by a small array with the first range of each block of rows, and one
-step per boundary within the block. The disk tier's file contains all rows but the remote ones of every table
-that has rows on disk, so that it does not depend on the cuts above.
+constant of its range. The range is found from an array that holds the first range of each block of rows, and
+one step per boundary within the block. The disk tier's file contains all but the remote rows of every table
+with rows on disk, so that it does not depend on the cuts above it.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ SMALL = 512
 class TierLayout:
     """The ranges of every table.
 
-    sizes: rows of each table, in the order of the fused weight. cuts: table -> rows in each of TIERS,
-    hottest first; their sum is the table's rows. A table that is not named is in host memory.
-    Raises ValueError where a table is unknown, or its cuts do not add up to its rows.
+    sizes: rows of each table, in the order of the fused weight.
+    cuts: table -> rows in each of TIERS, hottest first, which add up to the table's rows. A table left out is
+    in host memory.
+    Raises ValueError if a table is unknown or its cuts do not add up to its rows.
     """
 
     def __init__(self, sizes: Mapping[str, int], cuts: Mapping[str, Sequence[int]]) -> None:
@@ -77,11 +78,11 @@ class TierLayout:
         return self.tier[segment], rows + self._shift.take(segment)
 
     def local(self, rows: I64, segments: I64) -> I64:
-        """Returns the address of each row within its tier, given its range."""
+        """Returns the address of each row within its tier. segments: the range of each row."""
         return rows + self._shift.take(segments)
 
     def filed_address(self, rows: I64, segments: I64) -> I64:
-        """Returns the address of each row in the disk tier's file, whichever tier it is in."""
+        """Returns the address of each row in the disk tier's file, regardless of its tier."""
         return rows + self._filed_shift.take(segments)
 
     def segments(self, rows: I64) -> I64:
@@ -111,8 +112,10 @@ class TierLayout:
 
 @dataclass(frozen=True, slots=True)
 class RowLocations:
-    """Locations of rows. rows: of the fused weight. segment: range of the layout; tier; local: address within
-    the tier; all [n].
+    """Locations of rows; all arrays are [n].
+
+    rows: rows of the fused weight. segment: range of the layout. tier: index into TIERS. local: address
+    within the tier.
     """
 
     rows: I64
@@ -124,12 +127,12 @@ class RowLocations:
     def of(layout: TierLayout, rows: I64, prefix_ends: I64 | None = None) -> RowLocations:
         """Locates rows.
 
-        prefix_ends: int64 [ranges], the first row in each range that is on disk whatever the layout says, see
-        polyrec.models.tiers.prefix.
+        prefix_ends: int64 [ranges], in each range the first row that is on disk although the layout puts it
+        in memory; see polyrec.models.tiers.prefix.
         """
         segment = layout.segments(rows)
         if layout.rows[HOST] == layout.total:
-            # one tier, with the rows in the order of the fused weight
+            # a single tier, with the rows in the order of the fused weight
             return RowLocations(rows, segment, np.broadcast_to(np.int8(HOST), rows.shape), rows)
         tier, local = layout.tier.take(segment), layout.local(rows, segment)
         if prefix_ends is not None:
@@ -147,6 +150,6 @@ class RowLocations:
         return RowLocations(self.rows[part], self.segment[part], self.tier[part], self.local[part])
 
     def address(self, tier: int) -> I64:
-        """Returns the addresses within one tier; 0, to be read and discarded, for rows of other tiers."""
+        """Returns the addresses within one tier; rows of other tiers get 0, to be read and discarded."""
         address: I64 = self.local * (self.tier == tier)
         return address

@@ -1,4 +1,6 @@
-"""Opens and fills the tiers: rows of a bundle and a placement in, a stack that gathers them out."""
+"""Opens and fills the tiers of a bundle's rows, as a placement says, and returns a stack that gathers
+them.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ ROWS_AT_ONCE = 1 << 16
 
 
 def rows_of_weight(weight: Tensor, row_format: RowFormat) -> RowSource:
-    """Returns a source of the rows of a weight, as bytes."""
+    """Returns a source of a weight's rows, as bytes."""
     flat = weight.detach().contiguous().view(torch.uint8).numpy().reshape(-1, row_format.bytes)
     return lambda first, count: flat[first : first + count]
 
@@ -52,14 +54,16 @@ def open_stack(
     changes: Changes | None = None,
     counts: Sequence[I64] | None = None,
 ) -> TierStack:
-    """Copies every row into its tier. sizes: rows of each table, in the order of the fused weight.
+    """Copies every row into its tier and returns the stack.
 
-    encoder: provides the popularity of pages, the stable ids of remote rows and the out-of-vocabulary
-    rows; required if rows are remote or updated by id. counts: without an encoder, the accesses of each
-    table by rank, non-increasing; without any, no host rows join the cache. changes: updates of these
-    rows, which the stack contains and receives from then on. Raises RuntimeUnavailable: cuts of another
-    model, a folder that cannot be written, a reader that the kernel refuses, a store to be filled that
-    does not answer.
+    sizes: rows of each table, in the order of the fused weight.
+    encoder: supplies the popularity of pages, the ids of remote rows and the out-of-vocabulary rows; required
+    if rows are remote or updated by id.
+    counts: accesses of each table by rank, non-increasing, if there is no encoder. With neither, no host rows
+    join the cache.
+    changes: updates of these rows, which the stack includes and keeps receiving.
+    Raises RuntimeUnavailable: cuts of another model, a folder that cannot be written, a reader that the
+    kernel refuses, a store to be filled that does not answer.
     """
     vocabularies = [] if encoder is None else [encoder.vocabularies[t] for t in sizes]
     if vocabularies:
@@ -125,7 +129,7 @@ def _device_rows(
         raise RuntimeUnavailable(f"rows do not fit on '{device}': {str(e).splitlines()[0]}") from None
     done = 0
     for part in _parts(layout, DEVICE, source):
-        # a source's rows may be read-only, which torch warns of
+        # copy, because torch warns about read-only arrays
         out[done : done + len(part)] = torch.from_numpy(part.copy()).view(row_format.unit)
         done += len(part)
     return out
@@ -134,7 +138,7 @@ def _device_rows(
 def _room(row_format: RowFormat, layout: TierLayout, placement: TierSettings, counted: bool) -> CacheRoom:
     """Divides the cache's bytes. Raises RuntimeUnavailable if the folder cannot be written.
 
-    counted: whether accesses are known, by which host rows may join the cache.
+    counted: whether accesses are known, which decide the host rows that may join the cache.
     """
     if not layout.rows[DISK]:
         return CacheRoom(slots=0, pages=1, page_bytes=multiple(row_format.bytes, PAGE_BYTES), joining=0)
@@ -185,7 +189,7 @@ def _open_disk(
 
 
 def _keep_next(disk: DiskTier, layout: TierLayout, source: RowSource, counts: Sequence[I64]) -> None:
-    """Fills the row cache with the hottest rows of the disk tier that calibration saw."""
+    """Fills the row cache with the hottest rows of the disk tier, by calibration."""
     held = list(layout.cuts.values())
     starts = [h[DEVICE] + h[HOST] for h in held]
     below = [own[start : start + h[DISK]] for own, start, h in zip(counts, starts, held, strict=True)]
@@ -238,7 +242,7 @@ def _open_remote(
     ids: I64,
     changes: Changes | None,
 ) -> RemoteTier:
-    # redis-py takes a tenth of a second to import
+    # imported here, because redis-py takes a tenth of a second
     from polyrec.models.tiers.remote.remote import RemoteTier
 
     fallback = np.zeros((len(layout.tables), row_format.bytes), np.uint8)
@@ -257,7 +261,7 @@ def _open_remote(
         parts = _parts(layout, REMOTE, source)
         try:
             while done < ids.size:
-                # other open tiers may write newer values into the same store
+                # other open tiers may be writing newer values to the same store
                 with nullcontext() if changes is None else changes.held:
                     part = next(parts)
                     own = slice(done, done + len(part))

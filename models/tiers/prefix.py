@@ -1,7 +1,7 @@
-"""The static prefix: rows in host memory whose tables continue on disk, and how far it still reaches.
+"""Tracks the static prefix: host rows whose tables continue on disk, and how far it still reaches.
 
-Its rows are found by arithmetic. When memory is worth more in the cache (disk/balance.py), the coldest rows
-by calibration are released: their slots join the cache, and they are found through its index.
+Its rows are located by arithmetic. When memory is worth more in the cache (disk/balance.py), the rows that
+were coldest in calibration are released: their slots join the cache, whose index then finds them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from polyrec.models.tiers.tier_settings import TierSettings
 class Prefix:
     """Rows of host memory that can be released. Changed by one thread at a time, read by any.
 
-    counts: accesses of each table of the layout by rank, of which a range begins at 0: beside rows in device
-    memory none are released. most: rows released at most.
-    ends: int64 [ranges of the layout], the first row of the fused weight in each range that is released.
-    colder: int64 [ranges], the first row of the colder half of what can be released.
-    outdated: bool [rows of host memory], by address: the file has an older value, as updates reach it late.
+    counts: accesses of each table by rank. Ranges that do not begin at rank 0, below device memory, release
+    no rows.
+    most: maximum number of rows released.
+    ends: int64 [ranges of the layout], the first released row of the fused weight in each range.
+    colder: int64 [ranges], the first row of the colder half of the releasable rows.
+    outdated: bool [rows of host memory], by address; True if the file has an older value, since updates reach
+    it late.
     """
 
     def __init__(self, layout: TierLayout, counts: Sequence[I64], most: int) -> None:
@@ -35,14 +37,16 @@ class Prefix:
         self.rows = int(self._sizes.sum())
         self.releasable = min(self.rows, most)
         self.released = 0
-        # rows are never beyond the end of a range that cannot be released
+        # ranges that cannot be released end beyond all rows
         self.ends: I64 = np.full(layout.tier.size, layout.total, np.int64)
         self.ends[self._ranges] = self._starts + self._sizes
         self.colder = self._hotter(self.releasable // 2)
         self.outdated: NDArray[np.bool_] = np.zeros(layout.rows[HOST], bool)
 
     def hits(self, rows: I64, ranges: I64) -> int:
-        """Number of look-ups that its colder half answers. rows, ranges: int64 [n], see TierLayout."""
+        """Returns the number of look-ups that the colder half answers. rows, ranges: int64 [n], see
+        TierLayout.
+        """
         colder = int(np.count_nonzero(rows >= self.colder.take(ranges)))
         return colder - int(np.count_nonzero(rows >= self.ends.take(ranges))) if self.released else colder
 
@@ -58,14 +62,14 @@ class Prefix:
         return np.concatenate(rows)[order]
 
     def release(self, count: int) -> None:
-        """Ends the prefix before its coldest rows."""
+        """Ends the prefix before its `count` coldest rows."""
         self.ends = self._hotter(count)
         self.released += count
         self.releasable -= count
         self.colder = self._hotter(self.releasable // 2)
 
     def _hotter(self, without: int) -> I64:
-        """Returns the ends without so many of the coldest rows."""
+        """Returns the ends of the prefix without its `without` coldest rows."""
         ends = self.ends.copy()
         if without:
             sizes = (self.ends[self._ranges] - self._starts).tolist()
@@ -79,11 +83,12 @@ class Prefix:
 
 
 class NearRows:
-    """Finds the rows of hot batches by one comparison and one addition a block.
+    """Locates the rows of hot batches with one comparison and one addition per block.
 
-    Each table's hottest rows lie in host memory one after another: if its ranks are below a limit, a
-    single-valued feature has all its rows there, at their rank plus a constant. `RowLocations.of` finds any
-    rows, and is the reference. fused: the place of the features' tables in the rows of the layout.
+    Each table's hottest rows are contiguous in host memory. If all ranks of a single-valued feature are below
+    a limit, their addresses are the ranks plus a constant. Tests compare it with `RowLocations.of`, which
+    locates any rows.
+    fused: positions of the features' tables in the fused weight.
     """
 
     def __init__(self, layout: TierLayout, prefix: Prefix | None, fused: FusedRows) -> None:
@@ -98,7 +103,9 @@ class NearRows:
         self._ranges = [np.bincount(own, minlength=layout.tier.size) for own in self._range]
 
     def have(self, batch: Batch) -> bool:
-        """Whether host memory has all rows of a batch; of one with bags, it is not known here."""
+        """Returns whether host memory has all rows of a batch; False for batches with bags, which are not
+        checked.
+        """
         context, candidate = batch.context, batch.candidate
         if context.bag_values.size or candidate.bag_values.size:
             return False
@@ -113,7 +120,7 @@ class NearRows:
         return bool((candidate.ranks < second).all() and (context.ranks < first).all())
 
     def addresses(self, batch: Batch, out: I64) -> None:
-        """Writes the addresses in host memory of the rows of a batch that it has, int64 [look-ups]."""
+        """Writes the host memory addresses of a batch's rows, int64 [look-ups]; requires `have`."""
         _add(batch, self._first, out)
 
     def rows(self, batch: Batch) -> I64:
@@ -129,7 +136,7 @@ class NearRows:
 
 
 def _add(batch: Batch, constants: Sequence[I64], out: I64) -> None:
-    """Adds the constant of each feature to the ranks of both blocks."""
+    """Adds each feature's constant to the ranks of both blocks."""
     context, candidate = batch.context.ranks, batch.candidate.ranks
     np.add(context, constants[0], out[: context.size].reshape(context.shape))
     np.add(candidate, constants[1], out[context.size :].reshape(candidate.shape))
@@ -138,10 +145,10 @@ def _add(batch: Batch, constants: Sequence[I64], out: I64) -> None:
 def share_with_cache(
     placement: TierSettings, row_bytes: int, sizes: Mapping[str, int], counts: Sequence[I64]
 ) -> TierSettings:
-    """Returns the placement with the share of the memory for the cache that it asks for.
+    """Returns the placement with the share of memory that it requests for the cache.
 
-    Tables with rows on disk give the coldest of their host rows. sizes: rows of each table. counts: accesses
-    of each by rank.
+    Tables with rows on disk give up their coldest host rows. sizes: rows of each table. counts: accesses of
+    each table by rank.
     """
     cuts = {t: c for t, c in placement.cuts.items() if t in sizes and c.host and c.disk}
     held = sum(c.host for c in cuts.values())
@@ -160,9 +167,9 @@ def share_with_cache(
 
 
 def hottest(counts: Sequence[I64], rows: int) -> list[int]:
-    """Returns how many rows of each table are among the `rows` most accessed of all tables.
+    """Returns, per table, how many of its rows are among the `rows` most accessed of all tables.
 
-    Ties are taken table by table. counts: of each table, non-increasing.
+    Ties go to the earlier table. counts: accesses of each table, non-increasing.
     """
     low, high = 0, max((int(c[0]) for c in counts if c.size), default=0) + 1
     while high - low > 1:  # invariant: at most `rows` rows have `high` accesses or more
@@ -178,5 +185,5 @@ def hottest(counts: Sequence[I64], rows: int) -> list[int]:
 
 
 def _from(counts: I64, least: int) -> int:
-    """Number of rows with at least `least` accesses."""
+    """Returns the number of rows with at least `least` accesses."""
     return int(counts.size - np.searchsorted(counts[::-1], least))

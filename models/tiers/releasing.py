@@ -1,7 +1,8 @@
 """Releases the static prefix to the cache, slot by slot, while batches are gathered.
 
-A batch that located its rows before the prefix shrank reads released rows where they were. So their slots are
-pinned until all batches that had begun have ended. A slot keeps its row until the cache evicts it.
+A batch that located its rows before the prefix shrank still reads released rows at their old address. So
+their slots stay pinned until every batch in progress at that time has ended. A slot keeps its row until the
+cache evicts it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Gathers:
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """Brackets the gathering of a batch. Raises OSError if closed."""
+        """Marks the gathering of a batch as a context manager. Raises OSError if closed."""
         number = self.begin()
         try:
             yield
@@ -39,7 +40,7 @@ class Gathers:
             self.end(number)
 
     def begin(self) -> int:
-        """Begins the gathering of a batch; returns its number, for `end`. Raises OSError if closed."""
+        """Begins the gathering of a batch; returns its number for `end`. Raises OSError if closed."""
         with self._lock:
             if self._closed:
                 raise OSError("these tiers are closed")
@@ -56,26 +57,26 @@ class Gathers:
 
     @property
     def begun(self) -> int:
-        """Number of the latest batch that began."""
+        """Number of the latest batch begun."""
         return self._begun
 
     def ended(self, number: int) -> bool:
-        """Whether all batches up to this number have ended."""
+        """Returns whether all batches up to this number have ended."""
         with self._lock:
             return min(self._active, default=number + 1) > number
 
     def close(self, timeout_s: float) -> bool:
-        """Lets no batch begin any more; returns whether all ended in time."""
+        """Refuses new batches; returns whether all others ended before the timeout."""
         with self._lock:
             self._closed = True
             return self._rest.wait_for(lambda: not self._active, timeout_s)
 
 
 class PrefixReleaser:
-    """Counts the look-ups of one stack, and releases its prefix where `Balance` says so. Thread-safe.
+    """Counts the look-ups of one stack and releases its prefix when `Balance` says so. Thread-safe.
 
-    moving: held while rows are written into the tiers, and while they are released. file_soon: has rows
-    written to the file in the background.
+    moving: lock held while rows are written into the tiers, and while they are released.
+    file_soon: writes rows to the file in the background.
     """
 
     def __init__(
@@ -97,9 +98,9 @@ class PrefixReleaser:
         self._pinned: tuple[int, I64] | None = None
 
     def note(self, where: RowLocations) -> None:
-        """Counts a batch, and releases what is due."""
+        """Counts a batch, and releases rows if due."""
         if not self._lock.acquire(blocking=False):
-            return  # another batch is counted or releases rows
+            return  # another thread is counting or releasing
         try:
             if self._pinned is not None and self._gathers.ended(self._pinned[0]):
                 self._disk.unpin(self._pinned[1])
@@ -124,7 +125,7 @@ class PrefixReleaser:
     def release(self, count: int) -> None:
         """Releases rows now, unless rows are being written or slots are still pinned.
 
-        Rows whose latest values the file lacks are written first: then a later call releases them.
+        Rows whose latest values are missing from the file are written first; a later call releases them.
         """
         if self._pinned is not None or not self._moving.acquire(blocking=False):
             return

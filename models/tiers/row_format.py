@@ -1,4 +1,4 @@
-"""The format of stored rows: their bytes, the dtype they are moved as, and their decoding."""
+"""Describes the format of stored rows: their bytes, the dtype they are moved as, and their decoding."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ class RowFormat:
 
     @property
     def unit(self) -> torch.dtype:
-        """The dtype as which a row's bytes are moved."""
+        """The dtype used to move a row's bytes."""
         return _UNITS[self.precision]
 
     @property
     def units(self) -> int:
-        """Numbers of that type in a row."""
+        """Units per row."""
         return self.bytes // self.unit.itemsize
 
     def buffer(self, rows: int, device: torch.device | None = None) -> Tensor:
-        """Returns room for at least `rows` rows, [more, units], in host memory or on a device.
+        """Allocates a buffer of at least `rows` rows, [more, units], in host memory or on a device.
 
-        A power of two, so that replacing buffers that are too small ends after the largest batches.
+        The size is a power of two, so that buffers rarely need to grow again.
         """
         shape = (next_power_of_two(rows), self.units)
-        with torch.inference_mode(False):  # else it could be written in that mode only
+        with torch.inference_mode(False):  # otherwise it could only be written in inference mode
             return torch.empty(shape, dtype=self.unit, device=device)
 
     def decode(self, rows: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Tiered rows as a stage sees them: a store like those of polyrec.models.embeddings.store, one per lane."""
+"""Presents tiered rows to a stage as a store like those of polyrec.models.embeddings.store, one per lane."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ HOST = torch.device("cpu")
 
 
 class OutdatedOrder(RuntimeError):
-    """Rows were looked up by ranks of an outdated order, outside of `generation`."""
+    """Raised when rows are looked up by ranks of an outdated order, outside of `generation`."""
 
 
 class TieredRows:
-    """Gathers through a stack into a reused buffer. Belongs to one lane: not thread-safe.
+    """Gathers through a stack into a reused buffer. Used by one lane; not thread-safe.
 
-    width: numbers of a row to return, its first ones; None: all. Tiers hold and move whole rows, so that all
-    widths of a bundle share them. fused: fused look-ups of a whole batch, if rows are on a GPU; else None.
+    width: number of leading columns to return; None for all. Tiers hold and move whole rows, so that all
+    widths of a bundle share them.
+    fused: fused look-ups of a whole batch if rows are on a GPU, else None.
     """
 
     def __init__(self, stack: TierStack, width: int | None = None) -> None:
@@ -53,9 +54,9 @@ class TieredRows:
 
     @contextmanager
     def generation(self) -> Iterator[View]:
-        """Yields one row order and its updates, to encode and gather one batch within the block.
+        """Yields one row order and its updates, for encoding and gathering one batch within the block.
 
-        Without it, a reader is bound to the order that it was opened with.
+        Outside of such a block, a reader is bound to the order in which it was opened.
         """
         view = self.stack.views.enter()
         try:
@@ -66,7 +67,7 @@ class TieredRows:
 
     @contextmanager
     def within(self, view: View) -> Iterator[None]:
-        """Gathers in a view that the caller has entered, encoded with, and will leave."""
+        """Gathers in a view that the caller has entered, encodes with, and will leave."""
         self._view, self._order = view, view.order
         try:
             yield
@@ -88,9 +89,10 @@ class TieredRows:
         return self.row_format.decode(first_columns(out, self.row_format.precision, self.width))
 
     def gather_near(self, near: NearRows, batch: Batch, address: I64) -> F32 | None:
-        """Returns the rows of a batch as `gather` does if host memory has them all and they have no updates.
+        """Gathers the rows of a batch like `gather`; returns None unless all are in host memory without
+        updates.
 
-        address: int64 [look-ups], overwritten. Only without a device tier, and without rows to release.
+        address: int64 [look-ups], overwritten. Requires tiers without a device and without rows to release.
         """
         count = address.size
         if self._bytes.shape[0] < count:
@@ -112,9 +114,9 @@ class TieredRows:
         return pool_gathered(self.gather(index), offsets.to(self.device))
 
     def vectors(self, lookups: Lookups) -> Vectors:
-        """Returns all vectors of a batch by fused look-ups on `device`; valid until the next call.
+        """Returns all vectors of a batch with fused look-ups on `device`, valid until the next call.
 
-        Requires `fused`. Raises as `gather`.
+        Requires `fused`. Raises the same errors as `gather`.
         """
         if self.fused is None:
             raise ValueError("look-ups through these tiers are not fused")
@@ -125,7 +127,7 @@ class TieredRows:
 
     @contextmanager
     def _seen(self) -> Iterator[View]:
-        """Yields the view of this batch: that of `generation`, else the newest if its order is unchanged."""
+        """Yields the batch's view: that of `generation`, else the newest one if its order has not changed."""
         if self._view is not None:
             yield self._view
             return
@@ -138,11 +140,11 @@ class TieredRows:
             self.stack.views.leave(view)
 
     def prefetch(self, rows: I64) -> int:
-        """Starts reading the rows of a queued batch from the file; returns the number of pages."""
+        """Starts reading a queued batch's rows from the file; returns the number of pages."""
         ahead = self.stack.ahead
         return ahead.read(np.unique(ahead.missing(rows).pages)).pages
 
     def take_fallbacks(self) -> int:
-        """Returns and resets the number of rows that the remote store did not answer."""
+        """Returns and resets the number of rows that the remote store did not return."""
         taken, self._fallbacks = self._fallbacks, 0
         return taken

@@ -1,8 +1,8 @@
-"""One block of host memory for everything that a batch gathers from: stored rows and cached pages.
+"""Allocates one block of host memory for everything that a batch gathers: stored rows and cached pages.
 
-So a batch is one gather, whatever tiers its rows come from. Rows and pages may have any lengths: an address
-counts grains, the greatest common divisor of both, and the gather reads the slab through a view of
-overlapping rows, one at every grain.
+With a single block, a batch is one gather whichever tiers its rows come from. Rows and pages may have any
+length: addresses count grains, the greatest common divisor of both lengths, and the gather reads the slab
+through a view of overlapping rows, one starting at every grain.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ RowSource = Callable[[int, int], Bytes]
 
 
 class Slab:
-    """Host memory: `rows` rows one after another, then `pages` pages of `page_bytes`.
+    """Host memory: `rows` contiguous rows, then `pages` pages of `page_bytes`.
 
     `gather` takes addresses (int64, in grains), which `of_rows` and `of_pages` compute.
-    huge_pages: asks the kernel for huge pages, where it has them. `view`, of the form's unit: the row at
-    every address, [addresses, units].
-    shared: uses shared memory, so that other processes can map the slab by `fd`, which they inherit. given:
-    such a descriptor, of a slab that another process has made.
+
+    huge_pages: asks the kernel for huge pages, if available.
+    view: [addresses, units], the row starting at every address.
+    shared: uses shared memory, which other processes can map through `fd`, which they inherit.
+    given: such a descriptor, of a slab that another process created.
     """
 
     def __init__(
@@ -54,14 +55,14 @@ class Slab:
         if not self.rows_a_page:
             raise ValueError(f"a page of {page_bytes} bytes holds no row of {row_format.bytes}")
         self.grain = math.gcd(row_format.bytes, page_bytes)
-        # a multiple of the page size: aligned to grains, and for direct reads
+        # a multiple of the page size, so that pages are aligned to grains and usable for direct reads
         self._first_page = -(-rows * row_format.bytes // page_bytes) * page_bytes
         # one extra row, so that address 0 exists even if nothing is stored
         size = self._first_page + pages * page_bytes + row_format.bytes
         length = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         self.fd: int | None = given if given is not None or not shared else _shared_memory(length)
         if self.fd is None:
-            # private: kernels rarely use huge pages for shared memory
+            # private, because kernels rarely use huge pages for shared memory
             self._memory = mmap.mmap(-1, length, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         else:
             self._memory = mmap.mmap(self.fd, length)
@@ -82,15 +83,15 @@ class Slab:
         return True
 
     def pin(self) -> bool:
-        """Pins the slab and maps it for GPUs at the same addresses; False if CUDA refuses."""
+        """Pins the slab and maps it for GPUs at the same addresses; returns False if CUDA refuses."""
         if not self.pinned and torch.cuda.is_available():
             cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call, unused-ignore]
             if not int(cuda.cudaHostRegister(self.address, self.nbytes, 0)):
                 self.pinned = True
-                # of the slab, which goes before its memory does: CUDA would keep freed memory locked
+                # tied to the slab, which is freed before its memory: CUDA would keep freed memory locked
                 weakref.finalize(self, cuda.cudaHostUnregister, self.address)
             else:
-                # takes the refusal from CUDA's last error, which the next kernel would report as its own
+                # clear CUDA's last error, or the next kernel would report it as its own
                 with suppress(RuntimeError):
                     torch.zeros(1, device="cuda")
         return self.pinned
@@ -113,12 +114,12 @@ class Slab:
         return self._first_page + slots * self.page_bytes
 
     def all_pages(self) -> Bytes:
-        """uint8 [pages, page_bytes]."""
+        """Returns all pages, uint8 [pages, page_bytes]."""
         end = self._first_page + self.pages * self.page_bytes
         return self.bytes[self._first_page : end].reshape(self.pages, self.page_bytes)
 
     def paged_rows(self) -> Bytes:
-        """Returns the rows within pages, uint8 [pages, rows a page, bytes of a row], writable."""
+        """Returns the rows within pages, uint8 [pages, rows per page, bytes per row], writable."""
         shape = (self.pages, self.rows_a_page, self.row_format.bytes)
         strides = (self.page_bytes, self.row_format.bytes, 1)
         return np.lib.stride_tricks.as_strided(self.all_pages(), shape, strides)
@@ -139,7 +140,7 @@ class Slab:
 
 
 def _shared_memory(length: int) -> int:
-    """Returns a descriptor of memory without a name, which the kernel frees with its last user."""
+    """Creates anonymous shared memory, which the kernel frees with its last user; returns its descriptor."""
     fd = os.memfd_create("polyrec rows", os.MFD_CLOEXEC)
     os.ftruncate(fd, length)
     return fd

@@ -1,10 +1,10 @@
-"""The tiers of one bundle's rows: a batch's look-ups in, its rows out, with one access per tier.
+"""Gathers the rows of a batch from all tiers of one bundle, with one access per tier.
 
-Rows are located by arithmetic (layout). Requests to the remote store are sent first, then the reads of
-missing pages are started; meanwhile rows in device memory are gathered. Host rows and cached pages are then
-one gather. Updates are overlaid (view) and written into the tiers by the writer.
+Rows are located by arithmetic (`layout`). Requests to the remote store are sent first, then reads of missing
+pages start; meanwhile rows in device memory are gathered. Host rows and cached pages are then one gather.
+Updates are overlaid (`view`) and written into the tiers by the writer.
 
-One stack serves any number of readers (`rows.TieredRows`, one a lane).
+One stack serves any number of readers (`rows.TieredRows`, one per lane).
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ units] on the host; returns which of `at` no tier answered.
 
 
 class TierStack:
-    """Gathers rows of the fused weight from their tiers, and takes updates.
+    """Gathers rows of the fused weight from their tiers, and accepts updates.
 
-    remote_ids: stable ids of the rows in the remote tier, in address order. changes: shares updates with
-    other stacks of the same rows; None: they are not shared.
+    remote_ids: stable ids of the rows in the remote tier, in order of address.
+    changes: shares updates with other stacks of the same rows; None if they are not shared.
     """
 
     def __init__(
@@ -99,25 +99,26 @@ class TierStack:
         """Gathers rows into out [n, units] on `device`. rows: int64 [n], of the fused weight in the view's
         order.
 
-        Returns how many rows the remote store did not answer; those are out-of-vocabulary rows.
+        Returns the number of rows that the remote store did not return; these are out-of-vocabulary rows.
         counted: False for reads that are not requests.
-        Raises OSError if a page of the file cannot be read, or the tiers are closed.
+        Raises OSError if a page of the file cannot be read or the tiers are closed.
         """
         counters = self._counters if counted else self._aside
         with self._gathers.one():
             return self._gathered(counters, view, rows, out, counted)
 
     def gather_near(self, view: View, near: NearRows, batch: Batch, address: I64, out: Bytes) -> bool:
-        """Like `gather`, for a batch of which host memory has all rows as they are; False: does nothing else.
+        """Gathers a batch whose rows are all in host memory without updates; else returns False and does
+        nothing.
 
-        address: int64 [look-ups], overwritten. out: uint8 [look-ups, bytes of a row].
+        address: int64 [look-ups], overwritten. out: uint8 [look-ups, bytes per row].
         """
         if view.layers or not near.have(batch):
             return False
         with self._gathers.one():
             start = clock()
             near.addresses(batch, address)
-            # "clip" skips bounds checks, for which numpy would copy its output
+            # "clip" skips bounds checks, for which numpy would buffer its output
             self._host_rows.take(address, 0, out, "clip")
             if self.sample.every:
                 self.sample.note(view.order, near.rows(batch))
@@ -128,9 +129,9 @@ class TierStack:
         return True
 
     def pool(self, view: View, rows: I64, read: Read) -> int:
-        """Like `gather`, for callers that read device and host memory themselves (fused.py).
+        """Locates rows like `gather`, for callers that read device and host memory themselves (fused.py).
 
-        read: called with the locations of the rows and which of them have updates that the tiers lack.
+        read: called with the locations of the rows, and those of them with updates that the tiers lack.
         """
         with self._gathers.one():
             where = RowLocations.of(self.tiers.layout, rows)
@@ -149,9 +150,9 @@ class TierStack:
             return lost.size
 
     def pool_placed_on_device(self, view: View, rows: I64, read: Callable[[], None]) -> None:
-        """Like `pool`, for callers that locate the rows on the device, all in device or host memory.
+        """Runs `read` for callers that locate rows on the device, all in device or host memory.
 
-        They report look-ups later by `count`. The view must have no updates.
+        They report look-ups later through `count`. The view must have no updates.
         """
         with self._gathers.one():
             self.sample.note(view.order, rows)
@@ -192,19 +193,19 @@ class TierStack:
 
     @property
     def idle(self) -> bool:
-        """Whether no batch is being gathered, here or by a process that was told where its rows are."""
+        """Whether no batch is being gathered, in this process or in one that maps the slab."""
         return self._gathers.ended(self._gathers.begun)
 
     def resolve(self, view: View, rows: I64) -> Resolved:
-        """Finds rows for a process that maps the slab: addresses of those in it, values of all others.
+        """Locates rows for a process that maps the slab: addresses of rows in it, values of all others.
 
-        rows: int64 [n], of the fused weight in the view's order. Until the result is released, what the
-        process reads at these addresses stays as it is; the view must be held as long. Raises OSError as
-        `gather`; ValueError if rows are on a device.
+        rows: int64 [n], of the fused weight in the view's order. The memory at these addresses does not
+        change until the result is released, and the view must be held as long.
+        Raises OSError as `gather` does; ValueError if rows are on a device.
         """
         tiers = self.tiers
         if tiers.device is not None:
-            raise ValueError("rows on a device are read by the process that put them there")
+            raise ValueError("rows on a device can only be read by the process that put them there")
         number = self._gathers.begin()
         try:
             where = tiers.locate(rows)
@@ -230,7 +231,7 @@ class TierStack:
     def _with_device(
         self, hot: Tensor, counters: Counters, view: View, where: RowLocations, out: Tensor
     ) -> I64:
-        """Gathers device rows in place, and the others on the host to copy them over (Hotline)."""
+        """Gathers device rows in place, and the others on the host to copy them to the device (Hotline)."""
         start = clock()
         cold = np.flatnonzero(where.tier != DEVICE)
         if cold.size == where.tier.size:
@@ -258,10 +259,10 @@ class TierStack:
     def _below(self, counters: Counters, view: View, where: RowLocations, out: Tensor) -> I64:
         """Gathers rows of host, disk and remote tiers into `out` [n, units] on the host.
 
-        Returns the indices of those that the remote store did not answer.
+        Returns the indices of rows that the remote store did not return.
         """
         if where.in_memory:
-            # updated rows of a device are asked for too
+            # updated rows of a device are requested too
             address = where.local if self.tiers.device is None else where.address(HOST)
             self._from_slab(counters, self.tiers.slab.of_rows(address), out)
             return where.local[:0]
@@ -297,7 +298,7 @@ class TierStack:
         return away[~found]
 
     def _stored(self, counters: Counters, where: RowLocations, out: Tensor) -> None:
-        """Gathers rows of host and disk tiers; for rows of other tiers, the first row of the slab."""
+        """Gathers rows of host and disk tiers; rows of other tiers get the slab's first row."""
         disk = self.tiers.disk
         on_disk = np.flatnonzero(where.tier == DISK) if disk is not None else where.local[:0]
         if disk is not None and on_disk.size:
@@ -310,7 +311,7 @@ class TierStack:
     ) -> None:
         """Gathers all stored rows. on_disk: the look-ups of rows on disk.
 
-        Those that find no room in the first pass are gathered by further ones.
+        Rows that find no free slot in the first pass are gathered in further passes.
         """
         slab = self.tiers.slab
         addresses, left = slab.of_rows(where.address(HOST)), on_disk
@@ -349,18 +350,18 @@ class TierStack:
         counters.seconds["host"] += clock() - start
 
     def update(self, rows: I64, values: Bytes, encoder: Encoder | None = None) -> None:
-        """Updates rows, see Writer."""
+        """Updates rows, see Writer.update."""
         self._writer.update(rows, values, encoder)
 
     def rename(self, added: Mapping[str, Mapping[Value, int]]) -> None:
-        """Has later batches encoded with these values for reserved ids."""
+        """Makes later batches be encoded with these values for reserved ids."""
         with self.writing:
             view = self.views.newest
             if view.encoder is not None:
                 self.views.install(replace(view, encoder=view.encoder.with_added(added), readers=0))
 
     def reorder(self, encoder: Encoder, rows: I64, values: Bytes, remote_ids: I64) -> None:
-        """Installs a new row order, see Writer."""
+        """Installs a new row order, see Writer.reorder."""
         self._writer.reorder(encoder, rows, values, remote_ids)
 
     @property
@@ -369,7 +370,7 @@ class TierStack:
         return self._writer.writing
 
     def settle(self, timeout_s: float | None = None) -> bool:
-        """Writes pending updates into the tiers, see Writer."""
+        """Writes pending updates into the tiers, see Writer.settle."""
         return self._writer.settle(timeout_s)
 
     def close(self) -> None:
@@ -379,7 +380,7 @@ class TierStack:
         resting = self._gathers.close(CLOSE_S)
         self._writer.close()
         if not resting:
-            # memory and files must outlive the gather that is stuck
+            # memory and files must outlive the stuck gather
             log.warning("a batch is still being gathered after %g s: its tiers stay open", CLOSE_S)
             return
         if self.tiers.disk is not None:

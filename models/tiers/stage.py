@@ -1,7 +1,7 @@
-"""A bundle's embedding stage with its rows gathered through tiers.
+"""Opens a bundle's embedding stage with its rows gathered through tiers.
 
-Works for every representation that stores rows: all rows of a table, the table of a hybrid, the stored
-prefix of a computed one. A stack is opened once for a bundle, however many lanes gather through it.
+This works for every representation that stores rows: all rows of a table, the table of a hybrid, the stored
+prefix of a computed one. A stack is opened once per bundle, however many lanes gather through it.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def open_tiers(
     encoder: Encoder | None = None,
     changes: Changes | None = None,
 ) -> TierStack:
-    """Copies the stored rows of a bundle, of all widths, into the tiers of a placement. Close the stack after
-    its last use.
+    """Copies a bundle's stored rows, of all widths, into the tiers of a placement.
 
-    device: of the device tier. encoder: one of the same order, in place of the bundle's. changes: updates of
-    its rows on that device, to be included. Raises RuntimeUnavailable: no rows are stored, or what
-    `open_stack` raises.
+    The caller must close the stack after its last use.
+    device: where the device tier is. encoder: replaces the bundle's encoder, for the same row order.
+    changes: updates of the bundle's rows on that device, to be included.
+    Raises RuntimeUnavailable if no rows are stored, and as `open_stack` does.
     """
     from polyrec.models.bundle.bundle import Bundle
 
@@ -71,7 +71,7 @@ def stored_rows(bundle: Bundle | BundleWeights) -> dict[str, int]:
 def open_stage(
     bundle: Bundle | BundleWeights, tiers: TierStack | Slab | None, device: torch.device | str = "cpu"
 ) -> Stage:
-    """Opens the bundle's stage on a device, over tiers of its rows if there are some."""
+    """Opens the bundle's stage on a device, over tiers of its rows if given."""
     if tiers is not None:
         return stage_over(bundle, tiers, device)
     return bundle.stage().to(torch.device(device))
@@ -80,7 +80,8 @@ def open_stage(
 def stage_over(
     bundle: Bundle | BundleWeights, tiers: TierStack | Slab, device: torch.device | str = "cpu"
 ) -> Stage:
-    """Creates a stage of the bundle that gathers through a stack, or reads the slab of a stack elsewhere.
+    """Creates a stage of the bundle that gathers through a stack, or reads the slab of another process's
+    stack.
 
     Its other parts are on `device`. Raises RuntimeUnavailable for rows that cannot be read from a slab.
     """
@@ -113,13 +114,15 @@ def tiered_rows(stage: Stage) -> TieredRows | None:
 
 
 def fused_rows(stage: Stage) -> FusedRows | None:
-    """Returns what finds the rows of a batch in the fused weight; None if a stage computes its vectors."""
+    """Returns the object that maps a batch to rows of the fused weight; None if the stage computes its
+    vectors.
+    """
     part = _part(stage)
     return part.rows if isinstance(part, TableStage) else None
 
 
 def prefetch(stage: Stage, batch: Batch) -> int:
-    """Starts reading the rows of a queued batch from the file; returns the number of pages.
+    """Starts reading a queued batch's rows from the file; returns the number of pages.
 
     Does not wait, and may be called from any thread. Does nothing without a disk tier.
     """
@@ -135,7 +138,7 @@ def _sizes(stage: TableStage | ComputedStage) -> dict[str, int]:
 
 
 def _part(stage: Stage | nn.Module) -> Stage | nn.Module:
-    """The part of a stage that stores rows, if any does: of a hybrid, its table."""
+    """Returns the part of a stage that may store rows: of a hybrid, its table."""
     return stage.table if isinstance(stage, HybridStage) else stage
 
 

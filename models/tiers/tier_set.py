@@ -1,4 +1,4 @@
-"""The open tiers of one bundle, shared by a stack, which gathers, and its writer."""
+"""Groups the open tiers of one bundle, which a stack (to gather) and its writer share."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TierSet:
-    """The tiers of one bundle's rows, opened.
+    """The open tiers of one bundle's rows; tiers without rows are None.
 
-    device: rows of the device tier [rows, units]. Tiers without rows are None. prefix: the rows of host
-    memory that may be released to the disk tier's cache; None: none, as where a device reads them.
+    device: rows of the device tier [rows, units].
+    prefix: rows of host memory that may be released to the disk tier's cache; None if there are none, for
+    example because a device reads them.
     """
 
     layout: TierLayout

@@ -1,4 +1,4 @@
-"""Settings of the tiers of one path: cuts by table, and the parameters of each tier."""
+"""Defines the settings of one path's tiers: cuts by table, and the parameters of each tier."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ class TierCuts(Strict):
 
     @property
     def counts(self) -> tuple[int, int, int, int]:
-        """In the order of polyrec.models.tiers.layout.TIERS."""
+        """Returns the rows in the order of polyrec.models.tiers.layout.TIERS."""
         return (self.device, self.host, self.disk, self.remote)
 
 
 class RemoteStore(Strict):
-    """A Redis server, or a Redis Cluster by any of its servers; which of them is detected.
+    """A Redis server, or a Redis Cluster given by any of its servers; which of the two is detected.
 
-    url: redis://[user@]host[:port][/database], rediss:// for TLS, or unix:///path.
-    password: of that user, from the server's settings; never shown or written. password_file: contains it
-    instead.
-    ca_file: CA certificates (PEM) for rediss://, besides the system's. Both files are relative to the plan
-    file. A password in the URL works as well.
-
-    timeout_ms: maximum wait of a batch for its rows. prefix: of every key, followed by the table, a colon and
-    the stable id in twelve digits. fill: whether rows are written when the tiers are opened (unless, say,
-    another server has written them).
+    url: redis://[user@]host[:port][/database], rediss:// for TLS, or unix:///path. It may contain the
+    password.
+    password: the user's password, from the server's settings; never displayed or written.
+    password_file: file that contains the password instead, relative to the plan file.
+    ca_file: CA certificates (PEM) for rediss:// in addition to the system's, relative to the plan file.
+    timeout_ms: maximum time that a batch waits for its rows.
+    prefix: prefix of every key; the table, a colon and the stable id in twelve digits follow.
+    fill: whether to write the rows when the tiers are opened (not needed if, for example, another server
+    wrote them).
     """
 
     url: StoreUrl = "redis://127.0.0.1:6379"
@@ -63,13 +63,14 @@ class RemoteStore(Strict):
 
 
 class TierSettings(Strict):
-    """Tiers of one path's rows. A table that `cuts` does not name is in host memory.
+    """Tiers of one path's rows. Tables that `cuts` does not name are in host memory.
 
-    cache_bytes: of host memory, for the disk tier's cache and its index. cached: least share of the cache in
-    the memory of tables with rows on disk; if `cache_bytes` is less, it gets the memory of the coldest of
-    their host rows. 0: as the cuts say. directory: folder of a local disk for the disk
-    tier's file, which exists while it is served. reader: of that file; None: io_uring where the kernel allows
-    it, else threads. shared: whether other processes can map the host rows (slab.py), for lanes in processes.
+    cache_bytes: host memory for the disk tier's cache and its index.
+    cached: minimum share of the cache in the memory of tables with rows on disk. If `cache_bytes` is less,
+    the cache gets the memory of their coldest host rows. 0: host rows stay as the cuts say.
+    directory: folder on a local disk for the disk tier's file, which exists while it is served.
+    reader: how the file is read; None: io_uring if the kernel allows it, else threads.
+    shared: whether other processes can map the host rows (slab.py), for lanes in processes.
     """
 
     cuts: dict[str, TierCuts] = Field(default_factory=dict)

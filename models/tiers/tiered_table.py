@@ -1,7 +1,7 @@
-"""A table of float rows in bounded memory and a file, for use without a model.
+"""Provides a table of float rows in bounded memory and a file, for use without a model.
 
-It is the storage that serves models, with one table: the hottest rows by given counts and a cache in memory,
-all rows in a file.
+It uses the storage that serves models, with one table: the hottest rows by given counts and a cache in
+memory, and all rows in a file.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ LEAST_BYTES = 4 * PAGE_BYTES
 class TieredTable:
     """Rows of one table, found by id. Thread-safe; close it after use, or use it in a `with` block.
 
-    rows: float32 [n, width], such as a `numpy.memmap`; copied when opened. memory_bytes: of rows in memory,
-    cache and index. directory: folder on a local disk; the file has no name, so it goes with the process.
-    counts: int64 [n], how often each row was looked up in the past; None: all memory is cache.
-    Rows are then found by their rank in these counts, which takes 8 bytes for each row beside `memory_bytes`.
-    Raises ValueError: shapes that do not match, less than 16 KiB; RuntimeUnavailable: no file can be written.
+    rows: float32 [n, width], such as a `numpy.memmap`; copied when opened.
+    memory_bytes: limit of the rows in memory, cache and index together.
+    directory: folder on a local disk. The file is unlinked, so it disappears with the process.
+    counts: int64 [n], past look-ups of each row; None: all memory is cache. Rows are found by their rank in
+    these counts, which takes 8 bytes per row in addition to `memory_bytes`.
+    Raises ValueError for shapes that do not match or less than 16 KiB, RuntimeUnavailable if no file can be
+    written.
     """
 
     def __init__(
@@ -39,9 +41,9 @@ class TieredTable:
         if rows.ndim != 2 or rows.dtype != np.float32 or not rows.size:
             raise ValueError(f"rows must be float32 [n, width], not {rows.dtype} {rows.shape}")
         if counts is not None and counts.shape != rows.shape[:1]:
-            raise ValueError(f"counts must be of the {len(rows)} rows, not of shape {counts.shape}")
+            raise ValueError(f"counts must have the shape ({len(rows)},), not {counts.shape}")
         if memory_bytes < LEAST_BYTES:
-            raise ValueError(f"memory_bytes must be {LEAST_BYTES} at least, not {memory_bytes}")
+            raise ValueError(f"memory_bytes must be at least {LEAST_BYTES}, not {memory_bytes}")
         total = len(rows)
         row_format = RowFormat(rows.shape[1], "fp32")
         order, self._rank = np.arange(0), None
@@ -75,9 +77,9 @@ class TieredTable:
         return values
 
     def update(self, ids: I64, values: F32) -> None:
-        """Replaces rows; later gathers see all of them. ids: int64 [n]; values: float32 [n, width].
+        """Replaces rows; later gathers see all the new values. ids: int64 [n]; values: float32 [n, width].
 
-        The last of equal ids counts. The file is written in the background.
+        If an id repeats, its last values count. The file is written in the background.
         """
         if values.shape != (ids.size, self._stack.tiers.row_format.width):
             raise ValueError(f"values must be [{ids.size}, width], not {values.shape}")

@@ -1,8 +1,8 @@
-"""Views of the tiers: one row order, and the overlaid updates.
+"""Defines views of the tiers: one row order, and the updates overlaid on it.
 
-A view is immutable. A reader takes the newest for one batch and gives it back, so that a batch is encoded and
-gathered in one order and sees each update completely or not at all. The tiers are written only when every
-reader's view contains the written layer.
+A view is immutable. A reader takes the newest view for one batch and returns it afterwards, so that a batch
+is encoded and gathered in a single order and sees each update completely or not at all. A layer is written
+into the tiers only when every reader's view contains it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from polyrec.models.tiers.updates.delta import UpdateLayer
 class View:
     """One row order with the updates over it.
 
-    order: its number, from 0. encoder: with the vocabularies of this order, or None. remote_ids: int64
-    [remote rows], the stable id of each remote row. layers: oldest first. readers: batches that hold the
-    view. staged: remote rows that were fetched for one batch (ahead.py), below the layers.
+    order: its number, from 0. encoder: has the vocabularies of this order; may be None.
+    remote_ids: int64 [remote rows], the stable id of each. layers: oldest first.
+    readers: number of batches that hold the view.
+    staged: remote rows fetched for one batch (ahead.py), below the layers.
     """
 
     order: int
@@ -36,9 +37,10 @@ class View:
     staged: FetchedRows | None = None
 
     def over(self, rows: I64, out: Tensor, lost: I64) -> tuple[int, I64]:
-        """Replaces updated rows in `out`. rows: int64 [n]; out: [n, units], gathered from the tiers.
+        """Replaces updated rows in `out`; returns (number of updated rows, those still lost).
 
-        lost: indices of rows that no tier answered. Returns (number of updated rows, those still lost).
+        rows: int64 [n]. out: [n, units], gathered from the tiers. lost: indices of rows that no tier
+        answered.
         """
         replaced = 0
         for layer in self.layers:
@@ -50,7 +52,7 @@ class View:
 
 
 class Views:
-    """The newest view, and older ones with readers. Thread-safe."""
+    """The newest view, and older ones that still have readers. Thread-safe."""
 
     def __init__(self, first: View) -> None:
         self._newest = first
@@ -62,7 +64,7 @@ class Views:
         return self._newest
 
     def enter(self) -> View:
-        """Returns the newest view, to be given back by `leave`."""
+        """Returns the newest view; the caller gives it back with `leave`."""
         with self._changed:
             view = self._newest
             view.readers += 1
@@ -76,14 +78,14 @@ class Views:
                 self._changed.notify_all()
 
     def install(self, view: View) -> None:
-        """Makes a view the newest."""
+        """Makes a view the newest one."""
         with self._changed:
             if self._newest.readers:
                 self._older.append(self._newest)
             self._newest = view
 
     def wait_until_all_see(self, layer: UpdateLayer, timeout_s: float | None = None) -> bool:
-        """Waits until every reader's view has the layer; False on timeout."""
+        """Waits until every reader's view has the layer; returns False on timeout."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: all(any(has is layer for has in view.layers) for view in self._older), timeout_s

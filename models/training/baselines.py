@@ -1,10 +1,10 @@
-"""Baselines to report beside a model: the constant base rate, and logistic regression.
+"""Trains baselines to report beside a model: the constant base rate, and logistic regression.
 
-A model that does not beat them has learned nothing that would justify serving it. The regression has one
-weight per feature and row of its table (unlike hashed ids, without collisions), one per dense value and
-a bias. It is trained like the model: same rows, same early stopping on the validation rows. Steps are
-Adagrad's, adaptive per coordinate, as in FTRL-Proximal without its L1 and L2 terms (McMahan et al., Ad click
-prediction: a view from the trenches, KDD'13, section 3.1).
+A model that does not beat them has learned nothing worth serving. The regression has one weight per feature
+and row of its table (unlike hashed ids, without collisions), one per dense value, and a bias. It is trained
+like the model: on the same rows, with the same early stopping on validation rows. Steps are Adagrad's,
+adaptive per coordinate, as in FTRL-Proximal without its L1 and L2 terms (McMahan et al., Ad click prediction:
+a view from the trenches, KDD'13, section 3.1).
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ CONSTANT, LOGISTIC = "constant", "logistic"
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The non-zero inputs of a batch's rows, as (row, column, value) triples, by row.
+    """The non-zero inputs of a batch's rows as (row, column, value) triples, sorted by row.
 
-    row, column: int64 [n]; value: float64 [n]. rows: number of rows.
+    row, column: int64 [n]. value: float64 [n]. rows: number of rows.
     """
 
     row: I64
@@ -51,8 +51,9 @@ class Terms:
 class LinearTerms:
     """Turns batches into the sparse rows of a linear model.
 
-    Columns: the bias, then per role the dense values, then per feature the rows of its table. Features that
-    share a table have columns of their own. A bag's values weigh 1, or 1 over its length if it is averaged.
+    Columns are the bias, then per role the dense values and, per feature, the rows of its table. Features
+    that share a table have separate columns. Each value of a bag weighs 1, or 1 / length if the bag is
+    averaged.
     """
 
     def __init__(self, encoder: Encoder) -> None:
@@ -107,7 +108,7 @@ class LinearTerms:
 
 
 class LogisticRegression:
-    """Weights float64 [width] and their accumulated squared gradients."""
+    """Holds weights, float64 [width], and their accumulated squared gradients."""
 
     def __init__(self, width: int, base_rate: float) -> None:
         self.weights = np.zeros(width)
@@ -120,7 +121,7 @@ class LogisticRegression:
         return np.bincount(terms.row, products, terms.rows).astype(np.float64)
 
     def step(self, terms: Terms, label: F32) -> None:
-        """One Adagrad step on the sum of the rows' losses."""
+        """Takes one Adagrad step on the sum of the rows' losses."""
         error = _sigmoid(self.logits(terms)) - label
         columns, place = np.unique(terms.column, return_inverse=True)
         gradient = np.bincount(place, error[terms.row] * terms.value, columns.size)
@@ -131,7 +132,7 @@ class LogisticRegression:
 def fit_logistic(
     terms: LinearTerms, data: TrainingRows, training: I64, validation: I64, seed: int
 ) -> tuple[LogisticRegression, float]:
-    """Trains on the rows `training`, and returns the model at its best check, and after how many epochs."""
+    """Trains on the rows `training`; returns the model at its best check, and the epochs until then."""
     model = LogisticRegression(terms.width, float(data.label[training].mean()))
     every = max(1, -(-training.size // BATCH_ROWS) // CHECKS_PER_EPOCH)
     best, kept, at = np.inf, model.weights.copy(), 0
@@ -149,7 +150,7 @@ def fit_logistic(
 def refit_logistic(
     terms: LinearTerms, data: TrainingRows, rows: I64, epochs: float, seed: int
 ) -> LogisticRegression:
-    """Trains on all `rows` for a number of epochs."""
+    """Trains on all `rows` for a given number of epochs."""
     model = LogisticRegression(terms.width, float(data.label[rows].mean()))
     stop = round(epochs * rows.size / BATCH_ROWS)
     for step in _steps(model, terms, data, rows, seed) if stop else ():
@@ -161,7 +162,7 @@ def refit_logistic(
 def _steps(
     model: LogisticRegression, terms: LinearTerms, data: TrainingRows, rows: I64, seed: int
 ) -> Iterator[int]:
-    """Takes the steps of EPOCHS epochs, yielding how many were taken after each."""
+    """Takes the steps of EPOCHS epochs; yields the number of steps after each step."""
     random = np.random.default_rng(seed)
     step = 0
     for _ in range(EPOCHS):
@@ -182,7 +183,9 @@ def predict_logistic(model: LogisticRegression, terms: LinearTerms, data: Traini
 
 @dataclass(frozen=True, slots=True)
 class Baselines:
-    """Both baselines, trained. epochs: after how many the regression was best on validation rows."""
+    """Both baselines, trained. epochs: number of epochs at which the regression was best on validation
+    rows.
+    """
 
     base_rate: float
     terms: LinearTerms
@@ -197,13 +200,13 @@ class Baselines:
         return Baselines(float(data.label[training].mean()), terms, logistic, epochs)
 
     def refit(self, encoder: Encoder, data: TrainingRows, rows: I64, seed: int) -> Baselines:
-        """Returns the same, trained on all `rows` for the number of epochs that was best."""
+        """Returns new baselines, trained on all `rows` for the best number of epochs."""
         terms = LinearTerms(encoder)
         logistic = refit_logistic(terms, data, rows, self.epochs, seed)
         return Baselines(float(data.label[rows].mean()), terms, logistic, self.epochs)
 
     def measure(self, data: TrainingRows, negatives_kept: float = 1.0) -> dict[str, Quality]:
-        """Measures both on all rows of `data`. negatives_kept: share of the negatives in the data."""
+        """Measures both on all rows of `data`. negatives_kept: share of the negatives that the data kept."""
         label, rows = data.label, np.arange(data.label.size)
         probabilities = {
             CONSTANT: np.full(label.shape, self.base_rate, np.float32),
@@ -218,9 +221,9 @@ class Baselines:
 
 
 def shortfalls(metrics: Mapping[str, Mapping[str, float | int | None]]) -> list[str]:
-    """Returns a warning for each baseline of a bundle's metrics that the model does not beat on test rows.
+    """Returns a warning for each baseline in a bundle's metrics that the model does not beat on test rows.
 
-    Test rows of one class measure nothing, which is then the only warning.
+    If all test rows are of one class they measure nothing, which is then the only warning.
     """
     rows, positives = metrics["test"].get("rows"), metrics["test"].get("positives")
     if rows is not None and positives in (0, rows):

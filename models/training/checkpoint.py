@@ -1,9 +1,10 @@
-"""Checkpoints of a training: files from which it goes on after its process was killed.
+"""Saves checkpoints, from which a training resumes after its process was killed.
 
-One safetensors file for each training of a command (`fit`, `refit`): weights, optimizer state, averaged and
-best weights as tensors; step, position in the data, random states and checks as JSON in the header. A file is
-written under another name, synced and renamed, so that a kill at any moment leaves the old or the new one.
-The header also identifies the training; another training cannot load the checkpoint.
+There is one safetensors file per training of a command (`fit`, `refit`). Its tensors are the weights,
+optimizer state, averaged and best weights; its header holds the step, position in the data, random states and
+checks as JSON. A file is written under another name, synced and renamed, so that a kill at any moment leaves
+either the old or the new one. The header also identifies the training, so that a different training cannot
+load the checkpoint.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ Identity = Mapping[str, Any]
 
 
 class ResumeError(PolyrecError):
-    """A checkpoint that cannot be read or written, or is of another training."""
+    """Raised for a checkpoint that cannot be read or written, or belongs to another training."""
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The state of a training. values: JSON."""
+    """The state of a training. values: JSON-serializable."""
 
     tensors: dict[str, Tensor]
     values: dict[str, Any]
 
     def under(self, part: str) -> dict[str, Tensor]:
-        """Returns the tensors whose names begin with `part` and a dot, by the rest of their names."""
+        """Returns the tensors whose names begin with `part` and a dot, keyed by the rest of their names."""
         return {name[len(part) + 1 :]: t for name, t in self.tensors.items() if name.startswith(f"{part}.")}
 
     def __or__(self, other: State) -> State:
@@ -55,17 +56,17 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSettings:
-    """Where checkpoints are kept, and how many seconds of training lie between two."""
+    """The folder of the checkpoints, and the seconds of training between two of them."""
 
     folder: Path
     every_s: float
 
 
 class Checkpoints:
-    """The checkpoints of one command. Use it with `with`: it locks the folder against a second one.
+    """The checkpoints of one command. Use it in a `with` block, which locks the folder.
 
-    resumed: called with a line about each checkpoint that was found. Raises ResumeError: the folder is in
-    use, or cannot be written.
+    resumed: called with a message for each checkpoint found.
+    Raises ResumeError if the folder is in use or cannot be written.
     """
 
     def __init__(
@@ -90,12 +91,12 @@ class Checkpoints:
         self._own: set[Path] = set()
 
     def load(self, training: str) -> State | None:
-        """Returns the last state of a training, None if there is none.
+        """Returns the last state of a training, or None if there is none.
 
-        Raises ResumeError if it cannot be read or is of another command.
+        Raises ResumeError if it cannot be read or belongs to another command.
         """
         file = self._file(training)
-        # left by a killed process
+        # leftovers of a killed process
         for left in self._folder.glob(f".{file.name}.partial-*"):
             left.unlink(missing_ok=True)
         try:
@@ -129,7 +130,9 @@ class Checkpoints:
         return self._clock() >= self._next
 
     def save(self, training: str, state: State) -> None:
-        """Writes the state of a training; it survives the process from then on. Raises ResumeError."""
+        """Writes the state of a training, which survives the process once this returns. Raises
+        ResumeError.
+        """
         header = {"format": FORMAT, "identity": self._identity, "values": state.values}
         tensors = {name: t.detach().cpu().contiguous() for name, t in state.tensors.items()}
         file = self._file(training)
@@ -144,7 +147,7 @@ class Checkpoints:
         self._next = self._clock() + self._every_s
 
     def remove(self) -> None:
-        """Removes the states of this command, and no other file, once it has written its result."""
+        """Removes this command's states, and no other files, after it has written its result."""
         for file in self._own:
             file.unlink(missing_ok=True)
         (self._folder / LOCK).unlink(missing_ok=True)
@@ -162,7 +165,7 @@ class Checkpoints:
 
 
 def _flat(found: Identity, before: str = "") -> dict[str, Any]:
-    """Returns nested keys joined with dots, with values as JSON gives them back."""
+    """Flattens nested keys, joined with dots, with values as JSON returns them."""
     flat: dict[str, Any] = {}
     for key, value in found.items():
         if isinstance(value, Mapping) and value:
@@ -178,7 +181,7 @@ def _shown(value: Any) -> str:
 
 
 def _sync(path: Path) -> None:
-    """Waits until a file or the entries of a folder are on disk."""
+    """Waits until a file, or the entries of a folder, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,12 +1,14 @@
 """Distills a trained table model into another representation.
 
-The computed vectors are first regressed onto the trained rows, each row weighted by its accesses, so that the
-most used vectors are learned best; this needs no data, only the access counts of the bundle. If data are
-given, the whole model is then fine-tuned on them.
+First, computed vectors are regressed onto the trained rows. Rows are weighted by their accesses, so that the
+most used vectors are learned best; this needs no data, only the bundle's access counts. If data are given,
+the whole model is then fine-tuned on them.
 
     dhe, select   computed vectors learn the rows; the dense net stays as it is
     hybrid        the table stays, computed vectors are added, and the dense net's weights of the new inputs
                   start at zero: before fine-tuning it predicts exactly like the table
+
+`distill` does the regression, models/training/warm/fine_tune.py the fine-tuning.
 """
 
 from __future__ import annotations
@@ -44,9 +46,9 @@ class Regression:
 
 @dataclass(frozen=True, slots=True)
 class Fidelity:
-    """Error of computed vectors against the rows.
+    """How well computed vectors match the rows.
 
-    explained: share of explained variance, each row weighted by its accesses.
+    explained: share of explained variance, with each row weighted by its accesses.
     """
 
     explained: float
@@ -63,7 +65,7 @@ def distill(
     regression: Regression,
     progress: Progress | None = None,
 ) -> tuple[DLRM, Fidelity]:
-    """Returns a model of another representation that approximates the rows of a table bundle.
+    """Returns a model in another representation that approximates the rows of a table bundle.
 
     Raises BundleError if the bundle is not an fp32 table.
     """
@@ -97,9 +99,9 @@ def regress(
     regression: Regression,
     progress: Progress | None = None,
 ) -> Fidelity:
-    """Trains the decoders of `stage` to reproduce `rows` [total, width], drawn in proportion to `counts`.
+    """Trains the decoders of `stage` to reproduce `rows` [total, width], sampled in proportion to `counts`.
 
-    Rows with a count of zero are drawn as often as those with one.
+    Rows with a count of zero are sampled as often as rows with a count of one.
     """
     wanted = np.concatenate(
         [
@@ -144,8 +146,8 @@ def _explained(stage: ComputedStage, rows: torch.Tensor, wanted: np.ndarray, wei
 
 
 def widen_net(net: Net, table: TableStage, stage: HybridStage) -> Net:
-    """Returns a dense net for twice the vectors, with zero weights for the new inputs: it predicts
-    like `net`.
+    """Returns a dense net for twice the vectors; the new inputs have zero weights, so it predicts like
+    `net`.
     """
     new = initial_net(net.shape, net.dense, stage.slots)
     for old_head, new_head in zip(net.heads, new.heads, strict=True):
@@ -156,7 +158,7 @@ def widen_net(net: Net, table: TableStage, stage: HybridStage) -> Net:
 def _widen_head(net: DenseNet, new: DenseNet, table: TableStage, stage: HybridStage) -> None:
     old_first, new_first = first_layer(net), first_layer(new)
     bottom = 0 if net.bottom is None else 1
-    # the old vectors among the new: bottom, context, (its computed ones), candidate, (its computed ones)
+    # positions of the old vectors: bottom, context, (its computed ones), candidate, (its computed ones)
     kept = [*range(bottom + table.slots.context)]
     kept += [bottom + stage.slots.context + i for i in range(table.slots.candidate)]
     columns = _columns(net, new, np.array(kept))
@@ -172,7 +174,7 @@ def _widen_head(net: DenseNet, new: DenseNet, table: TableStage, stage: HybridSt
 
 
 def _widen_cross(old: Cross, new: Cross, columns: torch.Tensor) -> None:
-    """Copies the layers so that new inputs do not enter any product and pass through unchanged."""
+    """Copies the layers so that new inputs enter no product and pass through unchanged."""
     for before, after in zip((*old.down, *old.up), (*new.down, *new.up), strict=True):
         assert isinstance(before, nn.Linear)
         assert isinstance(after, nn.Linear)
@@ -186,7 +188,7 @@ def _widen_cross(old: Cross, new: Cross, columns: torch.Tensor) -> None:
 
 
 def _columns(old: DenseNet, new: DenseNet, kept: np.ndarray) -> torch.Tensor:
-    """Returns the position of each input of the old top MLP among those of the new one."""
+    """Returns the position of each of the old top MLP's inputs among the new one's."""
     width = old.shape.width
     if isinstance(old.interaction, Dot):
         assert isinstance(new.interaction, Dot)

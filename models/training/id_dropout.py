@@ -1,9 +1,8 @@
-"""Dropout for ids: replaces ids by the out-of-vocabulary row at random during training.
+"""Implements dropout for ids: replaces ids by the out-of-vocabulary row at random during training.
 
-With some probability a look-up takes the out-of-vocabulary row instead of its own. This prevents the model
-from memorizing rare ids, which click models overfit within an epoch, and trains the out-of-vocabulary row for
-new ids in serving. The probability is a recipe's constant for all large tables, or the one that
-models/training/unseen.py measures.
+This keeps the model from memorizing rare ids, which click models overfit within an epoch, and trains the
+out-of-vocabulary row for new ids in serving. The probability is a constant from the recipe for all large
+tables, or measured by models/training/unseen.py.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def drop_from_large_tables(encoder: Encoder, rate: float, from_rows: int) -> dic
 
 
 def make_id_dropout(encoder: Encoder, probabilities: Probabilities) -> IdDropout | None:
-    """Returns a function that drops ids of a batch; None if no feature is affected."""
+    """Returns a function that drops ids from a batch; None if no feature is affected."""
     if not probabilities:
         return None
 

@@ -1,10 +1,10 @@
-"""The loss that training minimizes, and the calibration of its logits.
+"""Defines the loss that training minimizes, and the calibration of its logits.
 
-Log-loss treats rows alone. Where one request has one click, its rows compete, and a listwise softmax loss
-says so: minus the log of the share of the clicked row in the sum of exp(logit) over its request (Cao et al.,
-ICML'07). It does not see the level of a request's logits, so alone it gives no probabilities; mixed with
-log-loss it does, row by row, and a request may be cut at serving time. `fit_scale` then corrects scale and
-level of the logits on the validation rows (Platt, 1999), as far as these are enough to tell.
+Log-loss treats each row alone. Where a request has one click, its rows compete, and a listwise softmax loss
+models that: minus the log of the clicked row's share in the sum of exp(logit) over its request (Cao et al.,
+ICML'07). This loss ignores the level of a request's logits, so alone it yields no probabilities. Mixed with
+log-loss it does, row by row, and a request may then be cut at serving time. `fit_scale` afterwards corrects
+scale and level of the logits on the validation rows (Platt, 1999), as far as their number allows.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ LEAST_GAIN = 1e-12
 
 
 def listwise_loss(logits: Tensor, label: Tensor, group: I64) -> Tensor:
-    """Softmax cross-entropy of each request, summed over requests and heads, over the number of rows.
+    """Computes the softmax cross-entropy of each request, summed over requests and heads, per row.
 
-    logits: [heads, rows], label: [rows]. group: int64 [rows], the request of each. Several positives of a
-    request share its target equally; a request without one counts nothing. Divided by the rows, it is of
-    the size of their mean log-loss.
+    logits: [heads, rows]. label: [rows]. group: int64 [rows], the request of each row. Several positives of a
+    request share its target equally; a request without positives contributes nothing. Dividing by the number
+    of rows makes it comparable to their mean log-loss.
     """
     _, inverse = np.unique(group, return_inverse=True)
     request = torch.from_numpy(inverse).to(logits.device)
@@ -48,20 +48,20 @@ def listwise_loss(logits: Tensor, label: Tensor, group: I64) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class LogitScale:
-    """A calibrated logit is scale * logit + shift."""
+    """A linear calibration: the calibrated logit is scale * logit + shift."""
 
     scale: float = 1.0
     shift: float = 0.0
 
     @torch.no_grad()
     def apply(self, head: DenseNet) -> None:
-        """Folds the calibration into the output layer of a head."""
+        """Folds the calibration into a head's output layer."""
         head.output.weight.mul_(self.scale)
         head.output.bias.mul_(self.scale).add_(self.shift)
 
 
 def unsampling(negatives_kept: float) -> LogitScale:
-    """Returns the correction of a model whose training data kept this share of the negatives.
+    """Returns the correction for a model whose training data kept this share of the negatives.
 
     Such a model overstates the odds by one over that share (He et al., ADKDD'14, section 6.3).
     """
@@ -69,13 +69,15 @@ def unsampling(negatives_kept: float) -> LogitScale:
 
 
 def fit_scale(probabilities: F32, label: F32, base_rate: float, trained_before: bool = False) -> LogitScale:
-    """Fits scale and level of the logits around those of the training rows' base rate.
+    """Fits scale and level of the logits, relative to the base rate of the training rows.
 
-    probabilities, label: [rows], of the validation rows. The fit is the most probable one under a normal
-    prior (SCALE_WEIGHT, SHIFT_WEIGHT), which expects no shift, and less of the scale the fewer clicks chose
-    the weights: MOST_SCALE n / (n + HALF_AT) for n of them. Thousands of clicks outweigh it; of a dozen the
-    likeliest scale may be far beyond 1. The scale stays at LEAST_SCALE or above, so that ranks are kept.
-    trained_before: the model continues one whose scale was right, and 1 is expected.
+    probabilities, label: [rows], of the validation rows. trained_before: the model continues one whose scale
+    was right, so a scale of 1 is expected.
+
+    This is a maximum a posteriori fit under a normal prior (SCALE_WEIGHT, SHIFT_WEIGHT). The prior expects no
+    shift, and a smaller scale the fewer clicks selected the weights: MOST_SCALE n / (n + HALF_AT) for n
+    clicks. Thousands of clicks outweigh the prior; with a dozen, the maximum likelihood scale may be far
+    above 1. The scale is at least LEAST_SCALE, which preserves the ranking.
     """
     clicks = float(label.sum())
     clicks = min(clicks, label.size - clicks)
@@ -93,9 +95,10 @@ def fit_scale(probabilities: F32, label: F32, base_rate: float, trained_before: 
 
 
 def _most_probable(x: F64, offset: F64, label: F32, prior: F64, weight: F64) -> F64:
-    """Returns the weights of a logistic regression under a normal prior, [columns of x], by Newton's method.
+    """Fits a logistic regression under a normal prior with Newton's method; returns its weights [columns of
+    x].
 
-    x: [rows, columns], offset: [rows], of the logits. weight: one over the prior's variances.
+    x: [rows, columns]. offset: [rows], added to the logits. weight: inverse variances of the prior.
     """
 
     def loss(weights: F64) -> float:
@@ -111,7 +114,7 @@ def _most_probable(x: F64, offset: F64, label: F32, prior: F64, weight: F64) -> 
         gain = float(gradient @ step)
         if gain < LEAST_GAIN:
             break
-        # a full step overshoots where the sigmoid is flat, and may do so forever
+        # a full step overshoots where the sigmoid is flat, possibly forever, so halve it until the loss falls
         while (then := loss(found - step)) > least - gain / 10 and gain > LEAST_GAIN:
             step, gain = step / 2, gain / 2
         if then >= least:
@@ -121,6 +124,6 @@ def _most_probable(x: F64, offset: F64, label: F32, prior: F64, weight: F64) -> 
 
 
 def log_odds(base_rate: float) -> float:
-    """Returns the logit of a base rate, finite also where all rows are of one class."""
+    """Returns the logit of a base rate; finite even if all rows are of one class."""
     p = min(max(base_rate, 1e-6), 1 - 1e-6)
     return log(p / (1 - p))

@@ -1,9 +1,9 @@
-"""Row-wise Adagrad for embedding rows: one accumulator a row and column block, only touched rows move.
+"""Implements row-wise Adagrad for embedding rows: one accumulator per row and column block.
 
-As in fbgemm's exact row-wise Adagrad, which DLRM training uses: duplicate look-ups of a row are
-summed first, the accumulator grows by the mean square of the row's gradient. With nested widths the columns
-that each width adds are a block: the first columns get gradients from every head, and with one accumulator
-for the row they would slow the others down.
+It matches fbgemm's exact row-wise Adagrad, which DLRM training uses: repeated look-ups of a row are summed
+first, and the accumulator grows by the mean square of the row's gradient. Only touched rows move. With nested
+widths, the columns that each width adds form a block: the first columns get gradients from every head, and a
+single accumulator per row would slow the other columns down.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ class ColumnBlock(NamedTuple):
 
 
 class RowWiseAdagrad:
-    """Updates parameters [rows, width] that carry sparse gradients.
+    """Updates parameters [rows, width] that have sparse gradients.
 
-    lr: step size. eps: added to the root of the accumulator. decay: decoupled weight decay, applied
-    to touched rows only, per update. blocks: column blocks with an accumulator each; None: whole rows.
+    lr: step size. eps: added to the root of the accumulator.
+    decay: decoupled weight decay per update, applied to touched rows only.
+    blocks: column blocks with an accumulator each; None: whole rows.
     """
 
     def __init__(
@@ -43,12 +44,12 @@ class RowWiseAdagrad:
         self._state = [(p, _accumulators(p, blocks)) for p in parameters]
 
     def accumulators(self) -> list[Tensor]:
-        """The accumulated squares, [rows] of each parameter's blocks in order; not copies."""
+        """Returns the accumulated squares, [rows] for each parameter's blocks in order, without copying."""
         return [squares for _, of_parameter in self._state for _, squares in of_parameter]
 
     @torch.no_grad()
     def step(self, scale: float = 1.0) -> None:
-        """Makes one update with `lr * scale`, then clears the gradients."""
+        """Updates with step size `lr * scale`, then clears the gradients."""
         for parameter, accumulators in self._state:
             if parameter.grad is None:
                 continue
@@ -64,10 +65,11 @@ class RowWiseAdagrad:
 
 
 def summed_by_row(gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the rows of a sparse gradient, ascending and distinct, and the sum of the gradients of each.
+    """Returns the distinct rows of a sparse gradient, ascending, and each row's summed gradient.
 
-    Gradients of a row are added in their order, whatever the number of the row, so that rows that were moved
-    get the same sums; `coalesce`, which takes four times as long, keeps no order among equal rows.
+    A row's gradients are added in their original order, whatever the row's number, so that rows that were
+    moved get the same sums. `coalesce` takes four times as long and does not preserve the order of equal
+    rows.
     """
     if gradient.device.type != "cpu":
         summed = gradient.coalesce()

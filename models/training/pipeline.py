@@ -1,7 +1,7 @@
-"""Trains a bundle from data: split, calibrate, encode, train, measure, write.
+"""Trains a bundle from data: splits, calibrates, encodes, trains, measures, and writes it.
 
-Every choice is made on the validation rows, a part of the training rows; the test rows are used once, to
-measure the final model.
+Every choice is made on the validation rows, which are part of the training rows. The test rows are used once,
+to measure the final model. `polyrec train` and the Python API call `Learner.learn`.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ Phase = Callable[[str, int | None], Callable[[int], object]]
 class Fitted:
     """The result of a training.
 
-    unseen: see models/training/unseen.py. scales: of each head's logits. activations: of the model, on rows
-    that chose its weights or trained it.
+    unseen: see models/training/unseen.py. scales: calibration of each head's logits.
+    activations: input ranges of the net's layers, on rows that selected or trained its weights.
     """
 
     encoder: Encoder
@@ -79,18 +79,19 @@ class Learner:
     """Trains bundles on one data set.
 
     sample: share of the rows that determine the popularity order, see models/schema/popularity.py.
-    calibration: an existing one to use instead of counting.
+    calibration: an existing calibration to use instead of counting.
     baselines: whether to train and measure models/training/baselines.py too.
-    record: more entries for the manifest's `training`.
-    checkpoint: where `learn` keeps checkpoints, and goes on from those of an equal training.
-    notice: called with lines for the user.
-    window_rows: rows of a window in which training rows are read and shuffled, see models/training/stream.py;
-    None: all rows are encoded first. A stream has no baselines.
-    workers: those that train together; worker 0 calls `learn`, the others `assist`.
+    record: additional entries for the manifest's `training`.
+    checkpoint: where `learn` keeps checkpoints, and resumes those of an identical training.
+    notice: called with messages for the user.
+    window_rows: rows per window in which training rows are read and shuffled, see models/training/stream.py;
+    None: all rows are encoded first. Streams have no baselines.
+    workers: the group of workers to train with; worker 0 calls `learn`, the others `assist`.
     device: where steps are taken and predictions made: `cpu`, `cuda` or `cuda:1`.
-    start: a bundle to continue, whose schema, architecture and representation are then these; None: from
+    start: a bundle to continue, which determines schema, architecture and representation; None: train from
     nothing.
-    tiers: where rows lie that do not all fit memory, of the representation `table`; None: all are in memory.
+    tiers: where rows are kept that do not all fit in memory, for the representation `table`; None: all in
+    memory.
     """
 
     reader: DataReader
@@ -113,7 +114,7 @@ class Learner:
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe that steps are taken by: the training's, with smaller steps for a warm start."""
+        """The recipe to train with: the training's, with smaller steps for a warm start."""
         return self.start.with_smaller_steps(self.training.recipe) if self.start else self.training.recipe
 
     def learn(self, out: str | Path, replace: bool = False) -> Bundle:
@@ -138,7 +139,7 @@ class Learner:
             self._refit(splitter, fitted, None)
 
     def _identity(self, fingerprint: str) -> Identity:
-        """Returns all that a checkpoint of this training depends on."""
+        """Returns everything that a checkpoint of this training depends on."""
         return {
             "data": fingerprint,
             "schema": hashlib.sha256(self.schema.model_dump_json().encode()).hexdigest(),
@@ -220,9 +221,9 @@ class Learner:
             return dataclasses.replace(fitted, baselines=baselines)
 
     def require_classes(self, training: RowSource, validation: RowSource) -> None:
-        """Raises DataError where training rows are of one class; says where validation rows are.
+        """Raises DataError if training rows are of one class; only warns for validation rows.
 
-        A bundle that is continued has seen both classes, so its next rows may be of one.
+        A bundle to be continued has seen both classes, so its next rows may be of one.
         """
         label = self.schema.label
         for name, rows in (("training", training), ("validation", validation)):
@@ -240,7 +241,7 @@ class Learner:
     def fit(
         self, encoder: Encoder, training: RowSource, validation: Rows, checkpoints: Checkpoints | None = None
     ) -> Fitted:
-        """Trains a model on the rows `training` and chooses its weights on the rows `validation`."""
+        """Trains a model on the rows `training` and selects its weights on the rows `validation`."""
         model, recipe = self.initial_model(encoder).to(self.device), self.recipe
         known = lookups_to_hide(recipe, encoder, training)
         trained = self.start.with_known(encoder, known) if self.start else known
@@ -291,7 +292,7 @@ class Learner:
         return dataclasses.replace(fitted, encoder=encoder, model=model, activations=activations)
 
     def _whole(self, model: DLRM, table: Stage) -> DLRM:
-        """Returns the model that was trained with all of its rows."""
+        """Returns the trained model with all of its rows."""
         if self.tiers:
             return self.tiers.whole(model, self.schema)
         return self.workers.whole(model, table) if self.workers else model
@@ -302,7 +303,7 @@ class Learner:
         return StreamedRows(self.reader, encoder, splitter, which, self.window_rows, progress)
 
     def encoder_of(self, splitter: Splitter, which: Sequence[int]) -> Encoder:
-        """Builds the encoder of the rows of the splits `which`."""
+        """Builds the encoder from the rows of the splits `which`."""
         found = self.calibration or calibrate(
             self.reader,
             self.schema,
@@ -318,13 +319,13 @@ class Learner:
         return Encoder(self.schema, found.vocabularies, found.standards)
 
     def encoded(self, encoder: Encoder, splitter: Splitter, which: Sequence[int]) -> EncodedRows:
-        """Encodes the rows of the splits `which`; beside a stream, into files of the temporary folder."""
+        """Encodes the rows of the splits `which`; when streaming, into files of the temporary folder."""
         progress = self.phase("encode", self.reader.rows_hint)
         memory_bytes = 0 if self.window_rows else MEMORY_BYTES
         return encode(self.reader, encoder, splitter, which, memory_bytes, progress)
 
     def initial_model(self, encoder: Encoder, training: str = FIT) -> DLRM:
-        """Creates a model to train: an untrained one, or that of the bundle to continue."""
+        """Creates the model to train: an untrained one, or that of the bundle to continue."""
         shape, recipe = self.training.architecture, self.training.recipe
         torch.manual_seed(recipe.seed)
         if self.start:
@@ -339,7 +340,7 @@ class Learner:
         return DLRM(stage, initial_net(shape, dense_slots(self.schema), stage.slots, recipe.dropout))
 
     def representation(self, encoder: Encoder) -> Representation:
-        """Returns the representation of the bundle that is trained."""
+        """Returns the representation of the bundle to be trained."""
         if self.start:
             return self.start.representation(encoder)
         return self.training.representation(self.kind, encoder.vocabularies)
@@ -351,7 +352,7 @@ def best_check(history: History) -> Check:
 
 
 def measure_widths(model: DLRM, data: EncodedRows, schema: Schema) -> dict[int | None, Quality]:
-    """Measures quality on all rows of `data`, of the widest head (None), and of each of nested widths."""
+    """Measures quality on all rows of `data`: of the widest head (None), and of each nested width."""
     heads = predict_heads(model, data, data.select(TRAIN, VALIDATION, TEST))
     found = [evaluate(p, data.label, data.group, schema.label.negatives_kept) for p in heads]
     return {None: found[-1], **dict(zip(model.net.shape.widths, found, strict=False))}
@@ -360,7 +361,7 @@ def measure_widths(model: DLRM, data: EncodedRows, schema: Schema) -> dict[int |
 def named_by_width(
     split: str, quality: Mapping[int | None, Quality]
 ) -> dict[str, dict[str, float | int | None]]:
-    """Returns the figures as a manifest's `metrics` has them; JSON-able."""
+    """Returns the figures as a manifest's `metrics` stores them; JSON-serializable."""
     return {metrics_key(split, width): found.as_dict() for width, found in quality.items()}
 
 

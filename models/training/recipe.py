@@ -1,4 +1,6 @@
-"""Recipe files: architecture, hyperparameters of training, and parameters of computed representations."""
+"""Defines recipe files: architecture, hyperparameters of training, and parameters of computed
+representations.
+"""
 
 from __future__ import annotations
 
@@ -23,25 +25,31 @@ LEAST_STEPS = 100
 
 
 class Recipe(Strict):
-    """Hyperparameters of training. The defaults are best on average over the public data at hand
+    """Hyperparameters of training. The defaults are the best on average over the public data sets
     (docs/results/recipes.md).
 
-    batch_rows: rows of a step; None: MOST_BATCH_ROWS, or as many less, down to LEAST_BATCH_ROWS, as give
-    LEAST_STEPS an epoch. by_request: batches are whole requests, see models/training/row_order.py; None: if
-    the schema has a group. dense_lr: Adam's step size; sparse_lr: row-wise Adagrad's.
-    warm_up: share of all steps in which both rise from zero; then they fall linearly to `final_lr` of their
-    maximum. linear_start: with at least the first and less than the second number of training rows the net
-    begins nearly linear, see models/dlrm/linear_start.py; [0, 0]: never. row_decay, dense_decay: decoupled
-    weight decay (of touched rows; of the MLPs). row_spread: see TableStage.initial.
-    hide: id dropout, see models/training/id_dropout.py; `unseen` measures its rates on the validation rows
-    (models/training/unseen.py), a number holds for every vocabulary of at least `hide_from_rows` rows. An id
-    dropped in a shared context is dropped for all its rows. average: see WeightAverage.
-    listwise: weight of the listwise softmax loss against log-loss (needs by_request); calibrate: scale and
-    level of the logits are fitted on the validation rows; see models/training/objective.py.
-    block_lr: with nested widths, factor of `sparse_lr` for the columns that each width adds; empty: 1.
-    precision: of the products of net and decoders in a step; bf16 by autocast, while weights, optimizer
-    state, loss and validation stay fp32.
-    distill: with nested widths, the narrow heads' share of the target that is the widest head's probability.
+    batch_rows: rows per step; None: MOST_BATCH_ROWS, or fewer (down to LEAST_BATCH_ROWS) to get LEAST_STEPS
+    per epoch.
+    by_request: whether batches are whole requests, see models/training/row_order.py; None: if the schema has
+    a group.
+    dense_lr, sparse_lr: step sizes of Adam and of row-wise Adagrad.
+    warm_up: share of all steps in which both step sizes rise from zero; afterwards they fall linearly to
+    `final_lr` of their maximum.
+    linear_start: [least, beyond]; with at least `least` and fewer than `beyond` training rows, the net begins
+    nearly linear, see models/dlrm/linear_start.py; [0, 0]: never.
+    row_decay, dense_decay: decoupled weight decay of touched rows and of the MLPs.
+    row_spread: see TableStage.initial.
+    hide: id dropout, see models/training/id_dropout.py. `unseen` measures its rates on the validation rows
+    (models/training/unseen.py); a number applies to every vocabulary of at least `hide_from_rows` rows. An id
+    dropped in a shared context is dropped for all its rows.
+    average: see WeightAverage.
+    listwise: weight of the listwise softmax loss against log-loss (requires by_request).
+    calibrate: whether scale and level of the logits are fitted on the validation rows; see
+    models/training/objective.py.
+    block_lr: with nested widths, factors of `sparse_lr` for the columns that each width adds; empty: 1.
+    precision: of the products of net and decoders in a step. bf16 uses autocast; weights, optimizer state,
+    loss and validation stay fp32.
+    distill: with nested widths, the weight of the widest head's probability in the narrow heads' targets.
     """
 
     epochs: Annotated[int, Field(ge=1)] = 3
@@ -77,30 +85,33 @@ class Recipe(Strict):
         return self
 
     def starts_linear(self, rows: int) -> bool:
-        """Tells whether a training of a number of rows begins nearly linear."""
+        """Returns whether a training on this many rows begins nearly linear."""
         least, beyond = self.linear_start
         return least <= rows < beyond
 
     def rows_of_step(self, rows: int) -> int:
-        """The rows of a step, for a number of training rows."""
+        """Returns the rows per step, given the number of training rows."""
         if self.batch_rows is not None:
             return self.batch_rows
         return min(MOST_BATCH_ROWS, max(LEAST_BATCH_ROWS, rows // LEAST_STEPS))
 
     def steps_per_epoch(self, rows: int) -> int:
-        """The steps that take every one of a number of training rows once."""
+        """Returns the steps per epoch, given the number of training rows."""
         return -(-rows // self.rows_of_step(rows))
 
 
 class Select(Strict):
-    """The rows that `select` stores: all tables but the `largest` ones (MP-Rec), or with `share` that share
-    of all rows, the most accessed ones of all tables."""
+    """The rows that `select` stores.
+
+    largest: all tables but this many largest ones are stored (MP-Rec).
+    share: instead, this share of all rows is stored, the most accessed ones over all tables.
+    """
 
     largest: Annotated[int, Field(ge=1)] = 5
     share: Annotated[float, Field(gt=0, lt=1)] | None = None
 
     def cuts(self, vocabularies: Mapping[str, Vocabulary]) -> dict[str, int]:
-        """Returns how many rows each table stores."""
+        """Returns the number of rows that each table stores."""
         if self.share is None:
             return stored_but_largest(vocabularies, self.largest)
         return stored_within(vocabularies, round(self.share * sum(v.rows for v in vocabularies.values())))
@@ -129,9 +140,9 @@ class Training(Strict):
         return Representation(kind=kind, encoding=self.encoding, cuts=cuts)
 
     def with_share(self, share: float) -> Training:
-        """Returns a copy with another share of rows that `select` stores.
+        """Returns a copy in which `select` stores another share of the rows.
 
-        Raises DataError if it is not in (0, 1).
+        Raises DataError unless it is in (0, 1).
         """
         try:
             return self.model_copy(update={"select": Select(share=share)})
@@ -139,12 +150,14 @@ class Training(Strict):
             raise DataError(one_line(e)) from None
 
     def with_widths(self, widths: tuple[int, ...]) -> Training:
-        """Returns a copy that trains these nested widths, the last of them the table's."""
+        """Returns a copy that trains these nested widths, the last of which is the table's."""
         shape = self.architecture.model_copy(update={"width": widths[-1], "widths": widths})
         return self.model_copy(update={"architecture": shape})
 
     def with_shape(self, changes: Mapping[str, Any]) -> Training:
-        """Returns a copy with some keys of the shape changed. Raises DataError on a value out of range."""
+        """Returns a copy with some keys of the architecture changed. Raises DataError for a value out of
+        range.
+        """
         try:
             shape = Architecture.model_validate(self.architecture.model_dump() | dict(changes))
         except ValidationError as e:
@@ -152,7 +165,7 @@ class Training(Strict):
         return self.model_copy(update={"architecture": shape})
 
     def with_recipe(self, changes: Mapping[str, Any]) -> Training:
-        """Returns a copy with some keys of the recipe changed. Raises DataError on a value out of range."""
+        """Returns a copy with some keys of the recipe changed. Raises DataError for a value out of range."""
         try:
             recipe = Recipe.model_validate(self.recipe.model_dump() | dict(changes))
         except ValidationError as e:
@@ -161,11 +174,11 @@ class Training(Strict):
 
 
 def load_training(name: str | Path) -> Training:
-    """Reads a recipe file; a bare name means one that ships with Polyrec. Raises DataError."""
+    """Reads a recipe file; a bare name selects one that ships with Polyrec. Raises DataError."""
     return read_shipped(Training, name, "recipe", RECIPES, DataError)
 
 
 def default_training(schema: Schema) -> Training:
-    """Returns the shipped recipe of the schema's name, else the general one."""
+    """Returns the shipped recipe with the schema's name, else the general one."""
     file = RECIPES / f"{schema.name}.yaml"
     return load_training(file) if file.exists() else Training()

@@ -1,4 +1,4 @@
-"""The order in which training draws rows: row by row, or request by request.
+"""Orders the rows that training draws: row by row, or request by request.
 
 Shuffled rows are the least correlated, but a batch of them has almost as many contexts as rows. Drawing whole
 requests in random order keeps a request's rows in one batch, where its context is looked up, computed and
@@ -15,11 +15,12 @@ from polyrec.models.schema.batch import I64
 
 
 def epoch(rows: I64, group: I64 | None, batch_rows: int, random: np.random.Generator) -> Iterator[I64]:
-    """Yields every row once, in batches; each batch in ascending order.
+    """Yields every row once, in batches; each batch is in ascending order.
 
-    rows: int64, indices of the rows to draw. group: None to draw rows independently, `batch_rows` at a time;
-    else int64, the request of each row of the data, to draw whole requests: batch b takes the requests that
-    begin within rows b * batch_rows ... (b + 1) * batch_rows - 1 of the epoch, about `batch_rows` rows.
+    rows: int64, indices of the rows to draw.
+    group: None to draw rows independently, `batch_rows` at a time; or int64, the request of each row of the
+    data, to draw whole requests. Batch b then takes the requests that begin within rows b * batch_rows ... (b
+    + 1) * batch_rows - 1 of the epoch, about `batch_rows` rows.
     """
     if group is None:
         order = random.permutation(rows)

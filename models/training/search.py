@@ -1,13 +1,13 @@
-"""Searches for a recipe: successive halving over random changes of a base recipe, on validation rows.
+"""Searches for a recipe by successive halving over random changes of a base recipe, on validation rows.
 
-Every candidate is trained on a small share of the training rows; the best third of them is trained again on
-three times as many, and so on, the last rung on all (Jamieson and Talwalkar, Non-stochastic best arm
-identification and hyperparameter optimization, AISTATS'16; a bracket of Hyperband). A share is made what a
-smaller data set would be: ids that it does not have are out of vocabulary. The base recipe is in every
-rung, so that the choice is never worse than it on validation rows. The test rows are not read.
+Every candidate is trained on a small share of the training rows, the best third of them again on three times
+as many, and so on, until the last rung uses all rows (Jamieson and Talwalkar, Non-stochastic best arm
+identification and hyperparameter optimization, AISTATS'16; a bracket of Hyperband). A share emulates a
+smaller data set: ids that it lacks are out of vocabulary. The base recipe is in every rung, so that the
+choice is never worse on validation rows. The test rows are not read.
 
-The candidates are a function of the seed; the time decides only how many there are and which are not run. All
-is logged, and the same number of candidates gives the same choice if time suffices.
+The candidates depend only on the seed; the time limit determines how many there are and which are not run.
+Everything is logged, and the same number of candidates gives the same choice if time suffices.
 """
 
 from __future__ import annotations
@@ -74,10 +74,11 @@ CHOICES: dict[str, dict[str, tuple[Any, ...]]] = {
 class Trial:
     """One training of the search.
 
-    share: of the training rows. candidate: 0 is the base recipe; changes: its keys that are replaced.
-    status: `done`, `stopped` or `not run` for lack of time, or `failed: ` and why. log_loss, auc: on the
-    validation rows, at the best check, after `epochs`. gain: the base's mean loss in the same rung minus this
-    one's; gain_error: its standard error.
+    share: share of the training rows. candidate: 0 is the base recipe. changes: keys of the base recipe that
+    are replaced.
+    status: `done`, `stopped` or `not run` for lack of time, or `failed: ` and the reason.
+    log_loss, auc: on the validation rows at the best check, after `epochs`.
+    gain: mean loss of the base in the same rung minus this one's. gain_error: its standard error.
     """
 
     rung: int
@@ -94,13 +95,15 @@ class Trial:
 
     @property
     def changed(self) -> dict[str, Any]:
-        """The keys that are replaced, of all parts; empty for the base recipe."""
+        """The replaced keys of all parts; empty for the base recipe."""
         return {key: value for values in self.changes.values() for key, value in values.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """The result: the chosen recipe, and every trial in order. candidates: of the first rung."""
+    """The result: the chosen recipe, and every trial in order. candidates: number of candidates in the
+    first rung.
+    """
 
     training: Training
     trials: tuple[Trial, ...]
@@ -124,10 +127,11 @@ def search_recipe(
     log: Callable[[Trial], None] = lambda _: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Search:
-    """Returns the recipe of the least validation log-loss among the learner's and changes of it.
+    """Finds the recipe with the lowest validation log-loss among the learner's and changes of it.
 
-    seconds: within which the search ends, up to the duration of one optimizer step or check. candidates: of
-    the first rung, with the base; None: as many as FIRST_RUNG of the time allows. log: gets each trial.
+    seconds: time limit, which one optimizer step or check may exceed.
+    candidates: number in the first rung, including the base; None: as many as FIRST_RUNG of the time allows.
+    log: called with each trial.
     """
     end = clock() + seconds
     base = learner.training
@@ -152,8 +156,8 @@ def search_recipe(
 class _Trials:
     """Trains candidates on shares of the training rows, and compares each with the base of its rung.
 
-    data: the training and validation rows. end: by `clock`, when a training is stopped.
-    Raises DataError: a part has no rows, or not both classes.
+    data: the training and validation rows. end: time by `clock` at which a training is stopped.
+    Raises DataError if a part has no rows or only one class.
     """
 
     def __init__(
@@ -175,7 +179,7 @@ class _Trials:
         self._base_losses: dict[int, F64] = {}
 
     def run(self, rung: int, candidate: int, changes: Changes) -> Trial:
-        """Trains a candidate, logs the trial and returns it; one that fails or is stopped has no figures."""
+        """Trains a candidate, logs the trial and returns it; if it fails or is stopped, it has no figures."""
         share = float(KEEP) ** (rung + 1 - RUNGS)
         trial = Trial(rung, share, candidate, changes, "not run")
         begin = self._clock()
@@ -223,17 +227,17 @@ class _Trials:
 
 
 def survivors(rung: list[Trial]) -> list[int]:
-    """Returns the candidates of the next rung: the base, then the best in order."""
+    """Returns the candidates of the next rung: the base, then the best ones in order."""
     done = sorted((t for t in rung if t.log_loss is not None), key=lambda t: (t.log_loss, t.candidate))
     best = [t.candidate for t in done if t.candidate][: max(1, len(rung) // KEEP - 1)]
     return [0, *best]
 
 
 def choose(rungs: list[list[Trial]]) -> Trial:
-    """Returns the best trial of the last rung in which candidates can be compared; else the base's.
+    """Returns the best trial of the last rung that has several finished candidates; else the base's.
 
-    A candidate replaces the base only if it gains more than LEAST_GAIN standard errors: the best of many on
-    few validation rows is often just lucky.
+    A candidate replaces the base only if its gain exceeds LEAST_GAIN standard errors: the best of many on few
+    validation rows is often just lucky.
     """
     for rung in reversed(rungs):
         done = [t for t in rung if t.log_loss is not None]
@@ -248,7 +252,7 @@ def choose(rungs: list[list[Trial]]) -> Trial:
 
 
 def mean_and_error(differences: F64, group: I64 | None) -> tuple[float, float]:
-    """Returns the mean of differences, float64 [rows], and its standard error, rows of a group together."""
+    """Returns the mean of differences, float64 [rows], and its standard error, clustered by group."""
     mean = float(differences.mean())
     residual = differences - mean
     if group is not None:
@@ -268,7 +272,7 @@ def changed(training: Training, changes: Mapping[str, Mapping[str, Any]]) -> Tra
 def draw_changes(training: Training, count: int, seed: int) -> list[Changes]:
     """Draws `count` different sets of one to MOST_CHANGES changes of a recipe.
 
-    There are fewer if so many do not exist. The first n of a seed are the same for every count. Nested widths
+    Returns fewer if there are not enough. The first n for a seed are the same for every count. Nested widths
     keep their width.
     """
     raw = training.model_dump()
@@ -294,7 +298,7 @@ def draw_changes(training: Training, count: int, seed: int) -> list[Changes]:
 
 
 def _shuffled(rows: I64, group: I64 | None, seed: int) -> I64:
-    """Returns the rows in random order, requests together: a prefix is a smaller data set."""
+    """Returns the rows in random order, keeping requests together; a prefix is a smaller data set."""
     random = np.random.default_rng(seed)
     if group is None:
         return random.permutation(rows)
@@ -304,9 +308,9 @@ def _shuffled(rows: I64, group: I64 | None, seed: int) -> I64:
 
 
 class FewerRows:
-    """Encoded rows seen by a model that trains on some of them: other ids are out of vocabulary.
+    """Encoded rows as seen by a model trained on some of them: other ids are out of vocabulary.
 
-    An id is known if the rows have it as often as the schema's min_count asks.
+    An id is known if these rows contain it at least min_count times, as the schema requires.
     """
 
     def __init__(self, encoder: Encoder, data: TrainingRows, rows: I64) -> None:
@@ -333,14 +337,14 @@ class FewerRows:
 
 @dataclass(frozen=True, slots=True)
 class SearchFiles:
-    """Files beside a bundle: `<bundle>.search.jsonl`, a trial a line, and `<bundle>.recipe.yaml`."""
+    """Files beside a bundle: `<bundle>.search.jsonl`, one trial per line, and `<bundle>.recipe.yaml`."""
 
     log: Path
     recipe: Path
 
     @staticmethod
     def beside(out: str | Path) -> SearchFiles:
-        """Returns the files of the bundle to be written at `out`; the log is emptied."""
+        """Returns the files for a bundle to be written at `out`, and empties the log."""
         folder, name = Path(out).absolute().parent, Path(out).name
         folder.mkdir(parents=True, exist_ok=True)
         files = SearchFiles(folder / f"{name}.search.jsonl", folder / f"{name}.recipe.yaml")
@@ -353,7 +357,9 @@ class SearchFiles:
             log.write(json.dumps(asdict(trial)) + "\n")
 
     def write_recipe(self, search: Search, data: str) -> None:
-        """Writes the chosen recipe as `polyrec train --recipe` takes it. data: names where it was found."""
+        """Writes the chosen recipe for `polyrec train --recipe`. data: names the data in the file's
+        comment.
+        """
         done = sum(t.status == "done" for t in search.trials)
         loss = search.chosen.log_loss
         head = f"# Chosen on the validation rows of {data}: {search.candidates} candidates, {done} trainings"

@@ -1,7 +1,7 @@
-"""The rows that training draws, window by window.
+"""Defines sources of training rows, which are drawn window by window.
 
-Rows that can be read in any order are one window; a stream is as many as it takes, and rows are shuffled
-within each (models/training/stream.py). The steps of one window that covers everything are the same for both.
+Rows that can be read in any order are a single window. A stream has any number of windows and is shuffled
+within each (models/training/stream.py). A stream with one window that covers everything gives the same steps.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from polyrec.models.schema.batch import F32, I64, Batch
 
 
 class TrainingRows(Protocol):
-    """Encoded data, like models/data/encoded.py's EncodedRows."""
+    """Encoded data, such as `EncodedRows` of models/data/encoded.py."""
 
     label: F32
     group: I64 | None
@@ -26,7 +26,7 @@ class TrainingRows(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Some rows of encoded data, which can be read in any order. rows: int64, indices into `data`."""
+    """A selection of encoded data that can be read in any order. rows: int64, indices into `data`."""
 
     data: TrainingRows
     rows: I64
@@ -45,17 +45,17 @@ class Rows:
         return float(self.label.mean(dtype=np.float64))
 
     def windows(self, first: int = 0) -> Iterator[Rows]:
-        """Yields itself."""
+        """Yields itself, the only window."""
         if not first:
             yield self
 
 
 class RowSource(Protocol):
-    """Training rows in windows, the same ones in every pass."""
+    """Training rows in windows, the same in every pass."""
 
     @property
     def size(self) -> int:
-        """Rows of all windows."""
+        """Number of rows in all windows."""
         ...
 
     @property
@@ -64,5 +64,5 @@ class RowSource(Protocol):
         ...
 
     def windows(self, first: int = 0) -> Iterator[Rows]:
-        """Yields the windows from number `first` on."""
+        """Yields the windows, starting at number `first`."""
         ...

@@ -1,4 +1,4 @@
-"""Takes optimizer steps; its state can be saved after any step and resumed exactly."""
+"""Takes optimizer steps, with a state that can be saved after any step and resumed exactly."""
 
 from __future__ import annotations
 
@@ -33,18 +33,17 @@ PREPARED = 3
 
 
 def dense_parameters(model: DLRM) -> list[Parameter]:
-    """Returns all weights except the rows: those that every step updates."""
+    """Returns all weights except the rows; every step updates them."""
     return [*model.net.parameters(), *model.stage.dense_parameters()]
 
 
 class WeightAverage:
-    """An exponential moving average of the dense weights, which predicts better than the last step's.
+    """An exponential moving average of the dense weights, which predicts better than the last step's weights.
 
-    rate: weight of the old average at each step; it rises from 0.1 to this value, so that the first steps are
-    forgotten. The statistics of batch norms are averaged like the weights that they belong to. Embedding rows
-    are not averaged: that gained nothing and would touch every row.
-
-    mean: the average, unless it is swapped in.
+    rate: weight of the old average at each step. It rises from 0.1 to this value, so that the first steps are
+    forgotten.
+    mean: the average, unless it is swapped in. The statistics of batch norms are averaged along with their
+    weights. Embedding rows are not averaged: that gained nothing and would touch every row.
     """
 
     def __init__(self, model: DLRM, rate: float) -> None:
@@ -54,7 +53,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Adds the weights after optimizer step `step`."""
+        """Includes the weights after optimizer step `step`."""
         rate = min(self._rate, (1 + step) / (10 + step))
         for mean, weight in zip(self.mean, self._weights, strict=True):
             mean.lerp_(weight, 1 - rate)
@@ -69,7 +68,9 @@ class WeightAverage:
 
 
 def column_blocks(model: DLRM, recipe: Recipe) -> list[ColumnBlock]:
-    """The blocks of the rows' optimizer. Raises DataError if `block_lr` does not fit the widths."""
+    """Returns the column blocks for the rows' optimizer. Raises DataError if `block_lr` does not fit the
+    widths.
+    """
     blocks = model.net.shape.blocks
     factors = recipe.block_lr or (1.0,) * len(blocks)
     if len(factors) != len(blocks):
@@ -80,8 +81,8 @@ def column_blocks(model: DLRM, recipe: Recipe) -> list[ColumnBlock]:
 def loss_of_heads(logits: Tensor, label: Tensor, distill: float) -> Tensor:
     """Sums the binary cross-entropies of all heads.
 
-    logits: [heads, rows], the widest last; label: [rows]. The target of the narrow heads is a mixture of the
-    label and the widest head's probability, of which the latter has weight `distill`.
+    logits: [heads, rows], the widest head last. label: [rows]. distill: weight of the widest head's
+    probability in the targets of the narrow heads; the rest is the label.
     """
     soft = label.lerp(logits[-1].detach().sigmoid(), distill)
     target = torch.cat((soft.expand(len(logits) - 1, -1), label.unsqueeze(0)))
@@ -90,7 +91,7 @@ def loss_of_heads(logits: Tensor, label: Tensor, distill: float) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step that was taken. number: from 1. rows: of its batch. learning_rate: of the net."""
+    """A completed step. number: from 1. rows: rows in its batch. learning_rate: of the net."""
 
     number: int
     loss: float
@@ -102,8 +103,8 @@ class Step:
 class Position:
     """The place of a step in the data.
 
-    window: its number. drawn: number of batches drawn from it. began: random state at the window's beginning,
-    from which its order can be drawn again. random: state after the step's batch; empty before the first.
+    window: number of the window. drawn: batches drawn from it so far. began: random state at the beginning of
+    the window, to draw its order again. random: state after the step's batch; empty before the first.
     """
 
     window: int
@@ -114,9 +115,10 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """The rows of a step. batch: of these rows, with ids hidden; None: workers draw their own.
+    """The rows of a step.
 
-    prepared: the batch with its rows in memory; None for a model with all rows in memory.
+    batch: the batch of these rows, with ids hidden; None if workers draw their own.
+    prepared: the batch with its rows in memory; None for a model whose rows are all in memory.
     """
 
     window: Rows
@@ -129,8 +131,9 @@ class Drawn:
 class Stepper:
     """Iterates over up to `total` optimizer steps on the windows of `source`, epoch after epoch.
 
-    average: of the dense weights, updated after every step. workers: share the rows of every step; the
-    model is then sharded (models/training/workers), and every worker iterates.
+    average: average of the dense weights, updated after every step.
+    workers: share the rows of every step; the model is then sharded (models/training/workers), and every
+    worker iterates.
     """
 
     def __init__(
@@ -154,7 +157,7 @@ class Stepper:
         rows, blocks = model.stage.sparse_parameters(), column_blocks(model, recipe)
         self._sparse = RowWiseAdagrad(rows, recipe.sparse_lr, decay=recipe.row_decay, blocks=blocks)
         self._random = np.random.default_rng(recipe.seed)
-        # workers draw the same order, but hide ids in rows of their own
+        # workers draw the same order, but hide ids independently in their own rows
         self._hiding = np.random.default_rng((recipe.seed, workers.rank)) if workers else self._random
         self._workers = workers
         if workers:
@@ -168,7 +171,7 @@ class Stepper:
     def __iter__(self) -> Iterator[Step]:
         draws = self._draws()
         if self._resident:
-            # one thread draws batches, another one brings their rows into memory
+            # one thread draws batches, another brings their rows into memory
             draws = ahead(self._prepared(ahead(draws), self._resident), PREPARED)
         try:
             for drawn in draws:
@@ -207,19 +210,19 @@ class Stepper:
             number = 0
 
     def _prepared(self, draws: Iterator[Drawn], stage: ResidentStage) -> Generator[Drawn]:
-        """Yields the same batches, once their rows are in memory."""
+        """Yields the batches after their rows have been brought into memory."""
         for drawn in draws:
             assert drawn.batch is not None
             yield replace(drawn, prepared=stage.prepare(drawn.batch))
 
     def _order(self, window: Rows) -> Iterator[I64]:
-        """Yields the batches of a window."""
+        """Yields the row numbers of each batch of a window."""
         if self._workers:
             return self._workers.epoch(window, self._group(window), self._batch_rows, self._random)
         return epoch(window.rows, self._group(window), self._batch_rows, self._random)
 
     def _group(self, window: Rows) -> I64 | None:
-        """The request of each row, if batches are of whole requests. Raises DataError."""
+        """Returns the request of each row if batches consist of whole requests. Raises DataError."""
         recipe, group = self._recipe, window.data.group
         if recipe.by_request and group is None:
             raise DataError("by_request: the schema has no group that would tell requests apart")
@@ -257,12 +260,12 @@ class Stepper:
         return loss
 
     def _draw(self, window: Rows, chosen: I64) -> Batch:
-        """Returns the batch of some rows, with ids hidden."""
+        """Returns the batch of the given rows, with ids hidden."""
         batch = window.data.batch(chosen)
         return self._hide(batch, self._hiding) if self._hide else batch
 
     def _loss(self, window: Rows, batch: Batch, chosen: I64) -> Tensor:
-        """Returns the mean loss of a batch, whose rows are `chosen`."""
+        """Returns the mean loss of the batch of rows `chosen`."""
         recipe, group = self._recipe, self._group(window)
         with torch.autocast(self._device.type, torch.bfloat16, enabled=recipe.precision == "bf16"):
             logits = self._model.logits(batch)
@@ -275,7 +278,7 @@ class Stepper:
         return loss
 
     def take_snapshot(self) -> int:
-        """Takes a snapshot of rows in a file, for `state`; returns its number, 0 without a file."""
+        """Takes a snapshot of rows in a file, for `state`; returns its number, or 0 without a file."""
         self._snapshot = self._resident.resident.snapshot() if self._resident else 0
         return self._snapshot
 
@@ -285,9 +288,9 @@ class Stepper:
             self._resident.resident.log.drop_before(snapshot)
 
     def state(self) -> State:
-        """Returns everything that later steps depend on, without copies: to be written before the next step.
+        """Returns everything that later steps depend on, without copies; write it before the next step.
 
-        For rows in a file it has the number of the last snapshot.
+        For rows in a file, it contains the number of the last snapshot.
         """
         tensors = {f"model.{name}": t for name, t in self._model.state_dict().items()}
         for index, entries in self._dense.state_dict()["state"].items():
@@ -304,7 +307,7 @@ class Stepper:
 
     @torch.no_grad()
     def restore(self, state: State) -> None:
-        """Goes back to a state of a stepper of the same model, rows and recipe."""
+        """Restores the state of a stepper with the same model, rows and recipe."""
         self._model.load_state_dict(state.under("model"))
         dense = self._dense.state_dict()
         dense["state"] = {}

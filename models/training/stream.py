@@ -1,7 +1,7 @@
-"""Reads training rows in windows, so that only two windows of them are in memory.
+"""Streams training rows in windows, so that only two windows are in memory.
 
-A window is read, encoded and shuffled as a whole; a thread reads and encodes the next one while steps are
-taken on this one. So rows are shuffled within windows of whole requests, and two windows are in memory.
+A window of whole requests is read, encoded and shuffled as a whole. While steps are taken on it, a thread
+reads and encodes the next one.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ T = TypeVar("T")
 
 
 class StreamedRows:
-    """Rows of the splits `which` in windows of `window_rows` rows, a source of training rows.
+    """Training rows of the splits `which`, in windows of `window_rows` rows.
 
     A first pass over the columns of split and label counts rows and clicks; `progress` is called with the
-    rows of each batch. Raises DataError: no rows in these splits.
+    number of rows of each batch. Raises DataError if these splits have no rows.
     """
 
     def __init__(
@@ -53,13 +53,13 @@ class StreamedRows:
         self.size, self.base_rate = rows, clicks / rows
 
     def windows(self, first: int = 0) -> Iterator[Rows]:
-        """Yields the windows from number `first` on; those before are read, but not encoded."""
+        """Yields the windows, starting at number `first`; earlier ones are read but not encoded."""
         for data in ahead(encode_windows(*self._read, first=first)):
             yield Rows(data, np.arange(data.rows))
 
 
 def ahead(items: Iterator[T], count: int = 1) -> Generator[T]:
-    """Yields the same items; a thread computes the next `count` ones while one is used."""
+    """Yields the items; a thread computes the next `count` items while one is in use."""
     nothing = object()
     worker = ThreadPoolExecutor(1, "polyrec-read")
     try:

@@ -1,9 +1,9 @@
-"""Trains a model on encoded data and keeps the weights of the best validation log-loss.
+"""Trains a model on encoded data and keeps the weights with the best validation log-loss.
 
-Rows are shuffled each epoch from a seed. Click models overfit within an epoch or two, so validation
-is measured several times per epoch and the best weights are kept. The validation rows are the end of
-the training time (or a hashed share), never the test rows; `refit` then trains again on training and
-validation rows together for the number of steps that was best.
+Rows are shuffled each epoch from a seed. Click models overfit within an epoch or two, so validation is
+measured several times per epoch and the best weights are kept. Validation rows are the end of the training
+time (or a hashed share), never test rows. `refit` then trains again on training and validation rows together,
+for the number of steps that was best.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ FIT, REFIT = "fit", "refit"
 class Check:
     """One measurement on the validation rows.
 
-    training_loss: mean since the check before; NaN before the first step.
-    log_loss: what selects the weights; the mean over the heads of nested widths. auc: of the widest head.
+    training_loss: mean since the previous check; NaN before the first step.
+    log_loss: selects the weights; the mean over the heads of nested widths. auc: of the widest head.
     """
 
     step: int
@@ -64,9 +64,9 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """A step of a training that was taken, of `total`.
+    """A completed step of a training, one of `total`.
 
-    rows: of its batch. check: the last one, if any. learning_rate: of the net. training: FIT or REFIT.
+    rows: rows in its batch. check: the last one, if any. learning_rate: of the net. training: FIT or REFIT.
     """
 
     step: int
@@ -121,14 +121,14 @@ class _Selection:
                 self.best_rows = self._resident.snapshot()
 
     def history(self, linear_start: bool) -> History:
-        """Leaves the model at its best weights. linear_start: see History."""
+        """Restores the model's best weights and returns the history. linear_start: see History."""
         self._model.load_state_dict(self._best)
         if self._resident:
             self._resident.roll_back(self.best_rows)
         return History(tuple(self.checks), self.best_step, self._steps_per_epoch, linear_start)
 
     def state(self) -> State:
-        """Returns the part that is saved with the stepper's state."""
+        """Returns the part of a checkpoint that is saved with the stepper's state."""
         checks = [asdict(check) for check in self.checks]
         values = {"checks": checks, "losses": self.losses, "ended": self.ended}
         values["best_rows"] = self.best_rows
@@ -154,9 +154,10 @@ def fit(
 ) -> History:
     """Trains `model` in place and leaves it at its best weights by validation log-loss.
 
-    Stops early after `patience` checks without improvement. checkpoints: written while training; where they
-    have one of this training, it goes on from there. workers: see Stepper; without checkpoints.
-    trained_before: the model goes on as it is, and the weights that it comes with may be the best ones.
+    Stops early after `patience` checks without improvement.
+    checkpoints: written while training; if they contain one of this training, it resumes.
+    workers: see Stepper; not supported with checkpoints.
+    trained_before: the model is continued as it is, and its present weights may turn out to be the best.
     """
     linear_start = not trained_before and recipe.starts_linear(training.size)
     if not trained_before:
@@ -204,10 +205,10 @@ def refit(
     workers: Workers | None = None,
     trained_before: bool = False,
 ) -> None:
-    """Trains a fresh `model` on all `rows` for as many epochs as were best in `history`.
+    """Trains a fresh `model` on all `rows` for the number of epochs that was best in `history`.
 
-    Uses the validated schedule, stopped at the same share of its length, and the validated start, also where
-    the validation rows bring the number of rows beyond a limit. trained_before: see `fit`.
+    Uses the validated schedule, stopped at the same share of its length, and the validated start, even if
+    adding the validation rows crosses one of its limits. trained_before: see `fit`.
     """
     if not trained_before:
         _start(model, rows, history.linear_start)
@@ -224,7 +225,7 @@ def fine_tune(
 ) -> None:
     """Trains `model` further: one epoch of `rows` at a fifth of the recipe's step sizes.
 
-    Embedding rows stay fixed: another epoch would overfit them (docs/quality.md).
+    Embedding rows stay fixed, because another epoch would overfit them (docs/quality.md).
     """
     fixed_rows = {"sparse_lr": 0.0, "block_lr": ()}
     gentle = recipe.model_copy(update={"epochs": 1, "dense_lr": recipe.dense_lr / 5, **fixed_rows})
@@ -261,7 +262,7 @@ def _train(
 
 
 def _start(model: DLRM, rows: RowSource, linear: bool) -> None:
-    """Sets what an untrained model begins with beyond its random weights."""
+    """Sets what an untrained model starts with besides its random weights."""
     start_at_base_rate(model, rows.base_rate)
     if linear:
         for head in model.net.heads:
@@ -269,7 +270,7 @@ def _start(model: DLRM, rows: RowSource, linear: bool) -> None:
 
 
 def start_at_base_rate(model: DLRM, base_rate: float) -> None:
-    """Sets the outputs' biases to the log-odds of a click, so that no step is spent on learning them."""
+    """Sets the output biases to the log-odds of a click, so that no steps are spent on learning them."""
     with torch.no_grad():
         for head in model.net.heads:
             head.output.bias.fill_(log_odds(base_rate))

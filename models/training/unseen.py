@@ -1,10 +1,10 @@
 """Measures how often new rows look up ids that training has not seen, to hide as many in training.
 
-In training rows nearly every id is known; in later rows many are not (85% of trivago's users), and a model
+In training rows nearly every id is known, but in later rows many are not (85% of trivago's users). A model
 that learned to rely on ids is then worse than one that never had them. So id dropout replaces as many
 look-ups of each feature by the out-of-vocabulary row as the validation rows have unseen ids beyond those of
 the training rows. Rare ids are dropped more often than popular ones, in inverse proportion to their look-ups:
-they are the ones that a model memorizes, and popular ids are those that will be met again.
+a model memorizes rare ids, while popular ids will recur.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ MOST_PROBABILITY = 0.95
 
 
 def count_lookups(encoder: Encoder, source: RowSource) -> dict[str, I64]:
-    """Counts the look-ups of each rank, feature by feature: int64 [rows of its table].
+    """Counts look-ups of each rank: feature -> int64 [rows of its table].
 
-    A context counts once for every row. Features without an out-of-vocabulary row, or whose values are given
-    by a cardinality, are left out.
+    A context counts once per row. Features without an out-of-vocabulary row, or whose values are defined by a
+    cardinality, are left out.
     """
     counts = {
         f.name: np.zeros(encoder.vocabulary(f).rows, np.int64)
@@ -65,12 +65,12 @@ def _lookups(encoder: Encoder, batch: Batch) -> Iterator[tuple[Categorical, I64,
 
 
 def unseen_shares(encoder: Encoder, known: Mapping[str, I64], new: Mapping[str, I64]) -> dict[str, float]:
-    """Returns, by feature, the share of known look-ups to hide, so that training resembles validation.
+    """Returns, per feature, the share of known look-ups to hide, so that training resembles validation.
 
-    known, new: `count_lookups` of the training and of the validation rows; without any, nothing is hidden.
-    With a share t of the training rows' look-ups out of vocabulary, and a share u of the validation rows'
-    look-ups out of vocabulary or of an id that this feature never has in training rows: (u - t) / (1 - t).
-    Features below LEAST_SHARE are left out.
+    known, new: `count_lookups` of the training and of the validation rows; if either is empty, nothing is
+    hidden. The share is (u - t) / (1 - t), where t is the share of the training rows' look-ups that are out
+    of vocabulary, and u the share of the validation rows' look-ups that are out of vocabulary or of an id
+    that this feature never has in training rows. Features below LEAST_SHARE are left out.
     """
     shares = {}
     for feature in encoder.schema.categorical:
@@ -90,8 +90,8 @@ def unseen_shares(encoder: Encoder, known: Mapping[str, I64], new: Mapping[str, 
 def hide_unseen(encoder: Encoder, counts: Mapping[str, I64], shares: Mapping[str, float]) -> dict[str, F32]:
     """Returns the probability of each rank to be dropped, so that each feature's share of look-ups is hidden.
 
-    counts: `count_lookups` of the training rows. An id with n look-ups among them is dropped with
-    min(MOST_PROBABILITY, t / n), where t is such that the share is met.
+    counts: `count_lookups` of the training rows. An id with n look-ups among them is dropped with probability
+    min(MOST_PROBABILITY, t / n), where t is chosen to meet the share.
     """
     found = {}
     for feature in encoder.schema.categorical:
@@ -120,7 +120,7 @@ def _scale(count: I64, share: float) -> float:
 
 
 def lookups_to_hide(recipe: Recipe, encoder: Encoder, source: RowSource) -> dict[str, I64]:
-    """Returns the look-ups of rows by feature and rank; empty unless the recipe measures what to hide."""
+    """Counts look-ups by feature and rank; returns nothing unless the recipe measures what to hide."""
     return count_lookups(encoder, source) if recipe.hide == "unseen" else {}
 
 
@@ -129,8 +129,8 @@ def id_dropout(
 ) -> IdDropout | None:
     """Returns the recipe's id dropout.
 
-    lookups: `lookups_to_hide` of the training rows. unseen: shares to hide by feature, if the recipe measures
-    them.
+    lookups: `lookups_to_hide` of the training rows. unseen: feature -> share to hide, if the recipe measures
+    it.
     """
     if recipe.hide == "unseen":
         return make_id_dropout(encoder, hide_unseen(encoder, lookups, unseen))

@@ -199,7 +199,7 @@ def _run(args: argparse.Namespace) -> int:
         comparison = PolicyComparison(server, source, conditions, status.show)
         capacity = None if args.no_search else comparison.find_capacities(args.first_rate)
         if args.out:
-            # an interrupted run leaves the figures measured so far
+            # an interrupted run still writes the figures measured so far
             write_comparison(Path(args.out), comparison, setup, title)
         if args.simulate:
             comparison.calibrate(plan)
@@ -239,7 +239,7 @@ def _conditions(args: argparse.Namespace) -> Conditions:
 
 
 def _setup(args: argparse.Namespace, plan: Plan, server_cores: set[int], client_core: int) -> dict[str, str]:
-    """Returns what the report says of how it was made."""
+    """Returns the setup that the report shows: machine, cores, versions."""
     from polyrec.loadtest.machine import machine
 
     return {

@@ -110,7 +110,7 @@ def _calibrate_bundle(args: argparse.Namespace) -> int:
     from polyrec.models.schema.schema import load_schema
 
     if args.sample is not None:
-        raise DataError("--sample is of the calibration of data; a bundle is calibrated with all rows")
+        raise DataError("--sample applies to calibrating data; a bundle is calibrated with all rows")
     torch.set_num_threads(1)
     require_target(args.out, args.replace)
     bundle = load_bundle(args.source)
@@ -164,7 +164,7 @@ def _as_json(tables: Mapping[str, I64]) -> dict[str, Any]:
 
 
 def _print_skew(tables: Mapping[str, I64]) -> None:
-    """Prints the accesses of each table. tables: counts in rank order."""
+    """Prints the accesses of each table. tables: name -> counts in rank order."""
     from polyrec.models.schema.popularity import skew
 
     print(f"{'table':20} {'rows':>12} {'accesses':>14}   share of the hottest 1%     5%    10%")

@@ -32,7 +32,7 @@ WAITING_S = 10.0
 
 
 def run_call(args: argparse.Namespace) -> int:
-    """Makes the call; returns the exit status. Raises PolyrecError."""
+    """Makes the call and returns the exit status. Raises PolyrecError."""
     spec = cluster_spec(args) if args.call == "up" else None
     os.environ["RAY_SERVE_LOG_TO_STDERR"] = "0"
     from polyrec.cluster import control, nodes
@@ -86,7 +86,7 @@ def cluster_spec(args: argparse.Namespace) -> ClusterSpec:
     groups = []
     for name, replicas in counts.items():
         file = checked_plan(plans[name])
-        # checked here, so that a mistake is reported once instead of by each replica
+        # check settings here, so that a mistake is reported once instead of by each replica
         load_settings({**settings, "plan": file, "port": 0}, {})
         given = dict(amount(text) for text in args.resource)
         of_type = {} if args.fleet_plan is None else {name: 1.0}
@@ -132,9 +132,10 @@ def amount(text: str) -> tuple[str, float]:
 
 
 def checked_plan(file: Path) -> Path:
-    """Returns the absolute path of a plan whose bundles are there. Raises PlanError or BundleError.
+    """Returns the absolute path of a plan after checking that its bundles exist. Raises PlanError or
+    BundleError.
 
-    A replica that cannot open a rolled plan ends, so a wrong file is better found before.
+    A replica that cannot open a rolled-out plan exits, so mistakes must be found before.
     """
     for bundle in {path.bundle for path in load_plan(file).paths}:
         read_manifest(bundle)
@@ -143,9 +144,11 @@ def checked_plan(file: Path) -> Path:
 
 @contextmanager
 def waiting_told(status: Callable[[], Mapping[str, Any]], every_s: float = WAITING_S) -> Iterator[None]:
-    """Says on stderr what a call waits for, when that changes: nodes with room may never come.
+    """Reports on stderr, on each change, what a call waits for, because nodes with free capacity may never
+    come.
 
-    status: that of the cluster, asked every `every_s`; it may fail while the cluster starts and ends.
+    status: returns the cluster's status; called every `every_s`, and may fail while the cluster starts and
+    ends.
     """
     from ray.exceptions import RayError
 
@@ -180,13 +183,13 @@ def awaited(status: Mapping[str, Any]) -> list[str]:
 
 
 def state_of(group: Mapping[str, Any]) -> str:
-    """Formats a group's state and its replicas by theirs."""
+    """Formats a group's state and the number of its replicas in each state."""
     counts = ", ".join(f"{n} {state.lower()}" for state, n in group["replicas"].items() if n)
     return f"{group['state'].lower()}, {counts or 'no replica'}"
 
 
 def lines(status: Mapping[str, Any]) -> list[str]:
-    """Formats the status."""
+    """Formats the cluster's status."""
     shown = [f"{status['url']} by {status['way']}"]
     for group in status["groups"]:
         shown.append(f"{group['name']}: {state_of(group)}; {group['plan']}")

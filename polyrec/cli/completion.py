@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _name_files(parser: argparse.ArgumentParser, file: object, folder: object) -> None:
-    """Tells shtab which arguments are files and folders, in every verb."""
+    """Tells shtab which arguments of every verb are files and folders."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for verb in action.choices.values():

@@ -1,4 +1,4 @@
-"""Arguments of the verbs that read training data."""
+"""Defines the arguments of verbs that read training data."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import argparse
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:
-    """Adds the data and its schema."""
+    """Adds the data argument and its schema."""
     parser.add_argument("data", metavar="DATA", help="Parquet file or folder, or Criteo TSV[.gz]")
     parser.add_argument("--schema", required=True, help="schema file, or the name of a shipped one")
 
 
 def add_on_malformed(parser: argparse._ActionsContainer) -> None:
-    """Adds what to do with malformed rows."""
+    """Adds the option for malformed rows."""
     parser.add_argument(
         "--on-malformed",
         choices=("fatal", "count"),

@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
         if args.json:
             print(json.dumps(result))
         return 0
-    listen(args.host, args.port).close()  # reports a port in use before the training
+    listen(args.host, args.port).close()  # report a port in use before the training
     out = Path(args.out)
     make_folder(out)
     begin = time.perf_counter()
@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def start_logged(settings: Mapping[str, object], log: Path) -> ServerProcess:
-    """Starts the server, with its messages in a file: among the demo's lines they would confuse.
+    """Starts the server with its messages in a file, where they do not mix with the demo's.
 
     Raises PolyrecError with the server's own reason.
     """
@@ -131,9 +131,10 @@ def start_logged(settings: Mapping[str, object], log: Path) -> ServerProcess:
 
 
 def serve_until_signaled(server: ServerProcess) -> int:
-    """Waits for the server, to which it passes SIGINT and SIGTERM on; returns its exit status.
+    """Waits for the server and returns its exit status; forwards SIGINT and SIGTERM to it.
 
-    server: in a group of its own, so that Ctrl-C signals it once: a second signal would hurry its drain.
+    server: in a process group of its own, so that Ctrl-C signals it only once; a second signal would hurry
+    its drain.
     """
     import signal
 
@@ -155,7 +156,9 @@ def _generate(out: Path, rows: int, seed: int, say: Say) -> tuple[Path, Schema]:
 
 
 def _train(out: Path, clicks: Path, schema: Schema, say: Say) -> tuple[dict[str, Quality], Quality]:
-    """Trains one bundle of nested widths; returns each one's figures on the test rows, and their ceiling."""
+    """Trains one bundle of nested widths; returns each width's quality on the test rows, and its upper
+    bound.
+    """
     from math import nan
 
     from polyrec.cli.progress import Bars
@@ -208,15 +211,17 @@ def _plan(out: Path, clicks: Path, say: Say) -> None:
 
 
 def _request_s(profile: Profile, width: int) -> float:
-    """Seconds of one core for a request of CANDIDATES rows by a model size, reading and writing included."""
+    """Returns the seconds of one core for a request of CANDIDATES rows at a width, including reading and
+    writing.
+    """
     latencies = [path.latency for path in profile.paths if path.path.width == width]
-    assert profile.front is not None  # the profile was made here, front included
+    assert profile.front is not None  # the demo's own profile measures the front
     front_s = profile.front.query_s + CANDIDATES * profile.front.row_s
     return front_s + min(latency.median(CANDIDATES) for latency in latencies)
 
 
 def _run_verb(*arguments: str) -> str:
-    """Runs another verb without its output. Returns its error message, or ''."""
+    """Runs another verb, discarding its output; returns its error message, or ''."""
     import io
     from contextlib import redirect_stdout
 
@@ -233,7 +238,7 @@ def _run_verb(*arguments: str) -> str:
 
 
 def _request_bodies(path: Path, schema: Schema) -> tuple[bytes, bytes]:
-    """Makes bodies of /v1/rank and /v1/predict from the last request of the data."""
+    """Builds bodies of /v1/rank and /v1/predict from the last request of the data."""
     import json
 
     import pyarrow.compute as pc
@@ -252,7 +257,7 @@ def _request_bodies(path: Path, schema: Schema) -> tuple[bytes, bytes]:
 
 
 def _load(url: str, out: Path, clicks: Path, say: Say) -> list[dict[str, Any]]:
-    """Sends the data's requests at a low and at a high rate; returns the figures of each load."""
+    """Sends the data's requests at a low and at a high rate; returns the figures of each."""
     import numpy as np
 
     from polyrec.cli.profile_run import BUSY
@@ -298,7 +303,7 @@ def _load(url: str, out: Path, clicks: Path, say: Say) -> list[dict[str, Any]]:
 
 
 def _post(url: str, body: bytes) -> tuple[Mapping[str, str], Any]:
-    """Sends a JSON body; returns headers and parsed answer."""
+    """Posts a JSON body; returns the headers and the parsed answer."""
     import json
     import urllib.request
 

@@ -1,8 +1,8 @@
-"""`polyrec demo --loop`: tastes shift from day to day; a frozen model decays, and the loop follows.
+"""Runs `polyrec demo --loop`: tastes shift from day to day; a frozen model decays, and the loop keeps up.
 
 A day takes seconds: its requests are sent to a real server, which logs them, and its clicks are reported.
-Then the steps of `polyrec loop` run on the log; the canary gets the same requests again, without labels,
-which the log leaves out. On one day clicks are reported for the wrong rows.
+Then the steps of `polyrec loop` run on the log. The canary gets the same requests again without labels, which
+the log leaves out. On one day, clicks are reported for the wrong rows.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ CANARY = {
     "share": 0.5,
     "shadow": 0.5,
     "by": "user_id",
-    # wide bounds: the canary's lane only gets spare time, and a day here shifts tastes as months do
+    # wide bounds: the canary's lane only gets spare time, and tastes shift here in a day as they do in months
     "bounds": {
         **{"max_failed": 0.5, "max_late": 0.5, "max_slowdown": 1000.0, "slack_ms": 1e4},
         **{"max_psi": 1.0, "max_loss": 0.2, "min_requests": 100, "promote_after_s": 2.0},
@@ -109,7 +109,7 @@ def run_loop_demo(out: Path, rows: int, seed: int, say: Say) -> dict[str, Any]:
                 shop.visit(table, schema, day, wrong=day == BROKEN_DAY)
                 if day == 1:
                     loop.begin(folder / "plan.json")
-                # an iteration takes rows up to a whole second
+                # an iteration uses rows up to a whole second
                 time.sleep(WINDOW_S + SETTLE_S + 1)
                 with shop.repeating():
                     iteration = _run_iteration(loop)
@@ -145,7 +145,7 @@ def _starts(table: pa.Table, schema: Schema) -> np.ndarray:
 
 
 def _information(file: Path, table: pa.Table, paths: Mapping[str, Path]) -> dict[str, float]:
-    """Returns the information gain of bundles on a day that neither has learned."""
+    """Returns the information gain of bundles on a day that none of them was trained on."""
     pq.write_table(table, file)
     made = predict_all(
         {name: load_bundle(path) for name, path in paths.items()}, file, (TRAIN, VALIDATION, TEST)
@@ -154,7 +154,7 @@ def _information(file: Path, table: pa.Table, paths: Mapping[str, Path]) -> dict
 
 
 def _run_iteration(loop: Loop) -> Iteration:
-    """Executes an iteration, once the day's rows are final. Raises PolyrecError if a step fails."""
+    """Runs an iteration once the day's rows are final. Raises PolyrecError if a step fails."""
     until = time.monotonic() + CANARY_S
     while True:
         loop.advance(at_once=True)
@@ -169,14 +169,14 @@ def _run_iteration(loop: Loop) -> Iteration:
 
 
 class _Shop:
-    """A client that asks for rankings and reports clicks."""
+    """A client that requests rankings and reports clicks."""
 
     def __init__(self, http: httpx.Client) -> None:
         self._http = http
         self._bodies: list[bytes] = []
 
     def visit(self, table: pa.Table, schema: Schema, day: int, wrong: bool) -> None:
-        """Sends a day's requests and their labels. wrong: labels of other rows."""
+        """Sends a day's requests and their labels. wrong: reports the labels of other rows."""
         label = table.column("clicked").to_numpy().copy()
         if wrong:
             np.random.default_rng(day).shuffle(label)
@@ -197,7 +197,7 @@ class _Shop:
 
     @contextmanager
     def repeating(self) -> Iterator[None]:
-        """Sends the requests of the last visit again and again, without labels, for the canary."""
+        """Repeats the requests of the last visit, without labels, for the canary."""
         stop = threading.Event()
 
         def repeat() -> None:
@@ -230,7 +230,7 @@ def _shop(url: str, token: str) -> Iterator[_Shop]:
 
 
 def _picture(folder: Path, days: Sequence[Mapping[str, Any]]) -> Path | None:
-    """Draws the days; None where matplotlib is not installed."""
+    """Draws the days; returns None if matplotlib is not installed."""
     try:
         from polyrec.report.chart import Chart, Series, draw, png
     except ImportError:

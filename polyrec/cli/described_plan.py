@@ -1,4 +1,4 @@
-"""Options and output that `polyrec plan --fleet` and `--train` share: plans of what a file describes."""
+"""Defines the options and output that `polyrec plan --fleet` and `--train` share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SINGLE_MACHINE = ("profile", "slo_ms", "traffic", "memory", "machine", "cores", 
 
 
 def refuse_other_flags(args: argparse.Namespace, file: str, error: type[PolyrecError]) -> None:
-    """Raises an error for options that belong to a plan of one machine; `file` has them instead."""
+    """Raises an error for options of a single-machine plan, which `file` specifies instead."""
     given = [flag for flag in SINGLE_MACHINE if getattr(args, flag) is not None]
     if given or args.sweep or args.quality:
         named = "--" + (given[0].replace("_", "-") if given else "sweep" if args.sweep else "quality")
@@ -29,7 +29,9 @@ def write_plan(
     what: str,
     error: type[PolyrecError],
 ) -> None:
-    """Writes a plan to --out, if given, and prints it as JSON or `lines`. what: kind of plan, for errors."""
+    """Writes a plan to --out, if given, and prints it as JSON or as `lines`. what: kind of plan, for
+    errors.
+    """
     from polyrec.models.files import write_text
 
     text = json.dumps(plan, indent=None if args.json else 1)

@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
             metrics |= named_by_width("test", quality)
     derived = {"derived_from": bundle.manifest.version, "by": "distill", "steps": args.steps}
     derived |= keep_reference(bundle.manifest.training)
-    # quantized rows are nearly the same, a computed representation's vectors are not
+    # quantized rows hardly change the ranges; a computed representation's vectors do
     activations = bundle.manifest.activations if args.representation in PRECISIONS else None
     out = write_bundle(
         args.out, model, representation, bundle.encoder, metrics, derived, args.replace, activations

@@ -69,7 +69,7 @@ def _common(parser: argparse.ArgumentParser, name: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Converts and prints. Raises PolyrecError."""
+    """Converts the checkpoint and prints the result. Raises PolyrecError."""
     import json
 
     import torch

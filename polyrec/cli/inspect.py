@@ -77,7 +77,7 @@ def _vocabulary(bundle: Bundle, table: str) -> int:
 
 
 def _file(args: argparse.Namespace) -> int:
-    """Describes a file by its type: a machine is YAML, a profile and a plan differ in their keys."""
+    """Describes a file by its type: machines are YAML; profiles and plans differ in their keys."""
     from polyrec.models.errors import BundleError
     from polyrec.planner.devices import load_machine
     from polyrec.planner.plan import load_plan
@@ -102,7 +102,7 @@ def _file(args: argparse.Namespace) -> int:
 
 
 def _is_profile(file: Path) -> bool:
-    """True if a JSON file has a profile's key; an unreadable file is reported when it is loaded."""
+    """Returns whether a JSON file has a profile's key; unreadable files are reported when they are loaded."""
     from polyrec.models.files import MOST_BYTES, read_regular
 
     try:

@@ -1,8 +1,8 @@
-"""Runs `polyrec top`: scrapes /metrics, and shows what happened between two scrapes.
+"""Runs `polyrec top`: scrapes /metrics and shows what happened between two scrapes.
 
     /metrics, /metrics -> Interval (figures of the time between) -> lines -> terminal
 
-Everything comes from /metrics, which any server of any version has, so the view is what Prometheus would say.
+All figures come from /metrics, which servers of every version have, so the view agrees with Prometheus.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ ENTER, LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 
 @dataclass(frozen=True, slots=True)
 class PathRow:
-    """A path. rate: answers/s; share: of all answers; p99_s: NaN without answers; quality: None: unknown."""
+    """Figures of a path. rate: answers/s. share: of all answers. p99_s: NaN without answers. quality: None
+    if unknown.
+    """
 
     name: str
     rate: float
@@ -51,7 +53,7 @@ class PathRow:
 
 @dataclass(frozen=True, slots=True)
 class LaneRow:
-    """A lane. busy: share of the interval that it worked; breaker: closed, open or probing."""
+    """Figures of a lane. busy: share of the interval in which it worked. breaker: closed, open or probing."""
 
     name: str
     device: str
@@ -63,11 +65,14 @@ class LaneRow:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Figures of a server between two scrapes. model: its name, of several; None: the only one.
+    """Figures of a server between two scrapes.
 
-    rate: requests/s of every outcome; outcomes: requests/s by outcome. in_slo: share within the latency
-    budget, NaN without requests that count. information: per second. phases_s: mean time of a request in each
-    phase, that of batches divided by the requests in them; empty without answers.
+    model: name of the model if there are several, else None.
+    rate: requests/s with any outcome. outcomes: requests/s by outcome.
+    in_slo: share within the latency budget, NaN if no request counts.
+    information: per second.
+    phases_s: mean time per request in each phase, where a batch's time is divided among its requests; empty
+    without answers.
     """
 
     bundle: str
@@ -158,17 +163,17 @@ def interval(before: MetricSamples, after: MetricSamples, seconds: float) -> Int
 
 
 def _values(samples: MetricSamples, name: str, label: str) -> list[str]:
-    """The values of a label of one metric, each once."""
+    """Returns the distinct values of one label of a metric."""
     return list(dict.fromkeys(labels[label] for labels, _ in samples.series(name)))
 
 
 def _labels(samples: MetricSamples, name: str, **labels: str) -> Mapping[str, str]:
-    """The labels of the series of an information metric that is 1; empty without one."""
+    """Returns the labels of the series whose value is 1 in an information metric; empty if there is none."""
     return next((found for found, value in samples.series(name, **labels) if value), {})
 
 
 def _answered(before: MetricSamples, after: MetricSamples, **labels: str) -> tuple[int, float, float]:
-    """Answers between two scrapes, their median and p99 in seconds."""
+    """Returns the number of answers between two scrapes, and their median and p99 in seconds."""
     ok, late = (
         after.buckets("polyrec_request_seconds", outcome=outcome, **labels)
         - before.buckets("polyrec_request_seconds", outcome=outcome, **labels)
@@ -179,7 +184,9 @@ def _answered(before: MetricSamples, after: MetricSamples, **labels: str) -> tup
 
 
 def lines(found: Interval, url: str, color: bool, columns: int = MOST_COLUMNS) -> list[str]:
-    """The view as lines: verdict, figures, paths, lanes. columns: of the terminal; names are cut to fit."""
+    """Formats the view as lines: verdict, figures, paths, lanes. columns: terminal width, to which names
+    are cut.
+    """
     bold, red, plain = (BOLD, RED, PLAIN) if color else ("", "", "")
     if math.isnan(found.in_slo):
         verdict = "no requests"
@@ -226,7 +233,9 @@ def lines(found: Interval, url: str, color: bool, columns: int = MOST_COLUMNS) -
 
 
 def fitted(shown: Sequence[str], columns: int, rows: int) -> list[str]:
-    """Cuts lines to a terminal, where longer ones would wrap and more scroll; says how many are left out."""
+    """Cuts lines to the terminal, where longer ones would wrap and more would scroll; notes how many are
+    left out.
+    """
     kept = list(shown) if len(shown) <= rows else list(shown[: max(0, rows - 1)])
     if len(kept) < len(shown):
         kept.append(f"... {len(shown) - len(kept)} more lines")
@@ -234,7 +243,7 @@ def fitted(shown: Sequence[str], columns: int, rows: int) -> list[str]:
 
 
 def _cut(line: str, columns: int) -> str:
-    """Cuts what is visible of a line, and keeps its colors."""
+    """Cuts the visible part of a line, keeping its colors."""
     left, parts = columns, []
     for part in COLOR.split(line):
         if COLOR.fullmatch(part):
@@ -246,7 +255,7 @@ def _cut(line: str, columns: int) -> str:
 
 
 def _shortened(name: str, most: int) -> str:
-    """Leaves out the middle of a long name: the ends of paths differ."""
+    """Shortens a long name in the middle, because paths differ at their ends."""
     if len(name) <= most:
         return name
     tail = (most - 2) // 2
@@ -254,7 +263,7 @@ def _shortened(name: str, most: int) -> str:
 
 
 def _phases(phases_s: Mapping[str, float], color: bool) -> str:
-    """The mean time in each phase, the longest first."""
+    """Formats the mean time in each phase, longest first."""
     slowest, *others = sorted(phases_s, key=lambda phase: -phases_s[phase])
     bold, plain = (BOLD, PLAIN) if color else ("", "")
     shown = [f"{bold}{slowest} {1e3 * phases_s[slowest]:.2f}{plain}"]
@@ -266,9 +275,10 @@ def _ms(seconds: float) -> str:
 
 
 def watch(url: str, every_s: float, once: bool, as_json: bool, model: str | None = None) -> int:
-    """Shows intervals until Ctrl-C, or one if asked or if standard output is no terminal.
+    """Shows intervals until Ctrl-C; only one if `once` is set or standard output is not a terminal.
 
-    model: of several; None: the first. Raises PolyrecError if no server answers, or none of that name.
+    model: name of one of several models; None: the first. Raises PolyrecError if no server or no such model
+    answers.
     """
     out = sys.stdout
     live = out.isatty() and not once and not as_json
@@ -301,7 +311,7 @@ def watch(url: str, every_s: float, once: bool, as_json: bool, model: str | None
 
 
 def _scrape(url: str, model: str | None) -> MetricSamples:
-    """Reads the metrics of a model. Raises PolyrecError if no server answers, or none of that name."""
+    """Reads the metrics of a model. Raises PolyrecError if no server or no such model answers."""
     try:
         samples = read_metrics(url)
     except (OSError, URLError, ValueError) as e:
@@ -312,9 +322,9 @@ def _scrape(url: str, model: str | None) -> MetricSamples:
 
 
 def one_model(samples: MetricSamples, model: str | None) -> MetricSamples:
-    """The series of one of several models, which may have paths and lanes of the same names; None: the first.
+    """Returns the series of one of several models, whose paths and lanes may share names; None: the first.
 
-    Raises PolyrecError for a name that the server does not have.
+    Raises PolyrecError for an unknown model.
     """
     models = samples.models
     if model is not None and model not in models:
@@ -324,7 +334,7 @@ def one_model(samples: MetricSamples, model: str | None) -> MetricSamples:
 
 
 def _finite(value: object) -> object:
-    """The same JSON value with NaN as null."""
+    """Returns the JSON value with NaN replaced by null."""
     if isinstance(value, dict):
         return {key: _finite(one) for key, one in value.items()}
     if isinstance(value, list | tuple):

@@ -26,7 +26,7 @@ POLL_S = 1.0
 
 
 def run_call(args: argparse.Namespace) -> int:
-    """Runs one call; returns the exit status. Raises PolyrecError."""
+    """Runs one call and returns the exit status. Raises PolyrecError."""
     folder = LoopFolder(Path(args.state))
     if args.call == "run":
         return _run(folder, args)
@@ -75,7 +75,7 @@ def _run(folder: LoopFolder, args: argparse.Namespace) -> int:
         train_options=tuple(shlex.split(args.train_options)),
         keep=args.keep,
     )
-    # so that the training process ends with this one
+    # interrupt, so that the training process ends with this one
     signal.signal(signal.SIGTERM, _interrupted)
     folder.create()
     with ExitStack() as stack:
@@ -104,7 +104,7 @@ def _interrupted(*_: object) -> NoReturn:
 
 
 def _once(loop: Loop) -> int:
-    """Executes an iteration until it ends or stops. Raises LoopError if a step failed."""
+    """Runs an iteration until it ends or stops. Raises LoopError if a step failed."""
     pause_s = loop.advance(at_once=True)
     while (iteration := loop.folder.last()) is not None and iteration.state == "running" and not pause_s:
         pause_s = loop.advance()
@@ -118,6 +118,6 @@ def _forever(loop: Loop) -> int:
     while True:
         until = time.monotonic() + loop.advance()
         controls = loop.folder.controls()
-        # a command is executed at once
+        # react to a command at once
         while (left_s := until - time.monotonic()) > 0 and loop.folder.controls() == controls:
             time.sleep(min(left_s, POLL_S))

@@ -1,7 +1,7 @@
-"""The command line: `polyrec VERB`, one module a verb.
+"""Implements the command line, `polyrec VERB`, with one module per verb.
 
-A verb's module has `EXAMPLE`, `add_arguments(parser)` and `run(args) -> exit status`. Only the module of
-the verb given is imported, and its heavy imports are inside `run`, so that `--help` is fast.
+A verb's module defines `EXAMPLE`, `add_arguments(parser)` and `run(args) -> exit status`. Only the module of
+the verb in use is imported, and its heavy imports are inside `run`, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ VERBS = {verb: text for verbs in GROUPS.values() for verb, text in verbs.items()
 
 
 def build_parser(complete: Collection[str] = tuple(VERBS)) -> Parser:
-    """The parser of all verbs; the function of the chosen verb is in `args.run`.
+    """Builds the parser of all verbs; the chosen verb's function is in `args.run`.
 
-    complete: verbs that get their arguments, for which their modules are imported; others get a line of help.
+    complete: verbs whose modules are imported to add their arguments; the others only get a line of help.
     """
     from polyrec.loadtest.parser import HelpFormatter, Parser
 
@@ -86,15 +86,17 @@ def build_parser(complete: Collection[str] = tuple(VERBS)) -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; returns its status: 2 after a user's mistake (one line), 130 after an interrupt."""
+    """Runs a command; returns its exit status: 2 after a user's mistake (one line), 130 after an
+    interrupt.
+    """
     given = list(sys.argv[1:] if argv is None else argv)
     if given[:1] == ["--version"]:
-        # before the verbs are imported: scripts ask for it often
+        # before the verbs are imported, because scripts often ask for the version
         from polyrec.models.version import code_version
 
         print(code_version())
         return 0
-    # the program's own options take no value, so the first word is the verb
+    # the program's own options take no values, so the first word is the verb
     parser = build_parser([word for word in given if not word.startswith("-")][:1])
     args = parser.parse_args(given)
     if args.verb is None:
@@ -116,11 +118,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # the reader of our output is gone; the interpreter must not fail on it at exit
+        # the reader of the output is gone; do not let the interpreter fail on it at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as e:
-        # a full disk or a folder without permission is no defect
+        # a full disk or a folder without permission is not a bug
         if e.filename is None:
             raise
         print(f"polyrec: {error_word()}: '{printable(str(e.filename))}': {e.strerror}", file=sys.stderr)

@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _how_to_rename(data: str, renames: Mapping[str, str]) -> str:
-    """Says which columns were left out for their names, with a command that renames them in a copy."""
+    """Lists the columns left out for their names, with a command that renames them in a copy."""
     import json
 
     from polyrec.models.data.guess.schema_guess import code_to_read

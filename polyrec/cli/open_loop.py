@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 def bodies(whole: str | None, lines: str | None) -> Body:
-    """Bodies by request number: a file, or the lines of a file in turn; None for GETs.
+    """Returns bodies by request number: a whole file, or the lines of a file in turn; None for GET requests.
 
     Raises LoadError for a file that cannot be read or is empty.
     """
@@ -68,7 +68,7 @@ def _headers(given: Sequence[str], post: bool) -> dict[str, str]:
 
 
 def _load(args: argparse.Namespace) -> tuple[Target, Load]:
-    """Builds target and load from the flags. Raises LoadError, BundleError or DataError."""
+    """Builds target and load from the arguments. Raises LoadError, BundleError or DataError."""
     if args.bundle is None and (args.data or args.replay):
         raise LoadError("--data and --replay need --bundle for its schema")
     if args.replay and not args.data:
@@ -105,7 +105,7 @@ def _load(args: argparse.Namespace) -> tuple[Target, Load]:
 
 
 def run_load(args: argparse.Namespace) -> int:
-    """Returns the exit status: 0, DRIVER_TOO_SLOW or SLO_MISSED. Raises PolyrecError."""
+    """Runs the load; returns the exit status: 0, DRIVER_TOO_SLOW or SLO_MISSED. Raises PolyrecError."""
     if args.slo_share is not None and args.budget_ms is None:
         raise LoadError("--slo-share needs --budget-ms")
     if args.core is not None:
@@ -150,7 +150,7 @@ def _service_figures(
 
 
 def _from_server(url: str, read: Callable[[str], T]) -> T | None:
-    """Calls `read` on the server; None if it is no Polyrec server."""
+    """Calls `read` on the server; returns None if it is not a Polyrec server."""
     try:
         return read(f"http://{urlsplit(url).netloc}")
     except (OSError, ValueError, KeyError, TypeError):

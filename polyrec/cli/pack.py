@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Packs and prints. Raises PolyrecError."""
+    """Packs the data and prints the result. Raises PolyrecError."""
     import json
     from pathlib import Path
 

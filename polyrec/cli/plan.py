@@ -210,7 +210,7 @@ def _load_inputs(args: argparse.Namespace) -> tuple[Profile, Requirements]:
     given = parse_quality(args.quality, "PATH=VALUE, like table@cpu=0.257", PlanError)
     profile = with_given_quality(profile, given)
     requirements = Requirements(
-        slo_s=1.0 if args.slo_ms is None else args.slo_ms / 1e3,  # None: by each step of the sweep
+        slo_s=1.0 if args.slo_ms is None else args.slo_ms / 1e3,  # None: set by each step of the sweep
         traffic=parse_traffic(args.traffic),
         memory=parse_memory(args.memory, profile.machine) if args.memory else {},
         cores=args.cores,
@@ -234,7 +234,7 @@ def _save(plan: Plan, out: str) -> None:
 
 
 def _relative_bundle(bundle: Path, plan: Path) -> Path:
-    """The bundle relative to the plan file, unless it was given absolute."""
+    """Returns the bundle's path relative to the plan file, unless it was given as an absolute path."""
     import os
     from pathlib import Path
 

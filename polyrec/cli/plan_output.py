@@ -1,4 +1,4 @@
-"""Output of `polyrec plan`, of any kind: checked targets, pictures, standard output without the solver."""
+"""Handles the output of all kinds of `polyrec plan`: checked targets, pictures, clean standard output."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def stdout_to_stderr() -> Iterator[None]:
-    """Redirects stdout: the solver prints lines from C that would break --json."""
+    """Redirects stdout to stderr, because the solver prints lines from C that would break --json."""
     import os
     import sys
 
@@ -28,7 +28,7 @@ def stdout_to_stderr() -> Iterator[None]:
 
 
 def check_outputs(args: argparse.Namespace) -> None:
-    """Raises PlanError or PolyrecError for what cannot be written, before a plan is made."""
+    """Raises PlanError or PolyrecError for outputs that cannot be written, before a plan is made."""
     from polyrec.models.files import require_target_file
     from polyrec.planner.plan import PlanError
 

@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import os
 
-    # before torch is imported: one thread a lane, as the server has it
+    # before torch is imported: one thread per lane, as in the server
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if args.list:
         return _list(args)

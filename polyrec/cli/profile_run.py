@@ -31,7 +31,7 @@ FRONT_ROWS = 23
 
 
 def measure_profile(args: argparse.Namespace) -> Profile:
-    """Measures a profile and writes it, also after each part that comes later. Raises ProfileError."""
+    """Measures a profile and writes it, again after each later part. Raises ProfileError."""
     import torch
 
     from polyrec.cli.evaluate import labels_of
@@ -56,7 +56,7 @@ def measure_profile(args: argparse.Namespace) -> Profile:
     given = _given_qualities(args, labels, bundles)
     if args.data:
         for bundle in bundles.values():
-            open_data(args.data, bundle.manifest.schema_)  # reports what cannot be read before the work
+            open_data(args.data, bundle.manifest.schema_)  # reports unreadable data before the work
     out = Path(args.out)
     print("detecting devices ...", file=sys.stderr)
     inventory = discover(out.parent)
@@ -179,7 +179,7 @@ def _without_losing_precisions(
 
 
 def _split_names(text: str | None) -> list[Any] | None:
-    """The names of a flag, which `_check_flags` has checked."""
+    """Splits the names in a flag that `_check_flags` has checked."""
     return None if text is None else [part.strip() for part in text.split(",")]
 
 
@@ -203,7 +203,7 @@ def _measure_with_bar(
 
 @contextmanager
 def _bar() -> Iterator[Callable[[float, str], None]]:
-    """Shows a progress bar; yields what advances it, given the share done and the current step."""
+    """Shows a progress bar; yields a function that advances it, given the share done and the current step."""
     from tqdm import tqdm
 
     with tqdm(
@@ -276,7 +276,7 @@ def _qualities(
 
 
 def _fastest(paths: Sequence[PathProfile], found: Sequence[Candidate]) -> Candidate | None:
-    """The fastest path on the CPU: the time outside lanes hardly depends on the path."""
+    """Returns the fastest path on the CPU, as the time outside lanes hardly depends on the path."""
     served = [(p.latency.median(FRONT_ROWS), i) for i, p in enumerate(paths) if p.path.device == "cpu"]
     return found[min(served)[1]] if served else None
 
@@ -317,7 +317,7 @@ def _hops(paths: Sequence[PathProfile], found: Sequence[Candidate], seed: int) -
 
 
 def _versions() -> str:
-    """Versions of software that invalidate old samples when they change."""
+    """Returns the versions of software that invalidate old samples when they change."""
     import numpy as np
 
     from polyrec.models.runtimes.registry import runtime_kind, runtimes_for

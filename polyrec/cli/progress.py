@@ -1,4 +1,4 @@
-"""Progress on standard error: bars on a terminal, log lines of training elsewhere.
+"""Shows progress on standard error: bars on a terminal, log lines of training elsewhere.
 
 Training shows rows/s, the loss, the last validation figures and the time left.
 """
@@ -19,10 +19,10 @@ LINE_EVERY_S = 30.0
 
 
 class Bars:
-    """Bars for models/training/pipeline.py; each new one closes the previous one.
+    """Progress bars for models/training/pipeline.py; each new bar closes the previous one.
 
-    stream: where to, default standard error. If it is no terminal, training writes a line every
-    `line_every_s` seconds instead, and a last one when it is complete.
+    stream: output, by default standard error. If it is not a terminal, training writes a line every
+    `line_every_s` seconds instead, and another when it is complete.
     """
 
     def __init__(
@@ -38,17 +38,17 @@ class Bars:
         self._line_at: float | None = None
 
     def phase(self, name: str, rows: int | None) -> Callable[[int], object]:
-        """Opens a bar of a pass over `rows` rows; returns the function that advances it."""
+        """Opens a bar for a pass over `rows` rows; returns the function that advances it."""
         self._line_at = None
         return self._open(name, rows, "row").update
 
     def training(self, report: StepReport) -> None:
-        """Shows a step of a training; the first one begins a new bar."""
+        """Shows a step of a training; the first step starts a new bar."""
         now = self._clock()
         bar = self._bar
         if bar is None or self._line_at is None or report.step <= self._speed.step:
             bar = self._open("train", report.total, "step")
-            # the first step has just been taken: rows/s are those of the steps after it
+            # the first step has just been taken, so rows/s count the steps after it
             self._speed, self._line_at = _Speed(now, report.step), now + self._line_every_s
             bar.initial = bar.n = report.step
         else:
@@ -96,7 +96,7 @@ class Bars:
 
 
 class _Speed:
-    """Rows/s of a training and the time that it has left, from the steps since it began in this process."""
+    """Computes rows/s and the time left of a training, from the steps since it began in this process."""
 
     def __init__(self, begin: float, step: int) -> None:
         self.step, self.shown = step, False
@@ -108,7 +108,7 @@ class _Speed:
         self._rows += report.rows
 
     def text(self, report: StepReport, now: float) -> str:
-        """Returns rows/s, loss, validation figures and the time left, for people."""
+        """Returns rows/s, loss, validation figures and the time left as text."""
         seconds, steps = now - self._begin, self.step - self._first
         parts = [f"{self._rows / seconds:,.0f} rows/s"] if seconds and steps else []
         parts.append(f"loss {report.loss:.4f}")
@@ -120,13 +120,13 @@ class _Speed:
 
 
 def _clock_time(seconds: float) -> str:
-    """Returns a duration as hours:minutes:seconds."""
+    """Formats a duration as hours:minutes:seconds."""
     whole = round(seconds)
     return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
 
 
 class StatusLine:
-    """A line with the current activity, for work of unknown length."""
+    """A line that shows the current activity, for work of unknown length."""
 
     def __init__(self, name: str) -> None:
         self._bar: tqdm[NoReturn] = tqdm(

@@ -1,4 +1,4 @@
-"""The flag --quality of the verbs that take given qualities: NAME=VALUE, repeatable."""
+"""Parses the flag --quality of verbs that accept given qualities: NAME=VALUE, repeatable."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def parse_quality(
 ) -> dict[str, float]:
     """Parses values by name.
 
-    form: how to write one, for messages. known: the names there are; None: any. Raises `error`.
+    form: the expected syntax, for messages. known: the allowed names; None: any. Raises `error`.
     """
     given = {}
     for text in texts:

@@ -1,4 +1,4 @@
-"""Runs `polyrec rollout`: one admin call, and its answer as a table."""
+"""Runs `polyrec rollout`: makes one admin call and prints its answer as a table."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BOUNDS = (
 
 
 def run_call(args: argparse.Namespace) -> int:
-    """Makes the call; returns the exit status. Raises AdminFailed."""
+    """Makes the call and returns the exit status. Raises AdminFailed."""
     with AdminCalls(args.url, args.model) as calls:
         try:
             status = _call(calls, args)
@@ -52,7 +52,7 @@ def run_call(args: argparse.Namespace) -> int:
 
 
 def _wait(calls: AdminCalls, status: dict[str, Any], args: argparse.Namespace) -> int:
-    """Waits until the rollout that was just started ends; returns the exit status. Raises AdminFailed."""
+    """Waits until the rollout just started has ended; returns the exit status. Raises AdminFailed."""
     began = status["rollout"]["began"]
     end = math.inf if args.timeout is None else time.monotonic() + args.timeout
     answered, told = time.monotonic(), False
@@ -67,7 +67,7 @@ def _wait(calls: AdminCalls, status: dict[str, Any], args: argparse.Namespace) -
             status = calls.get("rollout")
             answered, told = time.monotonic(), False
         except NoAnswer as e:
-            # a busy server, or one that is started again; a token that is refused stays so
+            # the server is busy or restarting; a refused token, in contrast, stays refused
             if not told:
                 told = True
                 print(f"{e}; asking again for {PATIENCE_S:g} s", file=sys.stderr)
@@ -83,7 +83,7 @@ def _wait(calls: AdminCalls, status: dict[str, Any], args: argparse.Namespace) -
 
 
 def _goes_on(args: argparse.Namespace) -> str:
-    """Says that a rollout outlives the command that started it, and how to end it."""
+    """Explains that a rollout outlives the command that started it, and how to end it."""
     at = f" --url {args.url}" if args.model is None else f" --url {args.url} --model {args.model}"
     return (
         "the server goes on with the rollout, or begins it once the version is open; "
@@ -98,7 +98,7 @@ def _call(calls: AdminCalls, args: argparse.Namespace) -> dict[str, Any]:
     body: dict[str, Any] = {}
     if args.call == "start":
         place = model_place(args.plan)
-        # a relative path is of this shell, not of the server's folder
+        # a relative path refers to this shell's folder, not the server's
         plan = place.resolve() if isinstance(place, Path) and place.exists() else place
         body = {"plan": str(plan), **start_arguments(args)}
     elif args.call == "share":
@@ -121,7 +121,7 @@ def _print(status: Mapping[str, Any], as_json: bool) -> None:
 
 
 def lines(status: Mapping[str, Any]) -> list[str]:
-    """Formats the status: the rollout in progress, or else the last one; then the earlier ones."""
+    """Formats the status: the rollout in progress or else the last one, then the earlier ones."""
     rollout, ended, model = status["rollout"], list(status["ended"]), f"model {status['model']}: "
     shown: list[str] = []
     if rollout is not None:

@@ -1,4 +1,4 @@
-"""Options of a rollout's start: the requests that the canary gets, and its bounds."""
+"""Defines the options of a rollout's start: the requests that the canary gets, and its bounds."""
 
 from __future__ import annotations
 

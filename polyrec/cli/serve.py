@@ -265,7 +265,7 @@ def run(args: argparse.Namespace) -> int:
 
     from polyrec.server.app.signals import exit_on_sigterm
 
-    # before torch is imported: parallelism comes from lanes, and idle threads spin
+    # before torch is imported: lanes provide the parallelism, and idle threads would spin
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with exit_on_sigterm():
         from polyrec.server.app.settings import load_settings
@@ -295,7 +295,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _several(flags: dict[str, Any]) -> dict[str, Any]:
-    """The flags with repeated or named plans as the setting of several models."""
+    """Returns the flags with repeated or named plans converted to the setting for several models."""
     plans = flags.pop("plan")
     # a file may have a name like dt=2026-11-23/plan.json
     named = plans is not None and re.match(r"[\w.-]+=", plans[0]) and not os.path.exists(plans[0])

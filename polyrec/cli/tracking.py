@@ -1,6 +1,6 @@
 """Records a training in TensorBoard and MLflow: loss, rows/s, learning rate, validation, test metrics.
 
-It gets every step, and writes means over `every` steps under the training's name, such as `fit/loss`.
+It receives every step, and writes means over `every` steps under the training's name, such as `fit/loss`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Tracker(Protocol):
     """A destination of records."""
 
     def values(self, step: int, found: Mapping[str, float]) -> None:
-        """Writes numbers of a step."""
+        """Writes the values of a step."""
         ...
 
     def parameters(self, found: Mapping[str, Any]) -> None:
@@ -35,7 +35,9 @@ class Tracker(Protocol):
 
 
 class TensorBoardTracker:
-    """Event files in a folder, for `tensorboard --logdir`. Raises PolyrecError: not installed."""
+    """Writes event files to a folder, for `tensorboard --logdir`. Raises PolyrecError if it is not
+    installed.
+    """
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -59,7 +61,10 @@ class TensorBoardTracker:
 
 
 class MlflowTracker:
-    """A run of the experiment `polyrec` at a tracking URI. Raises PolyrecError: no mlflow, or no server."""
+    """Writes a run of the experiment `polyrec` to a tracking URI.
+
+    Raises PolyrecError if mlflow is not installed or no server answers.
+    """
 
     def __init__(self, uri: str, name: str) -> None:
         try:
@@ -145,7 +150,7 @@ class TrainingRecord:
 
 
 def both(first: Progress, second: Progress) -> Progress:
-    """Returns a callback that calls both."""
+    """Returns a callback that calls both callbacks."""
 
     def call(report: StepReport) -> None:
         first(report)
@@ -156,7 +161,7 @@ def both(first: Progress, second: Progress) -> Progress:
 
 @contextmanager
 def record_of(tensorboard: Path | None, mlflow: str | None, name: str) -> Iterator[TrainingRecord]:
-    """Opens the record of a training; one without trackers writes nothing."""
+    """Opens the record of a training; without trackers it writes nothing."""
     trackers: list[Tracker] = []
     failed = True
     try:

@@ -158,7 +158,7 @@ def run(args: argparse.Namespace) -> int:
         tiers_of(args) as tiers,
         Bars(StringIO() if workers and workers.rank else None) as bars,
     ):
-        # of several workers the first one speaks
+        # with several workers, only the first one prints
         terminal = StringIO() if workers and workers.rank else sys.stderr
         learner = Learner(
             reader,
@@ -192,7 +192,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_flags(args: argparse.Namespace) -> None:
-    """Raises PolyrecError for flags that do not go together."""
+    """Raises PolyrecError for flags that cannot be combined."""
     from polyrec.models.errors import PolyrecError
     from polyrec.models.transfer import require_device
 
@@ -214,7 +214,7 @@ def _check_flags(args: argparse.Namespace) -> None:
 
 
 def _report(bundle: Bundle, malformed: int, as_json: bool) -> None:
-    """Prints the bundle and its metrics; warnings go to stderr."""
+    """Prints the bundle and its metrics to stdout, and warnings to stderr."""
     from polyrec.models.training.baselines import CONSTANT, LOGISTIC, shortfalls
 
     manifest = bundle.manifest
@@ -236,7 +236,7 @@ def _report(bundle: Bundle, malformed: int, as_json: bool) -> None:
 
 
 def _offer_schema(args: argparse.Namespace) -> NoReturn:
-    """Raises PolyrecError with the command that drafts a schema, and what it would draft."""
+    """Raises PolyrecError with the command that drafts a schema, and a summary of the draft."""
     from polyrec.models.data.guess.schema_guess import guess_schema
     from polyrec.models.errors import PolyrecError
 

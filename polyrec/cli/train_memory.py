@@ -1,4 +1,4 @@
-"""Options of `polyrec train` for tables that do not fit memory."""
+"""Defines the options of `polyrec train` for tables that do not fit in memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def add_memory_arguments(group: argparse._ArgumentGroup) -> None:
 
 
 def refuse_with_memory(args: argparse.Namespace) -> None:
-    """Raises PolyrecError for options that rows in a file do not support."""
+    """Raises PolyrecError for options that are not supported with rows in a file."""
     from polyrec.models.errors import PolyrecError
 
     if args.memory is None:
@@ -52,7 +52,9 @@ def refuse_with_memory(args: argparse.Namespace) -> None:
 
 @contextmanager
 def tiers_of(args: argparse.Namespace) -> Iterator[RowTiers | None]:
-    """Yields the tiers, None if all rows are in memory; without checkpoints their files are removed."""
+    """Yields the tiers, or None if all rows are in memory; removes their files unless there are
+    checkpoints.
+    """
     if args.memory is None:
         yield None
         return

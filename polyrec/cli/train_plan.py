@@ -1,4 +1,4 @@
-"""`polyrec plan --train`: plans the placement of a training's rows, its nodes and its speed."""
+"""Runs `polyrec plan --train`: plans the placement of a training's rows, its nodes and its speed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 
 
 def run_training(args: argparse.Namespace) -> int:
-    """Plans the training of `args.train`. Raises PolyrecError."""
+    """Plans the training described by `args.train`. Raises PolyrecError."""
     from polyrec.cli.described_plan import refuse_other_flags, write_plan
     from polyrec.cli.plan_output import check_outputs
     from polyrec.planner.training.description import TrainingPlanError, load_description

@@ -1,4 +1,4 @@
-"""Options of `polyrec train` for its start: a recipe, or a bundle to continue."""
+"""Defines the options of `polyrec train` for its start: a recipe, or a bundle to continue."""
 
 from __future__ import annotations
 
@@ -82,7 +82,9 @@ def start_of(args: argparse.Namespace) -> tuple[WarmStart | None, Schema]:
 
 
 def training_of(args: argparse.Namespace, schema: Schema, start: WarmStart | None) -> Training:
-    """Returns the recipe file's training; a warm start keeps the bundle's shape and, by default, recipe."""
+    """Returns the training of the recipe file; a warm start keeps the bundle's shape and, by default,
+    recipe.
+    """
     from polyrec.models.training.recipe import default_training, load_training
 
     training = load_training(args.recipe) if args.recipe else default_training(schema)

@@ -1,4 +1,4 @@
-"""Options of `polyrec train` for several workers; starts and joins them."""
+"""Defines the options of `polyrec train` for several workers; starts and joins the workers."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def add_worker_arguments(group: argparse._ArgumentGroup) -> None:
 
 
 def refuse_with_workers(args: argparse.Namespace) -> None:
-    """Raises PolyrecError for options that several workers do not support."""
+    """Raises PolyrecError for options that are not supported with several workers."""
     from polyrec.models.errors import PolyrecError
 
     if not several(args):
@@ -83,13 +83,15 @@ def refuse_with_workers(args: argparse.Namespace) -> None:
 
 
 def several(args: argparse.Namespace) -> bool:
-    """Whether there are several workers, by the options or by torchrun's environment."""
+    """Returns whether there are several workers, by the options or by torchrun's environment."""
     return (args.workers or 1) > 1 or int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 @contextmanager
 def workers_of(args: argparse.Namespace) -> Iterator[Workers | None]:
-    """Starts the other workers unless torchrun did, and joins their group; yields None for one worker."""
+    """Starts the other workers, unless torchrun did, and joins their group; yields None for a single
+    worker.
+    """
     if not several(args):
         yield None
         return
@@ -120,7 +122,7 @@ def workers_of(args: argparse.Namespace) -> Iterator[Workers | None]:
 
 
 def settings_of(args: argparse.Namespace) -> WorkerSettings:
-    """Returns the settings that options say."""
+    """Returns the settings that the options specify."""
     from polyrec.models.training.workers.settings import WorkerSettings
 
     hot_mb = HOT_MB if args.hot_mb is None else args.hot_mb
@@ -130,7 +132,7 @@ def settings_of(args: argparse.Namespace) -> WorkerSettings:
 
 
 def planned_settings(args: argparse.Namespace) -> WorkerSettings:
-    """Returns the settings that the training plan of --plan says. Raises PolyrecError: it does not fit."""
+    """Returns the settings of --plan's training plan. Raises PolyrecError if they do not fit."""
     from polyrec.models.errors import PolyrecError
     from polyrec.models.training.workers.settings import Scheme, WorkerSettings
     from polyrec.planner.training.plan_file import load_proposal
@@ -141,7 +143,7 @@ def planned_settings(args: argparse.Namespace) -> WorkerSettings:
                 f"--{flag.replace('_', '-')}: the plan of --plan says it; leave one of both out"
             )
     plan = load_proposal(args.plan)
-    # torchrun sets both; some containers set WORLD_SIZE=1 alone
+    # torchrun sets both; some containers set only WORLD_SIZE=1
     workers = int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ else args.workers
     if plan.nodes != workers:
         raise PolyrecError(f"plan '{args.plan}' is of {plan.nodes} nodes, not of {workers} workers")
@@ -167,7 +169,7 @@ def local_environment(size: int) -> dict[str, str]:
 
 
 def _assist(args: argparse.Namespace, environment: dict[str, str]) -> None:
-    """Runs the command as another worker; its errors are lines, as those of worker 0 are."""
+    """Runs the command as another worker; reports errors as single lines, as worker 0 does."""
     os.environ.update(environment)
     from polyrec.models.errors import PolyrecError
 

@@ -1,1 +1,3 @@
-"""Python clients of a server over HTTP: `Client` and `AsyncClient`. Imports no model and no server."""
+"""Provides Python clients of a server over HTTP: `Client` and `AsyncClient`. Imports no model or server
+code.
+"""

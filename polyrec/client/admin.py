@@ -1,4 +1,4 @@
-"""Calls a server's administration: JSON in, a JSON object out, every failure a message of one line."""
+"""Calls a server's admin API: JSON in, a JSON object out, every failure a one-line message."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ TIMEOUT_S = 600.0
 
 
 class AdminFailed(PolyrecError):
-    """An admin call failed."""
+    """Raised when an admin call failed."""
 
 
 class NoAnswer(AdminFailed):
-    """The server cannot be reached, or not answer now: it loads, stops, or has too much to do."""
+    """Raised when the server cannot be reached or cannot answer now: it is loading, stopping or
+    overloaded.
+    """
 
 
 class AdminCalls:
-    """A connection for admin calls. Use it with `with`.
+    """A connection for admin calls. Use it in a `with` block.
 
-    url: of the server. model: one of several; None: the only one, or the first. token: None: from the
-    environment. Raises AdminFailed without one.
+    url: address of the server. model: name of one of several models; None: the only one, or the first.
+    token: None: from the environment. Raises AdminFailed if there is none.
     """
 
     def __init__(self, url: str, model: str | None = None, token: str | None = None) -> None:
@@ -55,16 +57,16 @@ class AdminCalls:
         return [model["name"] for model in self._call("GET", self._v1 + "models", None)["models"]]
 
     def require_one_model(self) -> None:
-        """Raises AdminFailed if the server has several models and none of them was named."""
+        """Raises AdminFailed if the server has several models and none was named."""
         if not self._is_named and len(models := self.models()) > 1:
             raise AdminFailed(f"the server has several models; name one: --model {', --model '.join(models)}")
 
     def get(self, page: str) -> dict[str, Any]:
-        """Returns a page below /v1/admin/. Raises AdminFailed."""
+        """Fetches a page below /v1/admin/. Raises AdminFailed."""
         return self._call("GET", self._root + page, None)
 
     def post(self, page: str, body: Mapping[str, Any], timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
-        """Returns the answer of a call below /v1/admin/. Raises AdminFailed."""
+        """Posts to a page below /v1/admin/ and returns the answer. Raises AdminFailed."""
         return self._call("POST", self._root + page, body, timeout_s)
 
     def _call(

@@ -1,4 +1,4 @@
-"""Answers of `predict` and `rank`: arrays, and which path made them."""
+"""Defines the answers of `predict` and `rank`: arrays, and the path that computed them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from numpy.typing import NDArray
 class Answer:
     """Fields of every answer.
 
-    path: the execution path that answered (`table@cpu`). quality: its information gain, None if unknown.
-    degraded: whether a path of lower quality than the best answered; reason: load, deadline, failure, probe.
-    request_id: the server's, None in process. attempts: requests that were sent for it, 0 in process.
+    path: the execution path that answered (`table@cpu`).
+    quality: the path's information gain, None if unknown.
+    degraded: whether a path of lower quality than the best answered. reason: why: load, deadline, failure or
+    probe.
+    request_id: assigned by the server; None in process.
+    attempts: number of requests sent for it; 0 in process.
     """
 
     path: str
@@ -28,7 +31,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction(Answer):
-    """Probabilities of rows: float32 [rows], in the order of the rows."""
+    """Probabilities, float32 [rows], in the order of the rows."""
 
     probabilities: NDArray[np.float32]
 
@@ -40,7 +43,7 @@ class Prediction(Answer):
 class Ranking(Answer):
     """Candidates of one context, best first.
 
-    order: int64 [top_k], positions of the candidates as they were given. scores: float32 [top_k], theirs.
+    order: int64 [top_k], positions in the given candidates. scores: float32 [top_k], in the same order.
     """
 
     order: NDArray[np.int64]
@@ -51,19 +54,19 @@ class Ranking(Answer):
 
 
 def read_prediction(document: dict[str, Any], request_id: str | None, attempts: int) -> Prediction:
-    """Reads an answer of /v1/predict. Raises KeyError, TypeError or ValueError if it is none."""
+    """Parses an answer of /v1/predict. Raises KeyError, TypeError or ValueError if it is not one."""
     probabilities = np.array(document["predictions"], np.float32)
     return Prediction(probabilities=probabilities, **_origin(document, request_id, attempts))
 
 
 def read_ranking(document: dict[str, Any], request_id: str | None, attempts: int) -> Ranking:
-    """Reads an answer of /v1/rank. Raises KeyError, TypeError or ValueError if it is none."""
+    """Parses an answer of /v1/rank. Raises KeyError, TypeError or ValueError if it is not one."""
     order, scores = np.array(document["order"], np.int64), np.array(document["scores"], np.float32)
     return Ranking(order=order, scores=scores, **_origin(document, request_id, attempts))
 
 
 def read_nothing(document: dict[str, Any], request_id: str | None, attempts: int) -> None:
-    """Reads an answer of /v1/feedback. Raises KeyError if it is none."""
+    """Checks an answer of /v1/feedback. Raises KeyError if it is not one."""
     document["accepted"]
 
 

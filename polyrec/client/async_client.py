@@ -1,4 +1,4 @@
-"""`AsyncClient`: the same calls as `Client`, for asyncio."""
+"""Implements `AsyncClient`, which has the calls of `Client` for asyncio."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ A = TypeVar("A")
 
 
 class AsyncClient:
-    """Asks a server for predictions from coroutines, many at a time; an asynchronous context manager.
+    """Requests predictions from a server in coroutines, many concurrently; an asynchronous context manager.
 
     Arguments and errors are those of `Client`.
     """
@@ -36,7 +36,7 @@ class AsyncClient:
         self._http = httpx.AsyncClient(**http_settings(url, token))
 
     async def predict(self, rows: Rows, *, request_id: str | None = None, **options: Any) -> Prediction:
-        """Predicts the probability of each row, as `Client.predict`."""
+        """Predicts the probability of each row, like `Client.predict`."""
         return await self._call(PREDICT, predict_body(rows), request_id, options, read_prediction)
 
     async def rank(
@@ -48,7 +48,7 @@ class AsyncClient:
         request_id: str | None = None,
         **options: Any,
     ) -> Ranking:
-        """Ranks the candidates of one context, as `Client.rank`."""
+        """Ranks the candidates of one context, like `Client.rank`."""
         body = rank_body(context, candidates, top_k)
         return await self._call(RANK, body, request_id, options, read_ranking)
 
@@ -60,12 +60,12 @@ class AsyncClient:
         labels: Iterable[float] | None = None,
         **options: Any,
     ) -> None:
-        """Gives labels of a request, as `Client.feedback`."""
+        """Reports labels for a request, like `Client.feedback`."""
         body = feedback_body(request_id, positives, labels)
         await self._call(FEEDBACK, body, None, options, read_nothing)
 
     async def ready(self) -> bool:
-        """Whether the server is there and ready to answer predictions."""
+        """Returns whether the server is reachable and ready to predict."""
         try:
             return (await self._http.get("/readyz", timeout=self._options.timeout_s)).status_code == 200
         except httpx.TransportError:

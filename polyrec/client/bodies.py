@@ -1,4 +1,4 @@
-"""Bodies of /v1/predict and /v1/rank from rows, and of /v1/feedback."""
+"""Builds bodies of /v1/predict and /v1/rank from rows, and of /v1/feedback."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ PREDICT, RANK, FEEDBACK = "/v1/predict", "/v1/rank", "/v1/feedback"
 
 
 def predict_body(rows: Rows) -> bytes:
-    """JSON of rows as columns, which the server reads faster than objects. Raises InvalidRequest."""
+    """Encodes rows as JSON columns, which the server reads faster than objects. Raises InvalidRequest."""
     columns = columns_of(rows)
     return _json({"columns": columns} if columns else {"instances": _empty(rows)})
 
 
 def rank_body(context: Mapping[str, Any] | None, candidates: Rows, top_k: int | None) -> bytes:
-    """JSON of one context and its candidates. Raises InvalidRequest."""
+    """Encodes one context and its candidates as JSON. Raises InvalidRequest."""
     content: dict[str, Any] = {"candidates": columns_of(candidates) or _empty(candidates)}
     if context is not None:
         content["context"] = context_of(context)
@@ -30,7 +30,7 @@ def rank_body(context: Mapping[str, Any] | None, candidates: Rows, top_k: int | 
 
 
 def feedback_body(request_id: str, positives: Iterable[int] | None, labels: Iterable[float] | None) -> bytes:
-    """JSON of the labels of one request. Raises InvalidRequest."""
+    """Encodes the labels of one request as JSON. Raises InvalidRequest."""
     content: dict[str, Any] = {"request_id": request_id}
     if positives is not None:
         content["positives"] = [int(row) for row in positives]
@@ -40,7 +40,7 @@ def feedback_body(request_id: str, positives: Iterable[int] | None, labels: Iter
 
 
 def _empty(rows: Rows) -> list[dict[str, Any]]:
-    """Rows without any feature, whose number columns could not express."""
+    """Returns rows without any feature, whose number columns could not express."""
     return [{} for _ in rows] if isinstance(rows, Sequence) else []
 
 
@@ -52,7 +52,7 @@ def _json(content: dict[str, Any]) -> bytes:
 
 
 def _unsendable(content: Mapping[str, Any]) -> str:
-    """Names the first feature that JSON cannot hold."""
+    """Names the first feature that JSON cannot represent."""
     for features in content.values():
         for name, values in features.items() if isinstance(features, Mapping) else ():
             try:

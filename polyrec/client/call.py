@@ -1,13 +1,14 @@
-"""One call: what is sent, and what an answer or a failure means. No socket and no sleep: the clients do both.
+"""Decides what a call sends, and what an answer or a failure means; the clients do the I/O and the sleeping.
 
     Call -> attempt() -> headers, time limit -> (client sends) -> answered() -> document, or seconds to wait
                                                                or failed()   -> seconds to wait, or an error
 
-The call has one deadline, from its start to its answer, retries and the time on the network included. Each
-attempt tells the server the time that is left, so that it does not work for a client that is gone.
-Only what cannot have been answered, or what the server asks to send again, is sent again: 429 and 503 after
-their Retry-After (without one after a backoff), and connections that break. Predictions have no effect, so
-sending one twice is safe. A wait that would pass the deadline is not begun: the error is raised at once.
+A call has one deadline for everything: retries and network time included. Each attempt tells the server the
+remaining time, so that it does not work for a client that has given up.
+
+A request is only retried if it cannot have been answered or the server asks for it: after 429 and 503,
+following their Retry-After (else a backoff), and after broken connections. Predictions have no side effects,
+so repeating one is safe. A wait that would pass the deadline is not begun; the error is raised at once.
 """
 
 from __future__ import annotations
@@ -39,9 +40,11 @@ LEAST_S = 1e-3
 class Options:
     """Options of calls.
 
-    budget_ms: latency budget, from the call to its answer; None: the server's default budget, and `timeout_s`
-    for everything together. timeout_s: longest time of a call without a budget. retries: most attempts after
-    the first. priority, quality: as X-Polyrec-Priority and X-Polyrec-Quality; both need a right.
+    budget_ms: latency budget, from the call to its answer; None: the server's default budget, with
+    `timeout_s` as the limit for everything together.
+    timeout_s: maximum time of a call without a budget.
+    retries: maximum number of attempts after the first.
+    priority, quality: sent as X-Polyrec-Priority and X-Polyrec-Quality; both require permission.
     """
 
     budget_ms: float | None = None
@@ -60,7 +63,7 @@ class Options:
 
 
 class Call:
-    """The state of one call. clock: seconds, monotonic. jitter: a number in [0, 1)."""
+    """The state of one call. clock: returns monotonic seconds. jitter: returns a number in [0, 1)."""
 
     def __init__(
         self,
@@ -78,7 +81,7 @@ class Call:
         self.attempts = 0
 
     def attempt(self) -> tuple[dict[str, str], float]:
-        """Begins an attempt; returns its headers, and the seconds left. Raises DeadlineExceeded."""
+        """Begins an attempt; returns its headers and the seconds left. Raises DeadlineExceeded."""
         left_s = self._deadline - self._clock()
         if left_s < LEAST_S:
             raise self._late()
@@ -97,7 +100,7 @@ class Call:
     def answered(self, status: int, headers: Mapping[str, str], body: bytes) -> dict[str, Any] | float:
         """Returns the answer's document, or the seconds to wait before the next attempt.
 
-        headers: of the answer, found in any case of letters. Raises PredictionError.
+        headers: a case-insensitive mapping. Raises PredictionError.
         """
         if status == 200:
             return _document(body)
@@ -121,18 +124,18 @@ class Call:
         document: dict[str, Any],
         headers: Mapping[str, str],
     ) -> A:
-        """Returns the typed answer of a document. Raises Unavailable if it is another server's."""
+        """Converts a document to the typed answer. Raises Unavailable if another kind of server sent it."""
         try:
             return reader(document, headers.get("x-request-id"), self.attempts)
         except (KeyError, TypeError, ValueError):
             raise Unavailable(f"no answer of a Polyrec server: {str(document)[:60]}", 200) from None
 
     def failed(self, reason: str) -> float:
-        """After a connection that was refused or broke: returns the seconds to wait. Raises Unavailable."""
+        """Returns the seconds to wait after a connection was refused or broke. Raises Unavailable."""
         return self._wait(Unavailable(reason), None)
 
     def timed_out(self) -> DeadlineExceeded:
-        """The error of an attempt whose time passed without an answer."""
+        """Returns the error for an attempt that timed out."""
         return self._late()
 
     def _wait(self, error: PredictionError, asked_s: float | None) -> float:
@@ -161,7 +164,7 @@ def _document(body: bytes) -> dict[str, Any]:
 
 
 def _message(status: int, body: bytes) -> str:
-    """The server's message, or the beginning of the body if something else answered."""
+    """Returns the server's message, or the beginning of the body if something else answered."""
     try:
         return str(orjson.loads(body)["error"])
     except (orjson.JSONDecodeError, KeyError, TypeError):
@@ -169,7 +172,7 @@ def _message(status: int, body: bytes) -> str:
 
 
 def _seconds(header: str | None) -> float | None:
-    """The seconds of Retry-After; None if it is absent or a date, which a proxy may write."""
+    """Parses Retry-After as seconds; None if it is absent or a date, which a proxy may send."""
     try:
         seconds = float(header or "")
     except ValueError:

@@ -1,4 +1,4 @@
-"""`Client`: predictions over HTTP, one call at a time from any thread."""
+"""Implements `Client`: predictions over HTTP, blocking, usable from any thread."""
 
 from __future__ import annotations
 
@@ -27,10 +27,12 @@ BROKEN = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.DecodingError)
 
 
 class Client:
-    """Asks a server for predictions. Keeps connections open; may be shared by threads; a context manager.
+    """Requests predictions from a server. Thread-safe; keeps connections open; a context manager.
 
-    url: the server's, like http://127.0.0.1:8000. token: sent as a bearer token. options: budget_ms,
-    timeout_s, retries, priority and quality of all calls (`Options`), each of which a call may replace.
+    url: address of the server, such as http://127.0.0.1:8000.
+    token: sent as a bearer token.
+    options: defaults for all calls: budget_ms, timeout_s, retries, priority and quality (see `Options`). Each
+    call may override them.
     """
 
     def __init__(self, url: str, *, token: str | None = None, **options: Any) -> None:
@@ -53,7 +55,9 @@ class Client:
         request_id: str | None = None,
         **options: Any,
     ) -> Ranking:
-        """Ranks the candidates of one context, best first; top_k: as many. Raises PredictionError."""
+        """Ranks the candidates of one context, best first. top_k: maximum number to return. Raises
+        PredictionError.
+        """
         body = rank_body(context, candidates, top_k)
         return self._call(RANK, body, request_id, options, read_ranking)
 
@@ -65,16 +69,17 @@ class Client:
         labels: Iterable[float] | None = None,
         **options: Any,
     ) -> None:
-        """Gives labels of a request that was answered before, for the server's prediction log.
+        """Reports labels for an earlier request, for the server's prediction log.
 
-        request_id: of the answer. positives: rows of label 1, as positions in the request; the others are 0.
-        labels: instead, of each row. Raises PredictionError.
+        request_id: from the answer. positives: positions of the request's rows with label 1; the others have
+        label 0.
+        labels: alternatively, the label of each row. Raises PredictionError.
         """
         body = feedback_body(request_id, positives, labels)
         self._call(FEEDBACK, body, None, options, read_nothing)
 
     def ready(self) -> bool:
-        """Whether the server is there and ready to answer predictions."""
+        """Returns whether the server is reachable and ready to predict."""
         try:
             return self._http.get("/readyz", timeout=self._options.timeout_s).status_code == 200
         except httpx.TransportError:
@@ -118,7 +123,7 @@ class Client:
 
 
 def options_of(given: Mapping[str, Any], base: Options | None = None) -> Options:
-    """Returns `base` with the given options in their place. Raises InvalidRequest for an unknown one."""
+    """Returns `base` with the given options replaced. Raises InvalidRequest for an unknown option."""
     try:
         return replace(base or Options(), **given)
     except TypeError:
@@ -128,12 +133,12 @@ def options_of(given: Mapping[str, Any], base: Options | None = None) -> Options
 
 
 def http_settings(url: str, token: str | None) -> dict[str, Any]:
-    """Settings of an HTTP client for a server. Raises InvalidRequest for what is no URL."""
+    """Returns the settings of an HTTP client for a server. Raises InvalidRequest unless it is a URL."""
     if not url.startswith(("http://", "https://")):
         raise InvalidRequest(f"url is '{url}'; it begins with http:// or https://")
     headers = {"Content-Type": "application/json"}
     if token is not None:
         headers["Authorization"] = f"Bearer {token}"
-    # calls bound their own time; as many connections as the caller has threads or tasks
+    # calls limit their own time; allow as many connections as the caller has threads or tasks
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
     return {"base_url": url, "headers": headers, "limits": limits, "trust_env": False}

@@ -1,4 +1,4 @@
-"""Errors of a prediction, the same in process and over HTTP, one class for each remedy."""
+"""Defines the errors of a prediction, the same in process and over HTTP, one class per remedy."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from polyrec.models.errors import PolyrecError
 
 
 class PredictionError(PolyrecError):
-    """Base of every error of `predict` and `rank`.
+    """Base class of every error of `predict` and `rank`.
 
-    status: HTTP's. request_id: in the server's log and traces. Both are None if no server answered.
+    status: HTTP status. request_id: identifies it in the server's log and traces. Both are None if no server
+    answered.
     """
 
     def __init__(self, message: str, status: int | None = None) -> None:
@@ -18,17 +19,17 @@ class PredictionError(PolyrecError):
 
 
 class InvalidRequest(PredictionError):
-    """The rows or options are wrong (4xx): the message names the feature and the offense."""
+    """The rows or options are wrong (4xx); the message names the feature and the problem."""
 
 
 class NotAllowed(PredictionError):
-    """No token, a wrong one, or one without the right (401, 403)."""
+    """The token is missing, wrong, or lacks the permission (401, 403)."""
 
 
 class Overloaded(PredictionError):
-    """Rejected by admission control or over the client's rate (429), and no time is left to try again.
+    """Rejected by admission control or a rate limit (429), with no time left to retry.
 
-    retry_after_s: seconds until there should be room, None if the server did not say.
+    retry_after_s: seconds until there should be capacity, None if the server did not say.
     """
 
     def __init__(self, message: str, status: int | None = None, retry_after_s: float | None = None) -> None:
@@ -37,8 +38,8 @@ class Overloaded(PredictionError):
 
 
 class Unavailable(PredictionError):
-    """No server answers, or it is loading, draining or failing (503, 5xx)."""
+    """No server answered, or it is loading, draining or failing (503, 5xx)."""
 
 
 class DeadlineExceeded(PredictionError):
-    """The budget passed before an answer came (504, or the client's own clock)."""
+    """The budget passed before an answer arrived (504, or the client's own clock)."""

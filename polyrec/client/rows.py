@@ -1,9 +1,9 @@
-"""Turns rows in any of the usual forms into columns: feature -> one value (or list of values) a row.
+"""Converts rows in any common form to columns: feature -> one value (or list of values) per row.
 
-Taken are: a list of mappings (one a row); a mapping of columns (lists, NumPy arrays, series); and what speaks
-Arrow's C stream: pyarrow tables and batches, pandas and polars data frames. None of these libraries is
-imported before rows of its kind arrive. NaN and nulls are missing values; true
-and false are sent as 1 and 0, as a column of them is trained.
+Accepts a list of mappings (one per row), a mapping of columns (lists, NumPy arrays, series), and anything
+with Arrow's C stream interface: pyarrow tables and batches, pandas and polars data frames. None of these
+libraries is imported before rows of its kind arrive. NaN and nulls are missing values. True and false are
+sent as 1 and 0, the form in which such columns are trained.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def columns_of(rows: Rows) -> Columns:
 
 
 def context_of(context: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Returns the values of one context: those of NumPy as Python's."""
+    """Returns the values of one context, with NumPy values converted to Python's."""
     if context is None:
         return None
     if not isinstance(context, Mapping):
@@ -58,13 +58,15 @@ def _column(values: Any) -> Any:
 
 
 def _sent_as_array(values: np.ndarray[Any, Any]) -> bool:
-    """Whether the JSON library writes an array itself: numbers in memory without gaps, one a row."""
+    """Returns whether the JSON library can write an array itself: contiguous native numbers, one per row."""
     number = values.dtype.kind in "iuf" and values.dtype.isnative
     return number and values.ndim == 1 and values.flags.c_contiguous
 
 
 def _value(value: Any) -> Any:
-    """A value of a row as JSON has it: NumPy's as Python's, arrays and series as lists, bools as 0 and 1."""
+    """Converts a row's value for JSON: NumPy values to Python's, arrays and series to lists, bools to 0
+    and 1.
+    """
     if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()
     elif hasattr(value, "to_list"):
@@ -75,7 +77,7 @@ def _value(value: Any) -> Any:
 
 
 def _transposed(rows: Sequence[Any]) -> Columns:
-    """The columns of a list of mappings; a feature that a row leaves out is missing there."""
+    """Returns the columns of a list of mappings; a feature that a row leaves out is missing there."""
     names: dict[str, None] = {}
     for i, row in enumerate(rows):
         if not isinstance(row, Mapping):
@@ -89,7 +91,7 @@ def _arrow_columns(rows: Any) -> Columns:
 
     try:
         if type(rows).__module__.partition(".")[0] == "pandas":
-            # NaN becomes null, the index is no feature
+            # NaN becomes null, and the index is not a feature
             table = pa.Table.from_pandas(rows, preserve_index=False)
         else:
             table = pa.table(rows)

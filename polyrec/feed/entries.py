@@ -1,4 +1,4 @@
-"""Parses the messages of a feed as updates, and joins consecutive ones."""
+"""Feeds updates of rows from a Redis stream or a Kafka topic to a server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST_OPTION_CHARACTERS = 256
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A message that is an update. options: of the call. update: by table."""
+    """A message that contains an update. options: of the admin call. update: by table."""
 
     message: Message
     options: Mapping[str, str]
@@ -34,10 +34,10 @@ class Entry:
 
 
 def parse_entry(message: Message) -> Entry:
-    """Parses a message: `json` is the document of the HTTP call, or `safetensors` a file of updates.
+    """Parses a message: `json` is the document of the HTTP call, or `safetensors` an update file.
 
-    With `safetensors` the options of the call are further fields. Raises UpdateError, also for what is larger
-    than the call may be: parsing takes time and memory that grow with the message.
+    With `safetensors`, the options of the call are additional fields. Raises UpdateError, also for a message
+    larger than the call allows, because parsing takes time and memory that grow with the message.
     """
     fields = message.fields
     for name, most in ((b"json", MAX_JSON_BYTES), (b"safetensors", MAX_BODY_BYTES)):
@@ -61,7 +61,7 @@ def parse_entry(message: Message) -> Entry:
 
 
 def _checked(options: dict[str, str]) -> dict[str, str]:
-    """Returns the options of a call. Raises UpdateError for one that is too long."""
+    """Returns the options of a call. Raises UpdateError if one is too long."""
     for name, value in options.items():
         if len(value) > MOST_OPTION_CHARACTERS:
             raise UpdateError(f"{name} of {len(value)} characters; at most {MOST_OPTION_CHARACTERS}")
@@ -73,10 +73,10 @@ def _text(value: object) -> str:
 
 
 def merged(entries: Sequence[Entry], most_rows: int) -> Iterator[list[Entry]]:
-    """Yields runs of entries that one call can carry in their order.
+    """Yields runs of entries that one call can carry in order.
 
-    Entries of one run are of one part and have the same options, and name the rows of a table in the same
-    way. A call retracts values after it applies all rows, so a retraction ends a run.
+    The entries of a run are of the same part, have the same options, and address the rows of a table in the
+    same way. A call retracts values after it applies all rows, so a retraction ends a run.
     """
     run: list[Entry] = []
     for entry in entries:
@@ -102,7 +102,7 @@ def _can_join(first: Entry, entry: Entry) -> bool:
 
 
 def joined(run: Sequence[Entry]) -> dict[str, TableUpdate]:
-    """Returns the updates of a run as one."""
+    """Joins the updates of a run into one."""
     update: dict[str, TableUpdate] = {}
     for name in run[0].update:
         parts = [entry.update[name] for entry in run if name in entry.update]

@@ -1,10 +1,10 @@
-"""Posts the updates of a source to a server in their order.
+"""Posts the updates of a source to a server, in order.
 
-A message is acknowledged in its source once the server has acknowledged its update, so delivery is at least
-once. Each call has a key, so that the server does not apply a repeated one again. Updates that the server
-refuses are rejected with the reason, since they would block all later ones. While the server cannot be
-reached, the feed retries. While the source cannot be reached, it retries from the first unacknowledged
-message, since a lost reply may have delivered some.
+A message is acknowledged in its source after the server has acknowledged its update, so delivery is at least
+once. Each call has a key, by which the server ignores repeats. Updates that the server refuses are rejected
+with the reason, since they would block all later ones. If the server cannot be reached, the feed retries. If
+the source cannot be reached, it retries from the first unacknowledged message, since a lost reply may have
+delivered some.
 """
 
 from __future__ import annotations
@@ -37,19 +37,20 @@ REPORT_S = 30.0
 
 
 class Rejected(PolyrecError):
-    """The server refuses an update, and would refuse it again."""
+    """Raised when the server refuses an update and would refuse it again."""
 
 
 class Ended(Exception):
-    """A signal ended the feed before an update was sent; later ones must not be sent either."""
+    """Raised when a signal ended the feed before an update was sent; later ones must not be sent either."""
 
 
 @dataclass(slots=True)
 class Feed:
     """A source and the server that gets its updates.
 
-    call_url: of the admin call. most_rows: of a call. sent: rows so far. rejected: messages so far. lag_s:
-    age of the last sent message when the server acknowledged it.
+    call_url: URL of the admin call. most_rows: maximum rows per call.
+    sent: rows sent so far. rejected: messages rejected so far.
+    lag_s: age of the last message when the server acknowledged it.
     """
 
     source: Source
@@ -63,7 +64,7 @@ class Feed:
     lag_s: float = 0.0
 
     def run(self, once: bool) -> None:
-        """Sends updates until `ending`, or with `once` until there are no more. Raises FeedFailed."""
+        """Sends updates until `ending` is set, or with `once` until none are left. Raises FeedFailed."""
         reported, wait_s, away = time.monotonic(), FIRST_WAIT_S, False
         while not self.ending.is_set():
             try:
@@ -115,7 +116,7 @@ class Feed:
                             self._reject(entry.message, str(of_one))
 
     def _post(self, run: Sequence[Entry]) -> None:
-        """Posts a run, and acknowledges it. Raises Rejected, FeedFailed, Ended."""
+        """Posts a run and acknowledges it. Raises Rejected, FeedFailed, Ended."""
         messages = [entry.message for entry in run]
         body, wait_s = encode_update(joined(run)), FIRST_WAIT_S
         query = {**run[0].options, "key": _key(self.source.name, run, body)}
@@ -154,17 +155,17 @@ class Feed:
         raise Ended
 
     def _reject(self, message: Message, reason: str) -> None:
-        reason = printable(reason)  # it may repeat what the message has, such as the end of a line
+        reason = printable(reason)  # it may quote the message, including line breaks
         log.warning("entry %s is rejected: %s", message.id, reason)
         self.source.reject(message, reason)
         self.rejected += 1
 
 
 def _key(source: str, run: Sequence[Entry], body: bytes) -> str:
-    """Returns the key of a call, the same only for the same entries of a source.
+    """Returns the key of a call, which is the same only for the same entries of a source.
 
-    Two sources may have equal ids, such as streams that are written in one millisecond, and so may one that
-    was made anew; an update with the key of another would be taken for a repetition, and lost.
+    Ids alone may coincide between two sources, such as streams written in the same millisecond, or after a
+    source was recreated. An update with another's key would be mistaken for a repeat and lost.
     """
     first, last = run[0].message.id, run[-1].message.id
     digest = hashlib.blake2b(json.dumps([source, last, run[0].options]).encode(), digest_size=KEY_BYTES)

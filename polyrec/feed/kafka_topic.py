@@ -1,17 +1,17 @@
-"""A Kafka topic as the source of a feed: offsets of a consumer group remember what was acknowledged.
+"""Reads a feed from a Kafka topic; the offsets of a consumer group remember what was acknowledged.
 
-The feed takes all partitions of the topic itself (`assign`), instead of sharing them with the group's other
-members: a member that is slow to poll, as while the server is away, would be evicted, and another one, which
-gets its partitions, could send newer values before older ones. So a group has one feed, as each server has.
+The feed assigns all partitions of the topic to itself instead of sharing them within the group. A group
+member that is slow to poll, as while the server is away, would be evicted, and the member that gets its
+partitions could send newer values before older ones. So a group has exactly one feed, like each server.
 
-A topic that grew has its keys in other partitions. So partitions of which nothing was acknowledged are read
-after the others, up to where these ended when the new ones were found.
+When a topic grows, its keys move to other partitions. So partitions without acknowledged messages are read
+after the others, once those have been read up to where they ended when the new partitions were found.
 
-librdkafka reports errors of single brokers, and tries all of them again for ever. So such an error ends or
-interrupts the feed only if the brokers that lead the partitions do not answer either.
+librdkafka reports errors of single brokers and retries all of them forever. Such an error ends or interrupts
+the feed only if the brokers that lead the partitions do not answer either.
 
-The value of a message is the document of the HTTP call, or a file of updates if a header `format` says
-`safetensors`; then the call's options are headers too. Rejected messages go to the topic `<name>.rejected`.
+The value of a message is the document of the HTTP call, or an update file if a header `format` says
+`safetensors`; the call's options are then headers too. Rejected messages go to the topic `<name>.rejected`.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ LASTING = frozenset(
 
 
 def read_settings(file: Path) -> dict[str, str]:
-    """Reads settings of librdkafka, a line NAME=VALUE each, as Kafka's own tools take them.
+    """Reads librdkafka settings, one NAME=VALUE per line, as Kafka's own tools do.
 
     Raises FeedFailed.
     """
@@ -91,7 +91,7 @@ def read_settings(file: Path) -> dict[str, str]:
         if stripped and not stripped.startswith("#"):
             name, equals, value = stripped.partition("=")
             if not equals:
-                # the line may hold a password
+                # do not show the line, which may contain a password
                 raise FeedFailed(f"'{file}', line {number}: a setting is NAME=VALUE")
             found[name.strip()] = value.strip()
     return found
@@ -103,7 +103,7 @@ set; a call written as `raw.headers()` does not look at the error once it is hot
 
 
 class KafkaTopic:
-    """A topic of updates. brokers: HOST:PORT after commas. settings: further ones of librdkafka."""
+    """A topic of updates. brokers: comma-separated HOST:PORT. settings: additional librdkafka settings."""
 
     def __init__(self, brokers: str, name: str, group: str, settings: Mapping[str, str] = {}) -> None:
         self.name = name
@@ -117,7 +117,7 @@ class KafkaTopic:
         }
         try:
             self._consumer = Consumer(common | own)
-            # what was read must fit when it is rejected, and only the brokers know their limit
+            # a message that was read must fit when it is rejected, and only the brokers know their limit
             self._producer = Producer({"message.max.bytes": MOST_BYTES} | common)
         except KafkaException as e:
             raise FeedFailed(f"the settings for Kafka: {e.args[0].str()}") from None
@@ -142,13 +142,13 @@ class KafkaTopic:
         while True:
             left_s = max(0.0, until_s - time.monotonic())
             with self._reported():
-                self._producer.poll(0)  # its reports of errors are kept until they are taken
+                self._producer.poll(0)  # error reports are queued until they are polled
                 first = self._consumer.poll(0.0 if self._ended(block) else left_s)
                 raw = [] if first is None else [first, *self._consumer.consume(READ_MESSAGES - 1, 0)]
             self._check_suspected()
             messages = [self._message(one) for one in raw if not self._is_end(one)]
             if messages:
-                # runs are of one partition each
+                # each run must come from a single partition
                 return sorted(messages, key=lambda message: message.part)
             if self._ends and self._reached_ends():
                 self._assign_all()
@@ -164,7 +164,7 @@ class KafkaTopic:
         last = {message.part: _offset(message) for message in messages}
         offsets = [TopicPartition(self.name, part, offset + 1) for part, offset in last.items()]
         with self._reported():
-            # a synchronous commit waits for a broker that is away for most of a minute, whatever the limits
+            # a synchronous commit waits most of a minute for an absent broker, whatever the limits
             self._consumer.commit(offsets=offsets, asynchronous=True)
             for one in self._consumer.committed(offsets, timeout=ANSWER_S):
                 if one.error is not None:
@@ -201,13 +201,13 @@ class KafkaTopic:
         self.acknowledge([message])
 
     def close(self) -> None:
-        # waits for a commit to brokers that are away for most of a minute
+        # closing waits most of a minute to commit to absent brokers
         closing = threading.Thread(target=self._consumer.close, daemon=True)
         closing.start()
         closing.join(ANSWER_S)
 
     def _count(self) -> int:
-        """Number of partitions."""
+        """Returns the number of partitions."""
         with self._reported():
             topic = self._consumer.list_topics(self.name, timeout=ANSWER_S).topics[self.name]
         if topic.error is not None:
@@ -216,7 +216,7 @@ class KafkaTopic:
         return len(topic.partitions)
 
     def _assign(self, count: int) -> None:
-        """Reads from all partitions, but first to its end each of which something was acknowledged."""
+        """Reads from all partitions, but first those with acknowledged messages, up to their present ends."""
         with self._reported():
             known = self._committed(range(count))
             begun = [one.partition for one in known if one.offset >= 0 or one.partition in self._assigned]
@@ -225,13 +225,13 @@ class KafkaTopic:
         self._read_after([one for one in known if one.partition in ends] if ends else known, ends)
 
     def _assign_all(self) -> None:
-        """Reads from all partitions, once those that come first are read to their ends."""
+        """Reads from all partitions, once those that come first have been read to their ends."""
         with self._reported():
             known = self._committed(range(self._partitions))
         self._read_after(known, {})
 
     def _committed(self, parts: Sequence[int]) -> list[TopicPartition]:
-        """Returns the acknowledged offsets of partitions, negative for none. Raises their errors."""
+        """Returns the acknowledged offsets of partitions, negative if there are none. Raises their errors."""
         asked = [TopicPartition(self.name, part) for part in parts]
         known: list[TopicPartition] = self._consumer.committed(asked, timeout=ANSWER_S)
         for one in known:
@@ -240,20 +240,22 @@ class KafkaTopic:
         return known
 
     def _end(self, part: int) -> int:
-        """Offset after the last message of a partition now, asked of its leader."""
+        """Returns the offset after a partition's last message, as its leader reports it now."""
         found = self._consumer.get_watermark_offsets(TopicPartition(self.name, part), timeout=ANSWER_S)
         if found is None:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
         return int(found[1])
 
     def _reached_ends(self) -> bool:
-        """Whether all was read of the partitions that come first; the feed has acknowledged it by then."""
+        """Returns whether the partitions that come first are read to their ends, and thus acknowledged."""
         with self._reported():
             places = self._consumer.position([TopicPartition(self.name, part) for part in self._ends])
         return all(one.partition in self._at_end or one.offset >= self._ends[one.partition] for one in places)
 
     def _read_after(self, known: Sequence[TopicPartition], ends: dict[int, int]) -> None:
-        """Reads from partitions, after what was acknowledged of each. ends: to be read to before others."""
+        """Reads from partitions after their acknowledged messages. ends: offsets to reach before reading
+        others.
+        """
         for one in known:
             if one.offset < 0:
                 one.offset = OFFSET_BEGINNING
@@ -263,11 +265,11 @@ class KafkaTopic:
         self._at_end.clear()
 
     def _ended(self, block: bool) -> bool:
-        """Whether a read that does not wait for new messages has found all."""
+        """Returns whether a read that does not wait for new messages has found all of them."""
         return not block and len(self._at_end) == len(self._assigned)
 
     def _is_end(self, raw: Any) -> bool:
-        """Whether it is no message but the end of a partition; raises another error."""
+        """Returns whether it marks the end of a partition instead of a message; raises any other error."""
         error = raw.error()
         if error is None:
             self._at_end.discard(raw.partition())
@@ -282,12 +284,12 @@ class KafkaTopic:
         value = raw.value()
         try:
             headers = {name: value or b"" for name, value in _headers(raw) or ()}
-        except (UnicodeDecodeError, SystemError):  # the latter is how the client's C code reports it
+        except (UnicodeDecodeError, SystemError):  # the client's C code reports it as SystemError
             headers = None
         if headers is None:
             fields = {b"headers that are not UTF-8": b""}
             if value is not None:
-                fields[VALUE] = value  # so that the rejected message has it
+                fields[VALUE] = value  # included in the rejected message
         elif value is None:
             fields = {b"nothing": b""}
         elif headers.get("format") == b"safetensors":
@@ -295,19 +297,19 @@ class KafkaTopic:
             fields |= {name.encode(): headers[name] for name in OPTIONS if name in headers}
         else:
             fields = {b"json": value}
-        # a producer may give any number, such as microseconds
+        # a producer may send any number, such as microseconds
         known = kind != TIMESTAMP_NOT_AVAILABLE and 0 <= made_ms <= 1e3 * LATEST_TIME_S
-        # offsets begin again if a topic is made anew, and keys of calls must not
+        # offsets start again if a topic is recreated, but keys of calls must not repeat
         id = f"{raw.partition()}-{raw.offset()}-{made_ms}"
         return Message(id, fields, made_ms / 1e3 if known else None, raw.partition())
 
     def _failed(self, error: KafkaError) -> None:
-        """Called by librdkafka with errors of connections."""
+        """Handles connection errors reported by librdkafka."""
         if _is_lasting(error) or (error.code() == KafkaError._ALL_BROKERS_DOWN and self._suspected is None):
             self._suspected = error
 
     def _check_suspected(self) -> None:
-        """Raises the last error of connections, unless all partitions can be read none the less."""
+        """Raises the last connection error, unless all partitions can still be read."""
         error, self._suspected = self._suspected, None
         if error is None:
             return

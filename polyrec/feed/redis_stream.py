@@ -1,7 +1,6 @@
-"""A Redis stream as the source of a feed: a consumer group remembers what was acknowledged.
+"""Reads a feed from a Redis stream; a consumer group remembers what was acknowledged.
 
-Rejected entries go to the stream `<name>:rejected`. Entries that were trimmed since they were read count as
-done.
+Rejected entries go to the stream `<name>:rejected`. Entries trimmed since they were read count as done.
 """
 
 from __future__ import annotations
@@ -46,9 +45,10 @@ class RedisStream:
 
     @staticmethod
     def connect(url: str, name: str, group: str, password: str | None = None) -> RedisStream:
-        """Raises FeedFailed for an invalid URL. password: instead of the URL's."""
+        """Connects to a store. Raises FeedFailed for an invalid URL. password: overrides the URL's."""
         try:
-            # redis-py would repeat a read whose reply was lost, and so skip the entries of the first one
+            # without retries: redis-py would repeat a read whose reply was lost, and so skip the entries of
+            # the first
             store = redis.Redis.from_url(
                 url,
                 retry=Retry(NoBackoff(), 0),
@@ -57,7 +57,7 @@ class RedisStream:
                 **({} if password is None else {"password": password}),
             )
         except ValueError as e:
-            # an invalid port may be a part of the password
+            # do not show an invalid port, which may be part of the password
             raise FeedFailed(f"'{public(url)}': {str(e).partition(' as ')[0]}") from None
         return RedisStream(store, name, group)
 
@@ -98,9 +98,9 @@ class RedisStream:
     def rewind(self) -> None:
         # after a failover, open connections lead to a server that is now a replica
         self._store.connection_pool.disconnect()
-        # a lost reply may have handed entries to this consumer
+        # a lost reply may have delivered entries to this consumer
         self._position = PENDING
-        self.open()  # a store may have come back empty
+        self.open()  # the store may have come back empty
 
     def close(self) -> None:
         self._store.close()
@@ -129,7 +129,9 @@ def _message(id: str, fields: dict[bytes, bytes]) -> Message:
 
 
 def _is_transient(error: redis.RedisError) -> bool:
-    """Whether the store may answer later: it is unreachable, fails over, came back empty, or is full."""
+    """Returns whether the store may answer later: it is unreachable, failing over, came back empty, or is
+    full.
+    """
     if isinstance(error, redis.ResponseError):
         return isinstance(error, AWAY) or str(error).startswith(AWAY_CODES)
     lasting = redis.AuthenticationError, redis.exceptions.AuthorizationError
@@ -137,5 +139,5 @@ def _is_transient(error: redis.RedisError) -> bool:
 
 
 def _flat(entries: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:
-    """The entries of a reply, which RESP3 nests once more than RESP2."""
+    """Flattens the entries of a reply, which RESP3 nests one level deeper than RESP2."""
     return [e for part in entries for e in (part if isinstance(part, list) else [part])]

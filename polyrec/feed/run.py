@@ -23,7 +23,7 @@ CALL_S = 60.0
 
 
 def open_source(args: argparse.Namespace) -> Source:
-    """Returns the source that a command names, not yet opened. Raises FeedFailed."""
+    """Returns the source that the arguments specify, not yet opened. Raises FeedFailed."""
     if args.store.startswith("kafka://"):
         brokers = urlsplit(args.store)
         if not brokers.netloc or "@" in brokers.netloc or brokers.path.strip("/") or brokers.query:
@@ -45,7 +45,7 @@ def open_source(args: argparse.Namespace) -> Source:
 
 
 def run_feed(args: argparse.Namespace) -> int:
-    """Feeds a server; returns the exit status. Raises FeedFailed."""
+    """Runs the feed and returns the exit status. Raises FeedFailed."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     token = os.environ.get(TOKEN)

@@ -1,4 +1,4 @@
-"""The messages that a feed reads in their order, each to be acknowledged or rejected."""
+"""Defines the sources of a feed: ordered messages, each of which is acknowledged or rejected."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ LATEST_TIME_S = 1e11
 
 
 class FeedFailed(PolyrecError):
-    """The feed cannot continue: a wrong URL, stream, token or path."""
+    """Raised when the feed cannot continue: a wrong URL, stream, token or path."""
 
 
 class SourceAway(PolyrecError):
-    """The source does not answer; it may later."""
+    """Raised when the source does not answer, but may later."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message of a source. id: unique in it. fields: by name, as `entries.parse_entry` takes them.
+    """A message of a source.
 
-    time_s: Unix time at which it was made, None if that is not known. part: messages are in order within
-    each part of the source.
+    id: unique within the source. fields: by name, as `entries.parse_entry` expects them.
+    time_s: Unix time at which it was created, None if unknown.
+    part: messages are ordered within each part of the source.
     """
 
     id: str
@@ -41,7 +42,7 @@ class Message:
 
 
 class Source(Protocol):
-    """A stream of messages which remembers what was acknowledged.
+    """A stream of messages that remembers what was acknowledged.
 
     All methods may raise SourceAway and FeedFailed.
     """
@@ -51,19 +52,19 @@ class Source(Protocol):
         """Name of the stream or topic."""
 
     def open(self) -> None:
-        """Connects, and begins after what was acknowledged, or at the beginning."""
+        """Connects, and starts after the last acknowledged message, or at the beginning."""
 
     def read(self, block: bool) -> Sequence[Message]:
-        """Returns the next messages; none if there are none now, with `block` after a wait of BLOCK_S."""
+        """Returns the next messages, or none; with `block`, first waits up to BLOCK_S for new ones."""
 
     def acknowledge(self, messages: Sequence[Message]) -> None:
-        """Remembers that messages are done. Within each part they are the first that are not."""
+        """Marks messages as done. Within each part they must be the first unacknowledged ones."""
 
     def reject(self, message: Message, reason: str) -> None:
-        """Keeps a message where an operator finds it, with the reason, and acknowledges it."""
+        """Stores a message with the reason where an operator finds it, and acknowledges it."""
 
     def rewind(self) -> None:
-        """Continues with the first message that is not acknowledged, after SourceAway."""
+        """Restarts at the first unacknowledged message, after SourceAway."""
 
     def close(self) -> None:
         """Disconnects."""

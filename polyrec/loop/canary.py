@@ -1,7 +1,8 @@
-"""The canary step: tries the new plan on a share of a server's requests until it is promoted or rolled back.
+"""Implements the canary step: tries the new plan on a share of a server's requests.
 
-The server compares both versions and decides (server/rollout/). This step starts the rollout and follows it;
-after the loop was killed, it finds the rollout again by the version of its bundle.
+The server compares both versions, and promotes the new one or rolls it back (server/rollout/). This step
+starts the rollout and follows it. If the loop was killed, it finds the rollout again by the version of its
+bundle.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ NOTE_S, MOST_NOTE = 10.0, 500
 class Canary:
     """Tries new plans on a server.
 
-    start: body of a rollout's start, except for the plan (server/rollout/documents.py). most_s: longest time
-    until it is promoted; then it is rolled back.
+    start: body of a rollout's start, except for the plan (server/rollout/documents.py).
+    most_s: maximum time until promotion; after that, the plan is rolled back.
     """
 
     calls: AdminCalls
@@ -46,7 +47,9 @@ class Canary:
         ended: Callable[[], bool],
         clock: Callable[[], float] = time.time,
     ) -> StepResult:
-        """Tries an iteration's plan. ended: whether to roll back and stop. Raises AdminFailed or Dropped."""
+        """Tries an iteration's plan. ended: returns whether to roll back and stop. Raises AdminFailed or
+        Dropped.
+        """
         version = str(iteration.figures("train")["version"])
         self.calls.require_one_model()  # the server may have come up since the loop began
         status = self.calls.get("rollout")
@@ -71,7 +74,7 @@ class Canary:
     def _follow(
         self, iteration: Iteration, version: str, ended: Callable[[], bool], clock: Callable[[], float]
     ) -> StepResult:
-        """Waits for the end of the rollout in progress, and returns its result."""
+        """Waits for the rollout in progress to end, and returns its result."""
         if "canary" in iteration.forced:
             self.calls.post("rollout/promote", {"reason": "forced by a person"})
         while (status := self.calls.get("rollout"))["rollout"] is not None:

@@ -1,12 +1,12 @@
-"""The folder of a loop: its plan, the records of iterations, and the commands of operators.
+"""Manages the folder of a loop: its plan, the records of iterations, and the commands of operators.
 
     STATE/plan.json                  always the serving plan: start servers with it
-    STATE/iterations/0007/record.json, plan.json, bundle/, train.log, checkpoint/
-    STATE/control/hold-publish       the loop stops before this step while the file exists; its text says why
-    STATE/control/force-7, drop-7    a command for iteration 7; the loop removes the file
+    STATE/iterations/0007/record.json, plan.json, bundle/, train.log, checkpoint/ STATE/control/hold-publish
+    the loop stops before this step while the file exists; it contains the reason STATE/control/force-7,
+    drop-7    a command for iteration 7; the loop removes the file
 
-Every file is written whole or not at all. Only the loop writes records; `polyrec loop hold` and other
-commands only write below `control/`, so neither overwrites what the other wrote.
+Every file is written atomically. Only the loop writes records; `polyrec loop hold` and other commands write
+only below `control/`, so neither overwrites the other's files.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LoopFolder:
         self._iterations, self._control = path / "iterations", path / "control"
 
     def create(self) -> None:
-        """Creates the folder, if it does not exist."""
+        """Creates the folder if it does not exist."""
         for folder in (self._iterations, self._control):
             folder.mkdir(parents=True, exist_ok=True)
 
@@ -45,7 +45,7 @@ class LoopFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keeps other loops out of the folder. Raises LoopError if one is in it."""
+        """Locks the folder against other loops. Raises LoopError if one is running."""
         with (self.path / "lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -55,7 +55,7 @@ class LoopFolder:
 
     @property
     def is_running(self) -> bool:
-        """Whether a loop runs in the folder."""
+        """Whether a loop is running in the folder."""
         try:
             with self.locked():
                 return False
@@ -63,11 +63,13 @@ class LoopFolder:
             return True
 
     def folder_of(self, number: int) -> Path:
-        """The folder of an iteration."""
+        """Returns the folder of an iteration."""
         return self._iterations / f"{number:04}"
 
     def iterations(self, most: int | None = None) -> list[Iteration]:
-        """Reads the records of iterations, oldest first. most: only the newest. Raises LoopError."""
+        """Reads the records of iterations, oldest first. most: number of newest records to read. Raises
+        LoopError.
+        """
         numbered = (f for f in self._iterations.glob(f"*/{RECORD}") if f.parent.name.isdecimal())
         files = sorted(numbered, key=lambda file: int(file.parent.name))
         found = []
@@ -87,7 +89,7 @@ class LoopFolder:
         write_text(folder / RECORD, iteration.model_dump_json(indent=1) + "\n")
 
     def remove_bundles(self, keep: set[int]) -> None:
-        """Removes the bundles and checkpoints of all iterations except these; records stay."""
+        """Removes the bundles and checkpoints of all iterations except `keep`; records stay."""
         for folder in self._iterations.iterdir():
             if folder.name.isdecimal() and int(folder.name) not in keep:
                 for name in (BUNDLE, CHECKPOINT):
@@ -98,7 +100,7 @@ class LoopFolder:
         write_text(self._control / f"hold-{step}", reason + "\n")
 
     def release(self, step: Step) -> None:
-        """Lets the loop execute a step again. Raises LoopError if it was not held."""
+        """Lets the loop execute a held step again. Raises LoopError if it was not held."""
         try:
             (self._control / f"hold-{step}").unlink()
         except FileNotFoundError:
@@ -126,5 +128,5 @@ class LoopFolder:
         return (self._control / f"{command}-{number}").exists()
 
     def remove(self, command: Command, number: int) -> None:
-        """Removes a command, once it is executed."""
+        """Removes a command that was executed."""
         (self._control / f"{command}-{number}").unlink(missing_ok=True)

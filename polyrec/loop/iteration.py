@@ -1,11 +1,11 @@
-"""One iteration of the loop: a pure state machine over a record that is kept as JSON.
+"""Defines one iteration of the loop: a pure state machine over a record stored as JSON.
 
     check -> train -> evaluate -> publish -> canary -> promoted       (without a server: publish -> published)
       |                  |                     |
     waiting, held      held               rolled back                 drop: dropped, at any step
 
-A step's result decides whether the iteration continues. The record names the next step, where a killed loop
-resumes. Nothing here reads a clock or a file.
+A step's result decides whether the iteration continues. The record names the next step, at which a killed
+loop resumes. This module reads no clock and no file.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ STATES: dict[Verdict, State] = {"wait": "waiting", "hold": "held", "roll_back": 
 
 
 class LoopError(PolyrecError):
-    """The loop cannot continue, or cannot execute a command."""
+    """Raised when the loop cannot continue or cannot execute a command."""
 
 
 class StepResult(Strict):
     """The result of a step.
 
-    reason: text with its numbers. rows: unless the iteration continues, whether the next one learns these
-    rows or leaves them out. figures: JSON.
+    reason: text with its numbers.
+    rows: if the iteration ends here, whether the next one trains on its rows or leaves them out.
+    figures: JSON-serializable.
     """
 
     verdict: Verdict
@@ -46,7 +47,7 @@ class StepResult(Strict):
 
 
 class DoneStep(Strict):
-    """A step that was executed. began, ended: Unix time."""
+    """A completed step. began, ended: Unix time."""
 
     step: Step
     began: float
@@ -57,10 +58,12 @@ class DoneStep(Strict):
 class Iteration(Strict):
     """The record of an iteration.
 
-    began, step_began: Unix time. since, until: period of the logged answers that it uses; since null: from
-    the beginning of the log. serving: version of the serving bundle. step: the next one, or the one at which
-    it ended. forced: steps after which an operator forced it to continue. error: of the last attempt at the
-    step, which is tried again; attempts: number of failed ones.
+    began, step_began: Unix time.
+    since, until: period of the logged answers that it uses; null since: from the beginning of the log.
+    serving: version of the serving bundle.
+    step: the next step, or the one at which it ended.
+    forced: steps after which an operator forced it to continue.
+    error: error of the last attempt at the step, which is retried. attempts: number of failed attempts.
     """
 
     format: Literal["polyrec-loop-1"] = "polyrec-loop-1"
@@ -78,7 +81,7 @@ class Iteration(Strict):
     attempts: int = 0
 
     def figures(self, step: Step) -> dict[str, Any]:
-        """The figures of the last execution of a step; empty if there was none."""
+        """Returns the figures of the last execution of a step; empty if there was none."""
         found = [done.result.figures for done in self.done if done.step == step]
         return found[-1] if found else {}
 
@@ -91,7 +94,7 @@ class Iteration(Strict):
     def next_since(self) -> str | None:
         """The time from which the next iteration takes rows.
 
-        After an iteration that learned, the newest rows, which it only measured, come again.
+        After an iteration that trained, the newest rows, which it only measured, are used again.
         """
         if self.state in LEARNED:
             return self.figures("check").get("learned_until") or self.until
@@ -100,7 +103,7 @@ class Iteration(Strict):
 
     @property
     def next_number(self) -> int:
-        """The number of the next iteration, which reuses that of one that only waited."""
+        """The number of the next iteration, which reuses that of an iteration that only waited."""
         return self.number if self.state == "waiting" else self.number + 1
 
 
@@ -119,14 +122,14 @@ def after(iteration: Iteration, result: StepResult, now: float, last: Step) -> I
 
 
 def failed(iteration: Iteration, error: str) -> Iteration:
-    """Returns the iteration after a failed attempt at its step, which is tried again."""
+    """Returns the iteration after a failed attempt at its step, which will be retried."""
     return iteration.model_copy(update={"error": error, "attempts": iteration.attempts + 1})
 
 
 def forced(iteration: Iteration, now: float) -> Iteration:
     """Returns a stopped iteration that an operator forces to continue.
 
-    After a check or an evaluation it continues with the next step; a canary is started again and promoted at
+    After a check or an evaluation it continues with the next step; a canary is restarted and promoted at
     once.
     Raises LoopError.
     """
@@ -149,5 +152,5 @@ def forced(iteration: Iteration, now: float) -> Iteration:
 
 
 def dropped(iteration: Iteration) -> Iteration:
-    """Returns an iteration in progress that an operator drops."""
+    """Returns an iteration in progress after an operator dropped it."""
     return iteration.model_copy(update={"state": "dropped", "error": "ended by a person"})

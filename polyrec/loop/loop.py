@@ -1,4 +1,4 @@
-"""Executes iterations: one step at a time, each recorded before the next begins.
+"""Executes iterations, one step at a time, each recorded before the next begins.
 
 `advance` executes the step that is due and returns the time until the next one. The process can be killed at
 any time; a step that was killed or failed is repeated: training resumes from its checkpoint, a canary is
@@ -39,11 +39,13 @@ FIRST_RETRY_S = 30.0
 
 @dataclass(slots=True)
 class Loop:
-    """Executes the iterations of a folder, which the caller has locked.
+    """Executes the iterations of a folder that the caller has locked.
 
-    every_s: from the beginning of an iteration to that of the next. settle_s: wait after the log's window
-    until its files are complete. since: of the first iteration; None: the beginning of the log. canary: None
-    if plans are only published. report: called with each line for operators. clock: returns Unix time.
+    every_s: time between the beginnings of two iterations.
+    settle_s: time after the log's window until its files are complete.
+    since: start of the first iteration's rows; None: the beginning of the log.
+    canary: None if plans are only published.
+    report: called with each line for operators. clock: returns Unix time.
     """
 
     folder: LoopFolder
@@ -57,7 +59,7 @@ class Loop:
     _last_line: str = field(default="", init=False)
 
     def begin(self, plan: Path) -> None:
-        """Makes a plan the serving one, unless the folder has one already. Raises PolyrecError."""
+        """Makes a plan the serving one, unless the folder already has one. Raises PolyrecError."""
         self.folder.create()
         if not self.folder.plan.exists():
             given = load_plan(plan)
@@ -66,9 +68,9 @@ class Loop:
         load_rules(self.settings.log)
 
     def advance(self, at_once: bool = False) -> float:
-        """Executes the step that is due, if any; returns the seconds until there may be another.
+        """Executes the step that is due, if any; returns the seconds until the next one may be due.
 
-        at_once: a new iteration begins before its time. Raises LoopError for a folder that cannot be read.
+        at_once: starts a new iteration before its time. Raises LoopError if the folder cannot be read.
         """
         iteration = self._after_commands(self.folder.last())
         if iteration is None or iteration.state != "running":
@@ -93,7 +95,7 @@ class Loop:
             return float(min(self.every_s, FIRST_RETRY_S * 2 ** (iteration.attempts - 1)))
         step, iteration = iteration.step, after(iteration, result, self.clock(), self._last_step)
         if iteration.state in LEARNED:
-            # before the record: a loop that is killed between them repeats the step, and this
+            # before the record: a loop killed between them repeats the step, and this
             steps.adopt(iteration, self.folder, self.settings.keep)
         self.folder.save(iteration)
         self._report(f"iteration {number}: {step}: {result.reason}")
@@ -106,7 +108,7 @@ class Loop:
         return "publish" if self.canary is None else "canary"
 
     def _after_commands(self, iteration: Iteration | None) -> Iteration | None:
-        """Returns the iteration after the operator's commands for it."""
+        """Returns the iteration after applying the operator's commands for it."""
         if iteration is None:
             return None
         number, before = iteration.number, iteration
@@ -160,7 +162,7 @@ class Loop:
         return self.canary.execute(iteration, folder, ended)
 
     def _report(self, line: str) -> None:
-        """Reports a line unless it repeats the last one, also on the server's status page."""
+        """Reports a line, also on the server's status page, unless it repeats the last one."""
         if line == self._last_line:
             return
         self._last_line = line

@@ -1,7 +1,7 @@
-"""Measures all paths of some plans on the same rows: the newest of a period of a log.
+"""Measures all paths of several plans on the same rows: the newest rows of a period of a log.
 
-These are the test rows of the period's split, in a split by time the newest, which no training of the period
-learns. Every path is scored with its own runtime and dense precision, on the CPU.
+These are the test rows of the period's split by time, on which no training of the period is trained. Every
+path is scored with its own runtime and dense precision, on the CPU.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Measured:
     drawn: F64
 
     def interval(self, key: Key, metric: Metric = "information", less: Key | None = None) -> Interval:
-        """Returns a path's metric, or its difference to `less`, with the 95% interval; nan if undefined."""
+        """Returns a path's metric, or its difference from `less`, with the 95% interval; NaN if undefined."""
         paths, at = list(self.expected), self.metrics.index(metric)
         values = self.drawn[:, paths.index(key), at]
         if less is not None:
@@ -82,7 +82,7 @@ def measure(
             views[name, path.name] = path, bundles[path.bundle].at_width(path.width)
     made: Predictions | None = None
     scores: dict[Key, F32] = {}
-    # a GPU path is executed by torch here
+    # paths on a GPU are executed by torch on the CPU
     ways = {key: (p.runtime if p.device == "cpu" else "torch", p.precision) for key, (p, _) in views.items()}
     for runtime, precision in dict.fromkeys(ways.values()):
         own = {" ".join(k): (k, views[k][1]) for k, way in ways.items() if way == (runtime, precision)}

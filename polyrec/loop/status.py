@@ -13,7 +13,7 @@ from polyrec.models.text_table import aligned
 
 
 def lines(folder: LoopFolder, most: int = 10) -> list[str]:
-    """Returns the status for a terminal. most: iterations. Raises LoopError."""
+    """Formats the status for a terminal. most: number of iterations. Raises LoopError."""
     found = folder.iterations(most)
     shown = ["a loop runs here" if folder.is_running else "no loop runs here; what is recorded:"]
     shown += [f"held before {step}: {reason}" for step, reason in folder.holds().items()]
@@ -60,7 +60,7 @@ def _row(iteration: Iteration) -> list[str]:
 
 
 def _explained(iteration: Iteration, where: str) -> list[str]:
-    """Returns the steps of an iteration with their reasons, and the commands that apply now.
+    """Formats the steps of an iteration with their reasons, and the commands that apply now.
 
     where: the option that names the folder.
     """

@@ -1,10 +1,13 @@
-"""The steps of an iteration, except the canary: each only reads and writes files, and can be repeated.
+"""Implements the steps of an iteration, except the canary; each only reads and writes files, and can be
+repeated.
 
-check      measures the serving plan on the newest rows: enough clicks, plausible labels, drift
-train      runs `polyrec train --from` the serving bundle in a process of its own, with checkpoints
-evaluate   compares the new bundle with the serving one on the newest rows, which neither has learned, and
-           decides whether it is published
-publish    writes the serving plan with the new bundle: quality measured again, latencies as planned
+    check      measures the serving plan on the newest rows: enough clicks, plausible labels, drift
+    train      runs `polyrec train --from` the serving bundle in a separate process, with checkpoints
+    evaluate   compares the new bundle with the serving one on the newest rows, which neither was trained on,
+               and decides whether it is published
+    publish    writes the serving plan with the new bundle: quality measured again, latencies as planned
+
+polyrec/loop/loop.py executes them; the canary step is in polyrec/loop/canary.py.
 """
 
 from __future__ import annotations
@@ -37,18 +40,20 @@ SERVING, NEW = "serving", "new"
 
 
 class Dropped(LoopError):
-    """An operator dropped the iteration while a step was executed."""
+    """Raised when an operator dropped the iteration during a step."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoopSettings:
-    """Limits of the steps, in information gain unless another unit is named.
+    """Limits of the steps, in information gain unless noted otherwise.
 
-    least_clicks: clicks in the newest rows below which an iteration waits. drift: loss of the serving model
-    below which an iteration waits; None: does not wait for drift. max_drop: share of the serving model's last
-    figure that it may lose on the newest rows. max_calibration: factor by which predicted and actual clicks
-    may differ. margin: loss that a new bundle must be shown not to exceed. train_options: further options of
-    `polyrec train`. keep: number of earlier serving bundles to keep.
+    least_clicks: minimum clicks in the newest rows; with fewer, an iteration waits.
+    drift: minimum loss of the serving model; with less, an iteration waits. None: does not wait for drift.
+    max_drop: share of its last figure that the serving model may lose on the newest rows.
+    max_calibration: factor by which predicted and actual clicks may differ.
+    margin: loss that a new bundle must be shown not to exceed.
+    train_options: additional options of `polyrec train`.
+    keep: number of earlier serving bundles to keep.
     """
 
     log: Path
@@ -62,7 +67,9 @@ class LoopSettings:
 
 
 def only_bundle(plan: Plan) -> Path:
-    """Returns the one bundle of a plan's paths. Raises LoopError for a plan that a loop cannot continue."""
+    """Returns the single bundle of a plan's paths. Raises LoopError for a plan that a loop cannot
+    continue.
+    """
     bundles = {path.bundle for path in plan.paths}
     if len(bundles) > 1:
         raise LoopError(
@@ -135,7 +142,9 @@ def _reference(folder: LoopFolder, plan: Plan, serving: str) -> float | None:
 def train(
     iteration: Iteration, folder: LoopFolder, settings: LoopSettings, ended: Callable[[], bool]
 ) -> StepResult:
-    """Continues the serving bundle with the rows of the period. ended: whether to stop. Raises LoopError."""
+    """Continues the serving bundle with the rows of the period. ended: returns whether to stop. Raises
+    LoopError.
+    """
     own = folder.folder_of(iteration.number)
     out, serving = own / BUNDLE, only_bundle(load_plan(folder.plan))
     bundle = _trained(out, iteration)
@@ -167,7 +176,7 @@ def _trained(out: Path, iteration: Iteration) -> Bundle | None:
 
 
 def _execute(command: list[str], log: Path, ended: Callable[[], bool]) -> None:
-    """Executes a command at low priority and writes its output to a file. Raises LoopError or Dropped."""
+    """Runs a command at low priority, with its output in a file. Raises LoopError or Dropped."""
     with log.open("a", encoding="utf-8") as output:
         print("$", " ".join(command), file=output, flush=True)
         with subprocess.Popen(command, stdout=output, stderr=output) as process:
@@ -206,7 +215,7 @@ def evaluate(iteration: Iteration, folder: LoopFolder, settings: LoopSettings) -
     name, worst = min(by_path.items(), key=lambda item: np.nan_to_num(item[1].low, nan=-np.inf))
     summary = f"information gain {best.value:.4f}, the serving model's {before.value:.4f}; {name} "
     summary += f"{worst.value:+.4f} [{worst.low:+.4f}, {worst.high:+.4f}]"
-    # even within the margin, since small losses of many iterations would add up
+    # reject even a loss within the margin, since small losses of many iterations would add up
     if any(i.high < 0 for i in by_path.values()):
         return StepResult(verdict="hold", reason=f"worse: {summary}", figures=figures)
     if worst.low >= -settings.margin:
@@ -222,7 +231,7 @@ def with_bundle(plan: Plan, bundle: Path) -> Plan:
 
 
 def _measured_plan(plan: Plan, found: Measured) -> Plan:
-    """Returns the plan with the measured qualities, and without what was planned for earlier rows."""
+    """Returns the plan with the measured qualities, and without anything planned from earlier rows."""
     paths = []
     for path in plan.paths:
         quality = found.interval((NEW, path.name), plan.metric).value
@@ -249,7 +258,7 @@ def publish(iteration: Iteration, folder: LoopFolder) -> StepResult:
 
 
 def adopt(iteration: Iteration, folder: LoopFolder, keep: int) -> None:
-    """Makes the plan of an iteration the serving one; removes earlier bundles except the last `keep`."""
+    """Makes an iteration's plan the serving one; removes earlier bundles except the last `keep`."""
     own = folder.folder_of(iteration.number)
     plan = load_plan(own / PLAN)
     save_plan(with_bundle(plan, (own / BUNDLE).relative_to(folder.path)), folder.plan)
@@ -258,6 +267,6 @@ def adopt(iteration: Iteration, folder: LoopFolder, keep: int) -> None:
 
 
 def _ends(interval: Interval) -> list[float | None]:
-    """Returns a value and the ends of its interval, as JSON."""
+    """Returns a value and the ends of its interval, JSON-serializable."""
     ends = (interval.value, interval.low, interval.high)
     return [round(end, 6) if math.isfinite(end) else None for end in ends]

@@ -1,1 +1,1 @@
-"""Reports of load tests: one HTML file that needs nothing else, a PNG and the JSON they were made from."""
+"""Writes reports of load tests: one self-contained HTML file, a PNG, and the JSON behind them."""

@@ -1,4 +1,4 @@
-"""A comparison of routing policies as tables, one sentence, and the JSON of everything that was measured."""
+"""Formats a comparison of routing policies as tables, one sentence, and JSON of everything measured."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ STATIC = "static:"
 
 
 def best_run(trial: Trial, slo_s: float, share: float) -> Figures | None:
-    """The run of most information a second among those that met the SLO; of the ladder's, the
-    median run of a rate.
+    """Returns the run with the most information per second among those that met the SLO.
+
+    Of a ladder rate, only its median run counts.
     """
     runs = [*trial.tried, *(f for rate in trial.ladder if (f := trial.at(rate)) is not None)]
     kept = [f for f in runs if f.meets_slo(slo_s, share) and f.information is not None]
@@ -24,7 +25,9 @@ def best_run(trial: Trial, slo_s: float, share: float) -> Figures | None:
 
 
 def highest_rate(trial: Trial, slo_s: float, share: float) -> float | None:
-    """The capacity by the search; without one, the highest ladder rate whose median run met the SLO."""
+    """Returns the capacity found by the search; without one, the highest ladder rate whose median run met
+    the SLO.
+    """
     if trial.tried:
         return trial.capacity
     kept = (rate for rate in trial.ladder if (f := trial.at(rate)) is not None and f.meets_slo(slo_s, share))
@@ -32,13 +35,13 @@ def highest_rate(trial: Trial, slo_s: float, share: float) -> float | None:
 
 
 def best_runs(comparison: PolicyComparison) -> dict[str, Figures | None]:
-    """`best_run` of each policy."""
+    """Returns `best_run` of each policy."""
     c = comparison.conditions
     return {policy: best_run(trial, c.slo_s, c.share) for policy, trial in comparison.trials.items()}
 
 
 def as_json(comparison: PolicyComparison, setup: Mapping[str, str]) -> dict[str, Any]:
-    """Everything that was measured."""
+    """Returns everything that was measured; JSON-serializable."""
     c = comparison.conditions
     best = best_runs(comparison)
     trials = {
@@ -67,7 +70,7 @@ def as_json(comparison: PolicyComparison, setup: Mapping[str, str]) -> dict[str,
 
 
 def verdict(comparison: PolicyComparison) -> str:
-    """The comparison in one sentence."""
+    """Summarizes the comparison in one sentence."""
     slo = f"{1e3 * comparison.conditions.slo_s:g} ms"
     ranked = sorted(
         (
@@ -86,7 +89,7 @@ def verdict(comparison: PolicyComparison) -> str:
 
 
 def tables(comparison: PolicyComparison) -> tuple[Section, ...]:
-    """The comparison, the ladder by rate, and simulated beside live."""
+    """Returns the comparison, the ladder by rate, and simulated beside live results."""
     c = comparison.conditions
     best = best_runs(comparison)
     static = [
@@ -150,7 +153,7 @@ def tables(comparison: PolicyComparison) -> tuple[Section, ...]:
 
 
 def _simulated(comparison: PolicyComparison) -> tuple[Section, ...]:
-    """Live beside simulated, at every rate that has both."""
+    """Returns live beside simulated results, for every rate that has both."""
     rows = []
     for policy, trial in comparison.trials.items():
         for rate, model in sorted(trial.simulated.items()):
@@ -170,7 +173,7 @@ def _simulated(comparison: PolicyComparison) -> tuple[Section, ...]:
 
 
 def number(value: float | None) -> str:
-    """Three digits, or in full from 100 on; empty for None."""
+    """Formats with three digits, or in full from 100 on; empty for None."""
     if value is None:
         return ""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -1,4 +1,4 @@
-"""The page of a comparison of routing policies: charts by offered load and through a step of load."""
+"""Writes the page of a policy comparison: charts by offered load and through a step of load."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def write_comparison(
 
 
 def load_charts(comparison: PolicyComparison) -> tuple[Chart, ...]:
-    """Figures of each policy against the offered load."""
+    """Returns the charts of each policy's figures against the offered load."""
     c = comparison.conditions
     rates = sorted({rate for t in comparison.trials.values() for rate in t.ladder})
     if not rates:
@@ -113,7 +113,9 @@ def load_charts(comparison: PolicyComparison) -> tuple[Chart, ...]:
 
 
 def step_charts(comparison: PolicyComparison) -> tuple[Chart, ...]:
-    """Figures of each policy through the step; and for those that choose, which path answered."""
+    """Returns the charts of each policy through the step, and for policies that choose, of which path
+    answered.
+    """
     stepped = {p: t for p, t in comparison.trials.items() if t.stepped is not None and t.step is not None}
     if not stepped:
         return ()

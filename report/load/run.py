@@ -1,6 +1,6 @@
-"""The report of one run: how its requests ended, over time.
+"""Writes the report of one run: how its requests ended, over time.
 
-An `Outcome` in; a folder with report.html, report.png and report.json out.
+`write_run` takes an `Outcome` and writes a folder with report.html, report.png and report.json.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ def write_run(
     hits: Mapping[str, tuple[float, float]] | None = None,
     marks: tuple[tuple[float, str], ...] = (),
 ) -> Path:
-    """Writes the report's files and returns the page's path. setup: how and where, for the reader.
+    """Writes the report's files and returns the page's path.
 
-    hits: memory tier -> embedding rows looked up there, and the share that was found.
+    setup: how and where the run was made, for the reader.
+    hits: memory tier -> (embedding rows looked up there, share found).
     """
     folder.mkdir(parents=True, exist_ok=True)
     found = figures(outcome, quality)
@@ -85,7 +86,7 @@ def write_run(
 def run_charts(
     outcome: Outcome, line: Timeline, marks: tuple[tuple[float, str], ...] = ()
 ) -> tuple[Chart, ...]:
-    """The charts of a run, without those that would be empty."""
+    """Returns the charts of a run, omitting empty ones."""
     budget = _budget_ms(outcome)
     limit = None if budget is None else Limit(budget, f"budget {budget:g} ms")
     below = "Below the dashed line is in budget." if limit else ""
@@ -228,7 +229,7 @@ def _ms(value: float | None) -> str:
 
 
 def jsonable(value: Any) -> Any:
-    """Arrays as lists, NaN and infinity as null."""
+    """Converts arrays to lists, and NaN and infinity to null."""
     if isinstance(value, np.ndarray):
         return jsonable(value.tolist())
     if isinstance(value, dict):

@@ -1,1 +1,1 @@
-"""Pictures of plans and sweeps."""
+"""Draws plans and sweeps."""

@@ -1,4 +1,4 @@
-"""Charts of a fleet plan: the rate by hour, and the nodes that are rented for it."""
+"""Charts a fleet plan: the rate by hour, and the nodes rented for it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from polyrec.report.chart import Chart, Series
 
 
 def charts(plan: FleetPlan, fleet: Fleet) -> list[Chart]:
-    """Returns the rate of each model, nodes of each type, dollars an hour, and each model's quality."""
+    """Returns charts of each model's rate, nodes by type, dollars per hour, and each model's quality."""
     hours = np.arange(plan.hours, dtype=np.float64)
 
     def layers(values: dict[str, tuple[float, ...]]) -> tuple[Series, ...]:

@@ -1,4 +1,4 @@
-"""The placement of a plan: a stacked bar for each memory, its parts by bundle, and look-ups by tier."""
+"""Draws a plan's placement: a stacked bar per memory, divided by bundle, and look-ups by tier."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BAR = 0.55
 
 
 def draw(plan: Plan) -> Figure:
-    """Memories above, look-ups by tier below. Raises PlanError for a plan without a placement."""
+    """Draws memories above and look-ups by tier below. Raises PlanError for a plan without a placement."""
     placement = plan.placement
     if placement is None:
         raise PlanError("this plan has no placement to draw; make it with polyrec plan")
@@ -48,7 +48,7 @@ def _memories(axes: Axes, plan: Plan, memories: list[MemoryUse]) -> list[str]:
     """Draws the upper panel; returns the names of the bundles in the order of their colors."""
     parts = {m.place: rows_by_bundle(plan, m) for m in memories}
     bundles = list(dict.fromkeys(name for by in parts.values() for name in by))
-    # a budget is drawn whole where that leaves its parts visible
+    # draw the whole budget if its parts stay visible
     most = max(m.budget_bytes if m.budget_bytes < 2 * m.used_bytes else 1.25 * m.used_bytes for m in memories)
     unit = 1000 ** max(0, min(4, (len(str(int(most))) - 1) // 3))
     for y, m in enumerate(memories):
@@ -74,14 +74,14 @@ def _memories(axes: Axes, plan: Plan, memories: list[MemoryUse]) -> list[str]:
 
 
 def rows_by_bundle(plan: Plan, memory: MemoryUse) -> dict[str, int]:
-    """Bytes of rows in one memory by bundle, each counted once however many paths share them."""
+    """Returns the bytes of rows in one memory by bundle, each counted once however many paths share them."""
     assert plan.placement is not None
     placed = {p.path: p.bytes for p in plan.placement.paths}
     accelerators = {path.device for path in plan.paths if "device" in placed[path.name]}
     found: dict[str, int] = {}
     for path in plan.paths:
         for tier, n in placed[path.name].items():
-            # rows of an accelerator's path in the host's memory are in what is no accelerator's
+            # host rows of an accelerator's path are in the memory that is not the accelerator's
             near = tier == "device" or (tier == "host" and path.device not in accelerators)
             if tier == "remote":
                 continue

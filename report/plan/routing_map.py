@@ -1,7 +1,7 @@
-"""The map of routing: which path answers a query, by its rows and budget, idle and at the plan's traffic.
+"""Draws the map of routing: which path answers a query, by rows and budget, idle and at the plan's traffic.
 
-Idle, the most accurate path that is fast enough wins. At the stated traffic a device's time has a price
-(the dual of the plan's program), so a cheaper path wins where it gives more information for it.
+Idle, the most accurate path that is fast enough wins. At the stated traffic, a device's time has a price (the
+dual of the plan's program), so a cheaper path wins where it yields more information for it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NO_PATH = "#e4e7eb"
 
 
 def draw(proposal: Proposal) -> Figure:
-    """The map of a proposal's paths."""
+    """Draws the map of a proposal's paths."""
     problem, plan = proposal.problem, proposal.plan
     options = [problem.options[i] for i in proposal.choice.options]
     paths = [problem.paths[o.path] for o in options]
@@ -52,8 +52,11 @@ def draw(proposal: Proposal) -> Figure:
 
 
 def idle(problem: Problem, options: list[Option]) -> F64:
-    """The option of most value whose tail, with the front, is within the budget, [budgets, rows]; NaN for
-    none. Of equal ones the faster."""
+    """Returns the most valuable option whose tail, including the front, is within the budget, [budgets,
+    rows].
+
+    NaN if there is none. Ties go to the faster option.
+    """
     value = [np.full((BUDGETS_MS.size, ROWS.size), problem.values[o.path]) for o in options]
     tails = [np.array([o.timing.tail(r) for r in ROWS]) for o in options]
     value = [v - 1e-9 * tail for v, tail in zip(value, tails, strict=True)]
@@ -61,8 +64,11 @@ def idle(problem: Problem, options: list[Option]) -> F64:
 
 
 def loaded(proposal: Proposal, options: list[Option]) -> F64:
-    """The option that gives most value, less the price of the device's and the front's time,
-    and leaves a wait for a lane within the budget, [budgets, rows]; NaN where none is worth it."""
+    """Returns the option with the most value less the price of the device's and the front's time, [budgets,
+    rows].
+
+    The option must leave time to wait for a lane within the budget. NaN if no option is worth its price.
+    """
     problem, choice = proposal.problem, proposal.choice
     value, times = [], []
     for o in options:

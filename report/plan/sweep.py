@@ -1,4 +1,6 @@
-"""The frontier of a sweep: goodput and quality against the first axis, a line for each other combination."""
+"""Draws the frontier of a sweep: goodput and quality against the first axis, one line per other
+combination.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ MB = 1e6
 
 
 def draw(points: Sequence[SweepPoint], axes: Sequence[Axis]) -> Figure:
-    """A panel for each of goodput, quality and, where prices are known, cost."""
+    """Draws panels of goodput, quality and, if prices are known, cost."""
     priced = any(p.cost_per_million is not None for p in points)
     infeasible = any(p.shares is None for p in points)
     first, others = axes[0], axes[1:]
@@ -38,7 +40,7 @@ def draw(points: Sequence[SweepPoint], axes: Sequence[Axis]) -> Figure:
         label = ", ".join(f"{a.key} {a.show(v)}" for a, v in zip(others, combination, strict=True))
         found = [p for p in line if p.shares is not None]
         x = [_at(first, p.values[first.key]) for p in found]
-        # thinner ones over wider ones, so that lines that coincide are both seen
+        # draw thinner lines over wider ones, so that coinciding lines are all visible
         wide = 2.6 - 0.5 * (k % 4)
         style = {"color": LIGHT.color(k), "linewidth": wide, "marker": "o", "ms": 2 + 2 * wide}
         panels[0].plot(x, [p.rows_per_s / 1e3 for p in found], label=label or None, **style)

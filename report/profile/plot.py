@@ -1,8 +1,8 @@
-"""The picture of a profile: measured latencies and the latency model over them, a panel a representation.
+"""Draws a profile: measured latencies and the latency model over them, one panel per representation.
 
-Axes are shared, so that panels compare. A color is a path of the panel: its line is the model's median,
-the band above it reaches to the 99th percentile; dots are measured medians, hollow where the model was
-not fitted, small dashes the measured 99th percentiles, crosses medians with the caches emptied.
+Panels share axes, so that they can be compared. Each color is a path of the panel. Its line is the model's
+median, and the band above reaches to the 99th percentile. Dots are measured medians, hollow if the model was
+not fitted to them; small dashes are measured 99th percentiles; crosses are medians with empty caches.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SHOWN_ROWS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144)
 
 
 def draw(profile: Profile, theme: Theme = LIGHT) -> Figure:
-    """A panel for each representation and device."""
+    """Draws a panel for each representation and device."""
     panels: dict[str, list[PathProfile]] = {}
     for path in profile.paths:
         panels.setdefault(f"{path.representation} on {path.path.device}", []).append(path)
@@ -39,7 +39,7 @@ def draw(profile: Profile, theme: Theme = LIGHT) -> Figure:
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
     for i, (axes, (name, paths)) in enumerate(zip(grid.flat, panels.items(), strict=False)):
-        # with axes shared, only outer panels would have numbers: also those above an empty place
+        # with shared axes, only outer panels show numbers; add them to panels above an empty position too
         below = i + columns >= len(panels)
         style_axes(axes, theme, name, "rows of a batch" if below else "", "" if i % columns else "ms a batch")
         log_axis(axes, "y", low, high)
@@ -68,7 +68,7 @@ def _path(axes: Axes, path: PathProfile, color: str, theme: Theme) -> None:
 
 
 def _span(profile: Profile) -> tuple[float, float]:
-    """The range of all curves and points, in milliseconds, with room for the legend above them."""
+    """Returns the range of all curves and points, in milliseconds, with space for the legend above them."""
     seconds = [s for p in profile.paths for s in (*p.latency.median_s, *p.latency.tail_s)]
     seconds += [s for p in profile.paths for point in p.points for s in (point.p50_s, point.p99_s)]
     seconds += [point.p50_s for p in profile.paths for point in p.evicted]

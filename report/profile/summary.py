@@ -1,4 +1,4 @@
-"""Profiles and machines as lines of text for a terminal."""
+"""Formats profiles and machines as lines of text for a terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SHOWN_ROWS = (1, 23, 270, 4096)
 
 
 def machine_lines(machine: Machine) -> list[str]:
-    """The devices with their lanes, memory, speeds and caches."""
+    """Describes the devices with their lanes, memory, speeds and caches."""
     lines = [f"machine {machine.name}"]
     for device in machine.devices:
         lines += _device(device)
@@ -53,7 +53,7 @@ def _device(device: Device) -> list[str]:
 
 
 def profile_lines(profile: Profile) -> list[str]:
-    """The machine, a table of the paths, and notes about its figures."""
+    """Describes the machine, a table of the paths, and notes on its figures."""
     made = machine_lines(profile.machine)
     largest = max(p.latency.rows[-1] for p in profile.paths)
     rows = [r for r in SHOWN_ROWS if r <= largest]
@@ -97,7 +97,7 @@ def _tiers(times: CutTimes) -> str:
 
 
 def quality_lines(profile: Profile) -> list[str]:
-    """The metric, and the groups of paths that differ in it, best first."""
+    """Describes the metric, and the groups of paths that differ in it, best first."""
     groups = quality_groups({p.path.name: p.quality for p in profile.paths}, profile.differences)
     meaning = " gain, 1 - NE" if profile.metric == "information" else ""
     lines = [f"quality: {profile.metric}{meaning}, on test rows; differences that were shown, best first:"]

@@ -1,1 +1,1 @@
-"""The report of a comparison: a folder with a page, its text, its numbers and its pictures."""
+"""Writes the report of a model comparison: a folder with a page, its text, its numbers and its pictures."""

@@ -1,4 +1,4 @@
-"""Models compared on the same rows: quality, cost, and the standing of each against a baseline."""
+"""Compares models on the same rows: quality, cost, and the standing of each against a baseline."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from polyrec.models.evaluation.predictions import Predictions
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """One model. label: its name in the report. path: of its bundle."""
+    """One model. label: its name in the report. path: path of its bundle."""
 
     label: str
     path: str
@@ -29,7 +29,7 @@ class ModelEntry:
     standing: ComparedModel
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able; undefined values are None."""
+        """Returns a JSON-serializable dict; undefined values are None."""
         return {
             "bundle": self.path,
             "label": self.label,
@@ -50,7 +50,7 @@ class ModelEntry:
 
 @dataclass(frozen=True, slots=True)
 class ModelComparison:
-    """A whole comparison. level: of the confidence intervals. made: when, ISO 8601 in UTC."""
+    """A whole comparison. level: level of the confidence intervals. made: ISO 8601 time in UTC."""
 
     data: str
     split: str
@@ -65,11 +65,11 @@ class ModelComparison:
 
     @property
     def grouped(self) -> bool:
-        """True if the rows belong to requests."""
+        """Whether the rows belong to requests."""
         return self.entries[0].quality.groups is not None
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able: the content of `report.json`."""
+        """Returns the content of `report.json`; JSON-serializable."""
         scalars = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "entries"}
         return scalars | {"bundles": [entry.as_dict() for entry in self.entries]}
 
@@ -84,7 +84,7 @@ def compare_models(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> ModelComparison:
-    """Measures and compares. bundles, predictions, baseline: by the labels of the report."""
+    """Measures and compares models. bundles, predictions, baseline: by the labels of the report."""
     p = predictions
     standings = compare(p.label, p.probabilities, baseline, p.group, resamples, LEVEL, seed, p.negatives_kept)
     entries = tuple(

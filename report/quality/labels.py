@@ -1,8 +1,7 @@
-"""Places the names of points beside them, so that none overlap.
+"""Places the labels of points in a chart so that none overlap.
 
-Points, the size of each label and obstacles go in, in pixels; the lower left corner of each label comes
-out. Labels are placed one by one, those with the closest neighbors first, each at the free place nearest
-to its point.
+Given points, label sizes and obstacles in pixels, `place` returns the lower left corner of each label. Labels
+are placed one by one, those with the closest neighbors first, each at the free position nearest to its point.
 """
 
 from __future__ import annotations
@@ -23,12 +22,13 @@ AMBIGUOUS = 60.0
 
 
 def place(anchors: F64, sizes: F64, obstacles: F64, lines: F64, frame: Frame, gap: float) -> F64:
-    """Lower left corners, float64 [n, 2].
+    """Returns the lower left corners of labels, float64 [n, 2].
 
-    anchors: [n, 2]. sizes: [n, 2], width and height of each text. obstacles: [m, 4], boxes as x0, y0,
-    x1, y1 that no label may touch. lines: [k, 4], boxes that a label had better not touch. frame: the
-    box that labels stay in. gap: from a point to a label beside it. A label for which no place is free
-    stands beside its point, over whatever is there.
+    anchors: [n, 2]. sizes: [n, 2], width and height of each text.
+    obstacles: [m, 4], boxes (x0, y0, x1, y1) that no label may touch. lines: [k, 4], boxes to avoid if
+    possible.
+    frame: the box that labels stay in. gap: between a point and a label beside it.
+    A label without a free position is placed beside its point, over whatever is there.
     """
     n = anchors.shape[0]
     out = np.empty((n, 2))
@@ -49,7 +49,7 @@ def place(anchors: F64, sizes: F64, obstacles: F64, lines: F64, frame: Frame, ga
 
 
 def _places(anchor: F64, size: F64, frame: Frame, gap: float) -> F64:
-    """Candidate corners inside the frame: right, left, above and below first, then everywhere."""
+    """Returns candidate corners inside the frame: right, left, above and below first, then everywhere."""
     width, height = size
     x, y = anchor
     beside = np.array(
@@ -71,21 +71,21 @@ def _places(anchor: F64, size: F64, frame: Frame, gap: float) -> F64:
 
 
 def _distance(boxes: F64, point: F64) -> F64:
-    """Distance of a point from each box, float64 [n]."""
+    """Returns the distance of a point from each box, float64 [n]."""
     return np.asarray(np.hypot(*(np.clip(point, boxes[:, :2], boxes[:, 2:]) - point).T))
 
 
 def touching(a: F64, b: F64) -> NDArray[np.bool_]:
-    """Pairs of boxes that overlap, bool [len(a), len(b)]."""
+    """Returns which pairs of boxes overlap, bool [len(a), len(b)]."""
     apart = (a[:, None, :2] >= b[None, :, 2:]) | (a[:, None, 2:] <= b[None, :, :2])
     return np.logical_not(apart.any(axis=2))
 
 
 def dodge(x: F64, apart: float) -> F64:
-    """Moves positions apart by at least `apart`, in the same order, as little as can be.
+    """Moves positions at least `apart` from each other, as little as possible, preserving their order.
 
-    x: float64 [n]; equal positions keep the order in which they are given. Least squares under an
-    order, by pooling adjacent violators (Barlow et al., 1972).
+    x: float64 [n]; equal positions keep the given order. Solves least squares under an order by pooling
+    adjacent violators (Barlow et al., 1972).
     """
     order = np.argsort(x, kind="stable")
     shifted = x[order] - apart * np.arange(x.size)

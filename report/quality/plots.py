@@ -1,9 +1,9 @@
-"""Pictures of quality against cost.
+"""Plots quality against cost.
 
-Each model is a point with its name beside it. Its bar is the confidence interval of its difference to
-the baseline, drawn from the baseline's height: a bar that does not reach the dashed line is a real
-difference. (The models' separate intervals are far wider, and hide what the paired ones show.) Models
-of equal cost stand side by side.
+Each model is a point with its name beside it. Its bar is the confidence interval of its difference from the
+baseline, drawn from the baseline's height: a bar that does not reach the dashed line is a real difference.
+(The models' separate intervals are far wider, and hide what the paired ones show.) Models of equal cost are
+drawn side by side.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ RADIUS = (MARKER / 2 + 1) * POINT
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """A cost of a model. axis: name of the axis; of: its value; show: a value in words."""
+    """A cost of a model. axis: name of the axis. of: returns its value. show: formats a value."""
 
     name: str
     axis: str
@@ -75,10 +75,11 @@ PLOTS = (Plot("log_loss", "bytes"), Plot("auc", "bytes"), Plot("log_loss", "mflo
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """Models of a picture, those whose metric is defined.
+    """The models of a picture whose metric is defined.
 
     labels: names. cost, quality: float64 [n]. bars: float64 [n, 2], their ends. front: bool [n], on the
-    Pareto front. baseline: the baseline's quality; None where there is nothing to compare.
+    Pareto front.
+    baseline: the baseline's quality; None if there is nothing to compare.
     """
 
     labels: list[str]
@@ -90,7 +91,7 @@ class Points:
 
 
 def points(comparison: ModelComparison, plot: Plot) -> Points:
-    """The models of a picture."""
+    """Returns the models of a picture."""
     shown = [e for e in comparison.entries if np.isfinite(e.standing.metrics[plot.metric].value)]
     several = len(comparison.entries) > 1
     origins = [e.standing.metrics[plot.metric].value for e in shown if e.label == comparison.baseline]
@@ -112,14 +113,14 @@ def points(comparison: ModelComparison, plot: Plot) -> Points:
 
 
 def front(comparison: ModelComparison, plot: Plot) -> list[str]:
-    """The models that no other beats in both the plot's metric and its cost, cheapest first."""
+    """Returns the models that no other beats in both the plot's metric and its cost, cheapest first."""
     p = points(comparison, plot)
     order = np.argsort(p.cost, kind="stable")
     return [p.labels[i] for i in order if p.front[i]]
 
 
 def draw(comparison: ModelComparison, plot: Plot, theme: Theme) -> Figure:
-    """The picture of one plot."""
+    """Draws one plot."""
     p = points(comparison, plot)
     figure = new_figure(WIDTH, HEIGHT, theme)
     axes = figure.add_subplot()
@@ -127,7 +128,7 @@ def draw(comparison: ModelComparison, plot: Plot, theme: Theme) -> Figure:
     _scale(axes, COSTS[plot.cost], f"{NAMES[plot.metric]} ({better} is better)", theme, p)
     figure.suptitle(_legend(comparison), size=FONT - 1, color=theme.faint, x=0.02, ha="left")
     if p.labels:
-        # only a drawn layout says where a point is in pixels
+        # positions in pixels are only known after the layout is drawn
         canvas = FigureCanvasAgg(figure)
         canvas.draw()  # type: ignore[no-untyped-call]
         _fill(canvas, axes, p, theme)
@@ -135,9 +136,9 @@ def draw(comparison: ModelComparison, plot: Plot, theme: Theme) -> Figure:
 
 
 def _scale(axes: Axes, cost: Cost, metric: str, theme: Theme, p: Points) -> None:
-    """Sets scales, limits, ticks and names, so that all points and bars are inside, with room for labels.
+    """Sets scales, limits, ticks and names, so that all points and bars are inside, with space for labels.
 
-    Bytes are drawn on a log scale, and so is arithmetic that spans more than a factor of ten.
+    Bytes use a log scale, as do operations that span more than a factor of ten.
     """
     x, y = p.cost, np.concatenate((p.quality, p.bars.ravel()))
     log = x.size > 0 and x.min() > 0 and (cost is COSTS["bytes"] or x.max() > 10 * x.min())
@@ -202,7 +203,7 @@ def _write(
     lines: F64,
     theme: Theme,
 ) -> None:
-    """Writes the names beside their points (`at`, pixels), with a thin line to those farther off."""
+    """Writes the names beside their points (`at`, pixels), with a thin line to distant ones."""
     halo = [withStroke(linewidth=2.5, foreground=theme.page)]
     texts = [
         axes.text(0, 0, name, size=FONT, color=theme.text, va="bottom", zorder=6, path_effects=halo)
@@ -225,6 +226,6 @@ def _write(
 
 
 def _boxes(start: F64, end: F64, thick: float) -> F64:
-    """[n, 4]: the boxes around straight lines, from points to points, `thick` to every side."""
+    """Returns boxes [n, 4] around straight lines between points, `thick` to every side."""
     low, high = np.minimum(start, end) - thick, np.maximum(start, end) + thick
     return np.concatenate((low, high), axis=1)

@@ -1,7 +1,7 @@
 """Writes a comparison of models as a report.
 
-A comparison in, a folder out: report.html (self-contained, light and dark), report.md (the same as text),
-report.json (every number) and the pictures as *.png.
+The folder has report.html (self-contained, light and dark), report.md (the same as text), report.json (every
+number) and the pictures as *.png.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def write_report(comparison: ModelComparison, folder: Path) -> None:
 
 
 def page_of(comparison: ModelComparison) -> Page:
-    """The report as a page."""
+    """Builds the report as a page."""
     bundles = tuple((e.label, e.path, e.representation, e.version) for e in comparison.entries)
     sections = [
         Section("Figures", table=table(comparison)),

@@ -1,4 +1,4 @@
-"""Numbers, verdicts and explanations in words, the same in the terminal, the page and the Markdown."""
+"""Formats numbers, verdicts and explanations, identically for the terminal, the page and the Markdown."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ TERMS: tuple[tuple[str, str], ...] = (
 
 
 def title(comparison: ModelComparison) -> str:
-    """The heading of the report."""
+    """Returns the heading of the report."""
     n = len(comparison.entries)
     return "Quality and cost of one model" if n == 1 else f"Quality and cost of {n} models on the same rows"
 
 
 def summary(comparison: ModelComparison) -> str:
-    """The rows that were measured on, in a paragraph."""
+    """Describes the measured rows in a paragraph."""
     q = comparison.entries[0].quality
     which = "All rows" if comparison.split == "all" else f"The {comparison.split} rows"
     rate = 100 * q.positives / q.rows
@@ -76,7 +76,7 @@ def summary(comparison: ModelComparison) -> str:
 
 
 def method(comparison: ModelComparison) -> str:
-    """The statistics behind the intervals, in a paragraph."""
+    """Describes the statistics behind the intervals in a paragraph."""
     c = comparison
     unit = "requests" if c.grouped else "rows"
     percent = f"{100 * c.level:g}%"
@@ -91,28 +91,28 @@ def method(comparison: ModelComparison) -> str:
 
 
 def mflop(flops: float) -> str:
-    """Millions of operations, three digits: `0.0835`."""
+    """Formats millions of operations with three digits: `0.0835`."""
     return f"{flops / 1e6:.3g}"
 
 
 def number(value: float | None) -> str:
-    """A metric: five decimals, or a dash where it is not defined."""
+    """Formats a metric with five decimals, or as a dash if it is undefined."""
     return "\N{EN DASH}" if value is None or not math.isfinite(value) else f"{value:.5f}"
 
 
 def signed(value: float, decimals: int = 5) -> str:
-    """A number with its sign, a true minus."""
+    """Formats a number with its sign, using a true minus."""
     return f"{value:+.{decimals}f}".replace("-", MINUS)
 
 
 def decimals_of(interval: Interval) -> int:
-    """The number of decimals that an interval needs: five, or more where its ends would all be zeros."""
+    """Returns the decimals that an interval needs: five, or more if its ends would show as zeros."""
     least = min((abs(v) for v in (interval.low, interval.high) if v), default=1.0)
     return min(max(5, math.ceil(-math.log10(least))), 9)
 
 
 def difference(metric: Metric, interval: Interval) -> str:
-    """A difference to the baseline: `better by 0.00213 (0.00120 to 0.00301)`."""
+    """Formats a difference from the baseline: `better by 0.00213 (0.00120 to 0.00301)`."""
     found = verdict(metric, interval)
     if found == "undefined":
         return "not defined"
@@ -126,7 +126,7 @@ def difference(metric: Metric, interval: Interval) -> str:
 
 
 def findings(comparison: ModelComparison) -> tuple[str, ...]:
-    """One sentence a model: its real differences to the baseline."""
+    """Returns one sentence per model, with its real differences from the baseline."""
     return tuple(_finding(e, comparison.baseline) for e in comparison.entries if e.standing.to_baseline)
 
 
@@ -150,12 +150,12 @@ def _finding(entry: ModelEntry, baseline: str) -> str:
 
 
 def joined(parts: Sequence[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
+    """Joins parts as `a`, `a and b`, or `a, b and c`."""
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
 def table(comparison: ModelComparison) -> Table:
-    """Quality and cost, a row a model."""
+    """Returns the table of quality and cost, one row per model."""
     entries = comparison.entries
     columns: dict[str, list[str]] = {"model": [e.label for e in entries]}
     wordy = ["size"]

@@ -201,7 +201,7 @@ def test_names_and_roles_are_given_by_a_schema(folder: Path, state: State, reque
         (["--data", "nothing.parquet"], "no data file 'nothing.parquet'"),
         (["--data", "DATA"], "no column 'split'"),
         (["--access-log", "nothing.jsonl"], "no access log 'nothing.jsonl'"),
-        (["--access-log", "DATA", "--sample", "0.5"], "--sample is of the calibration of data"),
+        (["--access-log", "DATA", "--sample", "0.5"], "--sample applies to calibrating data"),
         (["--access-log", "DATA", "--schema", "trivago"], "does not describe this model"),
         ([], "--schema is missing; to calibrate a bundle, add --data FILE or --access-log FILE"),
     ],

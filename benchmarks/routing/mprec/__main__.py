@@ -1,4 +1,4 @@
-"""MP-Rec's evaluation (ASPLOS'23) in the simulator: correct predictions a second by SLA, path and machine.
+"""Repeats MP-Rec's evaluation (ASPLOS'23) in the simulator: correct predictions/s by SLA, path and machine.
 
     python -m benchmarks.routing.mprec     (writes docs/results/mprec.md; some minutes on one core)
 

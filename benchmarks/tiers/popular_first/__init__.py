@@ -1,1 +1,1 @@
-"""Popular first in serving: all-hot queries beside cold ones, with it, without it, and all in memory."""
+"""Measures popular first in serving: hot queries beside cold ones, with it, without it, and all in memory."""

@@ -1,4 +1,4 @@
-"""A Redis server with the rows of a model, and a proxy before it that delays every request.
+"""Runs a Redis server with a model's rows, behind a proxy that delays every request.
 
     python -m benchmarks.tiers.popular_first.delayed_store PORT SECONDS
 

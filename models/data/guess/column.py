@@ -1,7 +1,7 @@
 """Guesses what kind of feature a column is, from its name, type and values.
 
-What is no feature, or stands for something else (CSV files have times and lists as text), gets a reason that
-says what to write instead.
+For a column that is not a feature, or represents something else (CSV files have times and lists as text), it
+gives a reason that suggests a fix.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LISTED_FROM = 0.3
 
 
 def guess_feature(name: str, column: pa.ChunkedArray) -> tuple[dict[str, Any] | None, str]:
-    """Returns the feature without name and role, or None; and why."""
+    """Returns the feature (without name and role) or None, and the reason."""
     if SPLIT.match(name):
         return None, "by its name, how the file was made"
     type_ = column.type
@@ -109,7 +109,7 @@ def rare(distinct: int) -> dict[str, int]:
 
 
 def _is_time_as_text(column: pa.ChunkedArray) -> bool:
-    """Whether the first values are all like 2026-11-23 or 2026-11-23 18:00:00."""
+    """Returns whether the first values all look like 2026-11-23 or 2026-11-23 18:00:00."""
     first = column.drop_null().slice(0, 100).to_pylist()
     try:
         return all("-" in value and datetime.fromisoformat(value) for value in first)
@@ -118,7 +118,9 @@ def _is_time_as_text(column: pa.ChunkedArray) -> bool:
 
 
 def _list_hint(column: pa.ChunkedArray) -> str:
-    """Returns a hint where values may be lists, like "spa|pool": few parts make many values. Else empty."""
+    """Returns a hint if values may be lists, such as "spa|pool", where few parts form many values; else
+    empty.
+    """
     values = pc.unique(column).drop_null()
     for separator in SEPARATORS:
         share = pc.mean(pc.match_substring(values, separator).cast(pa.int8())).as_py() or 0.0

@@ -2,8 +2,8 @@
 
     Parquet -> the first rows -> what each column looks like -> a Schema, and the reason for every line of it
 
-A guess is a draft for a person to correct, so each decision carries its reason, and nothing is left out in
-silence: a column that is no feature is listed with the reason, too.
+A guess is a draft for a person to correct, so each decision has a reason, and a column that is not a feature
+is listed with the reason too.
 """
 
 from __future__ import annotations
@@ -54,9 +54,10 @@ FEWEST = 10
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """A guessed schema. reasons: a column, `label`, `group` or `split` -> why; left_out: column -> why.
+    """A guessed schema.
 
-    renames: column left out for its name alone -> a name with which it could be a feature.
+    reasons: a column, `label`, `group` or `split` -> the reason. left_out: column -> the reason.
+    renames: column left out only for its name -> a name under which it could be a feature.
     """
 
     schema: Schema
@@ -65,7 +66,7 @@ class Guess:
     renames: dict[str, str]
 
     def as_yaml(self, source: str) -> str:
-        """The schema file, with the reason beside each line."""
+        """Returns the schema file, with the reason beside each line."""
         schema = self.schema.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
         lines = [
             f"# Guessed by `polyrec new schema {source}`: read it, and correct what is wrong.",
@@ -91,8 +92,9 @@ def guess_schema(
 ) -> Guess:
     """Guesses the schema of a Parquet file or folder from its first rows.
 
-    label, group: columns that are known. name: the schema's, by default the file's.
-    Raises DataError: no such file or column; SchemaError: no column looks like a label, or like an id.
+    label, group: known columns. name: of the schema, by default from the file.
+    Raises DataError if there is no such file or column, SchemaError if no column looks like a label or like
+    an id.
     """
     place = data_path(path)
     data = _sample(place)
@@ -143,7 +145,7 @@ def guess_schema(
 
 
 def _sample(path: DataPath) -> pa.Table:
-    """The first rows, of the first files with the first one's columns. Raises DataError."""
+    """Reads the first rows, from the first files that have the first one's columns. Raises DataError."""
     batches: list[pa.RecordBatch] = []
     left, columns = SAMPLE_ROWS, None
     for file in parquet_files(path):
@@ -168,7 +170,7 @@ def _sample(path: DataPath) -> pa.Table:
 
 
 def _label(data: pa.Table, given: str | None, path: DataPath) -> tuple[dict[str, Any], str]:
-    """Returns the label, and why. Raises SchemaError if no column looks like one."""
+    """Returns the label and the reason. Raises SchemaError if no column looks like one."""
     numbers = [c for c in data.column_names if is_number(data[c].type)]
     named = [c for c in LABELS if c in numbers]
     binary = [c for c in numbers if _distinct_numbers(data[c]).tolist() == [0, 1]]
@@ -205,7 +207,7 @@ def _label(data: pa.Table, given: str | None, path: DataPath) -> tuple[dict[str,
 def _text_label(
     name: str, column: pa.ChunkedArray, path: DataPath, others: Sequence[str] = ()
 ) -> SchemaError:
-    """Returns the error for a label that is text, with a command that makes numbers of two values.
+    """Returns the error for a textual label, with a command that converts two values to numbers.
 
     others: columns that may be the label instead.
     """
@@ -259,20 +261,20 @@ def _group(data: pa.Table, columns: Sequence[str], given: str | None) -> tuple[s
 
 
 def _runs(column: pa.ChunkedArray) -> int:
-    """Number of runs of equal values in neighboring rows."""
+    """Returns the number of runs of equal values in neighboring rows."""
     codes = _codes(column)
     return 1 + int(np.count_nonzero(np.diff(codes)))
 
 
 def _codes(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
-    """int64 [rows], equal where the values are; null is a value."""
+    """Returns int64 [rows], equal where the values are equal; null is a value."""
     array = pc.dictionary_encode(column.combine_chunks(), null_encoding="encode")
     codes: np.ndarray[Any, Any] = array.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
     return codes
 
 
 def _role(data: pa.Table, column: str, group: str | None) -> tuple[str, str]:
-    """Returns the role, and why: a context has one value in each request, or the name of one."""
+    """Returns the role and the reason; a context feature has one value per request, or a context's name."""
     if group is not None and not pt.is_nested(data[column].type):
         requests, values = _codes(data[group]), _codes(data[column])
         pairs = np.unique(np.stack((requests, values)), axis=1).shape[1]
@@ -292,7 +294,7 @@ def _role(data: pa.Table, column: str, group: str | None) -> tuple[str, str]:
 
 
 def _share_tables(data: pa.Table, categorical: Sequence[dict[str, Any]], reasons: dict[str, str]) -> None:
-    """Lets features share the table of a larger one that is named alike and has their values."""
+    """Makes features share the table of a larger one that has a similar name and their values."""
     open_ = [f for f in categorical if "cardinality" not in f]
     values = {f["name"]: _value_set(data[f["name"]]) for f in open_}
     by_size = sorted(open_, key=lambda f: -len(values[f["name"]]))
@@ -304,14 +306,16 @@ def _share_tables(data: pa.Table, categorical: Sequence[dict[str, Any]], reasons
                 continue
             shared = len(own & values[larger["name"]]) / len(own)
             if shared >= SHARED:
-                feature.pop("min_count", None)  # of the table, so alike in both
+                feature.pop("min_count", None)  # belongs to the table, so it is equal in both
                 feature |= {"table": larger["name"]} | rare(len(values[larger["name"]]))
                 reasons[feature["name"]] += f"; {shared:.0%} of them are values of {larger['name']}"
                 break
 
 
 def _words(name: str) -> set[str]:
-    """The words of a name, singular. Small integers are values of any column of integers, so names decide."""
+    """Returns the words of a name, singular. Names decide, as small integers occur in any column of
+    integers.
+    """
     return {word.rstrip("s") for word in name.lower().split("_")} - {"id", ""}
 
 
@@ -328,7 +332,7 @@ def _split(
     if group is not None:
         return {"rule": "hash", "columns": [group]}, "no time found: whole requests, by a hash"
     single = [f for f in categorical if "pooling" not in f]
-    # a user and an item: of a hash of users alone, the test rows' users would all be new
+    # a user and an item: in a hash split by user alone, all users of the test rows would be new
     contexts = [f["name"] for f in single if f.get("role") == "context"]
     candidates = [f["name"] for f in single if f.get("role") != "context"]
     columns = (contexts[:1] + candidates + contexts[1:])[:2]
@@ -336,14 +340,14 @@ def _split(
 
 
 def _is_time(name: str, type_: pa.DataType) -> bool:
-    dated = pt.is_timestamp(type_) or pt.is_date(type_)  # not a time of the day, nor how long it took
+    dated = pt.is_timestamp(type_) or pt.is_date(type_)  # not a time of day or a duration
     return bool(dated or (pt.is_integer(type_) and TIME.search(name.lower())))
 
 
 def _auc_alone(column: pa.ChunkedArray, label: pa.ChunkedArray, above: float) -> float:
-    """AUC of a column's values, or of their negatives if that is more, for the label above a value.
+    """Returns the AUC of a column's values, or of their negatives if greater, for the label above a value.
 
-    A text of few values counts as the share of positive rows with its value; other columns tell nothing.
+    A text column of few values counts as the share of positive rows with its value; for others it is 0.5.
     """
     labels = floats(label)
     known = np.isfinite(labels)
@@ -364,24 +368,24 @@ def _auc_alone(column: pa.ChunkedArray, label: pa.ChunkedArray, above: float) ->
 
 
 def _distinct_numbers(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
-    """The distinct values, ascending, float64."""
+    """Returns the distinct values, ascending, float64."""
     values = floats(pc.unique(column))
     return np.sort(values[np.isfinite(values)])
 
 
 def _share(column: pa.ChunkedArray, above: float) -> float:
-    """Share of the rows above a value."""
+    """Returns the share of rows above a value."""
     values = floats(column)
     known = values[~np.isnan(values)]
     return float((known > above).mean()) if known.size else 0.0
 
 
 def _name(path: DataPath) -> str:
-    """A name for the schema from that of the file."""
+    """Returns a name for the schema, derived from the file's name."""
     found = re.sub(r"\W+", "_", path.stem, flags=re.ASCII).strip("_")[:64]
     return found if re.match(r"[A-Za-z_]", found) else f"data_{found}"
 
 
 def _flow(value: object) -> str:
-    """One line of YAML."""
+    """Formats a value as one line of YAML."""
     return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000).strip()

@@ -1,7 +1,7 @@
-"""Brings the rows of each cluster together by external sorting, for data of any size.
+"""Makes the rows of each cluster contiguous by external sorting, for data of any size.
 
 A survey pass records where each cluster (a session, a request) first occurs and how many rows it has. If all
-clusters are contiguous already, rows are streamed unchanged. Otherwise they are partitioned into files of
+clusters are already contiguous, rows are streamed unchanged. Otherwise they are partitioned into files of
 whole clusters, in order of first occurrence, and each file is sorted in memory. The output has the clusters
 in the order in which they begin, so time order is kept as far as clustering allows.
 
@@ -35,9 +35,7 @@ Progress = Callable[[int], object]
 
 
 class KeyOccurrences:
-    """Tracks keys of a stream of rows: first occurrence and rows of each, and the number of runs of equal
-    keys.
-    """
+    """Tracks the keys of a stream of rows: first occurrence and rows of each key, and the number of runs."""
 
     def __init__(self) -> None:
         self.rows = self.runs = 0
@@ -53,7 +51,7 @@ class KeyOccurrences:
         self._parts.append((keys[starts], self.rows + starts, np.diff(np.append(starts, keys.size))))
         self.rows += keys.size
         self._pending += starts.size
-        # Merged whenever they have doubled: memory stays proportional to the distinct keys.
+        # merge whenever they have doubled, so that memory stays proportional to the distinct keys
         if self._pending > max(MERGE_FROM, 2 * self._merged):
             self.table()
 
@@ -103,8 +101,8 @@ class Clustering:
 class Survey:
     """The result of one pass over the keys.
 
-    rows, requests: counts. together: whether every cluster and request is contiguous already. clusters: see
-    Mentions.table.
+    rows, requests: their numbers. together: whether every cluster and request is already contiguous.
+    clusters: see KeyOccurrences.table.
     """
 
     rows: int
@@ -122,7 +120,7 @@ def survey(
 ) -> Survey:
     """Reads all keys once, and calls `look` with each batch, which also has `columns`.
 
-    Raises DataError: no rows, a key is missing.
+    Raises DataError if there are no rows, or a key is missing.
     """
     clusters, requests = KeyOccurrences(), KeyOccurrences()
     for data in reader.batches(list(dict.fromkeys((*clustering.columns, *columns))), ROWS):
@@ -150,7 +148,7 @@ def cluster_rows(
 ) -> Iterator[pa.RecordBatch]:
     """Yields all rows with clusters contiguous, in batches of at most ROWS.
 
-    columns: must include the clustering's. folder: an existing one, for temporary files.
+    columns: must include the clustering's. folder: existing folder for temporary files.
     """
     if found.together:
         for data in reader.batches(columns, ROWS):

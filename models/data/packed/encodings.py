@@ -22,16 +22,16 @@ LEAST_GAIN = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Encodings:
-    """Parquet encodings of the columns of a file.
+    """Parquet encodings of a file's columns.
 
-    dictionary: leaf columns that have one. others: leaf column -> encoding.
+    dictionary: leaf columns with a dictionary. others: leaf column -> encoding.
     """
 
     dictionary: tuple[str, ...]
     others: dict[str, str]
 
     def options(self) -> dict[str, Any]:
-        """Keyword arguments for pq.ParquetWriter."""
+        """Returns keyword arguments for pq.ParquetWriter."""
         return {
             "compression": COMPRESSION,
             "use_dictionary": list(self.dictionary),

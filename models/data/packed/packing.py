@@ -1,13 +1,14 @@
-"""Packs data: rows in, a folder of Parquet files out that store the shared columns of a request once.
+"""Packs data into a folder of Parquet files that store the shared columns of a request once.
 
     survey     one pass over the keys: are requests contiguous already? (models/data/packed/clusters.py)
     cluster    rows are streamed if so, else sorted through files
     split      a new request begins wherever a shared column changes (models/data/requests.py)
     write      one row per request, the other columns as lists, encodings by measured bytes
 
-RecD's storage (MLSys'23, section 4.1) clusters rows by session so that compression finds repeats; here the
-repeats within a request are not written at all, and compression handles those between requests. Memory is a
-row group plus what clustering needs. Packing is lossless: models/data/packed/reader.py returns every row.
+RecD's storage (MLSys'23, section 4.1) clusters rows by session so that compression finds repeats. Here the
+repeats within a request are not written at all, and compression handles those between requests. Memory is one
+row group plus what clustering needs. Packing is
+lossless: models/data/packed/reader.py returns every row.
 """
 
 from __future__ import annotations
@@ -41,10 +42,11 @@ Phase = Callable[[str, int | None], Callable[[int], object]]
 class Packed:
     """Summary of a written folder.
 
-    requests: distinct values of the group. stored: rows stored; more than the requests if a context changes
-    within one. shared, per_row: columns stored once per request, and once per row. left_out: columns that are
-    neither features nor keys. moved: whether rows had to be sorted. repeats: groups
-    of features that repeat together in the first rows, with rows / distinct rows.
+    requests: distinct values of the group. stored: rows stored, more than the requests if a context changes
+    within one.
+    shared, per_row: columns stored once per request, and once per row.
+    left_out: columns that are neither features nor keys. moved: whether rows had to be sorted.
+    repeats: groups of features that repeat together in the first rows, with rows / distinct rows.
     """
 
     path: Path
@@ -70,8 +72,8 @@ def pack(
 ) -> Packed:
     """Writes the reader's rows to the folder `out`, atomically.
 
-    cluster_by: a column (a session) whose rows are stored together; without it, requests are.
-    Raises DataError: nothing to cluster by, `out` exists, a value of the keys is missing.
+    cluster_by: a column (a session) whose rows are stored together; by default, requests are.
+    Raises DataError if there is nothing to cluster by, `out` exists, or a key is missing.
     """
     target = Path(out)
     clustering = _clustering(schema, cluster_by)
@@ -140,7 +142,9 @@ def _check_target(target: Path, replace: bool) -> None:
 
 
 def _readable(reader: DataReader, schema: Schema) -> tuple[list[str], tuple[str, ...]]:
-    """Returns the columns to store, in order, and those that cannot be: lists unknown to the schema."""
+    """Returns the columns to store, in order, and those that cannot be stored: lists unknown to the
+    schema.
+    """
     kept: list[str] = []
     left: list[str] = []
     for name in reader.columns:
@@ -158,7 +162,7 @@ def _split(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Returns the columns stored once per request, and once per row.
 
-    Columns that are no features are shared if that splits no request among the first rows; where they change
+    Columns that are not features are shared if that splits no request among the first rows. Where they change
     later, the request is split without loss.
     """
     own = {*schema.candidate.names, schema.label.column}
@@ -184,7 +188,7 @@ def _repeats(first: pa.RecordBatch, schema: Schema) -> tuple[tuple[tuple[str, ..
 
 
 class _SinglePrecisionCheck:
-    """Finds number columns whose values single precision holds exactly."""
+    """Finds number columns whose values are exact in single precision."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(dict.fromkeys(names))

@@ -1,7 +1,7 @@
 """Reads packed data: one stored row per request, shared columns once, the other columns as lists.
 
-`polyrec pack` writes it (models/data/packed/packing.py). It can be read as requests, which carry a context
-once, and as plain rows, so that packed data work wherever plain data do.
+`polyrec pack` writes it (models/data/packed/packing.py). It can be read as requests, each with its context
+once, or as plain rows, so that packed data work wherever plain data do.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Packing(Strict):
     """Metadata of a packed file, as JSON in its Parquet schema under KEY.
 
     for_schema: name of the schema it was packed for. group, cluster_by: keys by which rows are contiguous.
-    columns: all, in data order. shared: those stored once per request.
+    columns: all columns, in data order. shared: columns stored once per request.
     """
 
     format: Literal["polyrec-packed-1"] = "polyrec-packed-1"
@@ -46,7 +46,9 @@ class Packing(Strict):
 
 
 def is_packed(file: DataPath) -> bool:
-    """Whether a Parquet file is packed, by any version of Polyrec. Raises DataError if it is no Parquet."""
+    """Returns whether a Parquet file was packed by any version of Polyrec. Raises DataError if it is not
+    Parquet.
+    """
     return _written(file) is not None
 
 
@@ -103,7 +105,7 @@ class PackedReader:
                 if name in self._schema.columns:
                     check_type(str(file), name, column_kind(self._schema, name), type_)
             per_row = (name for name in self.packing.columns if name not in self.packing.shared)
-            # a list of single values has one leaf per row
+            # a column of single values has one leaf per row
             flat = next(name for name in per_row if not pt.is_list(there.field(name).type.value_type))
             return _leaves(parquet.metadata, flat)
 
@@ -117,8 +119,8 @@ class PackedReader:
 
     @property
     def shares_context(self) -> bool:
-        """Whether every context feature is stored once per request: always so for the schema it was packed
-        for.
+        """Whether every context feature is stored once per request; always true for the schema it was
+        packed for.
         """
         return set(self._schema.context.names) <= set(self.packing.shared)
 
@@ -130,7 +132,8 @@ class PackedReader:
         return rebatch((piece.exploded(columns) for piece in pieces), rows)
 
     def requests(self, columns: Sequence[str]) -> Iterator[Requests]:
-        """Yields at least these columns, one row group at a time, types and nulls as in `batches`.
+        """Yields requests with at least these columns, one row group at a time, with types and nulls as in
+        `batches`.
 
         Malformed rows are left out of their request. Raises DataError.
         """
@@ -157,7 +160,7 @@ class PackedReader:
                         yield found if good is None else found.filter(good.to_numpy(zero_copy_only=False))
 
     def _row_group(self, parquet: pq.ParquetFile, group: int, columns: Sequence[str]) -> pa.Table:
-        """Reads the columns of a row group as they are stored."""
+        """Reads columns of a row group as they are stored."""
         return parquet.read_row_group(group, columns=list(columns), use_threads=False)
 
     def _requests(self, where: str, stored: pa.RecordBatch) -> Requests:

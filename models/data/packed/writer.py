@@ -1,4 +1,4 @@
-"""Writes requests to files of one row per request, in row groups of bounded size.
+"""Writes requests to files with one row per request, in row groups of bounded size.
 
 The first row group determines how each column is encoded (models/data/packed/encodings.py).
 """
@@ -23,10 +23,10 @@ FILE_ROWS = 1 << 24
 
 
 class PackedWriter:
-    """Writes files to a folder; leaving its `with` block writes the last row group. stored: rows written so
-    far.
+    """Writes files to a folder; leaving its `with` block writes the last row group.
 
-    narrow: columns to write in single precision, which must hold them exactly.
+    stored: rows written so far. narrow: columns to write in single precision, which must represent them
+    exactly.
     """
 
     def __init__(self, folder: Path, packing: Packing, narrow: frozenset[str]) -> None:

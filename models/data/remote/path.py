@@ -1,6 +1,6 @@
-"""Files and folders by URL (s3, gs, http, memory, ...), through fsspec.
+"""Accesses files and folders by URL (s3, gs, http, memory, ...), through fsspec.
 
-The scheme names the file system: fsspec finds it, and its errors name what to install. URLs may be chained,
+The scheme selects the file system; fsspec finds it, and its errors say what to install. URLs may be chained,
 such as `simplecache::s3://bucket/clicks`, which keeps a local copy of each file.
 """
 
@@ -25,9 +25,9 @@ SCHEME = "://"
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RemotePath:
-    """A file, folder or glob in a file system of fsspec.
+    """A file, folder or glob in an fsspec file system.
 
-    Written out it is a URL without query and password, which may hold secrets. Methods raise DataError.
+    Its string form is the URL without query and password, which may contain secrets. Methods raise DataError.
     """
 
     system: AbstractFileSystem
@@ -49,7 +49,7 @@ class RemotePath:
 
     @property
     def is_glob(self) -> bool:
-        """Whether it is a glob pattern. A question mark is none, since it may begin a query."""
+        """Whether it is a glob pattern. Question marks do not count, since they may begin a query."""
         return any(character in self.path for character in "*[")
 
     def exists(self) -> bool:
@@ -73,12 +73,12 @@ class RemotePath:
             return str(self.system.ukey(self.path))
 
     def arrow_system(self) -> pa_fs.FileSystem:
-        """Returns the file system as pyarrow reads it."""
+        """Returns the file system for pyarrow."""
         return pa_fs.PyFileSystem(pa_fs.FSSpecHandler(self.system))
 
     @contextmanager
     def _reported(self) -> Iterator[None]:
-        """Turns errors into DataError; each store raises errors of its own library."""
+        """Converts errors to DataError, because each store raises its own library's errors."""
         try:
             yield
         except Exception as e:

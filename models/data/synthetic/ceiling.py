@@ -1,4 +1,4 @@
-"""Measures the ceiling of generated data: the quality of the probabilities that the clicks were drawn from.
+"""Measures the upper bound for generated data: the quality of the probabilities that clicks were drawn from.
 
 A model can exceed it on the same rows only by chance.
 """
@@ -15,7 +15,7 @@ from polyrec.models.evaluation.metrics import Quality, evaluate
 
 
 def best_possible_quality(path: str | Path, splitter: Splitter) -> Quality:
-    """Quality of the true probabilities (column `planted`) on the test rows of a generated file."""
+    """Returns the quality of the true probabilities (column `planted`) on a generated file's test rows."""
     planted, clicked, requests = [], [], []
     for batch in pq.ParquetFile(path).iter_batches(columns=["planted", "clicked", "request_id"]):
         test = splitter(batch) == TEST

@@ -1,8 +1,8 @@
-"""Generates synthetic click data in the format of trivago's, for `polyrec demo` and tests.
+"""Generates synthetic click data in trivago's format, for `polyrec demo` and tests.
 
-A click model (polyrec.models.data.synthetic.world) draws requests of one context and up to 25 candidates;
-they are written as Parquet, some thousand requests at a time, with clicks and, in the column `planted`, the
-true probability of each. AUC and log-loss of that column are the ceiling of any training.
+A click model (polyrec.models.data.synthetic.world) draws requests of one context and up to 25 candidates.
+They are written as Parquet, some thousand requests at a time, with clicks and, in the column `planted`, the
+true probability of each. AUC and log-loss of that column are the upper bound for any training.
 """
 
 from __future__ import annotations
@@ -50,14 +50,17 @@ def generate(
 ) -> GeneratedData:
     """Writes `rows` rows as a Parquet file for the schema `trivago`, in bounded memory.
 
-    The same arguments give the same rows. items: hotels, in cities of 50. drift: how many times the
-    popularity within a city rotates through all its hotels between the first and the last row; 0: constant.
-    tastes: how far users' tastes and hotels' qualities shift over the rows; at 1 the last are unrelated to
+    The same arguments yield the same rows.
+    items: hotels, in cities of 50.
+    drift: number of times that the popularity within a city rotates through all its hotels between the first
+    and the last row; 0: constant.
+    tastes: how far users' tastes and hotels' qualities shift over the rows; at 1, the last are unrelated to
     the first.
     candidates: of a full request; two of three requests are full. Above 25, positions are unknown to the
-    schema. `progress` is called with the rows of each part written.
-    Raises DataError: no rows, no users, fewer items than a city has, more candidates than a city has
-    items, a path that cannot be written.
+    schema.
+    progress: called with the number of rows of each part written.
+    Raises DataError: no rows, no users, fewer items than a city has, more candidates than a city has items, a
+    path that cannot be written.
     """
     if not 1 <= candidates <= CITY_ITEMS:
         raise DataError(f"cannot show {candidates} candidates: between 1 and {CITY_ITEMS} are possible")
@@ -100,7 +103,7 @@ def _parts(
 
 
 def _lengths(random: np.random.Generator, rows: int, candidates: int) -> I64:
-    """Draws the candidates of each of the next requests, in total at most `rows`; two of three are full."""
+    """Draws the number of candidates of the next requests, in total at most `rows`; two of three are full."""
     some = random.integers(min(5, candidates), candidates + 1, REQUESTS_AT_ONCE)
     lengths = np.where(random.random(REQUESTS_AT_ONCE) < 2 / 3, candidates, some)
     ends = np.cumsum(lengths)

@@ -1,9 +1,9 @@
-"""The click model of synthetic data: draws users, shown hotels, and the click probability of each.
+"""Implements the click model of synthetic data: draws users, shown hotels, and click probabilities.
 
-Users, cities and hotels are drawn with Zipf skew. The log-odds of a click add up from the quality of
-the hotel, taste (a dot product of latent vectors: user's platform and user, filters; class of hotel
-and hotel), the price relative to the other candidates (weighted by device), the position, and
-whether the user has interacted with the hotel before.
+Users, cities and hotels are drawn with Zipf skew. The log-odds of a click are a sum of the quality of the
+hotel, taste (a dot product of latent vectors: user's platform and user, filters; class of hotel and hotel),
+the price relative to the other candidates (weighted by device), the position, and whether the user has
+interacted with the hotel before.
 
 Most of the signal is learnable from a small data set: numbers, positions, frequent hotels and platforms. The
 rest is specific to single users and rare hotels and mostly stays unlearned, as in real data.
@@ -45,7 +45,7 @@ HISTORY_COUNT = np.array([0.3, 0.2, 0.14, 0.1, 0.08, 0.05, 0.04, 0.03, 0.02, 0.0
 
 @dataclass(frozen=True, slots=True)
 class _Context:
-    """The shared part of some requests; [requests, ...]."""
+    """The shared part of several requests; arrays are [requests, ...]."""
 
     user: I64
     city: I64
@@ -88,9 +88,9 @@ class World:
         self._last_tastes: tuple[F64, F64] | None = None
 
     def shift_tastes(self, random: np.random.Generator, turn: float) -> None:
-        """Shifts users' tastes and hotels' qualities from the first ones toward others, drawn once.
+        """Shifts users' tastes and hotels' qualities from the initial ones toward others, drawn once.
 
-        turn: share of the way; at 1 the first ones have no influence. Their spread stays constant.
+        turn: share of the way; at 1 the initial ones have no influence. The spread stays constant.
         """
         users, quality = self._first_tastes
         if self._last_tastes is None:
@@ -156,7 +156,7 @@ class World:
         return _Context(user, city, filters, filter_count, taste, history, history_count)
 
     def _seen(self, context: _Context, shown: I64) -> I64:
-        """Returns int64 like `shown`: 0 never, 1 interacted with before, 2 the last one interacted with."""
+        """Returns int64 like `shown`: 0 never interacted with, 1 before, 2 the last one interacted with."""
         held = np.arange(HISTORY) < context.history_count[:, None]
         row, place = np.nonzero(held)
         seen = np.zeros((shown.shape[0], CITY_ITEMS), np.int64)
@@ -189,19 +189,19 @@ def _zipf(size: int, exponent: float) -> F64:
 def _draw(random: np.random.Generator, log_weights: F64, count: int) -> I64:
     """Draws `count` different columns per row with probabilities by weight, in the order drawn.
 
-    Gumbel noise makes sampling without replacement a sort (Efraimidis and Spirakis, 2006).
+    With Gumbel noise, sampling without replacement is a sort (Efraimidis and Spirakis, 2006).
     """
     noisy = log_weights + random.gumbel(size=log_weights.shape)
     return np.argsort(-noisy, axis=1)[:, :count]
 
 
 def _ranks(values: F64) -> I64:
-    """Per row, the rank of each value from 1, smallest first."""
+    """Returns each value's rank within its row, from 1, smallest first."""
     return np.argsort(np.argsort(values, axis=1), axis=1) + 1
 
 
 def _lists(names: pa.Array, index: I64, count: I64) -> pa.ListArray:
-    """Per row, the names of the first `count` indices."""
+    """Returns, per row, the names of the first `count` indices."""
     held = np.arange(index.shape[1]) < count[:, None]
     offsets = np.concatenate(([0], np.cumsum(count))).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), names.take(pa.array(index[held])))

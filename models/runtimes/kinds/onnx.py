@@ -1,9 +1,8 @@
-"""The ONNX Runtime runtime: embedding stage in torch, dense net in a session.
+"""Executes bundles with ONNX Runtime: embedding stage in torch, dense net in a session.
 
-If torch can use the same GPU, the stage is there and the session reads its vectors in place (binding.py).
-
-The execution provider is requested by name and verified: ONNX Runtime silently falls back to the CPU, this
-runtime raises an error.
+If torch can use the same GPU, the stage is there and the session reads its vectors in place (binding.py). The
+execution provider is requested by name and verified, because ONNX Runtime would silently fall back to the
+CPU.
 """
 
 from __future__ import annotations
@@ -98,7 +97,7 @@ class OnnxRuntime:
             return self._embedder(batch)
 
     def dense(self, embedded: Embedded) -> F32:
-        with denormals_as_zero():  # a session's own setting reaches only the thread that opens the first one
+        with denormals_as_zero():  # a session's own setting only affects the thread that opens the first one
             return run_parts(embedded, self._run)
 
     def _run(self, inputs: Inputs | HostInputs) -> F32:
@@ -114,7 +113,7 @@ class OnnxRuntime:
             if chosen.bound is not None:
                 given = {name: getattr(inputs, name) for name in chosen.inputs}
                 return chosen.bound(given, inputs.candidate.shape[0])
-            # rows of tiers may be on a device that the session cannot read
+            # tiered rows may be on a device that the session cannot read
             arrays = (None if x is None else x.cpu().numpy() for x in inputs)
             return chosen.run(HostInputs(*arrays))  # type: ignore[arg-type]
 
@@ -142,7 +141,7 @@ class _Session:
 
 
 def session_decoders(stage: ComputedStage, device: str, precision: DensePrecision) -> Decode | None:
-    """Opens a session for the decoders of a stage; None if their weights exceed a session's limit."""
+    """Opens a session for a stage's decoders; None if their weights exceed a session's size limit."""
     if sum(p.numel() for p in stage.decoders.parameters()) > LARGEST_DECODERS:
         return None
     graph = decoder_graph(stage.decoders, precision, stage.encoding.transform == "uniform")
@@ -155,7 +154,9 @@ def session_decoders(stage: ComputedStage, device: str, precision: DensePrecisio
 
 
 def _memory(device: str) -> torch.device:
-    """Returns the device for vectors of a session on `device`: the same if torch can use it, else the CPU."""
+    """Returns the device for the vectors of a session on `device`: the same if torch can use it, else the
+    CPU.
+    """
     kind, _, index = device.partition(":")
     if kind in ("cuda", "tensorrt") and (not index or index.isdigit()):
         number = int(index or 0)
@@ -174,7 +175,7 @@ def _on(stream: Any) -> AbstractContextManager[Any]:
 
 
 def open_session(model: bytes, device: str, stream: Any = None) -> ort.InferenceSession:
-    """Opens a session on exactly the requested provider. Raises RuntimeUnavailable otherwise.
+    """Opens a session on exactly the requested provider, else raises RuntimeUnavailable.
 
     stream: torch's CUDA stream to use; None: the session creates one.
     """
@@ -189,7 +190,7 @@ def open_session(model: bytes, device: str, stream: Any = None) -> ort.Inference
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 3
-    # a failing provider also logs; the exception below reports it in one line
+    # silence the provider's own log; the exception below reports the failure in one line
     ort.set_default_logger_severity(4)
     settings = {} if kind == "cpu" else {"device_id": index or "0"}
     if stream is not None:
@@ -206,7 +207,7 @@ def open_session(model: bytes, device: str, stream: Any = None) -> ort.Inference
 
 
 def precisions(device: str) -> tuple[DensePrecision, ...]:
-    """Precisions of the dense net; the CPU provider has no bf16."""
+    """Returns the precisions of the dense net; the CPU provider has no bf16."""
     return ("fp32", "int8")
 
 

@@ -1,14 +1,14 @@
-"""The OpenVINO runtime: embedding stage in torch, dense net compiled by one of OpenVINO's plugins.
+"""Executes bundles with OpenVINO: embedding stage in torch, dense net compiled by one of OpenVINO's plugins.
 
-It takes the graphs of ONNX Runtime (models/runtimes/onnx_graph.py), which in fp32 have standard operators
-only. Precision is OpenVINO's own hint: bf16 where the plugin says that the device executes it, and nothing
-else; without a hint the CPU plugin would take bf16 by itself where it can.
+It uses the graphs of ONNX Runtime (models/runtimes/onnx_graph.py), which in fp32 consist of standard
+operators. Precision is set by OpenVINO's hint: bf16 only if the plugin reports that the device executes it.
+Without a hint, the CPU plugin would use bf16 on its own where it can.
 
-Its CPU plugin compiles kernels for each new number of rows, in 5 to 40 ms of the batch that has it. So rows,
-and contexts if shared, are padded to a few numbers, and those of plain batches are compiled at the start.
+The CPU plugin compiles kernels for each new number of rows, which delays that batch by 5 to 40 ms. So rows
+and shared contexts are padded to a few sizes, and those of plain batches are compiled at the start.
 
-`import openvino` reports its use to its vendor (package openvino_telemetry), from openvino.tools.ovc, which
-converts models. Polyrec does not need that module, and keeps it from being imported.
+`import openvino` reports its use to the vendor (package openvino_telemetry), through openvino.tools.ovc,
+which converts models. Polyrec does not need that module and prevents its import.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ CAPABILITIES: dict[DensePrecision, str] = {"fp32": "FP32", "bf16": "BF16"}
 
 
 class OpenVinoRuntime:
-    """Executes a bundle's dense net on a device of OpenVINO: `cpu`, `gpu[:n]`, `npu`."""
+    """Executes a bundle's dense net on an OpenVINO device: `cpu`, `gpu[:n]`, `npu`."""
 
     name = "openvino"
 
@@ -92,7 +92,7 @@ class OpenVinoRuntime:
 
 
 def padded_size(n: int) -> int:
-    """Returns the least size that is at least n: each up to 16, above them 8 for each doubling."""
+    """Rounds n up to a padded size: every size up to 16, then 8 sizes per doubling."""
     step = 1 << max(0, (n - 1).bit_length() - 4)
     return -(-n // step) * step
 
@@ -103,7 +103,7 @@ def sizes_up_to(most: int) -> list[int]:
 
 
 def padded(inputs: Inputs) -> Inputs:
-    """Adds rows and contexts of zeros up to padded sizes; a padding row has the first context."""
+    """Pads rows and contexts with zeros to padded sizes; padding rows use the first context."""
     dense_context, dense_candidate, context, candidate = (_padded(part) for part in inputs[:4])
     row = None if inputs.context_row is None else _padded(inputs.context_row)
     return Inputs(dense_context, dense_candidate, context, candidate, row)
@@ -115,14 +115,14 @@ def _padded(x: Tensor) -> Tensor:
 
 
 def empty_inputs(net: DenseNet, rows: int) -> Inputs:
-    """Returns inputs of zeros for a plain batch."""
+    """Returns zero inputs for a plain batch."""
     dense_context, dense_candidate = (torch.zeros((rows, size)) for size in net.dense)
     context, candidate = (torch.zeros((rows, size, net.shape.width)) for size in net.slots)
     return Inputs(dense_context, dense_candidate, context, candidate, None)
 
 
 def _without_infinite(probability: F32, inputs: Inputs) -> F32:
-    """Makes probabilities of rows with infinite inputs NaN: OpenVINO's ReLU turns NaN into 0."""
+    """Sets the probabilities of rows with infinite inputs to NaN, since OpenVINO's ReLU turns NaN into 0."""
     finite = [torch.isfinite(dense) for dense in (inputs.dense_context, inputs.dense_candidate)]
     if not all(bool(each.all()) for each in finite):
         context, candidate = (each.all(dim=1) for each in finite)
@@ -132,14 +132,14 @@ def _without_infinite(probability: F32, inputs: Inputs) -> F32:
 
 
 class Compiled:
-    """A graph compiled for a device, with one request that is reused. Not thread-safe."""
+    """A graph compiled for a device, with one reused request. Not thread-safe."""
 
     def __init__(self, graph: bytes, device: str, precision: DensePrecision = "fp32") -> None:
         try:
             model = core().read_model(io.BytesIO(graph))
             settings = {"INFERENCE_PRECISION_HINT": HINTS[precision], "PERFORMANCE_HINT": "LATENCY"}
             if device == "cpu":
-                # lanes are the parallelism, and pin themselves
+                # lanes provide the parallelism and pin themselves
                 settings |= {"INFERENCE_NUM_THREADS": "1", "NUM_STREAMS": "1", "ENABLE_CPU_PINNING": "NO"}
                 settings["CPU_DENORMALS_OPTIMIZATION"] = "YES"
             compiled = core().compile_model(model, device_name(device), settings)
@@ -153,7 +153,7 @@ class Compiled:
         return self.run([getattr(inputs, name).numpy() for name in self.inputs])
 
     def run(self, arrays: list[np.ndarray]) -> F32:
-        """Executes on arrays in the order of `inputs`; returns the output in a new array."""
+        """Executes arrays in the order of `inputs`; returns the output in a new array."""
         given = dict(enumerate(np.ascontiguousarray(array) for array in arrays))
         with denormals_as_zero():  # the plugin's own setting would stay on in this thread
             out: F32 = self._request.infer(given, share_inputs=True, share_outputs=True)[0].copy()
@@ -162,7 +162,7 @@ class Compiled:
 
 @cache
 def core() -> ov.Core:
-    """Returns the process's only core, which holds the plugins."""
+    """Returns the process's single core, which holds the plugins."""
     return ov.Core()
 
 
@@ -179,9 +179,9 @@ def device_name(device: str) -> str:
 
 
 def precisions(device: str) -> tuple[DensePrecision, ...]:
-    """Returns the precisions that the device executes itself: bf16 only where its instructions have it.
+    """Returns the precisions that the device executes natively; bf16 only if its instruction set has it.
 
-    Raises RuntimeUnavailable: there is no such device.
+    Raises RuntimeUnavailable if there is no such device.
     """
     able = core().get_property(device_name(device), "OPTIMIZATION_CAPABILITIES")
     return tuple(precision for precision, word in CAPABILITIES.items() if word in able)
@@ -200,7 +200,7 @@ def probe(device: str) -> str | None:
 
 
 def _last(error: RuntimeError) -> str:
-    """Returns the last line of an error, after the places in OpenVINO's source that it came through."""
+    """Returns the last line of an error, without OpenVINO's preceding source locations."""
     lines = str(error).strip().splitlines()
     return lines[-1] if lines else type(error).__name__
 

@@ -1,6 +1,6 @@
-"""The torch runtime: executes the whole model on one torch device (cpu, cuda), dense net in fp32 or bf16.
+"""Executes bundles with torch: the whole model on one device (cpu, cuda), dense net in fp32 or bf16.
 
-On a GPU the dense net is replayed as CUDA graphs (buckets.py), and look-ups over tiers are one kernel.
+On a GPU, the dense net is replayed as CUDA graphs (buckets.py), and tiered look-ups are one kernel.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DTYPES: dict[DensePrecision, torch.dtype] = {"fp32": torch.float32, "bf16": torc
 
 
 class TorchRuntime:
-    """Executes a bundle with torch. torch's thread count is per process and must be set before."""
+    """Executes a bundle with torch. Set torch's thread count, which is per process, beforehand."""
 
     name = "torch"
 
@@ -51,7 +51,7 @@ class TorchRuntime:
         try:
             self._open(bundle, tiers)
         except RuntimeError as e:
-            # torch's errors of a device: out of memory, and whatever the driver reports
+            # errors of a device: out of memory, and whatever the driver reports
             if self._device.type == "cpu":
                 raise
             raise RuntimeUnavailable(f"torch fails on '{device}': {str(e).splitlines()[0]}") from None
@@ -85,15 +85,15 @@ class TorchRuntime:
 
 
 def min_rows(net: ContextOnce, dtype: torch.dtype) -> int:
-    """Minimum batch rows on a CPU; smaller batches are padded, so that results do not depend on the
-    batch size.
+    """Returns the minimum batch rows on a CPU; smaller batches are padded, so that results do not depend
+    on size.
     """
-    # ATen multiplies fp32 matrices of any size by MKL
+    # ATen uses MKL for fp32 matrices of any size
     return BLOCK if dtype is torch.float32 else min_batch_rows(net.products(), dtype)
 
 
 def precisions(device: str) -> tuple[DensePrecision, ...]:
-    """Precisions of the dense net; torch has them on every device."""
+    """Returns the precisions of the dense net, which torch has on every device."""
     return ("fp32", "bf16")
 
 
@@ -108,7 +108,7 @@ def probe(device: str) -> str | None:
 
 
 def _missing(device: str, error: Exception) -> str:
-    """Says why torch has no such device."""
+    """Explains why torch has no such device."""
     why = str(error).splitlines()[0]
     if device.startswith("cuda") and torch.version.cuda is None:
         why = "this is the build of torch for CPUs (docs/runtimes.md, On a GPU)"

@@ -1,8 +1,8 @@
-"""Locates look-ups on the device: rows of the fused weight in, the kernel's row codes out.
+"""Locates look-ups on the device: converts rows of the fused weight to the kernel's row codes.
 
-Only for models with all rows in device and host memory. A tier is a range of ranks, so a code is a linear
-function of the row within each range: row + shift in the device tier, -1 - address in host memory. On the CPU
-this takes ten nanoseconds per look-up, more than the look-up itself takes on a GPU.
+Requires that all rows are in device and host memory. A tier is a range of ranks, so within a range a code is
+a linear function of the row: row + shift in the device tier, -1 - address in host memory. The same
+computation takes ten nanoseconds per look-up on the CPU, longer than the look-up itself takes on a GPU.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from polyrec.models.tiers.slab import Slab
 
 
 class DevicePlan:
-    """The linear functions of a layout's ranges, on a device."""
+    """Holds the linear functions of a layout's ranges, on a device."""
 
     def __init__(self, layout: TierLayout, slab: Slab, device: torch.device) -> None:
         if not can_plan(layout):
-            raise ValueError("rows beyond host memory have no fixed place")
+            raise ValueError("rows beyond host memory have no fixed address")
         near = layout.tier == DEVICE
         shift = layout.local(np.zeros_like(layout.starts), np.arange(layout.starts.size))
         step = int(slab.of_rows(np.ones(1, np.int64))[0])
@@ -33,10 +33,10 @@ class DevicePlan:
         """Returns (codes for kernels.pool, int64 [n]; look-ups of each range). rows: int64 [n]."""
         part = torch.searchsorted(self._starts, rows, right=True) - 1
         codes = torch.addcmul(self._shift[part], rows, self._factor[part])
-        # bincount would synchronize with the device
+        # unlike bincount, this does not synchronize with the device
         return codes, (part.unsqueeze(0) == self._ranges.unsqueeze(1)).sum(dim=1)
 
 
 def can_plan(layout: TierLayout) -> bool:
-    """Whether every row has a fixed place in device or host memory."""
+    """Returns whether every row has a fixed address in device or host memory."""
     return layout.rows[DISK] + layout.rows[REMOTE] == 0 and layout.rows[DEVICE] + layout.rows[HOST] > 0

@@ -1,14 +1,14 @@
-"""Fuses the look-ups of a batch into one pass on the device.
+"""Gathers and pools all look-ups of a batch in one pass on the device.
 
 Single values and bags of contexts and candidates become one list of bags in slot order, and a kernel gathers,
-dequantizes and pools all of them into the input of the interaction. Rows of the device tier are read in
-place. Misses use one of two transfer modes (transfer_costs.py):
+dequantizes and pools all of them into the interaction's input. Rows of the device tier are read in place.
+Misses use one of two transfer modes (transfer_costs.py):
 
     direct    the kernel reads them from the slab in pinned host memory
     copied    bags without a miss are summed first; meanwhile the host gathers misses into pinned memory and
-              copies them on a separate stream, and the other bags are summed from both (Hotline)
+              copies them on a separate stream, then the other bags are summed from both (Hotline)
 
-Nothing here waits for the device. On the CPU the same steps run in torch, in the same order.
+Nothing here waits for the device. On the CPU, torch runs the same steps in the same order.
 """
 
 from __future__ import annotations
@@ -44,15 +44,17 @@ clock = time.perf_counter
 
 
 def can_fuse(stack: TierStack) -> bool:
-    """Whether fused look-ups are supported: rows on a GPU, in a precision that the kernel reads."""
+    """Returns whether look-ups can be fused: rows on a GPU, in a precision that the kernel reads."""
     return stack.device.type == "cuda" and available() and stack.tiers.row_format.precision in PRECISIONS
 
 
 class FusedLookups:
-    """One lane's look-ups through a stack with a device tier. Its vectors are valid until the next batch.
+    """Runs one lane's look-ups through a stack with a device tier. Its vectors are valid until the next
+    batch.
 
-    mode: forces one transfer mode, for measurements. planned: minimum look-ups for which the device locates
-    the rows, if it can. batches_by_transfer: number of batches by mode; those without a miss count as direct.
+    mode: forces one transfer mode, for measurements.
+    planned: minimum number of look-ups from which the device locates the rows, if it can.
+    batches_by_transfer: number of batches by mode; batches without a miss count as direct.
     """
 
     def __init__(self, stack: TierStack, mode: int | None = None, planned: int = PLANNED) -> None:
@@ -93,8 +95,8 @@ class FusedLookups:
                 self._sum(there, slab, None, out)
 
     def vectors(self, view: View, lookups: Lookups) -> tuple[Vectors, int]:
-        """Returns the vectors of a batch, on the device, and how many look-ups got out-of-vocabulary rows
-        instead.
+        """Returns a batch's vectors on the device, and the number of look-ups replaced by out-of-vocabulary
+        rows.
 
         Raises OSError if a page of the disk tier cannot be read.
         """
@@ -131,7 +133,7 @@ class FusedLookups:
         return Vectors(out[:split].view(contexts, own, width), out[split:].view(rows, other, width))
 
     def _unplaced(self, view: View, slots: LookupBags) -> bool:
-        """Whether the device should locate the rows; misses are then read in place."""
+        """Returns whether the device should locate the rows; misses are then read in place."""
         self._chosen = None
         count = slots.rows.size
         if self._plan is None or view.layers or count < max(self._planned, 1):
@@ -139,7 +141,7 @@ class FusedLookups:
         self.learn()
         if self.mode is not None:
             return self.mode == DIRECT
-        # the number of misses is unknown in advance: take the latest miss rate
+        # the number of misses is not known in advance, so use the latest miss rate
         if self._miss_rate is not None:
             self._chosen = self.transfer_costs.choose(count, round(self._miss_rate * count))
         return self._chosen == DIRECT
@@ -184,10 +186,10 @@ class FusedLookups:
     def _choose_mode(self, where: RowLocations, misses: I64, changed: I64) -> int:
         if not misses.size:
             return DIRECT
-        # cached pages may be evicted and updates are in no tier yet: only host rows are read in place
+        # only host rows can be read in place: cached pages may be evicted, and updates are in no tier yet
         if changed.size or not self._reaches_host or (where.tier[misses] != HOST).any():
             return COPIED
-        # a batch is chosen for once, or the second answer would undo the retry of the slower mode
+        # choose once per batch: a second choice would cancel the retry of the slower mode
         known = self._chosen if self.mode is None else self.mode
         return self.transfer_costs.choose(where.tier.size, misses.size) if known is None else known
 
@@ -243,7 +245,7 @@ class FusedLookups:
         return _DeviceArrays(tensors[0], offsets, scale, tuple(tensors[1 if offsets is None else 2 :]))
 
     def _mark(self) -> Any:
-        """Marks the current time on the device: a CUDA event, or a clock reading on the CPU."""
+        """Records the current time on the device: a CUDA event, or a clock reading on the CPU."""
         if not self._cuda:
             return clock()
         cuda: Any = torch.cuda
@@ -252,7 +254,7 @@ class FusedLookups:
         return event
 
     def learn(self) -> None:
-        """Records the times of finished batches; does not wait for others."""
+        """Records the times of finished batches, without waiting for others."""
         while self._timing:
             batch = self._timing[0]
             if self._cuda:
@@ -275,7 +277,10 @@ class FusedLookups:
 
 @dataclass(frozen=True, slots=True)
 class _PendingBatch:
-    """A batch in progress. misses: their number, or a tensor that receives the look-ups of each range."""
+    """A batch in progress.
+
+    misses: number of misses, or a tensor that receives the number of look-ups per range.
+    """
 
     mode: int
     lookups: int

@@ -1,9 +1,9 @@
-"""Triton kernel for the look-ups of a batch: gathers, dequantizes and pools from device or host memory.
+"""Gathers, dequantizes and pools the look-ups of a batch from device or host memory (a Triton kernel).
 
 Each look-up is a row of the device tier or of pinned host memory, which the GPU reads through unified
-addressing. A program sums the rows of a few bags (a single value is a bag of one) into the input of the
-interaction. `pooled` is the reference in torch, which also runs where there is no GPU. Triton is not a
-dependency: CUDA builds of torch include it.
+addressing. A program sums the rows of a few bags (a single value is a bag of one) into the interaction's
+input. `pooled` is the reference in torch, also used where there is no GPU. Triton is not a dependency: CUDA
+builds of torch include it.
 """
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ def pooled(
 ) -> Tensor:
     """Computes the sum of each bag, float32 [bags, width].
 
-    hot [n, units], cold [m, units]: rows of the device tier and of host memory, of the format's unit; those
-    of `cold` may overlap (a slab's view). rows: int64 [look-ups]; from 0 on they are rows of `hot`, below 0
-    row -1 - r of `cold`. offsets: int64 [bags + 1]; None: every look-up is a bag of its own. scale: float32
-    [bags], factor of the sum. which: int64 [chosen], ascending: only these bags are computed and written to
-    `out`.
+    hot: [n, units], rows of the device tier. cold: [m, units], rows of host memory, which may overlap (a
+    slab's view).
+    rows: int64 [look-ups]; r >= 0 is row r of `hot`, r < 0 is row -1 - r of `cold`.
+    offsets: int64 [bags + 1]; None if every look-up is a bag of its own.
+    scale: float32 [bags], factors applied to the sums.
+    which: int64 [chosen], ascending; only these bags are computed and written to `out`.
     """
     bags = rows.numel() if offsets is None else offsets.numel() - 1
     if out is None:
@@ -86,7 +87,7 @@ if triton is not None:
         column = tl.arange(0, BLOCK)[None, :]
         inside = column < WIDTH
         near, far = there & (row >= 0), there & (row < 0)
-        # one of the two loads of a look-up is masked and reads no memory
+        # of the two loads per look-up, one is masked and reads no memory
         a, b = hot + row * HOT, cold + (-1 - row) * COLD
         if INT8:
             # a row begins with its scale (bf16, two bytes) and its zero point
@@ -139,9 +140,9 @@ def pool(
     which: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Computes `pooled` with the kernel. All tensors are on the GPU; `cold` may be pinned host memory.
+    """Computes `pooled` with the kernel. All tensors must be on the GPU; `cold` may be pinned host memory.
 
-    Raises ValueError for int4 rows; RuntimeError where there is no Triton.
+    Raises ValueError for int4 rows, RuntimeError without Triton.
     """
     if triton is None:
         raise RuntimeError("there is no triton on this machine")

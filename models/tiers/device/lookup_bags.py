@@ -15,8 +15,8 @@ from polyrec.models.schema.batch import F32, I64
 class LookupBags:
     """All look-ups of a batch as bags, contexts first, each block row by row.
 
-    rows: int64 [look-ups]. offsets: int64 [bags + 1], None where every bag is a single value. scale: float32
-    [bags], None where no bag is a mean. shapes: (rows, slots) of contexts and candidates.
+    rows: int64 [look-ups]. offsets: int64 [bags + 1], None if every bag is a single value.
+    scale: float32 [bags], None if no bag is averaged. shapes: (rows, slots) of contexts and candidates.
     """
 
     rows: I64
@@ -29,7 +29,7 @@ class LookupBags:
         return sum(rows * slots for rows, slots in self.shapes)
 
     def having(self, lookups: I64) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Returns a mask, bool [bags], of bags that have any of these look-ups."""
+        """Returns bool [bags], True for bags that contain any of these look-ups."""
         has = np.zeros(self.rows.size, bool)
         has[lookups] = True
         if self.offsets is None:
@@ -57,7 +57,7 @@ def bags_in_slot_order(lookups: Lookups) -> LookupBags:
 
 
 def _in_slots(block: BlockLookups) -> tuple[I64, I64]:
-    """Returns (rows, length of each bag), row by row: the single values, then the bags."""
+    """Returns (rows, length of each bag), row by row, single values before bags."""
     rows, singles = block.singles.shape
     bags = block.bags
     if bags is None:

@@ -1,12 +1,14 @@
-"""Decides how the memory of the rows is split between the static prefix and the cache, by what is seen.
+"""Decides, from observed hits, how memory is split between the static prefix and the cache.
 
 The prefix holds the rows that calibration found hottest. It needs no index and cannot be displaced, so it is
-the best use of memory while the calibration is right. Where it is stale, or has never met many of the rows,
-its slots are worth more in the cache: they are released to it, coldest first. Two signs are watched:
+the best use of memory while the calibration is right. If the calibration is stale or has never seen many of
+the rows, the prefix's slots are worth more in the cache and are released to it, coldest first. Two signals
+trigger this:
 
-- The hits of a slot in the colder half of the prefix, and those that a slot more of the cache would have had:
-  of rows that return soon after their eviction. Once a window the colder half is released if it has fewer.
-- The share of the look-ups that the prefix answers. If it falls suddenly, the whole prefix is released.
+- Hits per slot in the colder half of the prefix, compared with the hits that one more cache slot would have
+had
+  (rows that return soon after their eviction). Once per window, the colder half is released if it has fewer.
+- The share of look-ups that the prefix answers. If it drops suddenly, the whole prefix is released.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ LEAST_RETURNS = 16
 
 
 class Balance:
-    """Counts look-ups, and says how many rows of the prefix to release. Not thread-safe."""
+    """Counts look-ups and decides how many rows of the prefix to release. Not thread-safe."""
 
     def __init__(self) -> None:
         self._restart()
@@ -40,8 +42,8 @@ class Balance:
     def note(self, lookups: int, hits: int, colder_hits: int, returned: int) -> None:
         """Counts a batch.
 
-        hits: look-ups that the prefix answered; colder_hits: those by its colder half. returned: missing rows
-        that were evicted recently.
+        hits: look-ups that the prefix answered. colder_hits: those answered by its colder half.
+        returned: missing rows that were evicted recently.
         """
         self._lookups += lookups
         self._hits += hits
@@ -50,7 +52,7 @@ class Balance:
         self._returned += returned
 
     def due(self, prefix: int, remembered: int) -> int:
-        """Returns how many rows to release now, coldest first.
+        """Returns the number of rows to release now, coldest first.
 
         prefix: rows of the prefix that can be released. remembered: evicted rows that the cache remembers.
         """
@@ -73,7 +75,7 @@ class Balance:
             self._present = self._average = share
             return False
         self._present += FAST * (share - self._present)
-        # variance of an exponential mean of shares
+        # variance of an exponential moving average of shares
         noise = math.sqrt(self._average / lookups * FAST / (2 - FAST))
         if self._present < min(FALL * self._average, self._average - SIGMAS * noise):
             return True

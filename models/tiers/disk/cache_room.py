@@ -1,4 +1,4 @@
-"""Divides the bytes of a disk tier's cache: slots of single rows, slots of pages, and their index."""
+"""Divides the bytes of a disk tier's cache into slots of single rows, slots of pages, and their index."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ ROUNDING_BYTES = 512
 class CacheRoom:
     """How the memory of a disk tier is divided.
 
-    slots: of single rows. pages: slots of pages of `page_bytes`. joining: rows of host memory that may
-    become slots.
+    slots: number of slots for single rows. pages: number of slots for pages of `page_bytes`.
+    joining: number of rows of host memory that may become slots.
     """
 
     slots: int
@@ -32,23 +32,23 @@ class CacheRoom:
 
 
 def multiple(number: int, of: int) -> int:
-    """Returns the smallest multiple of `of` that is not below `number`."""
+    """Rounds `number` up to a multiple of `of`."""
     return -(-number // of) * of
 
 
 def divide(
     cache_bytes: int, row_bytes: int, page_bytes: int, file_rows: int, host_rows: int, joining: int
 ) -> CacheRoom:
-    """Divides `cache_bytes`; together with the rows of host memory it is what the tiers take of it.
+    """Divides `cache_bytes`; these and the rows of host memory are all the memory that the tiers use.
 
-    file_rows: of the disk tier's file. host_rows: of host memory; joining: of those, rows that may join the
-    cache; none if their index would take too much. A cache has one page slot at least, even if that is more
-    than its bytes.
+    file_rows: rows in the disk tier's file. host_rows: rows of host memory. joining: those of them that may
+    join the cache; set to 0 if their index would be too large. A cache has at least one page slot, even if
+    that exceeds `cache_bytes`.
     """
     a_page = page_bytes + PAGE_SLOT_BYTES
     file_pages = -(-file_rows // (page_bytes // row_bytes))
     pages = max(min(int(cache_bytes * PAGE_SHARE / a_page), MOST_PAGES, file_pages), 1)
-    # memory is mapped in whole pages, and has one row more
+    # memory is mapped in whole pages and has one extra row
     rounding = mmap.PAGESIZE + page_bytes + row_bytes + ROUNDING_BYTES
     left: float = max(cache_bytes - pages * a_page - rounding, 0)
     joining = min(joining, int(left * JOINING_SHARE / SLOT_BYTES))

@@ -1,12 +1,13 @@
-"""The disk tier: rows in a file of pages, in popularity order, read through a bounded cache of rows.
+"""Implements the disk tier: rows in a file of pages, in popularity order, read through a bounded cache.
 
 The missing pages of a batch are found with whole-array operations and read once each, concurrently, into
-staging slots of the slab that the batch is gathered from; a batch with more missing pages than slots is
-served in parts. `prefetch` starts these reads for a queued batch. The rows that were asked for are copied to
-the row cache, which is most of the memory, those of some batches at a time. The file is opened for direct
-reads if possible, because the kernel's page cache would hold the same rows, and their neighbors, once more.
+staging slots of the slab from which the batch is gathered. A batch with more missing pages than slots is
+served in parts. `prefetch` starts these reads for a queued batch. Requested rows are copied to the row cache,
+which is most of the memory, several batches at a time.
 
-The file is a working copy: bundles are immutable, and updated rows are written here.
+The file is opened for direct reads if possible, because the kernel's page cache would hold the same rows, and
+their neighbors, a second time. It is a working copy: bundles are immutable, and updated rows are written to
+this file.
 """
 
 from __future__ import annotations
@@ -44,8 +45,9 @@ ROWS_AT_ONCE = 1 << 16
 
 
 class ReadAhead(NamedTuple):
-    """Reads that were started before a batch needs them. pages: their number; tickets: to wait for, also of
-    those that others had started.
+    """Reads started before a batch needs them.
+
+    pages: number of pages. tickets: reads to wait for, including reads that others started.
     """
 
     pages: int
@@ -56,10 +58,10 @@ NO_READS = ReadAhead(0, ())
 
 
 class DiskTier:
-    """Rows `0 ... rows - 1` in pages of a file, cached in the slab. Thread-safe.
+    """Serves rows `0 ... rows - 1` from pages of a file, cached in the slab. Thread-safe.
 
-    kept: rows of the slab that are not the cache's; the others are its slots. joining: how many of the kept
-    rows may `join` the cache later.
+    kept: number of leading slab rows that do not belong to the cache; the others are its slots.
+    joining: number of these kept rows that may `join` the cache later.
     """
 
     def __init__(
@@ -114,10 +116,10 @@ class DiskTier:
         return self.staged.nbytes + self.row_cache.nbytes + int(own)
 
     def acquire(self, rows: I64) -> PinnedRows:
-        """Pins rows in memory and starts the reads of missing pages. rows: int64 [n], addresses in this tier.
+        """Pins rows in memory and starts reading missing pages. rows: int64 [n], addresses in this tier.
 
         The caller must call `ready`, which waits for the reads, and then `release`. Serves at least one
-        look-up; waits for room while other batches have pinned all page slots.
+        look-up; waits while other batches pin all page slots.
         """
         with self._lock:
             self._reap()
@@ -132,7 +134,7 @@ class DiskTier:
             none = away[:0]
             if not away.size:
                 return PinnedRows(addresses, none, none, kept, (), none, 0, (none, none, none))
-            # equal rows are adjacent, and so are equal pages
+            # sorting makes equal rows adjacent, and with them equal pages
             away = away[np.argsort(rows[away], kind="stable")]
             row = rows[away]
             page, place = np.divmod(row, self._slab.rows_a_page)
@@ -153,17 +155,17 @@ class DiskTier:
         )
 
     def _stage(self, pages: I64, wait: bool) -> tuple[I64, NDArray[np.bool_]]:
-        """Pins pages in their slots, and starts reading those that have none.
+        """Pins pages in their slots and starts reading those without a slot.
 
-        wait: until one slot is free, if no page has one. Returns (slot of each page, or NOWHERE where there
-        was no room; whether it is read now).
+        wait: waits until one slot is free, if no page has one. Returns (slot of each page, NOWHERE if there
+        was no free slot; whether its read starts now).
         """
         slots = self.staged.find(pages)
         if wait and (slots == NOWHERE).all():
             self._wait_for_room()
             slots = self.staged.find(pages)
         here = slots[slots != NOWHERE]
-        # before pages are claimed: those of this batch must stay
+        # pin before claiming: this batch's own pages must not be evicted
         self.staged.pins[here] += 1
         if self._ahead_pages:
             self._let_go(here)
@@ -193,7 +195,7 @@ class DiskTier:
     def _enter(self) -> None:
         """Copies waiting rows from their pages into the row cache."""
         rows, page, place, lookups = self._waiting.take()
-        # some may have entered after they were looked up
+        # some may have entered since they were looked up
         new = np.flatnonzero(self.row_cache.find(rows) == NOWHERE)
         slots, which = self.row_cache.claim(rows[new], lookups[new] - 1)
         which = new[which]
@@ -207,11 +209,12 @@ class DiskTier:
             self._released.notify_all()
 
     def missing(self, rows: I64) -> tuple[I64, I64, NDArray[np.bool_]]:
-        """Returns (which rows are not cached, the pages of these, whether a batch would wait for each).
+        """Returns (indices of uncached rows, the page of each, whether a batch would wait for it).
 
-        rows: int64 [n], addresses in this tier; the others [m], of such rows, pages may repeat. A batch waits
-        for pages that are not staged, or are still being read. Cached rows are found without the lock, beside
-        a batch that may be evicting some: an outdated answer is a wrong guess that costs time, nothing else.
+        rows: int64 [n], addresses in this tier. The results are [m]; pages may repeat. A batch waits for
+        pages that are not staged or are still being read. Cached rows are found without the lock, while
+        another batch may be evicting
+        some: an outdated answer costs only time.
         """
         away = np.flatnonzero(self.row_cache.find(rows) == NOWHERE)
         pages: I64 = rows[away] // self._slab.rows_a_page
@@ -224,7 +227,7 @@ class DiskTier:
         return away, pages, waits
 
     def wait(self, tickets: tuple[int, ...]) -> None:
-        """Waits for reads of `prefetch`. A failed one is dropped, so that a batch reads it again."""
+        """Waits for reads started by `prefetch`. A failed read is dropped, so that a batch retries it."""
         for ticket in tickets:
             try:
                 self._reader.wait(ticket)
@@ -232,10 +235,10 @@ class DiskTier:
                 self._lost(ticket)
 
     def prefetch(self, pages: I64) -> ReadAhead:
-        """Starts the reads of missing pages, as far as there is room. Does not wait.
+        """Starts reading missing pages, as far as there are free slots, without waiting.
 
         pages: int64 [n], distinct. They are pinned until a batch uses them. Earlier prefetches keep their
-        room: they are used first.
+        slots, because they are used first.
         """
         with self._lock:
             while self._ahead and self._ahead[0][0] + AHEAD_BATCHES < self._batches:
@@ -245,7 +248,7 @@ class DiskTier:
                 return NO_READS
             slots = self.staged.find(pages)
             away = slots == NOWHERE
-            # staged pages must not give way to missing ones
+            # staged pages must not be evicted for missing ones
             here = slots[~away]
             here = here[~self._is_ahead[here]][:room]
             self._keep_ahead(here)
@@ -265,8 +268,8 @@ class DiskTier:
     def keep(self, rows: I64, values: Callable[[I64], Bytes]) -> None:
         """Fills the row cache before the first look-up.
 
-        rows: int64 [n], distinct, hottest first. values: returns uint8 [m, bytes of a row], given indices of
-        `rows`.
+        rows: int64 [n], distinct, hottest first.
+        values: returns uint8 [m, bytes per row] for indices into `rows`.
         """
         with self._lock:
             slots, which = self.row_cache.fill(rows)
@@ -275,7 +278,7 @@ class DiskTier:
                 self._slots[slots[part]] = values(which[part])
 
     def join(self, rows: I64, slots: I64) -> None:
-        """Gives rows of the slab that were kept, and what they hold, to the cache; pinned until `unpin`.
+        """Adds kept slab rows, with their contents, to the cache; they stay pinned until `unpin`.
 
         rows: int64 [n], addresses in this tier, coldest first. slots: int64 [n], rows of the slab.
         """
@@ -290,7 +293,7 @@ class DiskTier:
     def write(self, rows: I64, values: Bytes) -> None:
         """Writes new values of rows to the file, then to staged pages and cached rows.
 
-        rows: int64 [n], addresses in this tier, distinct. One writer at a time.
+        rows: int64 [n], distinct addresses in this tier. Only one thread may write at a time.
         """
         if not rows.size:
             return
@@ -301,7 +304,7 @@ class DiskTier:
         row_bytes = self._slab.row_format.bytes
         values = values[order]
         self._writer.write(page * size + place * row_bytes, values)
-        # Reads that began before may return old values; reads from here on return the new ones.
+        # Reads that began earlier may return old values; reads from here on return the new ones.
         with self._lock:
             slots = self.staged.find(page)
             here = slots != NOWHERE
@@ -315,7 +318,7 @@ class DiskTier:
                 self._lost(ticket)
         self._paged[slots, place] = paged
         with self._lock:
-            # after the pages: a row copied from a page meanwhile has the new value or gets it here
+            # after the pages: a row copied from a page meanwhile has the new value, or gets it here
             cached = self.row_cache.find(rows)
             kept = cached != NOWHERE
             self._slots[cached[kept]] = values[kept]
@@ -323,7 +326,7 @@ class DiskTier:
             self._released.notify_all()
 
     def close(self) -> None:
-        """Closes the reader and the file; does not delete the file."""
+        """Closes the reader and the file, without deleting the file."""
         self._reader.close()
         self._writer.close()
         os.close(self._direct)
@@ -337,21 +340,21 @@ class DiskTier:
         self.staged.pins[ahead] -= 1
 
     def _wait_for_room(self) -> None:
-        """Waits until a page slot is free: other batches may pin every one of a very small cache."""
+        """Waits until a page slot is free; other batches may pin every slot of a very small cache."""
         while self.staged.pins.all():
             # finished reads do not notify, so poll
             self._released.wait(0.001)
             self._reap()
 
     def _read(self, pages: I64) -> I64:
-        """Starts reading distinct pages that have no slot, as far as there is room; returns their slots."""
+        """Starts reading distinct pages without a slot, as far as slots are free; returns their slots."""
         if not pages.size:
             return pages
         slots = self.staged.claim(pages)
         size = self._slab.page_bytes
         ticket = self._reader.submit(pages[: slots.size] * size, self._slab.page(slots), size)
         if ticket:
-            # a page being read must not be evicted: the read would overwrite another page
+            # a page must not be evicted during its read, which would overwrite the next page in the slot
             self.staged.pins[slots] += 1
             self._ticket_of_slot[slots] = ticket
             self._flying.append((ticket, slots))
@@ -389,7 +392,7 @@ class DiskTier:
 
 
 def _begins(ascending: I64) -> NDArray[np.bool_]:
-    """Returns a mask, bool [n], of the first element of each run of equal values."""
+    """Returns bool [n], True for the first element of each run of equal values."""
     begins = np.ones(ascending.size, bool)
     np.not_equal(ascending[1:], ascending[:-1], out=begins[1:])
     return begins

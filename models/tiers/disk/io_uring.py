@@ -1,10 +1,9 @@
-"""Batched file reads and writes by io_uring: arrays of offsets, no Python code per read.
+"""Reads and writes files in batches with io_uring: arrays of offsets, no Python code per read.
 
-The kernel's submission queue is an array of 64-byte records in shared memory. Mapped as a numpy array, a
-batch of reads is written by a few whole-array assignments and started by one system call; the waiting thread
+The kernel's submission queue is an array of 64-byte records in shared memory. Mapped as a numpy array, it
+takes a batch of reads in a few whole-array assignments, and one system call starts them. A waiting thread
 sleeps in the kernel without holding the GIL. Layouts and constants are from linux/io_uring.h. Containers
-often forbid the
-calls: `Ring` then raises OSError, and `polyrec.models.tiers.disk.reads` uses threads.
+often forbid the calls: `Ring` then raises OSError, and `polyrec.models.tiers.disk.reads` uses threads.
 """
 
 from __future__ import annotations
@@ -60,8 +59,8 @@ def _call(number: int, a: int, b: int, c: int = 0, d: int = 0) -> int:
 class Ring:
     """One io_uring over one file. Any thread may submit and wait.
 
-    memory: address of the buffer that reads go to; offsets into it are given with each read. writes: it
-    writes from the buffer to the file instead.
+    memory: address of the buffer that is read into; each read gives an offset into it.
+    writes: writes from the buffer to the file instead.
     """
 
     kind = "io_uring"
@@ -91,7 +90,8 @@ class Ring:
         self._sqes["opcode"] = _WRITE if writes else _READ
         self._sqes["fd"] = file
         self._state = threading.Lock()
-        # Held while taking completions from the queue: a thread asleep in the kernel would miss those that
+        # Held while taking completions from the queue, because a thread asleep in the kernel would miss those
+        # taken by another thread. Acquired before `_state`.
         # another thread took. Acquired before `_state`.
         self._reaping = threading.Lock()
         self._left: dict[int, int] = {}
@@ -101,7 +101,7 @@ class Ring:
         self._length = 0
 
     def submit(self, offsets: I64, targets: I64, length: int) -> int:
-        """Starts a read of `length` bytes at each of `offsets` of the file, into memory at `targets`.
+        """Starts a read of `length` bytes at each of `offsets` in the file, into memory at `targets`.
 
         Returns a ticket for `wait`; 0 if there is nothing to read.
         """
@@ -146,7 +146,7 @@ class Ring:
             except InterruptedError:
                 continue
             except BlockingIOError:
-                # the kernel lacks memory for requests: retry until those in flight release it
+                # the kernel lacks memory for requests; retry when those in flight have freed it
                 if not submit:
                     raise
 
@@ -199,7 +199,9 @@ class Ring:
                     left = self._left.get(ticket)
                     if left is None:
                         break
-                # No other thread reaps now, so the completions that wake us are still in the queue. For all
+                # No other thread reaps now, so the completions that wake this one are still in the queue.
+                # Wait for all at once: each wake-up would take the interpreter lock from the thread that is
+                # computing.
                 # at once: each wake-up takes the interpreter lock from the thread that executes.
                 self._enter(0, left, _GETEVENTS)
         with self._state:

@@ -1,4 +1,4 @@
-"""The file of a disk tier: rows in pages, in popularity order."""
+"""Reads and writes the file of a disk tier: rows in pages, in popularity order."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ SECTOR_BYTES = 512
 
 
 def pages_of(slab: Slab, rows: int) -> int:
-    """Number of pages that hold `rows` rows."""
+    """Returns the number of pages that hold `rows` rows."""
     return -(-rows // slab.rows_a_page)
 
 
 def write_pages(path: Path, slab: Slab, parts: Iterable[Bytes]) -> None:
-    """Writes the file of a disk tier. parts: uint8 [n, bytes of a row] each, in the order of addresses."""
+    """Writes the file of a disk tier. parts: uint8 [n, bytes per row] each, in order of address."""
     size = slab.rows_a_page * slab.row_format.bytes
     left = np.empty((0, slab.row_format.bytes), np.uint8)
     with path.open("wb") as file:
@@ -44,7 +44,7 @@ def write_pages(path: Path, slab: Slab, parts: Iterable[Bytes]) -> None:
         if len(left):
             put(left)
         file.flush()
-        # a direct read would wait until the kernel has written what it caches of the page
+        # otherwise a direct read would wait until the kernel has written back its cached copy
         os.fdatasync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
@@ -57,13 +57,13 @@ def open_direct(path: Path, length: int, access: int = os.O_RDONLY) -> tuple[int
     if _reads_directly(path, length):
         return os.open(path, access | os.O_DIRECT | os.O_CLOEXEC), True
     file = os.open(path, access | os.O_CLOEXEC)
-    # accesses are random: read-ahead by the kernel would be wasted
+    # accesses are random, so the kernel's read-ahead would be wasted
     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
     return file, False
 
 
 def sector_bytes(directory: Path) -> int:
-    """Returns the length of the shortest direct read from files in a folder: a disk's sector, or a page."""
+    """Returns the length of the shortest direct read from a folder's files: a disk sector, or a page."""
     with tempfile.NamedTemporaryFile(dir=directory) as file:
         file.write(bytes(PAGE_BYTES))
         file.flush()

@@ -1,8 +1,7 @@
-"""Moves pages between a file and memory asynchronously: by io_uring where the kernel allows it, else by
-threads.
+"""Moves pages between a file and memory asynchronously, with io_uring if the kernel allows it, else threads.
 
-Both take arrays of offsets and return a ticket to wait for. Batches of 1,280 cold pages on a virtual disk:
-io_uring 16,825 rows/s, 16 threads 11,327, p99 17 against 47 ms.
+Both take arrays of offsets and return a ticket to wait for. With batches of 1,280 cold pages on a virtual
+disk, io_uring reads 16,825 rows/s at a p99 of 17 ms, 16 threads 11,327 rows/s at 47 ms.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class PageReader(Protocol):
 
 
 class Threads:
-    """Reads by preadv in threads; with `writes` it writes from memory to the file instead."""
+    """Reads with preadv in threads; with `writes`, writes from memory to the file instead."""
 
     kind = "threads"
 
@@ -107,7 +106,7 @@ class Threads:
 
 
 def open_reader(file: int, memory: Bytes, kind: Kind | None = None) -> PageReader:
-    """Opens a reader; by default io_uring, or threads where the kernel or a container forbids it.
+    """Opens a reader, by default io_uring, or threads if the kernel or a container forbids it.
 
     Raises OSError if `kind` is io_uring and it is not available.
     """
@@ -115,7 +114,7 @@ def open_reader(file: int, memory: Bytes, kind: Kind | None = None) -> PageReade
 
 
 def open_writer(file: int, memory: Bytes, kind: Kind | None = None) -> PageReader:
-    """Opens what writes pages from memory to a file, and else is like a reader; see `open_reader`."""
+    """Opens a `PageReader` that writes pages from memory to a file instead; see `open_reader`."""
     return _open(file, memory, kind, writes=True)
 
 

@@ -1,13 +1,13 @@
-"""A bounded cache of single rows: S3-FIFO (Yang et al., SOSP 2023) with whole-array operations.
+"""Implements a bounded cache of single rows: S3-FIFO (Yang et al., SOSP 2023) in whole-array operations.
 
-New rows enter a small FIFO queue, a tenth of the slots. A row that leaves it is evicted if no later batch
-looked it up, else it moves to the main queue. The main queue is a clock: its hand passes rows that were
-looked up, taking one use from each, and evicts rows without uses. Rows evicted from the small queue are
-remembered for a while; one that returns enters the main queue at once. So rows that are looked up once do not
-displace those that are looked up often, and a cache whose rows are no longer wanted is soon renewed.
+New rows enter a small FIFO queue, a tenth of the slots. A row that leaves it moves to the main queue if a
+later batch looked it up, else it is evicted. The main queue is a clock: its hand passes rows with uses,
+taking one use from each, and evicts rows without uses. Rows evicted from the small queue are remembered for a
+while; one that returns enters the main queue at once. So rows looked up once do not displace rows looked up
+often, and a cache of stale rows renews itself quickly.
 
-A batch is taken as a whole: its rows are looked up first, then the missing ones enter. Compared with other
-policies, and with S3-FIFO one look-up at a time, in docs/results/tier-policies.md.
+A batch is processed as a whole: all its rows are looked up first, then the missing ones enter. For a
+comparison with other policies, and with S3-FIFO one look-up at a time, see docs/results/tier-policies.md.
 """
 
 from __future__ import annotations
@@ -29,13 +29,12 @@ UNUSED_SLOT_BYTES = 4 + 1 + 2
 
 
 class RowCache:
-    """Slots of rows `0 ... rows - 1`. Not thread-safe.
+    """Slots for rows `0 ... rows - 1`. Not thread-safe.
 
-    slots: number of slots at the start; their numbers begin at `first`. joining: how many of the slots
-    `0 ... first - 1` may `join` later.
-
-    pins: int16 [first + slots]; a pinned slot keeps its row. returned: rows that `claim` was given soon after
-    their eviction.
+    slots: initial number of slots, which are numbered from `first`.
+    joining: number of the slots `0 ... first - 1` that may `join` later.
+    pins: int16 [first + slots]; a pinned slot keeps its row.
+    returned: number of rows claimed again soon after their eviction.
     """
 
     def __init__(self, rows: int, slots: int, first: int = 0, joining: int = 0) -> None:
@@ -43,7 +42,7 @@ class RowCache:
         self.index = RowIndex(rows, most, first + slots)
         self._remembered = RecentRows(rows, most)
         small = min(max(round(slots * SMALL), 1), slots)
-        # in order of arrival, from the hand on
+        # in order of arrival, starting at the hand
         self._small: NDArray[np.int32] = np.arange(first, first + small, dtype=np.int32)
         self._main: NDArray[np.int32] = np.arange(first + small, first + slots, dtype=np.int32)
         self._small_hand = self._main_hand = 0
@@ -60,12 +59,12 @@ class RowCache:
 
     @property
     def remembered(self) -> int:
-        """Number of evicted rows that are remembered at most."""
+        """Maximum number of evicted rows that are remembered."""
         return self._remembered.size
 
     @property
     def nbytes(self) -> int:
-        """Bytes beside the rows, including those for slots that may join."""
+        """Bytes in addition to the rows, including those for slots that may join."""
         queues = 4 * (self.slots + self._joining)
         arrays = self._uses.nbytes + self.pins.nbytes
         return int(self.index.nbytes + self._remembered.nbytes + arrays + queues)
@@ -75,14 +74,14 @@ class RowCache:
         return self.index.find(rows)
 
     def use(self, slots: I64) -> None:
-        """Counts one use of each slot, however often it is named."""
+        """Counts one use of each slot, even if it is named repeatedly."""
         uses = self._uses.take(slots)
         self._uses[slots] = uses + (uses < MOST_USES)
 
     def fill(self, rows: I64) -> tuple[I64, I64]:
         """Fills an empty cache. rows: int64 [n], distinct, hottest first.
 
-        Returns (slots, which), int64 [m] both: slot i is for rows[which[i]].
+        Returns (slots, which), int64 [m] each: slot i gets rows[which[i]].
         """
         slots = np.concatenate((self._main[::-1], self._small)).astype(np.int64)[: rows.size]
         stored = self.index.put(rows[: slots.size], slots)
@@ -90,7 +89,7 @@ class RowCache:
         return slots[stored], np.flatnonzero(stored)
 
     def join(self, rows: I64, slots: I64) -> None:
-        """Adds slots and the rows that they hold, next to be evicted. rows: int64 [n], coldest first."""
+        """Adds slots together with the rows they hold, next to be evicted. rows: int64 [n], coldest first."""
         self._joining -= slots.size
         self.index.put(rows, slots)
         small = min(max(round((self.slots + slots.size) * SMALL), 1), self._small.size + slots.size)
@@ -103,9 +102,9 @@ class RowCache:
     def claim(self, rows: I64, repeats: I64 | None = None) -> tuple[I64, I64]:
         """Evicts rows and assigns their slots to new ones.
 
-        rows: int64 [n], distinct, not cached, the most wanted first. repeats: int64 [n], uses that new rows
-        already have. Returns (slots, which), int64 [m] both: slot i is for rows[which[i]]. Rows that would
-        leave the small queue before the end of the batch, or find all others pinned, get none.
+        rows: int64 [n], distinct, not cached, most wanted first. repeats: int64 [n], uses that new rows
+        already have. Returns (slots, which), int64 [m] each: slot i gets rows[which[i]]. Rows get no slot if
+        they would leave the small queue before the end of the batch, or if all other slots are pinned.
         """
         if not self.slots:
             return rows[:0], rows[:0]
@@ -124,7 +123,7 @@ class RowCache:
         freed = self._main[taken].astype(np.int64)
         self.index.remove(np.concatenate((freed, leaving[evicted])))
         self._remembered.add(np.concatenate((row[evicted & (row != NOWHERE)], rows[passing])))
-        # a row that moves keeps its slot; the slots of both queues change places
+        # a row that moves keeps its slot: the two queues swap slots
         self._main[taken[: moving.size]] = leaving[moving]
         self._uses[leaving] = 0
         leaving[moving] = freed[: moving.size]
@@ -136,7 +135,7 @@ class RowCache:
         return slots[stored], which[stored]
 
     def _leaving_places(self, count: int) -> I64:
-        """Returns up to `count` places of the small queue whose rows leave it, oldest first."""
+        """Returns up to `count` positions in the small queue whose rows leave it, oldest first."""
         size = self._small.size
         places: I64 = (self._small_hand + np.arange(size if count > size // 4 else 4 * count)) % size
         places = places[self.pins.take(self._small.take(places)) == 0][:count]
@@ -145,7 +144,7 @@ class RowCache:
         return places
 
     def _moving(self, leaving: I64, holds: NDArray[np.bool_]) -> I64:
-        """Returns which slots that leave the small queue move to the main queue. holds: those with a row."""
+        """Returns which slots that leave the small queue move to the main queue. holds: slots with a row."""
         moves = holds & (self._uses.take(leaving) > 0)
         if self._vacant:
             # nothing needs to be evicted yet
@@ -154,11 +153,11 @@ class RowCache:
         return np.flatnonzero(moves)
 
     def _evict_from_main(self, count: int) -> I64:
-        """Returns up to `count` places of the main queue, int64, distinct, whose rows are evicted."""
+        """Returns up to `count` distinct positions in the main queue, int64, whose rows are evicted."""
         size = self._main.size
         found = [np.empty(0, np.int64)]
         left, passed = min(count, size), 0
-        # within one round; a row with more uses than rounds stays
+        # this many rounds at most; a row with more uses than rounds stays
         while left and passed < (MOST_USES + 1) * size:
             ahead = min(max(4 * left, 64), size - passed % size)
             places = (self._main_hand + np.arange(ahead)) % size
@@ -167,7 +166,7 @@ class RowCache:
             free = np.flatnonzero((uses == 0) & (self.pins.take(slots) == 0))[:left]
             end = int(free[-1]) + 1 if free.size == left else ahead
             self._uses[slots[:end]] = uses[:end] - (uses[:end] > 0)
-            # an evicted slot is pinned until its place is taken, so that no later round finds it
+            # pin an evicted slot until its position is taken, so that no later round finds it
             self.pins[slots[free]] += 1
             found.append(places[free])
             self._main_hand = (self._main_hand + end) % size

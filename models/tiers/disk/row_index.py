@@ -1,7 +1,7 @@
-"""Hash tables of whole-array operations: finds cached rows, and remembers evicted ones.
+"""Implements hash tables with whole-array operations, to find cached rows and remember evicted ones.
 
-Both are arrays of buckets of `WAYS` entries, so that finding a batch's rows is one comparison of arrays, and
-their size depends on the cache alone, not on the number of rows in the file.
+Both consist of arrays of buckets of `WAYS` entries, so that finding a batch's rows takes one comparison of
+arrays. Their size depends on the cache alone, not on the number of rows in the file.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _LOW = 0xFFFFFFFF
 class RowIndex:
     """Finds the slots of keys. Not thread-safe.
 
-    keys: keys are 0 ... keys - 1. most: maximum number of keys in the index. slots: slots are
-    0 ... slots - 1.
+    keys: keys are 0 ... keys - 1. most: maximum number of keys in the index. slots: slots are 0 ... slots -
+    1.
     """
 
     def __init__(self, keys: int, most: int, slots: int) -> None:
@@ -45,12 +45,12 @@ class RowIndex:
     def find(self, keys: I64) -> I64:
         """Returns the slot of each key, int64 [n], or NOWHERE. Keys may repeat."""
         slots = np.full(keys.size, NOWHERE, np.int64)
-        # both buckets at once: for the keys of a query, the number of array operations is what counts
+        # both buckets at once, because for a query's keys the number of array operations dominates
         buckets = _buckets(keys, self._buckets).ravel()
         found = self._key.take(buckets, axis=0).reshape(2, keys.size, WAYS) == keys[:, None]
         same = np.flatnonzero(found)
         at = same // WAYS
-        # a key is in one entry at most
+        # a key has at most one entry
         slots[at % keys.size] = self._slot.take(buckets.take(at) * WAYS + same % WAYS)
         return slots
 
@@ -60,9 +60,9 @@ class RowIndex:
         return np.where(entry == NOWHERE, NOWHERE, self._key.ravel().take(entry)).astype(np.int64)
 
     def put(self, keys: I64, slots: I64) -> NDArray[np.bool_]:
-        """Enters keys with their slots; returns which found room, bool [n].
+        """Inserts keys with their slots; returns which were stored, bool [n].
 
-        A key goes to the emptier one of its two buckets. keys: int64 [n], distinct and not in the index.
+        A key goes to the emptier of its two buckets. keys: int64 [n], distinct and not in the index.
         slots: int64 [n], without keys.
         """
         stored = np.zeros(keys.size, bool)
@@ -76,7 +76,7 @@ class RowIndex:
             bucket = both[choice[left] ^ tried, left]
             order = np.argsort(bucket, kind="stable")
             left, bucket = left[order], bucket[order]
-            # the first key of a bucket gets its first free entry, the second the second
+            # within a bucket, the first key gets the first free entry, the second the second
             free = self._key.take(bucket, axis=0) == NOWHERE
             turn = _turns(bucket)
             way = (free.cumsum(axis=1) == turn[:, None] + 1).argmax(axis=1)
@@ -97,7 +97,7 @@ class RowIndex:
 
 
 class RecentRows:
-    """The latest rows that were added, about `size` of them: each bucket forgets its oldest."""
+    """Remembers about the latest `size` rows added; each bucket forgets its oldest."""
 
     def __init__(self, keys: int, size: int) -> None:
         number = np.int32 if keys < 2**31 else np.int64
@@ -111,7 +111,7 @@ class RecentRows:
 
     @property
     def size(self) -> int:
-        """Number of rows that are remembered at most."""
+        """Maximum number of remembered rows."""
         return int(self._key.size)
 
     def has(self, keys: I64) -> NDArray[np.bool_]:
@@ -127,7 +127,7 @@ class RecentRows:
         keys, bucket = keys[order], bucket[order]
         way = (self._next[bucket] + _turns(bucket)) % WAYS
         self._key[bucket, way] = keys
-        # the last key of each bucket has the last turn
+        # the last key of each bucket has the highest turn
         self._next[bucket] = (way + 1) % WAYS
 
 
@@ -139,7 +139,7 @@ def _buckets(keys: I64, buckets: int, choices: int = 2) -> I64:
 
 
 def _turns(ascending: I64) -> I64:
-    """Returns each value's number within its run of equal values, from 0."""
+    """Returns the index of each value within its run of equal values, from 0."""
     index = np.arange(ascending.size)
     begins = np.ones(ascending.size, bool)
     np.not_equal(ascending[1:], ascending[:-1], out=begins[1:])

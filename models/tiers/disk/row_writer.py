@@ -1,9 +1,9 @@
-"""Writes rows to places of a file, many with one system call.
+"""Writes rows to positions in a file, many per system call.
 
-They are copied into a mapping of the file by process_vm_writev, which costs a fifth of a write call for each
-row: to the file system every call is a transaction. Unlike a store to the mapping it reports a failed disk as
-an error, where a store would end the process by a signal, and other threads have the interpreter meanwhile.
-Where the kernel or a container forbids this, each row is a write call.
+Rows are copied into a mapping of the file by process_vm_writev, which takes a fifth of a write call per row,
+because every write call is a transaction for the file system. Unlike a store to the mapping, it reports a
+failed disk as an error instead of killing the process with a signal, and it releases the interpreter for
+other threads. Where the kernel or a container forbids it, each row is a write call.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAPPED_ROWS = 1 << 12
 """Rows after which the pages written so far are let go: they count as memory of the process."""
 
 _copy = ctypes.CDLL(None, use_errno=True).process_vm_writev
-# process; what and how many; where and how many; flags
+# pid; local vectors and their number; remote vectors and their number; flags
 _copy.argtypes = (ctypes.c_int, *(ctypes.c_void_p, ctypes.c_ulong) * 2, ctypes.c_ulong)
 _copy.restype = ctypes.c_ssize_t
 
@@ -33,7 +33,7 @@ _copy.restype = ctypes.c_ssize_t
 class RowWriter:
     """Writes rows of `row_bytes` to an open file. Not thread-safe.
 
-    mapped: False writes by calls even where the file can be mapped.
+    mapped: False uses write calls even if the file can be mapped.
     """
 
     def __init__(self, file: int, row_bytes: int, mapped: bool = True) -> None:
@@ -41,7 +41,7 @@ class RowWriter:
         self._mapped = _MappedRows.opened(file, row_bytes) if mapped else None
 
     def write(self, offsets: I64, values: Bytes) -> None:
-        """Writes values [n, row_bytes] at offsets [n] of the file, distinct. Raises OSError."""
+        """Writes values [n, row_bytes] at distinct offsets [n] of the file. Raises OSError."""
         if self._mapped is None:
             for offset, row in zip(offsets.tolist(), values, strict=True):
                 if os.pwrite(self._file, row.data, offset) != row.nbytes:
@@ -63,13 +63,13 @@ class _MappedRows:
         self._row_bytes = row_bytes
         self._written = 0
         self._memory = mmap.mmap(file, 0)
-        # rows are far apart: the kernel would read the pages around each
+        # rows are far apart, so reading the pages around each would be wasted
         self._memory.madvise(mmap.MADV_RANDOM)
         self._address = np.frombuffer(self._memory, np.uint8).ctypes.data
 
     @staticmethod
     def opened(file: int, row_bytes: int) -> _MappedRows | None:
-        """Returns None if the file cannot be mapped, or the kernel refuses to copy."""
+        """Opens a mapping; returns None if the file cannot be mapped or the kernel refuses to copy."""
         try:
             rows = _MappedRows(file, row_bytes)
             there = np.zeros(1, np.uint8)
@@ -87,7 +87,7 @@ class _MappedRows:
         self._written += offsets.size
         if self._written > MAPPED_ROWS:
             self._written = 0
-            # of a shared mapping: what was written stays in the kernel's page cache
+            # the mapping is shared, so written data stay in the kernel's page cache
             self._memory.madvise(mmap.MADV_DONTNEED)
 
     def close(self) -> None:
@@ -95,9 +95,9 @@ class _MappedRows:
 
 
 def _copy_rows(values: Bytes, to: NDArray[np.uint64]) -> None:
-    """Copies contiguous values to parts of this process's memory. to: [n, 2], addresses and lengths.
+    """Copies contiguous values to ranges of this process's memory. to: [n, 2], addresses and lengths.
 
-    Raises OSError: the kernel refuses, or a page cannot be read.
+    Raises OSError if the kernel refuses or a page cannot be read.
     """
     source = np.array([[values.ctypes.data, values.nbytes]], np.uint64)
     copied = _copy(os.getpid(), source.ctypes.data, 1, to.ctypes.data, len(to), 0)

@@ -1,7 +1,7 @@
-"""Pages of a file that are being read or wait for a batch: a FIFO queue of page slots.
+"""Tracks pages that are being read or wait for a batch: a FIFO queue of page slots.
 
-Repeated rows are the row cache's concern, so pages go in the order in which they came. They are few, so a
-dictionary finds them: for the pages of one query in a tenth of the time of a hash table of arrays.
+Pages are evicted in order of arrival, because reuse is the row cache's job. They are few, so a dictionary
+finds them: for one query's pages it takes a tenth of the time of an array-based hash table.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class StagedPages:
         return np.fromiter(slots, np.int64, pages.size)
 
     def claim(self, pages: I64) -> I64:
-        """Assigns the oldest unpinned slots to new pages; returns the slots, int64 [m], of the first m pages.
+        """Assigns the oldest unpinned slots to new pages; returns the slots of the first m pages, int64 [m].
 
         pages: int64 [n], distinct, without slots. m < n if all other slots are pinned.
         """
@@ -61,7 +61,7 @@ class StagedPages:
         return free
 
     def drop(self, slots: I64) -> None:
-        """Removes the pages of slots that do not hold the content of the file. slots: distinct."""
+        """Removes pages whose slots do not hold the file's content. slots: distinct."""
         for page in self._page[slots].tolist():
             self._slot_of_page.pop(page, None)
         self._page[slots] = NOWHERE

@@ -1,8 +1,8 @@
-"""Rows in staged pages that wait to enter the row cache: those of several batches enter together.
+"""Collects rows in staged pages until they enter the row cache, several batches at a time.
 
 Entering is a chain of array operations that takes about as long for one query's 25 rows as for 500. Until
-then the rows are gathered from their pages, which stay pinned. A query with 25 missing rows of 416 takes 390
-instead of 519 us of processor time (docs/results/popular-first.md).
+then the rows are gathered from their pages, which stay pinned. Waiting reduces the processor time of a query
+with 25 missing rows of 416 from 519 to 390 us (docs/results/popular-first.md).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PAGE_SHARE = 0.125
 
 
 class WaitingRows:
-    """Look-ups of rows that are not cached, in pages that are in memory. Not thread-safe.
+    """Look-ups of uncached rows whose pages are in memory. Not thread-safe.
 
     pins: int32 [page slots]; each waiting look-up pins its page once.
     """
@@ -32,19 +32,18 @@ class WaitingRows:
 
     @property
     def many(self) -> bool:
-        """Whether they should enter now."""
+        """Whether enough rows wait to enter now."""
         return self._count > self._most
 
     def add(self, rows: I64, slots: I64, places: I64) -> None:
-        """Adds look-ups, int64 [n] each: the row, the slot of its page, its place within the page."""
+        """Adds look-ups, int64 [n] each: the row, the slot of its page, its position in the page."""
         np.add.at(self._pins, slots, 1)
         self._parts.append((rows, slots, places))
         self._count += rows.size
 
     def take(self) -> tuple[I64, I64, I64, I64]:
-        """Removes all; returns (distinct rows, slots, places, look-ups of each), the most wanted first.
-
-        Their pages are no longer pinned.
+        """Removes and unpins all; returns (distinct rows, slots, positions, look-ups of each), most wanted
+        first.
         """
         rows, slots, places = (np.concatenate(part) for part in zip(*self._parts, strict=True))
         self._parts.clear()

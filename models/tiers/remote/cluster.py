@@ -1,8 +1,7 @@
-"""The servers of a remote store: a single one, or the masters of a Redis Cluster by slot.
+"""Discovers the servers of a remote store: a single server, or the masters of a Redis Cluster by slot.
 
-They are discovered from the server of the URL: it reports whether it is part of a cluster, and each part
-knows the others. A failed server gets no requests; a thread retries it until it answers and every slot is
-served.
+The server of the URL reports whether it is part of a cluster, and each member knows the others. A failed
+server gets no requests, until a thread that retries it gets an answer and every slot is served.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ REPAIR_TIMEOUT_S = 1.0
 class ServerRows:
     """The rows of a batch on one server.
 
-    rows: indices into the batch. asking: the slot is being migrated to this server.
+    rows: indices into the batch. asking: whether the slot is being migrated to this server.
     """
 
     server: Server
@@ -40,7 +39,7 @@ class ServerRows:
 class Routes:
     """The servers of a Redis Cluster by hash slot.
 
-    of_slot: the server of each slot, None where there is none; None for a single server.
+    of_slot: the server of each slot, None if it has none. The whole list is None for a single server.
     """
 
     servers: tuple[Server, ...]
@@ -53,7 +52,7 @@ class Routes:
         return served_all and all(server.up for server in self.servers)
 
     def parts(self, keys: Sequence[bytes]) -> list[ServerRows]:
-        """Groups rows by server; rows of unserved slots are left out."""
+        """Groups rows by server; leaves out rows of unserved slots."""
         if self.of_slot is None:
             return [ServerRows(server, range(len(keys))) for server in self.servers]
         rows: dict[Server, list[int]] = {}
@@ -65,9 +64,10 @@ class Routes:
 
 
 class Cluster:
-    """Thread-safe. url: of the server, or of any server of the cluster; without credentials.
+    """The servers of a store and the current routes. Thread-safe.
 
-    routes: the current ones. failures: number of failed connections so far.
+    url: address of the server or of any server of the cluster, without credentials.
+    failures: number of failed connections so far.
     """
 
     def __init__(self, url: str, login: Login, timeout_s: float) -> None:
@@ -98,7 +98,7 @@ class Cluster:
         self.repair()
 
     def repair(self) -> None:
-        """Starts the thread that updates the routes and retries servers, unless it runs."""
+        """Starts the thread that updates the routes and retries servers, unless it is running."""
         with self._lock:
             self._repair_again = True
             if self._repairer is None and not self._closed.is_set():

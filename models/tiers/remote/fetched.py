@@ -1,4 +1,4 @@
-"""Remote rows that were fetched for one batch before it is gathered."""
+"""Holds remote rows that were fetched for one batch before it is gathered."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ clock = time.monotonic
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FetchedRows:
-    """Remote rows that were fetched for one batch.
+    """Remote rows fetched for one batch.
 
-    rows: int64 [n], n > 0, of the fused weight, distinct and ascending. values: uint8 [n, bytes of a
-    row]."""
+    rows: int64 [n], n > 0, distinct rows of the fused weight, ascending.
+    values: uint8 [n, bytes per row].
+    """
 
     rows: I64
     values: Bytes
 
     @classmethod
     def of(cls, rows: I64, values: Bytes) -> Self:
-        """Takes rows in any order; of equal ones the last counts."""
+        """Creates it from rows in any order; of equal rows, the last counts."""
         return cls(*last_of_equal(rows, values))
 
     @classmethod
@@ -43,11 +44,11 @@ class FetchedRows:
         return cls.of(np.concatenate([p.rows for p in parts]), np.concatenate([p.values for p in parts]))
 
     def find(self, rows: I64) -> tuple[NDArray[np.bool_], I64]:
-        """Returns (bool [n], which of `rows` are here; the places of those)."""
+        """Returns (bool [n], which of `rows` are here; their positions)."""
         place = np.minimum(self.rows.searchsorted(rows), self.rows.size - 1)
         found = self.rows.take(place) == rows
         return found, place[found]
 
     def copy(self, place: I64, at: I64, out: Tensor) -> None:
-        """Copies rows, by their places, to out[at], on the host. place, at: int64 [n]."""
+        """Copies rows by position to out[at], on the host. place, at: int64 [n]."""
         out.view(torch.uint8).numpy()[at] = self.values.take(place, 0)

@@ -1,7 +1,7 @@
-"""Credentials of a remote store, and its URL without them.
+"""Separates the credentials of a remote store from its URL.
 
-A URL may contain user and password; a password from the settings, or from the plan's `password_file`, takes
-precedence. `place` is the URL without secrets, for logs and pages.
+A URL may contain user and password. A password from the settings or from the plan's `password_file` takes
+precedence. `place` returns the URL without secrets, for logs and pages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ MOST_PASSWORD_BYTES = 4096
 class Login:
     """Credentials of a connection to a store.
 
-    username: None for the default user. ca_file: certificate authorities besides the system's, for TLS.
+    username: None for the default user. ca_file: certificate authorities in addition to the system's, for
+    TLS.
     """
 
     username: str | None = None
@@ -30,7 +31,7 @@ class Login:
 
     @staticmethod
     def of_url(url: str) -> Login:
-        """Parses the credentials of a URL."""
+        """Parses the credentials in a URL."""
         parts = urlsplit(url)
         return Login(unquote(parts.username or "") or None, unquote(parts.password or "") or None)
 
@@ -38,7 +39,7 @@ class Login:
 def login_of(store: RemoteStore) -> Login:
     """Returns the credentials of a plan's store.
 
-    Raises RuntimeUnavailable: the file of the password or of the authorities cannot be read.
+    Raises RuntimeUnavailable if the file with the password or the authorities cannot be read.
     """
     in_url = Login.of_url(store.url)
     password, file = in_url.password, "password_file"
@@ -63,7 +64,7 @@ def bare(url: str) -> str:
 
 
 def place(url: str) -> str:
-    """Returns the store's URL for display, without secrets and folders."""
+    """Returns the store's URL for display, without secrets or folders."""
     parts = urlsplit(url)
     where = parts.netloc.rpartition("@")[2]
     return f"{parts.scheme}://{where or Path(parts.path).name}{parts.path if where else ''}"

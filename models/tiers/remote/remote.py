@@ -1,15 +1,15 @@
-"""The remote tier: rows in a Redis server or a Redis Cluster.
+"""Implements the remote tier: rows in a Redis server or a Redis Cluster.
 
-The key of a row is `prefix`, its table and its stable id in twelve digits, `polyrec:item:000000000042`; the
+The key of a row is `prefix`, its table and its stable id in twelve digits (`polyrec:item:000000000042`); the
 value is the row's bytes as in the bundle. Keys do not depend on the row order, so drift does not move them.
 
-A batch sends one pipelined request to each server that has rows of it: one MGET to a single server, GETs to
-a cluster, which refuses an MGET over several slots. Replies are read once all are sent, within one timeout;
-if a server hangs, those that the others have sent by then are read. Redirected rows (MOVED, ASK) are
+A batch sends one pipelined request to each server that has rows of it: one MGET to a single server, GETs to a
+cluster, which refuses an MGET across slots. Replies are read after all requests are sent, within one timeout.
+If a server hangs, replies that the others have sent by then are still read. Redirected rows (MOVED, ASK) are
 requested from the other server in the remaining time.
 
-If a server does not answer in time, or lacks a row, the table's out-of-vocabulary row is used and counted,
-and the answer is marked as degraded.
+If a server does not answer in time or lacks a row, the table's out-of-vocabulary row is used and counted, and
+the answer is marked as degraded.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ REDIRECT = re.compile(r"(MOVED|ASK) \d+ (.*):(\d+)")
 
 @dataclass(slots=True, eq=False)
 class ServerRequest:
-    """A request that has been sent to one server.
+    """A request sent to one server.
 
-    expected: number of replies. replies: those that have come, ReplyErrors included. failure: why no others
-    will.
+    expected: number of replies expected. replies: replies so far, including ReplyErrors. failure: why no more
+    will come.
     """
 
     part: ServerRows
@@ -61,20 +61,21 @@ class ServerRequest:
 
     @property
     def receiver(self) -> socket:
-        """The connection's socket, TLS or plain; redis-py has no public name for it."""
+        """The connection's socket, TLS or plain, for which redis-py has no public name."""
         found: socket = self.connection._sock
         return found
 
     @property
     def ended(self) -> bool:
-        """Whether nothing is left to be read."""
+        """Whether nothing is left to read."""
         return self.failure is not None or len(self.replies) >= self.expected
 
     def read(self, timeout_s: float) -> bool:
-        """Reads once. False: nothing was there, with a timeout of 0; with another one the request fails.
+        """Reads once. Returns False if nothing arrived and timeout_s is 0; otherwise a timeout fails the
+        request.
 
-        By the socket: redis-py's read_response takes 2 microseconds for each reply, a tenth of which is
-        hiredis's.
+        Reads the socket directly: redis-py's read_response takes 2 microseconds per reply, ten times as long
+        as hiredis.
         """
         receiver, reader, replies = self.receiver, self.reader, self.replies
         try:
@@ -106,10 +107,11 @@ class PendingBatch:
 
 
 class RemoteTier:
-    """Rows by (table, stable id) in a store. Thread-safe.
+    """Stores rows by (table, stable id). Thread-safe.
 
-    url: of the server, or of any server of the cluster. tables: names. fallback: uint8 [tables, bytes of a
-    row], the out-of-vocabulary row of each. login: for all servers; default: from the URL.
+    url: address of the server or of any server of the cluster. tables: their names.
+    fallback: uint8 [tables, bytes per row], each table's out-of-vocabulary row.
+    login: credentials for all servers, by default those in the URL.
     """
 
     def __init__(
@@ -139,7 +141,7 @@ class RemoteTier:
     def send(self, tables: I64, ids: I64) -> PendingBatch:
         """Sends requests for rows; the caller must then call `receive` or `abandon`.
 
-        tables, ids: int64 [n], ids >= 0. New connections may take up to the timeout.
+        tables, ids: int64 [n], ids >= 0. Opening connections may take up to the timeout.
         """
         keys, routes = self._keys(tables, ids), self._cluster.routes
         until_s = clock() + self.timeout_s
@@ -147,22 +149,22 @@ class RemoteTier:
         return PendingBatch(tables, keys, requests, clock() + self.timeout_s)
 
     def receive(self, batch: PendingBatch) -> tuple[Bytes, NDArray[np.bool_]]:
-        """Returns (rows, uint8 [n, bytes]; found, bool [n]) in the order of `send`."""
+        """Returns (rows, uint8 [n, bytes per row]; found, bool [n]) in the order of `send`."""
         rows = self.fallback[batch.tables]
         found = np.zeros(len(rows), bool)
         moved = self._collect(batch.requests, batch.until_s, rows, found)
-        # one redirect only; rows not found then use the fallback
+        # follow one redirect only; rows still not found use the fallback
         self._collect(self._get(moved, batch.keys, batch.until_s), batch.until_s, rows, found)
         return rows, found
 
     def abandon(self, batch: PendingBatch) -> None:
-        """Discards a batch instead of `receive`."""
+        """Discards a sent batch; call this instead of `receive`."""
         for request in batch.requests:
             request.connection.disconnect()
 
     def write(self, tables: I64, ids: I64, values: Bytes) -> None:
-        """Stores rows. values: uint8 [n, bytes of a row]. Raises OSError; some rows may then be written."""
-        # connections of its own: those for reading have a shorter timeout
+        """Stores rows. values: uint8 [n, bytes per row]. Raises OSError, possibly after writing some rows."""
+        # separate connections, because those for reading have a shorter timeout
         connections: dict[Server, Connection] = {}
         try:
             for start in range(0, ids.size, WRITE_ROWS):
@@ -182,7 +184,7 @@ class RemoteTier:
     def _get(
         self, parts: Sequence[ServerRows], keys: Sequence[bytes], until_s: float, at_once: bool = False
     ) -> list[ServerRequest]:
-        """Sends requests for rows; parts whose server is down are left out. at_once: by one MGET each."""
+        """Sends requests for rows, skipping servers that are down. at_once: uses one MGET per server."""
         requests = []
         for part in parts:
             if not part.server.up or not part.rows:
@@ -199,7 +201,7 @@ class RemoteTier:
     def _collect(
         self, requests: Sequence[ServerRequest], until_s: float, rows: Bytes, found: NDArray[np.bool_]
     ) -> list[ServerRows]:
-        """Stores replies that arrive in time in `rows` and `found`; returns redirected rows."""
+        """Writes replies that arrive in time to `rows` and `found`; returns redirected rows."""
         size = rows.shape[1]
         moved: list[ServerRows] = []
         for request in requests:
@@ -225,7 +227,7 @@ class RemoteTier:
         return moved
 
     def _redirected(self, part: ServerRows, replies: Sequence[Any]) -> list[ServerRows]:
-        """Returns the redirected rows of a request by target server."""
+        """Groups the redirected rows of a request by target server."""
         where: dict[tuple[str, bool], list[int]] = {}
         for i, reply in zip(part.rows, replies, strict=False):
             if isinstance(reply, ReplyError):
@@ -268,7 +270,7 @@ class RemoteTier:
         keys: Sequence[bytes],
         values: Sequence[bytes],
     ) -> ServerRequest:
-        """Sends new values of a part's rows. Raises OSError."""
+        """Sends new values of one server's rows. Raises OSError."""
         server = part.server
         if not server.up:
             raise OSError(f"the store at {server.place} does not answer")
@@ -282,14 +284,14 @@ class RemoteTier:
 
 
 def _send(part: ServerRows, connection: Connection, commands: Sequence[tuple[bytes, ...]]) -> ServerRequest:
-    """Sends commands at once. Raises OSError or RedisError."""
+    """Sends all commands in one write. Raises OSError or RedisError."""
     asking = pack_command((b"ASKING",)) if part.asking else b""
     connection.send_packed_command([b"".join([asking + pack_command(command) for command in commands])])
     return ServerRequest(part, connection, len(commands) * (2 if part.asking else 1))
 
 
 def _replies(request: ServerRequest, until_s: float) -> tuple[list[Any], Exception | None]:
-    """Reads the replies that arrive in time; returns also why the others did not."""
+    """Returns the replies that arrive in time, and why others did not."""
     while not request.ended:
         request.read(max(until_s - clock(), LEAST_S))
     replies = request.replies[1::2] if request.part.asking else request.replies

@@ -1,7 +1,7 @@
-"""One Redis server: its idle connections, and whether it answers.
+"""Manages one Redis server: its idle connections, and whether it answers.
 
-Connections are redis-py's: they log in and speak TLS. Its pools and clients are not used: they retry, and
-limit the time of each reply instead of a whole batch.
+Connections are redis-py's, which log in and speak TLS. Its pools and clients are not used, because they
+retry, and limit the time of each reply instead of a whole batch.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ LACKS_EVERY_S = 60.0
 
 
 def _readable(connection: Connection) -> bool:
-    """Whether an idle connection has something to read, or is closed.
+    """Returns whether an idle connection has data to read or is closed.
 
-    By the socket: redis-py's can_read takes 20 microseconds, as it reads and catches what that raises.
+    Polls the socket directly: redis-py's can_read takes 20 microseconds, as it reads and handles an
+    exception.
     """
     waiting = poll()
     waiting.register(connection._sock, POLLIN)
@@ -33,7 +34,10 @@ def _readable(connection: Connection) -> bool:
 
 
 class Server:
-    """Thread-safe. url: redis[s]://host[:port][/database], or unix:///path. up: whether it gets requests."""
+    """One Redis server. Thread-safe.
+
+    url: redis[s]://host[:port][/database], or unix:///path. up: whether requests are sent to it.
+    """
 
     def __init__(self, url: str, login: Login) -> None:
         self.url = url
@@ -48,7 +52,9 @@ class Server:
         return place(self.url)
 
     def connect(self, timeout_s: float) -> Connection:
-        """Opens a connection and logs in. timeout_s: of each step, and of sending later. Raises OSError."""
+        """Opens a connection and logs in. timeout_s: limit of each step and of later sends. Raises
+        OSError.
+        """
         options: dict[str, Any] = parse_url(self.url)
         kind = options.pop("connection_class", Connection)
         if kind is SSLConnection:
@@ -64,7 +70,7 @@ class Server:
         try:
             connection.connect()
         except AuthenticationError:
-            # a server may quote the password
+            # the server's message may quote the password
             raise OSError(f"the store at {self.place} refused AUTH") from None
         except (OSError, RedisError) as e:
             raise OSError(f"the store at {self.place} cannot be reached: {e}") from None
@@ -73,14 +79,14 @@ class Server:
     def take(self, timeout_s: float) -> Connection:
         """Returns an idle or a new connection. Raises OSError."""
         while (connection := self._pop()) is not None:
-            # one that can be read was closed by the server
+            # an idle connection with something to read was closed by the server
             if not _readable(connection):
                 return connection
             connection.disconnect()
         return self.connect(timeout_s)
 
     def give_back(self, connection: Connection) -> None:
-        """Keeps a connection after complete replies."""
+        """Returns a connection to the pool after complete replies."""
         self._idle.append(connection)
 
     def fail(self, error: Exception) -> None:
@@ -91,18 +97,20 @@ class Server:
         self.close()
 
     def reason(self, error: Exception) -> str:
-        """Returns an error's text without the server's name in front, for messages that begin with it."""
+        """Returns an error's text without the leading server name, for messages that begin with it."""
         return str(error).removeprefix(f"the store at {self.place} ")
 
     def revive(self, timeout_s: float) -> None:
-        """Marks the server as up if it answers. Raises OSError if it does not."""
+        """Marks the server as up if it answers, else raises OSError."""
         if not self.up:
             self._ask(timeout_s, ("PING",))
             self.up = True
             log.warning("the remote store at %s answers again", self.place)
 
     def lacks(self, absent: int, asked: int) -> None:
-        """Logs, at most once in LACKS_EVERY_S, that rows are absent, as in a store that came back empty."""
+        """Logs, at most once per LACKS_EVERY_S, that rows are absent, as after a restart with an empty
+        store.
+        """
         now_s = time.monotonic()
         if now_s - self._lacked_s >= LACKS_EVERY_S:
             self._lacked_s = now_s
@@ -112,7 +120,7 @@ class Server:
             )
 
     def masters(self, timeout_s: float) -> list[tuple[int, int, str]] | None:
-        """Asks for the masters of its cluster: (first slot, last slot, URL); None if it is in no cluster.
+        """Queries the masters of its cluster: (first slot, last slot, URL); None if it is in no cluster.
 
         Raises OSError.
         """
@@ -132,7 +140,7 @@ class Server:
             ) from None
 
     def sibling(self, host: str, port: int) -> str:
-        """Returns the URL of another server of the cluster. host: "" or "?" is this server's."""
+        """Returns the URL of another server of the cluster. host: "" or "?" means this server's host."""
         own = urlsplit(self.url)
         host = own.hostname or "127.0.0.1" if host in ("", "?") else host
         return f"{own.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
@@ -149,7 +157,7 @@ class Server:
             return None
 
     def _ask(self, timeout_s: float, words: tuple[str, ...]) -> Any:
-        """Sends a command over a new connection. Returns the reply, errors included. Raises OSError."""
+        """Sends a command over a new connection; returns the reply, which may be an error. Raises OSError."""
         connection = self.connect(timeout_s)
         try:
             connection.send_command(*words)

@@ -1,4 +1,4 @@
-"""The rows of one batch, found by the process that holds their tiers, for one that maps its slab."""
+"""Describes where one batch's rows are, for a process that maps the slab of the process with the tiers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """addresses: int64 [n], in the slab. at: int64 [m], which of the rows are not there; values: uint8
-    [m, bytes of a row], theirs: updated rows, rows on disk and in the remote store.
+    """Rows of a batch, by address or by value.
+
+    addresses: int64 [n], addresses in the slab.
+    at: int64 [m], indices of rows that are not in the slab: updated rows, rows on disk and in the remote
+    store.
+    values: uint8 [m, bytes per row], the values of these.
     """
 
     addresses: I64
@@ -29,7 +33,7 @@ class Found:
 class Resolved(Found):
     """The result of `TierStack.resolve`, to be released when the other process has read it.
 
-    lost: number of rows that the remote store did not answer.
+    lost: number of rows that the remote store did not return.
     """
 
     lost: int
@@ -37,7 +41,7 @@ class Resolved(Found):
     number: int
 
     def release(self) -> None:
-        """Lets the tiers move these rows again; a second call does nothing."""
+        """Lets the tiers move these rows again; calling it twice has no effect."""
         self.gathers.end(self.number)
 
 

@@ -1,7 +1,7 @@
-"""Rows of tiers in a process that does not hold them: it maps their slab, and is told where the rows are.
+"""Reads tiered rows in a process that does not own the tiers but maps their slab.
 
-The process with the tiers resolves each batch (`TierStack.resolve`): most rows are in the slab, which both
-map, so only their addresses are sent; updated rows and those below host memory come as values.
+The owning process resolves each batch (`TierStack.resolve`). Most rows are in the slab, which both processes
+map, so only their addresses are sent; updated rows and rows below host memory are sent as values.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from polyrec.models.tiers.slab import Slab
 
 
 class SlabReader:
-    """A source of rows for one stage: hands out the rows of a batch in the order in which they were resolved.
+    """A source of rows for one stage that returns a batch's rows in the order in which they were resolved.
 
-    That is the order of `Lookups.in_order`. Without a batch, as in warming up, all rows are the slab's first.
-    rows: of the fused weight; width: numbers of a row to return, its first ones.
+    That is the order of `Lookups.in_order`. Without a batch, as during warm-up, every row is the slab's
+    first.
+    rows: rows of the fused weight. width: number of leading columns to return.
     """
 
     device = torch.device("cpu")
@@ -33,13 +34,13 @@ class SlabReader:
         self._buffer = torch.empty((0, self.row_format.units), dtype=self.row_format.unit)
 
     def begin(self, found: Found) -> None:
-        """Gives the rows of the next batch; values that are not in the slab are read until its end."""
+        """Sets the rows of the next batch. Values outside the slab must stay valid until the batch ends."""
         self._found, self._taken = found, 0
 
     def gather(self, index: Tensor) -> Tensor:
         """Returns the next rows of the batch, float32 [n, width], valid until the next call.
 
-        index: int64 [n], of which only the length is used. Raises ValueError if fewer rows were resolved.
+        index: int64 [n]; only its length is used. Raises ValueError if fewer rows were resolved.
         """
         count, found = index.numel(), self._found
         if self._buffer.shape[0] < count:

@@ -1,9 +1,9 @@
 """Keeps the updates of a bundle's rows, so that they outlive the tiers that received them.
 
 A bundle is immutable and tiers close with their generation, so reopening a bundle's tiers would restore its
-original rows. The latest values are kept by stable id in an unlinked file; tiers that are opened later are
-filled with them, and updates reach all open tiers of the bundle. Updates that arrive while tiers are being
-filled are overlaid before they serve. With an update log they outlive the process too.
+original rows. The latest values are kept by stable id in an unlinked file. Tiers opened later are filled with
+them, and updates reach all open tiers of the bundle. Updates that arrive while tiers are being filled are
+overlaid before the tiers serve. With an update log, updates outlive the process too.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ NONE = np.empty(0, np.int64)
 class Changes:
     """Updates of the rows of one bundle on one device. Thread-safe.
 
-    names: values that have reserved ids; to be read with the lock `held`.
-
-    directory: of the file. update_log: read first, then appended to; closed with this.
-    Raises UpdateLogError: the log cannot be read.
+    names: values that have reserved ids; read it only while holding the lock `held`.
+    directory: folder of the file.
+    update_log: read first, then appended to; closed together with this object.
+    Raises UpdateLogError if the log cannot be read.
     """
 
     def __init__(self, directory: Path, update_log: UpdateLog | None = None) -> None:
@@ -93,12 +93,12 @@ class Changes:
 
     @property
     def taken(self) -> int:
-        """Number of reserved rows that are taken by values."""
+        """Number of reserved rows assigned to values."""
         return sum(len(added) for added in tuple(self.names.added.values()))
 
     @property
     def reserved(self) -> int:
-        """Number of reserved rows, taken or free; 0 while no tiers are open."""
+        """Number of reserved rows, assigned or free; 0 while no tiers are open."""
         stacks = tuple(self._stacks)
         encoder = stacks[-1].views.newest.encoder if stacks else None
         values = [] if encoder is None else [v.values for v in encoder.vocabularies.values()]
@@ -115,14 +115,14 @@ class Changes:
         return self._lock
 
     def has_applied(self, key: str) -> bool:
-        """Whether an update of this name, which is not empty, was applied."""
+        """Returns whether an update with this key was applied; an empty key never was."""
         return bool(key) and key in self._keys
 
     def apply(self, update: StoredUpdate, key: str = "") -> bool:
-        """Stores an update and overlays it on all open tiers; returns once it is logged on the disk.
+        """Stores an update and overlays it on all open tiers; returns once it is logged on disk.
 
-        Returns False for a key that was applied before, and changes nothing. Raises UpdateNotKept if it
-        cannot be stored; if only the disk failed to sync, its rows are served, but may not survive a crash.
+        Returns False without changes if the key was applied before. Raises UpdateNotKept if it cannot be
+        stored. If only the disk's sync failed, its rows are served but may not survive a crash.
         """
         with self._lock:
             fresh = not self.has_applied(key)
@@ -131,9 +131,9 @@ class Changes:
         return fresh
 
     def install(self, update: StoredUpdate, key: str = "", lag_s: float | None = None) -> int:
-        """Stores an update and overlays it; returns the position to `sync`. Raises UpdateNotKept.
+        """Stores an update and overlays it; returns the log position to `sync`. Raises UpdateNotKept.
 
-        lag_s: age of its values. To be called with the lock `held`.
+        lag_s: age of its values. The caller must hold the lock `held`.
         """
         self._store(update, key)
         if update.rows:
@@ -154,13 +154,13 @@ class Changes:
 
     @property
     def position(self) -> int:
-        """Position after the last update in the log, for `sync`."""
+        """Log position after the last update, for `sync`."""
         return 0 if self._update_log is None else self._update_log.position
 
     def sync(self, position: int) -> None:
-        """Waits until the log up to a position is on the disk. Raises UpdateNotKept.
+        """Waits until the log is on disk up to a position. Raises UpdateNotKept.
 
-        To be called without the lock: callers that wait together share one sync.
+        Call it without the lock: concurrent callers share one sync.
         """
         update_log = self._update_log
         if update_log is None:
@@ -175,7 +175,7 @@ class Changes:
     def _store(self, update: StoredUpdate, key: str) -> None:
         where = self._directory
         try:
-            # allocate first: a rejected update must leave no trace
+            # allocate first, because a rejected update must leave no trace
             self._make_room(update.rows)
             if self._update_log is not None:
                 where = self._update_log.path
@@ -197,13 +197,13 @@ class Changes:
             if not expired or not self._stacks:
                 return 0
             retractions = {table: TableUpdate.retraction(values) for table, values in expired.items()}
-            # not synced, as others wait for the lock: after a crash the log still has their expiry
+            # not synced, as others wait for the lock; after a crash the log still has their expiry times
             applied, _ = install_update(self._stacks[-1], retractions)
             self.figures.expired += applied.retracted
         return applied.retracted
 
     def _set_timer(self, least_s: float = EXPIRY_INTERVAL_S) -> None:
-        """Sets the timer for the next value that expires. least_s: until then."""
+        """Sets the timer for the next value that expires. least_s: minimum delay."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -238,7 +238,7 @@ class Changes:
             self._key_bytes -= len(oldest) + KEY_BYTES
 
     def _replay(self, update_log: UpdateLog) -> None:
-        """Reads the log. Raises UpdateLogError."""
+        """Applies the log's records. Raises UpdateLogError."""
         try:
             for record in update_log.replay():
                 update = record.updates()
@@ -247,13 +247,13 @@ class Changes:
                 self.names.apply(record.name_changes())
                 self._remember(record.key)
         except ValueError as e:
-            raise UpdateLogError(f"'{update_log.path}' has rows of another form: {e}") from None
+            raise UpdateLogError(f"'{update_log.path}' has rows of another format: {e}") from None
         except OSError as e:
             raise UpdateLogError(f"'{update_log.path}' cannot be read: {e.strerror or e}") from None
         self._compact()
 
     def _compact(self) -> None:
-        """Rewrites the log if most of it is superseded; on failure the old one stays."""
+        """Rewrites the log if most of it is superseded; keeps the old one on failure."""
         live = self._rows * (8 + self._values.shape[1]) + self._key_bytes + self.names.bytes
         if self._update_log is None or not self._update_log.is_mostly_superseded(live):
             return
@@ -263,7 +263,7 @@ class Changes:
             log.warning("'%s' cannot be rewritten: %s", self._update_log.path, e.strerror or e)
 
     def last_values(self) -> Iterator[Record]:
-        """Yields records of the keys, the names and the last value of every row."""
+        """Yields records that hold the keys, the names and the last value of every row."""
         for key in self._keys:
             yield Record(key, {})
         yield record_of("", {}, self.names.everything())
@@ -273,7 +273,7 @@ class Changes:
                 yield record_of("", {table: Stored(kept.ids[part], self._values[kept.slots[part]])})
 
     def over(self, source: RowSource, sizes: Mapping[str, int], encoder: Encoder) -> RowSource:
-        """Returns the source with updates applied. encoder: of the bundle's row order."""
+        """Returns the source with updates applied. encoder: the bundle's, for its row order."""
 
         def rows(first: int, count: int) -> Bytes:
             given = source(first, count)
@@ -288,7 +288,7 @@ class Changes:
         return rows
 
     def join(self, stack: TierStack, since: int) -> None:
-        """Overlays the updates after `since` on the stack, and every later one."""
+        """Overlays updates later than `since` on the stack, and includes the stack in every later update."""
         with self._lock:
             missed = {
                 table: Stored(kept.ids[late], self._values[kept.slots[late]])
@@ -309,7 +309,9 @@ class Changes:
                 self._stacks.remove(stack)
 
     def close(self, remove: bool = True) -> None:
-        """Discards all updates. remove: also deletes their log, as the bundle will not be opened again."""
+        """Discards all updates. remove: also deletes their log, because the bundle will not be opened
+        again.
+        """
         with self._lock:
             self._stacks = []
             if self._timer is not None:
@@ -328,7 +330,7 @@ class Changes:
         self._make_room(update)
         self._latest += 1
         for table, given in update.items():
-            # logs of earlier versions repeat ids
+            # logs of earlier versions may repeat ids
             ids, values = last_of_equal(given.ids, given.values)
             kept = self._tables.setdefault(table, KeptValues())
             slots, new = kept.put(ids, self._latest, self._rows)

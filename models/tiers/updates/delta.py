@@ -1,7 +1,7 @@
-"""Updated rows, overlaid on the tiers until they are written into them.
+"""Overlays updated rows on the tiers until they are written into them.
 
-Readers that see a layer see all of it: its rows replace those of the tiers. So an update becomes visible
-atomically by one assignment, whatever tiers it touches, and the tiers can be written later.
+A reader sees a layer completely or not at all; its rows replace those of the tiers. So one assignment makes
+an update visible atomically, whichever tiers it touches, and the tiers can be written later.
 """
 
 from __future__ import annotations
@@ -20,20 +20,19 @@ from polyrec.models.tiers.updates.last import last_of_equal
 class UpdateLayer:
     """Updated rows over the tiers.
 
-    rows: int64 [n], of the fused weight; values: uint8 [n, bytes of a row].
-
-    The last of equal rows counts.
+    rows: int64 [n], rows of the fused weight. values: uint8 [n, bytes per row]. If a row repeats, its last
+    values count.
     """
 
     def __init__(self, row_format: RowFormat, rows: I64, values: Bytes) -> None:
         last, kept = last_of_equal(rows, values)
         if last is rows:
-            # the caller's own arrays may change
+            # copy, because the caller may change its arrays
             last, kept = rows.copy(), values.copy()
         self.rows: I64 = last
         self.values: Bytes = kept
         self._units: Tensor = torch.from_numpy(self.values).view(row_format.unit)
-        # most look-ups are not in a layer: a mask by low bits rules out most of them
+        # most look-ups are not in a layer; a mask by low bits rules most of them out
         self._mask = (1 << max(int(4 * last.size).bit_length(), 10)) - 1
         self._maybe: NDArray[np.bool_] = np.zeros(self._mask + 1, bool)
         self._maybe[last & self._mask] = True
@@ -49,7 +48,7 @@ class UpdateLayer:
         return np.compress(found, where), np.compress(found, place)
 
     def copy(self, place: I64, at: I64, out: Tensor) -> None:
-        """Copies rows of the layer, by their position, to out[at]. place, at: int64 [n]."""
+        """Copies rows of the layer, by position, to out[at]. place, at: int64 [n]."""
         if at.size:
             values = self._units[torch.from_numpy(place)].to(out.device)
             out.index_copy_(0, torch.from_numpy(at).to(out.device), values)

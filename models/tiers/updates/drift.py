@@ -1,10 +1,10 @@
-"""Drift: when popularity changes, moves rows between tiers.
+"""Moves rows between tiers when their popularity changes (drift).
 
-A sample of batches is recorded in production (a copy of their look-ups; nothing is counted on the request
-path). With this sample and the previous counts, rows that are now hotter than the coldest of the tier above
-swap places with them. Only rows that change tiers move, so that a new order is small: an encoder with the new
-ranks, and the values of the moved rows, overlaid on the tiers. It is built in the background and installed by
-one assignment; each batch is encoded and gathered in one order (view).
+Production batches are sampled by copying their look-ups; nothing is counted on the request path. From this
+sample and the previous counts, rows that are now hotter than the coldest rows of the tier above swap places
+with them. Only rows that change tiers move, so a new order is small: an encoder with the new ranks, and the
+values of the moved rows, overlaid on the tiers. It is built in the background and installed by one
+assignment; each batch is encoded and gathered in a single order (`view`).
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ MOST_SWAPPED = 1 << 17
 
 @dataclass(frozen=True, slots=True)
 class DriftReport:
-    """The effect of a new order. rows: number of moved rows. looked_up: look-ups of the sample.
+    """The effect of a new order.
 
+    rows: number of moved rows. looked_up: look-ups in the sample.
     before, after: share of the sample's look-ups in device and host memory, in the old and the new order.
     """
 
@@ -44,11 +45,11 @@ class DriftReport:
 
 
 class Drift:
-    """Adapts the row order of a stack to current popularity. Its methods belong to one background thread.
+    """Adapts the row order of a stack to current popularity. All methods must run in one background thread.
 
-    memory: weight of the past, in look-ups; default: as many as calibration counted, so that an unusual hour
-    has little effect. A sampled look-up has the weight of those that it stands for. every: of so many
-    batches one is sampled.
+    memory: weight of the past, in look-ups. The default is the number that calibration counted, so that an
+    unusual hour has little effect. A sampled look-up counts for all those that it represents.
+    every: one of this many batches is sampled.
     """
 
     def __init__(
@@ -58,19 +59,19 @@ class Drift:
         every: int = EVERY,
     ) -> None:
         if stack.views.newest.encoder is None:
-            raise ValueError("tiers that were opened without vocabularies cannot be put into a new order")
+            raise ValueError("tiers that were opened without vocabularies cannot be reordered")
         self._stack = stack
         self.sample = stack.sample
         self.sample.every = self.sample.every or every
-        # By id, because ranks change; used only for a new order, so it is stored beside the file, not in
-        # memory.
+        # By id, because ranks change. Only needed to build a new order, so it is stored beside the file, not
+        # in memory.
         folder = None if stack.tiers.disk is None else stack.tiers.disk.path.parent
         vocabularies = self._encoder(stack.views.newest).vocabularies
         self._heat = {t: _by_id(v, folder) for t, v in vocabularies.items()}
         self._memory = self._known() if memory is None else memory
 
     def reorder(self) -> DriftReport:
-        """Builds a new order from the sample, and installs it if any row moves; blocks meanwhile."""
+        """Builds a new order from the sample and installs it if any row moves; blocks meanwhile."""
         stack, layout = self._stack, self._stack.tiers.layout
         with stack.writing:
             view = stack.views.newest
@@ -153,9 +154,9 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class RankMoves:
-    """A change of the order of a table's rows.
+    """A change in the order of a table's rows.
 
-    to, source: int64 [moved], ascending in `to`: the row at rank `source` moves to rank `to`.
+    to, source: int64 [moved], ascending in `to`; the row at rank `source` moves to rank `to`.
     """
 
     to: I64
@@ -183,14 +184,14 @@ def _exchanged(heat: F32, seen: I64, cuts: list[int]) -> RankMoves:
         worth = heat[at[up]] > heat[at[down]]
         up, down = up[worth], down[worth]
         at[up], at[down] = at[down], at[up]
-        # risen rows are at the ranks of those that went down
+        # risen rows now have the ranks of the rows that went down
         rising = np.union1d(rising, down)
     to = np.flatnonzero(at != np.arange(heat.size))
     return RankMoves(to, at[to])
 
 
 def _new_ranks(ranks: I64, places: RankMoves) -> I64:
-    """Returns the new ranks of rows at old `ranks`."""
+    """Returns the new ranks of the rows at old `ranks`."""
     if not places.to.size:
         return ranks
     order = np.argsort(places.source)
@@ -202,7 +203,7 @@ def _new_ranks(ranks: I64, places: RankMoves) -> I64:
 def _moved(vocabulary: Vocabulary, ids: I64, places: RankMoves, heat: F32) -> Vocabulary:
     rank_of_id = vocabulary.rank_of_id.copy()
     rank_of_id[ids[places.source]] = places.to
-    # counts must be non-increasing, although the order within a tier is not exact
+    # counts must not increase, although the order within a tier is approximate
     counts = np.sort(np.rint(heat).astype(np.int64))[::-1].copy()
     return vocabulary.reordered(rank_of_id, counts)
 

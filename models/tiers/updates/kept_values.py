@@ -1,6 +1,6 @@
-"""Where the last value of each updated row of a table is kept, found by id without a search.
+"""Finds the stored value of each updated row of a table by id, without searching.
 
-An update of known and of new ids takes time by its own rows, however many rows were updated before.
+The time of an update depends on the number of its own rows, not on how many rows were updated before.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ LEAST = 64
 class KeptValues:
     """Updated rows of one table, in the order of their first update. Not thread-safe.
 
-    The array of places by id is up to twice as long as the greatest id, and has memory in pages of the kernel
-    where ids were updated.
+    The array of positions by id is up to twice as long as the greatest id. The kernel allocates its memory
+    only in pages where ids were updated.
     """
 
     def __init__(self) -> None:
@@ -28,12 +28,12 @@ class KeptValues:
 
     @property
     def ids(self) -> I64:
-        """int64 [n]."""
+        """Updated ids, int64 [n]."""
         return self._columns[0, : self._count]
 
     @property
     def slots(self) -> I64:
-        """Row of the file of each id, int64 [n]."""
+        """The file's row for each id, int64 [n]."""
         return self._columns[1, : self._count]
 
     @property
@@ -42,9 +42,9 @@ class KeptValues:
         return self._columns[2, : self._count]
 
     def put(self, ids: I64, number: int, next_slot: int) -> tuple[I64, int]:
-        """Notes an update. ids: int64 [n], distinct. next_slot: the first free row of the file.
+        """Records an update. ids: int64 [n], distinct. next_slot: the first free row of the file.
 
-        Returns (the row of the file of each id, how many of them are new).
+        Returns (the file's row for each id, number of new ids).
         """
         self._reach(int(ids.max(initial=-1)) + 1)
         place = self._place_after.take(ids).astype(np.int64) - 1
@@ -61,7 +61,7 @@ class KeptValues:
         return self._columns[1].take(place), new.size
 
     def _reach(self, size: int) -> None:
-        """Makes room for ids below `size`."""
+        """Grows the array to hold ids below `size`."""
         if size > self._place_after.size:
             self._place_after = np.zeros(max(size, 2 * self._place_after.size), np.int32)
             self._place_after[self.ids] = np.arange(1, self._count + 1)

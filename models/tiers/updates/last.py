@@ -1,4 +1,4 @@
-"""The last of equal rows in an update: a feed repeats hot rows, and only their last values count."""
+"""Selects the last of equal rows in an update, because a feed repeats hot rows."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Number = TypeVar("Number", bound=np.generic)
 
 
 def last_of_equal(rows: I64, values: NDArray[Number]) -> tuple[I64, NDArray[Number]]:
-    """Returns (distinct rows, ascending; the last values of each). rows: integers [n], none negative.
+    """Returns (distinct rows, ascending; the last values of each).
 
-    values: [n, ...]. Rows that are distinct and ascending are returned as they are, values too. The greatest
-    row times n must fit in 62 bits.
+    rows: non-negative integers [n]. values: [n, ...]. Rows that are already distinct and ascending are
+    returned as they are, like their values. The greatest row times n must fit in 62 bits.
     """
     if (rows[1:] > rows[:-1]).all():
         return rows, values
-    # one sort of plain numbers, the place below the row: several times as fast as sorting places by rows
+    # sort plain numbers with the position below the row: several times faster than an argsort of the rows
     bits = int(rows.size).bit_length()
     keys = np.left_shift(rows, bits, dtype=np.int64)
     keys |= np.arange(rows.size)

@@ -1,8 +1,8 @@
 """Assigns reserved ids to values that are added while serving.
 
-A value that its table does not know gets a reserved id with its first vector; from then on requests with the
-value get that row. A retraction or its expiry removes it, and its id can be assigned again. An id is assigned
-together with its vector, in one view (models/tiers/view.py): a batch sees both or neither.
+A value that its table does not know gets a reserved id together with its first vector; later requests with
+the value use that row. A retraction or its expiry removes it, and its id can be assigned again. Id and vector
+are installed in one view (models/tiers/view.py), so a batch sees both or neither.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from polyrec.models.schema.vocabulary import Value, Vocabulary
 
 
 class NoReservedRow(PolyrecError):
-    """A table has no reserved row left for a new value."""
+    """Raised when a table has no reserved row left for a new value."""
 
 
 NAME_BYTES = 24
@@ -25,9 +25,9 @@ NAME_BYTES = 24
 
 @dataclass(frozen=True, slots=True)
 class NamedId:
-    """A change of names: assigns the id to the value.
+    """A change of names that assigns the id to the value.
 
-    id: None to remove the value. expires: Unix time at which the value is removed, in seconds; 0: never.
+    id: None removes the value. expires: Unix time in seconds at which the value is removed; 0: never.
     """
 
     value: Value
@@ -42,7 +42,7 @@ NameChanges = Mapping[str, Sequence[NamedId]]
 class Names:
     """The values with reserved ids, by table. Not thread-safe.
 
-    added: table -> value -> id. The mappings are replaced, never changed, since encoders hold them.
+    added: table -> value -> id. The mappings are replaced and never modified, since encoders hold them.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class Names:
         table = vocabulary.table
         given = self._given.get(table, set())
         reserved = vocabulary.reserved()
-        # ids are given in ascending order, so those that were given are mostly the first
+        # ids are assigned in ascending order, so the assigned ones are mostly the first
         ascending = chain(range(len(given), reserved.size), range(min(len(given), reserved.size)))
         never = (id for i in ascending if (id := int(reserved[i])) not in given)
         return chain(never, self._free.get(table, {}))
@@ -122,7 +122,7 @@ class Names:
         return min(self._expires.values(), default=None)
 
     def everything(self) -> dict[str, list[NamedId]]:
-        """Returns the changes that create all present names."""
+        """Returns the changes that recreate all present names."""
         return {
             table: [NamedId(v, id, self._expires.get((table, v), 0.0)) for v, id in added.items()]
             for table, added in self.added.items()

@@ -1,4 +1,4 @@
-"""Samples the rows looked up in production: a copy of some batches; the reader counts them."""
+"""Samples the rows looked up in production by copying some batches; the reader counts them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ SIZE = 1 << 20
 
 
 class Sample:
-    """The latest look-ups of every `every`th batch: rows of the fused weight, `size` at most.
+    """The latest look-ups of every `every`th batch, as rows of the fused weight, at most `size`.
 
-    every: 0 until somebody wants a sample; then nothing is copied or held.
+    every: 0 until a sample is wanted; nothing is copied or held until then.
     """
 
     def __init__(self, size: int = SIZE, every: int = 0) -> None:
@@ -25,7 +25,7 @@ class Sample:
         self._lock = threading.Lock()
 
     def note(self, order: int, rows: I64) -> None:
-        """Records the look-ups of a batch in an order. A new order starts a new sample."""
+        """Records a batch's look-ups in a row order. A new order starts a new sample."""
         if not self.every:
             return
         with self._lock:
@@ -47,7 +47,7 @@ class Sample:
             self._held = min(self._held + rows.size, self._rows.size)
 
     def take(self, order: int) -> tuple[I64, int]:
-        """Returns the sample of an order, and how many look-ups it stands for; starts a new sample."""
+        """Returns the sample of an order and the number of look-ups it represents; starts a new sample."""
         with self._lock:
             if order != self._order:
                 return self._rows[:0].copy(), 0

@@ -1,7 +1,7 @@
-"""Updates of rows by table and by stable id or raw value: validates and applies them.
+"""Validates and applies updates of rows, addressed by table and by stable id or raw value.
 
-An update becomes visible atomically: no batch sees a part of it. Values that the table does not know can take
-reserved ids (names.py), and values can be retracted: they are served as unknown from then on.
+An update becomes visible atomically: no batch sees part of it. Values that the table does not know can get
+reserved ids (names.py). Values can also be retracted, and are then served as unknown.
 """
 
 from __future__ import annotations
@@ -36,20 +36,21 @@ LONE_SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 class UpdateError(PolyrecError):
-    """An update with unknown tables or ids, or invalid values."""
+    """Raised for an update with unknown tables or ids, or with invalid values."""
 
 
 class UpdateNotKept(UpdateError):
-    """An update cannot be stored: the disk is full or failed."""
+    """Raised when an update cannot be stored because the disk is full or failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableUpdate:
-    """An update of one table.
+    """An update of one table. If an id repeats, its last values count.
 
-    ids: int64 [n], stable ids (also of the missing and out-of-vocabulary rows). values: float32 [n, width].
-    The last of equal ids counts. names: [n], in place of `ids`, the values that clients send; None is the
-    missing row. retracted: values that are served as unknown from now on; unknown ones are ignored.
+    ids: int64 [n], stable ids, which may include those of the missing and out-of-vocabulary rows.
+    values: float32 [n, width].
+    names: [n], alternative to `ids`: the values that clients send; None is the missing row.
+    retracted: values to serve as unknown from now on; those that the table does not know are ignored.
     """
 
     ids: I64
@@ -59,7 +60,7 @@ class TableUpdate:
 
     @staticmethod
     def retraction(values: Sequence[Value]) -> TableUpdate:
-        """Returns an update that only retracts."""
+        """Creates an update that only retracts."""
         return TableUpdate(np.empty(0, np.int64), np.empty((0, 0), np.float32), retracted=values)
 
 
@@ -68,9 +69,9 @@ Update = Mapping[str, TableUpdate]
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """An update of one table in the stored format. ids: int64 [n]; values: uint8 [n, bytes of a row].
+    """An update of one table in the stored format. ids: int64 [n]; values: uint8 [n, bytes per row].
 
-    The last of equal ids counts. Distinct, ascending ids take the least time.
+    If an id repeats, its last values count. Distinct, ascending ids are fastest.
     """
 
     ids: I64
@@ -79,9 +80,9 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Adding:
-    """Allows an update to add values that a table does not know, with reserved ids.
+    """Permits an update to add values that a table does not know, with reserved ids.
 
-    expires: Unix time at which its values with reserved ids are removed, in seconds; 0: never.
+    expires: Unix time in seconds at which the update's values with reserved ids are removed; 0: never.
     """
 
     expires: float = 0.0
@@ -89,9 +90,10 @@ class Adding:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """The effect of an update. rows: in the update; added: those of new values; retracted: values.
+    """The effect of an update.
 
-    repeated: the update had been applied before.
+    rows: rows in the update. added: rows of new values. retracted: number of values retracted.
+    repeated: whether the update had been applied before.
     """
 
     rows: int
@@ -102,9 +104,9 @@ class Applied:
 
 @dataclass(slots=True)
 class StoredUpdate:
-    """An update in the stored format, with the changes of names.
+    """An update in the stored format, with its changes of names.
 
-    rows: by table, at least one in each. added, retracted: how many values.
+    rows: by table, at least one row each. added, retracted: number of values.
     """
 
     rows: dict[str, Stored] = field(default_factory=dict)
@@ -122,10 +124,12 @@ def apply_update(
 ) -> Applied:
     """Overlays an update on the tiers, and stores it if the stack has `changes`.
 
-    key: the caller's name for it; one that was applied under this name before is not applied again. adding:
-    None: a value that the table does not know is an error. produced: Unix time at which the values were
-    made, for the lag. The tiers are written in the background. Raises UpdateError, and then changes nothing;
-    of UpdateNotKept see `Changes.apply`.
+    key: the caller's name for the update; an update whose key was applied before is ignored.
+    adding: permits values that the table does not know; with None they are an error.
+    produced: Unix time at which the values were produced, to compute the lag.
+
+    The tiers are written in the background. Raises UpdateError, in which case nothing changes; for
+    UpdateNotKept see `Changes.apply`.
     """
     applied, position = install_update(stack, update, key, adding, produced)
     if stack.changes is not None:
@@ -140,11 +144,11 @@ def install_update(
     adding: Adding | None = None,
     produced: float | None = None,
 ) -> tuple[Applied, int]:
-    """Like `apply_update`, without waiting for the log; returns the position to `sync` too."""
+    """Applies an update without waiting for the log; also returns the log position to `sync`."""
     changes = stack.changes
     given = sum(len(t.ids if t.names is None else t.names) for t in update.values())
     held: AbstractContextManager[object] = nullcontext() if changes is None else changes.held
-    # ids are assigned under the lock, or two updates could assign the same
+    # assign ids under the lock, or two updates could assign the same one
     with held:
         if changes is not None:
             if changes.has_applied(key):
@@ -172,7 +176,7 @@ def overlay(
 ) -> None:
     """Overlays validated values on the tiers atomically. update: at least one row.
 
-    added: the values with reserved ids from now on, of all tables; None: as before.
+    added: from now on, the values with reserved ids of all tables; None: unchanged.
     """
     layout, remote = stack.tiers.layout, stack.tiers.remote
     with stack.writing:
@@ -195,7 +199,7 @@ def overlay(
 
 def _vocabularies(encoder: Encoder | None) -> Mapping[str, Vocabulary]:
     if encoder is None:
-        raise UpdateError("these tiers were opened without vocabularies: rows cannot be named by id")
+        raise UpdateError("these tiers were opened without vocabularies: rows cannot be addressed by id")
     return encoder.vocabularies
 
 
@@ -207,7 +211,7 @@ def _pack(
     names: Names,
     adding: Adding | None,
 ) -> None:
-    """Validates the update of one table, and adds it to `packed`. Raises UpdateError."""
+    """Validates the update of one table and adds it to `packed`. Raises UpdateError."""
     row_format, layout = stack.tiers.row_format, stack.tiers.layout
     if table not in layout.base:
         raise UpdateError(f"update: there is no table '{table}'; known: {', '.join(layout.tables)}")
@@ -219,7 +223,7 @@ def _pack(
     stored = np.empty((0, row_format.bytes), np.uint8)
     if ids.size:
         _check_values(table, ids, given.values, row_format.width)
-        # only the last value of a row is quantized, logged and kept
+        # only a row's last values are quantized, logged and kept
         ids, values = last_of_equal(ids, given.values)
         quantized = quantize(torch.from_numpy(values), row_format.precision)
         stored = quantized.contiguous().view(torch.uint8).numpy().reshape(ids.size, row_format.bytes)
@@ -241,7 +245,7 @@ def _pack(
 def _ids_of_names(
     vocabulary: Vocabulary, given: Sequence[Value | None], names: Names, adding: Adding | None
 ) -> tuple[I64, list[NamedId]]:
-    """Returns the ids of values, after assigning reserved ones to new values. Raises UpdateError."""
+    """Returns the ids of values, after assigning reserved ids to new ones. Raises UpdateError."""
     ids = vocabulary.ids_of_values(given)
     unknown = np.flatnonzero(ids < 0).tolist()
     if adding is None:
@@ -267,7 +271,7 @@ def _ids_of_names(
 
 
 def _new_value(vocabulary: Vocabulary, value: Value | None) -> Value:
-    """Returns the value if it can be added to the table. Raises UpdateError."""
+    """Returns the value if it can be added to the table, else raises UpdateError."""
     fits = isinstance(value, str) if vocabulary.type == "string" else type(value) is int
     if value is None or not fits or vocabulary.values is None:
         raise UpdateError(f"update: table '{vocabulary.table}' has no value {value!r}, and cannot have it")
@@ -305,7 +309,7 @@ def _unknown_row(stack: TierStack, table: str) -> Bytes:
     out = torch.empty((1, row_format.units), dtype=row_format.unit, device=stack.device)
     view = stack.views.enter()
     try:
-        # its rank in this view, since rows may have been reordered
+        # the rank in this view, since rows may have been reordered
         vocabulary = _vocabularies(view.encoder)[table]
         row = np.array([stack.tiers.layout.base[table] + vocabulary.rank_of_id[vocabulary.oov_id]])
         lost = stack.gather(view, row, out, counted=False)
@@ -336,6 +340,6 @@ def _check_ids(table: str, ids: I64, rank_of_id: I64, stored: int) -> None:
 def _check_values(table: str, ids: I64, values: F32, width: int) -> None:
     if values.shape != (ids.size, width):
         raise UpdateError(f"update: table '{table}' wants ({ids.size}, {width}) numbers, not {values.shape}")
-    # not (both within) instead of any beyond: NaN compares as false
+    # not written as `any beyond`, because NaN compares as false
     if not (values.max() <= GREATEST_VALUE and values.min() >= -GREATEST_VALUE):
         raise UpdateError(f"update: a value of table '{table}' is not within {GREATEST_VALUE:,.0f} of 0")

@@ -1,4 +1,4 @@
-"""Counts of the updates of a bundle's rows, for metrics."""
+"""Counts the updates of a bundle's rows, for metrics."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from polyrec.models.tiers.updates.update import StoredUpdate
 
 @dataclass(slots=True)
 class UpdateFigures:
-    """Counts since the server started, and the time and lag of the last update.
+    """Counts since the server started, with the time and lag of the last update.
 
-    failed: updates that could not be kept. applied_at: Unix time, 0 if there was none. lag_s: age of its
-    values when they were served; None: unknown.
+    failed: updates that could not be kept. applied_at: Unix time, 0 if there was none.
+    lag_s: age of the last update's values when they were first served; None if unknown.
     """
 
     updates: int = 0

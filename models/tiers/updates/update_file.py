@@ -1,11 +1,11 @@
-"""Reads and writes files of updates: safetensors with the following arrays of each table.
+"""Reads and writes update files, which are safetensors with these arrays per table.
 
-TABLE.ids      int64 [n], stable ids; or instead of ids
-TABLE.values   int64 [n], or uint8: a JSON list of n values as clients send them, null the missing row
-TABLE.rows     float32 [n, width]
-TABLE.retract  int64, or uint8: a JSON list of values that are served as unknown from now on
+    TABLE.ids      int64 [n], stable ids; or instead of ids
+    TABLE.values   int64 [n], or uint8: a JSON list of n values as clients send them, null for the missing row
+    TABLE.rows     float32 [n, width]
+    TABLE.retract  int64, or uint8: a JSON list of values to serve as unknown from now on
 
-A server's requests wait while its header and lists of values are parsed, so these have limits.
+The header and lists of values have size limits, because a server's requests wait while they are parsed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PARTS = ("ids", "values", "rows", "retract")
 
 
 def load_update(file: str | Path, most_bytes: int = sys.maxsize) -> dict[str, TableUpdate]:
-    """Reads a file of updates. Raises UpdateError: no such file, invalid, or larger than `most_bytes`."""
+    """Reads an update file. Raises UpdateError if it is absent, invalid, or larger than `most_bytes`."""
     try:
         size = require_regular(Path(file)).st_size
         if size > most_bytes:
@@ -47,7 +47,7 @@ def load_update(file: str | Path, most_bytes: int = sys.maxsize) -> dict[str, Ta
 
 
 def parse_update(content: bytes) -> dict[str, TableUpdate]:
-    """Reads the content of a file of updates. Raises UpdateError."""
+    """Parses the content of an update file. Raises UpdateError."""
     _check_header(content[:8], "update: the body")
     try:
         arrays = load(content)
@@ -57,13 +57,13 @@ def parse_update(content: bytes) -> dict[str, TableUpdate]:
 
 
 def _check_header(length: bytes, what: str) -> None:
-    """length: the first bytes of a file. Raises UpdateError."""
+    """Checks the header's length, given the first bytes of a file. Raises UpdateError."""
     if int.from_bytes(length, "little") > MOST_HEADER_BYTES:
         raise UpdateError(f"{what} is not a file of updates: a header of more than {MOST_HEADER_BYTES} bytes")
 
 
 def _tables(arrays: Mapping[str, NDArray[Any]], what: str) -> dict[str, TableUpdate]:
-    """Returns the update of each table in the arrays of a file. Raises UpdateError."""
+    """Returns the update of each table from a file's arrays. Raises UpdateError."""
     by_table: dict[str, dict[str, NDArray[Any]]] = {}
     for name, array in arrays.items():
         table, _, part = name.rpartition(".")
@@ -102,7 +102,7 @@ def _table(table: str, parts: Mapping[str, NDArray[Any]], what: str) -> TableUpd
 
 
 def _list(table: str, array: NDArray[Any], what: str) -> list[Value | None]:
-    """Returns the values in an array. Raises UpdateError."""
+    """Returns the values stored in an array. Raises UpdateError."""
     if array.ndim == 1 and array.dtype == np.int64:
         return list(array.tolist())
     if array.ndim == 1 and array.dtype == np.uint8:
@@ -121,7 +121,7 @@ def _list(table: str, array: NDArray[Any], what: str) -> list[Value | None]:
 
 
 def encode_update(update: Update) -> bytes:
-    """Returns the content of a file of updates, which `parse_update` reads."""
+    """Returns the content of an update file, which `parse_update` reads."""
     return save(_arrays(update))
 
 

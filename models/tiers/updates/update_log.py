@@ -1,11 +1,11 @@
-"""The durable log of a bundle's row updates: acknowledged updates survive a crash or a loss of power.
+"""Keeps a durable log of a bundle's row updates, so that acknowledged updates survive a crash or power loss.
 
     file:  MAGIC, then records of  uint32 length | uint32 CRC-32 of the rest | msgpack of Record
 
-A record is complete or, at the end of the file, torn by a crash: then it was not acknowledged. It is cut off,
-and kept beside the log, since damage by a disk looks alike. Callers that wait for the disk at the same time
-share one fsync (group commit). When most of the log is superseded, it is rewritten with the last value of
-each row.
+A record is either complete or, at the end of the file, torn by a crash, in which case it was not
+acknowledged. A torn record is cut off but kept beside the log, since disk damage looks the same. Callers that
+wait for the disk at the same time share one fsync (group commit). When most of the log is superseded, it is
+rewritten with the last value of each row.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logging.getLogger("polyrec.serving")
 
 MAGIC = b"polyrec-updates-1\n"
 _FRAME = struct.Struct("<II")
-# msgpack's heads: of arrays of 2 and 3, of a map, of bytes
+# msgpack headers: arrays of 2 and 3, a map, bytes
 _ARRAY_OF_2, _ARRAY_OF_3, _MAP, _BYTES = b"\x92", b"\x93", struct.Struct(">BI"), struct.Struct(">BI")
 MOST_PARTS = 1024
 """Parts of a system call, the kernel's limit."""
@@ -46,20 +46,21 @@ LEAST_REWRITTEN_BYTES = 2**26
 
 
 class UpdateLogError(PolyrecError):
-    """An update log cannot be opened or read, or is in use by another server."""
+    """Raised when an update log cannot be opened or read, or is in use by another server."""
 
 
 class StoredRows(msgspec.Struct, array_like=True, frozen=True):
-    """Bytes of the rows of one table. ids: int64, little-endian; values: of all rows."""
+    """Bytes of the rows of one table. ids: int64, little-endian. values: of all rows, concatenated."""
 
     ids: memoryview
     values: memoryview
 
 
 class Record(msgspec.Struct, array_like=True, frozen=True):
-    """One update. key: the caller's name for it, by which a repetition is recognized; empty: none.
+    """One update.
 
-    names: by table, (value, id or None, Unix time at which it expires) as in NamedId.
+    key: the caller's name for it, which identifies repeats; empty if it has none.
+    names: table -> (value, id or None, Unix time of expiry) as in NamedId.
     """
 
     key: str
@@ -76,12 +77,12 @@ class Record(msgspec.Struct, array_like=True, frozen=True):
         return found
 
     def name_changes(self) -> NameChanges:
-        """Returns the changes of names by table."""
+        """Returns the changes of names, by table."""
         return {table: [NamedId(*name) for name in names] for table, names in self.names.items()}
 
 
 def record_of(key: str, update: Mapping[str, Stored], names: NameChanges | None = None) -> Record:
-    """Makes the record of an update."""
+    """Creates the record of an update."""
     return Record(
         key,
         {
@@ -94,10 +95,10 @@ def record_of(key: str, update: Mapping[str, Stored], names: NameChanges | None 
 
 
 class UpdateLog:
-    """The log in a file, created with its folder if there is none. Raises UpdateLogError.
+    """The log in a file, created with its folder if absent. Raises UpdateLogError.
 
-    One process at a time has it open. `append` and `rewrite` exclude each other and themselves by the
-    caller's lock; `sync` is called without it.
+    One process at a time has it open. The caller's lock serializes `append` and `rewrite`; `sync` is called
+    without it.
     """
 
     def __init__(self, file: Path) -> None:
@@ -114,7 +115,8 @@ class UpdateLog:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not _is_named(self._lock, self._lock_file):
-                # another server removed it before the lock was had, and a third may have made a new one
+                # another server removed the file before the lock was taken, and a third may have created a
+                # new one
                 raise BlockingIOError
             self._fd = self._open()
         except BlockingIOError:
@@ -124,7 +126,7 @@ class UpdateLog:
             os.close(self._lock)
             raise UpdateLogError(f"the log of updates '{file}' cannot be opened: {e.strerror or e}") from None
         self.bytes = os.fstat(self._fd).st_size
-        # bytes ever appended, which a rewrite does not lower
+        # bytes ever appended; a rewrite does not reduce it
         self._appended = self._synced = 0
         self._least_rewritten = 0
 
@@ -132,11 +134,11 @@ class UpdateLog:
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             if os.fstat(fd).st_size < len(MAGIC) and MAGIC.startswith(os.pread(fd, len(MAGIC), 0)):
-                # new, or a crash came before its first record
+                # new, or the process crashed before the first record
                 os.ftruncate(fd, 0)
                 _write_at(fd, [MAGIC], 0)
                 os.fsync(fd)
-            # also of a file that is not new: a server may have ended before it did so
+            # also for an existing file: a server may have ended before it synced the folder
             _sync_folder(self.path.parent)
         except OSError:
             os.close(fd)
@@ -165,7 +167,7 @@ class UpdateLog:
         self.bytes = at
 
     def _cut_off(self, at: int, size: int) -> None:
-        """Ends the log before a record that is not whole; what follows is kept in another file."""
+        """Truncates the log before an incomplete record; keeps the rest in another file."""
         kept = f"kept in '{self._cut_file.name}'"
         try:
             self._cut_file.write_bytes(_read_at(self._fd, size - at, at))
@@ -180,19 +182,21 @@ class UpdateLog:
         os.fsync(self._fd)
 
     def _payload(self, at: int, size: int) -> bytes | None:
-        """Returns the record at a byte; None if it is torn."""
+        """Returns the record at a byte offset; None if it is torn."""
         head = os.pread(self._fd, _FRAME.size, at)
         if len(head) < _FRAME.size:
             return None
         length, checksum = _FRAME.unpack(head)
-        # a length of 0: the zeros that a loss of power leaves, whose checksum would be right
+        # length 0 means zeros left by a power loss, whose checksum would match
         if not 0 < length <= min(MOST_RECORD_BYTES, size - at - _FRAME.size):
             return None
         payload = _read_at(self._fd, length, at + _FRAME.size)
         return payload if zlib.crc32(payload) == checksum else None
 
     def append(self, record: Record) -> int:
-        """Writes a record; returns the position to `sync`. Raises OSError, and then nothing is written."""
+        """Writes a record; returns the position to `sync`. Raises OSError, in which case nothing is
+        written.
+        """
         if self._broken is not None:
             raise OSError(0, self._broken)
         frame = self._frame(record)
@@ -206,9 +210,9 @@ class UpdateLog:
         return self._appended
 
     def _frame(self, record: Record) -> list[Buffer]:
-        """Returns the bytes of a record in parts, as other threads wait while a long one is copied.
+        """Returns the bytes of a record in parts, because copying a long one would block other threads.
 
-        Raises OSError if it is so long that it would be read as torn.
+        Raises OSError if it is too long to be read back.
         """
         encode = self._encoder.encode
         parts: list[Buffer] = [_ARRAY_OF_3 + encode(record.key) + _MAP.pack(0xDF, len(record.tables))]
@@ -229,7 +233,7 @@ class UpdateLog:
         return self._appended
 
     def sync(self, position: int) -> None:
-        """Returns once everything before a position is on the disk. Raises OSError."""
+        """Returns once everything before a position is on disk. Raises OSError."""
         with self._syncing:
             if self._broken is not None:
                 raise OSError(0, self._broken)
@@ -239,25 +243,27 @@ class UpdateLog:
             try:
                 os.fdatasync(self._fd)
             except OSError as e:
-                # the kernel may have dropped the unwritten pages, and no later fsync would report it
+                # the kernel may have dropped the unwritten pages, which no later fsync would report
                 self._broken = f"the disk failed ({e.strerror or e}); restart the server"
                 raise
             self._synced = written
 
     def is_mostly_superseded(self, live_bytes: int) -> bool:
-        """Whether it should be rewritten. live_bytes: of the last values of all rows."""
+        """Returns whether the log should be rewritten. live_bytes: size of the last values of all rows."""
         return self.bytes > max(SUPERSEDED * live_bytes, LEAST_REWRITTEN_BYTES, self._least_rewritten)
 
     def rewrite(self, records: Iterator[Record]) -> None:
-        """Replaces all records at once; a crash leaves the old ones or the new ones. Raises OSError.
+        """Replaces all records atomically; a crash leaves either the old or the new ones. Raises OSError.
 
-        After a failure it `is_mostly_superseded` only once it has grown further: the next would fail as well.
+        After a failure, the log must grow further before it `is_mostly_superseded` again, because the next
+        attempt would fail as well.
         """
         partial = self.path.with_name(self.path.name + ".partial")
         fd = folder = -1
         try:
             fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            # opened first: behind the replacement nothing may fail for want of a descriptor
+            # open the folder first: after the replacement, running out of descriptors must not cause a
+            # failure
             folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
             at = _write_at(fd, [MAGIC], 0)
             for record in records:
@@ -285,7 +291,7 @@ class UpdateLog:
     def close(self, remove: bool = False) -> None:
         """Closes the file. remove: also deletes it, because its bundle will not be served again.
 
-        Callers that wait in `sync` return before, with an error if the disk fails.
+        Callers waiting in `sync` return first, with an error if the disk fails.
         """
         with self._syncing:
             if not remove and self._synced < self._appended and self._broken is None:
@@ -302,7 +308,7 @@ class UpdateLog:
 
 
 def _write_at(fd: int, parts: Sequence[Buffer], at: int) -> int:
-    """Writes all parts, one after another; returns their length."""
+    """Writes all parts, one after another; returns their total length."""
     left, done = [memoryview(part) for part in parts], 0
     while left:
         written = os.pwritev(fd, left[:MOST_PARTS], at + done)
@@ -315,7 +321,7 @@ def _write_at(fd: int, parts: Sequence[Buffer], at: int) -> int:
 
 
 def _bytes(array: NDArray[Any]) -> memoryview:
-    """Returns the bytes of an array, without a copy if it is contiguous."""
+    """Returns an array's bytes, without a copy if it is contiguous."""
     return np.ascontiguousarray(array).data.cast("B")
 
 
@@ -328,7 +334,7 @@ def _read_at(fd: int, length: int, at: int) -> bytes:
 
 
 def _is_named(fd: int, file: Path) -> bool:
-    """Whether a file that is open is still the one of that name."""
+    """Returns whether the path still names the open file."""
     try:
         return os.path.samestat(os.fstat(fd), file.stat())
     except FileNotFoundError:

@@ -1,6 +1,6 @@
-"""Writes updates and new row orders to tiers that are being read.
+"""Writes updates and new row orders into tiers that are being read.
 
-Both are installed atomically as a view (view), which every later batch sees; a thread writes them into the
+Both are installed atomically as a view (`view`), which every later batch sees. A thread writes them into the
 tiers once all readers see them.
 """
 
@@ -32,8 +32,8 @@ FAILED_S = 1.0
 class Writer:
     """Installs views and writes their layers into the tiers. Thread-safe.
 
-    writing: lock to hold while deriving an update from the newest view. moving: held while rows are written
-    into the host and disk tiers.
+    writing: lock to hold while deriving an update from the newest view.
+    moving: lock held while rows are written into the host and disk tiers.
     """
 
     def __init__(self, tiers: TierSet, views: Views) -> None:
@@ -49,8 +49,8 @@ class Writer:
     def update(self, rows: I64, values: Bytes, encoder: Encoder | None = None) -> None:
         """Makes new values of rows visible atomically; writes them into the tiers in the background.
 
-        rows: int64 [n], of the fused weight in the newest order. values: uint8 [n, bytes of a row].
-        encoder: of the same order, with which batches that see the values are encoded; None: as before.
+        rows: int64 [n], of the fused weight in the newest order. values: uint8 [n, bytes per row].
+        encoder: encodes the batches that see the values, for the same order; None: the present one.
         """
         with self.writing:
             newest = self._views.newest
@@ -64,12 +64,12 @@ class Writer:
         with self.writing:
             newest = self._views.newest
             layer = UpdateLayer(self._tiers.row_format, rows, values)
-            # older layers use the old order; rows that moved are all in the new layer
+            # older layers use the old order, but every row that moved is in the new layer
             self._views.install(View(newest.order + 1, encoder, remote_ids, (*newest.layers, layer)))
         self._settle_soon()
 
     def settle(self, timeout_s: float | None = None) -> bool:
-        """Writes every layer into the tiers; False if readers or the remote store prevented it."""
+        """Writes every layer into the tiers; returns False if readers or the remote store prevented it."""
         with self._settling:
             while layers := self._views.newest.layers:
                 if not self._views.wait_until_all_see(layers[0], timeout_s):
@@ -87,12 +87,12 @@ class Writer:
     def _write(self, layer: UpdateLayer) -> None:
         tiers, device = self._tiers, self._tiers.device
         if device is not None and device.is_cuda:
-            # readers of an older view may have left look-ups that the device still executes
+            # readers of an older view may have left look-ups that the device is still executing
             wait_for(device.device)
         segment = tiers.layout.segments(layer.rows)
         tier, local = tiers.layout.tier[segment], tiers.layout.local(layer.rows, segment)
         away = tier == REMOTE
-        # the remote store first, as it may fail; a repeated write is harmless
+        # the remote store first, as it may fail; repeating a write is harmless
         if tiers.remote is not None and away.any():
             ids = self._views.newest.remote_ids[local[away]]
             tiers.remote.write(tiers.layout.table[segment[away]], ids, layer.values[away])
@@ -115,21 +115,21 @@ class Writer:
         held = where.tier == HOST
         slots = where.local[held]
         if tiers.prefix is not None:
-            # written only if they are to be released: most updates are of hot rows
+            # written to the file only when they are released, because most updates are of hot rows
             tiers.prefix.outdated[slots] = True
         tiers.slab.row_bytes()[slots] = layer.values[held]
 
     def file_soon(self, rows: I64) -> None:
-        """Has rows of host memory written to the file, which they will be read from once released.
+        """Schedules host rows to be written to the file, from which they are read once released.
 
         rows: int64 [n], of the fused weight, whose values in the file are outdated.
         """
         self._to_file = rows
-        # no lock, as lanes call this; an update made the rows outdated, so the thread runs
+        # no lock, because lanes call this; the thread runs, since an update made the rows outdated
         self._work.set()
 
     def _file(self) -> None:
-        """Writes what `file_soon` was given last, as far as it is in host memory still."""
+        """Writes the rows last passed to `file_soon`, if they are still in host memory."""
         tiers, rows = self._tiers, self._to_file
         if tiers.disk is None or tiers.prefix is None or not rows.size:
             return
@@ -162,9 +162,9 @@ class Writer:
                 self._closed.wait(RETRY_S)
 
     def _has_settled(self) -> bool:
-        """Writes what is to be written; False if it must be tried again, as after an unexpected error.
+        """Writes pending values; returns False if this must be retried, even after an unexpected error.
 
-        If that ended the thread, each update would add a layer that every later batch looks into.
+        If such an error ended the thread, each update would add a layer that every later batch has to search.
         """
         try:
             self._file()

@@ -1,12 +1,12 @@
-"""Keeps rows of a training in memory: the hot prefix of every table, and a cache of others.
+"""Keeps part of a training's rows in memory: the hot prefix of every table, and a cache of other rows.
 
     ranks below a table's cut   always in memory
     other ranks                 in the file, and in the cache from the step that needs them until evicted
 
-All of them lie in one weight, which the same optimizer updates as without tiers, with its accumulators. Only
-`prepare` changes which rows are in memory. It may run in another thread, ahead of the step that is taken:
-rows of unfinished steps are not evicted, so that both threads never touch the same row, and a row is written
-back before it is evicted, so that the file has its last value when it is read again.
+All of them are in one weight, which the same optimizer updates as without tiers, with its accumulators. Only
+`prepare` changes which rows are in memory. It may run in another thread, ahead of the current step: rows of
+unfinished steps are not evicted, so the two threads never touch the same row. A row is written back before it
+is evicted, so that the file has its last value when it is read again.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class PreparedRows:
 class ResidentRows:
     """The part of a file of rows that is in memory.
 
-    rows: the tables. cuts: rows of each table that are always in memory. slots: of the cache. initial: yields
-    the values of new rows, for a file that does not exist yet.
+    rows: the tables. cuts: rows of each table that are always in memory. slots: number of slots of the cache.
+    initial: yields the values of new rows, for a file that does not exist yet.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class ResidentRows:
         self._done = self._prepared
 
     def restore(self, number: int) -> None:
-        """Restores a snapshot that an earlier process took. Raises OSError."""
+        """Restores a snapshot taken by an earlier process. Raises OSError."""
         self.log.open(number)
         self._opened = True
         self._load()
@@ -91,7 +91,7 @@ class ResidentRows:
             self._load()
 
     def _load(self) -> None:
-        """Reads the prefix, and empties the cache."""
+        """Reads the prefix and empties the cache."""
         held = np.flatnonzero(self._cache.row != NOWHERE)
         self._cache.remove(held)
         self._changed[:] = False
@@ -100,9 +100,9 @@ class ResidentRows:
             self._put(slots, self.log.read(self._rows_of(slots)))
 
     def prepare(self, rows: I64) -> PreparedRows:
-        """Brings the rows of the next step into memory; waits for earlier steps if there is no room.
+        """Brings the rows of the next step into memory; waits for earlier steps if the cache is full.
 
-        rows: int64 [n], may repeat. Raises DataError: they do not fit the cache.
+        rows: int64 [n], may repeat. Raises DataError if they do not fit the cache.
         """
         step = self._prepared
         self._prepared += 1
@@ -122,12 +122,12 @@ class ResidentRows:
                 self._steps.wait_for(lambda seen=done: self._done > seen)  # type: ignore[misc]
 
     def done(self, prepared: PreparedRows) -> None:
-        """Marks the rows of a finished step as changed; they may be evicted."""
+        """Marks the rows of a finished step as changed; they may now be evicted."""
         self._changed[prepared.slots] = True
         self._release(prepared.step + 1)
 
     def release(self) -> None:
-        """Abandons all prepared steps, and those prepared before the next `begin`."""
+        """Abandons all prepared steps, including those prepared before the next `begin`."""
         self._release(ALL_STEPS)
 
     def _release(self, done: int) -> None:
@@ -136,7 +136,7 @@ class ResidentRows:
             self._steps.notify_all()
 
     def _bring(self, rows: I64, step: int, done: int) -> I64 | None:
-        """Returns the slots of rows, after reading those that are not in memory; None: there is no room."""
+        """Returns the slots of rows after reading missing ones into memory; None if there is no free slot."""
         slots = self._prefix_slots(rows)
         cold = np.flatnonzero(slots == NOWHERE)
         wanted = rows[cold]
@@ -162,9 +162,9 @@ class ResidentRows:
         return self._cache.free >= count
 
     def read(self, rows: I64) -> F32:
-        """Returns the values of rows as they are now, float32 [n, width], wherever they are.
+        """Returns the current values of rows, float32 [n, width], from memory or the file.
 
-        rows: int64 [n], ascending, distinct. Changes nothing, and reads past the cache.
+        rows: int64 [n], ascending, distinct. Has no side effects; reads from the file bypass the cache.
         """
         out = np.empty((rows.size, self.width), np.float32)
         with self._residency:
@@ -194,7 +194,7 @@ class ResidentRows:
             self._write(changed[order], rows[order])
 
     def snapshot(self) -> int:
-        """Takes a snapshot of all rows between two steps; returns its number for `roll_back`."""
+        """Takes a snapshot of all rows, between two steps; returns its number for `roll_back`."""
         self.flush()
         with self._residency:
             return self.log.snapshot()
@@ -206,7 +206,7 @@ class ResidentRows:
             self._load()
 
     def _write(self, slots: I64, rows: I64) -> None:
-        """Writes those rows that have changed. slots: of the weight; rows: int64, ascending."""
+        """Writes those rows that have changed. slots: of the weight. rows: int64, ascending."""
         changed = np.flatnonzero(self._changed[slots])
         for start in range(0, changed.size, ROWS_AT_ONCE):
             part = changed[start : start + ROWS_AT_ONCE]

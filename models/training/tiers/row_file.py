@@ -1,9 +1,9 @@
-"""The file of a training's rows: a record of every row, in pages, read and written past the page cache.
+"""Reads and writes the file of a training's rows: one record per row, in pages, bypassing the page cache.
 
-A record is a row's values, its optimizer state (one accumulated square for each column block) and a mark, the
+A record is a row's values, its optimizer state (one accumulated square per column block) and a mark, the
 number of the latest snapshot when it was last written (models/training/tiers/undo_log.py). A record never
-crosses a page. Sorted rows that lie close are moved in extents of several pages: on a disk with 90,000
-reads/s a read of 16 pages takes as long as three reads of one.
+crosses a page. Sorted rows that lie close together are moved in extents of several pages: on a disk with
+90,000 reads/s, a read of 16 pages takes as long as three reads of one page.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ Before = Callable[[I64, F32], object]
 
 @dataclass(frozen=True, slots=True)
 class _Move:
-    """Pages to read or write at once. rows: which of the given ones they hold.
+    """Pages to read or write at once.
 
-    offsets: in the file. targets: in the buffer. length: of each, a page or an extent. place: page of the
-    buffer that has each row.
+    rows: which of the given rows they hold. offsets: in the file. targets: in the buffer. length: of each, a
+    page or an extent.
+    place: page of the buffer that holds each row.
     """
 
     rows: slice
@@ -49,8 +50,8 @@ class _Move:
 class RowFile:
     """Records of rows 0 ... rows - 1, float32 [columns] each: values, squares, mark (int32, as bits).
 
-    buffer_bytes: memory through which pages are moved, at least two extents. kind: of reads and writes, see
-    `open_reader`. Not thread-safe. Raises OSError.
+    buffer_bytes: memory through which pages are moved, at least two extents. kind: method of reading and
+    writing, see `open_reader`. Not thread-safe. Raises OSError.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class RowFile:
 
     @property
     def file_bytes(self) -> int:
-        """Length of the file: whole extents."""
+        """Length of the file, in whole extents."""
         pages = -(-self.rows // self.rows_a_page)
         return -(-pages // EXTENT_PAGES) * EXTENT_PAGES * self.page_bytes
 
@@ -92,9 +93,9 @@ class RowFile:
         return found
 
     def create(self, parts: Iterable[F32]) -> None:
-        """Creates the file. parts: values of the rows in order, float32 [n, width] each.
+        """Creates the file, with squares and marks of zero.
 
-        Squares and marks are zero.
+        parts: values of the rows, in order, float32 [n, width] each.
         """
         self.close()
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -118,13 +119,13 @@ class RowFile:
             if filled:
                 file.write(pages.data)
             file.flush()
-            # direct access would otherwise wait until the kernel has written the pages that it caches
+            # otherwise direct access would wait until the kernel has written back its cached pages
             os.fdatasync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         self.open()
 
     def open(self) -> None:
-        """Opens an existing file. Raises OSError, also if it has another length."""
+        """Opens an existing file. Raises OSError, also if its length is wrong."""
         found = self.path.stat().st_size
         if found != self.file_bytes:
             raise OSError(f"'{self.path}' has {found} bytes instead of {self.file_bytes}")
@@ -151,10 +152,10 @@ class RowFile:
         return out
 
     def write(self, rows: I64, records: F32, before: Before) -> None:
-        """Replaces records; they are on disk after `sync`. rows: as for `read`. before: see Before."""
+        """Replaces records, which are on disk after `sync`. rows: as for `read`. before: see Before."""
         tickets = [0, 0]
         for half, move in zip(cycle((0, 1)), self._moves(rows), strict=False):
-            # pages are read into one half of the buffer while those of the other are written
+            # pages are read into one half of the buffer while those in the other half are written
             self._writer.wait(tickets[half])
             self._reader.wait(self._reader.submit(move.offsets, move.targets, move.length))
             within = rows[move.rows] % self.rows_a_page
@@ -165,7 +166,9 @@ class RowFile:
             self._writer.wait(ticket)
 
     def _moves(self, rows: I64) -> Iterator[_Move]:
-        """Cuts rows into parts whose pages fit one half of the buffer; parts alternate between the halves."""
+        """Splits rows into parts whose pages fit one half of the buffer; parts alternate between the
+        halves.
+        """
         capacity = self._extents // 2 * EXTENT_PAGES
         page = rows // self.rows_a_page
         pages = 1 + np.count_nonzero(np.diff(page)) if rows.size else 0
@@ -190,7 +193,7 @@ class RowFile:
             )
 
     def sync(self) -> None:
-        """Waits until what was written is on disk."""
+        """Waits until everything written is on disk."""
         os.fdatasync(self._open[1])
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Places the rows of a training: hot prefixes in memory, the others in a file with a cache."""
+"""Places a training's rows: hot prefixes in memory, the others in a file with a cache."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ CHANGED_BYTES = 1
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """A division of memory. prefix: rows that are always in memory, of all tables. slots: of the cache."""
+    """A division of memory. prefix: rows, over all tables, that are always in memory. slots: slots of the
+    cache.
+    """
 
     prefix: int
     slots: int
@@ -44,7 +46,7 @@ class Room:
 def room_in(memory_bytes: int, rows: int, record_bytes: int) -> Room:
     """Divides memory between hot prefixes, the cache and the buffer of reads and writes.
 
-    record_bytes: of a row in memory with its optimizer state. Raises DataError: no row fits.
+    record_bytes: bytes of a row in memory with its optimizer state. Raises DataError if no row fits.
     """
     buffer = min(int(memory_bytes * BUFFER_SHARE), MOST_BUFFER_BYTES)
     each = record_bytes + CHANGED_BYTES
@@ -60,8 +62,9 @@ def room_in(memory_bytes: int, rows: int, record_bytes: int) -> Room:
 class RowTiers:
     """Creates and removes the tiers of a command's trainings.
 
-    memory_bytes: for rows, their optimizer state and index; the net, batches and the vocabulary come on top.
-    folder: of the files of rows, a real disk.
+    memory_bytes: memory for rows, their optimizer state and index; the net, batches and the vocabulary take
+    additional memory.
+    folder: folder for the files of rows, on a local disk.
     """
 
     def __init__(self, memory_bytes: int, folder: Path) -> None:
@@ -80,7 +83,7 @@ class RowTiers:
     ) -> ResidentStage:
         """Creates a stage with the rows of `TableStage.initial`.
 
-        training: names the file. squares: accumulators of a row. Raises DataError: see `room_in`.
+        training: names the file. squares: accumulators per row. Raises DataError as `room_in` does.
         """
         rows = FusedRows(schema, {t: v.rows for t, v in vocabularies.items()})
         room = room_in(self.memory_bytes, rows.total, 4 * (width + squares))
@@ -97,7 +100,7 @@ class RowTiers:
         return ResidentStage(rows, slots, resident)
 
     def whole(self, model: DLRM, schema: Schema) -> DLRM:
-        """Returns an ordinary model of all rows, which are mapped from a file without a name."""
+        """Returns an ordinary model of all rows, memory-mapped from an unlinked file."""
         stage = model.stage
         assert isinstance(stage, ResidentStage)
         resident, tables = stage.resident, dict(zip(stage.rows.tables, stage.rows.sizes, strict=True))

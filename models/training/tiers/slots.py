@@ -1,8 +1,8 @@
-"""The directory of a training's row cache: which rows are in it, and which are evicted next.
+"""Tracks the rows in a training's row cache, and chooses which to evict next.
 
-Rows are evicted in the order of the file, by a clock sweep, not in the order of their last use: so the
-changed rows of one page are written together, and neighboring pages in one run. A row that was used again
-since the last round stays for another one. Rows of steps to come are never evicted.
+Rows are evicted in the order of the file, by a clock sweep, instead of by last use, so that the changed rows
+of a page are written together, and neighboring pages in one run. A row used again since the last round stays
+for another round. Rows of steps to come are never evicted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SLOT_BYTES = SPARSE * INDEX_BYTES + 8 + 4 + 1
 class SlotDirectory:
     """The slots of a cache of rows 0 ... rows - 1. Not thread-safe.
 
-    Steps are numbered; rows of the first unfinished step (`first`) and of later ones are not evicted.
+    Steps are numbered. Rows of the first unfinished step (`first`) and of later steps are not evicted.
     """
 
     def __init__(self, rows: int, slots: int) -> None:
@@ -31,7 +31,7 @@ class SlotDirectory:
         self._last = np.full(slots, NOWHERE, np.int32)
         self._again = np.zeros(slots, bool)
         self._index = RowIndex(rows, SPARSE * slots, slots)
-        # the few rows for which the index has no room
+        # the few rows that do not fit the index
         self._left_out = np.empty(0, np.int64)
         self._free = np.arange(slots)[::-1].copy()
         self._free_count = slots
@@ -59,7 +59,9 @@ class SlotDirectory:
         self._again[slots] = True
 
     def add(self, rows: I64, step: int) -> I64:
-        """Assigns free slots to rows that a step uses; returns them. rows: int64 [n], new and distinct."""
+        """Assigns free slots to rows that a step uses; returns the slots. rows: int64 [n], new and
+        distinct.
+        """
         slots = self._free[self._free_count - rows.size : self._free_count]
         self._free_count -= rows.size
         self.row[slots], self._last[slots], self._again[slots] = rows, step, False

@@ -1,4 +1,4 @@
-"""The table representation while training with rows that are partly in a file."""
+"""Implements the table representation for training with rows that are partly in a file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HOST = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class PreparedBatch:
-    """A batch whose rows are in memory. lookups: slots of the weight instead of rows."""
+    """A batch whose rows are in memory. lookups: refer to slots of the weight instead of rows."""
 
     batch: Batch
     lookups: Lookups
@@ -30,8 +30,8 @@ class PreparedBatch:
 class ResidentStage(nn.Module):
     """A TableStage whose rows are partly in memory.
 
-    With gradients it must be called with the prepared batch `ahead`; without gradients with any batch, whose
-    rows are read from memory or the file.
+    With gradients, call it with the prepared batch `ahead`. Without gradients, any batch works; its rows are
+    read from memory or the file.
     """
 
     def __init__(self, rows: FusedRows, slots: PerBlock, resident: ResidentRows) -> None:

@@ -1,9 +1,9 @@
-"""Takes and restores snapshots of a file of rows with logs of overwritten records.
+"""Takes and restores snapshots of a file of rows, using logs of overwritten records.
 
-A snapshot is a number, and copies nothing: after it, the old record of a row is appended to the snapshot's
-log before the record is first overwritten, as in a database's rollback journal. Restoring writes the old
-records back, from the latest log to the snapshot's own. A mark in each record tells whether it was
-overwritten since the last snapshot, so that no memory is needed for each row.
+A snapshot is a number, and copies nothing: after it, a row's old record is appended to the snapshot's log
+before the record is first overwritten, as in a database's rollback journal. Restoring writes the old records
+back, from the latest log to the snapshot's own. A mark in each record tells whether it was overwritten since
+the last snapshot, so that no memory per row is needed.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ ENTRIES_AT_ONCE = 2**15
 
 
 class UndoLog:
-    """The rows of a file, with snapshots. latest: number of the last one; 0 before the first.
+    """The rows of a file, with snapshots. latest: number of the last snapshot; 0 before the first.
 
-    If the process dies at any moment, every snapshot that was not dropped can be restored.
+    Whenever the process dies, every snapshot that was not dropped can be restored.
     """
 
     def __init__(self, file: RowFile) -> None:
@@ -32,7 +32,7 @@ class UndoLog:
         self._log = -1
 
     def create(self, parts: Iterable[F32]) -> None:
-        """Creates the file (`RowFile.create`), and removes the logs of an earlier one."""
+        """Creates the file (`RowFile.create`) and removes the logs of an earlier one."""
         self.close()
         for number in self._numbers():
             self._path(number).unlink()
@@ -66,24 +66,24 @@ class UndoLog:
         left = entries.view(np.uint8).data
         while left:
             left = left[os.write(self._log, left) :]
-        # on disk before the file is overwritten, since a loss of power may reorder writes
+        # on disk before the file is overwritten, since a power loss may reorder writes
         os.fdatasync(self._log)
 
     def snapshot(self) -> int:
-        """Takes a snapshot of all rows as written so far; returns its number."""
+        """Takes a snapshot of all rows written so far; returns its number."""
         self.file.sync()
         self._begin(self.latest + 1)
         return self.latest
 
     def roll_back(self, number: int) -> None:
-        """Restores a snapshot and drops later ones; the next one has the number after it."""
+        """Restores a snapshot and drops later ones; the next snapshot is numbered after it."""
         later = [n for n in reversed(self._numbers()) if n >= number]
         for log in later:
             for rows, records in self._entries(log):
                 order = np.argsort(rows)
                 self.file.write(rows[order], records[order], lambda _rows, _old: None)
         self.file.sync()
-        # the latest first: if the process dies here, the remaining logs restore the same rows
+        # latest first: if the process dies here, the remaining logs restore the same rows
         for log in later:
             self._path(log).unlink()
         self._begin(number)
@@ -115,7 +115,7 @@ class UndoLog:
         self._log = os.open(self._path(number), flags, 0o600)
 
     def _entries(self, number: int) -> Iterator[tuple[I64, F32]]:
-        """Yields rows and old records of a log, in parts; no row occurs twice."""
+        """Yields a log's rows and old records, in parts; no row repeats."""
         with self._path(number).open("rb") as log:
             while content := log.read(ENTRIES_AT_ONCE * self._entry.itemsize):
                 # a killed process may have left a partial entry, whose row was not overwritten
@@ -133,5 +133,5 @@ class UndoLog:
 
 
 def _mark(records: F32) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
-    """The marks of records [n, columns], int32 [n]; a view."""
+    """Returns the marks of records [n, columns], int32 [n]; a view."""
     return records[:, -1:].view(np.int32)[:, 0]

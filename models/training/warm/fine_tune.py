@@ -1,4 +1,4 @@
-"""Fine-tunes a model that was derived from a bundle, such as a distilled one, on the bundle's own data."""
+"""Fine-tunes a model derived from a bundle, such as a distilled one, on the bundle's own data."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def fine_tune_bundle(
 ) -> None:
     """Fine-tunes a model derived from `bundle`, on the rows that the bundle was trained on.
 
-    These are the training rows, and the validation rows too if it was refitted. The schedule is fixed,
-    without model selection, because a refitted model has seen the validation rows.
+    These are the training rows, plus the validation rows if it was refitted. The schedule is fixed, without
+    model selection, because a refitted model has seen the validation rows.
     """
     refitted = bundle.manifest.training.get("recipe", {}).get("refit", False)
     which = (TRAIN, VALIDATION) if refitted else (TRAIN,)

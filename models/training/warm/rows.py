@@ -1,4 +1,4 @@
-"""Moves the rows and weights of a bundle into a model of continued vocabularies.
+"""Copies a bundle's rows and weights into a model with continued vocabularies.
 
 The net and the decoders are the bundle's. A known id keeps its row, whatever its new rank; a new id gets the
 row that an untrained model has at its rank.
@@ -45,11 +45,11 @@ def stored_in_part(bundle: Bundle) -> dict[str, int]:
 def continued_model(
     bundle: Bundle, vocabularies: Mapping[str, Vocabulary], seed: int, spread: float | None
 ) -> DLRM:
-    """Returns a model that predicts like the bundle for ids that both have, to be trained further.
+    """Returns a model, to be trained further, that predicts like the bundle for ids that both know.
 
-    Batch norms of decoders are part of their weights and are not trained again.
-    seed, spread: of new rows, see models/dlrm/representation.py.
-    Raises DataError: a table has outgrown the hash codes of its representation.
+    Batch norms of decoders are folded into their weights and not trained again. seed, spread: for new rows,
+    see models/dlrm/representation.py.
+    Raises DataError if a table has outgrown the hash codes of its representation.
     """
     representation = continued_representation(bundle, vocabularies)
     if representation.encoding is not None:
@@ -76,7 +76,7 @@ def _computed(stage: Stage) -> Stage:
 
 
 def _stored(stage: Stage) -> list[tuple[Tensor, dict[str, slice]]]:
-    """Returns each weight of stored rows, and where in it each table is."""
+    """Returns each weight of stored rows, with the position of each table in it."""
     if isinstance(stage, HybridStage):
         return _stored(stage.table) + _stored(stage.computed)
     assert isinstance(stage, TableStage | ComputedStage)

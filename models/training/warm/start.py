@@ -1,7 +1,7 @@
-"""Warm start: training continues from a bundle with new data.
+"""Implements warm starts: training continues from a bundle with new data.
 
-The bundle gives the schema, the architecture, the representation, its weights, its vocabularies (continued,
-see models/schema/continuation.py) and the means and deviations of its numbers. A bundle has no optimizer
+The bundle supplies the schema, the architecture, the representation, its weights, its vocabularies (continued
+as in models/schema/continuation.py) and the means and deviations of dense features. A bundle has no optimizer
 state, so the optimizer starts fresh, with smaller steps than a training from nothing.
 """
 
@@ -32,9 +32,10 @@ STEP_SIZE = 0.5
 class WarmStart:
     """Settings of a warm start.
 
-    forget: see polyrec.models.schema.continuation.Previous. new_standards: means and deviations of the new
-    data instead of the bundle's. step_size: factor of the recipe's step sizes.
-    Raises DataError: rows that are not fp32, or a prefix that was materialized.
+    forget: see polyrec.models.schema.continuation.Previous.
+    new_standards: whether to use means and deviations of the new data instead of the bundle's.
+    step_size: factor applied to the recipe's step sizes.
+    Raises DataError for a bundle with rows that are not fp32, or with a materialized prefix.
     """
 
     bundle: Bundle
@@ -64,7 +65,7 @@ class WarmStart:
                 )
 
     def recipe(self) -> Recipe | None:
-        """Returns the recipe that the bundle was trained with; None for an imported one."""
+        """Returns the recipe that the bundle was trained with; None for an imported bundle."""
         found = self.bundle.manifest.training.get("recipe")
         return None if found is None else Recipe.model_validate(found)
 
@@ -74,11 +75,11 @@ class WarmStart:
         return recipe.model_copy(update=smaller)
 
     def previous(self) -> Previous:
-        """Returns the vocabularies to continue, and how."""
+        """Returns the vocabularies to continue, with the settings for it."""
         return Previous(self.bundle.encoder.vocabularies, self.forget, stored_in_part(self.bundle))
 
     def encoder(self, found: Calibration) -> Encoder:
-        """Returns the encoder of continued vocabularies."""
+        """Returns the encoder with continued vocabularies."""
         standards = found.standards if self.new_standards else self.bundle.encoder.standards
         return Encoder(self.bundle.manifest.schema_, found.vocabularies, standards)
 
@@ -87,16 +88,16 @@ class WarmStart:
         return continued_representation(self.bundle, encoder.vocabularies)
 
     def model(self, encoder: Encoder, recipe: Recipe) -> DLRM:
-        """Returns the bundle's model with the rows of the encoder, as training needs it."""
+        """Returns the bundle's model with the rows of the encoder, ready to train."""
         model = continued_model(self.bundle, encoder.vocabularies, recipe.seed, recipe.row_spread)
         for head in model.net.heads:
             unsampling(1 / self.bundle.manifest.schema_.label.negatives_kept).apply(head)
         return model
 
     def with_known(self, encoder: Encoder, lookups: Mapping[str, I64]) -> dict[str, I64]:
-        """Returns look-ups by feature and rank, at least one of each id that the bundle has.
+        """Returns look-ups by feature and rank, with at least one for each id that the bundle has.
 
-        Id dropout counts how many look-ups are of ids that were never trained, and those of the bundle were.
+        Id dropout counts look-ups of ids that were never trained, and the bundle's ids were.
         """
         found = {}
         for feature in encoder.schema.categorical:
@@ -107,7 +108,7 @@ class WarmStart:
         return found
 
     def identity(self) -> dict[str, Any]:
-        """Returns the part of a checkpoint's identity that depends on the warm start; JSON."""
+        """Returns the part of a checkpoint's identity that depends on the warm start; JSON-serializable."""
         return {
             "version": self.bundle.manifest.version,
             "forget": self.forget,
@@ -116,7 +117,9 @@ class WarmStart:
         }
 
     def record(self, encoder: Encoder) -> dict[str, Any]:
-        """Returns the entry of the new bundle's manifest; JSON. tables: ids known, new and forgotten."""
+        """Returns the entry for the new bundle's manifest, with the known, new and forgotten ids of each
+        table.
+        """
         tables = {}
         for table, was in self.bundle.encoder.vocabularies.items():
             now = encoder.vocabularies[table]

@@ -1,8 +1,8 @@
-"""The group of worker processes of a training, and its collective calls.
+"""Connects the worker processes of a training with collective calls.
 
 Workers are started by torchrun or by `polyrec train --workers N`; both set RANK, WORLD_SIZE, MASTER_ADDR and
-MASTER_PORT. Every worker calls the same methods in the same order. Bytes are counted as a worker sends them
-to another one, without the transport's own headers.
+MASTER_PORT. Every worker must call the same methods in the same order. Bytes are counted as sent to other
+workers, without the transport's headers.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class WorkerGroup:
-    """The workers of a training. rank: of this one, from 0. size: number of workers.
+    """The workers of a training. Use it in a `with` block, or `close` it.
 
-    sent_bytes: bytes that this worker has sent to others. Use it with `with`, or `close` it.
+    rank: this worker, from 0. size: number of workers. sent_bytes: bytes sent to other workers so far.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -35,7 +35,7 @@ class WorkerGroup:
 
     @classmethod
     def join(cls, device: str = "cpu") -> WorkerGroup:
-        """Joins the group that the environment names; nccl on a GPU, gloo elsewhere. Raises DataError."""
+        """Joins the group described by the environment; nccl on a GPU, else gloo. Raises DataError."""
         missing = [name for name in ENVIRONMENT if name not in os.environ]
         if missing:
             raise DataError(f"several workers: {', '.join(missing)} not set; start them with torchrun")
@@ -53,9 +53,9 @@ class WorkerGroup:
         self.close()
 
     def exchange(self, parts: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
-        """Sends `parts[i]` to worker i; returns what this one received, in order of rank (all-to-all).
+        """Sends `parts[i]` to worker i; returns what this worker received, in order of rank (all-to-all).
 
-        parts: [n_i, ...] of equal trailing shape and type. sizes: number of rows from each worker.
+        parts: [n_i, ...] with equal trailing shape and dtype. sizes: number of rows from each worker.
         """
         own = torch.cat(list(parts))
         out = own.new_empty((sum(sizes), *own.shape[1:]))
@@ -66,7 +66,7 @@ class WorkerGroup:
         return out
 
     def counts(self, own: Sequence[int], device: torch.device) -> list[int]:
-        """Sends the number `own[i]` to worker i; returns the numbers that this one received."""
+        """Sends the number `own[i]` to worker i; returns the numbers that this worker received."""
         sent = torch.tensor(own, dtype=torch.int64, device=device)
         found = torch.empty_like(sent)
         wire = 8 * (self.size - 1)
@@ -74,13 +74,13 @@ class WorkerGroup:
         return [int(n) for n in found.tolist()]
 
     def sum(self, tensor: Tensor) -> None:
-        """Adds the tensors of all workers, in place; all get bitwise the same sum."""
-        # a ring: every worker sends all parts but one twice, once to be added and once as a sum
+        """Adds up the tensors of all workers, in place; all get bitwise the same sum."""
+        # in a ring, every worker sends all parts but one twice: once to be added, once as a sum
         wire = 2 * (self.size - 1) * tensor.nbytes // self.size
         self._run(lambda: dist.all_reduce(tensor), wire)
 
     def gather(self, own: Tensor) -> list[Tensor]:
-        """Returns the tensors of all workers, in order of rank; their first sizes may differ."""
+        """Returns the tensors of all workers, in order of rank; their first dimension may differ."""
         sizes = self.counts([own.shape[0]] * self.size, own.device)
         received = self.exchange([own] * self.size, sizes)
         return split(received, sizes)
@@ -92,5 +92,5 @@ class WorkerGroup:
 
 
 def split(tensor: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-    """Cuts a tensor into consecutive parts of some sizes."""
+    """Splits a tensor into consecutive parts of the given sizes."""
     return list(tensor.split(list(sizes)))  # type: ignore[no-untyped-call]

@@ -1,12 +1,15 @@
-"""FAE's schedule: batches with popular look-ups only alternate with others (Adnan et al., VLDB'22).
+"""Implements FAE's schedule: hot batches, with popular look-ups only, alternate with cold ones (Adnan et al.,
+VLDB'22).
 
 A training row is hot if all of its look-ups are of replicated rows. A window is drawn as hot batches, which
-need no exchange of rows, and cold ones. They take turns; a round, a turn of each, has as large a share of the
-cold batches as of the hot ones. Long turns switch rarely, but the net forgets one kind while it trains on the
-other: turns of a share of the window, which the paper doubles while the validation loss falls, cost ML-1M
-.0017 of AUC (docs/results/training-equivalence.md). So a round is short, and the loss can only shorten it: a
-worse one halves it, PATIENCE better ones in a row double it again. A switch copies what steps changed since
-the one before, so that short turns copy little.
+need no exchange of rows, and cold ones. They take turns; a round is one turn of each, and has an equal share
+of the cold and of the hot batches.
+
+Long turns rarely switch, but the net forgets one kind while it trains on the other. Turns of a share of the
+window, which the paper doubles while the validation loss falls, cost ML-1M .0017 of AUC
+(docs/results/training-equivalence.md). So a round is short, and the loss can only shorten it: a worse loss
+halves it, PATIENCE better ones in a row double it again. A switch copies only what steps have changed since
+the previous one, so short turns copy little.
 """
 
 from __future__ import annotations
@@ -30,14 +33,14 @@ CLASSIFIED_AT_ONCE = 8192
 
 
 class Phases:
-    """The turns of cold and hot batches. steps: batches of the next rounds, but for rounding."""
+    """The turns of cold and hot batches. steps: batches per round, before rounding."""
 
     def __init__(self) -> None:
         self.steps = ROUND_STEPS
         self._last, self._better = inf, 0
 
     def checked(self, log_loss: float) -> None:
-        """Adapts the rounds to a validation loss."""
+        """Adapts the length of rounds to a validation loss."""
         if log_loss > self._last:
             self.steps, self._better = max(LEAST_STEPS, self.steps // 2), 0
         else:
@@ -59,7 +62,9 @@ class Phases:
 
 
 def hot_rows_of(stage: ShardedStage, window: Rows, group: I64 | None) -> NDArray[np.bool_]:
-    """Returns which rows of a window are hot, bool [rows]; with `group`, only rows of wholly hot requests."""
+    """Returns which rows of a window are hot, bool [rows]; with `group`, only rows of entirely hot
+    requests.
+    """
     parts = [
         stage.hot_rows_of(window.data.batch(window.rows[start : start + CLASSIFIED_AT_ONCE]))
         for start in range(0, window.rows.size, CLASSIFIED_AT_ONCE)
@@ -69,7 +74,7 @@ def hot_rows_of(stage: ShardedStage, window: Rows, group: I64 | None) -> NDArray
 
 
 def whole_requests(hot: NDArray[np.bool_], group: I64) -> NDArray[np.bool_]:
-    """Returns which rows are of requests whose rows are all hot."""
+    """Returns which rows belong to requests whose rows are all hot."""
     _, request = np.unique(group, return_inverse=True)
     cold = np.bincount(request, weights=~hot)
     found: NDArray[np.bool_] = cold[request] == 0

@@ -1,9 +1,9 @@
-"""Follows which rows are popular while training, in bounded memory.
+"""Tracks, in bounded memory, which rows are popular while training.
 
-A summary keeps counts of at most `capacity` rows, as Misra and Gries do: what does not fit is subtracted from
-all counts, so that a row's count is too small by at most look-ups / (capacity + 1). Summaries of several
-workers are summaries of all their look-ups once they are merged (Agarwal et al., PODS'12). Hotline counts in
-hardware beside the memory (Adnan et al., ISCA'24); here a share of the steps is counted.
+A summary keeps counts of at most `capacity` rows, as Misra and Gries do: the count that does not fit is
+subtracted from all counts, so a row's count is too small by at most look-ups / (capacity + 1). Merged
+summaries of several workers are summaries of all their look-ups (Agarwal et al., PODS'12). Hotline counts in
+hardware beside the memory (Adnan et al., ISCA'24); here only a share of the steps is counted.
 """
 
 from __future__ import annotations
@@ -27,30 +27,31 @@ DECAY = 0.5
 class PopularityTracker:
     """Counts look-ups and chooses the popular rows, the same on all workers.
 
-    most: rows to choose, of `total`. rows: int64, those counted now, ascending. counts: float32, of each.
+    most: number of rows to choose, of `total`. rows: int64, rows counted now, ascending. counts: float32, of
+    each.
     """
 
     def __init__(self, most: int, total: int) -> None:
         self.most, self.capacity = most, PLACES * most
-        # ids and counts travel in one message, so both have as many bytes
+        # ids and counts travel in one message, so both have the same width
         self._id_type = index_type(total)
         self._count_type = np.float32 if self._id_type is np.int32 else np.float64
         self.rows, self.counts = np.zeros(0, np.int64), np.zeros(0, np.float32)
         self._waiting: list[I64] = []
 
     def counts_step(self, step: int) -> bool:
-        """Whether the look-ups of a step, from 0, are counted."""
+        """Returns whether the look-ups of a step (from 0) are counted."""
         return step % COUNTED_EVERY == 0
 
     def chooses_before(self, step: int) -> bool:
-        """Whether popular rows are to be chosen before a step, from 0."""
+        """Returns whether popular rows are to be chosen before a step (from 0)."""
         doubled = step >= FIRST_CHOICE and step & (step - 1) == 0
         return step > 0 and (step % CHOICE_EVERY == 0 or (doubled and step < CHOICE_EVERY))
 
     def add(self, rows: I64) -> None:
         """Counts look-ups, int64 [any]."""
         self._waiting.append(rows)
-        # merging costs as much as sorting both
+        # merge rarely, because merging costs as much as sorting both
         if sum(part.size for part in self._waiting) >= self.capacity:
             self._merge()
 
@@ -61,7 +62,8 @@ class PopularityTracker:
         self.rows, self.counts = summary(*both, self.capacity)
 
     def choose(self, group: WorkerGroup) -> I64:
-        """Returns the most popular rows, int64 [at most `most`]; every worker calls it and gets the same.
+        """Returns the most popular rows, int64 [at most `most`]; every worker must call it and gets the same
+        rows.
 
         Older look-ups count less from now on.
         """
@@ -76,10 +78,10 @@ class PopularityTracker:
 
 
 def summary(rows: I64, counts: F32, capacity: int) -> tuple[I64, F32]:
-    """Returns distinct rows, ascending, and their counts, of at most `capacity`.
+    """Returns at most `capacity` distinct rows, ascending, and their counts.
 
-    rows: int64, may repeat; their counts are added. Where there are more, the greatest count that does not
-    fit is subtracted from all.
+    rows: int64; counts of repeated rows are added. If there are more, the greatest count that does not fit is
+    subtracted from all.
     """
     distinct, place = np.unique(rows, return_inverse=True)
     summed = np.bincount(place, weights=counts, minlength=distinct.size)

@@ -1,11 +1,11 @@
-"""Exchanges embedding rows between training workers: rows are sharded, the hottest replicated.
+"""Exchanges embedding rows between training workers; rows are sharded, the hottest ones replicated.
 
-Row r of the fused weight belongs to worker r mod W: tables are in popularity order, so that each worker owns
-as many hot rows as any other. A batch looks rows up in three steps: ids to their owners, rows back, and after
-the backward pass gradients to the owners, which sum them and update. The exchange of hybrid-parallel DLRM
-(Naumov et al., arXiv 1906.00091, section 4) sends every look-up; with `distinct` each row travels once a
-batch (RecD, MLSys'23, section 4). Rows that are replicated do not travel: all workers sum the gradients of a
-batch in the same order and make the same update.
+Row r of the fused weight belongs to worker r mod W. Tables are in popularity order, so each worker owns as
+many hot rows as any other. A batch takes three steps: ids go to their owners, rows come back, and after the
+backward pass gradients go to the owners, which sum them and update. The exchange of hybrid-parallel DLRM
+(Naumov et al., arXiv 1906.00091, section 4) sends every look-up; with `distinct`, each row travels once per
+batch (RecD, MLSys'23, section 4). Replicated rows do not travel: all workers sum the gradients of a batch in
+the same order and make the same update.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ Pairs = Sequence[tuple[Tensor, Tensor]]
 class Fetched:
     """The rows of a batch's look-ups.
 
-    values: [n, width], a leaf whose gradient `push` sends: first fetched rows by owner, then replicated ones.
-    position: int64 [look-ups], index in `values` of each. cuts: number of fetched rows by owner.
-    asked: own rows that other workers fetched; asked_cuts: number by worker.
-    slots: int64, of the replicated rows in `values`. local: whether nothing was exchanged.
+    values: [n, width], a leaf whose gradient `push` sends; fetched rows by owner, then replicated ones.
+    position: int64 [look-ups], index into `values`. cuts: number of fetched rows by owner.
+    asked: own rows that other workers fetched; asked_cuts: their number by worker.
+    slots: int64, replica slots of the replicated rows in `values`. local: whether nothing was exchanged.
     """
 
     values: Tensor
@@ -47,15 +47,15 @@ class Fetched:
 class WorkerRows:
     """This worker's rows: its shard, and replicas of hot rows.
 
-    weight: the whole fused weight [rows, width], of which the own rows are copied.
-    hot: bool [rows], which are replicated at first; None: none.
+    weight: the whole fused weight [rows, width], from which the own rows are copied.
+    hot: bool [rows], the rows replicated initially; None: none.
     distinct: whether equal look-ups of a batch travel once.
-    room: rows that may be replicated at most, if `replicate` is to change them; 0: as many as at first.
+    room: maximum number of replicated rows, if `replicate` will change them; 0: as many as initially.
     hot_rows: int64, the row of each replica; -1: none.
-    use_hot: whether look-ups use the replicas; while it is False the owners' rows are current (`switch`).
+    use_hot: whether look-ups use the replicas; while it is False, the owners' rows are current (`switch`).
 
-    Replicas and the rows of their owners differ in rows that steps changed since both were equal; only these
-    are copied at a switch.
+    Replicas differ from their owners' rows only where steps changed them since they were last equal; only
+    these rows are copied at a switch.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class WorkerRows:
     ) -> None:
         self.group, self.distinct = group, distinct
         self.total, self.width = weight.shape
-        # of the number of a row among its owner's
+        # ids are sent as the number of a row among its owner's rows
         self._id_type = index_type(-(-self.total // group.size))
         self.shard = nn.Parameter(weight[group.rank :: group.size].detach().clone())
         first = np.flatnonzero(hot) if hot is not None else np.zeros(0, np.int64)
@@ -77,9 +77,10 @@ class WorkerRows:
         self.use_hot = self.hot_rows.size > 0
         self._slot = np.full(self.total if self.hot_rows.size else 0, -1, np.int64)
         self._slot[first] = np.arange(first.size)
-        # replicas that differ from their owners' rows; while the owners' are current, of the own rows only
+        # replicas that differ from their owners' rows; while the owners' rows are current, only of the own
+        # rows
         self._changed = np.zeros(self.hot_rows.size, bool)
-        # a place without a row holds row 0's values, which are never read
+        # a slot without a row holds row 0's values, which are never read
         self.replicas = nn.Parameter(weight[torch.from_numpy(np.maximum(self.hot_rows, 0))].detach().clone())
 
     @property
@@ -87,22 +88,22 @@ class WorkerRows:
         return self.shard.device
 
     def is_hot(self, rows: I64) -> NDArray[np.bool_]:
-        """Returns which rows are replicated, bool, of the shape of `rows`."""
+        """Returns which rows are replicated, bool, in the shape of `rows`."""
         if not self._slot.size:
             return np.zeros(rows.shape, bool)
         found: NDArray[np.bool_] = self._slot[rows] >= 0
         return found
 
     def fetch(self, rows: I64, local: bool = False) -> Fetched:
-        """Gets the values of rows, int64 [look-ups]; every worker calls it.
+        """Fetches the values of rows, int64 [look-ups]; every worker must call it.
 
-        local: the caller knows that all rows are replicated on all workers: nothing is exchanged.
+        local: asserts that all rows are replicated on all workers, so nothing is exchanged.
         """
         wanted, place = rows, np.arange(rows.size)
         if self.distinct:
             wanted, place = np.unique(rows, return_inverse=True)
         replicated = self.is_hot(wanted) if self.use_hot else np.zeros(wanted.size, bool)
-        # order of the values: by owner, then the replicated
+        # order of the values: by owner, then the replicated rows
         order = np.argsort(np.where(replicated, self.group.size, wanted % self.group.size), kind="stable")
         position = np.empty(wanted.size, np.int64)
         position[order] = np.arange(wanted.size)
@@ -128,9 +129,9 @@ class WorkerRows:
 
     @torch.no_grad()
     def push(self, parts: Sequence[Fetched]) -> None:
-        """Sends the gradients of a step's fetched values to their owners; every worker calls it.
+        """Sends the gradients of a step's fetched values to their owners; every worker must call it.
 
-        parts: one for each micro-batch, as many on every worker. Sets the sparse gradients of `shard` and
+        parts: one per micro-batch, the same number on every worker. Sets the sparse gradients of `shard` and
         `replicas`.
         """
         received, asked, kept, slots = [], [], [], []
@@ -157,9 +158,9 @@ class WorkerRows:
             self._changed[ids.cpu().numpy()] = True
 
     def switch(self, hot: bool, pairs: Pairs) -> None:
-        """Makes the replicas (hot) or the owners' rows current; every worker calls it.
+        """Makes the replicas (hot) or the owners' rows current; every worker must call it.
 
-        pairs: of `shard` and `replicas`, and of all their accumulators.
+        pairs: `shard` and `replicas`, and the same for each of their accumulators.
         """
         if self.use_hot == hot or not self.hot_rows.size:
             return
@@ -175,7 +176,7 @@ class WorkerRows:
         self.use_hot = hot
 
     def settle(self, pairs: Pairs) -> None:
-        """Makes the owners' rows equal to the replicas, if these are current; nothing travels."""
+        """Copies current replicas to the owners' rows, without communication."""
         if self.use_hot:
             changed = np.flatnonzero(self._changed)
             for pair in pairs:
@@ -184,7 +185,7 @@ class WorkerRows:
 
     @torch.no_grad()
     def publish(self, own: Tensor, replicated: Tensor, slots: I64 | None = None) -> None:
-        """Copies replicas to their owners, in `own` [own rows, ...]; nothing travels.
+        """Copies replicas to their owners' rows, `own` [own rows, ...], without communication.
 
         own, replicated: `shard` and `replicas`, or the optimizer's accumulators of both. slots: None for all.
         """
@@ -193,24 +194,24 @@ class WorkerRows:
 
     @torch.no_grad()
     def _refresh(self, own: Tensor, replicated: Tensor, slots: I64) -> None:
-        """Copies the owners' rows to the replicas of some slots, the same on every worker."""
+        """Copies the owners' rows to the replicas in some slots, the same on every worker."""
         mine = self.hot_rows[self._slots_of(self.group.rank, slots)] // self.group.size
         found = self.group.gather(own[torch.from_numpy(mine)])
         for rank, values in enumerate(found):
             replicated[torch.from_numpy(self._slots_of(rank, slots))] = values
 
     def _slots_of(self, rank: int, slots: I64 | None) -> I64:
-        """Returns which of some slots (None: of all) hold rows of a worker, in their order."""
+        """Returns which of some slots (None: all) hold rows of a worker, in order."""
         chosen = np.arange(self.hot_rows.size) if slots is None else slots
         rows = self.hot_rows[chosen]
         found: I64 = chosen[(rows >= 0) & (rows % self.group.size == rank)]
         return found
 
     def replicate(self, wanted: I64, pairs: Pairs) -> int:
-        """Replicates other rows from now on; every worker calls it. Returns how many it did not before.
+        """Replicates other rows from now on; every worker must call it. Returns how many are new.
 
         wanted: int64, distinct, at most as many as replicas. pairs: see `switch`; accumulators move with the
-        rows, so that no result changes.
+        rows, so that results do not change.
         """
         self.settle(pairs)
         leave = np.flatnonzero(~np.isin(self.hot_rows, wanted))
@@ -229,7 +230,7 @@ class WorkerRows:
 
     @torch.no_grad()
     def whole(self) -> Tensor:
-        """Collects the fused weight [rows, width] from the owners; every worker calls it."""
+        """Collects the fused weight [rows, width] from the owners; every worker must call it."""
         out = self.shard.new_empty((self.total, self.width))
         for rank, part in enumerate(self.group.gather(self.shard.detach())):
             out[rank :: self.group.size] = part
@@ -237,12 +238,14 @@ class WorkerRows:
 
 
 def _sparse(ids: Tensor, gradients: Tensor, parameter: nn.Parameter) -> Tensor:
-    """Returns the sparse gradient of some rows of a parameter."""
+    """Returns the sparse gradient for some rows of a parameter."""
     return torch.sparse_coo_tensor(ids.unsqueeze(0), gradients, parameter.shape, check_invariants=False)
 
 
 def _packed(ids: Tensor, gradients: Tensor) -> Tensor:
-    """Returns ids and gradients in one tensor [n, 1 + width], ids as bits: one message instead of two."""
+    """Packs ids (as bits) and gradients into one tensor [n, 1 + width], to send one message instead of
+    two.
+    """
     bits = torch.int32 if gradients.element_size() == 4 else torch.int64
     return torch.cat((ids.to(bits).view(gradients.dtype).unsqueeze(1), gradients), dim=1)
 

@@ -1,4 +1,4 @@
-"""Settings of the exchange of rows between workers."""
+"""Defines the settings of the exchange of rows between workers."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ Scheme = Literal["plain", "fae", "hotline"]
 class WorkerSettings:
     """Settings of the exchange of rows.
 
-    scheme: plain exchanges rows in every step; fae draws batches of popular look-ups only, which need no
-    exchange (models/training/workers/phases.py); hotline fetches the rows of one micro-batch while another
-    one computes (models/training/workers/workers.py).
+    scheme: `plain` exchanges rows in every step; `fae` draws batches with popular look-ups only, which need
+    no exchange (models/training/workers/phases.py); `hotline` fetches the rows of one micro-batch while
+    another is computed (models/training/workers/workers.py).
     distinct: whether equal look-ups of a batch travel once.
-    hot_bytes: of the rows that fae and hotline replicate on every worker.
-    replicated: number of these rows by table, its hottest, as a training plan says them; None: the hottest of
+    hot_bytes: bytes of the rows that fae and hotline replicate on every worker.
+    replicated: table -> number of replicated rows, its hottest, from a training plan; None: the hottest of
     all tables within hot_bytes.
-    follow: whether these are the rows that a tracker finds popular while training, none at first; otherwise
-    those that the calibration counted most.
+    follow: whether the replicated rows are those that a tracker finds popular while training (none at first);
+    otherwise they are those that the calibration counted most.
     """
 
     scheme: Scheme = "plain"

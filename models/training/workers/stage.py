@@ -1,4 +1,4 @@
-"""The table representation of one of several workers: vectors from rows that are fetched for a batch."""
+"""Implements the table representation on one of several workers, from rows fetched for each batch."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from polyrec.models.training.workers.row_exchange import Fetched, WorkerRows
 class ShardedStage(nn.Module):
     """A TableStage whose rows are sharded over all workers; every worker must call it equally often.
 
-    hot: bool [rows of the fused weight], the replicated ones. room: see WorkerRows. local: whether
-    all look-ups of the next batches are of replicated rows. pending: fetched since the last `push`.
-    ahead: fetched for the next call.
+    hot: bool [rows of the fused weight], the replicated rows. room: see WorkerRows.
+    local: whether all look-ups of the next batches are of replicated rows.
+    pending: fetched since the last `push`. ahead: fetched for the next call.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class ShardedStage(nn.Module):
         return assemble(moved, ComputedRows(fetched.values), self.width, self.rows.device)
 
     def join(self) -> None:
-        """Takes part in a call of the other workers, without look-ups."""
+        """Takes part in a call of the other workers, without look-ups of its own."""
         fetched = self.ahead or self.rows.fetch(np.zeros(0, np.int64), self.local)
         self.ahead = None
         if torch.is_grad_enabled():

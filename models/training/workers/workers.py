@@ -1,11 +1,11 @@
 """Takes the steps of one training with several workers.
 
-Every worker draws the same batches and takes its share of each, whole requests where batches are of whole
+Every worker draws the same batches and takes its share of each, in whole requests if batches consist of whole
 requests. The gradients of the dense net are summed over the workers, those of rows by their owners
-(models/training/workers/row_exchange.py); the sum over the workers is the gradient of the whole batch, up to
-the order in which floats are added. In Hotline's scheme (Adnan et al., ISCA'24) a worker splits its share
-into rows whose look-ups are all replicated and the others; a thread fetches for the others while the first
-compute.
+(models/training/workers/row_exchange.py); their sum is the gradient of the whole batch, up to the order of
+floating-point additions. In Hotline's scheme (Adnan et al., ISCA'24), a worker splits its share into rows
+whose look-ups are all replicated and other rows; a thread fetches for the latter while the former are
+computed.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ LossOf = Callable[[Batch, I64], Tensor]
 
 
 class Workers:
-    """One worker of a command's trainings. Close it, or use it with `with`.
+    """One worker of a command's trainings. Close it, or use it in a `with` block.
 
-    tracker: what chooses the replicated rows, if they follow popularity. replicated: number of them by table
-    otherwise. pairs: the owned and the replicated
-    part of the rows, and of each of their accumulators.
+    tracker: chooses the replicated rows if they follow popularity; replicated: otherwise, their number by
+    table.
+    pairs: the owned and the replicated part of the rows, and of each of their accumulators.
     """
 
     def __init__(self, group: WorkerGroup, settings: WorkerSettings) -> None:
@@ -74,7 +74,7 @@ class Workers:
     def sharded(self, model: DLRM, vocabularies: Mapping[str, Vocabulary]) -> DLRM:
         """Returns the model with this worker's part of the rows, and the same net.
 
-        Raises DataError: not a table representation, or the settings do not fit the tables.
+        Raises DataError if it is not a table representation, or the settings do not fit the tables.
         """
         table = model.stage
         if not isinstance(table, TableStage):
@@ -94,14 +94,14 @@ class Workers:
         return DLRM(ShardedStage(table, self.group, hot, self.settings.distinct, room), model.net)
 
     def whole(self, model: DLRM, table: Stage) -> DLRM:
-        """Returns an ordinary model with all rows, in `table`. To be called after `settle` or a check."""
+        """Returns an ordinary model with all rows, in `table`. Call it after `settle` or a check."""
         (weight,) = table.sparse_parameters()
         with torch.no_grad():
             weight.copy_(_stage(model).rows.whole())
         return DLRM(table, model.net)
 
     def record(self) -> dict[str, Any]:
-        """Returns how many workers train, how they exchange rows and which are replicated; JSON-able."""
+        """Returns the number of workers, their exchange scheme and the replicated rows; JSON-serializable."""
         return {
             "number": self.group.size,
             "exchange": self.settings.scheme,
@@ -114,7 +114,7 @@ class Workers:
         """Begins a training of a sharded model, whose rows `sparse` updates."""
         self._model, self._stage = model, _stage(model)
         self._dense = [*model.net.parameters()]
-        # of shard and replicas, block by block
+        # pairs of shard and replicas, block by block
         accumulators = sparse.accumulators()
         blocks = len(accumulators) // 2
         self.pairs = [
@@ -154,7 +154,7 @@ class Workers:
         self._stage.rows.settle(self.pairs)
 
     def share(self, chosen: I64, group: I64 | None) -> I64:
-        """Returns this worker's rows of a batch: a W-th of them, cut between requests."""
+        """Returns this worker's rows of a batch: one W-th, cut between requests."""
         size, rank = self.group.size, self.group.rank
         cuts = np.arange(size + 1) * chosen.size // size
         if group is not None:
@@ -166,7 +166,7 @@ class Workers:
     def backward(self, chosen: I64, group: I64 | None, draw: Draw, loss_of: LossOf) -> float:
         """Computes the gradients of the mean loss over the batch `chosen`; returns that loss.
 
-        draw: returns the batch of some rows. loss_of: returns the mean loss of a batch of some rows.
+        draw: returns the batch of given rows. loss_of: returns the mean loss of a batch of given rows.
         """
         tracker = self.tracker
         if tracker and self.settings.scheme == "hotline" and tracker.chooses_before(self._steps):
@@ -257,7 +257,7 @@ def hot_prefix(
 
 
 def require_cuts(cuts: Mapping[str, int], vocabularies: Mapping[str, Vocabulary]) -> None:
-    """Raises DataError if planned cuts, numbers of rows by table, are of other tables."""
+    """Raises DataError if planned cuts (table -> number of rows) do not fit these tables."""
     if set(cuts) != set(vocabularies):
         tables = f"{', '.join(cuts)}, the model has {', '.join(vocabularies)}"
         raise DataError(f"the plan is of the tables {tables}")

@@ -33,5 +33,5 @@ def test_the_devices_codes_are_the_layouts_places(
 def test_rows_beyond_host_memory_are_not_the_devices_to_place() -> None:
     layout = TierLayout({"t": 10}, {"t": (3, 3, 4, 0)})
     assert not can_plan(layout)
-    with pytest.raises(ValueError, match="no fixed place"):
+    with pytest.raises(ValueError, match="no fixed address"):
         DevicePlan(layout, Slab(RowFormat(4, "fp32"), 3, 1, 4096), torch.device("cpu"))

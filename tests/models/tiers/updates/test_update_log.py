@@ -165,7 +165,7 @@ def test_a_file_that_is_no_log_is_refused(tmp_path: Path, caplog: pytest.LogCapt
     first.append(record_of("", stored([1], 1).rows))
     first.append(record_of("", {"t": Stored(np.array([1]), np.ones((1, 3), np.uint8))}))
     first.close()
-    with pytest.raises(UpdateLogError, match="rows of another form"):
+    with pytest.raises(UpdateLogError, match="rows of another format"):
         reopened(file)
     file.write_bytes(MAGIC + b"\xff\xff\xff\x7f garbage")
     with caplog.at_level(logging.WARNING):
