@@ -10,8 +10,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.polyrec-setup
 PYTHON ?=
 PIP_ARGS ?=
-# processes of `make test`; tests of one file stay in one. Four keep two cores busy, as tests wait for servers
-JOBS ?= 4
+# processes of `make test`; tests of one file stay in one. Three keep two cores busy; each more collects and trains anew
+JOBS ?= 3
 # those of `make test-long`, whose tests compute more and wait less
 LONG_JOBS ?= 2
 # with it, each of the hundreds of processes that tests start compiles Polyrec again
