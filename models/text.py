@@ -1,8 +1,10 @@
-"""Sanitizes foreign text (file names, manifests, messages of libraries) for log lines and pages."""
+"""Sanitizes foreign text (file names, manifests, messages of libraries) for log lines, pages and commands."""
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 
 MOST_CHARACTERS = 500
 """Maximum length of a message."""
@@ -27,3 +29,13 @@ def public(text: str) -> str:
     (/v1/..., /v2/...) are kept.
     """
     return printable(_ABSOLUTE.sub(lambda m: m[1] or "/", _CREDENTIALS.sub("", text)))
+
+
+def python_literal(value: str | dict[str, str]) -> str:
+    """Returns a Python literal without single quotes of its own, for `python_command`."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def python_command(code: str) -> str:
+    """Returns the shell command that runs Python code."""
+    return f"python -c {shlex.quote(code)}"

@@ -8,8 +8,6 @@ time, and are either an error or skipped and counted.
 from __future__ import annotations
 
 import hashlib
-import json
-import shlex
 from collections.abc import Iterator, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -23,6 +21,7 @@ import pyarrow.types as pt
 from polyrec.models.data.remote.path import DataPath, RemotePath, data_path
 from polyrec.models.errors import DataError
 from polyrec.models.schema.schema import Schema
+from polyrec.models.text import python_command, python_literal
 
 OnMalformed = Literal["fatal", "count"]
 
@@ -195,19 +194,14 @@ def csv_given(path: DataPath) -> DataError:
     code = "from pyarrow import csv, parquet; o = csv.ConvertOptions(strings_can_be_null=True); "
     if isinstance(path, Path) and path.is_dir():
         what = f"no *.parquet file in '{path}'; of its CSV files make some"
-        code += f"from pathlib import Path; found = Path({_quoted(str(path))}).rglob; "
+        code += f"from pathlib import Path; found = Path({python_literal(str(path))}).rglob; "
         code += 'files = [f for end in ("*.csv", "*.csv.gz") for f in found(end) if f.is_file()]; '
         code += '[parquet.write_table(csv.read_csv(f, convert_options=o), f"{f}.parquet") for f in files]'
     else:
         what = f"'{path}' is not Parquet; of a CSV file make one"
-        name, made = str(path), str(path).removesuffix(".gz")[:-4] + ".parquet"
-        code += f"parquet.write_table(csv.read_csv({_quoted(name)}, convert_options=o), {_quoted(made)})"
-    return DataError(f"{what}: python -c {shlex.quote(code)}")
-
-
-def _quoted(text: str) -> str:
-    """Returns a literal of Python for code in single quotes."""
-    return json.dumps(text, ensure_ascii=False)
+        name, made = map(python_literal, (str(path), str(path).removesuffix(".gz")[:-4] + ".parquet"))
+        code += f"parquet.write_table(csv.read_csv({name}, convert_options=o), {made})"
+    return DataError(f"{what}: {python_command(code)}")
 
 
 def _open(path: DataPath, schema: Schema, on_malformed: OnMalformed) -> DataReader:

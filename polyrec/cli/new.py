@@ -61,14 +61,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _how_to_rename(data: str, renames: Mapping[str, str]) -> str:
     """Lists the columns left out for their names, with a command that renames them in a copy."""
-    import json
-
     from polyrec.models.data.guess.schema_guess import code_to_read
+    from polyrec.models.text import python_command, python_literal
 
-    new = json.dumps(dict(renames), ensure_ascii=False)
-    code = f"{code_to_read(data)}; new = {new}; "
+    code = f"{code_to_read(data)}; new = {python_literal(dict(renames))}; "
     code += 'p.write_table(t.rename_columns([new.get(c, c) for c in t.column_names]), "renamed.parquet")'
     return (
         f"omitted, as features cannot have such names: {', '.join(map(repr, renames))}; rename in a copy:\n"
-        f"  python -c {shlex.quote(code)}"
+        f"  {python_command(code)}"
     )

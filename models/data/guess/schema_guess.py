@@ -8,9 +8,7 @@ is listed with the reason too.
 
 from __future__ import annotations
 
-import json
 import re
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from glob import escape
@@ -33,6 +31,7 @@ from polyrec.models.evaluation.metrics import auc
 from polyrec.models.files import validate_as
 from polyrec.models.schema.feature_names import is_usable, new_names
 from polyrec.models.schema.schema import Schema
+from polyrec.models.text import python_command, python_literal
 
 SAMPLE_ROWS = 200_000
 LABELS = ("clicked", "click", "label", "is_click", "target", "purchased", "converted", "conversion", "rating")
@@ -221,11 +220,11 @@ def _text_label(
     counts = {value: pc.sum(pc.equal(column, value)).as_py() for value in values}
     usual = [value for value in values if value.lower() in POSITIVE_TEXTS]
     positive = usual[0] if len(usual) == 1 else min(values, key=lambda value: counts[value])
-    name, positive = (json.dumps(text, ensure_ascii=False) for text in (name, positive))
+    name, positive = (python_literal(text) for text in (name, positive))
     code = f"{code_to_read(path)}; import pyarrow.compute as c; i = t.column_names.index({name}); "
     code += f'label = c.equal(t[i].cast("string"), {positive}); '
     code += f'p.write_table(t.set_column(i, {name}, label), "labeled.parquet")'
-    return SchemaError(f"{said}; make one of it in a copy: python -c {shlex.quote(code)}")
+    return SchemaError(f"{said}; make one of it in a copy: {python_command(code)}")
 
 
 def code_to_read(data: str | Path) -> str:
@@ -236,11 +235,11 @@ def code_to_read(data: str | Path) -> str:
     """
     path = data_path(data)
     if isinstance(path, RemotePath):
-        return f"import pyarrow.parquet as p; t = p.read_table({json.dumps(str(data))})"
+        return f"import pyarrow.parquet as p; t = p.read_table({python_literal(str(data))})"
     files = str(path) if is_glob(path) else escape(str(path)) + ("/**/*.parquet" if path.is_dir() else "")
     return (
         "import pyarrow as a, pyarrow.parquet as p; from glob import glob; "
-        f"files = sorted(glob({json.dumps(files, ensure_ascii=False)}, recursive=True)); "
+        f"files = sorted(glob({python_literal(files)}, recursive=True)); "
         "t = a.concat_tables([p.ParquetFile(f).read() for f in files])"
     )
 
