@@ -114,6 +114,10 @@ class Hop(Strict):
     tail_s: Real
 
 
+BUSY = 0.05
+"""Share of the time in which paths waited for a core above which a machine is called busy."""
+
+
 class Profile(Strict):
     """The machine and its paths.
 
@@ -135,6 +139,11 @@ class Profile(Strict):
     hops: dict[LaneKind, Hop] = Field(default_factory=dict)
     cut_times: tuple[CutTimes, ...] = ()
     cpu_wait: float | None = None
+
+    @property
+    def is_of_busy_machine(self) -> bool:
+        """Whether other work took more than BUSY of the core's time while paths on the CPU were measured."""
+        return self.cpu_wait is not None and self.cpu_wait > BUSY
 
 
 def load_profile(file: str | Path) -> Profile:

@@ -260,7 +260,6 @@ def _load(url: str, out: Path, clicks: Path, say: Say) -> list[dict[str, Any]]:
     """Sends the data's requests at a low and at a high rate; returns the figures of each."""
     import numpy as np
 
-    from polyrec.cli.profile_run import BUSY
     from polyrec.loadtest.drivers.connection import Target
     from polyrec.loadtest.drivers.load import load_of
     from polyrec.loadtest.drivers.open_loop import Limits, run
@@ -285,7 +284,7 @@ def _load(url: str, out: Path, clicks: Path, say: Say) -> list[dict[str, Any]]:
     found = []
     say(f"7. which width answers, {LOAD_SECONDS:g} s at each load, requests of {CANDIDATES} candidates")
     say(f"   within {1e3 * budget_s:g} ms; the best path's information is {max(quality.values()):.4f} a row:")
-    if profile.cpu_wait is not None and profile.cpu_wait > BUSY:
+    if profile.is_of_busy_machine:
         say(f"   (this machine is busy: other work held the core for {profile.cpu_wait:.0%} of the profile's")
         say("   time, so fewer may be in time than on an idle one)")
     for name, share in LOADS:

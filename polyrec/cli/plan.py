@@ -190,7 +190,6 @@ def _check_flags(args: argparse.Namespace) -> None:
 def _load_inputs(args: argparse.Namespace) -> tuple[Profile, Requirements]:
     import sys
 
-    from polyrec.cli.profile_run import BUSY
     from polyrec.cli.quality_argument import parse_quality
     from polyrec.planner.deployment.requirements import Requirements
     from polyrec.planner.devices import load_machine, parse_memory
@@ -199,7 +198,7 @@ def _load_inputs(args: argparse.Namespace) -> tuple[Profile, Requirements]:
     from polyrec.planner.traffic import parse_traffic
 
     profile = load_profile(args.profile)
-    if profile.cpu_wait is not None and profile.cpu_wait > BUSY:
+    if profile.is_of_busy_machine:
         print(
             f"warning: '{args.profile}' was measured beside other work, which held the core for "
             f"{profile.cpu_wait:.0%} of the time: real latencies may be far shorter; profile an idle machine",

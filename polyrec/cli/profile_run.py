@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from polyrec.planner.profile import Front, Hop, PathProfile, Profile
     from polyrec.planner.tier_times import CutTimes
 
-BUSY = 0.05
-"""Share of the time in which paths waited for a core above which a machine is called busy."""
 FRONT_SECONDS = 6.0
 HOP_SECONDS = 3.0
 LEAST_RATE = 0.2
@@ -47,7 +45,7 @@ def measure_profile(args: argparse.Namespace) -> Profile:
     from polyrec.measure.profile.quality import bundle_quality, quality_differences
     from polyrec.models.bundle.bundle import load_bundle
     from polyrec.models.data.reader import open_data
-    from polyrec.planner.profile import Profile, ProfileError
+    from polyrec.planner.profile import BUSY, Profile, ProfileError
 
     _check_flags(args)
     torch.set_num_threads(1)
