@@ -52,10 +52,14 @@ class Router:
         self.policy = make_policy(state.routing, state)
         self.policy.prepare(state)
         self._ticked_s = state.start_s
-        self.reading_round = ReadingRound()
+        self._round = ReadingRound()
         self.lane_order = list(range(len(self.lanes)))
         """Lane indexes in the order in which free lanes get work; lanes to be probed come first, as otherwise
         no work would be left for them."""
+
+    def may_reject_early(self, deadline_s: float, now_s: float, form: str) -> bool:
+        """Whether `reject_early` may reject a query: its deadline has passed, or others were rejected."""
+        return deadline_s <= now_s or form in self._round.rejected
 
     def reject_early(
         self, arrival_s: float, deadline_s: float, size: float, now_s: float, form: str = ""
@@ -68,7 +72,7 @@ class Router:
         without priority or required quality. size: anything that grows with the rows, as passed to `offer`;
         form: of the body, such as its endpoint. Only sizes of one form are compared.
         """
-        reading, state = self.reading_round, self.state
+        reading, state = self._round, self.state
         if deadline_s <= now_s:
             record_arrival(state, reading.rows, deadline_s - arrival_s)
             return Rejection(RejectReason.EXPIRED, 0.0, state.queue.rows)
@@ -101,7 +105,7 @@ class Router:
         """
         state = self.state
         arrival_s, deadline_s = query.arrival_s, query.deadline_s
-        end_s = self.reading_round.expected_end_s(arrival_s, now_s, state.front.read_share)
+        end_s = self._round.expected_end_s(arrival_s, now_s, state.front.read_share)
         queue = state.queue
         rows = query.rows
         possible = record_arrival(state, rows, deadline_s - arrival_s, query.required)
@@ -138,7 +142,7 @@ class Router:
         rejection = Rejection(RejectReason.OVERLOAD, excess_s, self.state.queue.rows)
         if possible and not (query.priority or query.required):
             # one that asks for more than others, or for what none gets, says nothing about them
-            self.reading_round.record_rejection(form, rejection, size, query.deadline_s, query.rows)
+            self._round.record_rejection(form, rejection, size, query.deadline_s, query.rows)
         return rejection
 
     def is_urgent(self, now_s: float) -> bool:
@@ -232,8 +236,8 @@ class Router:
 
         Also ends the reading round, and opens the breakers of stalled lanes.
         """
-        if self.reading_round.active:
-            self.reading_round.end()
+        if self._round.active:
+            self._round.end()
         state = self.state
         expired: list[Query] = []
         if state.queue.release_s <= now_s:

@@ -108,8 +108,8 @@ class Dispatcher:
             lane.attach()
 
     def may_reject_early(self, deadline_s: float, now_s: float, form: str) -> bool:
-        """Whether `reject_early` may reject a request: its deadline has passed, or others were rejected."""
-        return deadline_s <= now_s or form in self.router.reading_round.rejected
+        """Whether it is worth calling `reject_early` for a request."""
+        return self.router.may_reject_early(deadline_s, now_s, form)
 
     def reject_early(
         self, arrival_s: float, budget_s: float, size: int, now_s: float, form: str

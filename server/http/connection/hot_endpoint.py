@@ -61,7 +61,7 @@ class HotEndpoint:
         dispatcher = serving.dispatcher
         if not dispatcher.may_reject_early(arrival_s + budget_s, now_s, codec.endpoint):
             return None
-        if codec.has_options and not _has_no_options(body[:size], size):
+        if codec.has_options and _may_have_options(body[:size], size):
             return None
         rejected = dispatcher.reject_early(arrival_s, budget_s, size, now_s, codec.endpoint)
         if rejected is None:
@@ -122,9 +122,9 @@ class HotEndpoint:
                 watching.cancel()
 
 
-def _has_no_options(body: bytes, size: int) -> bool:
-    """Whether a complete Open Inference Protocol body contains no parameters, not even JSON-escaped."""
-    return len(body) == size and ESCAPE not in body and OPTIONS not in body
+def _may_have_options(body: bytes, size: int) -> bool:
+    """Whether an inference-protocol body is incomplete or may have parameters, perhaps JSON-escaped."""
+    return len(body) != size or ESCAPE in body or OPTIONS in body
 
 
 @lru_cache(maxsize=256)
