@@ -23,7 +23,7 @@ from polyrec.cluster.scaling import BacklogPolicy
 from polyrec.cluster.spec import ClusterError, ClusterSpec, GroupSpec
 from polyrec.models.version import code_version
 
-MOST_ONGOING = 1000
+MAX_ONGOING = 1000
 """Serve's limit of concurrent requests per replica, so high that the server's admission control decides."""
 SHUTDOWN_S = 60.0
 POLL_S = 0.1
@@ -145,7 +145,7 @@ def _deploy(spec: ClusterSpec, group: GroupSpec) -> None:
         name="Replica",
         ray_actor_options=actor,
         user_config=group.served(),
-        max_ongoing_requests=MOST_ONGOING,
+        max_ongoing_requests=MAX_ONGOING,
         health_check_period_s=1.0,
         health_check_timeout_s=10.0,
         graceful_shutdown_timeout_s=SHUTDOWN_S,

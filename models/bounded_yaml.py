@@ -10,10 +10,10 @@ from typing import Any
 
 import yaml
 
-MOST_BYTES = 2**20
-MOST_VALUES = 20_000
+MAX_BYTES = 2**20
+MAX_VALUES = 20_000
 """Maximum scalars, lists and mappings, aliases expanded; parsing them takes at most about a second."""
-MOST_DEPTH = 32
+MAX_DEPTH = 32
 
 
 class UnboundedYaml(yaml.YAMLError):
@@ -22,8 +22,8 @@ class UnboundedYaml(yaml.YAMLError):
 
 def parse_yaml(text: str) -> Any:
     """Returns the data of a document. Raises ValueError or yaml.YAMLError (UnboundedYaml beyond a limit)."""
-    if len(text) > MOST_BYTES:
-        raise UnboundedYaml(f"it has more than {MOST_BYTES} characters")
+    if len(text) > MAX_BYTES:
+        raise UnboundedYaml(f"it has more than {MAX_BYTES} characters")
     return yaml.load(text, _Loader)
 
 
@@ -42,8 +42,8 @@ class _Loader(yaml.SafeLoader):
         before = self._values
         aliased = self.check_event(yaml.AliasEvent)
         self._depth += 1
-        if self._depth > MOST_DEPTH:
-            raise UnboundedYaml(f"it is nested more than {MOST_DEPTH} deep")
+        if self._depth > MAX_DEPTH:
+            raise UnboundedYaml(f"it is nested more than {MAX_DEPTH} deep")
         node = super().compose_node(parent, index)
         self._depth -= 1
         if aliased:
@@ -58,5 +58,5 @@ class _Loader(yaml.SafeLoader):
 
     def _count(self, values: int) -> None:
         self._values += values
-        if self._values > MOST_VALUES:
-            raise UnboundedYaml(f"it has more than {MOST_VALUES} values, aliases followed")
+        if self._values > MAX_VALUES:
+            raise UnboundedYaml(f"it has more than {MAX_VALUES} values, aliases followed")

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from polyrec.models.text import printable
 
-MOST_CHARACTERS = 2000
+MAX_CHARACTERS = 2000
 
 
 class PolyrecError(Exception):
     """Base class of every error that names a user's mistake and its remedy; its text is one bounded line."""
 
     def __str__(self) -> str:
-        return printable(super().__str__(), MOST_CHARACTERS)
+        return printable(super().__str__(), MAX_CHARACTERS)
 
 
 class SchemaError(PolyrecError):

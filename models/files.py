@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from polyrec.models.bounded_yaml import MOST_BYTES as YAML_BYTES
+from polyrec.models.bounded_yaml import MAX_BYTES as YAML_BYTES
 from polyrec.models.bounded_yaml import UnboundedYaml, parse_yaml
 from polyrec.models.errors import PolyrecError
 from polyrec.models.text import printable
@@ -32,20 +32,18 @@ class Strict(BaseModel):
 Model = TypeVar("Model", bound=BaseModel)
 
 
-MOST_BYTES = 64 * 2**20
+MAX_BYTES = 64 * 2**20
 """Maximum size of a document that a command reads."""
-MOST_SERVED_BYTES = 4 * 2**20
+MAX_SERVED_BYTES = 4 * 2**20
 """Maximum size of a document that a server reads: requests wait while it is parsed."""
 
 
-def read_json(
-    file: Path, what: str, error: type[PolyrecError], most_bytes: int = MOST_BYTES
-) -> dict[str, Any]:
+def read_json(file: Path, what: str, error: type[PolyrecError], max_bytes: int = MAX_BYTES) -> dict[str, Any]:
     """Reads a JSON object.
 
     what: names the file in messages, like "plan 'plan.json'". Raises `error`, or FileNotFoundError.
     """
-    return _read(file, what, error, "JSON", "an object", json.loads, most_bytes)
+    return _read(file, what, error, "JSON", "an object", json.loads, max_bytes)
 
 
 def parse_json(content: bytes, what: str, error: type[PolyrecError]) -> dict[str, Any]:
@@ -101,10 +99,10 @@ def read_shipped(
     return validate_as(kind, prepared, named, error)
 
 
-def read_regular(file: Path, most_bytes: int) -> bytes:
+def read_regular(file: Path, max_bytes: int) -> bytes:
     """Reads a whole regular file; pipes and devices are refused, as they may be endless or block.
 
-    Raises OSError, also if the file has more than `most_bytes`.
+    Raises OSError, also if the file has more than `max_bytes`.
     """
     # check before opening, because opening some devices has side effects
     require_regular(file)
@@ -114,8 +112,8 @@ def read_regular(file: Path, most_bytes: int) -> bytes:
     try:
         while piece := os.read(descriptor, 2**20):
             content += piece
-            if len(content) > most_bytes:
-                raise OSError(f"it has more than {most_bytes} bytes")
+            if len(content) > max_bytes:
+                raise OSError(f"it has more than {max_bytes} bytes")
     finally:
         os.close(descriptor)
     return bytes(content)
@@ -136,10 +134,10 @@ def _read(
     form: str,
     whole: str,
     parse: Callable[[str], Any],
-    most_bytes: int,
+    max_bytes: int,
 ) -> dict[str, Any]:
     try:
-        content = read_regular(file, most_bytes)
+        content = read_regular(file, max_bytes)
     except FileNotFoundError:
         raise
     except OSError as e:

@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 
-MOST_CHARACTERS = 500
+MAX_CHARACTERS = 500
 """Maximum length of a message."""
 
 UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -16,7 +16,7 @@ _CREDENTIALS = re.compile(r"(?<=://)[^\s'\"]*@")
 _ABSOLUTE = re.compile(r"(?<![\w.~:/-])/(?!v[12]/)(?:[^/\s'\":,;]+/)+([^/\s'\":,;]+)?")
 
 
-def printable(text: str, most: int = MOST_CHARACTERS) -> str:
+def printable(text: str, most: int = MAX_CHARACTERS) -> str:
     """Returns text as one line: cut to `most` characters, then unprintable ones escaped (`\\n`, `\\x1b`)."""
     short = text if len(text) <= most else text[: most - 4] + " ..."
     return UNPRINTABLE.sub(lambda c: c[0].encode("unicode_escape").decode(), short)

@@ -15,21 +15,21 @@ from polyrec.models.schema.batch import F64
 from polyrec.planner.traffic import Arrivals, TrafficError
 
 SINE_KNOTS = 256
-MOST_QUERIES = 1e8
+MAX_QUERIES = 1e8
 
 
 def arrival_times(arrivals: Arrivals, rate: float, seconds: float, rng: np.random.Generator) -> F64:
     """Returns ascending times in [0, seconds): float64 [n] with random n.
 
     rate: mean queries per second; for `step`, the rate outside the step.
-    Raises TrafficError for a bad trace, and for more than MOST_QUERIES queries or rate changes.
+    Raises TrafficError for a bad trace, and for more than MAX_QUERIES queries or rate changes.
     """
     if arrivals.kind == "trace":
         return _trace(arrivals, rate, seconds)
     peak = max(arrivals.factor, 1.0) if arrivals.kind != "poisson" else 1.0
-    if not seconds * max(rate * peak, 1 / arrivals.period_s, 1 / arrivals.burst_s) <= MOST_QUERIES:
+    if not seconds * max(rate * peak, 1 / arrivals.period_s, 1 / arrivals.burst_s) <= MAX_QUERIES:
         raise TrafficError(
-            f"{rate:g} queries/s for {seconds:g} s are more than {MOST_QUERIES:,.0f} queries: ask for less"
+            f"{rate:g} queries/s for {seconds:g} s are more than {MAX_QUERIES:,.0f} queries: ask for less"
         )
     at, expected = _expected(arrivals, rate, seconds, rng)
     n = rng.poisson(expected[-1])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from polyrec.planner.quality import LEAST_WORTH
+from polyrec.planner.quality import MIN_WORTH
 
 Range = tuple[float, float]
 """Lower and upper end of an interval."""
@@ -39,5 +39,5 @@ def following_values(
         low, high = differences.get(name, (known, known))
         shown = low if known < low else high if known > high else known
         moved = min(max(shown - known, -most), most)
-        found[name] = max(value + moved, LEAST_WORTH * best) if moved else value
+        found[name] = max(value + moved, MIN_WORTH * best) if moved else value
     return found

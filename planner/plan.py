@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 
 from polyrec.models.dlrm.precision import DensePrecision
 from polyrec.models.errors import PolyrecError
-from polyrec.models.files import MOST_SERVED_BYTES, Strict, parse_json, read_json, validate_as, write_text
+from polyrec.models.files import MAX_SERVED_BYTES, Strict, parse_json, read_json, validate_as, write_text
 from polyrec.models.runtimes.registry import RuntimeName
 from polyrec.planner.expected import Expected
 from polyrec.planner.latency_model import LatencyModel
@@ -26,16 +26,16 @@ PathName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.@:-]+$", max_length=64)]
 Rows = Annotated[int, Field(ge=1)]
 TabledRows = Annotated[int, Field(ge=1, le=2**20)]
 """Rows of a request or batch; limited since routing tabulates latency up to the maximum."""
-MOST_BUDGET_MS = 3_600_000
+MAX_BUDGET_MS = 3_600_000
 """Maximum latency budget: an hour."""
-BudgetMs = Annotated[float, Field(gt=0, le=MOST_BUDGET_MS, allow_inf_nan=False)]
+BudgetMs = Annotated[float, Field(gt=0, le=MAX_BUDGET_MS, allow_inf_nan=False)]
 BUDGET_FACTOR = 10.0
-LEAST_CAP_MS = 10_000.0
+MIN_CAP_MS = 10_000.0
 """Minimum of the default cap on budgets, which is ten default budgets. A query occupies its connection and
 its place in the queue until its deadline, so the cap limits how long a backlog outlasts its cause."""
 NEWEST = 3
 """Version of plan files that this code writes."""
-MOST_PATHS = 256
+MAX_PATHS = 256
 """Maximum paths, and lanes, of a plan; limited since every decision examines all of them."""
 FrontSeconds = Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)]
 Policy = Annotated[str, Field(pattern=r"^(priced|mprec|deeprecsys|static:.+)$")]
@@ -56,7 +56,7 @@ class Limits(Strict):
     max_queued_rows: rows that may wait (429 beyond), separately for queries with and without a priority; both
         together may have 1.1 times as many.
     max_budget_ms: longest latency budget; longer ones are capped. None for BUDGET_FACTOR times the default
-        budget, at least LEAST_CAP_MS.
+        budget, at least MIN_CAP_MS.
     """
 
     max_body_bytes: Annotated[int, Field(ge=1)] | None = None
@@ -137,10 +137,10 @@ class Plan(Strict):
     """
 
     version: Literal[1, 2, 3] = 3
-    paths: Annotated[tuple[PlannedPath, ...], Field(min_length=1, max_length=MOST_PATHS)]
+    paths: Annotated[tuple[PlannedPath, ...], Field(min_length=1, max_length=MAX_PATHS)]
     metric: QualityMetric = "information"
     differences: tuple[QualityDifference, ...] = ()
-    lanes: Annotated[tuple[PlannedLane, ...], Field(max_length=MOST_PATHS)] = ()
+    lanes: Annotated[tuple[PlannedLane, ...], Field(max_length=MAX_PATHS)] = ()
     routing: Routing = Routing()
     default_budget_ms: BudgetMs = 100.0
     limits: Limits = Limits()
@@ -214,9 +214,9 @@ class Plan(Strict):
         placed = self.placement.paths if self.placement else ()
         return any(one.needs_tiers(devices[one.path]) for one in placed)
 
-    def most_budget_ms(self, default_budget_ms: float) -> float:
+    def max_budget_ms(self, default_budget_ms: float) -> float:
         """Returns the maximum latency budget of a request for a given default budget."""
-        return self.limits.max_budget_ms or max(BUDGET_FACTOR * default_budget_ms, LEAST_CAP_MS)
+        return self.limits.max_budget_ms or max(BUDGET_FACTOR * default_budget_ms, MIN_CAP_MS)
 
     def all_lanes(self) -> tuple[PlannedLane, ...]:
         """Returns the planned lanes, or if there are none, one per device."""
@@ -259,7 +259,7 @@ def load_plan(file: str | Path) -> Plan:
     """Reads a plan file. Raises PlanError, whose message has the key and the reason."""
     what = f"plan '{file}'"
     try:
-        raw = read_json(Path(file), what, PlanError, MOST_SERVED_BYTES)
+        raw = read_json(Path(file), what, PlanError, MAX_SERVED_BYTES)
     except FileNotFoundError:
         raise PlanError(f"no plan file '{file}'") from None
     plan = _validated(raw, what)

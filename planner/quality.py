@@ -17,7 +17,7 @@ from polyrec.models.files import Strict
 
 QualityMetric = Literal["information", "auc", "mrr", "ndcg", "accuracy"]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
-LEAST_WORTH = 0.01
+MIN_WORTH = 0.01
 """Value of a path no better than a constant prediction, as a share of the best path's value. It is above 0 so
 that the path answers if no other can, since clients prefer a poor answer to none."""
 
@@ -79,8 +79,8 @@ def routing_values(
     best = max(values.values(), default=1.0)
     if best <= 0:
         # no path beats a constant prediction, so only their order matters
-        return {name: max(1 + value, LEAST_WORTH) for name, value in values.items()}
-    return {name: max(value, LEAST_WORTH * best) for name, value in values.items()}
+        return {name: max(1 + value, MIN_WORTH) for name, value in values.items()}
+    return {name: max(value, MIN_WORTH * best) for name, value in values.items()}
 
 
 def differences_of(

@@ -24,7 +24,7 @@ MLPERF = (100,) * 2 + (200,) * 12 + (300,) * 2 + (400, 500, 600, 700)
 DEEPRECSYS_MU, DEEPRECSYS_SIGMA = 5.1, 0.2
 DEEPRECSYS_MEAN = exp(DEEPRECSYS_MU + DEEPRECSYS_SIGMA**2 / 2)
 HEAVY_SIGMA = 1.0
-MOST_ROWS = 4096
+MAX_ROWS = 4096
 QUANTILES = 4096
 
 
@@ -206,7 +206,7 @@ def _number(text: str, key: str, value: str) -> float:
 
 
 def _whole(rows: NDArray[np.float64]) -> I64:
-    return np.clip(np.rint(rows), 1, MOST_ROWS).astype(np.int64)
+    return np.clip(np.rint(rows), 1, MAX_ROWS).astype(np.int64)
 
 
 def _normal_quantiles() -> NDArray[np.float64]:

@@ -23,8 +23,8 @@ from polyrec.report.page import Picture
 
 DPI = 150
 FONT = 10.5
-MOST_TICKS = 9
-MOST_DOTS = 40
+MAX_TICKS = 9
+MAX_DOTS = 40
 SAME = 1e-6
 WIDTH, HEIGHT = 6.4, 3.4
 """Size of a chart in inches."""
@@ -219,7 +219,7 @@ def log_ticks(low: float, high: float) -> list[float]:
         found = every[(every >= low) & (every <= high)]
         if found.size >= 3:
             break
-    return [float(v) for v in found[:: max(1, -(-found.size // MOST_TICKS))]]
+    return [float(v) for v in found[:: max(1, -(-found.size // MAX_TICKS))]]
 
 
 def add_legend(owner: Axes | Figure, theme: Theme = LIGHT, **options: Any) -> None:
@@ -244,7 +244,7 @@ def _draw_chart(axes: Axes, chart: Chart, theme: Theme, title: str) -> None:
         )
     else:
         for s in chart.series:
-            marker = "o" if s.x.size <= MOST_DOTS else ""
+            marker = "o" if s.x.size <= MAX_DOTS else ""
             axes.plot(s.x, s.y, color=theme.color(s.color), label=s.name, linewidth=1.6, marker=marker, ms=3)
     axes.set_ylim(*chart.y_range)
     if chart.limit is not None:

@@ -43,7 +43,7 @@ CONSTANT = 0.744
 SELECT = 0.7885
 """Assumed accuracy of `select`, between table's .7879 and DHE's .7894."""
 SIZES = Sizes(kind="lognormal", mean=1000)
-MOST_ROWS = 4096
+MAX_ROWS = 4096
 MEAN_LOAD = 0.65
 """Mean rate over the capacity of all nodes on their fastest paths; the peaks go beyond it."""
 KINDS = {"cpu4": 11, "cpu4-accelerator": 7, "cpu8": 2}
@@ -84,7 +84,7 @@ class Kind:
         # a core for the front, and one to feed the accelerator
         free = machine.devices[0].lanes - len(machine.devices)
         self.lanes = {"cpu": free} | {d.name: d.lanes for d in machine.devices[1:]}
-        self.model = NodeKind(self.paths, self.lanes, BUDGET_S, 1000, MOST_ROWS)
+        self.model = NodeKind(self.paths, self.lanes, BUDGET_S, 1000, MAX_ROWS)
 
     def specs(self, prefix: str) -> tuple[list[PathSpec], list[LaneSpec]]:
         """Paths and lanes with devices named for one pool of nodes."""
@@ -144,7 +144,7 @@ def pooled_bound(kinds: dict[str, Kind], names: Sequence[str], at: F64, rows: I6
         own, of_one = kinds[name].specs(f"{name}/")
         paths += own
         lanes += of_one * list(names).count(name)
-    limits = Limits(max_batch_rows=MOST_ROWS, max_queued_rows=1 << 20)
+    limits = Limits(max_batch_rows=MAX_ROWS, max_queued_rows=1 << 20)
     bin_s = max(BIN_S, float(at[-1]) / 600)
     return bound(paths, lanes, limits, at, rows, BUDGET_S, bin_s).information
 
@@ -212,7 +212,7 @@ def check_node(kinds: dict[str, Kind], queries: int) -> list[dict[str, Any]]:
             at, rows = trace("poisson", kind.model.capacity, queries, load)
             paths, lanes = kind.specs("")
             most = pooled_bound(kinds, [name], at, rows)
-            limits = Limits(max_batch_rows=MOST_ROWS, max_queued_rows=1 << 20)
+            limits = Limits(max_batch_rows=MAX_ROWS, max_queued_rows=1 << 20)
             outcomes = Simulator(
                 paths, lanes, Routing(), limits, at, rows, BUDGET_S, np.random.default_rng(2)
             ).run()

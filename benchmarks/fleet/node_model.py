@@ -30,7 +30,7 @@ BATCH_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class KindPath:
-    """A path on a device. row_s: seconds per row in the batches that prices assume; most_s: tail up to which
+    """A path on a device. row_s: seconds per row in the batches that prices assume; max_s: tail up to which
     queries are merged."""
 
     device: int
@@ -40,7 +40,7 @@ class KindPath:
     tail: list[float]
     spread: float
     row_s: float
-    most_s: float
+    max_s: float
 
 
 class NodeKind:
@@ -55,18 +55,18 @@ class NodeKind:
         lanes: dict[str, int],
         budget_s: float,
         usual_rows: int,
-        most_rows: int,
+        max_rows: int,
     ) -> None:
         self.devices = tuple(lanes)
         self.lanes = tuple(i for i, n in enumerate(lanes.values()) for _ in range(n))
         self.lane_counts = tuple(lanes.values())
-        self.most_rows = most_rows
+        self.max_rows = max_rows
         self.paths: list[KindPath] = []
         for spec in paths:
-            table = LatencyTable(spec.latency, most_rows)
+            table = LatencyTable(spec.latency, max_rows)
             batch = max(table.max_rows_at_tail(BATCH_SHARE * budget_s), usual_rows)
-            batch = min(batch, most_rows)
-            spread = table.spread[min(usual_rows, most_rows)] / TAIL_DEVIATIONS
+            batch = min(batch, max_rows)
+            spread = table.spread[min(usual_rows, max_rows)] / TAIL_DEVIATIONS
             self.paths.append(
                 KindPath(
                     self.devices.index(spec.device),
@@ -89,10 +89,10 @@ class NodeKind:
         )
         """Rows/s on the fastest path of every device."""
         self.device_tail = [
-            [min((p.tail[n] for p in own), default=INF) for n in range(most_rows + 1)]
+            [min((p.tail[n] for p in own), default=INF) for n in range(max_rows + 1)]
             for own in self.by_device
         ]
-        self.least_tail: list[float] = [min(tails) for tails in zip(*self.device_tail, strict=True)]
+        self.min_tail: list[float] = [min(tails) for tails in zip(*self.device_tail, strict=True)]
         """Seconds by rows on the fastest path of any device."""
         self.service_s = min(p.median[usual_rows] for p in self.paths)
 
@@ -140,7 +140,7 @@ class NodeModel:
         self._clock_s = now_s
         self._tick_rows += rows
         kind = self.kind
-        end_s = max(min(self._free), now_s) + self._queued / kind.capacity + kind.least_tail[rows]
+        end_s = max(min(self._free), now_s) + self._queued / kind.capacity + kind.min_tail[rows]
         if end_s > deadline_s:
             self.rejected += 1
             return INF
@@ -169,7 +169,7 @@ class NodeModel:
     def _take(self, lane: int, now_s: float) -> bool:
         """Executes a batch from the queue's head; False if no path of the lane's device can."""
         queue, kind = self._queue, self.kind
-        while queue and queue[0][0] - now_s < kind.least_tail[queue[0][1]]:
+        while queue and queue[0][0] - now_s < kind.min_tail[queue[0][1]]:
             self._queued -= queue.pop(0)[1]
             self.late += 1
         device = kind.lanes[lane]
@@ -189,13 +189,13 @@ class NodeModel:
             total, end = rows, start + 1
             while end < len(queue):
                 more = total + queue[end][1]
-                if more > kind.most_rows or path.tail[more] > min(room_s, path.most_s):
+                if more > kind.max_rows or path.tail[more] > min(room_s, path.max_s):
                     break
                 total, end = more, end + 1
             if end < len(queue) and place < len(order) - 1:
                 last_deadline_s, last = queue[-1]
                 ahead_s = (self._queued - total) / kind.capacity + path.median[total] / lanes
-                if ahead_s + kind.least_tail[last] > last_deadline_s - now_s:
+                if ahead_s + kind.min_tail[last] > last_deadline_s - now_s:
                     continue
             self._execute(lane, path, total, slice(start, end), now_s)
             return True

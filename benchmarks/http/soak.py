@@ -7,7 +7,7 @@ Small bundles are trained on generated clicks and served by real servers (benchm
 one whose lanes are processes, one whose rows are partly in a Redis. Requests of all forms leave open-loop,
 and every answer is compared with what its path must say. Resident memory and descriptors of the servers and
 their children are read after the warm-up, each minute and at the end. Exit status 1 if an answer is wrong
-or missing, a status is 500, the log has a traceback, memory has grown by more than MOST_GROWTH and
+or missing, a status is 500, the log has a traceback, memory has grown by more than MAX_GROWTH and
 SLACK_BYTES, or descriptors have leaked."""
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ from tests.server.http.streams.corpus import trained
 
 WARM_UP_S = 5.0
 CONNECTIONS = 16
-MOST_CONNECTIONS = 256
+MAX_CONNECTIONS = 256
 GRACE_S = 20.0
 ABORT_EVERY_S = 0.25
-MOST_GROWTH = 1.2
+MAX_GROWTH = 1.2
 """Resident memory at the end over that after the warm-up, and SLACK_BYTES more."""
 SLACK_BYTES = 48 * 2**20
-MOST_LEAKED = 8
+MAX_LEAKED = 8
 """Descriptors at the end over those after the warm-up."""
 
 
@@ -123,7 +123,7 @@ async def load(
         counts.count(server, int(which[index]), answer, bool(late))
         heard.set()
 
-    pool = Pool(Target(server.url), MOST_CONNECTIONS, answered, bodies=True)
+    pool = Pool(Target(server.url), MAX_CONNECTIONS, answered, bodies=True)
     await pool.open(CONNECTIONS)
     begin = time.perf_counter()
     for index, due in enumerate(due_s.tolist()):
@@ -235,10 +235,10 @@ def verdict(
                 f"{one.wrong} wrong, {one.unanswered} unanswered, other statuses {dict(one.other)}: "
                 + "; ".join(one.first_wrong)
             )
-    most = MOST_GROWTH * start.rss_bytes + SLACK_BYTES
+    most = MAX_GROWTH * start.rss_bytes + SLACK_BYTES
     if end.rss_bytes > most:
         found.append(f"memory grew from {start.rss_bytes:,} to {end.rss_bytes:,} bytes")
-    if end.descriptors > start.descriptors + MOST_LEAKED:
+    if end.descriptors > start.descriptors + MAX_LEAKED:
         found.append(f"descriptors grew from {start.descriptors} to {end.descriptors}")
     if (at := log.find("Traceback")) >= 0:
         found.append(f"the log has a traceback: {log[max(0, at - 500) : at + 2000]}")
@@ -307,7 +307,7 @@ def main() -> int:
                 runner.run(run())
         finally:
             disturbance.end()
-        end = settled(servers, start.descriptors + MOST_LEAKED)
+        end = settled(servers, start.descriptors + MAX_LEAKED)
         log = "".join(file.read_text() for file in sorted(folder.glob("*.log")))
     found = verdict(counts, start, end, disturbance.failed, log)
     document = {

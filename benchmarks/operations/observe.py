@@ -32,7 +32,7 @@ DEMO = Path("runs/demo/plan.json")
 FACTOR = 5.0
 MEAN_ROWS = 23
 PEAK = 2 - 1 / FACTOR
-MOST_RATE = 300.0
+MAX_RATE = 300.0
 """Beyond it the driver on a small machine is what is measured."""
 SHARE_OF_CAPACITY = 0.9
 SCRAPED_EVERY_S = 1
@@ -134,7 +134,7 @@ def _rate(url: str) -> float:
     with urllib.request.urlopen(f"{url}/v1/status", timeout=10) as answer:
         told: dict[str, Any] = json.load(answer)
     rows_s = told["serving"]["routing"]["total_rate"]
-    return float(min(MOST_RATE, SHARE_OF_CAPACITY * rows_s / MEAN_ROWS / PEAK))
+    return float(min(MAX_RATE, SHARE_OF_CAPACITY * rows_s / MEAN_ROWS / PEAK))
 
 
 def _end(process: subprocess.Popen[str]) -> None:

@@ -68,10 +68,10 @@ TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2, "int8": 5e-2}
 CONNECTIONS = 16
 TOGETHER_BYTES = 2**30
 """Servers of a model with more bytes of rows run one at a time: all copies would not fit in memory."""
-MOST_TRIAL_S = 5.0
+MAX_TRIAL_S = 5.0
 TRIAL_REQUESTS = 150
 LATE_TRIALS = 3
-FIRST, GROWTH, PRECISION, MOST_TRIALS = 0.7, 1.25, 1.05, 14
+FIRST, GROWTH, PRECISION, MAX_TRIALS = 0.7, 1.25, 1.05, 14
 """The search for the knee: first rate relative to the closed loop, growth, precision, trials of a turn."""
 
 
@@ -174,7 +174,7 @@ def turn(
     searches = {}
     for name in known:
         rate = FIRST * tallies[name].closed[-1]
-        searches[name] = CapacitySearch(rate, PRECISION, GROWTH, max_verdicts=MOST_TRIALS)
+        searches[name] = CapacitySearch(rate, PRECISION, GROWTH, max_verdicts=MAX_TRIALS)
     while any(search.rate is not None for search in searches.values()):
         for name, search in searches.items():
             if search.rate is not None:
@@ -197,7 +197,7 @@ def _held(
     known: Known, rate: float, case: PeerCase, tally: PeerTally, args: argparse.Namespace, seed: int
 ) -> bool:
     """Whether a rate is held; trials that failed while the sender itself was late are repeated."""
-    seconds = min(MOST_TRIAL_S, max(args.seconds, TRIAL_REQUESTS / rate))
+    seconds = min(MAX_TRIAL_S, max(args.seconds, TRIAL_REQUESTS / rate))
     budget_s = case.limit_s if args.budget else None
     for attempt in range(LATE_TRIALS):
         tried = trial(known, rate, seconds, case.limit_s, 1000 * seed + attempt, budget_s)

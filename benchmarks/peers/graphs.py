@@ -25,7 +25,7 @@ from polyrec.models.files import atomic_path
 from polyrec.models.runtimes.onnx_graph import plain_graph
 from polyrec.models.schema.batch import F32, I64
 
-MOST_INSIDE_BYTES = 2**30
+MAX_INSIDE_BYTES = 2**30
 """A protobuf file takes at most 2 GB; larger rows are looked up outside the graph."""
 
 
@@ -44,7 +44,7 @@ def peer_files(bundle: Bundle, folder: Path) -> Path:
     onnx.save(dense, path / "dense.onnx")
     onnx.save(plain_graph(net, "int8"), path / "dense.int8.onnx")
     rows = np.load(path / "rows.npy", mmap_mode="r")
-    if rows.nbytes <= MOST_INSIDE_BYTES:
+    if rows.nbytes <= MAX_INSIDE_BYTES:
         onnx.save(with_look_up(dense, rows, tables[0]), path / "whole.onnx")
     return path
 

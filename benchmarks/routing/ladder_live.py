@@ -47,7 +47,7 @@ from polyrec.planner.traffic import Arrivals, Sizes
 LOADS = "0.05,0.3,0.7,1.0,1.5,day"
 WARM_UP_S = 1.5
 """Seconds until a router knows the load; of the policy before it, it forgets the losses at once."""
-MOST_LAG_S = 0.004
+MAX_LAG_S = 0.004
 """Accepted 99th percentile of the driver's lag, which counts as latency of every policy alike."""
 DAY = "day"
 FIGURES = ("information", "ok", "late", "refused", "expired", "p50_ms", "p99_ms", "mix")
@@ -156,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         slo_s=args.slo_ms / 1e3,
         warmup_s=WARM_UP_S,
         sizes=Sizes(kind="fixed", mean=ROWS),
-        max_lag_s=MOST_LAG_S,
+        max_lag_s=MAX_LAG_S,
     )
     with (
         raised_priority() if args.ahead else nullcontext(),

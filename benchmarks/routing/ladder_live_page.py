@@ -73,7 +73,7 @@ def capacities(found: Mapping[str, Any]) -> dict[str, float]:
             if not pairs:
                 continue
             executed = [rate * (run["ok"] + run["late"]) * usual / _speed([run]) for rate, run in pairs]
-            most[name] = max(most[name], _least_capacity(load, schedule["rate"], fmean(executed)))
+            most[name] = max(most[name], _min_capacity(load, schedule["rate"], fmean(executed)))
             if fmean(run["ok"] for _, run in pairs) < FULL:
                 saturated.add(name)
     for path in found["paths"]:
@@ -82,7 +82,7 @@ def capacities(found: Mapping[str, Any]) -> dict[str, float]:
     return most
 
 
-def _least_capacity(load: str, mean: float, executed: float) -> float:
+def _min_capacity(load: str, mean: float, executed: float) -> float:
     """Least capacity, requests/s, with which `executed` requests/s of a load can be executed."""
     rates = _rates(load, mean)
     capacity = np.sort(np.append(rates, 0.0))
@@ -180,9 +180,9 @@ def _paired(pairs: Sequence[tuple[Run, Run]]) -> tuple[float, float, float]:
 def comparisons(found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """`compared` by load, in their order, of one file."""
     widest = max(found["paths"], key=lambda path: path["quality"])["name"]
-    most_s = capacities(found)
+    max_s = capacities(found)
     usual = _usual_speed(found)
-    paths = [path | {"capacity": most_s[path["name"]]} for path in found["paths"]]
+    paths = [path | {"capacity": max_s[path["name"]]} for path in found["paths"]]
     told = {}
     for load, schedule in sorted(found["loads"].items()):
         turns = [turn for turn in found["turns"] if turn["load"] == load]

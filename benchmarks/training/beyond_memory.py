@@ -59,7 +59,7 @@ from polyrec.models.training.tiers.undo_log import UndoLog
 
 TABLES, DENSE, WIDTH, BATCH_ROWS, TIMES, ZIPF = 26, 13, 16, 4096, 8, 1.05
 SHAPE = Architecture(width=WIDTH, bottom=(512, 256, 64), top=(512, 256), interaction="dot")
-LEAST_STEPS = 4
+MIN_STEPS = 4
 WAYS = ("memory", "tiers", "mapped", "advised")
 ROOM_BYTES = 512 * 2**20
 """Memory of a step, beside what the process had before and the rows."""
@@ -191,7 +191,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         cpu.append(time.process_time())
         losses.append(step.loss)
         read.append(read_bytes() - before)
-        if ends[-1] > args.most_s and len(ends) >= LEAST_STEPS:
+        if ends[-1] > args.max_s and len(ends) >= MIN_STEPS:
             break
     half = len(ends) // 2
     found: dict[str, Any] = {
@@ -226,7 +226,7 @@ def in_process(way: str, args: argparse.Namespace, folder: Path) -> dict[str, An
         own.mkdir()
     command = [sys.executable, "-m", "benchmarks.training.beyond_memory", "--folder", str(folder)]
     command += ["--way", way, "--memory", str(args.memory), "--steps", str(args.steps)]
-    command += ["--precision", args.precision, "--most-s", str(args.most_s)]
+    command += ["--precision", args.precision, "--max-s", str(args.max_s)]
     command += ["--batch-rows", str(args.batch_rows)]
     command += [*(["--cgroup", str(own)] if limits else [])]
     try:
@@ -247,7 +247,7 @@ def main() -> None:
     parser.add_argument("--memory", type=int, default=512_000_000, help="bytes for rows")
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--batch-rows", type=int, default=BATCH_ROWS)
-    parser.add_argument("--most-s", type=float, default=100.0, help="of one run")
+    parser.add_argument("--max-s", type=float, default=100.0, help="of one run")
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)

@@ -55,7 +55,7 @@ ROUNDS = 6
 ROUND_S = 0.2
 AT_ONCE_S = 0.0001
 RESTS_S = (0.0016, 0.0064)
-LEAST_TRIP_S = 0.0003
+MIN_TRIP_S = 0.0003
 REQUESTS = 256
 LONG, SHORT = (f"{BUDGET}: {ms}".encode() for ms in ("600000", "0.001"))
 ENDLESS = {"Content-Type": "application/json", BUDGET: "600000"}
@@ -206,7 +206,7 @@ class _Prober:
         self._server.set_policy(f"static:{path.name}")
         inside = all(lane.kind != "process" for lane in self._plan.all_lanes() if lane.device == path.device)
         measured = PathRounds(path, rows, [], [], [[] for _ in RESTS_S])
-        spacing_s = measured.latency.median(rows) + LEAST_TRIP_S
+        spacing_s = measured.latency.median(rows) + MIN_TRIP_S
         for _ in range(ROUNDS):
             measured.alone.append(self._round(spacing_s + AT_ONCE_S, inside))
             measured.full.append(self._round(None, inside))

@@ -16,13 +16,13 @@ PASSES = 6
 COPIED = 64 * 2**20
 TABLE = 256 * 2**20
 ROW = 64
-MOST_THREADS = 32
+MAX_THREADS = 32
 """Maximum threads: a few cores saturate the memory channels."""
 
 
 def copy_bandwidth(lanes: int, memory: int) -> float:
     """Measures the bytes/s that all lanes together read and write, in copies larger than the caches."""
-    threads = min(lanes, MOST_THREADS)
+    threads = min(lanes, MAX_THREADS)
     size = _affordable(COPIED, memory, 2 * threads) // 8
     pairs = [(np.ones(size), np.ones(size)) for _ in range(threads)]
 

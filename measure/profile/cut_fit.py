@@ -21,7 +21,7 @@ from polyrec.planner.tier_times import TIMES, BatchReads, CutPoint, TierCost
 WORTH = np.arange(0.0, 1.51, 0.025)
 """Worths of a cached slot that are tried; above 1 where requests repeat rows more than their counts say."""
 REWEIGHTINGS = 10
-LEAST_RESIDUAL = 0.01
+MIN_RESIDUAL = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +92,6 @@ def _robust(columns: F64, values: F64) -> F64:
     for _ in range(REWEIGHTINGS):
         found, _ = nnls(columns / size * weights[:, None], values * weights)
         residuals = np.abs(columns / size @ found - values)
-        weights = 1 / np.sqrt(np.maximum(residuals, LEAST_RESIDUAL))
+        weights = 1 / np.sqrt(np.maximum(residuals, MIN_RESIDUAL))
     times: F64 = found / size
     return times

@@ -30,9 +30,9 @@ SHARES = (0.6, 0.3, 0.12, 0.04)
 """Memory of each cut, as a share of the rows' bytes."""
 SIZES = (1, 16, 128, 1024)
 ROUNDS = 5
-LEAST_BYTES = 64 * PAGE_BYTES
+MIN_BYTES = 64 * PAGE_BYTES
 """Tables with fewer bytes are not worth tiers."""
-MOST_BATCHES = 1000
+MAX_BATCHES = 1000
 
 Advance = Callable[[float, str], object]
 
@@ -57,7 +57,7 @@ def measurable(found: Sequence[Candidate]) -> list[Candidate]:
     chosen: dict[Path, Candidate] = {}
     for candidate in found:
         rows = sum(path_memory(candidate.bundle, 0).tables.values())
-        if candidate.path.device != "cpu" or rows < LEAST_BYTES:
+        if candidate.path.device != "cpu" or rows < MIN_BYTES:
             continue
         known = chosen.setdefault(candidate.path.bundle, candidate)
         if (candidate.bundle.width or 0) > (known.bundle.width or 0):
@@ -140,7 +140,7 @@ def _points(
     for _ in range(ROUNDS):
         for n, block_s in zip(sizes, blocks_s.tolist(), strict=True):
             for kind, worker in (("memory", plain), ("wait", tiered), ("ahead", tiered)):
-                block = worker.measure_tiers(n, MOST_BATCHES, block_s, ahead=kind == "ahead")
+                block = worker.measure_tiers(n, MAX_BATCHES, block_s, ahead=kind == "ahead")
                 found.setdefault((n, kind), []).append(block)
 
     def median(blocks: list[dict[str, Any]]) -> float:

@@ -30,7 +30,7 @@ NEIGHBORS = 2
 """Maximum pooled sizes on each side: a factor of four in rows."""
 TOLERANCE = 0.02
 TAIL_TOLERANCE = 0.05
-LEAST_S = 1e-9
+MIN_S = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +58,8 @@ class SizeSamples:
         Rounds with too few samples use the median of all rounds.
         """
         if self.samples < MEDIAN_SAMPLES * len(self.rounds):
-            return [r / max(self.median_s, LEAST_S) for r in self.rounds]
-        return [r / max(float(np.median(r)), LEAST_S) for r in self.rounds]
+            return [r / max(self.median_s, MIN_S) for r in self.rounds]
+        return [r / max(float(np.median(r)), MIN_S) for r in self.rounds]
 
 
 def points(sizes: Sequence[SizeSamples], fitted: bool = True) -> tuple[Point, ...]:
@@ -115,7 +115,7 @@ def fit(measured: Sequence[Point], tolerance: float = TOLERANCE) -> LatencyModel
     """
     rows = np.array([p.rows for p in measured], np.float64)
     weights = np.sqrt([max(p.samples, 1) for p in measured])
-    median = np.maximum(isotonic(np.array([p.p50_s for p in measured]), weights), LEAST_S)
+    median = np.maximum(isotonic(np.array([p.p50_s for p in measured]), weights), MIN_S)
     tail = np.maximum(isotonic(np.array([max(p.p99_s, p.p50_s) for p in measured]), weights), median)
     limits = np.array([[tolerance], [tolerance * TAIL_TOLERANCE / TOLERANCE]]) + 1e-9
     kept = knots(rows, np.stack((median, tail)), limits)
@@ -134,8 +134,8 @@ def fit_error(model: LatencyModel, unseen: Sequence[Point]) -> FitError | None:
     """Returns the mean relative error at points outside the fit; None if there are none."""
     if not unseen:
         return None
-    median = [abs(model.median(p.rows) / max(p.p50_s, LEAST_S) - 1) for p in unseen]
-    tail = [abs(model.tail(p.rows) / max(p.p99_s, LEAST_S) - 1) for p in unseen]
+    median = [abs(model.median(p.rows) / max(p.p50_s, MIN_S) - 1) for p in unseen]
+    tail = [abs(model.tail(p.rows) / max(p.p99_s, MIN_S) - 1) for p in unseen]
     return FitError(median=float(np.mean(median)), tail=float(np.mean(tail)))
 
 

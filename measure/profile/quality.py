@@ -65,7 +65,7 @@ class PathQuality:
         return self.value - DEVIATIONS * self.error, self.value + DEVIATIONS * self.error
 
 
-MOST_LOSS = 2e-4
+MAX_LOSS = 2e-4
 """Largest loss of AUC, over the AUC in fp32, of a dense precision that is offered by default."""
 NONE_GIVEN: Mapping[str, float] = {}
 
@@ -164,7 +164,7 @@ def measure_quality(
 
 
 def losing_precisions(found: Sequence[Candidate], qualities: Mapping[str, PathQuality]) -> dict[str, str]:
-    """Describes the paths whose dense precision loses more than MOST_LOSS of the AUC, by name.
+    """Describes the paths whose dense precision loses more than MAX_LOSS of the AUC, by name.
 
     A path is compared with the fp32 paths of its bundle and width. Only figures measured with the paths
     count, since others assume that all precisions are equal.
@@ -180,9 +180,9 @@ def losing_precisions(found: Sequence[Candidate], qualities: Mapping[str, PathQu
         if auc.get((c.bundle.path, c.path.width))
     }
     return {
-        name: f"it loses {loss:.3%} of the AUC in fp32, more than {MOST_LOSS:.2%} (--precisions keeps it)"
+        name: f"it loses {loss:.3%} of the AUC in fp32, more than {MAX_LOSS:.2%} (--precisions keeps it)"
         for name, loss in losses.items()
-        if loss > MOST_LOSS
+        if loss > MAX_LOSS
     }
 
 

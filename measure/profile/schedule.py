@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from polyrec.planner.profile import ProfileError
 
 ROUNDS = 5
-MOST_SAMPLES = 1500
+MAX_SAMPLES = 1500
 EVICTED_SHARE = 0.15
-MOST_EVICTED = 20
+MAX_EVICTED = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def batches(sizes: Sequence[int], batch_s: NDArray[np.float64], budget_s: float)
     counts = np.full(len(sizes), ROUNDS)
     for _ in range(80):
         scale = (low * high) ** 0.5 if low else high / 2
-        tried = np.clip(scale / np.sqrt(batch_s), ROUNDS, MOST_SAMPLES).astype(np.int64)
+        tried = np.clip(scale / np.sqrt(batch_s), ROUNDS, MAX_SAMPLES).astype(np.int64)
         if float((tried * batch_s).sum()) <= budget_s:
             low, counts = scale, tried
         else:
@@ -90,7 +90,7 @@ def blocks(
         wanted[path] = batches(sizes, seconds, budget_s)
         few = evicted_sizes(largest)
         shares = batches(few, np.interp(few, at, [known[r] for r in at]), EVICTED_SHARE * budget_s)
-        emptied[path] = {rows: min(n, MOST_EVICTED) for rows, n in shares.items()}
+        emptied[path] = {rows: min(n, MAX_EVICTED) for rows, n in shares.items()}
     order: list[Block] = []
     for k in range(ROUNDS):
         for rows in random.permutation(sizes).tolist():

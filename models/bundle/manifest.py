@@ -20,7 +20,7 @@ from polyrec.models.dlrm.activations import Activations
 from polyrec.models.dlrm.dlrm import Architecture
 from polyrec.models.dlrm.representation import Representation
 from polyrec.models.errors import BundleError
-from polyrec.models.files import MOST_SERVED_BYTES, Strict, read_regular, validate_as
+from polyrec.models.files import MAX_SERVED_BYTES, Strict, read_regular, validate_as
 from polyrec.models.schema.popularity import VocabularyDescriptor
 from polyrec.models.schema.schema import ROLES, Role, Schema
 from polyrec.models.text import UNPRINTABLE
@@ -38,9 +38,9 @@ NUMBERS = (EMBEDDINGS, NET, VOCABULARY)
 CALIBRATED, COUNTED = "calibrated", "counted"
 """Keys of `Manifest.training`: what `polyrec calibrate` found, and in it the rows counted by role."""
 
-MOST_STRING = 1000
-LEAST_DEVIATION = 1e-12
-MOST_MEAN = 1e18
+MAX_STRING = 1000
+MIN_DEVIATION = 1e-12
+MAX_MEAN = 1e18
 """Maximum absolute mean, in deviations; then products of standardized values near 0 fit into float32."""
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -62,10 +62,10 @@ class StandardEntry(Strict):
 
     @model_validator(mode="after")
     def _ordinary_values_do_not_overflow(self) -> StandardEntry:
-        if self.deviation < LEAST_DEVIATION:
-            raise ValueError(f"deviation {self.deviation:g} is below {LEAST_DEVIATION:g}: values overflow")
-        if abs(self.mean) > MOST_MEAN * self.deviation:
-            raise ValueError(f"mean {self.mean:g} is over {MOST_MEAN:g} deviations of {self.deviation:g}")
+        if self.deviation < MIN_DEVIATION:
+            raise ValueError(f"deviation {self.deviation:g} is below {MIN_DEVIATION:g}: values overflow")
+        if abs(self.mean) > MAX_MEAN * self.deviation:
+            raise ValueError(f"mean {self.mean:g} is over {MAX_MEAN:g} deviations of {self.deviation:g}")
         return self
 
 
@@ -137,7 +137,7 @@ def read_manifest(folder: Path | str, file: Path | None = None) -> Manifest:
     """
     what = f"bundle '{folder}': {MANIFEST}"
     try:
-        raw = json.loads(read_regular(file or Path(folder) / MANIFEST, MOST_SERVED_BYTES))
+        raw = json.loads(read_regular(file or Path(folder) / MANIFEST, MAX_SERVED_BYTES))
         offense = _unfit_string(raw)
     except (FileNotFoundError, NotADirectoryError):
         raise BundleError(f"no bundle at '{folder}': there is no {MANIFEST}") from None
@@ -164,8 +164,8 @@ def _unfit_string(raw: Any, where: str = "") -> str | None:
     None.
     """
     if isinstance(raw, str):
-        if len(raw) > MOST_STRING:
-            return f"{where[1:]} has more than {MOST_STRING} characters"
+        if len(raw) > MAX_STRING:
+            return f"{where[1:]} has more than {MAX_STRING} characters"
         return f"{where[1:]} has a control character: {raw[:80]!r}" if UNPRINTABLE.search(raw) else None
     if isinstance(raw, list):
         return next((found for value in raw if (found := _unfit_string(value, where))), None)

@@ -43,7 +43,7 @@ T = TypeVar("T")
 MEMORY_BYTES = 2 << 30
 ROWS = 65536
 # Arrow hashes a vocabulary again for each batch, so large vocabularies get larger batches.
-ROWS_MOST = 1 << 20
+MAX_ROWS = 1 << 20
 SHARE_FROM = 2
 """Rows per context above which a batch shares contexts: below, the index costs as much as sharing saves."""
 
@@ -182,7 +182,7 @@ def encode(
     share = share and schema.group is not None and bool(schema.context.names)
     store = GrowingArrays(memory_bytes)
     try:
-        for part in _parts(reader, schema, share, min(max(ROWS, largest // 2), ROWS_MOST)):
+        for part in _parts(reader, schema, share, min(max(ROWS, largest // 2), MAX_ROWS)):
             if progress is not None:
                 progress(part.rows)
             split = splitter(part.exploded(schema.split.columns))

@@ -46,13 +46,13 @@ PATH, VERSION, REASON = "log.path", "log.version", "log.reason"
 """Columns beside the features; no feature's name has a dot."""
 KEY_BITS = 12
 """Bits of a request's key below its time in microseconds."""
-MOST_WINDOW_S = 1e8
+MAX_WINDOW_S = 1e8
 CLOCKS_S = 60
 """How long before its answer a client's label still counts, as the clocks of a log's servers differ.
 
 An earlier one is of another request: clients choose ids, and may repeat one that has labels.
 """
-MOST_JOINED = 2**18
+MAX_JOINED = 2**18
 """Pairs of a label and a request that are joined at once."""
 EVER = datetime(1970, 1, 1, tzinfo=UTC)
 TIME_TYPE = pa.timestamp("us", tz="UTC")
@@ -98,7 +98,7 @@ class LogRules(Strict):
     format: Literal["polyrec-predictions-1"] = "polyrec-predictions-1"
     for_schema: str
     features: dict[str, str]
-    window_s: Annotated[float, Field(gt=0, le=MOST_WINDOW_S)] = 3600.0
+    window_s: Annotated[float, Field(gt=0, le=MAX_WINDOW_S)] = 3600.0
     unlabeled: Literal["negative", "leave_out"] = "negative"
 
 
@@ -263,7 +263,7 @@ class PredictionLogReader(PackedReader):
         by_client = pc.is_valid(given.column("client")).to_numpy()
         in_order = np.argsort(at, kind="stable")  # labels without a time last
         in_order = in_order[times[in_order] > 0]
-        part = np.cumsum(times[in_order]) // MOST_JOINED
+        part = np.cumsum(times[in_order]) // MAX_JOINED
         # repeat each label for every request with its id; in parts, since all requests may have the same id
         for some in np.split(in_order, np.flatnonzero(np.diff(part)) + 1):
             label_at = np.repeat(some, times[some])

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from polyrec.models.schema.batch import I64
 from polyrec.models.schema.distinct import Column, Jagged, row_changes
 
-ROWS_MOST = 65536
+MAX_ROWS = 65536
 """Maximum rows of a request; a longer one may be split, without loss."""
 
 
@@ -145,13 +145,13 @@ def request_starts(data: pa.RecordBatch, shared: Sequence[str]) -> I64:
 
 
 def split_requests(batches: Iterable[pa.RecordBatch], shared: Sequence[str]) -> Iterator[Requests]:
-    """Groups rows into requests; only requests of more than ROWS_MOST rows are split."""
+    """Groups rows into requests; only requests of more than MAX_ROWS rows are split."""
     buffered: list[pa.RecordBatch] = []
     for batch in batches:
         data = concat_batches([*buffered, batch])
         starts = request_starts(data, shared)
         end = int(starts[-1])
-        if end == 0 and data.num_rows >= ROWS_MOST:
+        if end == 0 and data.num_rows >= MAX_ROWS:
             end = data.num_rows
         if end:
             yield _of(data.slice(0, end), starts[starts < end], shared)

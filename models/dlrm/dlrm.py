@@ -33,7 +33,7 @@ Width = Annotated[int, Field(ge=1, le=2**16)]
 """Width of a layer. The limit bounds memory and is far above any trained model."""
 Widths = tuple[Width, ...]
 VectorWidth = Annotated[int, Field(ge=1, le=4096)]
-LEAST_HIDDEN = 16
+MIN_HIDDEN = 16
 """Minimum width of the scaled hidden layers of narrow heads."""
 HEADS = "heads_by_width"
 """Name prefix of a nested net's tensors, as in `heads_by_width.16.output.bias`."""
@@ -85,7 +85,7 @@ class Architecture(Strict):
         """Returns the shape of the dense net for one of `widths`; hidden layers shrink in proportion."""
 
         def scaled(size: int) -> int:
-            return min(size, max(LEAST_HIDDEN, -(-size * width // self.width)))
+            return min(size, max(MIN_HIDDEN, -(-size * width // self.width)))
 
         return Architecture(
             width=width,

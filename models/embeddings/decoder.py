@@ -29,7 +29,7 @@ LAUNCHED_ROWS = 2**15
 """Padded rows that a GPU computes in one run, because a launch costs more than the padding."""
 MOMENTUM = 0.1
 EPSILON = 1e-5
-LEAST_HIDDEN = 16
+MIN_HIDDEN = 16
 """Minimum hidden width in the decoder of a table with few rows."""
 
 Activation = Literal["relu", "mish"]
@@ -191,11 +191,11 @@ class DecodersByRows(nn.Module):
 
 
 def hidden_by_rows(hidden: Sequence[int], rows: int) -> tuple[int, ...]:
-    """Limits hidden widths to a table's rows, rounded up to a power of two and at least LEAST_HIDDEN.
+    """Limits hidden widths to a table's rows, rounded up to a power of two and at least MIN_HIDDEN.
 
     With as many units as there are distinct inputs, a layer can represent any function of them.
     """
-    return tuple(min(size, max(LEAST_HIDDEN, next_power_of_two(rows))) for size in hidden)
+    return tuple(min(size, max(MIN_HIDDEN, next_power_of_two(rows))) for size in hidden)
 
 
 def keep_decoders(tensors: Mapping[str, Tensor], keep: Sequence[int]) -> dict[str, Tensor]:

@@ -29,11 +29,11 @@ from polyrec.models.schema.batch import F32, I64
 
 EXACT = 2**53
 PART_BITS = 21
-MOST_IDS = 2 ** (2 * PART_BITS)
+MAX_IDS = 2 ** (2 * PART_BITS)
 CACHED = 32_768
 LAUNCHED = 2**24
 """Numbers computed at once: CACHED on a CPU, LAUNCHED on other devices."""
-MOST_TABULATED = 2**31
+MAX_TABULATED = 2**31
 
 CodeTransform = Literal["uniform", "gaussian"]
 VARIANCE: dict[CodeTransform, float] = {"uniform": 1 / 3, "gaussian": 1.0}
@@ -45,7 +45,7 @@ class UniversalHashes(nn.Module):
 
     domain: ids are in [0, domain); p is the first prime above max(m, domain).
     reach: upper bound of ids after tables have grown, at most p (default: domain). It does not change p.
-    Raises ValueError if products would not be exact (domain above MOST_IDS, 4.4e12).
+    Raises ValueError if products would not be exact (domain above MAX_IDS, 4.4e12).
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class UniversalHashes(nn.Module):
         self.k, self.m, self.domain, self.seed, self.transform = k, m, domain, seed, transform
         self.p = next_prime(max(m, domain))
         self.reach = min(domain if reach is None else reach, self.p)
-        if self.p >= MOST_IDS:
+        if self.p >= MAX_IDS:
             raise ValueError(f"{domain} ids are too many for exact hashing in 64 bits")
         self.in_floats = self.p * self.p < EXACT
         a, b = coefficients(k, self.p, seed)
@@ -88,7 +88,7 @@ class UniversalHashes(nn.Module):
         Works in chunks. On a CPU they fit the second-level cache, since each step passes over all numbers; on
         other devices they take 128 MiB, since each step is a launch.
         """
-        if ids.device.type == "cpu" and self.transform == "uniform" and self.p < MOST_TABULATED:
+        if ids.device.type == "cpu" and self.transform == "uniform" and self.p < MAX_TABULATED:
             return torch.from_numpy(
                 tabulated(self.k, self.m, self.p, self.reach, self.seed).codes(ids.numpy())
             )

@@ -33,7 +33,7 @@ from polyrec.models.schema.vocabulary import REJECTED
 FEATURE_REFERENCE = "feature_reference"
 """Key of `Manifest.training`."""
 BINS = 10
-MOST_BINS = BINS + 1
+MAX_BINS = BINS + 1
 SMOOTHING = 0.5
 """Added to each bin's count: an empty bin would make the index infinite."""
 REFERENCE_ROWS = 200_000
@@ -53,7 +53,7 @@ class FeatureBins(Strict):
     """
 
     edges: Annotated[tuple[float, ...], Field(max_length=BINS)]
-    shares: Annotated[tuple[Share, ...], Field(max_length=MOST_BINS)]
+    shares: Annotated[tuple[Share, ...], Field(max_length=MAX_BINS)]
     unknown: Share
     independent: Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -77,7 +77,7 @@ class FeatureReference(Strict):
 class FeatureCounts:
     """Look-ups of all features by bin, with sums over requests from which their variance follows.
 
-    counts, squares, crossed: float64 [features, MOST_BINS], sums over requests of n, n * n, and n times the
+    counts, squares, crossed: float64 [features, MAX_BINS], sums over requests of n, n * n, and n times the
     request's look-ups in all bins; squared: float64 [features], of the square of the latter. unknown: float64
     [features].
     """
@@ -92,7 +92,7 @@ class FeatureCounts:
 
     @classmethod
     def empty(cls, features: int) -> Self:
-        shape = features, MOST_BINS
+        shape = features, MAX_BINS
         of_bins = np.zeros(shape), np.zeros(shape), np.zeros(shape)
         return cls(*of_bins, np.zeros(features), np.zeros(features))
 
@@ -112,7 +112,7 @@ class FeatureCounts:
         return np.asarray(self.counts.sum(1))
 
     def variances(self, feature: int) -> F64:
-        """Variances of a feature's shares, float64 [MOST_BINS], requests being drawn independently."""
+        """Variances of a feature's shares, float64 [MAX_BINS], requests being drawn independently."""
         total = self.counts[feature].sum()
         p = self.counts[feature] / total
         spread = self.squares[feature] - 2 * p * self.crossed[feature] + p * p * self.squared[feature]
@@ -147,8 +147,8 @@ class FeatureBinner:
             for binned, of_row in layout.binned(block):
                 known = binned >= 0
                 found.unknown[number] = binned.size - np.count_nonzero(known)
-                place = (request if of_row is None else request[of_row])[known] * MOST_BINS + binned[known]
-                table = np.bincount(place, minlength=requests * MOST_BINS).reshape(-1, MOST_BINS)
+                place = (request if of_row is None else request[of_row])[known] * MAX_BINS + binned[known]
+                table = np.bincount(place, minlength=requests * MAX_BINS).reshape(-1, MAX_BINS)
                 each = table.sum(1)
                 found.counts[number] = table.sum(0)
                 found.squares[number] = (table * table).sum(0)

@@ -27,9 +27,9 @@ AUC_RESAMPLES = 200
 """An AUC takes a pass over all rows for each resample."""
 CONFIRMED_LEVEL = 0.99
 """Level of `confirmed`, strict because it is evaluated repeatedly."""
-LEAST_REQUESTS = 30
+MIN_REQUESTS = 30
 """Requests with a positive below which a bootstrap interval is too narrow."""
-LEAST_DEFINED = 0.9
+MIN_DEFINED = 0.9
 """Share of the resamples in which a metric must be defined for an interval."""
 UNDEFINED = Interval(float("nan"), float("nan"), float("nan"))
 
@@ -172,7 +172,7 @@ def _confirmed(
     # unlabeled requests have no known client, so a single client may have sent them all
     labeled = np.array([client is not None for client in clients], bool)
     for kept in (whole, labeled, *(clients != client for client in doubted)):
-        if has_positive[kept].sum() < LEAST_REQUESTS:
+        if has_positive[kept].sum() < MIN_REQUESTS:
             return [UNDEFINED] * information.shape[1]
         found = information if kept is whole else sums.information(weights * kept)
         found = found - found[:, [reference]]
@@ -192,6 +192,6 @@ def _hull(one: Interval, other: Interval) -> Interval:
 def _interval(drawn: F64, level: float = LEVEL) -> Interval:
     """Returns the interval of a metric. drawn: [1 + resamples], the first being the value itself."""
     defined = drawn[1:][np.isfinite(drawn[1:])]
-    if not np.isfinite(drawn[0]) or defined.size < LEAST_DEFINED * (drawn.size - 1):
+    if not np.isfinite(drawn[0]) or defined.size < MIN_DEFINED * (drawn.size - 1):
         return UNDEFINED
     return Interval(float(drawn[0]), *percentiles(defined, level))

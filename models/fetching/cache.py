@@ -26,7 +26,7 @@ from polyrec.models.bundle.manifest import MANIFEST, NUMBERS, FileDigest, read_m
 from polyrec.models.errors import BundleError
 from polyrec.models.fetching.store import FetchError, FileMissing, pieces, read
 from polyrec.models.fetching.url import ModelUrl
-from polyrec.models.files import MOST_SERVED_BYTES
+from polyrec.models.files import MAX_SERVED_BYTES
 
 NAME = "[0-9a-f]{32}"
 INSIDE = "bundle"
@@ -40,11 +40,11 @@ class Mismatch(FetchError):
 
 
 class ModelCache:
-    """Keeps fetched bundles in a folder of at most `most_bytes`; removes the least recently loaded first."""
+    """Keeps fetched bundles in a folder of at most `max_bytes`; removes the least recently loaded first."""
 
-    def __init__(self, folder: Path, most_bytes: int) -> None:
+    def __init__(self, folder: Path, max_bytes: int) -> None:
         self._folder = folder
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
 
     def load(self, url: ModelUrl) -> Bundle:
         """Loads the bundle at a URL, fetching it if it is not in the folder. Raises FetchError or
@@ -118,11 +118,11 @@ class ModelCache:
                     versions.append((folder.stat().st_mtime, size, folder))
         total = sum(size for _, size, _ in versions)
         for _, size, folder in sorted(versions):
-            over = total + needed > self._most_bytes
+            over = total + needed > self._max_bytes
             if over and self._remove(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
                 total -= size
-        if total + needed > self._most_bytes:
-            allowed = f"--model-cache-bytes {self._most_bytes}"
+        if total + needed > self._max_bytes:
+            allowed = f"--model-cache-bytes {self._max_bytes}"
             raise FetchError(f"a bundle has {needed} bytes, for which the model cache has no room: {allowed}")
         free = shutil.disk_usage(self._folder).free
         if needed > free:
@@ -148,7 +148,7 @@ def find_manifest(url: ModelUrl) -> tuple[ModelUrl, bytes]:
     """
     for folder in (url, url.child(INSIDE)):
         try:
-            return folder, read(folder.child(MANIFEST), MOST_SERVED_BYTES)
+            return folder, read(folder.child(MANIFEST), MAX_SERVED_BYTES)
         except FileMissing:
             pass
     raise FileMissing(f"no bundle at '{url}': there is no {MANIFEST}")

@@ -18,7 +18,7 @@ from polyrec.models.fetching.url import SCHEME, ModelUrl
 PIECE_BYTES = 4 * 2**20
 TIMEOUT_S = 60.0
 """Longest wait for a connection, and for the next bytes of a file."""
-LEAST_BYTES_PER_S = 2**16
+MIN_BYTES_PER_S = 2**16
 """Least average rate of a file, beyond TIMEOUT_S: while a store dribbles, no other plan is opened.
 
 Not a setting: at this rate a model of a gigabyte takes 4.6 hours, so nobody needs less."""
@@ -36,13 +36,13 @@ class FileMissing(FetchError):
     """Raised when there is no file at the URL."""
 
 
-def read(url: ModelUrl, most_bytes: int) -> bytes:
-    """Reads a whole file. Raises FetchError, also if it has more than `most_bytes`; FileMissing."""
+def read(url: ModelUrl, max_bytes: int) -> bytes:
+    """Reads a whole file. Raises FetchError, also if it has more than `max_bytes`; FileMissing."""
     content = bytearray()
     for piece in pieces(url):
         content += piece
-        if len(content) > most_bytes:
-            raise FetchError(f"'{url}' has more than {most_bytes} bytes")
+        if len(content) > max_bytes:
+            raise FetchError(f"'{url}' has more than {max_bytes} bytes")
     return bytes(content)
 
 
@@ -52,7 +52,7 @@ def pieces(url: ModelUrl) -> Iterator[bytes]:
 
 
 class Pace:
-    """The time that a file may take: TIMEOUT_S plus its bytes at LEAST_BYTES_PER_S."""
+    """The time that a file may take: TIMEOUT_S plus its bytes at MIN_BYTES_PER_S."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -65,7 +65,7 @@ class Pace:
     @property
     def left_s(self) -> float:
         """Seconds until more bytes must have arrived; negative if it is too slow."""
-        return self._begun_s + TIMEOUT_S + self._size / LEAST_BYTES_PER_S - self._clock()
+        return self._begun_s + TIMEOUT_S + self._size / MIN_BYTES_PER_S - self._clock()
 
 
 def paced(
@@ -81,7 +81,7 @@ def paced(
 
 
 def _too_slow(what: str) -> str:
-    return f"{what} arrives at less than {LEAST_BYTES_PER_S} bytes a second"
+    return f"{what} arrives at less than {MIN_BYTES_PER_S} bytes a second"
 
 
 class Watch:

@@ -17,7 +17,7 @@ from pydantic import PlainValidator, WithJsonSchema
 from pydantic_core import core_schema
 
 SCHEME = "://"
-MOST_CHARACTERS = 1000
+MAX_CHARACTERS = 1000
 _ALLOWED = re.compile(r"[a-z][a-z0-9+.-]*://[^\s?#%*,;\[\]\\'\"\x00-\x1f\x7f-\x9f]+")
 CONTAINER_FIRST = ("abfs://", "abfss://")
 """Schemes with `CONTAINER@ACCOUNT`, where the part before the @ is not a login."""
@@ -33,7 +33,7 @@ class ModelUrl:
         text = self.text.rstrip("/")
         rest = text.partition(SCHEME)[2]
         first, *segments = rest.split("/")
-        if len(text) > MOST_CHARACTERS or not _ALLOWED.fullmatch(text) or "::" in text:
+        if len(text) > MAX_CHARACTERS or not _ALLOWED.fullmatch(text) or "::" in text:
             raise ValueError("a URL of a model is SCHEME://PLACE/PATH, without query, escapes and chains")
         if {"", ".", ".."} & {*segments} or first in (".", ".."):
             raise ValueError("a URL of a model has no empty parts, '.' or '..'")

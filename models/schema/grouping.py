@@ -24,13 +24,13 @@ Names = frozenset[str]
 
 
 def choose_groups(
-    plain_bytes: Mapping[str, int], grouped_bytes: Callable[[Names], int], least_saved: int = 1
+    plain_bytes: Mapping[str, int], grouped_bytes: Callable[[Names], int], min_saved: int = 1
 ) -> tuple[tuple[str, ...], ...]:
     """Returns the groups to deduplicate, ordered by their first feature; features left out stay plain.
 
     plain_bytes: feature -> bytes without deduplication.
     grouped_bytes: returns the bytes of a deduplicated group, index included. Greedy: repeatedly merges the
-    two groups whose union saves most, while that saves at least `least_saved` bytes. A group that saves less
+    two groups whose union saves most, while that saves at least `min_saved` bytes. A group that saves less
     than that compared with plain features is left out.
     """
     groups: list[Names] = [frozenset((name,)) for name in plain_bytes]
@@ -49,14 +49,14 @@ def choose_groups(
         consider(a, b)
     while pairs:
         a, b = max(pairs, key=lambda pair: pairs[pair])
-        if pairs[a, b] < least_saved:
+        if pairs[a, b] < min_saved:
             break
         groups = [g for g in groups if g not in (a, b)]
         pairs = {pair: saved for pair, saved in pairs.items() if not {a, b} & set(pair)}
         for other in groups:
             consider(other, a | b)
         groups.append(a | b)
-    paying = [g for g in groups if sum(plain_bytes[name] for name in g) - bytes_[g] >= least_saved]
+    paying = [g for g in groups if sum(plain_bytes[name] for name in g) - bytes_[g] >= min_saved]
     order = list(plain_bytes)
     named = [tuple(sorted(g, key=order.index)) for g in paying]
     return tuple(sorted(named, key=lambda g: order.index(g[0])))

@@ -19,8 +19,8 @@ from polyrec.models.schema.batch import I64
 
 TIERS = ("device", "host", "disk", "remote")
 DEVICE, HOST, DISK, REMOTE = range(4)
-MOST_BLOCKS = 1 << 18
-MOST_STEPS = 8
+MAX_BLOCKS = 1 << 18
+MAX_STEPS = 8
 """With more boundaries in a block, as with many small tables, a binary search is faster."""
 SMALL = 512
 """So few rows are found faster by one binary search too: it is one array operation instead of five."""
@@ -65,7 +65,7 @@ class TierLayout:
         base = np.array(list(self.base.values()), np.int64)
         self._filed_shift: I64 = np.repeat(filed - base, len(TIERS))[used]
         self.counts: I64 = held.ravel()[used]
-        self._block = max(4, (self.total // MOST_BLOCKS).bit_length())
+        self._block = max(4, (self.total // MAX_BLOCKS).bit_length())
         first = np.arange((self.total >> self._block) + 1) << self._block
         last = np.minimum(first + (1 << self._block), max(self.total, 1)) - 1
         self._range_of_block: NDArray[np.int16] = self._searched(first).astype(np.int16)
@@ -87,7 +87,7 @@ class TierLayout:
 
     def segments(self, rows: I64) -> I64:
         """Returns the range of each row, int64 [n], an index into `tier`, `table`, `starts` and `counts`."""
-        if rows.size <= SMALL or self._steps > MOST_STEPS:
+        if rows.size <= SMALL or self._steps > MAX_STEPS:
             return self._searched(rows)
         segments: I64 = self._range_of_block.take(rows >> self._block).astype(np.int64)
         for _ in range(self._steps):

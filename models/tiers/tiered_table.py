@@ -20,7 +20,7 @@ from polyrec.models.tiers.row_format import RowFormat
 from polyrec.models.tiers.slab import Bytes
 from polyrec.models.tiers.tier_settings import CACHED, PAGE_BYTES, TierCuts, TierSettings
 
-LEAST_BYTES = 4 * PAGE_BYTES
+MIN_BYTES = 4 * PAGE_BYTES
 
 
 class TieredTable:
@@ -42,8 +42,8 @@ class TieredTable:
             raise ValueError(f"rows must be float32 [n, width], not {rows.dtype} {rows.shape}")
         if counts is not None and counts.shape != rows.shape[:1]:
             raise ValueError(f"counts must have the shape ({len(rows)},), not {counts.shape}")
-        if memory_bytes < LEAST_BYTES:
-            raise ValueError(f"memory_bytes must be at least {LEAST_BYTES}, not {memory_bytes}")
+        if memory_bytes < MIN_BYTES:
+            raise ValueError(f"memory_bytes must be at least {MIN_BYTES}, not {memory_bytes}")
         total = len(rows)
         row_format = RowFormat(rows.shape[1], "fp32")
         order, self._rank = np.arange(0), None

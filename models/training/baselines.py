@@ -29,7 +29,7 @@ EPOCHS = 5
 CHECKS_PER_EPOCH = 2
 PATIENCE = 2
 SLICE_ROWS = 65536
-MOST_DENSE = 5.0
+MAX_DENSE = 5.0
 """Dense values are clipped to +- this, so that one outlier cannot dominate a linear model."""
 
 CONSTANT, LOGISTIC = "constant", "logistic"
@@ -91,7 +91,7 @@ class LinearTerms:
         parts: list[tuple[I64, I64, F64]] = []
         if dense:
             column = np.tile(self._dense[role] + np.arange(dense), rows)
-            value = np.clip(block.dense.ravel().astype(np.float64), -MOST_DENSE, MOST_DENSE)
+            value = np.clip(block.dense.ravel().astype(np.float64), -MAX_DENSE, MAX_DENSE)
             parts.append((np.repeat(np.arange(rows), dense), column, value))
         singles = self._singles[role]
         if singles.size:

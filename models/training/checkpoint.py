@@ -28,7 +28,7 @@ from polyrec.models.files import atomic_path
 
 FORMAT = "polyrec-checkpoint-1"
 LOCK = "lock"
-MOST_SHOWN = 40
+MAX_SHOWN = 40
 """Maximum characters of a value in a message."""
 
 Identity = Mapping[str, Any]
@@ -177,7 +177,7 @@ def _flat(found: Identity, before: str = "") -> dict[str, Any]:
 
 def _shown(value: Any) -> str:
     text = json.dumps(value)
-    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def _sync(path: Path) -> None:

@@ -20,11 +20,11 @@ from polyrec.models.dlrm.dlrm import DenseNet
 from polyrec.models.schema.batch import F32, F64, I64
 
 NEWTON_STEPS = 100
-MOST_SCALE, HALF_AT = 0.5, 10.0
+MAX_SCALE, HALF_AT = 0.5, 10.0
 """Weights that are the best of many checks are overconfident, those that few clicks chose most of all."""
 SCALE_WEIGHT, SHIFT_WEIGHT = 10.0, 20.0
-LEAST_SCALE = 0.01
-LEAST_GAIN = 1e-12
+MIN_SCALE = 0.01
+MIN_GAIN = 1e-12
 """Log-likelihood that a step of the fit must promise."""
 
 
@@ -75,21 +75,21 @@ def fit_scale(probabilities: F32, label: F32, base_rate: float, trained_before: 
     was right, so a scale of 1 is expected.
 
     This is a maximum a posteriori fit under a normal prior (SCALE_WEIGHT, SHIFT_WEIGHT). The prior expects no
-    shift, and a smaller scale the fewer clicks selected the weights: MOST_SCALE n / (n + HALF_AT) for n
+    shift, and a smaller scale the fewer clicks selected the weights: MAX_SCALE n / (n + HALF_AT) for n
     clicks. Thousands of clicks outweigh the prior; with a dozen, the maximum likelihood scale may be far
-    above 1. The scale is at least LEAST_SCALE, which preserves the ranking.
+    above 1. The scale is at least MIN_SCALE, which preserves the ranking.
     """
     clicks = float(label.sum())
     clicks = min(clicks, label.size - clicks)
-    expected = 1.0 if trained_before else MOST_SCALE * clicks / (clicks + HALF_AT)
+    expected = 1.0 if trained_before else MAX_SCALE * clicks / (clicks + HALF_AT)
     center = log_odds(base_rate)
     p = np.clip(probabilities.astype(np.float64), 1e-7, 1 - 1e-7)
     spread = np.log(p / (1 - p)) - center
     x = np.column_stack((spread, np.ones(p.size)))
     prior, weight = np.array([expected, 0.0]), np.array([SCALE_WEIGHT, SHIFT_WEIGHT])
     scale, shift = _most_probable(x, np.full(p.size, center), label, prior, weight)
-    if scale < LEAST_SCALE:
-        scale = LEAST_SCALE
+    if scale < MIN_SCALE:
+        scale = MIN_SCALE
         (shift,) = _most_probable(x[:, 1:], center + scale * spread, label, prior[1:], weight[1:])
     return LogitScale(float(scale), float(center * (1 - scale) + shift))
 
@@ -112,10 +112,10 @@ def _most_probable(x: F64, offset: F64, label: F32, prior: F64, weight: F64) -> 
         gradient = x.T @ (q - label) + weight * (found - prior)
         step = np.linalg.solve((x * (q * (1 - q))[:, None]).T @ x + np.diag(weight), gradient)
         gain = float(gradient @ step)
-        if gain < LEAST_GAIN:
+        if gain < MIN_GAIN:
             break
         # a full step overshoots where the sigmoid is flat, possibly forever, so halve it until the loss falls
-        while (then := loss(found - step)) > least - gain / 10 and gain > LEAST_GAIN:
+        while (then := loss(found - step)) > least - gain / 10 and gain > MIN_GAIN:
             step, gain = step / 2, gain / 2
         if then >= least:
             break

@@ -20,15 +20,15 @@ from polyrec.models.schema.schema import Schema
 from polyrec.models.schema.vocabulary import Vocabulary
 
 RECIPES = Path(__file__).parent / "recipes"
-MOST_BATCH_ROWS, LEAST_BATCH_ROWS = 512, 64
-LEAST_STEPS = 100
+MAX_BATCH_ROWS, MIN_BATCH_ROWS = 512, 64
+MIN_STEPS = 100
 
 
 class Recipe(Strict):
     """Hyperparameters of training. The defaults are the best on average over the public data sets
     (docs/results/recipes.md).
 
-    batch_rows: rows per step; None: MOST_BATCH_ROWS, or fewer (down to LEAST_BATCH_ROWS) to get LEAST_STEPS
+    batch_rows: rows per step; None: MAX_BATCH_ROWS, or fewer (down to MIN_BATCH_ROWS) to get MIN_STEPS
     per epoch.
     by_request: whether batches are whole requests, see models/training/row_order.py; None: if the schema has
     a group.
@@ -93,7 +93,7 @@ class Recipe(Strict):
         """Returns the rows per step, given the number of training rows."""
         if self.batch_rows is not None:
             return self.batch_rows
-        return min(MOST_BATCH_ROWS, max(LEAST_BATCH_ROWS, rows // LEAST_STEPS))
+        return min(MAX_BATCH_ROWS, max(MIN_BATCH_ROWS, rows // MIN_STEPS))
 
     def steps_per_epoch(self, rows: int) -> int:
         """Returns the steps per epoch, given the number of training rows."""

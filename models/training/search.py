@@ -41,9 +41,9 @@ from polyrec.models.training.unseen import count_lookups
 KEEP = 3
 """One in KEEP candidates goes on to the next rung, which has KEEP times the rows."""
 RUNGS = 3
-MOST_CANDIDATES = 81
-MOST_CHANGES = 4
-LEAST_GAIN = 2.0
+MAX_CANDIDATES = 81
+MAX_CHANGES = 4
+MIN_GAIN = 2.0
 """Standard errors by which a candidate must be better than the base."""
 FIRST_RUNG = 1 / (RUNGS + 1)
 """Share of the time after which the first rung takes no further candidates. Every rung costs about as much: a
@@ -139,7 +139,7 @@ def search_recipe(
     encoder = learner.encoder_of(splitter, (TRAIN,))
     with learner.encoded(encoder, splitter, (TRAIN, VALIDATION)) as data:
         trials = _Trials(learner, encoder, data, end, log, clock)
-        changes = [{}, *draw_changes(base, (candidates or MOST_CANDIDATES) - 1, base.recipe.seed)]
+        changes = [{}, *draw_changes(base, (candidates or MAX_CANDIDATES) - 1, base.recipe.seed)]
         first: list[Trial] = []
         full = end - (1 - FIRST_RUNG) * seconds
         for candidate, change in enumerate(changes):
@@ -236,16 +236,14 @@ def survivors(rung: list[Trial]) -> list[int]:
 def choose(rungs: list[list[Trial]]) -> Trial:
     """Returns the best trial of the last rung that has several finished candidates; else the base's.
 
-    A candidate replaces the base only if its gain exceeds LEAST_GAIN standard errors: the best of many on few
+    A candidate replaces the base only if its gain exceeds MIN_GAIN standard errors: the best of many on few
     validation rows is often just lucky.
     """
     for rung in reversed(rungs):
         done = [t for t in rung if t.log_loss is not None]
         if len(done) > 1:
             good = [
-                t
-                for t in done
-                if t.gain is None or t.gain_error is None or t.gain > LEAST_GAIN * t.gain_error
+                t for t in done if t.gain is None or t.gain_error is None or t.gain > MIN_GAIN * t.gain_error
             ]
             return min(good or done[:1], key=lambda t: (t.log_loss, t.candidate))
     return rungs[0][0]
@@ -270,7 +268,7 @@ def changed(training: Training, changes: Mapping[str, Mapping[str, Any]]) -> Tra
 
 
 def draw_changes(training: Training, count: int, seed: int) -> list[Changes]:
-    """Draws `count` different sets of one to MOST_CHANGES changes of a recipe.
+    """Draws `count` different sets of one to MAX_CHANGES changes of a recipe.
 
     Returns fewer if there are not enough. The first n for a seed are the same for every count. Nested widths
     keep their width.
@@ -288,7 +286,7 @@ def draw_changes(training: Training, count: int, seed: int) -> list[Changes]:
         if len(found) == count:
             break
         one: Changes = {}
-        for k in np.sort(random.permutation(len(keys))[: random.integers(1, MOST_CHANGES + 1)]):
+        for k in np.sort(random.permutation(len(keys))[: random.integers(1, MAX_CHANGES + 1)]):
             part, key = keys[k]
             others = [v for v in CHOICES[part][key] if v != raw[part][key]]
             one.setdefault(part, {})[key] = others[random.integers(len(others))]

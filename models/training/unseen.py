@@ -21,9 +21,9 @@ from polyrec.models.training.recipe import Recipe
 from polyrec.models.training.source import RowSource
 
 SLICE_ROWS = 65536
-LEAST_SHARE = 0.01
+MIN_SHARE = 0.01
 """A feature with a smaller share of unseen ids is left alone."""
-MOST_PROBABILITY = 0.95
+MAX_PROBABILITY = 0.95
 """Even the rarest ids are kept now and then, so that no row stays untrained."""
 
 
@@ -70,7 +70,7 @@ def unseen_shares(encoder: Encoder, known: Mapping[str, I64], new: Mapping[str, 
     known, new: `count_lookups` of the training and of the validation rows; if either is empty, nothing is
     hidden. The share is (u - t) / (1 - t), where t is the share of the training rows' look-ups that are out
     of vocabulary, and u the share of the validation rows' look-ups that are out of vocabulary or of an id
-    that this feature never has in training rows. Features below LEAST_SHARE are left out.
+    that this feature never has in training rows. Features below MIN_SHARE are left out.
     """
     shares = {}
     for feature in encoder.schema.categorical:
@@ -82,7 +82,7 @@ def unseen_shares(encoder: Encoder, known: Mapping[str, I64], new: Mapping[str, 
         unseen[vocabulary.oov_rank], unseen[vocabulary.missing_rank] = True, False
         hidden = before[vocabulary.oov_rank] / before.sum()
         share = (after[unseen].sum() / after.sum() - hidden) / max(1.0 - hidden, 1e-9)
-        if share >= LEAST_SHARE:
+        if share >= MIN_SHARE:
             shares[feature.name] = round(float(share), 4)
     return shares
 
@@ -91,7 +91,7 @@ def hide_unseen(encoder: Encoder, counts: Mapping[str, I64], shares: Mapping[str
     """Returns the probability of each rank to be dropped, so that each feature's share of look-ups is hidden.
 
     counts: `count_lookups` of the training rows. An id with n look-ups among them is dropped with probability
-    min(MOST_PROBABILITY, t / n), where t is chosen to meet the share.
+    min(MAX_PROBABILITY, t / n), where t is chosen to meet the share.
     """
     found = {}
     for feature in encoder.schema.categorical:
@@ -101,20 +101,20 @@ def hide_unseen(encoder: Encoder, counts: Mapping[str, I64], shares: Mapping[str
         vocabulary = encoder.vocabulary(feature)
         count = counts[feature.name].copy()
         count[[vocabulary.oov_rank, vocabulary.missing_rank]] = 0
-        probability = np.minimum(MOST_PROBABILITY, _scale(count, share) / np.maximum(count, 1))
+        probability = np.minimum(MAX_PROBABILITY, _scale(count, share) / np.maximum(count, 1))
         probability[[vocabulary.oov_rank, vocabulary.missing_rank]] = 0.0
         found[feature.name] = probability.astype(np.float32)
     return found
 
 
 def _scale(count: I64, share: float) -> float:
-    """Returns t such that dropping each of n look-ups with min(MOST_PROBABILITY, t / n) drops this share."""
+    """Returns t such that dropping each of n look-ups with min(MAX_PROBABILITY, t / n) drops this share."""
     n, ids = np.unique(count[count > 0], return_counts=True)
     lookups = n * ids
     low, high = 0.0, float(n.max(initial=1))
     for _ in range(60):
         middle = (low + high) / 2
-        dropped = (np.minimum(MOST_PROBABILITY, middle / n) * lookups).sum()
+        dropped = (np.minimum(MAX_PROBABILITY, middle / n) * lookups).sum()
         low, high = (middle, high) if dropped < share * lookups.sum() else (low, middle)
     return high
 

@@ -36,7 +36,7 @@ ASSUMED = TierCost(
 """Processor time where nothing was measured: of an Intel Xeon, rounded (docs/results/tier-cut-times.md)."""
 READS_AT_ONCE = 16
 """Reads that a disk serves side by side, where nothing was measured."""
-MOST_LOOKUPS = 1e7
+MAX_LOOKUPS = 1e7
 CURVE_POINTS = 33
 
 
@@ -110,11 +110,11 @@ class CutTiming:
     def __init__(self, tables: Tables, opened: OpenedCuts, below: BelowMemory, ahead: bool) -> None:
         self._lookups, self._opened, self._cost, self.ahead = tables.lookups, opened, below.cost, ahead
         # interpolated, since each point sums over all runs of the tables
-        self._at: F64 = np.geomspace(1.0, MOST_LOOKUPS, CURVE_POINTS)
+        self._at: F64 = np.geomspace(1.0, MAX_LOOKUPS, CURVE_POINTS)
         found = [batch_reads(tables, opened, n, below.cost.cached) for n in self._at.tolist()]
         self._reads: F64 = np.array([one.reads for one in found])
         # both are in proportion to the look-ups
-        self._below, self._remote = found[-1].below / MOST_LOOKUPS, found[-1].remote / MOST_LOOKUPS
+        self._below, self._remote = found[-1].below / MAX_LOOKUPS, found[-1].remote / MAX_LOOKUPS
 
     def reads(self, rows: float) -> BatchReads:
         """Returns what a batch of `rows` rows reads on average."""

@@ -17,8 +17,8 @@ from polyrec.planner.traffic import (
     DEEPRECSYS_MEAN,
     DEEPRECSYS_SIGMA,
     HEAVY_SIGMA,
+    MAX_ROWS,
     MLPERF,
-    MOST_ROWS,
     Sizes,
     Traffic,
 )
@@ -59,7 +59,7 @@ def size_classes(sizes: Sizes) -> tuple[SizeClass, ...]:
     sigma = HEAVY_SIGMA if sizes.kind == "heavy" else DEEPRECSYS_SIGMA
     normal = NormalDist(math.log(sizes.mean or DEEPRECSYS_MEAN) - sigma**2 / 2, sigma)
     at = np.array([normal.inv_cdf((i + 0.5) / GRID) for i in range(GRID)])
-    return grouped(np.clip(np.rint(np.exp(at)), 1, MOST_ROWS), np.ones(GRID))
+    return grouped(np.clip(np.rint(np.exp(at)), 1, MAX_ROWS), np.ones(GRID))
 
 
 def grouped(values: F64, shares: F64) -> tuple[SizeClass, ...]:

@@ -18,7 +18,7 @@ CLEAR_S = 10.0
 """Time in which a backlog should be cleared."""
 CALM_S = 120.0
 """Time for which fewer replicas must be enough before one is removed."""
-LEAST_FALL = 0.5
+MIN_FALL = 0.5
 """Share of `worth` to which the price must fall before a replica is removed."""
 
 
@@ -69,7 +69,7 @@ def replicas_needed(loads: Sequence[ReplicaLoad], bounds: ScalingBounds) -> int:
     if bounds.worth is not None:
         if price >= bounds.worth:
             needed = max(needed, len(loads) + 1)
-        elif price > LEAST_FALL * bounds.worth:
+        elif price > MIN_FALL * bounds.worth:
             needed = max(needed, len(loads))
     return needed
 

@@ -24,7 +24,7 @@ Name = TypeVar("Name", str, int)
 CHOICES = 2
 SILENT_S = 5.0
 """Age of a report from which a replica is picked only if all reports are as old."""
-MOST_SENT = 4096
+MAX_SENT = 4096
 """Maximum remembered queries of a replica since its last report; with more, the report is obsolete."""
 DRAWS = 4
 """Draws per candidate before all replicas that report are listed."""
@@ -48,7 +48,7 @@ class ReplicaState:
     wait_s: float = 0.0
     service_s: float = 0.0
     at_s: float = 0.0
-    sent: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=MOST_SENT))
+    sent: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=MAX_SENT))
 
     def advance(self, now_s: float, work_s: float = 0.0) -> None:
         """Moves the wait to now_s and adds work; a time in the past adds the work alone."""

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-MOST_WEIGHT = 100
+MAX_WEIGHT = 100
 """Weight of the largest replica; HAProxy allows 256."""
 
 
 def capacity_weights(rows_s: Sequence[float]) -> list[int]:
-    """Returns weights from 1 to MOST_WEIGHT in proportion to capacities; equal ones if none is known (0)."""
+    """Returns weights from 1 to MAX_WEIGHT in proportion to capacities; equal ones if none is known (0)."""
     most = max(rows_s, default=0.0)
-    return [max(round(MOST_WEIGHT * one / most), 1) if most > 0 else MOST_WEIGHT for one in rows_s]
+    return [max(round(MAX_WEIGHT * one / most), 1) if most > 0 else MAX_WEIGHT for one in rows_s]
 
 
 def weight_percent(lane_share: float, backlog_s: float, budget_s: float) -> int:

@@ -19,7 +19,7 @@ class ArmRecords:
 
     took_s: seconds of each answered request. late: number of answers past their budget. failed: number of
     requests that the arm did not answer. Both without those that no version can fail, as their budget is too
-    small (`decision.least_budget_s`). scores: float32 [rows] of each answered request, or of some of them.
+    small (`decision.min_budget_s`). scores: float32 [rows] of each answered request, or of some of them.
     waited_s: seconds of each answered request for which its lane waited for a processor, which other programs
     had; empty: none. excused: number of unanswered requests that such waits explain.
     """

@@ -5,7 +5,7 @@ lower confidence bound for the score shift. The tests are strict because they ar
 Automatic promotion requires the opposite, significant evidence that each bound holds.
 
 Clients choose what they send and, if traffic is split by a field, also which version gets it. So a request
-whose budget is less than `least_budget_s` does not count against a version. And a single value or client
+whose budget is less than `min_budget_s` does not count against a version. And a single value or client
 cannot cause a
 rollback: the bound must still be exceeded without any one group of them.
 """
@@ -120,7 +120,7 @@ def decide(
     return decision
 
 
-def least_budget_s(stable: ArmSums, bounds: RolloutBounds, default_budget_s: float) -> float:
+def min_budget_s(stable: ArmSums, bounds: RolloutBounds, default_budget_s: float) -> float:
     """The least budget in seconds of a request that may fail a version.
 
     It is what the bounds allow a canary to take, or the server's default budget if that is less.

@@ -25,7 +25,7 @@ SAVED_S = 0.005
 
 It is above 0 so that a single ordinary query need not wait for nine times its service time of privileged
 work. It also bounds how long privileged queries are delayed at once."""
-MOST_S = 1.0
+MAX_S = 1.0
 """Maximum credit while lower priorities wait, possibly for lack of a usable lane."""
 
 
@@ -49,9 +49,7 @@ def turn(state: RouterState, lane: LaneState) -> int:
         if not first or pieces[at].order_s < pieces[first].order_s:
             first = at
         at = _next_level(queue, at)
-    return (
-        first if first and _least_s(state, lane, pieces[first].query, pieces[first].rows) <= credit_s else 0
-    )
+    return first if first and _min_s(state, lane, pieces[first].query, pieces[first].rows) <= credit_s else 0
 
 
 def in_turn(state: RouterState, lane: LaneState) -> list[Piece]:
@@ -70,7 +68,7 @@ def charge(queue: Queue, level: int, seconds: float) -> None:
     if level == LOWEST:
         return
     waits = bool(pieces) and pieces[-1].level > level
-    queue.credit_s = min(queue.credit_s + EARNED * seconds, MOST_S if waits else SAVED_S)
+    queue.credit_s = min(queue.credit_s + EARNED * seconds, MAX_S if waits else SAVED_S)
 
 
 def waits_s(state: RouterState, query: Query, margin: float) -> float:
@@ -93,7 +91,7 @@ def _next_level(queue: Queue, at: int) -> int:
     return bisect_left(pieces, (pieces[at].level + 1,), at)
 
 
-def _least_s(state: RouterState, lane: LaneState, query: Query, rows: int) -> float:
+def _min_s(state: RouterState, lane: LaneState, query: Query, rows: int) -> float:
     """Predicts the service time in seconds of a piece, or of the part of it that fits in one batch."""
     path = lane.order[0] if query.required else lane.fastest
     latency = state.paths[path].latency

@@ -20,8 +20,8 @@ from math import exp
 import numpy as np
 
 KEPT = 512
-SIZES_MEMORY_S, LEAST_KEPT = 5.0, 8
-"""Sizes and budgets older than SIZES_MEMORY_S are forgotten, except for the last LEAST_KEPT."""
+SIZES_MEMORY_S, MIN_KEPT = 5.0, 8
+"""Sizes and budgets older than SIZES_MEMORY_S are forgotten, except for the last MIN_KEPT."""
 LONG_MEMORY_S = 1.0
 OUTLIER = 100.0
 """A change between two ticks counts for at most this factor times the known variance."""
@@ -146,7 +146,7 @@ class ObservedTraffic:
         while len(seen_by) > 1 and seen_by[1][0] <= now_s - SIZES_MEMORY_S:
             seen_by.popleft()
         at_s, seen = seen_by[0]
-        kept = max(LEAST_KEPT, self._seen - seen) if at_s <= now_s - SIZES_MEMORY_S else KEPT
+        kept = max(MIN_KEPT, self._seen - seen) if at_s <= now_s - SIZES_MEMORY_S else KEPT
         while len(self._sizes) > kept:
             self._sizes.popleft()
             self._budgets.popleft()

@@ -10,7 +10,7 @@ from enum import StrEnum
 from math import ceil
 from typing import Any, NamedTuple
 
-MOST_PRIORITY = 999_999_999
+MAX_PRIORITY = 999_999_999
 """The lowest priority; only queries without priority (0) rank below it."""
 
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from polyrec.planner.routing.query import Query
 
 LOWEST = 1 << 30
-"""Level of queries without priority; larger than MOST_PRIORITY."""
+"""Level of queries without priority; larger than MAX_PRIORITY."""
 RESERVED_SHARE = 0.1
 """Share of queue capacity and lane time that is reserved for lower priorities."""
 

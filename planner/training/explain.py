@@ -27,7 +27,7 @@ def page(plan: TrainingPlan) -> list[str]:
     lines += ["", *_by_nodes(plan)]
     if plan.wanted_rows_per_s is not None:
         lines += ["", f"least nodes for {rate(plan.wanted_rows_per_s)} rows/s: " + ", ".join(
-            f"{name} {'not reached' if n is None else n}" for name, n in plan.least_nodes.items()
+            f"{name} {'not reached' if n is None else n}" for name, n in plan.min_nodes.items()
         )]  # fmt: skip
     return lines
 

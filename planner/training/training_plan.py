@@ -19,8 +19,8 @@ from polyrec.planner.training.node_placement import NodePlacement, place, slow_s
 from polyrec.planner.training.popularity import Popularity
 
 Limit = Literal["compute", "network", "slow memory", "disk"]
-LEAST_SHARE = 2**-12
-LEAST_POPULAR = 0.01
+MIN_SHARE = 2**-12
+MIN_POPULAR = 0.01
 """Share of popular rows below which fae has no batch of them to draw; it then only copies replicas."""
 DENSE_COUNTS = 16
 GROWTH = 1.1
@@ -59,14 +59,14 @@ class TrainingOption:
 class TrainingPlan:
     """A training plan. chosen: the proposal. baseline: exchanges every look-up; None if it does not fit.
 
-    fastest: options by number of nodes, for each node type. least_nodes: of each type for the wanted speed.
+    fastest: options by number of nodes, for each node type. min_nodes: of each type for the wanted speed.
     """
 
     chosen: TrainingOption
     baseline: TrainingOption | None
     wanted_rows_per_s: float | None
     fastest: dict[str, list[TrainingOption]]
-    least_nodes: dict[str, int | None]
+    min_nodes: dict[str, int | None]
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the plan as plain data."""
@@ -161,7 +161,7 @@ def _fastest(
         for form in (FORMS if nodes > 1 else FORMS[1:2])
         for hot in _budgets(description, node, popularity, form)
         if (option := option_of(description, popularity, node, nodes, form, hot)) is not None
-        and not (form == "fae" and option.popular < LEAST_POPULAR)
+        and not (form == "fae" and option.popular < MIN_POPULAR)
     ]
     return max(options, key=lambda o: (o.rows_per_s, -o.sent_per_row), default=None)
 
@@ -175,7 +175,7 @@ def _budgets(
         return
     room = max(node.memory - description.fixed_bytes, 0) // description.record_bytes
     share = 1.0
-    while share >= LEAST_SHARE:
+    while share >= MIN_SHARE:
         rows = int(room * share)
         if 0 < rows <= popularity.total_rows:
             yield rows

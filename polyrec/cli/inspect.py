@@ -103,10 +103,10 @@ def _file(args: argparse.Namespace) -> int:
 
 def _is_profile(file: Path) -> bool:
     """Returns whether a JSON file has a profile's key; unreadable files are reported when they are loaded."""
-    from polyrec.models.files import MOST_BYTES, read_regular
+    from polyrec.models.files import MAX_BYTES, read_regular
 
     try:
-        raw = json.loads(read_regular(file, MOST_BYTES))
+        raw = json.loads(read_regular(file, MAX_BYTES))
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(raw, dict) and "machine" in raw

@@ -28,9 +28,9 @@ MISSES = ("late", "overloaded", "expired", "unavailable", "error")
 """Outcomes that miss the SLO."""
 CLEAR = "\x1b[H\x1b[J"
 COLOR = re.compile(r"(\x1b\[[0-9;]*m)")
-OTHER_COLUMNS, LEAST_NAME = 62, 18
+OTHER_COLUMNS, MIN_NAME = 62, 18
 """Columns of the paths' table beside the name, and the least that a name keeps."""
-MOST_COLUMNS = 1000
+MAX_COLUMNS = 1000
 """Columns where there is no terminal: nothing is cut."""
 ENTER, LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 """Switches to the terminal's alternate screen without a cursor, and back."""
@@ -183,7 +183,7 @@ def _answered(before: MetricSamples, after: MetricSamples, **labels: str) -> tup
     return both.total, both.quantile(0.5), both.quantile(0.99)
 
 
-def lines(found: Interval, url: str, color: bool, columns: int = MOST_COLUMNS) -> list[str]:
+def lines(found: Interval, url: str, color: bool, columns: int = MAX_COLUMNS) -> list[str]:
     """Formats the view as lines: verdict, figures, paths, lanes. columns: terminal width, to which names
     are cut.
     """
@@ -208,7 +208,7 @@ def lines(found: Interval, url: str, color: bool, columns: int = MOST_COLUMNS) -
         *([f"phases of a request, ms: {_phases(found.phases_s, color)}"] if found.phases_s else []),
         "",
     ]
-    names = max(LEAST_NAME, columns - OTHER_COLUMNS)
+    names = max(MIN_NAME, columns - OTHER_COLUMNS)
     paths = [["path", "answers/s", "share", "p50", "p99", "degraded/s", "quality"]]
     paths += [
         [
@@ -294,7 +294,7 @@ def watch(url: str, every_s: float, once: bool, as_json: bool, model: str | None
                 print(json.dumps(_finite(asdict(found))))
                 return 0
             size = shutil.get_terminal_size()
-            shown = lines(found, url, colored(out), size.columns if live else MOST_COLUMNS)
+            shown = lines(found, url, colored(out), size.columns if live else MAX_COLUMNS)
             if not live:
                 print("\n".join(shown))
                 return 0

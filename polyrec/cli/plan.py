@@ -166,7 +166,7 @@ def _check_flags(args: argparse.Namespace) -> None:
     """Raises PlanError for missing or invalid flags."""
     import math
 
-    from polyrec.planner.plan import MOST_BUDGET_MS, PlanError
+    from polyrec.planner.plan import MAX_BUDGET_MS, PlanError
 
     for flag in ("profile", "slo_ms", "traffic"):
         from_sweep = flag == "slo_ms" and any(text.startswith("slo=") for text in args.sweep or ())
@@ -181,8 +181,8 @@ def _check_flags(args: argparse.Namespace) -> None:
         if low or not math.isfinite(value):
             floor = "a positive number" if least is not None else "at least 1"
             raise PlanError(f"--{flag.replace('_', '-')} {value:g} must be {floor}")
-    if args.slo_ms is not None and args.slo_ms > MOST_BUDGET_MS:
-        raise PlanError(f"--slo-ms {args.slo_ms:g} is more than an hour, {MOST_BUDGET_MS:,}")
+    if args.slo_ms is not None and args.slo_ms > MAX_BUDGET_MS:
+        raise PlanError(f"--slo-ms {args.slo_ms:g} is more than an hour, {MAX_BUDGET_MS:,}")
     if args.sweep and args.out:
         raise PlanError("--sweep makes many plans, --out writes one: omit one of them")
 

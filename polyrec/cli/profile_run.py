@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 FRONT_SECONDS = 6.0
 HOP_SECONDS = 3.0
-LEAST_RATE = 0.2
+MIN_RATE = 0.2
 """Share of positive rows below which accuracy at 0.5 misleads."""
 FRONT_ROWS = 23
 """Rows of a usual request: the front is measured with the path that is fastest at it."""
@@ -264,7 +264,7 @@ def _qualities(
     if args.metric == "accuracy":
         metrics = next(iter(qualities.values())).metrics
         rate = metrics.get("positives", 0.0) / metrics.get("rows", 1.0)
-        if 0 < rate < LEAST_RATE:
+        if 0 < rate < MIN_RATE:
             print(
                 f"warning: {rate:.1%} of the test rows are positive, so predicting none of them has an "
                 f"accuracy of {1 - rate:.1%}: accuracy hardly tells paths apart; --metric information does",

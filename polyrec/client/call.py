@@ -32,7 +32,7 @@ from polyrec.client.errors import (
 A = TypeVar("A")
 FIRST_BACKOFF_S = 0.05
 """Mean wait before the first retry where the server named none; it doubles with each."""
-LEAST_S = 1e-3
+MIN_S = 1e-3
 """Least time for an attempt: with less left it is not begun."""
 
 
@@ -83,7 +83,7 @@ class Call:
     def attempt(self) -> tuple[dict[str, str], float]:
         """Begins an attempt; returns its headers and the seconds left. Raises DeadlineExceeded."""
         left_s = self._deadline - self._clock()
-        if left_s < LEAST_S:
+        if left_s < MIN_S:
             raise self._late()
         self.attempts += 1
         headers = {}
@@ -142,7 +142,7 @@ class Call:
         wait_s = asked_s
         if wait_s is None:
             wait_s = FIRST_BACKOFF_S * 2 ** (self.attempts - 1) * (0.5 + self._jitter())
-        too_late = self._clock() + wait_s + LEAST_S > self._deadline
+        too_late = self._clock() + wait_s + MIN_S > self._deadline
         if self.attempts > self._options.retries or too_late:
             raise error
         return wait_s

@@ -16,7 +16,7 @@ from polyrec.server.http.admin_embeddings import MAX_BODY_BYTES, MAX_JSON_BYTES,
 
 OPTIONS = ("add", "expires_s", "path")
 """Options of the HTTP call that a message may have."""
-MOST_OPTION_CHARACTERS = 256
+MAX_OPTION_CHARACTERS = 256
 """Options are in the URL of the call; the answer to one that is too long says nothing of the message."""
 
 
@@ -63,8 +63,8 @@ def parse_entry(message: Message) -> Entry:
 def _checked(options: dict[str, str]) -> dict[str, str]:
     """Returns the options of a call. Raises UpdateError if one is too long."""
     for name, value in options.items():
-        if len(value) > MOST_OPTION_CHARACTERS:
-            raise UpdateError(f"{name} of {len(value)} characters; at most {MOST_OPTION_CHARACTERS}")
+        if len(value) > MAX_OPTION_CHARACTERS:
+            raise UpdateError(f"{name} of {len(value)} characters; at most {MAX_OPTION_CHARACTERS}")
     return options
 
 

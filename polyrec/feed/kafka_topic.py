@@ -51,7 +51,7 @@ log = logging.getLogger("polyrec.feed")
 
 PARTITIONS_S = 60.0
 """Time between two looks for new partitions."""
-MOST_BYTES = "1000000000"
+MAX_BYTES = "1000000000"
 """Maximum bytes of a rejected message; librdkafka's own limit is that of no broker, 1,000,000."""
 LOG_LEVEL = "2"
 """The highest severity that librdkafka itself prints, which are no failed connections."""
@@ -118,7 +118,7 @@ class KafkaTopic:
         try:
             self._consumer = Consumer(common | own)
             # a message that was read must fit when it is rejected, and only the brokers know their limit
-            self._producer = Producer({"message.max.bytes": MOST_BYTES} | common)
+            self._producer = Producer({"message.max.bytes": MAX_BYTES} | common)
         except KafkaException as e:
             raise FeedFailed(f"the settings for Kafka: {e.args[0].str()}") from None
         self._partitions = 0

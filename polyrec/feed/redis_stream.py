@@ -25,7 +25,7 @@ from polyrec.feed.source import (
 from polyrec.models.text import printable, public
 
 CONSUMER = "polyrec"
-MOST_REJECTED = 10_000
+MAX_REJECTED = 10_000
 """Maximum rejected entries that are kept."""
 AWAY = redis.ReadOnlyError, redis.exceptions.ClusterDownError, redis.exceptions.OutOfMemoryError
 AWAY_CODES = "UNBLOCKED", "NOGROUP", "MISCONF", "NOREPLICAS", "BUSY "
@@ -92,7 +92,7 @@ class RedisStream:
         kept: dict[Any, Any] = dict(message.fields)
         kept |= {b"rejected_id": message.id.encode(), b"rejected_reason": reason.encode()}
         with self._reported():
-            self._store.xadd(f"{self.name}:rejected", kept, maxlen=MOST_REJECTED, approximate=True)
+            self._store.xadd(f"{self.name}:rejected", kept, maxlen=MAX_REJECTED, approximate=True)
         self.acknowledge([message])
 
     def rewind(self) -> None:

@@ -19,7 +19,7 @@ from polyrec.loop.iteration import Iteration, LoopError, StepResult
 from polyrec.loop.steps import Dropped
 
 POLL_S = 1.0
-NOTE_S, MOST_NOTE = 10.0, 500
+NOTE_S, MAX_NOTE = 10.0, 500
 """Longest wait for a note's call, and maximum characters of a note."""
 
 
@@ -28,17 +28,17 @@ class Canary:
     """Tries new plans on a server.
 
     start: body of a rollout's start, except for the plan (server/rollout/documents.py).
-    most_s: maximum time until promotion; after that, the plan is rolled back.
+    max_s: maximum time until promotion; after that, the plan is rolled back.
     """
 
     calls: AdminCalls
     start: Mapping[str, Any]
-    most_s: float
+    max_s: float
 
     def note(self, line: str) -> None:
         """Adds a line to the server's status page; ignored if the server does not answer."""
         with suppress(AdminFailed):
-            self.calls.post("note", {"text": line[:MOST_NOTE]}, NOTE_S)
+            self.calls.post("note", {"text": line[:MAX_NOTE]}, NOTE_S)
 
     def execute(
         self,
@@ -81,10 +81,10 @@ class Canary:
             if ended():
                 self.calls.post("rollout/rollback", {"reason": "the loop's iteration was dropped"})
                 raise Dropped("ended by a person; the canary was rolled back")
-            if clock() - iteration.step_began > self.most_s:
+            if clock() - iteration.step_began > self.max_s:
                 decision = status["rollout"]["decision"]
                 missing = decision["reason"] if decision else "no decision"
-                reason = f"not promoted within {self.most_s:g} s: {missing}"
+                reason = f"not promoted within {self.max_s:g} s: {missing}"
                 self.calls.post("rollout/rollback", {"reason": reason[:200]})
                 continue
             time.sleep(POLL_S)

@@ -146,8 +146,8 @@ def accept_queue_length(listener: socket.socket) -> int:
     return int(waiting)
 
 
-async def _until(done: Callable[[], bool], most_s: float) -> None:
+async def _until(done: Callable[[], bool], max_s: float) -> None:
     loop = asyncio.get_running_loop()
-    until_s = loop.time() + most_s
+    until_s = loop.time() + max_s
     while not done() and loop.time() < until_s:
         await asyncio.sleep(STEP_S)

@@ -170,7 +170,7 @@ class Engine:
         model = serving.model
         self.metrics.build(code_version(), model.name, model.version, serving.plan.paths[0].runtime)
         self.default_budget_s = serving.plan.default_budget_ms / 1e3
-        self.max_budget_s = serving.plan.most_budget_ms(serving.plan.default_budget_ms) / 1e3
+        self.max_budget_s = serving.plan.max_budget_ms(serving.plan.default_budget_ms) / 1e3
         self.metrics.watch(serving.dispatcher, self.default_budget_s)
         self.metrics.tiers([stack.figures for stack in serving.tiers.distinct], serving.tiers.changes)
         self.metrics.live.watch(serving.drifts)

@@ -31,9 +31,9 @@ from polyrec.server.app.tokens import OpenRight
 from polyrec.server.errors import shortened
 from polyrec.server.http.connection.limits import ConnectionLimits, descriptor_limit
 from polyrec.server.live_quality.settings import (
-    MOST_BOUND,
-    MOST_EVERY_S,
-    MOST_SPAN_S,
+    MAX_BOUND,
+    MAX_EVERY_S,
+    MAX_SPAN_S,
     LiveQualitySettings,
     Mode,
     Priority,
@@ -196,11 +196,11 @@ class Settings(Strict):
     prediction_log_window_s: WindowSeconds | None = None
     prediction_log_unlabeled: Unlabeled | None = None
     live_quality: Mode = "off"
-    live_quality_span_s: Annotated[float, Field(gt=0, le=MOST_SPAN_S)] = 86400.0
-    live_quality_every_s: Annotated[float, Field(gt=0, le=MOST_EVERY_S)] = 60.0
+    live_quality_span_s: Annotated[float, Field(gt=0, le=MAX_SPAN_S)] = 86400.0
+    live_quality_every_s: Annotated[float, Field(gt=0, le=MAX_EVERY_S)] = 60.0
     live_quality_trust: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ()
     live_quality_priority: Priority = "idle"
-    live_quality_bound: Annotated[float, Field(ge=0, le=MOST_BOUND)] = 0.2
+    live_quality_bound: Annotated[float, Field(ge=0, le=MAX_BOUND)] = 0.2
     default_budget_ms: BudgetMs | None = None
     max_body_bytes: Annotated[int, Field(ge=1)] | None = None
     max_request_rows: TabledRows | None = None

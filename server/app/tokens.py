@@ -20,7 +20,7 @@ from typing import Annotated, Literal
 from pydantic import Field, SecretStr, model_validator
 
 from polyrec.models.errors import PolyrecError
-from polyrec.models.files import MOST_SERVED_BYTES, Strict, read_json, validate_as
+from polyrec.models.files import MAX_SERVED_BYTES, Strict, read_json, validate_as
 
 Right = Literal["priority", "quality", "feedback", "admin"]
 OpenRight = Literal["priority", "quality"]
@@ -114,7 +114,7 @@ def load_tokens(file: Path) -> Tokens:
     """Reads a tokens file. Raises TokensError with one line that names the key but no secret."""
     what = f"tokens file '{file.name}'"
     try:
-        raw = read_json(file, what, TokensError, MOST_SERVED_BYTES)
+        raw = read_json(file, what, TokensError, MAX_SERVED_BYTES)
     except FileNotFoundError:
         raise TokensError(f"there is no {what}") from None
     return validate_as(Tokens, raw, what, TokensError)

@@ -19,8 +19,8 @@ import orjson
 from polyrec.models.schema.batch import F32
 from polyrec.models.schema.schema import Schema
 from polyrec.models.schema.vocabulary import Vocabulary
-from polyrec.planner.plan import MOST_BUDGET_MS, Limits
-from polyrec.planner.routing.query import MOST_PRIORITY
+from polyrec.planner.plan import MAX_BUDGET_MS, Limits
+from polyrec.planner.routing.query import MAX_PRIORITY
 from polyrec.server.codecs.body_limits import FULL_VALUES, BodyLimits, count
 from polyrec.server.codecs.json_numbers import ALWAYS_FAST_BYTES
 from polyrec.server.codecs.json_rows import explain_malformed
@@ -42,7 +42,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "INT32": np.dtype("<i4"),
 }
 OUTPUT = "probability"
-MAX_TIMEOUT_US = MOST_BUDGET_MS * 1000
+MAX_TIMEOUT_US = MAX_BUDGET_MS * 1000
 COUNTED_BYTES = 2**15
 """Minimum size of an input's data for counting its commas; less is parsed in a millisecond."""
 
@@ -212,10 +212,10 @@ def check_timeout_us(timeout_us: int) -> None:
 
 def check_priority(priority: int) -> None:
     """Validates the parameter `priority`. Raises Malformed."""
-    if not 0 <= priority <= MOST_PRIORITY:
+    if not 0 <= priority <= MAX_PRIORITY:
         raise Malformed(
             f"parameter 'priority' is {priority}; 0 is the default, 1 the highest, "
-            f"{MOST_PRIORITY} the lowest of those above it"
+            f"{MAX_PRIORITY} the lowest of those above it"
         )
 
 

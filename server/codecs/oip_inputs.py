@@ -46,7 +46,7 @@ from polyrec.server.errors import Malformed, TooLarge, shortened
 
 Array = NDArray[Any]
 
-MOST_ROWS = 2**40
+MAX_ROWS = 2**40
 """Upper limit on the first dimension of every tensor, so that no product of dimensions overflows."""
 CONTEXT_LENGTHS, GROUP_LENGTHS = "context_lengths", "group.lengths"
 
@@ -75,7 +75,7 @@ class TensorSpec:
         # some clients send [B, 1] instead of [B] for a batch of scalars
         if len(self.shape) == 1 and len(found) == 2 and found[1] == 1:
             found = found[:1]
-        if not found or not 0 <= found[0] < MOST_ROWS or found[1:] != self.shape[1:]:
+        if not found or not 0 <= found[0] < MAX_ROWS or found[1:] != self.shape[1:]:
             raise Malformed(f"input '{self.name}' has shape {list(shape)}; expected {list(self.shape)}")
         return found
 

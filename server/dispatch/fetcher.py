@@ -23,7 +23,7 @@ from polyrec.models.tiers.view import View
 
 log = logging.getLogger("polyrec.serving")
 
-MOST_UNDER_WAY = 64
+MAX_UNDER_WAY = 64
 """Maximum requests in flight, each on its own connection; further ones wait."""
 
 Done = Callable[[FetchedRows | None], None]
@@ -100,7 +100,7 @@ class Fetcher:
             for sent in tuple(self._under_way):
                 if sent.fetch.batch.until_s <= now_s:
                     self._receive(sent)
-            while self._queue and len(self._under_way) < MOST_UNDER_WAY:
+            while self._queue and len(self._under_way) < MAX_UNDER_WAY:
                 self._send(self._queue.popleft())
 
     def _timeout_s(self) -> float | None:

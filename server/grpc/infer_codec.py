@@ -44,7 +44,7 @@ SHARED_MEMORY = "shared_memory_region"
 NESTED = nested_fields(REQUEST.DESCRIPTOR)
 MIN_FIELDS, FIELDS_OF_INPUT = 1024, 32
 """Maximum fields of a request outside of its inputs, and per input."""
-MOST_BYTES = 2**14
+MAX_BYTES = 2**14
 """Maximum size of messages of other types, which contain just a few names."""
 FINAL_WANTED, FINAL = "triton_enable_empty_final_response", "triton_final_response"
 """Parameters by which Triton's clients ask a stream to mark the last response of a request."""
@@ -131,8 +131,8 @@ def parse_request(models: ModelRepository, body: bytes) -> Any:
 
 def parse_message(kind: Any, body: bytes) -> Any:
     """Parses a message of any other type. kind: its class. Raises Malformed or TooLarge."""
-    if len(body) > MOST_BYTES:
-        raise TooLarge(f"the message has {len(body)} bytes; the most of this kind are {MOST_BYTES}")
+    if len(body) > MAX_BYTES:
+        raise TooLarge(f"the message has {len(body)} bytes; the most of this kind are {MAX_BYTES}")
     return _parsed(kind, body)
 
 

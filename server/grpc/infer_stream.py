@@ -52,7 +52,7 @@ class InferStream:
 
     scope: scope of the call.
     write_s: timeout for the client to accept a response.
-    most_bytes: maximum size of a message, and total size of unanswered messages from which no more are read.
+    max_bytes: maximum size of a message, and total size of unanswered messages from which no more are read.
     """
 
     def __init__(
@@ -62,14 +62,14 @@ class InferStream:
         context: Any,
         scope: Scope,
         write_s: float,
-        most_bytes: int,
+        max_bytes: int,
     ) -> None:
         self._models = models
         self._streams = streams
         self._context = context
         self._scope = scope
         self._write_s = write_s
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._unanswered = self._unanswered_bytes = 0
         self._answered = asyncio.Event()
         self._requests: asyncio.Queue[_Request | None] = asyncio.Queue()
@@ -101,7 +101,7 @@ class InferStream:
         """Reads requests and queues them; None marks the end."""
         try:
             while True:
-                while self._unanswered >= MAX_IN_FLIGHT or self._unanswered_bytes >= self._most_bytes:
+                while self._unanswered >= MAX_IN_FLIGHT or self._unanswered_bytes >= self._max_bytes:
                     self._answered.clear()
                     await self._answered.wait()
                 message = await self._context.read()

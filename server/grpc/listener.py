@@ -42,8 +42,8 @@ class GrpcServer:
         tls: CertifiedKey | None = None,
         access_log: AccessLog | None = None,
     ) -> None:
-        most_bytes = max(engine.serving.max_body_bytes for engine in models.engines)
-        most = max(MIN_READERS, limits.buffered_bytes // most_bytes)
+        max_bytes = max(engine.serving.max_body_bytes for engine in models.engines)
+        most = max(MIN_READERS, limits.buffered_bytes // max_bytes)
         limited = models.default.metrics.limited
 
         def exceeded(limit: str) -> None:
@@ -54,12 +54,12 @@ class GrpcServer:
         self._stopping: asyncio.Task[None] | None = None
         self._server: Any = grpc.aio.server(
             interceptors=() if access_log is None else (LoggedCalls(access_log),),
-            options=_options(limits, most_bytes),
+            options=_options(limits, max_bytes),
             maximum_concurrent_rpcs=limits.connections,
         )
         reader = MessageReader(most, limits.body_s, exceeded)
         inference = InferenceService(
-            models, reader, self._streams, tls is not None, limits.write_s, most_bytes
+            models, reader, self._streams, tls is not None, limits.write_s, max_bytes
         )
         health = HealthService(models, reader, self._streams)
         self._server.add_generic_rpc_handlers(
@@ -90,11 +90,11 @@ class GrpcServer:
         await self._stopping
 
 
-def _options(limits: ConnectionLimits, most_bytes: int) -> list[tuple[str, int]]:
+def _options(limits: ConnectionLimits, max_bytes: int) -> list[tuple[str, int]]:
     return [
         # the server's other processes listen on the same port
         ("grpc.so_reuseport", 1),
-        ("grpc.max_receive_message_length", most_bytes),
+        ("grpc.max_receive_message_length", max_bytes),
         ("grpc.max_concurrent_streams", CONCURRENT_STREAMS),
         ("grpc.max_allowed_incoming_connections", limits.connections),
         ("grpc.server_handshake_timeout_ms", round(1e3 * HANDSHAKE_S)),

@@ -43,7 +43,7 @@ class InferenceService:
 
     secure: whether connections are encrypted.
     write_s: timeout for a client to accept a stream's response.
-    most_bytes: maximum size of a message.
+    max_bytes: maximum size of a message.
     """
 
     def __init__(
@@ -53,13 +53,13 @@ class InferenceService:
         streams: OpenStreams,
         secure: bool,
         write_s: float,
-        most_bytes: int,
+        max_bytes: int,
     ) -> None:
         self._models = models
         self._reader = reader
         self._streams = streams
         self._write_s = write_s
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._secure = secure
 
     def handler(self) -> grpc.GenericRpcHandler:
@@ -114,7 +114,7 @@ class InferenceService:
     async def _stream(self, unused: Any, context: Any) -> None:
         scope = scope_of(context, f"/{SERVICE}/ModelStreamInfer", self._secure)
         try:
-            stream = InferStream(self._models, self._streams, context, scope, self._write_s, self._most_bytes)
+            stream = InferStream(self._models, self._streams, context, scope, self._write_s, self._max_bytes)
             await stream.run()
         except Exception as e:
             if not isinstance(e, RequestError):

@@ -25,7 +25,7 @@ import numpy as np
 from pydantic import Field, ValidationError, model_validator
 from starlette.requests import Request
 
-from polyrec.models.files import MOST_SERVED_BYTES, Strict, one_line
+from polyrec.models.files import MAX_SERVED_BYTES, Strict, one_line
 from polyrec.models.text import public
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.updates.update import (
@@ -46,7 +46,7 @@ from polyrec.server.http.openapi import Endpoint
 
 MAX_BODY_BYTES = 64 << 20
 """Maximum size of a file of updates."""
-MAX_JSON_BYTES = MOST_SERVED_BYTES
+MAX_JSON_BYTES = MAX_SERVED_BYTES
 """Maximum size of a JSON body. Parsing holds the GIL, so all other requests wait."""
 
 Stacks = Callable[[], Mapping[str, TierStack]]
@@ -202,9 +202,9 @@ def embeddings_route(admin: Admin, embeddings: Embeddings) -> Endpoint:
             return embeddings.update_binary(query, body, subject)
 
         # in a thread, as parsing a large update would block the event loop
-        most_bytes = MAX_BODY_BYTES if binary else MAX_JSON_BYTES
+        max_bytes = MAX_BODY_BYTES if binary else MAX_JSON_BYTES
         return await admin.perform(
-            request, "embeddings", most_bytes, lambda body: run_in_thread(lambda: update(body)), subject
+            request, "embeddings", max_bytes, lambda body: run_in_thread(lambda: update(body)), subject
         )
 
     return admin_endpoint(
@@ -215,7 +215,7 @@ def embeddings_route(admin: Admin, embeddings: Embeddings) -> Endpoint:
 def _max_file_bytes(stack: TierStack) -> int:
     """Returns the size of a file that has every row once; larger files are rejected unread."""
     tiers = stack.tiers
-    return tiers.layout.total * (8 + 4 * tiers.row_format.width) + MOST_SERVED_BYTES
+    return tiers.layout.total * (8 + 4 * tiers.row_format.width) + MAX_SERVED_BYTES
 
 
 def table_update(table: str, update: RowUpdate) -> TableUpdate:

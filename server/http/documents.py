@@ -18,7 +18,7 @@ from polyrec.planner.latency_model import LatencyModel
 from polyrec.planner.plan import BudgetMs
 from polyrec.planner.quality import QualityMetric
 from polyrec.planner.routing.explanation import RouterSnapshot
-from polyrec.planner.routing.query import MOST_PRIORITY
+from polyrec.planner.routing.query import MAX_PRIORITY
 from polyrec.server.live_quality.feature_drift import DriftDocument
 from polyrec.server.live_quality.report import LiveQualityDocument
 from polyrec.server.metrics.events import EventKind
@@ -73,7 +73,7 @@ class OptionHeaders(BaseModel):
         Field(
             alias="X-Polyrec-Priority",
             ge=0,
-            le=MOST_PRIORITY,
+            le=MAX_PRIORITY,
             description="1 is the highest, 0 the default and lowest. Above 0 it needs the right `priority`.",
         ),
     ] = 0

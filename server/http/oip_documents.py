@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from polyrec.planner.routing.query import MOST_PRIORITY
+from polyrec.planner.routing.query import MAX_PRIORITY
 from polyrec.server.codecs.oip_codec import MAX_TIMEOUT_US
 from polyrec.server.codecs.oip_header import MAX_DIMENSIONS
 from polyrec.server.http.documents import Absent, DegradedReason, Document, OptionHeaders, Quality
@@ -69,7 +69,7 @@ class InferenceParameters(ProtocolDocument):
     """timeout: latency budget in microseconds, 0: the default. priority: 1 is the highest, 0 the default."""
 
     timeout: Annotated[int, Field(ge=0, le=MAX_TIMEOUT_US)] | None = None
-    priority: Annotated[int, Field(ge=0, le=MOST_PRIORITY)] = 0
+    priority: Annotated[int, Field(ge=0, le=MAX_PRIORITY)] = 0
     quality: Quality = "any"
     binary_data_output: bool = False
 

@@ -10,8 +10,8 @@ import math
 import sys
 from typing import NamedTuple
 
-from polyrec.planner.plan import MOST_BUDGET_MS
-from polyrec.planner.routing.query import MOST_PRIORITY
+from polyrec.planner.plan import MAX_BUDGET_MS
+from polyrec.planner.routing.query import MAX_PRIORITY
 from polyrec.server.app.tokens import Client, Right
 from polyrec.server.errors import Forbidden, Malformed
 from polyrec.server.http.connection.body import Headers
@@ -91,17 +91,17 @@ def parse_budget_s(value: bytes, where: str = "header X-Latency-Budget-Ms") -> f
         budget_ms = math.nan if b"_" in value else float(value)  # float accepts 1_000
     except ValueError:
         budget_ms = math.nan
-    if not 0 < budget_ms <= MOST_BUDGET_MS:
+    if not 0 < budget_ms <= MAX_BUDGET_MS:
         text = value[:40].decode("latin-1")
         raise Malformed(
-            f"{where} is '{text}'; it is a number of milliseconds above 0, {MOST_BUDGET_MS} (an hour) at most"
+            f"{where} is '{text}'; it is a number of milliseconds above 0, {MAX_BUDGET_MS} (an hour) at most"
         )
     return max(budget_ms / 1e3, MIN_BUDGET_S)
 
 
 def parse_priority(value: bytes) -> int:
     """Parses a priority. Raises Malformed."""
-    if not value.isdigit() or len(value) > 9 or int(value) > MOST_PRIORITY:
+    if not value.isdigit() or len(value) > 9 or int(value) > MAX_PRIORITY:
         text = value[:40].decode("latin-1")
         raise Malformed(
             f"header X-Polyrec-Priority is '{text}'; it is 0 (the default, lowest), 1 (highest) or more"

@@ -31,13 +31,13 @@ from polyrec.planner.rollout.window import SlidingWindow
 
 SAMPLE_S = 0.2
 """Least time between batches that are counted."""
-MOST_ROWS = 1024
+MAX_ROWS = 1024
 """Rows of a batch that are counted."""
 WINDOWS_S: Mapping[str, float] = {"1h": 3600.0, "1d": 86400.0}
 SLICES = 12
-LEAST_REQUESTS = 200
+MIN_REQUESTS = 200
 """Requests in a window below which it says nothing."""
-MOST_MOVED_ROWS = 1 << 20
+MAX_MOVED_ROWS = 1 << 20
 """Rows of a table beyond which nothing is counted once its rows have another order than in the bundle."""
 
 
@@ -93,7 +93,7 @@ class FeatureDrift:
         if self._reference is None or now_s < self._next_s or not batch.rows:
             return
         self._next_s = now_s + SAMPLE_S
-        batch = first_rows(batch, MOST_ROWS)
+        batch = first_rows(batch, MAX_ROWS)
         if encoder is not None:
             moved = self._in_order(batch, encoder)
             if moved is None:
@@ -110,7 +110,7 @@ class FeatureDrift:
         for name, window in self._windows.items():
             total = window.total(now_s)
             requests[name] = total.requests
-            if self._reference is None or total.requests < LEAST_REQUESTS:
+            if self._reference is None or total.requests < MIN_REQUESTS:
                 continue
             found[name] = {}
             every = (total.lookups + total.unknown).tolist()
@@ -135,7 +135,7 @@ class FeatureDrift:
             rank_of_id = encoder.vocabularies[table].rank_of_id
             if rank_of_id is own.rank_of_id:
                 continue
-            if own.rows > MOST_MOVED_ROWS:
+            if own.rows > MAX_MOVED_ROWS:
                 return None
             if table not in self._moved or self._moved[table][0] is not rank_of_id:
                 self._moved[table] = rank_of_id, own.rank_of_id[ids_of_ranks(rank_of_id)]

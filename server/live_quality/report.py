@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError
 from polyrec.models.evaluation.comparison import Interval
 from polyrec.models.files import Strict
 
-MOST_BYTES = 2**20
+MAX_BYTES = 2**20
 KEPT_S = 30 * 86400.0
 Ends = tuple[float, float, float]
 """Value, lower and upper end."""
@@ -117,7 +117,7 @@ def write_report(file: Path, report: Report) -> None:
 def read_report(file: Path) -> Report | None:
     """Reads a report; None if there is none that can be read."""
     try:
-        if file.stat().st_size > MOST_BYTES:
+        if file.stat().st_size > MAX_BYTES:
             return None
         return Report.model_validate_json(file.read_bytes())
     except (OSError, ValidationError):

@@ -38,7 +38,7 @@ from polyrec.server.live_quality.labels import RequestLabels, join_labels
 
 FILES = 16
 """Maximum files of requests read in a round."""
-MOST_ROWS = 50_000
+MAX_ROWS = 50_000
 """Maximum rows of the requests of a round."""
 
 
@@ -98,7 +98,7 @@ class LogSampler:
         self._random.shuffle(found)
         found = self._unambiguous(found, ids)
         rows = np.cumsum([request.served.size for request in found])
-        found = found[: min(self._requests, int(np.searchsorted(rows, MOST_ROWS, "right")))]
+        found = found[: min(self._requests, int(np.searchsorted(rows, MAX_ROWS, "right")))]
         join_labels(self._folder, [request.labels for request in found], self.window_s)
         return [r for r in found if r.labels.clients or not self._leave_out]
 

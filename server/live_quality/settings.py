@@ -13,7 +13,7 @@ from polyrec.models.files import Strict
 
 Priority = Literal["idle", "normal"]
 Mode = Literal["off", "measure", "follow"]
-MOST_SPAN_S, MOST_EVERY_S, MOST_BOUND = 1e7, 1e5, 0.5
+MAX_SPAN_S, MAX_EVERY_S, MAX_BOUND = 1e7, 1e5, 0.5
 REQUESTS = 4000
 """Most requests of the window."""
 WINDOW_ROWS = 400_000
@@ -32,11 +32,11 @@ class LiveQualitySettings(Strict):
     """
 
     mode: Mode = "off"
-    span_s: Annotated[float, Field(gt=0, le=MOST_SPAN_S)] = 86400.0
-    every_s: Annotated[float, Field(gt=0, le=MOST_EVERY_S)] = 60.0
+    span_s: Annotated[float, Field(gt=0, le=MAX_SPAN_S)] = 86400.0
+    every_s: Annotated[float, Field(gt=0, le=MAX_EVERY_S)] = 60.0
     trusted: tuple[str, ...] = ()
     priority: Priority = "idle"
-    bound: Annotated[float, Field(ge=0, le=MOST_BOUND)] = 0.2
+    bound: Annotated[float, Field(ge=0, le=MAX_BOUND)] = 0.2
 
 
 class JudgedPath(Strict):

@@ -37,7 +37,7 @@ log = logging.getLogger("polyrec.serving")
 
 KEPT = 100
 OVERLOADED_SHARE = 0.05
-LEAST_REJECTED = 10
+MIN_REJECTED = 10
 """Rejections between two samples below which a server is not called overloaded: one client's tiny budget."""
 CALM_SAMPLES = 3
 """Samples in a row without overload after which one has ended."""
@@ -103,7 +103,7 @@ class Overload:
         """Takes the counts so far. counted: requests that the SLO counts; rejected: of them, 429 and 504."""
         requests, refused = counted - self._counted, rejected - self._rejected
         self._counted, self._rejected = counted, rejected
-        bad = refused > OVERLOADED_SHARE * requests and refused >= LEAST_REJECTED
+        bad = refused > OVERLOADED_SHARE * requests and refused >= MIN_REJECTED
         change = self._episode.note(bad, calm=not bad)
         if bad:
             self._bad_s = now_s

@@ -128,11 +128,11 @@ def label_files(folder: Path) -> PartFiles:
     return PartFiles(folder / FEEDBACK, LABEL_COLUMNS, "time")
 
 
-def remove_old(folder: Path, keep_h: float, most_bytes: int | None, now_s: float) -> None:
-    """Removes the oldest hour if it ended more than keep_h hours ago, then the oldest beyond most_bytes.
+def remove_old(folder: Path, keep_h: float, max_bytes: int | None, now_s: float) -> None:
+    """Removes the oldest hour if it ended more than keep_h hours ago, then the oldest beyond max_bytes.
 
     Only one hour goes by its age at each call, so that a clock that is wrong for some calls costs few.
-    Clients choose how much is logged in an hour, so hours with more than HOUR_SHARE of most_bytes lose their
+    Clients choose how much is logged in an hour, so hours with more than HOUR_SHARE of max_bytes lose their
     oldest files first. now_s: Unix time, seconds.
     """
     now = datetime.fromtimestamp(now_s, UTC)
@@ -145,19 +145,19 @@ def remove_old(folder: Path, keep_h: float, most_bytes: int | None, now_s: float
         """Removes the oldest files of an hour but for `least` while it has more than `most` bytes."""
         nonlocal total
         for _, size, file in files[hour][: len(files[hour]) - least]:
-            if most_bytes is None or total <= most_bytes or sizes[hour] <= most:
+            if max_bytes is None or total <= max_bytes or sizes[hour] <= most:
                 break
             file.unlink(missing_ok=True)
             total -= size
             sizes[hour] -= size
 
     for hour in hours:
-        trim(hour, 1, HOUR_SHARE * (most_bytes or 0))
+        trim(hour, 1, HOUR_SHARE * (max_bytes or 0))
     for hour in hours:
         begun = datetime.strptime(hour.name, HOUR).replace(tzinfo=UTC)
         age = now - begun - timedelta(hours=1)
         old = hour.name == hours[0].name and age.total_seconds() > 3600 * keep_h
-        over = most_bytes is not None and total > most_bytes and age.total_seconds() >= 0
+        over = max_bytes is not None and total > max_bytes and age.total_seconds() >= 0
         if old or over:
             shutil.rmtree(hour, ignore_errors=True)
             total -= sizes[hour]

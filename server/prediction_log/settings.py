@@ -7,14 +7,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from polyrec.models.data.prediction_log import MOST_WINDOW_S
+from polyrec.models.data.prediction_log import MAX_WINDOW_S
 from polyrec.models.files import Strict
 
 LogShare = Annotated[float, Field(gt=0, le=1)]
 FlushSeconds = Annotated[float, Field(gt=0, le=3600)]
 KeptHours = Annotated[float, Field(gt=0, le=1e6)]
 LogBytes = Annotated[int, Field(ge=2**20)]
-WindowSeconds = Annotated[float, Field(gt=0, le=MOST_WINDOW_S)]
+WindowSeconds = Annotated[float, Field(gt=0, le=MAX_WINDOW_S)]
 Unlabeled = Literal["negative", "leave_out"]
 
 

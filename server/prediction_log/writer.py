@@ -63,13 +63,13 @@ READ_BYTES = 2**20
 GATHER_S = 0.02
 """Pause after each read; waking for every request would take processor time from the server."""
 NICE = 10
-MOST_BYTES = 2**26
+MAX_BYTES = 2**26
 """Estimated bytes of buffered rows after which files are written before their time."""
 REMOVE_EVERY_S = 60.0
 """Time after which old files are removed, if there are any."""
 CHECKED_SHARE = 0.1
 """Rows after which it is done before, as a share of the most bytes: clients choose how fast the log grows."""
-MOST_VERSIONS = 8
+MAX_VERSIONS = 8
 """Versions whose values of ids are kept in memory."""
 VALUE_BYTES = 64
 """Bytes of a buffered value beside its text."""
@@ -102,7 +102,7 @@ class Writer:
         self._hide = hiding(schema, self._settings.leave_out, self._settings.hash, key)
         self._id_values = IdValues(schema)
         self._versions: dict[str, VocabularyFile] = {}
-        self._values_of = lru_cache(MOST_VERSIONS)(_loaded)
+        self._values_of = lru_cache(MAX_VERSIONS)(_loaded)
         columns = pa.schema([*LOG_COLUMNS, *stored_types(schema).items()])
         self._features = len(schema.context.names) + len(schema.candidate.names)
         self._requests = PartFiles(folder / REQUESTS, columns, TIME, self._settings.session, settings.shards)
@@ -150,7 +150,7 @@ class Writer:
     def flush(self, always: bool = False) -> None:
         """Writes files if it is time, and removes old ones. Never raises for the disk."""
         now_s = time.monotonic()
-        due = self._bytes >= MOST_BYTES or now_s - self._flushed_s >= self._settings.flush_s
+        due = self._bytes >= MAX_BYTES or now_s - self._flushed_s >= self._settings.flush_s
         if not (always or due):
             return
         self._unchecked_bytes += self._bytes

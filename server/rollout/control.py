@@ -30,7 +30,7 @@ from polyrec.planner.plan import Plan
 from polyrec.planner.rollout.arm_sums import ArmRecords
 from polyrec.planner.rollout.canary_plan import canary_plan
 from polyrec.planner.rollout.comparison import Comparison
-from polyrec.planner.rollout.decision import RolloutBounds, RolloutDecision, decide, least_budget_s
+from polyrec.planner.rollout.decision import RolloutBounds, RolloutDecision, decide, min_budget_s
 from polyrec.planner.rollout.split import Split
 from polyrec.server.app.background import run_in_thread
 from polyrec.server.app.engine import Engine
@@ -183,8 +183,8 @@ class RolloutControl:
             metrics.add("canary", group)
         deaths = traffic.canary.serving.dispatcher.deaths
         compared = rollout.comparison.compare(now_s)
-        least_s = least_budget_s(compared.stable, rollout.bounds, self._engine.default_budget_s)
-        traffic.stable.least_budget_s = traffic.canary.least_budget_s = least_s
+        min_s = min_budget_s(compared.stable, rollout.bounds, self._engine.default_budget_s)
+        traffic.stable.min_budget_s = traffic.canary.min_budget_s = min_s
         live = self._engine.live_quality
         labeled = None if live is None else live.trial(traffic.canary.serving.version)
         decision = decide(compared, deaths, now_s - rollout.began_s, rollout.bounds, labeled)

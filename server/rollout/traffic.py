@@ -44,7 +44,7 @@ class Arm:
     header: response header that identifies the arm.
     shadow: repeats answered requests on the canary.
     groups: the arm's requests by group of values or clients.
-    least_budget_s: requests with a smaller budget are answered but failing them does not count against the
+    min_budget_s: requests with a smaller budget are answered but failing them does not count against the
         version; the server's default budget until the first comparison.
     look: reads how long the canary's lanes have waited for a CPU.
     scored: number of requests whose scores were kept since the last comparison.
@@ -57,7 +57,7 @@ class Arm:
         "groups",
         "header",
         "is_canary",
-        "least_budget_s",
+        "min_budget_s",
         "scored",
         "serving",
         "shadow",
@@ -67,13 +67,13 @@ class Arm:
         self,
         serving: Serving,
         is_canary: bool,
-        least_budget_s: float,
+        min_budget_s: float,
         shadow: Shadow | None = None,
         look: Callable[[], Look] = Look,
     ) -> None:
         self.serving = serving
         self.is_canary = is_canary
-        self.least_budget_s = least_budget_s
+        self.min_budget_s = min_budget_s
         self.shadow = shadow
         self.scored = 0
         self.header = (b"x-polyrec-arm", b"canary" if is_canary else b"stable")
@@ -113,7 +113,7 @@ class Arm:
     def budget_s(self, budget_s: float) -> float:
         """Returns a request's budget at this arm. A canary's leaves the stable version time for a retry."""
         half_s = budget_s / 2
-        return half_s if self.is_canary and half_s >= self.least_budget_s else budget_s
+        return half_s if self.is_canary and half_s >= self.min_budget_s else budget_s
 
 
 class ArmGroup:
@@ -137,7 +137,7 @@ class ArmGroup:
         waited_s = min(took_s, waits[answer.lane]) if waits else 0.0
         records.took_s.append(took_s)
         records.waited_s.append(waited_s)
-        records.late += took_s - waited_s > budget_s >= self.arm.least_budget_s
+        records.late += took_s - waited_s > budget_s >= self.arm.min_budget_s
         scores = answer.probabilities.copy()  # a lane may reuse the memory for its next answer
         arm = self.arm
         if arm.scored < MAX_SCORED:
@@ -155,7 +155,7 @@ class ArmGroup:
             from the budget.
         """
         waited_s = max(_waited_since(since, self.arm.waited()), default=0.0)
-        self._unanswered(budget_s, is_excused=budget_s - waited_s < self.arm.least_budget_s)
+        self._unanswered(budget_s, is_excused=budget_s - waited_s < self.arm.min_budget_s)
 
     def refused(self, budget_s: float) -> None:
         """Records a request that the canary rejected and the stable version answered.
@@ -166,7 +166,7 @@ class ArmGroup:
         self._unanswered(budget_s, is_excused=self.arm.waited_lately_s() >= OVERDUE_EXTRA_S)
 
     def _unanswered(self, budget_s: float, is_excused: bool) -> None:
-        if budget_s >= self.arm.least_budget_s:
+        if budget_s >= self.arm.min_budget_s:
             self._records.excused += is_excused
             self._records.failed += not is_excused
 

@@ -18,7 +18,7 @@ from polyrec.models.bundle.bundle import Bundle, load_bundle
 from polyrec.models.fetching.cache import ModelCache
 from polyrec.models.fetching.store import read
 from polyrec.models.fetching.url import ModelUrl
-from polyrec.models.files import MOST_SERVED_BYTES
+from polyrec.models.files import MAX_SERVED_BYTES
 from polyrec.models.runtimes import best_runtime
 from polyrec.planner.plan import Plan, PlanError, PlannedLane, load_plan, parse_plan, single_path_plan
 from polyrec.server.app.settings import Settings, SettingsError
@@ -88,7 +88,7 @@ class ModelSource:
     def _plan_at(self, url: ModelUrl) -> tuple[Plan, Mapping[Path, Bundle]]:
         """Reads a plan by URL and fetches its bundles. Raises FetchError, BundleError or PlanError."""
         what = f"plan '{url}'"
-        plan = parse_plan(read(url, MOST_SERVED_BYTES), what)
+        plan = parse_plan(read(url, MAX_SERVED_BYTES), what)
         placement = plan.placement
         if placement is not None and placement.files:
             raise PlanError(

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 class Server:
     """A test server and the requests that it received.
 
-    bodies: of all requests, in order of arrival. connections: how many were made; most_open: at once.
+    bodies: of all requests, in order of arrival. connections: how many were made; max_open: at once.
     """
 
     port: int = 0
     bodies: list[bytes] = field(default_factory=list)
     connections: int = 0
-    most_open: int = 0
+    max_open: int = 0
     open: int = 0
 
     def url(self, path: str = "/") -> str:
@@ -50,7 +50,7 @@ async def serving(answer: Answer) -> AsyncIterator[Server]:
         handlers.add(task)
         server.connections += 1
         server.open += 1
-        server.most_open = max(server.most_open, server.open)
+        server.max_open = max(server.max_open, server.open)
         try:
             while True:
                 body = await _request(reader)

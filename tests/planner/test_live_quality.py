@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyrec.planner.live_quality import following_values, reference_path
-from polyrec.planner.quality import LEAST_WORTH
+from polyrec.planner.quality import MIN_WORTH
 
 VALUES = {"table@cpu": 0.25, "hybrid@cpu": 0.25, "dhe@cpu": 0.20}
 OFFSET = st.floats(-1, 1)
@@ -29,7 +29,7 @@ def test_no_value_moves_by_more_than_the_bound() -> None:
 def test_a_path_worse_than_a_constant_is_still_worth_something() -> None:
     values = {"table@cpu": 0.3, "dhe@cpu": 0.05}
     found = following_values(values, {"dhe@cpu": (-0.5, -0.4)}, 0.5)
-    assert found == pytest.approx({"table@cpu": 0.3, "dhe@cpu": LEAST_WORTH * 0.3})
+    assert found == pytest.approx({"table@cpu": 0.3, "dhe@cpu": MIN_WORTH * 0.3})
 
 
 def test_the_reference_is_the_first_of_the_best() -> None:

@@ -152,14 +152,14 @@ def test_a_placements_folder_is_relative_to_the_plan_and_its_store_must_be_named
 
 
 @pytest.mark.parametrize(
-    ("limits", "default_ms", "most_ms"),
+    ("limits", "default_ms", "max_ms"),
     [({}, 100.0, 10_000.0), ({}, 5000.0, 50_000.0), ({"max_budget_ms": 250.0}, 100.0, 250.0)],
 )
 def test_the_cap_on_budgets_follows_the_default_budget(
-    limits: dict[str, Any], default_ms: float, most_ms: float
+    limits: dict[str, Any], default_ms: float, max_ms: float
 ) -> None:
     plan = Plan.model_validate({"paths": [PATH], "limits": limits})
-    assert plan.most_budget_ms(default_ms) == most_ms
+    assert plan.max_budget_ms(default_ms) == max_ms
 
 
 def test_a_placement_in_the_devices_own_memory_needs_no_tiers() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyrec.planner.quality import (
-    LEAST_WORTH,
+    MIN_WORTH,
     QualityDifference,
     differences_of,
     quality_groups,
@@ -67,7 +67,7 @@ def test_a_path_of_unknown_quality_is_worth_as_much_as_the_worst_known() -> None
 
 
 def test_a_path_no_better_than_a_constant_is_worth_little_but_not_nothing() -> None:
-    assert routing_values({"a": 0.3, "b": -0.1}) == {"a": 0.3, "b": pytest.approx(LEAST_WORTH * 0.3)}
+    assert routing_values({"a": 0.3, "b": -0.1}) == {"a": 0.3, "b": pytest.approx(MIN_WORTH * 0.3)}
     values = routing_values({"a": -0.02, "b": -0.1})
     assert values["a"] > values["b"] > 0
 

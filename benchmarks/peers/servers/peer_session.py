@@ -18,7 +18,7 @@ import onnxruntime as ort
 import orjson
 
 TYPES = {"FP32": np.float32, "INT64": np.int64}
-MOST_ROWS = 4096
+MAX_ROWS = 4096
 
 
 class BadRequest(ValueError):
@@ -40,7 +40,7 @@ class PeerSession:
         self._inside = inside
         if not inside:
             self._table = np.load(folder / "rows.npy")
-            self._vectors = np.empty((MOST_ROWS, self.first.size, self._table.shape[1]), np.float32)
+            self._vectors = np.empty((MAX_ROWS, self.first.size, self._table.shape[1]), np.float32)
 
     def __call__(self, dense: Any, sparse: Any) -> Any:
         """Probabilities, float32 [rows]. Raises BadRequest."""
@@ -51,7 +51,7 @@ class PeerSession:
             return self.session.run(None, {"dense_candidate": dense, "sparse": sparse})[0]
         rows = len(sparse)
         vectors = (
-            self._vectors[:rows] if rows <= MOST_ROWS else np.empty((rows, *self._vectors.shape[1:]), "f4")
+            self._vectors[:rows] if rows <= MAX_ROWS else np.empty((rows, *self._vectors.shape[1:]), "f4")
         )
         # clip: the ids were checked, and take() with a buffer copies unless it may clip
         np.take(self._table, sparse + self.first, axis=0, out=vectors, mode="clip")

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.peers.servers.peer_session import MOST_ROWS, PeerSession
+from benchmarks.peers.servers.peer_session import MAX_ROWS, PeerSession
 
 ROOT = Path(__file__).parents[3]
 CONFIG = """
@@ -72,7 +72,7 @@ def write_repository(path: Path, server: Path, dense: int, sparse: int) -> None:
     (model / "1").mkdir(parents=True)
     packages = [str(ROOT), str(server.parents[1])]
     (model / "1" / "model.py").write_text(MODEL.format(path=packages))
-    (model / "config.pbtxt").write_text(CONFIG.format(rows=MOST_ROWS, dense=dense, sparse=sparse))
+    (model / "config.pbtxt").write_text(CONFIG.format(rows=MAX_ROWS, dense=dense, sparse=sparse))
     backend = shutil.copytree(server / "backends" / "python", path / "backends" / "python")
     stub = server / "python_backend_stubs" / sysconfig.get_python_version() / "triton_python_backend_stub"
     shutil.copy(stub, backend)

@@ -58,7 +58,7 @@ class Case:
     lanes: tuple[LaneSpec, ...]
 
     @property
-    def most_rows(self) -> int:
+    def max_rows(self) -> int:
         """Rows of the largest batch."""
         return 4096 if self.merge else round(1.48 * self.assumed.rows)
 
@@ -71,7 +71,7 @@ class Case:
             np.random.default_rng(18).lognormal(np.log(self.assumed.rows) - SIGMA**2 / 2, SIGMA, n)
         )
         # clipped so that two queries never fit one batch
-        most = self.most_rows
+        most = self.max_rows
         low = 1 if self.merge else most // 2 + 1
         return np.cumsum(gaps) / rate, np.clip(rows, low, most).astype(np.int64)
 
@@ -82,7 +82,7 @@ class Case:
             speeds = [0.0]
             for path in self.paths:
                 if path.device == lane.device:
-                    rows = self.most_rows if self.merge else usual
+                    rows = self.max_rows if self.merge else usual
                     while rows > usual and path.latency.tail(rows) > self.sla_s / 2:
                         rows = max(round(rows / 1.2), usual)
                     speeds.append(rows / path.latency.median(rows))
@@ -97,7 +97,7 @@ class Case:
             self.paths,
             self.lanes,
             Routing(policy=policy),
-            Limits(max_batch_rows=self.most_rows, max_request_rows=self.most_rows, max_queued_rows=1 << 20),
+            Limits(max_batch_rows=self.max_rows, max_request_rows=self.max_rows, max_queued_rows=1 << 20),
             arrival_s,
             rows,
             self.sla_s,

@@ -21,7 +21,7 @@ PAPER = {"kaggle": ("2.49", "0.19"), "terabyte": ("3.76", "0.22")}
 """By model: correct-prediction throughput over its baseline, and points of accuracy gained (abstract)."""
 MATCHED = "16.65"
 """Speed-up by matching GPUs, TPUs and IPUs with compatible representations, at most (abstract)."""
-LEAST_SHARE = 0.005
+MIN_SHARE = 0.005
 SLOW_CPU = "the CPU's FLOP/s, halved"
 Found = dict[str, Any]
 
@@ -347,4 +347,4 @@ def _gains(f: Found) -> str:
 
 def _mix(run: Found) -> str:
     shares = sorted(run["mix"].items(), key=lambda item: -item[1])
-    return ", ".join(f"{name} {share:.0%}" for name, share in shares if share >= LEAST_SHARE)
+    return ", ".join(f"{name} {share:.0%}" for name, share in shares if share >= MIN_SHARE)

@@ -5,7 +5,7 @@ clusters are already contiguous, rows are streamed unchanged. Otherwise they are
 whole clusters, in order of first occurrence, and each file is sorted in memory. The output has the clusters
 in the order in which they begin, so time order is kept as far as clustering allows.
 
-Memory: a few batches, the rows of one file (PARTITION_ROWS, or 1/PARTITIONS_MOST of all rows if that is more;
+Memory: a few batches, the rows of one file (PARTITION_ROWS, or 1/MAX_PARTITIONS of all rows if that is more;
 a cluster is never split), and 24 bytes per cluster.
 """
 
@@ -27,7 +27,7 @@ from polyrec.models.schema.batch import I64
 
 ROWS = 65536
 PARTITION_ROWS = 1 << 18
-PARTITIONS_MOST = 512
+MAX_PARTITIONS = 512
 MERGE_FROM = 1 << 20
 FIRST = "polyrec.first"
 
@@ -176,7 +176,7 @@ def _partition(
     order = np.argsort(first)
     before = np.empty_like(sizes)
     before[order] = np.cumsum(sizes[order]) - sizes[order]
-    part_of = before // max(PARTITION_ROWS, -(-found.rows // PARTITIONS_MOST))
+    part_of = before // max(PARTITION_ROWS, -(-found.rows // MAX_PARTITIONS))
     files: dict[int, Path] = {}
     writers: dict[int, pa.RecordBatchStreamWriter] = {}
     options = pa.ipc.IpcWriteOptions(compression="zstd")

@@ -16,7 +16,7 @@ import pyarrow.types as pt
 
 COMPRESSION = "zstd"
 DICTIONARY_BYTES = 16 << 20
-LEAST_GAIN = 0.05
+MIN_GAIN = 0.05
 """Share of bytes that another encoding must save to replace a dictionary, which reads fastest."""
 
 
@@ -47,7 +47,7 @@ def choose_encodings(sample: pa.Table) -> Encodings:
     for name in sample.column_names:
         column = sample.select([name])
         leaf, size = _written(column, {"use_dictionary": True, "dictionary_pagesize_limit": DICTIONARY_BYTES})
-        best, least = None, size * (1 - LEAST_GAIN)
+        best, least = None, size * (1 - MIN_GAIN)
         for encoding in _fitting(column.schema.field(name).type):
             _, size = _written(column, {"use_dictionary": False, "column_encoding": {leaf: encoding}})
             if size < least:

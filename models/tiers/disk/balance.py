@@ -25,7 +25,7 @@ SIGMAS = 4.0
 """And if chance does so less often than at this many standard deviations."""
 FAST, SLOW = 0.5, 0.02
 """Weights of the newest block in the present and in the average share of the prefix."""
-LEAST_RETURNS = 16
+MIN_RETURNS = 16
 
 
 class Balance:
@@ -61,7 +61,7 @@ class Balance:
         release = prefix if self._lookups >= BLOCK and self._has_fallen() else 0
         if self._seen >= WINDOW:
             per_slot = self._colder_hits / max(prefix // 2, 1)
-            if self._returned >= LEAST_RETURNS and self._returned / max(remembered, 1) > per_slot:
+            if self._returned >= MIN_RETURNS and self._returned / max(remembered, 1) > per_slot:
                 release = max(release, prefix - prefix // 2)
             self._restart()
         if release:

@@ -9,8 +9,8 @@ from polyrec.models.tiers.disk.row_cache import SLOT_BYTES, UNUSED_SLOT_BYTES
 from polyrec.models.tiers.disk.staging import PAGE_SLOT_BYTES
 
 PAGE_SHARE = 0.25
-"""Share of the cache for pages that are being read, up to `MOST_PAGES`."""
-MOST_PAGES = 4096
+"""Share of the cache for pages that are being read, up to `MAX_PAGES`."""
+MAX_PAGES = 4096
 JOINING_SHARE = 0.25
 """Share of the rest for the index of rows that may join the cache."""
 ROUNDING_BYTES = 512
@@ -47,7 +47,7 @@ def divide(
     """
     a_page = page_bytes + PAGE_SLOT_BYTES
     file_pages = -(-file_rows // (page_bytes // row_bytes))
-    pages = max(min(int(cache_bytes * PAGE_SHARE / a_page), MOST_PAGES, file_pages), 1)
+    pages = max(min(int(cache_bytes * PAGE_SHARE / a_page), MAX_PAGES, file_pages), 1)
     # memory is mapped in whole pages and has one extra row
     rounding = mmap.PAGESIZE + page_bytes + row_bytes + ROUNDING_BYTES
     left: float = max(cache_bytes - pages * a_page - rounding, 0)

@@ -20,7 +20,7 @@ from polyrec.models.tiers.disk.row_index import INDEX_BYTES, NOWHERE, WAYS, Rece
 
 SMALL = 0.1
 """Share of the slots in the small queue."""
-MOST_USES = 3
+MAX_USES = 3
 """Uses that are counted of a row."""
 SLOT_BYTES = INDEX_BYTES + (4 + 1 / WAYS) + 4 + 1 + 2
 """Bytes for each slot beside its row: index, one remembered row, place in a queue, uses, pins."""
@@ -76,7 +76,7 @@ class RowCache:
     def use(self, slots: I64) -> None:
         """Counts one use of each slot, even if it is named repeatedly."""
         uses = self._uses.take(slots)
-        self._uses[slots] = uses + (uses < MOST_USES)
+        self._uses[slots] = uses + (uses < MAX_USES)
 
     def fill(self, rows: I64) -> tuple[I64, I64]:
         """Fills an empty cache. rows: int64 [n], distinct, hottest first.
@@ -130,7 +130,7 @@ class RowCache:
         self._small[places] = leaving
         slots = np.concatenate((leaving, freed[moving.size :]))
         which = np.concatenate((to_small, to_main))
-        self._uses[slots] = 0 if repeats is None else np.minimum(repeats[which], MOST_USES)
+        self._uses[slots] = 0 if repeats is None else np.minimum(repeats[which], MAX_USES)
         stored = self.index.put(rows[which], slots)
         return slots[stored], which[stored]
 
@@ -158,7 +158,7 @@ class RowCache:
         found = [np.empty(0, np.int64)]
         left, passed = min(count, size), 0
         # this many rounds at most; a row with more uses than rounds stays
-        while left and passed < (MOST_USES + 1) * size:
+        while left and passed < (MAX_USES + 1) * size:
             ahead = min(max(4 * left, 64), size - passed % size)
             places = (self._main_hand + np.arange(ahead)) % size
             slots = self._main.take(places)

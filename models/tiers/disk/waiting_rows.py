@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from polyrec.models.schema.batch import I64
 
-MOST_ROWS = 512
+MAX_ROWS = 512
 """Rows that wait at most: the batch that has them enter takes some 0.5 ms more."""
 PAGE_SHARE = 0.125
 """Maximum share of the page slots that waiting rows pin."""
@@ -26,7 +26,7 @@ class WaitingRows:
 
     def __init__(self, pins: NDArray[np.int32]) -> None:
         self._pins = pins
-        self._most = min(MOST_ROWS, int(pins.size * PAGE_SHARE))
+        self._most = min(MAX_ROWS, int(pins.size * PAGE_SHARE))
         self._parts: list[tuple[I64, I64, I64]] = []
         self._count = 0
 

@@ -14,7 +14,7 @@ from polyrec.models.errors import RuntimeUnavailable
 from polyrec.models.files import read_regular
 from polyrec.models.tiers.tier_settings import RemoteStore
 
-MOST_PASSWORD_BYTES = 4096
+MAX_PASSWORD_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def place(url: str) -> str:
 
 
 def _password(file: Path) -> str:
-    password = read_regular(file, MOST_PASSWORD_BYTES).decode().strip("\r\n")
+    password = read_regular(file, MAX_PASSWORD_BYTES).decode().strip("\r\n")
     if not password:
         raise ValueError("it is empty")
     return password

@@ -38,7 +38,7 @@ WRITE_TIMEOUT_S = 10.0
 WRITE_ROWS = 4096
 MAX_REDIRECTS = 4
 """Maximum redirects of rows to be written."""
-LEAST_S = 0.001
+MIN_S = 0.001
 """Minimum timeout of a connection."""
 READ_BYTES = 1 << 16
 REDIRECT = re.compile(r"(MOVED|ASK) \d+ (.*):(\d+)")
@@ -192,7 +192,7 @@ class RemoteTier:
             names = [keys[i] for i in part.rows]
             commands = [(b"MGET", *names)] if at_once else [(b"GET", name) for name in names]
             try:
-                connection = part.server.take(max(until_s - clock(), LEAST_S))
+                connection = part.server.take(max(until_s - clock(), MIN_S))
                 requests.append(_send(part, connection, commands))
             except (OSError, RedisError) as e:
                 self._cluster.fail(part.server, e)
@@ -293,7 +293,7 @@ def _send(part: ServerRows, connection: Connection, commands: Sequence[tuple[byt
 def _replies(request: ServerRequest, until_s: float) -> tuple[list[Any], Exception | None]:
     """Returns the replies that arrive in time, and why others did not."""
     while not request.ended:
-        request.read(max(until_s - clock(), LEAST_S))
+        request.read(max(until_s - clock(), MIN_S))
     replies = request.replies[1::2] if request.part.asking else request.replies
     # an MGET has one reply
     return replies[0] if replies and isinstance(replies[0], list) else replies, request.failure

@@ -40,8 +40,8 @@ from polyrec.models.tiers.updates.update_log import Record, UpdateLog, UpdateLog
 
 log = logging.getLogger("polyrec.serving")
 
-LEAST_ROWS = 1024
-MOST_KEYS = 100_000
+MIN_ROWS = 1024
+MAX_KEYS = 100_000
 """Maximum keys of updates that are remembered; the oldest are dropped."""
 KEY_BYTES = 16
 """Bytes of a key in a log, without its text."""
@@ -202,15 +202,15 @@ class Changes:
             self.figures.expired += applied.retracted
         return applied.retracted
 
-    def _set_timer(self, least_s: float = EXPIRY_INTERVAL_S) -> None:
-        """Sets the timer for the next value that expires. least_s: minimum delay."""
+    def _set_timer(self, min_s: float = EXPIRY_INTERVAL_S) -> None:
+        """Sets the timer for the next value that expires. min_s: minimum delay."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         due = self.names.next_expiry()
         if due is None or not self._stacks:
             return
-        self._timer = threading.Timer(max(due - time.time(), least_s), self._expire_now)
+        self._timer = threading.Timer(max(due - time.time(), min_s), self._expire_now)
         self._timer.daemon = True
         self._timer.start()
 
@@ -232,7 +232,7 @@ class Changes:
             return
         self._keys[key] = None
         self._key_bytes += len(key) + KEY_BYTES
-        if len(self._keys) > MOST_KEYS:
+        if len(self._keys) > MAX_KEYS:
             oldest = next(iter(self._keys))
             del self._keys[oldest]
             self._key_bytes -= len(oldest) + KEY_BYTES
@@ -348,7 +348,7 @@ class Changes:
             file, name = tempfile.mkstemp(".changes", "polyrec-", self._directory)
             os.unlink(name)
             self._file = file
-        rows = max(wanted, 2 * len(self._values), LEAST_ROWS)
+        rows = max(wanted, 2 * len(self._values), MIN_ROWS)
         # allocate now: on a full disk this raises, while a write through the mapping would kill the process
         os.posix_fallocate(self._file, 0, rows * row_bytes)
         memory = mmap.mmap(self._file, rows * row_bytes)

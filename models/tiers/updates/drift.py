@@ -26,7 +26,7 @@ from polyrec.models.tiers.view import View
 
 ROWS_AT_ONCE = 8192
 EVERY = 16
-MOST_SWAPPED = 1 << 17
+MAX_SWAPPED = 1 << 17
 """Rows that swap at one boundary of a table at one time."""
 
 
@@ -175,7 +175,7 @@ def _exchanged(heat: F32, seen: I64, cuts: list[int]) -> RankMoves:
         if not 0 < cut < heat.size:
             continue
         lower = rising[rising >= cut]
-        count = min(lower.size, cut, MOST_SWAPPED)
+        count = min(lower.size, cut, MAX_SWAPPED)
         if not count:
             continue
         up = lower[np.argsort(-heat[at[lower]], kind="stable")[:count]]

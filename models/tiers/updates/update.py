@@ -26,7 +26,7 @@ from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.updates.last import last_of_equal
 from polyrec.models.tiers.updates.names import NamedId, Names, NoReservedRow
 
-MOST_CHARACTERS = 1024
+MAX_CHARACTERS = 1024
 """Characters of a new value."""
 GREATEST_VALUE = 65504.0
 """Magnitude of a row's value, of fp16's greatest: far beyond trained rows, and products of rows stay finite.
@@ -279,10 +279,10 @@ def _new_value(vocabulary: Vocabulary, value: Value | None) -> Value:
         raise UpdateError(f"update: a new value of table '{vocabulary.table}' has more than 64 bits")
     if isinstance(value, str) and LONE_SURROGATE.search(value):
         raise UpdateError(f"update: a new value of table '{vocabulary.table}' is not Unicode text")
-    if isinstance(value, str) and len(value) > MOST_CHARACTERS:
+    if isinstance(value, str) and len(value) > MAX_CHARACTERS:
         raise UpdateError(
             f"update: a new value of table '{vocabulary.table}' has {len(value)} characters, more than "
-            f"{MOST_CHARACTERS}"
+            f"{MAX_CHARACTERS}"
         )
     return value
 

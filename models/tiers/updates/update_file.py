@@ -21,20 +21,20 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load, save
 
-from polyrec.models.files import MOST_SERVED_BYTES, require_regular
+from polyrec.models.files import MAX_SERVED_BYTES, require_regular
 from polyrec.models.schema.vocabulary import Value
 from polyrec.models.tiers.updates.update import TableUpdate, Update, UpdateError
 
-MOST_HEADER_BYTES = 2**20
+MAX_HEADER_BYTES = 2**20
 PARTS = ("ids", "values", "rows", "retract")
 
 
-def load_update(file: str | Path, most_bytes: int = sys.maxsize) -> dict[str, TableUpdate]:
-    """Reads an update file. Raises UpdateError if it is absent, invalid, or larger than `most_bytes`."""
+def load_update(file: str | Path, max_bytes: int = sys.maxsize) -> dict[str, TableUpdate]:
+    """Reads an update file. Raises UpdateError if it is absent, invalid, or larger than `max_bytes`."""
     try:
         size = require_regular(Path(file)).st_size
-        if size > most_bytes:
-            raise UpdateError(f"'{file}' has {size} bytes; all rows that it could name take {most_bytes}")
+        if size > max_bytes:
+            raise UpdateError(f"'{file}' has {size} bytes; all rows that it could name take {max_bytes}")
         with Path(file).open("rb") as content:
             _check_header(content.read(8), f"'{file}'")
         with safe_open(file, "np") as tensors:
@@ -58,8 +58,8 @@ def parse_update(content: bytes) -> dict[str, TableUpdate]:
 
 def _check_header(length: bytes, what: str) -> None:
     """Checks the header's length, given the first bytes of a file. Raises UpdateError."""
-    if int.from_bytes(length, "little") > MOST_HEADER_BYTES:
-        raise UpdateError(f"{what} is not a file of updates: a header of more than {MOST_HEADER_BYTES} bytes")
+    if int.from_bytes(length, "little") > MAX_HEADER_BYTES:
+        raise UpdateError(f"{what} is not a file of updates: a header of more than {MAX_HEADER_BYTES} bytes")
 
 
 def _tables(arrays: Mapping[str, NDArray[Any]], what: str) -> dict[str, TableUpdate]:
@@ -106,10 +106,10 @@ def _list(table: str, array: NDArray[Any], what: str) -> list[Value | None]:
     if array.ndim == 1 and array.dtype == np.int64:
         return list(array.tolist())
     if array.ndim == 1 and array.dtype == np.uint8:
-        if array.size > MOST_SERVED_BYTES:
+        if array.size > MAX_SERVED_BYTES:
             raise UpdateError(
                 f"{what}: a list of values of table '{table}' has {array.size} bytes, more than "
-                f"{MOST_SERVED_BYTES}; send it in parts"
+                f"{MAX_SERVED_BYTES}; send it in parts"
             )
         try:
             found = json.loads(array.tobytes())

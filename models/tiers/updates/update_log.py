@@ -37,12 +37,12 @@ MAGIC = b"polyrec-updates-1\n"
 _FRAME = struct.Struct("<II")
 # msgpack headers: arrays of 2 and 3, a map, bytes
 _ARRAY_OF_2, _ARRAY_OF_3, _MAP, _BYTES = b"\x92", b"\x93", struct.Struct(">BI"), struct.Struct(">BI")
-MOST_PARTS = 1024
+MAX_PARTS = 1024
 """Parts of a system call, the kernel's limit."""
-MOST_RECORD_BYTES = 2**31
+MAX_RECORD_BYTES = 2**31
 SUPERSEDED = 4
 """The log is rewritten when it is this many times as large as its rows' last values."""
-LEAST_REWRITTEN_BYTES = 2**26
+MIN_REWRITTEN_BYTES = 2**26
 
 
 class UpdateLogError(PolyrecError):
@@ -128,7 +128,7 @@ class UpdateLog:
         self.bytes = os.fstat(self._fd).st_size
         # bytes ever appended; a rewrite does not reduce it
         self._appended = self._synced = 0
-        self._least_rewritten = 0
+        self._min_rewritten = 0
 
     def _open(self) -> int:
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -188,7 +188,7 @@ class UpdateLog:
             return None
         length, checksum = _FRAME.unpack(head)
         # length 0 means zeros left by a power loss, whose checksum would match
-        if not 0 < length <= min(MOST_RECORD_BYTES, size - at - _FRAME.size):
+        if not 0 < length <= min(MAX_RECORD_BYTES, size - at - _FRAME.size):
             return None
         payload = _read_at(self._fd, length, at + _FRAME.size)
         return payload if zlib.crc32(payload) == checksum else None
@@ -221,8 +221,8 @@ class UpdateLog:
             parts += rows.ids, _BYTES.pack(0xC6, len(rows.values)), rows.values
         parts.append(encode(record.names))
         length, checksum = sum(map(len, parts)), 0
-        if length > MOST_RECORD_BYTES:
-            raise OSError(errno.EFBIG, f"an update of {length} bytes; at most {MOST_RECORD_BYTES}")
+        if length > MAX_RECORD_BYTES:
+            raise OSError(errno.EFBIG, f"an update of {length} bytes; at most {MAX_RECORD_BYTES}")
         for part in parts:
             checksum = zlib.crc32(part, checksum)
         return [_FRAME.pack(length, checksum), *parts]
@@ -250,7 +250,7 @@ class UpdateLog:
 
     def is_mostly_superseded(self, live_bytes: int) -> bool:
         """Returns whether the log should be rewritten. live_bytes: size of the last values of all rows."""
-        return self.bytes > max(SUPERSEDED * live_bytes, LEAST_REWRITTEN_BYTES, self._least_rewritten)
+        return self.bytes > max(SUPERSEDED * live_bytes, MIN_REWRITTEN_BYTES, self._min_rewritten)
 
     def rewrite(self, records: Iterator[Record]) -> None:
         """Replaces all records atomically; a crash leaves either the old or the new ones. Raises OSError.
@@ -280,7 +280,7 @@ class UpdateLog:
                     raise
                 self._synced = self._appended
         except BaseException:
-            self._least_rewritten = self.bytes + LEAST_REWRITTEN_BYTES
+            self._min_rewritten = self.bytes + MIN_REWRITTEN_BYTES
             partial.unlink(missing_ok=True)
             raise
         finally:
@@ -311,7 +311,7 @@ def _write_at(fd: int, parts: Sequence[Buffer], at: int) -> int:
     """Writes all parts, one after another; returns their total length."""
     left, done = [memoryview(part) for part in parts], 0
     while left:
-        written = os.pwritev(fd, left[:MOST_PARTS], at + done)
+        written = os.pwritev(fd, left[:MAX_PARTS], at + done)
         done += written
         while left and written >= len(left[0]):
             written -= len(left.pop(0))

@@ -27,7 +27,7 @@ from polyrec.models.training.tiers.undo_log import UndoLog
 
 CACHE_SHARE = 0.25
 """Share of the memory for the cache, if not all rows fit."""
-BUFFER_SHARE, MOST_BUFFER_BYTES = 1 / 16, 2**24
+BUFFER_SHARE, MAX_BUFFER_BYTES = 1 / 16, 2**24
 CHANGED_BYTES = 1
 """Memory for each row in addition to its record: whether it has changed."""
 
@@ -48,7 +48,7 @@ def room_in(memory_bytes: int, rows: int, record_bytes: int) -> Room:
 
     record_bytes: bytes of a row in memory with its optimizer state. Raises DataError if no row fits.
     """
-    buffer = min(int(memory_bytes * BUFFER_SHARE), MOST_BUFFER_BYTES)
+    buffer = min(int(memory_bytes * BUFFER_SHARE), MAX_BUFFER_BYTES)
     each = record_bytes + CHANGED_BYTES
     if rows * each <= memory_bytes - buffer:
         return Room(rows, 0, buffer)

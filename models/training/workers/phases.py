@@ -24,9 +24,9 @@ from polyrec.models.schema.batch import I64
 from polyrec.models.training.source import Rows
 from polyrec.models.training.workers.stage import ShardedStage
 
-LEAST_STEPS, ROUND_STEPS = 2, 8
+MIN_STEPS, ROUND_STEPS = 2, 8
 """Batches of a round, at least and at most."""
-MOST_SHARE = 0.5
+MAX_SHARE = 0.5
 """Share of a window's batches in a round, at most."""
 PATIENCE = 4
 CLASSIFIED_AT_ONCE = 8192
@@ -42,7 +42,7 @@ class Phases:
     def checked(self, log_loss: float) -> None:
         """Adapts the length of rounds to a validation loss."""
         if log_loss > self._last:
-            self.steps, self._better = max(LEAST_STEPS, self.steps // 2), 0
+            self.steps, self._better = max(MIN_STEPS, self.steps // 2), 0
         else:
             self._better += 1
             if self._better == PATIENCE:
@@ -53,7 +53,7 @@ class Phases:
         """Yields batches in turns, cold ones first, each with whether it is hot."""
         total, share, done = len(cold) + len(hot), 0.0, [0, 0]
         while sum(done) < total:
-            share += min(MOST_SHARE, self.steps / total)
+            share += min(MAX_SHARE, self.steps / total)
             for kind, batches in enumerate((cold, hot)):
                 upto = min(len(batches), ceil(share * len(batches)))
                 for chosen in batches[done[kind] : upto]:

@@ -19,7 +19,7 @@ from polyrec.planner.traffic import Sizes
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$", max_length=64)]
 Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Rate = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
-MOST_STEPS = 24 * 7
+MAX_STEPS = 24 * 7
 
 
 class FleetError(PolyrecError):
@@ -54,7 +54,7 @@ class FleetModel(Strict):
     profiles: Annotated[dict[Name, Path], Field(min_length=1)]
     slo_ms: BudgetMs
     sizes: Sizes
-    rate: Annotated[tuple[Rate, ...], Field(min_length=1, max_length=MOST_STEPS)]
+    rate: Annotated[tuple[Rate, ...], Field(min_length=1, max_length=MAX_STEPS)]
     weight: Price = 0.0
     quality: Annotated[float, Field(allow_inf_nan=False)] | None = None
     quality_over: Literal["day", "hour"] = "day"

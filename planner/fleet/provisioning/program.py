@@ -87,7 +87,7 @@ class FleetProgram:
                 self._variable(0.0 if offer.daily or fixed is not None else offer.price)
         self.whole = n * hours
         self._daily: dict[int, int] = {}
-        self._most_rows: dict[tuple[int, int], int] = {}
+        self._max_rows: dict[tuple[int, int], int] = {}
         self._daily_rows: dict[tuple[int, int], int] = {}
         if fixed is None:
             self._limit_nodes()
@@ -114,7 +114,7 @@ class FleetProgram:
                 continue
             for h in range(hours):
                 row = self._le.row(0.0 if offer.daily else float(offer.most or 0))
-                (self._daily_rows if offer.daily else self._most_rows)[t, h] = row
+                (self._daily_rows if offer.daily else self._max_rows)[t, h] = row
                 for k in own:
                     self._le.put(row, k * hours + h, 1.0)
                 if offer.daily:
@@ -215,7 +215,7 @@ class FleetProgram:
         node_price = []
         for t, offer in enumerate(self.problem.offers):
             price = np.full(self.problem.hours, 0.0 if offer.daily else offer.price)
-            for (own, h), row in (*self._most_rows.items(), *self._daily_rows.items()):
+            for (own, h), row in (*self._max_rows.items(), *self._daily_rows.items()):
                 if own == t:
                     price[h] -= below[row]
             node_price.append(price)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-FIRST_WAIT_S, MOST_WAIT_S, MOST_BROKEN_WAIT_S = 0.02, 0.1, 1.0
+FIRST_WAIT_S, MAX_WAIT_S, MAX_BROKEN_WAIT_S = 0.02, 0.1, 1.0
 """First wait, and maximum waits for slow and for failing lanes.
 
 Slow lanes are probed often, since other lanes answer the probe's query as well."""
@@ -51,7 +51,7 @@ class Breaker:
         self.state = BreakerState.OPEN
         self.broken = broken
         self.retry_s = now_s + self._wait_s
-        self._wait_s = min(2 * self._wait_s, MOST_BROKEN_WAIT_S if broken else MOST_WAIT_S)
+        self._wait_s = min(2 * self._wait_s, MAX_BROKEN_WAIT_S if broken else MAX_WAIT_S)
 
     @property
     def open(self) -> bool:

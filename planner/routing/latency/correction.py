@@ -37,19 +37,19 @@ from polyrec.planner.routing.latency.path_speeds import PathSpeeds
 NOISE = 0.3
 """The shift stays 0 while the median of the last residuals is below this and below the profiled tail's."""
 BIAS_STEP, BIAS_WEIGHT = 0.01, 0.03
-MOST_OFF = 0.3
+MAX_OFF = 0.3
 """Bound on a batch's deviation from the bias when paths are compared."""
 NEW, NEW_STEP = 20, 0.2
 """Number of a path's first batches with larger steps, up to NEW_STEP / 2, as untried paths look too fast."""
 FIRST_BATCHES = 2
 """Number of a path's first batches on a lane that are ignored if they are slow."""
-LEAST_S = 1e-7
+MIN_S = 1e-7
 TAIL_STEP = 0.05
 TAIL_QUANTILE = 0.99
 STEP_UP, STEP_DOWN = TAIL_STEP * TAIL_QUANTILE, TAIL_STEP * (TAIL_QUANTILE - 1)
-MOST_BIAS = log(4.0)
-MOST_TAIL = log(3.0)
-LEAST_TAIL = log(0.9)
+MAX_BIAS = log(4.0)
+MAX_TAIL = log(3.0)
+MIN_TAIL = log(0.9)
 SHIFT_MEMORY_S, TAIL_MEMORY_S, SEEN_MEMORY_S = 0.5, 3.0, 2.5
 """Time constants of exponential decay. SEEN: of the number of a path's batches, while it has no new ones."""
 WINDOW_S = 1.5
@@ -76,7 +76,7 @@ class Correction:
 
     __slots__ = (
         "_batches", "_begun_s", "_bias", "_biased", "_count", "_count_before",
-        "_delay_before_s", "_delay_s", "_latencies", "_least_shift", "_recent", "_seen", "_shift", "_slowest",
+        "_delay_before_s", "_delay_s", "_latencies", "_min_shift", "_recent", "_seen", "_shift", "_slowest",
         "_slowest_before", "_speeds", "_ticked_count", "_ticked_error", "_unproven", "_usual", "_wider",
         "lasting", "median", "quickest", "safe", "tail",
     )  # fmt: skip
@@ -99,7 +99,7 @@ class Correction:
         self._batches = 0  # since the last tick
         self._recent = (0.0, 0.0, 0.0)
         self._shift = 0.0
-        self._least_shift = 0.0  # since the last tick
+        self._min_shift = 0.0  # since the last tick
         self._count, self._count_before = [0] * paths, [0] * paths
         self._speeds = PathSpeeds(paths)
         self._ticked_count, self._ticked_error = [0] * paths, [0.0] * paths  # since the last tick
@@ -117,7 +117,7 @@ class Correction:
         """Updates the factors by one batch. took_s: its service time in seconds."""
         latency = self._latencies[path]
         median_s, spread = latency.median[rows], latency.spread[rows]
-        ratio = (took_s if took_s > LEAST_S else LEAST_S) / median_s
+        ratio = (took_s if took_s > MIN_S else MIN_S) / median_s
         if ratio < self.quickest[path]:
             self.quickest[path] = ratio
         bias = self._bias[path]
@@ -140,7 +140,7 @@ class Correction:
         shift = self._observe_residual(beyond, spread)
         off = beyond - shift
         self._ticked_count[path] += 1
-        self._ticked_error[path] += bias + _bounded(off, MOST_OFF)
+        self._ticked_error[path] += bias + _bounded(off, MAX_OFF)
         self._learn(path, off, spread)
         if shift == self._shift and not longer:
             self._update(path)
@@ -157,8 +157,8 @@ class Correction:
         shift = low if residual < low else high if residual > high else residual
         if shift < NOISE or shift < spread:
             shift = 0.0
-        if shift < self._least_shift:
-            self._least_shift = shift
+        if shift < self._min_shift:
+            self._min_shift = shift
         return shift
 
     def _learn(self, path: int, off: float, spread: float) -> None:
@@ -170,11 +170,11 @@ class Correction:
         else:
             most, weight = BIAS_STEP, BIAS_WEIGHT
         self._seen[path] = seen + 1
-        bias = _bounded(self._bias[path] + _bounded(weight * off, most), MOST_BIAS)
+        bias = _bounded(self._bias[path] + _bounded(weight * off, most), MAX_BIAS)
         self._bias[path], self._biased[path] = bias, exp(bias)
         wider = self._wider[path]
         wider += STEP_UP if off - spread > wider else STEP_DOWN
-        self._wider[path] = min(max(wider, LEAST_TAIL), MOST_TAIL)
+        self._wider[path] = min(max(wider, MIN_TAIL), MAX_TAIL)
 
     def _update(self, path: int) -> None:
         """Recomputes a path's factors, bounded by the observed maxima."""
@@ -220,9 +220,9 @@ class Correction:
             self._usual[path] = latency.tail[at], exp(-latency.spread[at]), latency.safe_factor
             self._wider[path] *= kept_tail
             self._update(path)
-            lasting = self._biased[path] * exp(min(self._shift, self._least_shift))
+            lasting = self._biased[path] * exp(min(self._shift, self._min_shift))
             self.lasting[path] = min(self.median[path], lasting)
-        self._least_shift = self._shift
+        self._min_shift = self._shift
 
     def _follow_executed(self, passed_s: float, rows: int) -> None:
         """Updates the bias of paths without new batches from the new batches of other paths."""
@@ -237,7 +237,7 @@ class Correction:
                 continue
             if not windows[path]:
                 self._seen[path] = min(self._seen[path], NEW) * kept
-            bias = _bounded(bias, MOST_BIAS)
+            bias = _bounded(bias, MAX_BIAS)
             self._bias[path], self._biased[path] = bias, exp(bias)
         self._ticked_count, self._ticked_error = [0] * len(medians), [0.0] * len(medians)
 
@@ -252,7 +252,7 @@ class Correction:
         self._next_window()
         if anew:
             self._unproven = [FIRST_BATCHES] * len(self.median)
-        self._least_shift = 0.0
+        self._min_shift = 0.0
         for path in range(len(self.median)):
             self._update(path)
             self.lasting[path] = self.median[path]

@@ -17,11 +17,11 @@ from polyrec.planner.routing.query import Misses
 
 MEMORY_S, UNCONFIRMED_S = 5.0, 2.0
 """Time constants of forgetting observations, and of decaying predictions that no read confirms."""
-LEAST_WEIGHT = 1e-3
-LEAST_S = 1e-6
+MIN_WEIGHT = 1e-3
+MIN_S = 1e-6
 TAIL_STEP = 0.1
 TAIL_QUANTILE = 0.99
-FIRST_TAIL, MOST_TAIL = log(2.0), log(20.0)
+FIRST_TAIL, MAX_TAIL = log(2.0), log(20.0)
 """Logarithm of the ratio of tail to fitted line, initially and at most."""
 
 
@@ -90,7 +90,7 @@ class TierReads:
         if self.weight:
             is_longer = seconds > expected_s * exp(self._tail)
             self._tail += TAIL_STEP * (TAIL_QUANTILE if is_longer else TAIL_QUANTILE - 1)
-            self._tail = min(max(self._tail, 0.0), MOST_TAIL)
+            self._tail = min(max(self._tail, 0.0), MAX_TAIL)
         self.weight += 1.0
         self._misses += misses
         self._squares += misses * misses
@@ -114,7 +114,7 @@ class TierReads:
         self._seconds *= kept
         self._products *= kept
         self._confirmed = False
-        if self.weight < LEAST_WEIGHT:
+        if self.weight < MIN_WEIGHT:
             self._forget()
         else:
             self._fit()
@@ -127,4 +127,4 @@ class TierReads:
         if variance > 0.01 * mean * mean:
             slope = (self._products / self.weight - mean * mean_s) / variance
         self._miss_s = min(max(slope, 0.0), mean_s / mean)
-        self._read_s = max(mean_s - self._miss_s * mean, LEAST_S)
+        self._read_s = max(mean_s - self._miss_s * mean, MIN_S)

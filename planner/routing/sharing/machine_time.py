@@ -19,7 +19,7 @@ from polyrec.planner.routing.sharing.turns import Contender, Turns
 
 TOLERATED_SHARE = 0.25
 """Maximum lead of other models in lane time, as a share of a model's usual budget."""
-LEAST_SHARE = 0.02
+MIN_SHARE = 0.02
 """Minimum share of a lane that a router is told, so that it keeps sending some batches."""
 ACTIVE_QUERIES_S = 0.1
 """Queries/s below which a model's budget does not limit other models' batches."""
@@ -216,7 +216,7 @@ class MachineTime:
             model.router.state.others_budget_s = INF
         for pool in self.pools:
             demands = [pool.demand(model, rows_s[model]) for model in pool.models]
-            capacity = max(LEAST_SHARE, pool.capacity - pool.rejecting)
+            capacity = max(MIN_SHARE, pool.capacity - pool.rejecting)
             given = allot(capacity, demands)
             spare = capacity - sum(given)
             pool.rejecting = 0.0
@@ -227,7 +227,7 @@ class MachineTime:
                     left_over = rows_s[model] / demand.rows_s
                     pool.rejecting += model.router.state.front.read_share * left_over
                 model.allotted += seconds
-                left = max(seconds + spare, LEAST_SHARE)
+                left = max(seconds + spare, MIN_SHARE)
                 state = model.router.state
                 for other, i in pool.lanes:
                     if other is model:

@@ -14,7 +14,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-LEAST_SHARE = 1e-3
+MIN_SHARE = 1e-3
 M = TypeVar("M", bound=Hashable)
 
 
@@ -76,4 +76,4 @@ class Turns(Generic[M]):
             self._tags[model] = max(self._tags.get(model, 0.0), self._now)
 
     def _share(self, model: M) -> float:
-        return max(LEAST_SHARE, self.shares.get(model, LEAST_SHARE))
+        return max(MIN_SHARE, self.shares.get(model, MIN_SHARE))

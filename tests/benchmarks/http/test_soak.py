@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.http.soak import MOST_LEAKED, AnswerCounts, verdict
+from benchmarks.http.soak import MAX_LEAKED, AnswerCounts, verdict
 from benchmarks.http.soak_servers import Footprint, footprint
 
 ROOT = Path(__file__).parents[3]
@@ -35,7 +35,7 @@ def test_the_verdict_names_failures() -> None:
     fine = AnswerCounts(sent=1, answered=1)
     assert verdict([fine], CALM, CALM, [], "") == []
     wrong = AnswerCounts(sent=1, answered=1, wrong=1, first_wrong=["table@cpu: off by 0.1"])
-    grown = Footprint(2, 2 * 10**9, 100 + MOST_LEAKED + 1)
+    grown = Footprint(2, 2 * 10**9, 100 + MAX_LEAKED + 1)
     found = verdict([fine, wrong], CALM, grown, ["reloads: OSError: no"], "Traceback (most recent call last)")
     assert len(found) == 5
     assert "off by 0.1" in found[1]

@@ -23,7 +23,7 @@ def against(answer: bytes, connections: int) -> tuple[int, Server]:
 
 def test_connections_send_again_when_they_are_answered_and_all_answers_count() -> None:
     answered, server = against(OK, 3)
-    assert server.most_open == 3
+    assert server.max_open == 3
     assert answered == len(server.bodies) > 3
 
 

@@ -63,7 +63,7 @@ def test_overlapping_requests_open_connections_up_to_the_limit() -> None:
             answers, pool = await send_all(server, 50, opened=2, limit=5)
             assert set(answers.seen.values()) == {(200, "")}
             assert sorted(map(int, server.bodies)) == list(range(50))
-            assert server.most_open == 5
+            assert server.max_open == 5
             assert pool.held_back == 45
 
     asyncio.run(scene())

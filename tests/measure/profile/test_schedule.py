@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrec.measure.profile.schedule import MOST_SAMPLES, ROUNDS, batches, blocks, evicted_sizes, ladder
+from polyrec.measure.profile.schedule import MAX_SAMPLES, ROUNDS, batches, blocks, evicted_sizes, ladder
 from polyrec.planner.profile import ProfileError
 
 
@@ -35,7 +35,7 @@ def test_every_size_has_a_batch_a_round_and_the_rest_keeps_to_the_budget(
 ) -> None:
     sizes = list(range(1, len(batch_s) + 1))
     counts = batches(sizes, np.array(batch_s), budget_s)
-    assert all(ROUNDS <= n <= MOST_SAMPLES for n in counts.values())
+    assert all(ROUNDS <= n <= MAX_SAMPLES for n in counts.values())
     spent = sum(n * s for n, s in zip(counts.values(), batch_s, strict=True))
     assert spent <= max(budget_s, ROUNDS * sum(batch_s)) * (1 + 1e-9)
 

@@ -17,7 +17,7 @@ from polyrec.models.data.packed.reader import PackedReader
 from polyrec.models.data.prediction_log import (
     LABEL_COLUMNS,
     LOG_COLUMNS,
-    MOST_JOINED,
+    MAX_JOINED,
     POSITIVE,
     RULES,
     LogRules,
@@ -210,11 +210,11 @@ def test_requests_without_labels_may_be_left_out(folder: Path) -> None:
     assert clicked(folder) == {"a": 0, "b": 0}
 
 
-@pytest.mark.parametrize("most_joined", [MOST_JOINED, 3])
+@pytest.mark.parametrize("max_joined", [MAX_JOINED, 3])
 def test_labels_equal_a_slow_join_on_random_logs(
-    most_joined: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+    max_joined: int, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("polyrec.models.data.prediction_log.MOST_JOINED", most_joined)
+    monkeypatch.setattr("polyrec.models.data.prediction_log.MAX_JOINED", max_joined)
     random = np.random.default_rng(0)
     hours = ["2026-11-23T12", "2026-11-23T13", "2026-11-23T14"]
     requests: list[list[dict[str, Any]]] = [[], [], []]

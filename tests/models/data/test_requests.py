@@ -94,7 +94,7 @@ def test_pieces_are_whole_requests_in_order(
 
 
 def test_a_request_longer_than_the_limit_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ROWS_MOST", 8)
+    monkeypatch.setattr(module, "MAX_ROWS", 8)
     column = pa.array([7] * 20)
     whole = pa.RecordBatch.from_arrays([column, pa.array(range(20))], ["request", "item"])
     parts = list(split_requests([whole.slice(start, 5) for start in range(0, 20, 5)], ["request"]))

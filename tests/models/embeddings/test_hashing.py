@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyrec.models.embeddings.hashing import (
-    MOST_TABULATED,
+    MAX_TABULATED,
     CodeTransform,
     PartHashes,
     UniversalHashes,
@@ -43,7 +43,7 @@ def test_floats_and_integers_give_the_same_hashes(domain: int, places: list[floa
 
 
 @given(
-    st.integers(1, 5000) | st.integers(5000, MOST_TABULATED // 2),
+    st.integers(1, 5000) | st.integers(5000, MAX_TABULATED // 2),
     st.integers(2, 2_000_000),
     st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=20),
 )

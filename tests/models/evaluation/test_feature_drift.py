@@ -13,7 +13,7 @@ from polyrec.models.data.reader import open_data
 from polyrec.models.data.split import TEST, TRAIN, fit_splitter
 from polyrec.models.evaluation.feature_drift import (
     FEATURE_REFERENCE,
-    MOST_BINS,
+    MAX_BINS,
     FeatureBinner,
     FeatureBins,
     FeatureCounts,
@@ -109,7 +109,7 @@ def test_look_ups_are_counted_like_by_hand(bundle: Bundle, reference: FeatureRef
     assert set(binner.features) == set(expected) == set(reference.features)
     assert (counts.rows, counts.requests) == (batch.rows, 17)
     for i, name in enumerate(binner.features):
-        table = np.zeros((17, MOST_BINS))
+        table = np.zeros((17, MAX_BINS))
         for request, bins in enumerate(expected[name]):
             for place, number in bins.items():
                 if place >= 0:
@@ -156,7 +156,7 @@ def drawn(shares: np.ndarray[Any, Any], requests: int, alike: int, seed: int) ->
     """Look-ups of one feature: requests of `alike` rows, all in one bin."""
     places = np.random.default_rng(seed).choice(shares.size, requests, p=shares)
     counts = FeatureCounts.empty(1)
-    hits = np.bincount(places, minlength=MOST_BINS).astype(float)
+    hits = np.bincount(places, minlength=MAX_BINS).astype(float)
     counts.counts[0] = alike * hits
     counts.squares[0] = counts.crossed[0] = alike**2 * hits
     counts.squared[0] = alike**2 * requests

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyrec.models.evaluation.comparison import draws, samples
-from polyrec.models.evaluation.live import LEAST_REQUESTS, RequestSums, ScoredRequest, estimate
+from polyrec.models.evaluation.live import MIN_REQUESTS, RequestSums, ScoredRequest, estimate
 from polyrec.models.evaluation.metrics import evaluate
 from polyrec.models.schema.batch import F64
 
@@ -124,7 +124,7 @@ def test_a_flood_without_labels_cannot_turn_a_difference() -> None:
 
 
 def test_few_positives_confirm_nothing() -> None:
-    requests = scored(LEAST_REQUESTS - 1, 1)
+    requests = scored(MIN_REQUESTS - 1, 1)
     found = estimate(requests, reference=0, trusted=["shop"])
     assert found is not None
     assert np.isnan(found.models[1].confirmed.low)

@@ -10,7 +10,7 @@ import fsspec
 import pytest
 
 from polyrec.models.fetching import store
-from polyrec.models.fetching.store import LEAST_BYTES_PER_S, TIMEOUT_S, FetchError, FileMissing, paced, read
+from polyrec.models.fetching.store import MIN_BYTES_PER_S, TIMEOUT_S, FetchError, FileMissing, paced, read
 from polyrec.models.fetching.url import ModelUrl
 from tests.models.fetching.web import Files, serving
 
@@ -144,7 +144,7 @@ def test_a_file_that_dribbles_is_given_up() -> None:
         list(paced(content, "'it'", clock))
     # as long as a large file keeps its pace, it may take any time
     content, clock = arriving(
-        [s * TIMEOUT_S / 2 for s in range(1, 100)], bytes(int(TIMEOUT_S / 2 * LEAST_BYTES_PER_S))
+        [s * TIMEOUT_S / 2 for s in range(1, 100)], bytes(int(TIMEOUT_S / 2 * MIN_BYTES_PER_S))
     )
     assert len(list(paced(content, "'it'", clock))) == 99
 

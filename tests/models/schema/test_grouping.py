@@ -93,8 +93,8 @@ def test_the_choice_is_a_function_of_bytes_alone() -> None:
 
     plain_bytes = {"a": 100, "b": 100, "c": 100}
     assert choose_groups(plain_bytes, grouped_bytes) == (("a", "b"), ("c",))
-    assert choose_groups(plain_bytes, grouped_bytes, least_saved=50) == (("a", "b"),)
-    assert choose_groups(plain_bytes, grouped_bytes, least_saved=500) == ()
+    assert choose_groups(plain_bytes, grouped_bytes, min_saved=50) == (("a", "b"),)
+    assert choose_groups(plain_bytes, grouped_bytes, min_saved=500) == ()
     assert choose_groups({}, grouped_bytes) == ()
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrec.models.tiers.layout import DISK, HOST, MOST_STEPS, REMOTE, SMALL, TIERS, RowLocations, TierLayout
+from polyrec.models.tiers.layout import DISK, HOST, MAX_STEPS, REMOTE, SMALL, TIERS, RowLocations, TierLayout
 
 CUTS = st.lists(st.tuples(*[st.integers(0, 9)] * 4), min_size=1, max_size=5).filter(
     lambda cuts: sum(map(sum, cuts)) > 0
@@ -39,7 +39,7 @@ def test_a_table_without_cuts_is_in_host_memory() -> None:
         TierLayout({"a": 3}, {"a": (1, 1, 0, 0)})
 
 
-@pytest.mark.parametrize(("largest", "steps"), [(1, 15), (3, MOST_STEPS)])
+@pytest.mark.parametrize(("largest", "steps"), [(1, 15), (3, MAX_STEPS)])
 def test_many_tables_in_one_block_are_located(largest: int, steps: int) -> None:
     layout = TierLayout({f"t{i}": 1 + i % largest for i in range(60)}, {})
     rows = np.random.default_rng(0).integers(0, layout.total, 1000)

@@ -14,7 +14,7 @@ from polyrec.models.schema.batch import F32, F64
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.training.baselines import (
     LEARNING_RATE,
-    MOST_DENSE,
+    MAX_DENSE,
     Baselines,
     LinearTerms,
     LogisticRegression,
@@ -37,7 +37,7 @@ def dense_matrix(encoder: Encoder, data: EncodedRows, rows: int) -> F64:
         parts = [np.ones(1)]
         blocks = ((encoder.schema.context, batch.context), (encoder.schema.candidate, batch.candidate))
         for layout, block in blocks:
-            parts.append(np.clip(block.dense[0].astype(np.float64), -MOST_DENSE, MOST_DENSE))
+            parts.append(np.clip(block.dense[0].astype(np.float64), -MAX_DENSE, MAX_DENSE))
             for i, f in enumerate(layout.singles):
                 parts.append(np.eye(encoder.vocabulary(f).rows)[block.ranks[0, i]])
             for i, f in enumerate(layout.bags):

@@ -13,8 +13,8 @@ from polyrec.models.evaluation.metrics import log_loss
 from polyrec.models.schema.batch import F32, F64
 from polyrec.models.training.objective import (
     HALF_AT,
-    LEAST_SCALE,
-    MOST_SCALE,
+    MAX_SCALE,
+    MIN_SCALE,
     SCALE_WEIGHT,
     SHIFT_WEIGHT,
     LogitScale,
@@ -118,7 +118,7 @@ def test_no_other_scale_and_level_are_more_probable() -> None:
         p = sigmoid(center + spread).clip(1e-7, 1 - 1e-7).astype(np.float32)
         x = np.log(p.astype(np.float64) / (1 - p.astype(np.float64))) - center
         few = min(label.sum(), rows - label.sum())
-        expected = MOST_SCALE * few / (few + HALF_AT)
+        expected = MAX_SCALE * few / (few + HALF_AT)
 
         def loss(
             w: F64, x: F64 = x, label: F32 = label, center: float = center, expected: float = expected
@@ -129,8 +129,8 @@ def test_no_other_scale_and_level_are_more_probable() -> None:
 
         found = fit_scale(p, label, rate)
         own = np.array([found.scale, found.shift - center * (1 - found.scale)])
-        bounds = [(LEAST_SCALE, None), (None, None)]
-        other = optimize.minimize(loss, [max(expected, LEAST_SCALE), 0.0], bounds=bounds)
+        bounds = [(MIN_SCALE, None), (None, None)]
+        other = optimize.minimize(loss, [max(expected, MIN_SCALE), 0.0], bounds=bounds)
         assert loss(own) <= other.fun + 1e-4
 
 

@@ -15,7 +15,7 @@ from polyrec.models.schema.batch import I64
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.training.id_dropout import make_id_dropout
 from polyrec.models.training.source import Rows
-from polyrec.models.training.unseen import MOST_PROBABILITY, count_lookups, hide_unseen, unseen_shares
+from polyrec.models.training.unseen import MAX_PROBABILITY, count_lookups, hide_unseen, unseen_shares
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_the_measured_share_is_hidden_and_rare_ids_more_often(bundle: Bundle, da
     for name, probability in probabilities.items():
         mean = np.average(probability, weights=np.where(probability > 0, counts[name], 0))
         assert mean == pytest.approx(shares[name], abs=1e-3)
-        assert probability.max() <= MOST_PROBABILITY
+        assert probability.max() <= MAX_PROBABILITY
 
 
 def test_bags_are_hidden_value_by_value(bundle: Bundle, data: EncodedRows) -> None:

@@ -19,7 +19,7 @@ from polyrec.planner.rollout.decision import (
     decide,
     exceeds,
     holds,
-    least_budget_s,
+    min_budget_s,
 )
 from polyrec.planner.rollout.expected_loss import PairRecords
 
@@ -277,13 +277,13 @@ def test_a_budget_below_what_the_bounds_allow_fails_nobody() -> None:
     comparison = Comparison()
     comparison.add(0.0, ArmRecords(), spread(ArmRecords()))
     bounds = RolloutBounds(max_slowdown=2, slack_ms=0)
-    assert least_budget_s(comparison.compare(0.0).stable, bounds, 0.1) == 0.1
+    assert min_budget_s(comparison.compare(0.0).stable, bounds, 0.1) == 0.1
     comparison.add(0.0, records(4000, seed=1), spread(ArmRecords()))
     stable = comparison.compare(0.0).stable
     p95_s = stable.quantile_s(0.95)
     assert p95_s is not None
-    assert least_budget_s(stable, bounds, 0.1) == 2 * p95_s
-    assert least_budget_s(stable, bounds, p95_s) == p95_s
+    assert min_budget_s(stable, bounds, 0.1) == 2 * p95_s
+    assert min_budget_s(stable, bounds, p95_s) == p95_s
 
 
 def test_requests_older_than_the_window_do_not_count() -> None:

@@ -44,9 +44,9 @@ def planned(**changes: Any) -> TrainingPlan:
 def test_memory_decides_how_many_nodes_without_a_disk_and_speed_with_one() -> None:
     tiered = {**DRAM, "name": "tiered", "disk": DISK, "price_per_hour": 2.5}
     plan = planned(nodes=[DRAM, tiered], rows_per_s=30_000)
-    assert plan.least_nodes["dram"] == 11  # 2.5e9 rows of 260 bytes in 64 GB each, less a GiB
-    assert plan.least_nodes["tiered"] is not None
-    assert plan.least_nodes["tiered"] <= 2
+    assert plan.min_nodes["dram"] == 11  # 2.5e9 rows of 260 bytes in 64 GB each, less a GiB
+    assert plan.min_nodes["tiered"] is not None
+    assert plan.min_nodes["tiered"] <= 2
     assert plan.chosen.node == "tiered"
     assert plan.chosen.rows_per_s >= 30_000
 
@@ -122,7 +122,7 @@ def test_the_wanted_speed_decides_between_node_types() -> None:
     assert planned(nodes=[DRAM, cheap], rows_per_s=100_000).chosen.node == "dram"
     unreached = planned(nodes=[cheap], rows_per_s=1e9)
     assert unreached.chosen.rows_per_s < 1e9
-    assert unreached.least_nodes == {"cheap": None}
+    assert unreached.min_nodes == {"cheap": None}
     assert "less than" in page(unreached)[2]
 
 

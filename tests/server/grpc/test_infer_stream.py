@@ -109,9 +109,9 @@ class Unread:
         return None
 
 
-@pytest.mark.parametrize(("most_messages", "read"), [(3.5, 4), (0.5, 1), (1000, MAX_IN_FLIGHT)])
+@pytest.mark.parametrize(("max_messages", "read"), [(3.5, 4), (0.5, 1), (1000, MAX_IN_FLIGHT)])
 def test_a_stream_holds_as_many_bytes_as_a_message_may_have_and_one_message(
-    client: Any, request_: Any, tensors: Tensors, most_messages: float, read: int
+    client: Any, request_: Any, tensors: Tensors, max_messages: float, read: int
 ) -> None:
     message = infer_request(tensors(request_)).SerializeToString()
     context, models = Unread(message), ModelRepository([client.app.engine])
@@ -119,8 +119,8 @@ def test_a_stream_holds_as_many_bytes_as_a_message_may_have_and_one_message(
 
     async def run() -> None:
         scope: dict[str, Any] = {"type": "http", "headers": [], "client": None}
-        most_bytes = int(most_messages * len(message))
-        stream = InferStream(models, OpenStreams(1, exceeded.append), context, scope, 600, most_bytes)
+        max_bytes = int(max_messages * len(message))
+        stream = InferStream(models, OpenStreams(1, exceeded.append), context, scope, 600, max_bytes)
         running = asyncio.create_task(stream.run())
         while not context.sent:
             await asyncio.sleep(0)

@@ -58,15 +58,15 @@ def test_options_that_are_given_win(own: RequestOptions, other: RequestOptions) 
         assert got == (others if mine is None else mine)
 
 
-@given(options=OPTIONS, client=CLIENTS, most_s=st.floats(1e-3, 3600))
+@given(options=OPTIONS, client=CLIENTS, max_s=st.floats(1e-3, 3600))
 def test_options_are_limited_by_the_cap_and_the_rights(
-    options: RequestOptions, client: Client, most_s: float
+    options: RequestOptions, client: Client, max_s: float
 ) -> None:
     lacks = (options.priority and "priority" not in client.rights) or (
         options.required and "quality" not in client.rights
     )
     try:
-        allowed = options.allowed(client, most_s)
+        allowed = options.allowed(client, max_s)
     except Forbidden:
         assert lacks
         return
@@ -75,7 +75,7 @@ def test_options_are_limited_by_the_cap_and_the_rights(
     if options.budget_s is None:
         assert allowed.budget_s is None
     else:
-        assert allowed.budget_s == min(options.budget_s, most_s)
+        assert allowed.budget_s == min(options.budget_s, max_s)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from polyrec.planner.plan import Plan
 from polyrec.planner.rollout.window import SlidingWindow
 from polyrec.server.codecs.json_rows import Decoder
 from polyrec.server.live_quality.feature_drift import (
-    LEAST_REQUESTS,
+    MIN_REQUESTS,
     SAMPLE_S,
     SLICES,
     FeatureDrift,
@@ -62,8 +62,8 @@ def test_one_batch_in_a_while_is_counted(bundle: Bundle, requests: list[Request]
 
 def test_served_test_rows_have_not_drifted_and_others_have(bundle: Bundle, requests: list[Request]) -> None:
     drift, shifted = FeatureDrift.of(bundle), FeatureDrift.of(bundle)
-    for step in range(LEAST_REQUESTS + 1):
-        assert not drift.document(2 * 2 * step * SAMPLE_S).features or step >= LEAST_REQUESTS
+    for step in range(MIN_REQUESTS + 1):
+        assert not drift.document(2 * 2 * step * SAMPLE_S).features or step >= MIN_REQUESTS
         drift.note(batch_of(bundle, [requests[step % len(requests)]]), None, 2 * step * SAMPLE_S)
         shifted.note(batch_of(bundle, requests[:1]), None, 2 * step * SAMPLE_S)
     document = drift.document(2 * step * SAMPLE_S)
@@ -81,7 +81,7 @@ def test_rows_that_were_reordered_are_counted_by_their_ids(bundle: Bundle, reque
     orders = {t: v.reordered(random.permutation(v.rows), v.counts) for t, v in own.vocabularies.items()}
     moved = Encoder(own.schema, orders, own.standards)
     here, there = FeatureDrift.of(bundle), FeatureDrift.of(bundle)
-    for step in range(LEAST_REQUESTS):
+    for step in range(MIN_REQUESTS):
         some = [requests[step % len(requests)]]
         here.note(batch_of(bundle, some), None, 2 * step * SAMPLE_S)
         there.note(batch_of(bundle, some, moved), moved, 2 * step * SAMPLE_S)

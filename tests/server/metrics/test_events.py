@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from polyrec.server.metrics.events import CALM_SAMPLES, KEPT, LEAST_REJECTED, Events, Loss, Overload
+from polyrec.server.metrics.events import CALM_SAMPLES, KEPT, MIN_REJECTED, Events, Loss, Overload
 
 
 def texts(events: Events) -> list[str]:
@@ -72,7 +72,7 @@ def test_a_short_calm_does_not_end_an_overload() -> None:
 
 def test_a_few_requests_with_impossible_budgets_are_no_overload() -> None:
     events = Events(0)
-    Overload(events).note(2, counted=20, rejected=LEAST_REJECTED - 1)
+    Overload(events).note(2, counted=20, rejected=MIN_REJECTED - 1)
     Overload(events).note(2, counted=100_000, rejected=4_000)
     assert texts(events) == []
 

@@ -63,18 +63,16 @@ def test_the_log_tells_when_records_are_lost_and_when_they_are_written_again(
 
 
 @pytest.mark.parametrize(
-    ("keep_h", "most_bytes", "left"),
+    ("keep_h", "max_bytes", "left"),
     [(100, None, [0, 1, 2, 3]), (2, None, [1, 2, 3]), (100, 1, [3]), (1.5, None, [1, 2, 3])],
 )
-def test_old_hours_are_removed(
-    tmp_path: Path, keep_h: float, most_bytes: int | None, left: list[int]
-) -> None:
+def test_old_hours_are_removed(tmp_path: Path, keep_h: float, max_bytes: int | None, left: list[int]) -> None:
     files = label_files(tmp_path)
     for hour in range(4):
         files.add([label(hour)])
     files.flush()
     (tmp_path / REQUESTS / "mine").mkdir(parents=True)
-    remove_old(tmp_path, keep_h, most_bytes, NOON_S + 3.2 * 3600)
+    remove_old(tmp_path, keep_h, max_bytes, NOON_S + 3.2 * 3600)
     assert hours(tmp_path) == [f"2026-11-23T{12 + hour}" for hour in left]
     assert hours(tmp_path, REQUESTS) == ["mine"]
 
@@ -99,8 +97,8 @@ def test_an_hour_that_is_larger_than_the_log_may_be_loses_its_oldest_files(tmp_p
     parts = sorted(hour.iterdir(), key=lambda file: int(file.name.split("-")[2]))
     for i, part in enumerate(parts):
         os.utime(part, (NOON_S + i, NOON_S + i))
-    most_bytes = sum(part.stat().st_size for part in parts[3:])
-    remove_old(tmp_path, 100, most_bytes, NOON_S + 3.2 * 3600)
+    max_bytes = sum(part.stat().st_size for part in parts[3:])
+    remove_old(tmp_path, 100, max_bytes, NOON_S + 3.2 * 3600)
     assert {*hour.iterdir()} == {*parts[3:]}
 
 
@@ -114,8 +112,8 @@ def test_an_hour_that_grows_fast_keeps_earlier_ones(tmp_path: Path) -> None:
     for row in range(40):
         files.add([label(3, row)])
         files.flush()
-    most_bytes = 20 * earlier[0].stat().st_size
-    remove_old(tmp_path, 100, most_bytes, NOON_S + 3.2 * 3600)
+    max_bytes = 20 * earlier[0].stat().st_size
+    remove_old(tmp_path, 100, max_bytes, NOON_S + 3.2 * 3600)
     assert all(file.exists() for file in earlier)
     left = sum(file.stat().st_size for file in (tmp_path / FEEDBACK).rglob("*.parquet"))
-    assert most_bytes / 2 < left <= most_bytes
+    assert max_bytes / 2 < left <= max_bytes

@@ -22,7 +22,7 @@ from polyrec.server.prediction_log.counts import SharedCounts
 from polyrec.server.prediction_log.log import vocabulary_file
 from polyrec.server.prediction_log.records import IdRows, JsonRows, Prediction
 from polyrec.server.prediction_log.settings import PredictionLogSettings
-from polyrec.server.prediction_log.writer import MOST_BYTES, VALUE_BYTES, Writer, WriterSettings
+from polyrec.server.prediction_log.writer import MAX_BYTES, VALUE_BYTES, Writer, WriterSettings
 from tests.server.conftest import Request
 from tests.server.prediction_log.test_id_values import RandomRows
 
@@ -65,7 +65,7 @@ def test_files_are_written_before_their_time_when_much_waits(
     # few bytes, many values
     body = orjson.dumps({"instances": [{}] * 4096})
     values = 4096 * (len(settings.schema_.context.names) + len(settings.schema_.candidate.names))
-    fewest = MOST_BYTES // (VALUE_BYTES * values)
+    fewest = MAX_BYTES // (VALUE_BYTES * values)
     for i in range(fewest + 1):
         assert counts.read()["requests", "written"] == 0, i
         writer.add(prediction(body, 4096, ranking=False))
@@ -94,7 +94,7 @@ def test_files_are_written_before_their_time_when_many_ids_of_few_rows_wait(
     writer.add(vocabulary_file(bundle))
     for part in (2, 1):
         assert counts.read()["requests", "written"] == 0
-        writer.add(answered(bundle, ids_in_bags(bundle, MOST_BYTES // VALUE_BYTES // part)))
+        writer.add(answered(bundle, ids_in_bags(bundle, MAX_BYTES // VALUE_BYTES // part)))
         writer.flush()
     assert counts.read()["requests", "written"] == 2
 
@@ -167,8 +167,8 @@ def test_a_log_that_grows_fast_is_hardly_larger_than_it_may_be(
     settings: WriterSettings, counts: SharedCounts
 ) -> None:
     """Clients choose how long values are: until the next check, a minute later, it could be any size."""
-    most_bytes, random = 2**20, np.random.default_rng(7)
-    log = settings.log.model_copy(update={"max_bytes": most_bytes})
+    max_bytes, random = 2**20, np.random.default_rng(7)
+    log = settings.log.model_copy(update={"max_bytes": max_bytes})
     writer = Writer(settings.model_copy(update={"log": log}), counts)
     sizes = []
     for _ in range(24):
@@ -176,5 +176,5 @@ def test_a_log_that_grows_fast_is_hardly_larger_than_it_may_be(
         writer.add(prediction(body, 1, ranking=False))
         writer.flush(always=True)
         sizes.append(sum(file.stat().st_size for file in log.folder.rglob("*.parquet")))
-    assert most_bytes / 2 < max(sizes) <= most_bytes
+    assert max_bytes / 2 < max(sizes) <= max_bytes
     assert counts.read()["requests", "written"] == 24

@@ -20,9 +20,9 @@ BASE = Assumptions()
 def test_two_queries_never_share_a_batch_unless_merged() -> None:
     alone, merged = (serve(KAGGLE, "gpu", BASE, merge, 10) for merge in (False, True))
     rows = np.sort(alone.trace(2_000, 1_000)[1])
-    assert rows[0] + rows[1] > alone.most_rows >= rows[-1]
+    assert rows[0] + rows[1] > alone.max_rows >= rows[-1]
     assert rows.mean() == pytest.approx(BASE.rows, rel=0.02)
-    assert merged.trace(2_000, 1_000)[1].max() > alone.most_rows
+    assert merged.trace(2_000, 1_000)[1].max() > alone.max_rows
     assert merged.capacity() > alone.capacity()
 
 

@@ -5,7 +5,7 @@ import mmap
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrec.models.tiers.disk.cache_room import JOINING_SHARE, MOST_PAGES, PAGE_SHARE, CacheRoom, divide
+from polyrec.models.tiers.disk.cache_room import JOINING_SHARE, MAX_PAGES, PAGE_SHARE, CacheRoom, divide
 from polyrec.models.tiers.disk.row_cache import SLOT_BYTES, RowCache
 from polyrec.models.tiers.disk.staging import PAGE_SLOT_BYTES
 
@@ -45,9 +45,9 @@ def test_a_cache_takes_its_bytes_and_hardly_less(
 def test_pages_are_a_share_of_the_cache_and_no_more_than_the_file_has(rows: int, cache_bytes: int) -> None:
     room = divide(cache_bytes, 64, PAGE_BYTES, rows, 0, 0)
     in_file = -(-rows // 64)
-    assert 1 <= room.pages <= min(in_file, MOST_PAGES)
+    assert 1 <= room.pages <= min(in_file, MAX_PAGES)
     share = PAGE_SHARE * cache_bytes / (PAGE_BYTES + PAGE_SLOT_BYTES)
-    if room.pages < min(in_file, MOST_PAGES):
+    if room.pages < min(in_file, MAX_PAGES):
         assert room.pages > share - 1
     assert room.pages <= max(share, 1)
     assert room.slots <= rows

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrec.models.tiers.disk.waiting_rows import MOST_ROWS, PAGE_SHARE, WaitingRows
+from polyrec.models.tiers.disk.waiting_rows import MAX_ROWS, PAGE_SHARE, WaitingRows
 
 
 @given(st.integers(0, 2**32))
@@ -27,7 +27,7 @@ def test_rows_that_were_added_are_taken_once_with_their_look_ups_and_place(seed:
             for row, count in lookups.items():
                 held[row // rows_a_page] += count
             assert (pins == others + held).all()
-            assert waiting.many == (lookups.total() > min(MOST_ROWS, int(slots * PAGE_SHARE)))
+            assert waiting.many == (lookups.total() > min(MAX_ROWS, int(slots * PAGE_SHARE)))
         rows, slot, place, wanted = waiting.take()
         assert dict(zip(rows.tolist(), wanted.tolist(), strict=True)) == lookups
         assert (slot == rows // rows_a_page).all()
@@ -38,7 +38,7 @@ def test_rows_that_were_added_are_taken_once_with_their_look_ups_and_place(seed:
 
 
 def test_a_large_cache_lets_no_more_wait_than_a_small_one() -> None:
-    waiting = WaitingRows(np.zeros(100 * MOST_ROWS, np.int32))
-    for count, many in ((MOST_ROWS, False), (1, True)):
+    waiting = WaitingRows(np.zeros(100 * MAX_ROWS, np.int32))
+    for count, many in ((MAX_ROWS, False), (1, True)):
         waiting.add(*np.zeros((3, count), np.int64))
         assert waiting.many is many

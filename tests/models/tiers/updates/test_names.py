@@ -265,7 +265,7 @@ def test_a_batch_sees_a_value_and_its_row_or_neither(changes: Changes, tmp_path:
 def test_a_log_that_is_written_again_keeps_the_names(
     changes: Changes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("polyrec.models.tiers.updates.update_log.LEAST_REWRITTEN_BYTES", 1024)
+    monkeypatch.setattr("polyrec.models.tiers.updates.update_log.MIN_REWRITTEN_BYTES", 1024)
     stack = world(ENCODER, tmp_path, changes=changes)
     apply_update(stack, named(["n0", "n1"], 1), adding=Adding(time.time() + 1000))
     apply_update(stack, retraction(["n1"]))
@@ -343,7 +343,7 @@ def test_names_count_as_a_part_of_the_log(
     changes: Changes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A log that is mostly names is not written again at every update."""
-    monkeypatch.setattr("polyrec.models.tiers.updates.update_log.LEAST_REWRITTEN_BYTES", 1024)
+    monkeypatch.setattr("polyrec.models.tiers.updates.update_log.MIN_REWRITTEN_BYTES", 1024)
     stack = world(ENCODER, tmp_path, changes=changes)
     long = ["x" * 1000 + str(i) for i in range(RESERVED)]
     for value in long:

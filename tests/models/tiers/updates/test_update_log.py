@@ -77,7 +77,7 @@ def test_a_repeated_key_is_applied_once_also_after_a_restart(tmp_path: Path) -> 
 
 
 def test_superseded_records_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(update_log_module, "LEAST_REWRITTEN_BYTES", 4096)
+    monkeypatch.setattr(update_log_module, "MIN_REWRITTEN_BYTES", 4096)
     file = tmp_path / "u"
     changes = Changes(tmp_path, UpdateLog(file))
     largest = 0
@@ -117,10 +117,10 @@ def test_waiting_callers_share_syncs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     changes.close()
 
 
-@pytest.mark.parametrize("most_bytes", [11, 10_000])
+@pytest.mark.parametrize("max_bytes", [11, 10_000])
 @pytest.mark.parametrize("tables", [0, 1, 3, 700])
 def test_a_record_in_the_file_is_what_msgpack_encodes_however_the_kernel_cuts_writes(
-    tables: int, most_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tables: int, max_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     random = np.random.default_rng(tables)
     update = {}
@@ -133,7 +133,7 @@ def test_a_record_in_the_file_is_what_msgpack_encodes_however_the_kernel_cuts_wr
     record = record_of("key", update, names)
 
     def short(fd: int, parts: Sequence[bytes], at: int) -> int:
-        return os.pwrite(fd, b"".join(parts)[:most_bytes], at)
+        return os.pwrite(fd, b"".join(parts)[:max_bytes], at)
 
     monkeypatch.setattr(os, "pwritev", short)
     log = UpdateLog(tmp_path / "u")
@@ -210,7 +210,7 @@ def test_what_was_acknowledged_survives_kill_9(tmp_path: Path) -> None:
 def test_a_record_that_would_be_read_as_torn_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("polyrec.models.tiers.updates.update_log.MOST_RECORD_BYTES", 1000)
+    monkeypatch.setattr("polyrec.models.tiers.updates.update_log.MAX_RECORD_BYTES", 1000)
     update_log = UpdateLog(tmp_path / "log")
     update_log.append(Record("a" * 500, {}))
     with pytest.raises(OSError, match="at most 1000"):

@@ -87,7 +87,7 @@ def test_a_log_that_could_not_be_opened_leaves_nothing_open_and_can_be_opened_la
 def test_a_log_that_cannot_be_rewritten_loses_nothing_and_is_not_tried_at_every_update(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(update_log_module, "LEAST_REWRITTEN_BYTES", 1024)
+    monkeypatch.setattr(update_log_module, "MIN_REWRITTEN_BYTES", 1024)
     file = tmp_path / "u"
     changes = Changes(tmp_path, UpdateLog(file))
     changes.apply(stored([1], 0))

@@ -7,7 +7,7 @@ from itertools import groupby
 import numpy as np
 import pytest
 
-from polyrec.models.training.workers.phases import LEAST_STEPS, PATIENCE, ROUND_STEPS, Phases
+from polyrec.models.training.workers.phases import MIN_STEPS, PATIENCE, ROUND_STEPS, Phases
 
 
 def batches(count: int, first: int = 0) -> list[np.ndarray]:
@@ -55,7 +55,7 @@ def test_a_rising_validation_loss_shortens_turns_until_it_falls_again() -> None:
     assert longest_turns(before) == dict.fromkeys((False, True), ROUND_STEPS // 2)
     for check in range(10):
         phases.checked(1.0 + check)
-    assert longest_turns(kinds(phases, 512, 512)) == dict.fromkeys((False, True), LEAST_STEPS // 2)
+    assert longest_turns(kinds(phases, 512, 512)) == dict.fromkeys((False, True), MIN_STEPS // 2)
     for check in range(10 * PATIENCE):
         phases.checked(-1.0 - check)
     assert kinds(phases, 512, 512) == before

@@ -59,7 +59,7 @@ def random_problem(seed: int) -> FleetProblem:
     return FleetProblem(tuple(offers), demands, hours)
 
 
-def least_dollars(problem: FleetProblem) -> float:
+def min_dollars(problem: FleetProblem) -> float:
     """Tries all numbers of nodes of all maximal sets of paths; a program of its own shares the load."""
     kinds = []
     for t, offer in enumerate(problem.offers):
@@ -129,7 +129,7 @@ def test_fleet_costs_as_little_as_the_best_of_all_fleets(seed: int) -> None:
     found = solve_fleet(problem)
     assert found.proven
     assert found.bound <= found.solved.dollars + 1e-6
-    assert found.solved.dollars == pytest.approx(least_dollars(problem), rel=2e-4, abs=1e-6)
+    assert found.solved.dollars == pytest.approx(min_dollars(problem), rel=2e-4, abs=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -3,8 +3,8 @@
 import pytest
 
 from polyrec.planner.routing.lanes.breaker import (
-    MOST_BROKEN_WAIT_S,
-    MOST_WAIT_S,
+    MAX_BROKEN_WAIT_S,
+    MAX_WAIT_S,
     Breaker,
     BreakerState,
     overdue_at_s,
@@ -22,7 +22,7 @@ def test_a_tripped_lane_waits_and_a_good_probe_closes_it():
 
 
 def test_a_bad_probe_waits_longer_each_time_up_to_a_limit():
-    for broken, most_s in ((False, MOST_WAIT_S), (True, MOST_BROKEN_WAIT_S)):
+    for broken, max_s in ((False, MAX_WAIT_S), (True, MAX_BROKEN_WAIT_S)):
         breaker = Breaker()
         waits = []
         for _ in range(12):
@@ -30,7 +30,7 @@ def test_a_bad_probe_waits_longer_each_time_up_to_a_limit():
             waits.append(breaker.retry_s)
         assert waits == sorted(waits)
         assert waits[0] < waits[3]
-        assert waits[-1] == most_s
+        assert waits[-1] == max_s
 
 
 def test_a_slow_probe_keeps_the_lane_out():

@@ -94,7 +94,7 @@ class Correction:
 
     def observe(self, path: int, rows: int, took_s: float) -> None:
         latency = self.latencies[path]
-        ratio = max(took_s, correction.LEAST_S) / latency.median[rows]
+        ratio = max(took_s, correction.MIN_S) / latency.median[rows]
         residual, spread, bias = log(ratio), latency.spread[rows], self.bias[path]
         noise = max(correction.NOISE, spread)
         self.batches[path] += 1
@@ -109,17 +109,17 @@ class Correction:
         self.shift = middle if middle >= noise else 0.0
         self.shifts.append(self.shift)
         off = residual - bias - self.shift
-        self.latest.append((path, bias + min(max(off, -correction.MOST_OFF), correction.MOST_OFF)))
+        self.latest.append((path, bias + min(max(off, -correction.MAX_OFF), correction.MAX_OFF)))
         step, weight = correction.BIAS_STEP, correction.BIAS_WEIGHT
         if self.known[path] < correction.NEW:
             weight = 1 / (self.known[path] + 2)
             step = correction.NEW_STEP / (self.known[path] + 2)
         self.known[path] += 1
         bias += max(-step, min(step, weight * off))
-        self.bias[path] = max(-correction.MOST_BIAS, min(correction.MOST_BIAS, bias))
+        self.bias[path] = max(-correction.MAX_BIAS, min(correction.MAX_BIAS, bias))
         above = off - spread > self.wider[path]
         up = correction.TAIL_STEP * (correction.TAIL_QUANTILE if above else correction.TAIL_QUANTILE - 1)
-        self.wider[path] = max(correction.LEAST_TAIL, min(correction.MOST_TAIL, self.wider[path] + up))
+        self.wider[path] = max(correction.MIN_TAIL, min(correction.MAX_TAIL, self.wider[path] + up))
 
     def tick(self, now_s: float, passed_s: float, rows: int) -> None:
         if self.new < 3:
@@ -143,7 +143,7 @@ class Correction:
                     kept = min(self.known[path], correction.NEW)
                     self.known[path] = kept * exp(-passed_s / correction.SEEN_MEMORY_S)
                 error = self.speeds.errors[path]
-                self.bias[path] = max(-correction.MOST_BIAS, min(correction.MOST_BIAS, error))
+                self.bias[path] = max(-correction.MAX_BIAS, min(correction.MAX_BIAS, error))
         self.latest = []
         least = min(*self.shifts, self.shift)
         self.lasting = [min(exp(bias + least), m) for bias, m in zip(self.bias, self.median, strict=True)]
@@ -165,12 +165,12 @@ class Correction:
             for p, latency in enumerate(self.latencies)
         ]
 
-    def bounded(self, p: int, seconds: float, most_s: float) -> float:
-        """Seconds of a usual batch: at most most_s and the observed maxima, at least the median."""
+    def bounded(self, p: int, seconds: float, max_s: float) -> float:
+        """Seconds of a usual batch: at most max_s and the observed maxima, at least the median."""
         latency, rows = self.latencies[p], self.usual[p]
         if len(own := self.recent_residuals(p)) >= correction.ENOUGH:
-            most_s = min(most_s, correction.MARGIN * exp(max(own)) * latency.median[rows])
-        return max(min(seconds, most_s), self.median[p] * latency.median[rows])
+            max_s = min(max_s, correction.MARGIN * exp(max(own)) * latency.median[rows])
+        return max(min(seconds, max_s), self.median[p] * latency.median[rows])
 
     def tail_s(self, p: int) -> float:
         return exp(self.bias[p] + self.shift + self.wider[p]) * self.latencies[p].tail[self.usual[p]]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyrec.planner.latency_model import LatencyModel
-from polyrec.planner.routing.latency.correction import FIRST_BATCHES, MARGIN, MOST_BIAS, WINDOW_S, Correction
+from polyrec.planner.routing.latency.correction import FIRST_BATCHES, MARGIN, MAX_BIAS, WINDOW_S, Correction
 from polyrec.planner.routing.latency.latency_table import LatencyTable
 from tests.planner.routing.latency import reference
 
@@ -237,10 +237,10 @@ def test_no_prediction_exceeds_what_was_observed_in_the_last_seconds(steps):
             correction.observe(one[0], 1, one[1])
             seen.append((now_s, one[1]))
         slowest_s = max((s for at_s, s in seen if now_s - at_s <= 2 * WINDOW_S + 0.2), default=0.0)
-        most_s = np.exp(MOST_BIAS) * TAIL_S + MARGIN * slowest_s
+        max_s = np.exp(MAX_BIAS) * TAIL_S + MARGIN * slowest_s
         for path in (0, 1):
-            assert correction.tail[path] * TAIL_S <= most_s * (1 + 1e-9)
-            assert correction.median[path] * MEDIAN_S <= most_s * (1 + 1e-9)
+            assert correction.tail[path] * TAIL_S <= max_s * (1 + 1e-9)
+            assert correction.median[path] * MEDIAN_S <= max_s * (1 + 1e-9)
 
 
 @given(

@@ -34,7 +34,7 @@ RELEVANT = (
 )
 OUT_OF_TIME = frozenset({429, 504})
 """Statuses of a budget that cannot be kept: rejected unread, or expired after the body was checked."""
-MOST_KEPT = 20_000
+MAX_KEPT = 20_000
 
 
 class Reference:
@@ -47,7 +47,7 @@ class Reference:
     async def answer(self, call: Call) -> Answer:
         """Returns the answer that a call must get."""
         if call not in self._known:
-            if len(self._known) >= MOST_KEPT:
+            if len(self._known) >= MAX_KEPT:
                 self._known.clear()
             self._known[call] = await answer_of(self._app, call)
         return self._known[call]

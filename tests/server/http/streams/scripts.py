@@ -16,8 +16,8 @@ from tests.server.http.streams.asks import Ask, Call, Expected, cold, hot, too_l
 from tests.server.http.streams.corpus import Corpus
 from tests.server.http.streams.malformed import malformed, unknown_method
 
-MOST_CONNECTIONS = 4
-MOST_ASKS = 6
+MAX_CONNECTIONS = 4
+MAX_ASKS = 6
 
 _LAST = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 LAST = Ask("last", _LAST, len(_LAST), Expected(Call("GET", "/v2/health/live"), ending="close"), "GET")
@@ -119,7 +119,7 @@ def _waits_moved(pieces: list[Piece]) -> list[Piece]:
 def script_of(random: Random, corpus: Corpus, token: bytes, body_limit: int, number: int) -> Script:
     """One connection's requests, ended by one that closes it."""
     asks: list[Ask] = []
-    for i in range(random.randint(1, MOST_ASKS)):
+    for i in range(random.randint(1, MAX_ASKS)):
         kind = random.random()
         if kind < 0.6:
             asks.append(hot(random, corpus, 100 * number + i))
@@ -146,7 +146,7 @@ def stream_of(random: Random, corpus: Corpus, token: bytes, body_limit: int) -> 
     """Several connections with their pieces interleaved. body_limit: bytes past which a body is refused."""
     scripts = tuple(
         script_of(random, corpus, token, body_limit, random.randint(0, 9999))
-        for _ in range(random.randint(1, MOST_CONNECTIONS))
+        for _ in range(random.randint(1, MAX_CONNECTIONS))
     )
     order = [i for i, script in enumerate(scripts) for _ in script.pieces]
     if random.random() < 0.7:
