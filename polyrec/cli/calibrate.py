@@ -22,15 +22,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source",
         metavar="DATA|BUNDLE",
-        help="with --data or --access-log, folder of the bundle to calibrate; else the data (Parquet file or "
-        "folder, or Criteo TSV[.gz]) whose order to save for training",
+        help="with --data or --access-log, folder of the bundle to calibrate; otherwise data (Parquet file "
+        "or folder, or Criteo TSV[.gz]) from which to save the popularity order for training",
     )
     seen = parser.add_mutually_exclusive_group()
-    seen.add_argument("--data", help="data with labels: its look-ups give the order, its labels the quality")
+    seen.add_argument("--data", help="data with labels: lookups determine the order, labels the quality")
     seen.add_argument(
         "--access-log",
         metavar="FILE",
-        help="look-ups without labels: Parquet, or JSON lines of request bodies (docs/calibrate.md)",
+        help="lookups without labels: Parquet, or JSON lines of request bodies (docs/calibrate.md)",
     )
     parser.add_argument(
         "--out", required=True, help="file for the calibration of data; folder for the calibrated bundle"

@@ -286,14 +286,14 @@ def _front(paths: Sequence[PathProfile], found: Sequence[Candidate], seed: int) 
 
     candidate = _fastest(paths, found)
     if candidate is None:
-        print("the front is not measured: there is no path on the CPU", file=sys.stderr)
+        print("the server's front is not measured: no path runs on the CPU", file=sys.stderr)
         return None
     print(f"measuring the server's front with {candidate.name} ...", file=sys.stderr)
     path = candidate.path.model_copy(update={"bundle": candidate.bundle.path})
     try:
         return measure_front(path, candidate.bundle, FRONT_SECONDS, seed)
     except (StartFailed, LoadError) as e:
-        print(f"the front is not measured: {e}", file=sys.stderr)
+        print(f"the server's front is not measured: {e}", file=sys.stderr)
         return None
 
 
@@ -310,7 +310,7 @@ def _hops(paths: Sequence[PathProfile], found: Sequence[Candidate], seed: int) -
     try:
         return measure_hops(path, candidate.bundle, HOP_SECONDS, seed)
     except (PolyrecError, LaneDied) as e:
-        print(f"the hop to a lane is not measured: {e}", file=sys.stderr)
+        print(f"the hop to another core's lane is not measured: {e}", file=sys.stderr)
         return {}
 
 

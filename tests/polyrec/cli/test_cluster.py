@@ -54,7 +54,7 @@ def test_autoscaling_starts_with_the_least(plan: Path) -> None:
     [
         (["--plan", "none.json"], "no plan file"),
         (["--plan", "{plan}", "--set", "drain_grace_s=soon"], "--drain-grace-s"),
-        (["--plan", "{plan}", "--set", "drain_grace_s"], "it is NAME=VALUE"),
+        (["--plan", "{plan}", "--set", "drain_grace_s"], "write NAME=VALUE"),
         (["--plan", "a={plan}"], "TYPE=FILE is for --fleet-plan"),
         (["--plan", "{plan}", "--port", "70000"], "port"),
         (["--plan", "{plan}", "--resource", "CPU=-1"], "CPU"),

@@ -40,7 +40,7 @@ def test_a_search_says_which_recipe_it_chose(
     clicks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train(monkeypatch, clicks, tmp_path, "--search", "10m", "--search-candidates", "1") == 0
-    said = "table.recipe.yaml: the base recipe, as no other is surely better, chosen in"
+    said = "table.recipe.yaml: the base recipe, as no other is shown to be better, chosen from"
     assert said in capsys.readouterr().out
 
 
