@@ -92,7 +92,7 @@ def observe_data(
                 counts.add_block(role, block)
         rows = np.arange(data.rows) if splits is None else data.select(*splits)
         if not rows.size:
-            raise DataError(f"{path}: no row is of the split to measure; choose another split, or all rows")
+            raise DataError(f"{path}: no row is in the split to measure; choose another split, or all rows")
         if len(np.unique(data.label[rows])) < 2:
             raise DataError(f"{path}: all labels of the rows to measure are equal: they define no quality")
         for view in bundle.by_width():
@@ -121,7 +121,7 @@ def observe_log(
     rows = log.count(counts, phase("count", log.rows_hint))
     accesses = counts.by_id()
     if not any(table.any() for table in accesses.values()):
-        raise DataError(f"access log '{path}': none of its values is of the bundle's tables")
+        raise DataError(f"access log '{path}': none of its values is in the bundle's tables")
     origin = {"access_log": Path(path).name, "rows": rows}
     return Observed(accesses, rows, counts.rows(), counts.unknown, log.malformed, origin=origin)
 

@@ -66,7 +66,7 @@ class ModelCache:
                 bundle = self._load(where, folder)
             if bundle is not None:
                 return bundle
-        raise FetchError(f"bundle '{url}' was removed from the model cache again and again; is it too small?")
+        raise FetchError(f"bundle '{url}' was removed from the model cache repeatedly; is it too small?")
 
     def _load(self, where: ModelUrl, folder: Path) -> Bundle | None:
         """Loads a version from the folder; None if it is absent, or damaged, in which case it is removed."""

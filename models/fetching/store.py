@@ -142,7 +142,7 @@ def _web(url: ModelUrl) -> Iterator[bytes]:
             if answer.status_code in ABSENT:
                 raise FileMissing(f"there is no '{url}'")
             if answer.is_redirect:
-                raise FetchError(f"'{url}' redirects, which is not followed; give the URL that it leads to")
+                raise FetchError(f"'{url}' redirects, which is not supported; give the final URL")
             if answer.status_code != httpx.codes.OK:
                 raise FetchError(f"cannot read '{url}': status {answer.status_code}")
             if answer.headers.get("content-encoding", "identity") != "identity":

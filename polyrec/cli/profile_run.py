@@ -267,7 +267,7 @@ def _qualities(
         if 0 < rate < MIN_RATE:
             print(
                 f"warning: {rate:.1%} of the test rows are positive, so predicting none of them has an "
-                f"accuracy of {1 - rate:.1%}: accuracy hardly tells paths apart; --metric information does",
+                f"accuracy of {1 - rate:.1%}: accuracy hardly distinguishes paths; --metric information does",
                 file=sys.stderr,
             )
     return qualities

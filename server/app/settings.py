@@ -239,7 +239,7 @@ class Settings(Strict):
         elif self.model_share or self.model_weight:
             raise ValueError("model_share and model_weight are for several models; there is one")
         if sum(numbers_of(self.model_share).values()) > 1 + 1e-9:
-            raise ValueError("model_share: the shares of all models are more than 1 together")
+            raise ValueError("model_share: the shares of all models add up to more than 1")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("give both --tls-cert FILE and --tls-key FILE, or neither")
         if self.store_url is not None and Login.of_url(self.store_url).password is not None:
@@ -303,9 +303,7 @@ class Settings(Strict):
         }
         if given := {k: v for k, v in tiers.items() if v is not None}:
             if plan.placement is None and not self.updates:
-                raise SettingsError(
-                    "tier_directory and drift_... are for updates, or a plan with a placement; there is none"
-                )
+                raise SettingsError("tier_directory and drift_... need updates, or a plan with a placement")
             merged["placement"] = (merged["placement"] or {"paths": ()}) | given
         if plan.placement is not None and plan.placement.remote is not None:
             merged["placement"]["remote"] |= self._store()

@@ -114,7 +114,7 @@ class Access:
             tokens = load_tokens(self._file)
             self._install(tokens)
         except TokensError as e:
-            log.warning("the tokens are as before: %s", e)
+            log.warning("tokens were not reloaded: %s", e)
         else:
             log.warning("tokens of %d clients are in force", len(tokens.clients))
 

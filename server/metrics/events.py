@@ -163,8 +163,8 @@ class Incidents:
         )
         self._rows = Loss(
             events,
-            ("rows_lost", "remote store: it fails, is slow or lacks rows (log: polyrec.tiers)"),
-            ("rows_found", "remote store: it gives all rows again; {lost} were replaced"),
+            ("rows_lost", "remote store: fails, is slow or lacks rows (log: polyrec.tiers)"),
+            ("rows_found", "remote store: serves all rows again; {lost} were replaced"),
             CALM_SAMPLES,
         )
 

@@ -74,8 +74,8 @@ def broken(files: Files) -> bool:
         ("500", "status 500"),
         ("204", "status 204"),
         ("short", "peer closed connection"),
-        ("away", "redirects, which is not followed"),
-        ("away-here", "redirects, which is not followed"),
+        ("away", "redirects, which is not supported"),
+        ("away-here", "redirects, which is not supported"),
     ],
 )
 def test_answers_that_are_not_whole_files_are_errors(folder: Path, name: str, reason: str) -> None:

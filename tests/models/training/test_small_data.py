@@ -74,7 +74,7 @@ def test_validation_and_test_rows_of_one_class_are_said(tmp_path: Path) -> None:
     trained = Learner(trained.reader, SCHEMA, trained.training, notice=told.append)
     metrics = trained.learn(tmp_path / "bundle").manifest.metrics
     assert told == [
-        "warning: all 30 validation rows are without a click: they cannot tell a good model from a bad one"
+        "warning: all 30 validation rows are without a click: they cannot tell good models from bad ones"
     ]
     assert shortfalls(metrics) == [
         "among 1,000 test rows there is no click: information and AUC are undefined"

@@ -84,7 +84,7 @@ def test_a_period_is_streamed_from_a_glob_and_written_into_the_manifest(
     ("options", "reason"),
     [
         (("--every", "5m"), "--every needs --checkpoint DIR"),
-        (("--device", "tpu"), "'tpu' is no device; take cpu, cuda or cuda:N"),
+        (("--device", "tpu"), "'tpu' is not a device; use cpu, cuda or cuda:N"),
         (("--device", "cuda:99"), "this machine has no device 'cuda:99'"),
         (("--search", "1m", "--checkpoint", "kept"), "--search cannot be combined with --checkpoint"),
         (("--search", "1m", "--window", "1000"), "--search cannot be combined with --window"),

@@ -76,5 +76,5 @@ def test_one_loop_at_a_time(folder: LoopFolder) -> None:
 
 
 def test_a_folder_without_a_loop_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(LoopError, match="is no folder of a loop"):
+    with pytest.raises(LoopError, match="is not a loop's folder"):
         LoopFolder(tmp_path).require()

@@ -104,7 +104,7 @@ def test_requests_waiting_at_the_end_of_the_drain_get_503(one_lane: ServerProces
             answer = connection.makefile("rb").read()
             assert answer.startswith(b"HTTP/1.1 503")
             assert b"connection: close" in answer.lower()
-            assert b"the server ends before this could be answered" in answer
+            assert b"the server is shutting down and could not answer" in answer
     assert one_lane.process.wait(timeout=LIVENESS_S) == 0
 
 

@@ -87,7 +87,7 @@ def test_a_bundle_on_the_command_line_replaces_a_plan_in_the_environment() -> No
         (
             {"models": "m", "model_share": ("a=.5", "b=.6")},
             {},
-            "shares of all models are more than 1 together",
+            "shares of all models add up to more than 1",
         ),
         ({"models": "m", "model_weight": ("a=2x",)}, {}, "--model-weight: 'a=2x' is not NAME=NUMBER"),
         ({"models": "m"}, {"POLYREC_MODEL_SHARE": "a=.1,a=.2"}, "model 'a' is given twice"),

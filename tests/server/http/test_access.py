@@ -216,7 +216,7 @@ def test_tokens_are_read_again_and_a_broken_file_changes_nothing(
         caplog.clear()
         access.reload()
         assert len(caplog.records) == 1
-        assert caplog.records[0].getMessage().startswith("the tokens are as before: ")
+        assert caplog.records[0].getMessage().startswith("tokens were not reloaded: ")
         assert access.client(bearer("new-token-0123456789"), HERE).name == "new"
     file.unlink()
     access.reload()

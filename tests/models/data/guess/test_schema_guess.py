@@ -83,7 +83,7 @@ def test_a_number_that_tells_the_label_is_left_out(columns: dict[str, Any], tmp_
     }
     pq.write_table(pa.table(columns), tmp_path / "f.parquet")
     guess = guess_schema(tmp_path / "f.parquet")
-    assert "alone it tells the label (AUC 1.00)" in guess.left_out["seconds_read"]
+    assert "alone it predicts the label (AUC 1.00)" in guess.left_out["seconds_read"]
     assert "seconds_until_gone" in guess.left_out
     assert "hint" in guess.schema.candidate.names
 
@@ -96,7 +96,7 @@ def test_the_file_is_the_schema_and_says_why(file: Path, tmp_path: Path) -> None
     for column in ("price", "item", "tags"):
         (line,) = [line for line in text.splitlines() if re.search(rf"name: {column}[,}}]", line)]
         assert line.endswith(f"# {guess.reasons[column]}")
-    assert "#   row_key: 2,000 values in 2,000 rows: it names the row" in text
+    assert "#   row_key: 2,000 values in 2,000 rows: it identifies the row" in text
 
 
 def test_without_groups_and_time_rows_are_split_by_ids(columns: dict[str, Any], tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_a_column_of_any_type_is_a_feature_or_left_out_with_the_reason(
 
 def test_the_column_that_tells_requests_apart_may_be_their_time_but_no_list(file: Path) -> None:
     assert guess_schema(file, group="at").schema.group == "at"
-    with pytest.raises(SchemaError, match="column 'tags' is list<element: string>: it cannot tell requests"):
+    with pytest.raises(SchemaError, match="'tags' is list<element: string>: it cannot identify requests"):
         guess_schema(file, group="tags")
 
 
@@ -281,7 +281,7 @@ def test_beside_a_label_that_is_a_number_words_are_features_unless_they_tell_it(
     guess = guess_schema(tmp_path / "f.parquet")
     assert guess.schema.label.column == "clicked"
     assert {"gender", "label"} <= {f.name for f in guess.schema.categorical}
-    assert "alone it tells the label (AUC 1.00)" in guess.left_out["outcome"]
+    assert "alone it predicts the label (AUC 1.00)" in guess.left_out["outcome"]
 
 
 def test_few_clicks_tell_no_text(columns: dict[str, Any], tmp_path: Path) -> None:

@@ -37,9 +37,7 @@ def test_an_error_has_its_status_and_headers() -> None:
     status, headers, body = sent(error_reply(Overloaded(2)))
     assert status == 429
     assert headers[b"retry-after"] == b"2"
-    assert json.loads(body) == {
-        "error": "overloaded: too much is waiting for the latency budget; retry in 2 s"
-    }
+    assert json.loads(body) == {"error": "overloaded: the backlog exceeds the latency budget; retry in 2 s"}
 
 
 @pytest.mark.parametrize("size", [COMPRESS_FROM_BYTES - 1, COMPRESS_FROM_BYTES])
