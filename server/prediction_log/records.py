@@ -48,8 +48,8 @@ class IdTensors(msgspec.Struct, array_like=True, frozen=True):
 class IdRows(msgspec.Struct, array_like=True, frozen=True, tag="ids"):
     """Rows of stable ids: `Tensors` or `RankedTensors` as bytes.
 
-    context: ids of the context in a ranking, else None, and `rows` has both roles. context_row: int64 [rows],
-    request_lengths: int64, see `Tensors`.
+    context: ids of a ranking's context; None if `rows` has the features of both roles. context_row: int64
+    [rows], only in a ranking. request_lengths: int64, see `Tensors`.
     """
 
     context: IdTensors | None
