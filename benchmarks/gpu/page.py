@@ -1,9 +1,9 @@
-"""Writes docs/results/gpu.md from the figures that a GPU gave.
+"""Writes docs/results/gpu.md from figures measured on a GPU.
 
     python -m benchmarks.gpu.page docs/results     # reads gpu-{lookup,serving,profile,simulated}.json there
 
-The first two are of benchmarks/gpu.sh. gpu-profile.json has the latencies of its `polyrec profile`,
-gpu-simulated.json what `polyrec simulate --policy all --bound --json` says of a plan made of them.
+benchmarks/gpu.sh writes the first two. gpu-profile.json has the latencies of its `polyrec profile`, and
+gpu-simulated.json the output of `polyrec simulate --policy all --bound --json` for a plan made from them.
 """
 
 from __future__ import annotations

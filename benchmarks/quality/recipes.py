@@ -227,7 +227,9 @@ def markdown(results: Mapping[str, Any]) -> str:
         counted = [f"{own['rows']:,}", f"{own['epochs']:.2f}", f"{own['seconds']:.0f}"]
         rows.append([found["what"], *counted, hidden])
     lines += ["", "## Hidden ids and training time of the default", ""]
-    lines += markdown_table(["set", "test rows", "epochs to best", "seconds", "share of lookups hidden"], rows)
+    lines += markdown_table(
+        ["set", "test rows", "epochs to best", "seconds", "share of lookups hidden"], rows
+    )
     searched = {k: v["search"] for k, v in sets.items() if "search" in v}
     if searched:
         rows = []

@@ -78,7 +78,7 @@ class Compared:
         return 0 if self.pairs is None else self.pairs.requests + self.pairs.failed
 
     def without_each_group(self) -> Iterator[Compared]:
-        """Returns, for each group, these sums without its requests."""
+        """Yields, for each group, these sums without its requests."""
         for left_out in range(GROUPS):
             canary = merged(ArmSums, _others(self.groups, left_out))
             without = replace(
