@@ -148,7 +148,7 @@ def training(folder: Path, kind: str, core: int, **more: Any) -> dict[str, Found
 
 
 def largest_loss_difference(folder: Path, core: int) -> dict[str, float]:
-    """Returns the largest difference of a step's loss between plain and shared contexts, with no id hidden."""
+    """Returns the largest difference of a step's loss between plain and shared contexts; no id is hidden."""
     out = {}
     for kind in STEPS:
         jobs = training(folder, kind, core, hide=0.0)

@@ -4,14 +4,14 @@
     python -m benchmarks.tiers.policies --libcachesim /tmp/libcachesim/bin/python \\
         --out docs/results/tier-policies.json
 
-Writes the page with the same name beside the JSON, too. Without --libcachesim, LRU and S3-FIFO are this
-folder's own (rivals.py), and W-TinyLFU is missing.
+Also writes the page with the same name next to the JSON. Without --libcachesim, LRU and S3-FIFO are this
+folder's own (rivals.py), and W-TinyLFU is omitted.
 
-    tiers          the prefix, cache and balance that serve (tier_policy.py), batches of 1,024 look-ups
-    cache          the same without a prefix at first
-    prefix         the rows that calibration counted most, and no others
-    lru, w-tinylfu, s3-fifo    one look-up at a time, warmed by the look-ups of the calibration
-    belady         knows the future, and begins with the rows that it likes
+    tiers          the server's prefix, cache and balance (tier_policy.py), in batches of 1,024 lookups
+    cache          the same, starting without a prefix
+    prefix         only the rows with the highest calibration counts
+    lru, w-tinylfu, s3-fifo    one lookup at a time, warmed up by the calibration's lookups
+    belady         knows the future, and starts with rows of its choice
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from polyrec.report.text import markdown_table
 SHARES = (0.001, 0.01, 0.05, 0.1, 0.2)
 COMMAND = "python -m benchmarks.tiers.policies --libcachesim PYTHON --out docs/results/tier-policies.json"
 WINDOW = 41 * 1024
-"""Look-ups of one figure after the permutation."""
+"""Number of lookups per figure after the permutation."""
 
 
 def rates(trace: Trace, python: str | None) -> dict[str, Any]:
-    """Returns the hit rates of every policy, a list over SHARES each, and what the tiers ended with."""
+    """Returns the hit rates of every policy, a list over SHARES each, and the final state of the tiers."""
     sizes = [int(trace.rows * share) for share in SHARES]
     found: dict[str, Any] = {"rows": trace.rows, "lookups": trace.lookups.size, "sizes": sizes}
     order = np.argsort(-trace.counts, kind="stable")
@@ -74,7 +74,7 @@ def rates(trace: Trace, python: str | None) -> dict[str, Any]:
 
 
 def by_window(hits: np.ndarray[Any, np.dtype[np.int64]], lookups: int) -> list[float]:
-    """Hit rates of the windows before and after the middle: one, then four."""
+    """Returns hit rates in the window before the middle and in four windows after it."""
     batches, middle = WINDOW // 1024, lookups // 2 // 1024
     starts = (middle - batches, *(middle + 1 + i * batches for i in range(4)))
     return [round(float(hits[start : start + batches].sum() / WINDOW), 4) for start in starts]

@@ -1,7 +1,7 @@
 """Implements caching policies to compare tiers with: LRU, S3-FIFO, Belady.
 
-All take look-ups one by one, as int64 rows of all tables together; caches are warmed by the training rows'.
-Sizes are rows.
+All take lookups one by one, as int64 rows of all tables together; caches are warmed up by those of training
+rows. Sizes are in rows.
 """
 
 from __future__ import annotations
