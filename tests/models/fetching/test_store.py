@@ -111,7 +111,7 @@ def compressed(files: Files) -> bool:
     return True
 
 
-def test_what_is_sent_compressed_is_not_read(folder: Path) -> None:
+def test_compressed_files_are_not_read(folder: Path) -> None:
     with serving(folder, compressed) as (root, _), pytest.raises(FetchError, match="is sent compressed"):
         read(ModelUrl(f"{root}/x.bin"), 1000)
 

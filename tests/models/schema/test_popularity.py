@@ -87,7 +87,7 @@ def test_counts_are_those_of_a_counter(
 
 
 @given(data=st.data())
-def test_of_equally_popular_rows_the_one_looked_up_last_comes_first(
+def test_equally_popular_rows_are_ordered_by_latest_lookup(
     data: st.DataObject, small: Schema, small_rows: Callable[..., Any], write: Write
 ) -> None:
     rows = data.draw(st.lists(small_rows(), min_size=1, max_size=30))

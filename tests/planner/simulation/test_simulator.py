@@ -233,7 +233,7 @@ def test_rejections_take_loop_time():
     assert dear.goodput < 0.7 * free.goodput
 
 
-def test_a_loop_delayed_for_longer_than_a_budget_answers_what_it_then_reads():
+def test_requests_read_after_a_delay_longer_than_a_budget_are_answered():
     held = served(3_000, 1.0, 10, Costs(query_s=5e-5, held_rate=5.0, held_s=0.1))
     assert held.goodput > 0.6 * served(3_000, 1.0, 10, Costs(query_s=5e-5)).goodput
 

@@ -86,7 +86,7 @@ def test_a_group_is_waited_for_until_it_is_as_wanted() -> None:
     assert awaited(found)[0].endswith('; Resources required for each replica: {"GPU": 1.0}')
 
 
-def test_what_is_waited_for_is_said_when_it_changes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_wait_messages_are_printed_when_the_state_changes(capsys: pytest.CaptureFixture[str]) -> None:
     errors = pytest.importorskip("ray.exceptions", reason="the extra `cluster` is not installed")
     group = {"name": "gpu", "message": "", "replicas": {}}
     states = iter(["gone", "DEPLOYING", "DEPLOYING", "RUNNING", "UPDATING"])

@@ -32,7 +32,7 @@ def profiled(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "profile.json"
 
 
-def test_a_profile_of_a_busy_machine_is_said(
+def test_profile_of_a_busy_machine_gives_a_warning(
     profiled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = profiled.with_name("busy.json")
@@ -203,7 +203,7 @@ def test_a_users_mistake_is_one_line(
 
 
 @pytest.mark.parametrize("kind", ["--profile", "--fleet", "--train"])
-def test_where_nothing_can_be_written_is_said_before_anything_is_read(
+def test_unwritable_output_is_reported_before_inputs_are_read(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = [kind, "nowhere"] + (["--slo-ms", "5", "--traffic", TRAFFIC] if kind == "--profile" else [])

@@ -127,7 +127,7 @@ def roll_back(url: str) -> None:
         time.sleep(0.2)
 
 
-def test_of_several_models_one_must_be_named(
+def test_model_must_be_named_if_there_are_several(
     bundle_dir: Path, shop_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plans = f"hotels={bundle_dir},shop={shop_dir}"

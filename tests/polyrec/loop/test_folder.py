@@ -37,7 +37,7 @@ def test_a_damaged_record_is_one_line(folder: LoopFolder) -> None:
         folder.last()
 
 
-def test_what_a_person_puts_beside_the_iterations_is_left_alone(folder: LoopFolder) -> None:
+def test_other_files_beside_the_iterations_are_ignored(folder: LoopFolder) -> None:
     folder.save(iteration(1))
     copy = folder.folder_of(1).with_name("0001 (copy)")
     copy.mkdir()

@@ -98,7 +98,7 @@ def test_requests_without_a_valid_token_get_401(access: Access, headers: list[tu
         access.client(headers, HERE)
 
 
-def test_anonymous_clients_share_what_the_file_leaves_them(tmp_path: Path, clock: Clock) -> None:
+def test_anonymous_clients_share_the_rest_of_the_limit(tmp_path: Path, clock: Clock) -> None:
     anonymous = {"rights": ["quality"], "requests_per_second": 2}
     file = write(tmp_path / "tokens.json", {"clients": CLIENTS, "anonymous": anonymous})
     access = Access(Metrics(), file, clock=clock)

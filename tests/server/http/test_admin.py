@@ -258,7 +258,7 @@ def scaled(bundle: Bundle, folder: Path, factor: float) -> Path:
     return write_bundle(folder, model, *parts, replace=folder.exists()).path
 
 
-def test_a_rollback_brings_back_what_answered_although_its_files_were_replaced(
+def test_rollback_restores_the_old_model_although_its_files_were_replaced(
     client_of: Any, plan: Plan, bundle: Bundle, tmp_path: Path
 ) -> None:
     folder = scaled(bundle, tmp_path / "table", 1.0)

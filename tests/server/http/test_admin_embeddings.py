@@ -126,7 +126,7 @@ def test_updates_need_the_token(updates: Any) -> None:
     assert updates.post(page, b"{", TOKEN).status_code == 400
 
 
-def test_what_takes_long_to_parse_is_refused_before(updates: Any) -> None:
+def test_bodies_that_are_slow_to_parse_are_rejected_before_parsing(updates: Any) -> None:
     """Parsing 64 MiB of `[],` kept all other clients waiting for seconds, in whatever thread."""
     document = b'{"tables": {"item": {"ids": [1], "rows": [' + b"[]," * 2**21 + b"[]]}}}"
     assert updates.post("/v1/admin/embeddings", document, TOKEN).status_code == 413

@@ -54,7 +54,7 @@ def file(columns: dict[str, Any], tmp_path: Path) -> Path:
     return tmp_path / "my clicks.parquet"
 
 
-def test_columns_become_what_they_look_like(file: Path) -> None:
+def test_columns_are_guessed_by_their_values(file: Path) -> None:
     guess = guess_schema(file)
     schema = guess.schema
     assert (schema.name, schema.group, schema.label.column) == ("my_clicks", "query_id", "clicked")
@@ -241,7 +241,7 @@ def test_a_label_in_words_is_refused_with_a_command_that_makes_one(
 @pytest.mark.parametrize(
     ("values", "positive"), [(["Good", "bad", "bad"], "Good"), (["true", "false", "true"], "true")]
 )
-def test_of_a_label_in_words_the_usual_or_rarer_one_is_positive(
+def test_text_label_uses_the_conventional_or_rarer_value_as_positive(
     values: list[str], positive: str, tmp_path: Path
 ) -> None:
     pq.write_table(pa.table({"user": ["a", "b", "a"], "label": values}), tmp_path / "words.parquet")
@@ -297,7 +297,7 @@ def test_a_label_of_more_than_two_words_has_no_command(tmp_path: Path) -> None:
         guess_schema(tmp_path / "words.parquet")
 
 
-def test_times_and_lists_written_as_text_are_said(columns: dict[str, Any], tmp_path: Path) -> None:
+def test_times_and_lists_stored_as_text_are_reported(columns: dict[str, Any], tmp_path: Path) -> None:
     texts = {"at": [str(t) for t in columns["at"]], "tags": [f"t{i % 9}|t{i % 11}" for i in range(ROWS)]}
     texts |= {"city": [f"Town {i % 50}, Land {i % 5}" for i in range(ROWS)]}
     pq.write_table(pa.table(columns | texts), tmp_path / "texts.parquet")
@@ -307,7 +307,7 @@ def test_times_and_lists_written_as_text_are_said(columns: dict[str, Any], tmp_p
     assert "lists" not in guess.reasons["city"]
 
 
-def test_of_a_folder_all_files_are_looked_at(columns: dict[str, Any], tmp_path: Path) -> None:
+def test_all_files_of_a_folder_are_examined(columns: dict[str, Any], tmp_path: Path) -> None:
     table = pa.table(columns)
     for day in range(4):
         folder = tmp_path / f"day={day}"
