@@ -1,4 +1,4 @@
-"""Compares look-ups in the device tier with the limit of its memory bandwidth, and with three alternatives.
+"""Compares lookups in the device tier with the limit of its memory bandwidth, and with three alternatives.
 
     benchmarks/gpu.sh                                             # on a machine with a GPU
     python -m benchmarks.gpu.lookup --device cpu --small          # the same steps, to see that they work

@@ -4,7 +4,7 @@
     tables.npy       int64 [2, tables]: `first` row of each table, and its rows
     dense.onnx       dense_candidate [rows, features], candidate [rows, tables, width] -> probability
     dense.int8.onnx  the same with products in int8, as Polyrec serves it
-    whole.onnx       dense_candidate, sparse [rows, tables] (ids) -> probability: look-up inside
+    whole.onnx       dense_candidate, sparse [rows, tables] (ids) -> probability: lookup inside
 
 The graph is Polyrec's own for a model without contexts, so that peers execute the same operations as Polyrec.
 Rows are written once; graphs are written every time, because they change with the code.

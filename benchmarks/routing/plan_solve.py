@@ -163,7 +163,7 @@ def measure(seed: int, tables: int, rate: float, held: float, limit_s: float) ->
         served=choice.rows / asked,
         accuracy=choice.value / choice.rows,
         deployed=tuple(
-            f"{problem.paths[o.path].path.name} ({o.lookups:.0%} of look-ups on the device)"
+            f"{problem.paths[o.path].path.name} ({o.lookups:.0%} of lookups on the device)"
             for o in (problem.options[i] for i in choice.options)
         ),
     )

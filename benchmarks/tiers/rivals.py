@@ -30,7 +30,7 @@ def lru(warm: I64, held_out: I64, size: int) -> float:
 
 
 def s3_fifo(warm: I64, held_out: I64, size: int) -> float:
-    """S3-FIFO (Yang et al., SOSP 2023), one look-up at a time, with the parameters of libcachesim."""
+    """S3-FIFO (Yang et al., SOSP 2023), one lookup at a time, with the parameters of libcachesim."""
     small_size = max(int(size * 0.1), 1)
     small: OrderedDict[int, int] = OrderedDict()
     main: OrderedDict[int, int] = OrderedDict()

@@ -171,7 +171,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     elif way == "tiers":
         room = room_in(memory, fused.total, RECORD_BYTES)
         log = UndoLog(RowFile(folder / "tiers.rows", fused.total, WIDTH, 1, room.buffer_bytes))
-        # all tables have as many rows and look-ups
+        # all tables have as many rows and lookups
         cuts = dict.fromkeys(schema.tables, room.prefix // TABLES)
         resident = ResidentRows(
             fused, cuts, room.slots, log, lambda: (p.numpy() for p in initial_rows(fused, WIDTH, 0))

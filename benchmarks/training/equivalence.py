@@ -109,7 +109,7 @@ def sharded_gradients(
 ) -> tuple[float, dict[str, Tensor]]:
     """The loss and the gradients of a batch as workers compute them; those of rows collected from all.
 
-    hot: whether all look-ups of the batch are of replicated rows. Overwrites the rows of the model, for which
+    hot: whether all lookups of the batch are of replicated rows. Overwrites the rows of the model, for which
     a Stepper must have begun.
     """
     stage = model.stage

@@ -39,9 +39,9 @@ Metrics = dict[str, float | int | None]
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Look-ups of a bundle's rows, and its quality, observed in data or a log.
+    """Lookups of a bundle's rows, and its quality, observed in data or a log.
 
-    accesses: table -> look-ups, int64 [rows], in the order of stable ids. rows: rows or log lines read.
+    accesses: table -> lookups, int64 [rows], in the order of stable ids. rows: rows or log lines read.
     counted: contexts and candidates in them. unknown: values that no row serves. malformed: rows or lines
     left out.
     metrics: by manifest key; empty without labels. activations: on the measured rows; None keeps the
@@ -70,7 +70,7 @@ def observe_data(
     on_malformed: OnMalformed = "fatal",
     phase: Phase = _silent,
 ) -> Observed:
-    """Counts the look-ups of all rows of a data file, and measures quality on some of them.
+    """Counts the lookups of all rows of a data file, and measures quality on some of them.
 
     splits: splits to measure, by the schema's split rule; None: all rows, in which case the rule's columns
     are not needed. Raises DataError as `encode` does, and if there are no such rows or they have one class.
@@ -115,7 +115,7 @@ def observe_log(
     on_malformed: OnMalformed = "fatal",
     phase: Phase = _silent,
 ) -> Observed:
-    """Counts the look-ups of an access log (models/data/access_log.py). Raises DataError."""
+    """Counts the lookups of an access log (models/data/access_log.py). Raises DataError."""
     log = AccessLog(path, bundle.manifest.schema_, ids, on_malformed)
     counts = LookupCounts(bundle.encoder)
     rows = log.count(counts, phase("count", log.rows_hint))

@@ -57,7 +57,7 @@ def tables_from_counts(
 
     accesses: by table, in rank order. unseen: whether rows without accesses get their expected share.
 
-    The number of sampled rows gives the look-ups per row of bags and of shared contexts. Where the manifest
+    The number of sampled rows gives the lookups per row of bags and of shared contexts. Where the manifest
     does not have it, single-valued candidate features show it, as they are looked up once per row. Raises
     ValueError if `memory` has rows that are not stored.
     """

@@ -108,7 +108,7 @@ def _paths(plan: Plan) -> list[str]:
         )
     lines = aligned(rows)
     if any(len(p.bytes) > 1 for p in where.values()):
-        lines.append("(in brackets: share of the look-ups that find their row there)")
+        lines.append("(in brackets: share of the lookups that find their row there)")
     return lines
 
 

@@ -113,7 +113,7 @@ class CutTiming:
         self._at: F64 = np.geomspace(1.0, MAX_LOOKUPS, CURVE_POINTS)
         found = [batch_reads(tables, opened, n, below.cost.cached) for n in self._at.tolist()]
         self._reads: F64 = np.array([one.reads for one in found])
-        # both are in proportion to the look-ups
+        # both are in proportion to the lookups
         self._below, self._remote = found[-1].below / MAX_LOOKUPS, found[-1].remote / MAX_LOOKUPS
 
     def reads(self, rows: float) -> BatchReads:

@@ -125,6 +125,6 @@ def _popular_share(popularity: Popularity, shares: F64, whole: float) -> float:
     Lookups are assumed independent.
     """
     once = popularity.lookups(popularity.rows)
-    # look-ups of a row; of a request, those of its context once and those of its candidates `whole` times
+    # lookups of a row; of a request, those of its context once and those of its candidates `whole` times
     exponent = popularity.expanded if whole == 1 else once * whole
     return float(np.prod(shares**exponent))

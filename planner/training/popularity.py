@@ -1,4 +1,4 @@
-"""Models the popularity of rows, as expected look-ups of each row of all tables per training row.
+"""Models the popularity of rows, as expected lookups of each row of all tables per training row.
 
 The rows of all tables are in a single order, most popular first, run-length encoded: two billion rows of a
 Zipf distribution are about two thousand runs.
@@ -81,7 +81,7 @@ class Popularity:
         return {name: round(n) for name, n in zip(self.names, found, strict=True) if n}
 
     def lookups(self, rows: I64) -> F64:
-        """Returns the look-ups per training row of some rows of the runs, float64 [tables]."""
+        """Returns the lookups per training row of some rows of the runs, float64 [tables]."""
         found = np.zeros(len(self.names))
         np.add.at(found, self.table, rows * self.accesses)
         return found

@@ -147,7 +147,7 @@ def _print_bundle(args: argparse.Namespace, bundle: Bundle, observed: Observed) 
         if count:
             print(f"{count:,} {what} not counted")
     what = "rows" if args.data else "entries of the log"
-    print(f"look-ups of {observed.rows:,} {what} -> {bundle.path}, version {bundle.manifest.version}")
+    print(f"lookups of {observed.rows:,} {what} -> {bundle.path}, version {bundle.manifest.version}")
 
 
 def _as_json(tables: Mapping[str, I64]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ WIDTHS = (4, 32)
 """One table, two sizes of model: the first 4 or all 32 columns of each row.
 
 They differ beyond noise in information (by .006, .007, .010 at seeds 0 to 2) and in time. The plan drops
-what does not: from 2 to 8 columns time hardly grows, most of it being parsing and look-ups.
+what does not: from 2 to 8 columns time hardly grows, most of it being parsing and lookups.
 """
 SHAPE = {"top": (1024, 256)}
 RECIPE = {"sparse_lr": 0.2, "refit": False}

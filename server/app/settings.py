@@ -127,7 +127,7 @@ class Settings(Strict):
     drain_timeout_s: seconds after that in which requests in progress may finish.
     tier_directory, drift_s, drift_every, drift_memory: only with `updates`, or a plan with a placement, in
         place of its own: folder of the disk tiers' files; seconds between reorderings of rows by observed
-        accesses; of how many batches one is observed; weight of earlier accesses, in look-ups.
+        accesses; of how many batches one is observed; weight of earlier accesses, in lookups.
     updates: whether rows that the plan has all in memory can be updated as well as those in tiers; they are
         then copied into the process's own memory.
     update_log: folder of the logs of row updates, which then survive the process; a subfolder for each of

@@ -146,7 +146,7 @@ class QueryPayload:
     """Server data attached to a query, which the router ignores: rows, answer, parts computed so far, trace.
 
     lost: whether the remote store failed to return rows of a batch that the query was in.
-    seen: the row look-up at arrival, if the path that would probably answer has rows in slow tiers.
+    seen: the row lookup at arrival, if the path that would probably answer has rows in slow tiers.
     """
 
     rows: Rows

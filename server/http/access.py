@@ -52,7 +52,7 @@ Peer = tuple[str, int] | None
 MAX_KNOWN_ADDRESSES = 256
 """Maximum addresses remembered for each token."""
 PREFIX = 8
-"""Bytes of the digest used as the look-up key. Timing could reveal only these bytes of a hash, whose preimage
+"""Bytes of the digest used as the lookup key. Timing could reveal only these bytes of a hash, whose preimage
 stays unknown; the whole digest is then compared in constant time."""
 
 

@@ -93,7 +93,7 @@ class LiveMetrics:
         )
         self._unknown = gauge(
             "polyrec_feature_unknown_share",
-            "Share of a feature's look-ups whose value is not in the vocabulary, in the window's served rows;"
+            "Share of a feature's lookups whose value is not in the vocabulary, in the window's served rows;"
             " window reference: in the test rows.",
             *("feature", "version", "window"),
         )

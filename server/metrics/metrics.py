@@ -90,7 +90,7 @@ class Metrics:
         self._updates = UpdateMetrics(registry)
         self.lookups, self.hits = self._tiers.lookups, self._tiers.hits
         self._unknown = registry.counter(
-            "polyrec_oov_lookups", "Look-ups of values that are not in the vocabulary.", "feature"
+            "polyrec_oov_lookups", "Lookups of values that are not in the vocabulary.", "feature"
         )
         self._routed = RouterMetrics(registry)
         self._add_event_loop(registry)

@@ -75,7 +75,7 @@ class RoleCounter:
         self._bags = [counters.labels(f.name) for f in layout.bags]
 
     def count(self, ranks: Arrays, values: Arrays, offsets: Arrays) -> None:
-        """Counts the look-ups of blocks, given their ranks, bag_values and bag_offsets."""
+        """Counts the lookups of blocks, given their ranks, bag_values and bag_offsets."""
         if self._singles:
             missed = np.concatenate(ranks) == self._single_oov
             if missed.any():

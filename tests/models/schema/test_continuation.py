@@ -23,7 +23,7 @@ def counted(
 
 
 def counts_of(v: Vocabulary) -> dict[str | None, int]:
-    """Look-ups counted, by value; those of unknown values under '?'."""
+    """Lookups counted, by value; those of unknown values under '?'."""
     assert v.values is not None
     by_id = v.counts[v.rank_of_id].tolist()
     return dict(zip([*v.values.to_pylist(), None, "?"], by_id, strict=True))

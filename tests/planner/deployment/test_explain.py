@@ -62,7 +62,7 @@ def test_tiers_are_shown_with_their_share_of_the_look_ups() -> None:
     shown = "\n".join(page(plan))
     assert "kB host (" in shown
     assert "kB disk (" in shown
-    assert "(in brackets: share of the look-ups that find their row there)" in shown
+    assert "(in brackets: share of the lookups that find their row there)" in shown
     assert "popular_first" not in shown
 
 

@@ -1,4 +1,4 @@
-"""Look-ups in one pass against the flat table: both ways, on the cpu; on a GPU where there is one."""
+"""Lookups in one pass against the flat table: both ways, on the cpu; on a GPU where there is one."""
 
 from __future__ import annotations
 
