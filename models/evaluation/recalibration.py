@@ -94,7 +94,7 @@ def observe_data(
         if not rows.size:
             raise DataError(f"{path}: no row is in the split to measure; choose another split, or all rows")
         if len(np.unique(data.label[rows])) < 2:
-            raise DataError(f"{path}: all labels of the rows to measure are equal: they define no quality")
+            raise DataError(f"{path}: all labels of the rows to measure are equal: quality is undefined")
         for view in bundle.by_width():
             advance = phase(f"predict {view.name}", rows.size)
             p = _predict(open_runtime("torch", view), data, rows, advance)

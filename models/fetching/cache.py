@@ -169,9 +169,9 @@ def _copy(url: ModelUrl, target: Path, expected: FileDigest) -> None:
             digest.update(piece)
             file.write(piece)
     if size != expected.bytes:
-        raise Mismatch(f"'{url}' has not the {expected.bytes} bytes of its manifest")
+        raise Mismatch(f"'{url}' does not have the {expected.bytes} bytes in its manifest")
     if digest.hexdigest() != expected.sha256:
-        raise Mismatch(f"'{url}' has not the sha256 of its manifest")
+        raise Mismatch(f"'{url}' does not have the sha256 in its manifest")
 
 
 def _intact(folder: Path) -> bool:

@@ -147,7 +147,7 @@ def _web(url: ModelUrl) -> Iterator[bytes]:
                 raise FetchError(f"cannot read '{url}': status {answer.status_code}")
             if answer.headers.get("content-encoding", "identity") != "identity":
                 # a few compressed bytes may expand to any size, in one piece
-                raise FetchError(f"'{url}' is sent compressed, which was not asked for")
+                raise FetchError(f"'{url}' is sent compressed, which was not requested")
             for piece in answer.iter_raw():
                 watch.pace.received(len(piece))
                 yield piece

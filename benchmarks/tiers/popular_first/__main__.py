@@ -53,13 +53,13 @@ def one(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def store_cuts(bundle: Bundle, memory: int) -> dict[str, TierCuts]:
-    """Cuts of tables whose rows beyond the memory are in a store; nothing of the memory is a cache then."""
+    """Returns cuts of tables whose other rows are in a store, in which case no memory is used as a cache."""
     cuts = tiers_within(bundle.encoder.vocabularies, 4 * WIDTH, {"host": memory, "remote": 1 << 60})
     return {table: TierCuts(**rows) for table, rows in cuts.items()}
 
 
 def tiered_plan(bundle: Bundle, directory: Path, memory: int, cuts: dict[str, TierCuts], url: str) -> Plan:
-    """Plan of a server with so many bytes of memory. cuts, url: of a store; without one, a disk is used."""
+    """Returns the plan of a server with some memory. cuts, url: of a store; without one, a disk is used."""
     plan = plan_of(bundle, directory, memory, True)
     if not url:
         return plan
@@ -73,7 +73,7 @@ def tiered_plan(bundle: Bundle, directory: Path, memory: int, cuts: dict[str, Ti
 
 
 def hot_rows(plan: Plan, bundle: Bundle) -> list[int]:
-    """Rows of each table that count as hot: an eighth of those that memory holds, or all if it holds all.
+    """Returns the number of hot rows per table: an eighth of those in memory, or all if all are in memory.
 
     Of a table with rows on disk, half of what memory holds is static prefix, and its colder part is released
     to the cache.
