@@ -101,7 +101,7 @@ class Outbox:
     """Delivers settled answers to their listeners, at the end of a dispatch or in the next loop iteration.
 
     open: number of answers not delivered yet.
-    held: while true, settled answers only accumulate; whoever sets it must call `deliver` afterwards.
+    held: while true, settled answers only accumulate; the code that sets it must call `deliver` afterwards.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -35,7 +35,7 @@ def trace(load: float, budget_s: float, seed: int, seconds: float = 2.0) -> Trac
 
 
 def model(traffic: Trace, lanes: int, share: ModelShare | None = None) -> SharedModel:
-    """Each lane on a core of its own, the same ones for every model."""
+    """Returns a model with each lane on its own core, the same lanes for every model."""
     return SharedModel(
         traffic,
         tuple(LaneSpec(f"cpu{i}", "cpu", "process") for i in range(lanes)),

@@ -152,7 +152,7 @@ INTEGER_HASHES = ["e220a8397b1dcdaf", "910a2dec89025cc1", "e4d971771b652c20", "2
 
 
 def test_hashes_stay_as_they_are() -> None:
-    """A new version must not move rows between training and test: these numbers are for ever."""
+    """A new version must not move rows between training and test, so these numbers must never change."""
     strings = stable_hash(pa.array(["", "a", "trivago", "longer than eight bytes", None]))
     assert [f"{h:016x}" for h in strings] == STRING_HASHES
     integers = stable_hash(pa.array([0, 1, -1, None]))

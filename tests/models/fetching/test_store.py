@@ -100,7 +100,7 @@ def test_an_unreadable_url_is_reported_in_one_line(url: str, reason: str) -> Non
 
 
 def compressed(files: Files) -> bool:
-    """Answers with much in few bytes, as nobody asked."""
+    """Answers with a compressed body that was not requested."""
     content = gzip.compress(bytes(64 * 2**20))
     files.send_response(200)
     files.send_header("Content-Encoding", "gzip")

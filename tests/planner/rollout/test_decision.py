@@ -213,7 +213,7 @@ def test_one_value_of_the_field_rolls_nothing_back(hostile: ArmRecords) -> None:
     decision = decide(comparison.compare(0.0), 0, 60.0, RolloutBounds(promote_after_s=30))
     assert decision.verdict == "continue"
     assert decision.reason.startswith("only by one group of values or clients: ")
-    # where its requests are nearly all there are, nobody else shows what the version is worth
+    # if nearly all requests are its own, the other clients do not suffice to judge the version
     alone = Comparison()
     alone.add(0.0, records(4000, seed=1), [hostile, *[ArmRecords()] * (GROUPS - 1)])
     assert decide(alone.compare(0.0), 0, 60.0, RolloutBounds()).verdict == "rollback"

@@ -355,7 +355,7 @@ def cold_simulator(server: str, reads: RowReads | None = READS) -> Simulator:
 
 
 def latencies(simulator: Simulator) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Seconds to each answer, and which queries had all rows at hand."""
+    """Returns the seconds to each answer, and which queries had all rows in memory."""
     outcomes = simulator.run()
     assert (outcomes.status == Status.ANSWERED).all()
     pages = [any(simulator._reads.misses(i)) for i in range(outcomes.rows.size)]

@@ -97,7 +97,7 @@ def test_wait_messages_are_printed_when_the_state_changes(capsys: pytest.Capture
         if state is None:
             all_asked.set()
         if state in (None, "gone"):
-            # as of an actor that starts or has ended, of which nobody is to see a trace
+            # as of an actor that starts or has ended, which must not show a traceback
             raise errors.RayError("the balancer has ended")
         return {"groups": [{**group, "state": state}]}
 

@@ -43,7 +43,7 @@ def wait_until(true: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def one_lane(plan: Plan, tmp_path: Path) -> Iterator[ServerProcess]:
-    """A server whose only lane is a process, with budgets that nobody uses up."""
+    """A server whose only lane is a process, with budgets that are never used up."""
     path = plan.paths[0].model_copy(update={"bundle": plan.paths[0].bundle.absolute()})
     lanes = (PlannedLane(name="cpu.0", kind="process"),)
     save_plan(plan.model_copy(update={"paths": (path,), "lanes": lanes}), tmp_path / "plan.json")

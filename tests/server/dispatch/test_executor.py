@@ -1,4 +1,4 @@
-"""Executed batches, as the router is told of them."""
+"""Executed batches, as they are reported to the router."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def lane(paths: Paths, deaths: Deaths) -> Iterator[Lane]:
 
 @pytest.fixture(scope="module")
 def steady(paths: Paths) -> Iterator[Lane]:
-    """One that nobody kills."""
+    """A lane process that is never killed."""
     lane = open_lane(PlannedLane(name="steady", kind="process"), paths, Deaths())
     yield lane
     lane.close()

@@ -1,4 +1,4 @@
-"""Arrivals of requests: an even stream is told from the order of reading; no estimate exceeds its bounds."""
+"""Arrivals of requests: even streams are reconstructed from reading order; estimates stay within bounds."""
 
 from __future__ import annotations
 
