@@ -98,7 +98,7 @@ class Kind:
 
 
 def fleet_of(nodes: int) -> list[str]:
-    """Returns the kinds of a number of nodes, in the proportions of KINDS; one node has an accelerator."""
+    """Returns the kinds of a fleet, in the proportions of KINDS; a single node has an accelerator."""
     pattern = [name for name, count in KINDS.items() for _ in range(count)]
     Random(1).shuffle(pattern)
     if nodes == 1:

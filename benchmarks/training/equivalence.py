@@ -76,7 +76,7 @@ WAYS = {
     ],
 }
 MANY_SEEDS = ("one worker", "two workers, FAE")
-"""Ways with their own order of rows per seed; the others use the order of one worker."""
+"""Ways with their own order of rows per seed; the others take rows in the order of one worker."""
 MEMORY_SHARE = 0.4
 METRICS = {"auc": 4, "log_loss": 5}
 
