@@ -52,9 +52,7 @@ def folder_sizes(files: Mapping[str, Path]) -> Counter[str]:
 
 
 def duplicate_classes(files: Mapping[str, Path]) -> dict[str, list[str]]:
-    """Returns public classes whose name occurs twice in a top-level folder, except tests: `room:Name` ->
-    paths.
-    """
+    """Returns public classes with equal names in a top-level folder, without tests: `room:Name` -> paths."""
     places: dict[str, list[str]] = {}
     for path, file in files.items():
         room = path.split("/")[0]

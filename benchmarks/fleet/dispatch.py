@@ -174,9 +174,7 @@ def figures(outcome: FleetOutcome, most: float, seconds: float) -> dict[str, Any
 
 
 def run_fleets(kinds: dict[str, Kind], queries: dict[int, int]) -> list[dict[str, Any]]:
-    """Simulates all fleet sizes, traffic and policies; for the largest fleet also report ages and
-    dispatchers.
-    """
+    """Simulates all fleet sizes, traffic and policies; for the largest also report ages and dispatchers."""
     found: list[dict[str, Any]] = []
     for nodes, n in queries.items():
         names = fleet_of(nodes)

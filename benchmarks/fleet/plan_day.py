@@ -64,7 +64,7 @@ def rates(peak: float) -> tuple[float, ...]:
 def make_fleet(
     nodes: Sequence[NodeType] = NODES, asked: bool = True, over: Literal["day", "hour"] = "hour"
 ) -> Fleet:
-    """Returns the fleet of the day. asked: whether a mean accuracy is required, `over` each hour or the day."""
+    """Returns the day's fleet. asked: whether a mean accuracy is required, `over` each hour or the day."""
     models = tuple(
         FleetModel(
             name=name,

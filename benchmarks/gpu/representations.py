@@ -34,9 +34,7 @@ SMALL_ROWS = 20_000
 
 
 def representation(kind: Kind, rows_of: dict[str, int], hidden: tuple[int, ...]) -> Representation | None:
-    """Returns the paper's representation of a kind (select computes the LARGEST tables); None stores all
-    rows.
-    """
+    """Returns the paper's representation of a kind; select computes the LARGEST tables. None stores all."""
     if kind == "table":
         return None
     by_size = sorted(rows_of, key=lambda table: rows_of[table])

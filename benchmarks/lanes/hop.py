@@ -46,7 +46,7 @@ ROWS = (1, 23, 270)
 PAUSES_S = {"busy": 0.0, "idle 2 ms": 0.002, "idle 20 ms": 0.02}
 COUNTS = {"busy": 60, "idle 2 ms": 30, "idle 20 ms": 12}
 WARM = 2
-"""Batches at the begin of each turn that are not counted, because other work has used the lane's caches."""
+"""Batches at the start of each turn that are not counted, because other work has used the lane's caches."""
 BATCHES = 64
 PATH = "path"
 BARE_S = 150e-6

@@ -18,8 +18,7 @@ def tree(pid: int) -> list[int]:
 
 
 def pss_bytes(pid: int) -> dict[str, int]:
-    """Returns the proportional set size of a process tree in bytes: rows, other files, private memory, and
-    total.
+    """Returns a process tree's proportional set size in bytes: rows, other files, private memory, total.
 
     A page shared by n processes counts 1/n in each, so that the sum over the tree counts it once unless other
     processes map it. files: libraries and a bundle's other files.

@@ -146,9 +146,7 @@ class Servers:
         return Target(url, {"Content-Type": "application/json"})
 
     def capacity(self, index: int, seconds: float) -> tuple[float, float]:
-        """Returns the requests/s that a model's own server answers alone, and its seconds outside lanes per
-        request.
-        """
+        """Returns requests/s that a model's own server answers, and its seconds per request outside lanes."""
         target = self.target("apart", index)
         requests = self.tenants[index].requests(target, {BUDGET: ENDLESS})
         closed_loop(target.url, requests, CONNECTIONS, seconds / 4)

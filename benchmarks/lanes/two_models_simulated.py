@@ -68,9 +68,7 @@ def in_time(outcomes: Outcomes) -> tuple[int, int]:
 
 
 def row(models: Sequence[SharedModel], seconds: float, seed: int) -> list[float]:
-    """Formats shares in time (each model, both, bound), shares of the core (lanes, front), and rows per
-    batch.
-    """
+    """Formats shares in time (each model, both, bound) and of the core (lanes, front), and rows per batch."""
     found = simulate_shared(models, frozenset({0}), np.random.default_rng(seed))
     counts = [in_time(outcomes) for outcomes in found.outcomes]
     answered = [int((outcomes.status == Status.ANSWERED).sum()) for outcomes in found.outcomes]

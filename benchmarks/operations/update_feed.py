@@ -69,7 +69,7 @@ FAILED_MS = 1000.0
 DISTINCT = 20_000
 """Number of different request bodies."""
 SETTLES_S = 0.5
-"""Seconds at the begin of each slice that are not counted."""
+"""Seconds at the start of each slice that are not counted."""
 STARTS_S = 6.0
 """Seconds for the feed to start."""
 WARMS_S = 6.0
@@ -231,8 +231,7 @@ def load_run(target: Target, made: Sequence[bytes], due_s: F64, candidates: int)
 
 
 def compare(outcome: Outcome, seconds: float, turns: int) -> dict[str, Any]:
-    """Returns the figures of each kind of slice, and the ratio of its p99 to that of `alone` with a 95%
-    interval.
+    """Returns the figures of each kind of slice, and its p99 over that of `alone` with a 95% interval.
 
     p99: the median of the slices' p99.
     """

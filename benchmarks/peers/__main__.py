@@ -138,9 +138,7 @@ def case_of(bundle: Bundle, rows: int, form: str, limit_ms: float | None) -> Pee
 
 
 def session_rows_per_s(files: Path, case: PeerCase, seconds: float) -> float:
-    """Returns rows/s of the dense graph's session without a server, on the servers' core, with random
-    vectors.
-    """
+    """Returns rows/s of the dense graph's session alone, on the servers' core, with random vectors."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3

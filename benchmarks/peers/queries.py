@@ -62,9 +62,7 @@ def json_body(rows: PeerRows, request: int) -> bytes:
 
 
 def binary_body(rows: PeerRows, request: int) -> bytes:
-    """Returns a request of plain rows without JSON: `dense`, then `sparse` (Inference-Header-Content-Length
-    0).
-    """
+    """Returns a request of plain rows without JSON: `dense`, then `sparse` (JSON length 0)."""
     return rows.dense[request].tobytes() + rows.sparse[request].tobytes()
 
 

@@ -220,8 +220,7 @@ class HybridSample:
 
 
 def compared(p: Mapping[str, Sequence[F32]], label: F32, group: I64 | None) -> dict[str, Any]:
-    """Returns every model's metrics, its difference from the table, and hybrid's difference from it, for
-    JSON.
+    """Returns, for JSON, all metrics, differences from the table, and hybrid's differences from each model.
 
     p: model -> probabilities of each seed.
     """

@@ -1,5 +1,4 @@
-"""Makes lookups to compare caching policies: generated traces with new and changing rows, and
-Book-Crossing's.
+"""Makes lookups to compare caching policies: generated traces with new rows, and Book-Crossing's.
 
 Each begins with the part that a calibration sees. Rows are numbered over all tables, in no particular order.
 """

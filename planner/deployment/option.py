@@ -218,9 +218,7 @@ class Costing:
         return low
 
     def _costs(self, timing: Timing, merged: int) -> tuple[F64, int]:
-        """Returns device seconds per query, [classes], and the rows of the largest query within the SLO, or
-        0.
-        """
+        """Returns device seconds per query, [classes], and the rows of the largest query within the SLO."""
         classes = self.classes
         cost = np.full(len(classes), np.inf)
         kept = [i for i, c in enumerate(classes) if timing.tail(c.largest) <= self.window(c.largest)]

@@ -84,9 +84,7 @@ class ArmSums:
         self.scores.merge(other.scores)
 
     def quantile_s(self, share: float) -> float | None:
-        """Returns the latency in seconds that this share of the answers does not exceed; None without
-        answers.
-        """
+        """Returns the seconds that this share of the answers does not exceed; None without answers."""
         if not self.answered:
             return None
         cumulative = np.cumsum(self.latency)

@@ -244,9 +244,7 @@ def _made_s(path: OpenPath) -> float:
 
 
 def _judged(path: OpenPath) -> JudgedPath:
-    """Describes a path for the judge, which opens it on the CPU: by its own runtime, or by torch for a GPU
-    path.
-    """
+    """Describes a path for the judge, which opens it on the CPU: a GPU's path by torch, others as planned."""
     planned = path.planned
     on_cpu = planned.device == "cpu"
     return JudgedPath(

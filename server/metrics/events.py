@@ -91,7 +91,7 @@ class _Episode:
 
 
 class Overload:
-    """Detects the begin and end of overloads from cumulative counts of requests."""
+    """Detects the start and end of overloads from cumulative counts of requests."""
 
     def __init__(self, events: Events) -> None:
         self._events = events
@@ -124,7 +124,7 @@ class Overload:
 
 
 class Loss:
-    """Detects the begin and end of losses from cumulative counts of lost and kept items.
+    """Detects the start and end of losses from cumulative counts of lost and kept items.
 
     began, ended: kind and text of the two events; `{lost}` is the number lost in between. calm: number of
     samples with kept and without lost items after which a loss has ended; samples of an idle server do not
@@ -152,9 +152,7 @@ class Loss:
 
 
 class Incidents:
-    """Detects overloads, records lost by the prediction log, and rows that the remote store failed to
-    deliver.
-    """
+    """Detects overloads, records lost by the prediction log, and rows missing from the remote store."""
 
     def __init__(self, events: Events) -> None:
         self._overload = Overload(events)

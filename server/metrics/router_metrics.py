@@ -107,9 +107,7 @@ class RouterMetrics:
         self._cold.watch(dispatcher.cold_rows)
 
     def now(self) -> tuple[float, float]:
-        """Returns the number of waiting rows and the typical budget in seconds (the default before any
-        query).
-        """
+        """Returns the number of waiting rows, and the typical budget in seconds (at first the default)."""
         if self._dispatcher is None:
             return 0.0, 0.0
         state = self._dispatcher.router.state

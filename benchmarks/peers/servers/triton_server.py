@@ -67,9 +67,7 @@ class TritonPythonModel:
 
 
 def write_repository(path: Path, server: Path, dense: int, sparse: int) -> None:
-    """Writes the repository of one model, and the backend with this Python's stub. server: the wheel's
-    server.
-    """
+    """Writes one model's repository, and the backend with this Python's stub. server: from the wheel."""
     model = path / "models" / "dlrm"
     (model / "1").mkdir(parents=True)
     packages = [str(ROOT), str(server.parents[1])]

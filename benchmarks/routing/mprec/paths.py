@@ -83,9 +83,7 @@ def make_path(
 
 
 def matching(model: PublishedModel, assumed: Assumptions, rows: int) -> dict[str, dict[str, float | None]]:
-    """Returns each representation's rows/s relative to table on the CPU, by device, in batches of `rows`
-    rows.
-    """
+    """Returns rows/s of each representation over table's on the CPU, by device, in batches of `rows` rows."""
     cpu = devices_of("gpu", 1, assumed)[0]
     table = make_path(model, "table", cpu, "cpu", assumed)
     assert table is not None

@@ -191,9 +191,7 @@ def _offer(node: NodeType, models: tuple[FleetModel, ...], profiles: Profiles) -
 
 
 def _price(node: NodeType, machine: Machine) -> float:
-    """Returns dollars per hour. Raises FleetError if neither the node type nor its machine's devices have
-    prices.
-    """
+    """Returns dollars per hour. Raises FleetError if neither the type nor its machine's devices have one."""
     if node.price_per_hour is not None:
         return node.price_per_hour
     prices = [d.price_per_hour for d in machine.devices]
