@@ -113,9 +113,7 @@ def test_limits_that_contradict_the_plan_are_rejected() -> None:
 def test_tier_settings_apply_where_a_plan_has_a_placement_and_rejected_where_it_has_none() -> None:
     drift = {"drift_every": 4, "drift_memory": 1e6}
     given = load_settings({"plan": "p.json", "tier_directory": "/disk"} | drift, {"POLYREC_DRIFT_S": "600"})
-    with pytest.raises(
-        SettingsError, match=r"tier_directory and drift_\.\.\. are for updates, or a plan with"
-    ):
+    with pytest.raises(SettingsError, match=r"tier_directory and drift_\.\.\. need updates, or a plan with"):
         given.apply_to(PLAN)
     updatable = load_settings({"plan": "p.json", "tier_directory": "/disk", "updates": True}, {}).apply_to(
         PLAN
