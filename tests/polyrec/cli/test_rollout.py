@@ -183,4 +183,4 @@ def test_the_status_shows_both_versions_and_the_decision() -> None:
     figures["canary"] = arm | {"waited_ms": 12.0, "excused": 7}
     shown = lines({"model": "m", "rollout": None, "ended": [ended | {"decision": decision}]})
     assert "waited for a CPU core: 12.00 ms per answer" in shown[5]
-    assert "7 requests" in shown[5]
+    assert "7 unanswered requests" in shown[5]
