@@ -1,4 +1,4 @@
-"""TLS handshakes in one process: which of them gives way, and what a finished one has become."""
+"""TLS handshakes in one process: which are dropped under pressure, and what follows a finished one."""
 
 from __future__ import annotations
 

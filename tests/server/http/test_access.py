@@ -1,4 +1,4 @@
-"""Tokens, rights and rates: who a request is of, and what it may."""
+"""Tokens, rights and rates: identifies the client of a request and what it may do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Getting into a real Redis by TLS and as a user of its access list; and what is shown of that."""
+"""Login to a real Redis by TLS and as a user of its access list, and what is shown of it."""
 
 from __future__ import annotations
 

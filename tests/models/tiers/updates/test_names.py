@@ -1,4 +1,4 @@
-"""Values that come and go while serving, against a dictionary of what is served."""
+"""Values added and retracted while serving, compared with a dictionary of what is served."""
 
 from __future__ import annotations
 

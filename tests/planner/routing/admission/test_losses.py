@@ -1,4 +1,4 @@
-"""Which losses tell something of the load: those of queries that had time to wait."""
+"""Which losses indicate the load: only those of queries that had time to wait."""
 
 import pytest
 
