@@ -78,7 +78,7 @@ def test_no_modules_import_each_other(files: dict[str, Path]) -> None:
     assert house.import_circles(files) == []
 
 
-def test_tests_stand_where_what_they_test_stands(files: dict[str, Path]) -> None:
+def test_tests_mirror_the_source_folders(files: dict[str, Path]) -> None:
     assert house.unmirrored_tests(files) == []
 
 

@@ -373,7 +373,7 @@ class Call:
             self._serving.dispatcher.cancel(self._query, error)
 
     def abandon(self, error: RequestError) -> None:
-        """Cancels the query and records the error; called when nobody waits for the answer any more."""
+        """Cancels the query and records the error; called when the answer is no longer awaited."""
         if self._query is not None:
             assert self._serving is not None
             self._serving.dispatcher.cancel(self._query, error)
