@@ -177,6 +177,8 @@ class Engine:
         self.routing = serving.plan.routing
         left: dict[str, int] = {}
         self._kept = tuple(serving.tiers.changes.values())
+        for changes in self._kept:
+            changes.served = True
         if old is not None:
             what = f"{model.name} {model.version}"
             self.metrics.events.add(clock(), "reload", f"reload: {what} took over")

@@ -12,6 +12,7 @@ from polyrec.server.app.listening import PortInUse
 from polyrec.server.app.tls import CertifiedKey
 from polyrec.server.grpc.access_log import LoggedCalls
 from polyrec.server.grpc.health import HealthService
+from polyrec.server.grpc.open_calls import OpenCalls
 from polyrec.server.grpc.reading import MessageReader
 from polyrec.server.grpc.reflection import Reflection
 from polyrec.server.grpc.service import InferenceService
@@ -52,8 +53,9 @@ class GrpcServer:
         self._streams = OpenStreams(most, exceeded)
         self._tls = tls
         self._stopping: asyncio.Task[None] | None = None
+        logged = () if access_log is None else (LoggedCalls(access_log),)
         self._server: Any = grpc.aio.server(
-            interceptors=() if access_log is None else (LoggedCalls(access_log),),
+            interceptors=(*logged, OpenCalls(limits.connections, exceeded)),
             options=_options(limits, max_bytes),
             maximum_concurrent_rpcs=limits.connections,
         )

@@ -41,7 +41,7 @@ class GrpcPort:
         """Serves models that have loaded. Raises PortInUse."""
         # gRPC's core logs bad handshakes and requests, so any client could flood the log
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-        logging.getLogger("grpc._cython.cygrpc").addFilter(_shows_no_metadata)
+        logging.getLogger("grpc._cython.cygrpc").addFilter(_is_no_clients_doing)
         from polyrec.server.grpc.listener import GrpcServer
 
         self._server = GrpcServer(models, self._limits, self._key, self._access_log)
@@ -64,9 +64,12 @@ class GrpcPort:
             await self._server.stopped()
 
 
-def _shows_no_metadata(record: logging.LogRecord) -> bool:
-    """Whether a gRPC log record is free of metadata. gRPC logs metadata that is not UTF-8, even tokens."""
-    return not str(record.msg).startswith("Invalid encoding")
+def _is_no_clients_doing(record: logging.LogRecord) -> bool:
+    """Whether a gRPC log record is none that any client can cause.
+
+    gRPC logs metadata that is not UTF-8, even tokens, and a traceback when a client leaves responses unread.
+    """
+    return not str(record.msg).startswith(("Invalid encoding", "ExecuteBatchError raised"))
 
 
 def _installed(package: str) -> bool:

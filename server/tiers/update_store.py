@@ -53,12 +53,15 @@ class UpdateStore:
         return changes
 
     def keep_only(self, changes: Iterable[Changes]) -> None:
-        """Closes and removes all other updates."""
+        """Closes the updates of all others, and removes the logs of those that were in service.
+
+        The log of a version that was only tried has updates of an earlier process, and stays.
+        """
         wanted = list(changes)
         for key, kept in list(self._changes.items()):
             if not any(kept is one for one in wanted):
                 del self._changes[key]
-                kept.close()
+                kept.close(remove=kept.served or not kept.rows)
 
     def close(self) -> None:
         """Closes all updates; keeps their logs."""

@@ -58,6 +58,7 @@ class Changes:
     """Updates of the rows of one bundle on one device. Thread-safe.
 
     names: values that have reserved ids; read it only while holding the lock `held`.
+    served: whether these rows have been in service, which the server sets.
     directory: folder of the file.
     update_log: read first, then appended to; closed together with this object.
     Raises UpdateLogError if the log cannot be read.
@@ -78,6 +79,7 @@ class Changes:
         self._in_order: tuple[int, I64, I64] = (0, NONE, NONE)
         self._timer: threading.Timer | None = None
         self.names = Names()
+        self.served = False
         self.figures = UpdateFigures()
         if update_log is not None:
             try:

@@ -103,14 +103,14 @@ def _table(table: str, parts: Mapping[str, NDArray[Any]], what: str) -> TableUpd
 
 def _list(table: str, array: NDArray[Any], what: str) -> list[Value | None]:
     """Returns the values stored in an array. Raises UpdateError."""
+    if array.nbytes > MAX_SERVED_BYTES:
+        raise UpdateError(
+            f"{what}: a list of values of table '{table}' has {array.nbytes} bytes, more than "
+            f"{MAX_SERVED_BYTES}; send it in parts"
+        )
     if array.ndim == 1 and array.dtype == np.int64:
         return list(array.tolist())
     if array.ndim == 1 and array.dtype == np.uint8:
-        if array.size > MAX_SERVED_BYTES:
-            raise UpdateError(
-                f"{what}: a list of values of table '{table}' has {array.size} bytes, more than "
-                f"{MAX_SERVED_BYTES}; send it in parts"
-            )
         try:
             found = json.loads(array.tobytes())
         except (ValueError, RecursionError):

@@ -135,6 +135,7 @@ def test_bodies_that_are_slow_to_parse_are_rejected_before_parsing(updates: Any)
     tables = {f"{i}.ids": np.zeros(0, np.int64) for i in range(20_000)}
     for arrays, offense in (
         ({"item.retract": values}, "a list of values of table 'item' has 4194305 bytes"),
+        ({"item.retract": np.arange(2**19 + 1)}, "a list of values of table 'item' has 4194312 bytes"),
         (tables, "a header of more than 1048576 bytes"),
     ):
         answer = updates.post("/v1/admin/embeddings", save(arrays), binary)

@@ -8,7 +8,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,13 @@ import numpy as np
 import orjson
 import pytest
 
-from polyrec.planner.plan import Plan, save_plan, single_path_plan
+from polyrec.models.bundle.bundle import load_bundle
+from polyrec.models.tiers.updates.update import Stored, StoredUpdate
+from polyrec.models.tiers.updates.update_log import UpdateLogError
+from polyrec.planner.plan import Plan, load_plan, save_plan, single_path_plan
 from polyrec.server.app.logs import Lines
 from polyrec.server.errors import Defect
+from polyrec.server.tiers.update_store import UpdateStore
 from tests.server.placing import ALLOWED
 from tests.server.rollout.conftest import PATIENCE_S, QUICK, PlanOf, Trial
 
@@ -218,6 +222,37 @@ def test_logs_of_updates_are_closed_when_nothing_serves_their_version_any_more(
     trial.start(plan_of(0.5))  # before the first one is closed
     assert trial.call("promote").status_code == 200
     assert logs() == 2  # a rollback may serve the other one again
+
+
+def test_the_log_of_a_version_that_was_only_tried_stays(
+    trial: Trial, plan: Plan, plan_of: PlanOf, tmp_path: Path
+) -> None:
+    """The end of a trial removed the updates that an earlier server of that version had acknowledged."""
+    store, earlier = trial.engine.update_store, UpdateStore()
+    store.in_memory, store.log_folder = True, tmp_path / "logs"
+    earlier.log_folder = store.log_folder
+    bundle = load_bundle(load_plan(plan_of(0.5)).paths[0].bundle)
+    row = np.zeros((1, 4 * bundle.shape.width), np.uint8)
+    earlier.changes_of(bundle, "cpu", tmp_path).apply(
+        StoredUpdate({"item": Stored(np.zeros(1, np.int64), row)})
+    )
+    earlier.close()
+
+    async def load() -> None:
+        trial.engine.load(plan)
+
+    async def rows_once_closed() -> int:
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                with suppress(UpdateLogError):  # while it is in use
+                    return earlier.changes_of(bundle, "cpu", tmp_path).rows
+                await asyncio.sleep(0.01)
+
+    trial.client.runner.run(load())
+    trial.start(plan_of(0.5))
+    trial.call("rollback")
+    assert trial.client.runner.run(rows_once_closed()) == 1
+    earlier.close()
 
 
 def test_a_server_that_ends_closes_the_canary(
