@@ -1,7 +1,8 @@
 """Counts the rows of a request body without parsing its values, for decisions about unparsed requests.
 
 It takes a fraction of the time of parsing: JSON is skipped, not converted, and of tensors only the shapes are
-read. A valid body has as many rows as counted here. None means that the body has to be parsed.
+read. A valid body has as many rows as counted here. None means that the body has to be parsed, which includes
+any that may have options of the request.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ import re
 import msgspec
 
 _SHAPE = re.compile(rb'"shape"\s*:\s*\[\s*(\d{1,9})\s*,\s*(\d{1,9})\s*\]')
-_LETTER, _LETTER_AT = b"h", 2
+_OPTIONS, _ESCAPE = b'"parameters"', b"\\"
+_LETTER, _SHAPE_AT, _OPTIONS_AT = b"p", 4, 1
+"""A letter in both keys, and its places there."""
 MAX_LETTERS = 256
-"""Number of letters h in a body of tensors at which the search for shapes ends."""
+"""Number of letters p in a body of tensors at which the search ends."""
 
 
 class _Predict(msgspec.Struct):
@@ -54,6 +57,8 @@ def rows_of_tensors(body: bytes) -> int | None:
     Of a ranking these are the candidates. Vectors are left out, also as [n, 1], since one of ids has more
     values than rows.
     """
+    if _ESCAPE in body:
+        return None
     rows = None
     at = -1
     for _ in range(MAX_LETTERS):
@@ -61,7 +66,9 @@ def rows_of_tensors(body: bytes) -> int | None:
         at = body.find(_LETTER, at + 1)
         if at < 0:
             return rows
-        shape = _SHAPE.match(body, max(0, at - _LETTER_AT))
+        if body.startswith(_OPTIONS, max(0, at - _OPTIONS_AT)):
+            return None
+        shape = _SHAPE.match(body, max(0, at - _SHAPE_AT))
         if shape is not None and int(shape[2]) > 1:
             rows = max(rows or 0, int(shape[1]))
     return None

@@ -22,14 +22,12 @@ from polyrec.server.http.connection.body import Headers, read_body
 from polyrec.server.http.connection.reply import Reply
 from polyrec.server.http.options import BUDGET, PRIORITY, QUALITY, parse_budget_s
 
-OPTIONS, ESCAPE = b'"parameters"', b"\\"
-
 
 class HotCodec(EndpointCodec, Protocol):
     """A codec that can also count a body's rows without parsing it."""
 
     def count_rows(self, serving: Serving, body: bytes) -> int | None:
-        """Returns the rows of a complete body, None if unknown. Raises TooLarge."""
+        """Returns the rows of a complete body, None if unknown or if it may have options. Raises TooLarge."""
         ...
 
 
@@ -72,9 +70,11 @@ class HotEndpoint:
         is_late = arrival_s + budget_s <= now_s
         if not (is_late or dispatcher.overloaded):
             return None
-        if codec.has_options and _may_have_options(body[:size], size):
-            return None
-        rows = None if is_late or len(body) < size else _rows(codec, serving, body[:size])
+        rows = None
+        if codec.has_options or not is_late:
+            rows = _rows(codec, serving, body, size)
+            if rows is None:
+                return None
         rejected = dispatcher.reject_early(arrival_s, budget_s, rows, now_s)
         if rejected is None:
             return None
@@ -128,18 +128,15 @@ class HotEndpoint:
                 watching.cancel()
 
 
-def _rows(codec: HotCodec, serving: Serving, body: bytes) -> int | None:
-    """Counts the rows of a complete body, None if it has to be parsed to know, or to say what is wrong."""
+def _rows(codec: HotCodec, serving: Serving, body: bytes, size: int) -> int | None:
+    """Counts the rows of a body; None if it is incomplete, or to be parsed for its rows, options or error."""
+    if len(body) < size:
+        return None
     try:
-        rows = codec.count_rows(serving, body)
+        rows = codec.count_rows(serving, body[:size])
     except TooLarge:
         return None
     return rows if rows is not None and 0 < rows <= serving.plan.limits.max_request_rows else None
-
-
-def _may_have_options(body: bytes, size: int) -> bool:
-    """Whether an inference-protocol body is incomplete or may have parameters, perhaps JSON-escaped."""
-    return len(body) != size or ESCAPE in body or OPTIONS in body
 
 
 @lru_cache(maxsize=256)

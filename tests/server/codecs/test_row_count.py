@@ -77,7 +77,9 @@ def test_rows_of_tensors_are_those_of_the_largest_matrix(
         b'{"inputs": [{"shape": [-3, 2]}]}',
         b'{"inputs": [{"shape": [3, 2, 2]}]}',
         b'"shape": [' + b"1" * 5000 + b", 2]",
-        b"h" * 1_000_000,
+        b"p" * 1_000_000,
+        b'{"inputs": [{"shape": [3, 2]}], "parameters": {"timeout": 9}}',
+        b'{"inputs": [{"shape": [3, 2]}], "param\\u0065ters": {"timeout": 9}}',
         b'"shape": [1, 2]' * 1_000,
     ],
 )
