@@ -189,7 +189,7 @@ class _Loop:
             return
         self._spend(tenant.query_s(i) * READ_SHARE)
         query = Query(rows, since_s, since_s + budget_s, payload=i)
-        if router.offer(query, self._now_s, rows) is not None:
+        if router.offer(query, self._now_s) is not None:
             self._spend(tenant.reject_s * (1 - READ_SHARE))
             tenant.end(i, Status.REJECTED, self._now_s)
             return

@@ -13,7 +13,6 @@ import json
 import platform
 from collections.abc import Callable
 from functools import partial
-from math import inf
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, TypeVar
@@ -94,13 +93,13 @@ class _Timed(Router):
         return result
 
     def reject_early(
-        self, arrival_s: float, deadline_s: float, size: float, now_s: float, form: str = ""
+        self, arrival_s: float, deadline_s: float, rows: int | None, now_s: float
     ) -> Rejection | None:
-        call = partial(super().reject_early, arrival_s, deadline_s, size, now_s, form)
+        call = partial(super().reject_early, arrival_s, deadline_s, rows, now_s)
         return self._time("reject_early", call)
 
-    def offer(self, query: Query, now_s: float, size: float = inf, form: str = "") -> Rejection | None:
-        result = self._time("offer", partial(super().offer, query, now_s, size, form))
+    def offer(self, query: Query, now_s: float) -> Rejection | None:
+        result = self._time("offer", partial(super().offer, query, now_s))
         self._offers[query.payload] = self.spent["offer"][-1]
         return result
 

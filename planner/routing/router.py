@@ -34,8 +34,6 @@ SHARE_MEMORY_S = 2.0
 BATCH_ROWS_WEIGHT = 0.1
 """EWMA weight of the newest batch size."""
 INF = float("inf")
-LIKELY_ROWS_FACTOR = 0.8
-"""A query is rejected unparsed only if even this share of its estimated rows would be rejected."""
 URGENT_SHARE = 0.25
 """Share of its budget after which a query is dispatched without waiting for more arrivals."""
 
@@ -57,75 +55,75 @@ class Router:
         """Lane indexes in the order in which free lanes get work; lanes to be probed come first, as otherwise
         no work would be left for them."""
 
-    def may_reject_early(self, deadline_s: float, now_s: float, form: str) -> bool:
-        """Whether `reject_early` may reject a query: its deadline has passed, or others were rejected."""
-        return deadline_s <= now_s or form in self._round.rejected
+    @property
+    def overloaded(self) -> bool:
+        """Whether this reading round has rejected a query, so that `reject_early` may reject others."""
+        return self._round.overloaded
 
     def reject_early(
-        self, arrival_s: float, deadline_s: float, size: float, now_s: float, form: str = ""
+        self, arrival_s: float, deadline_s: float, rows: int | None, now_s: float
     ) -> Rejection | None:
         """Rejects a query before it is parsed if `offer` would reject it; None means parse and offer it.
 
         Above capacity, goodput depends on the time of the core that rejections leave. A query is rejected if
-        its deadline has passed; if this reading round has rejected one that was no larger and had no less
-        time; or if it would be rejected even with LIKELY_ROWS_FACTOR of its estimated rows. Only for queries
-        without priority or required quality. size: anything that grows with the rows, as passed to `offer`;
-        form: of the body, such as its endpoint. Only sizes of one form are compared.
+        its deadline has passed, or if the reading round is overloaded and the query would be late. Only for
+        queries without priority or required quality. It is judged by its own rows: bytes of a body say
+        nothing about them, and rejections of others only that a look at them is worthwhile.
+
+        rows: None if unknown.
         """
-        reading, state = self._round, self.state
+        state = self.state
         if deadline_s <= now_s:
-            record_arrival(state, reading.rows, deadline_s - arrival_s)
+            rows = round(state.observed.mean_rows) if rows is None else rows
+            record_arrival(state, rows, deadline_s - arrival_s)
             return Rejection(RejectReason.EXPIRED, 0.0, state.queue.rows)
-        rejected = reading.rejected.get(form)
-        if rejected is None or not state.usable:
+        if rows is None or not self._round.overloaded:
             return None
-        rejection = rejected.rejection
-        if not rejected.covers(size, deadline_s):
-            likely_rows = rejected.estimated_rows(size)
-            if likely_rows == INF:
-                return None
-            query = Query(max(1, int(LIKELY_ROWS_FACTOR * likely_rows)), arrival_s, deadline_s)
-            excess_s = state.queue.excess_rows(query.rows, False, state.max_queued_rows) / state.total_rate
-            if excess_s <= 0:
-                end_s = reading.expected_end_s(arrival_s, now_s, state.front.read_share)
-                excess_s = self.policy.admit(state, query, end_s)
-                if excess_s <= 0 or worth_accepting(state, query, end_s):
-                    return None
-            rejection = Rejection(RejectReason.OVERLOAD, excess_s, state.queue.rows)
-            reading.record_rejection(form, rejection, size, deadline_s)
-        record_arrival(state, rejected.rows, deadline_s - arrival_s)
-        losses.record_loss(state, rejected.rows, deadline_s - arrival_s)
+        end_s = self._round.expected_end_s(arrival_s, now_s, state.front.read_share)
+        rejection = self._rejection(Query(rows, arrival_s, deadline_s), end_s, now_s)
+        if rejection is not None:
+            record_arrival(state, rows, deadline_s - arrival_s)
+            if rejection.reason is RejectReason.OVERLOAD:
+                losses.record_loss(state, rows, deadline_s - arrival_s)
         return rejection
 
-    def offer(self, query: Query, now_s: float, size: float = INF, form: str = "") -> Rejection | None:
+    def offer(self, query: Query, now_s: float) -> Rejection | None:
         """Queues a query, or rejects it.
 
         Queries offered before the next `expire` belong to one reading round of the caller's event loop
-        (reading_round.py). size, form: as in `reject_early`.
+        (reading_round.py).
         """
         state = self.state
-        arrival_s, deadline_s = query.arrival_s, query.deadline_s
+        arrival_s, deadline_s, rows = query.arrival_s, query.deadline_s, query.rows
         end_s = self._round.expected_end_s(arrival_s, now_s, state.front.read_share)
-        queue = state.queue
-        rows = query.rows
         possible = record_arrival(state, rows, deadline_s - arrival_s, query.required)
+        rejection = self._rejection(query, end_s, now_s)
+        if rejection is None:
+            if self.policy.binds_at_arrival:
+                self.policy.accepted(state, query, end_s)
+            state.queue.push(query, 0, rows, arrival_s if self.policy.fifo else deadline_s)
+        elif rejection.reason is RejectReason.OVERLOAD:
+            losses.record_loss(state, rows, deadline_s - arrival_s, query.required)
+            if possible and not (query.priority or query.required):
+                # one that asks for more than others, or for what none gets, says nothing about them
+                self._round.overloaded = True
+        return rejection
+
+    def _rejection(self, query: Query, end_s: float, now_s: float) -> Rejection | None:
+        """Returns the rejection of a query, None if it can be accepted. end_s: of the reading round."""
+        state = self.state
+        queue = state.queue
         if not state.usable:
             return Rejection(RejectReason.UNAVAILABLE, 1.0, queue.rows)
-        excess_rows = queue.excess_rows(rows, query.priority > 0, state.max_queued_rows)
+        excess_rows = queue.excess_rows(query.rows, query.priority > 0, state.max_queued_rows)
         if excess_rows > 0:
-            losses.record_loss(state, rows, deadline_s - arrival_s, query.required)
-            return self._overload(query, excess_rows / state.total_rate, size, form, possible)
-        if deadline_s <= now_s:
+            return Rejection(RejectReason.OVERLOAD, excess_rows / state.total_rate, queue.rows)
+        if query.deadline_s <= now_s:
             return Rejection(RejectReason.EXPIRED, 0.0, queue.rows)
-        policy = self.policy
-        excess_s = policy.admit(state, query, end_s)
-        if excess_s > 0 and not worth_accepting(state, query, end_s):
-            losses.record_loss(state, rows, deadline_s - arrival_s, query.required)
-            return self._overload(query, excess_s, size, form, possible)
-        if policy.binds_at_arrival:
-            policy.accepted(state, query, end_s)
-        queue.push(query, 0, rows, arrival_s if policy.fifo else deadline_s)
-        return None
+        excess_s = self.policy.admit(state, query, end_s)
+        if excess_s <= 0 or worth_accepting(state, query, end_s):
+            return None
+        return Rejection(RejectReason.OVERLOAD, excess_s, queue.rows)
 
     def hold(self, query: Query, misses: Misses, now_s: float) -> Rejection | None:
         """Holds an offered query, of which no rows were dispatched, while its missing rows are read."""
@@ -136,14 +134,6 @@ class Router:
         query.reading = False
         self.state.reads.observe(query.misses, took_s)
         mark_ready(self.state, query)
-
-    def _overload(self, query: Query, excess_s: float, size: float, form: str, possible: bool) -> Rejection:
-        """Makes the rejection of a query, and records it for the others of the reading round."""
-        rejection = Rejection(RejectReason.OVERLOAD, excess_s, self.state.queue.rows)
-        if possible and not (query.priority or query.required):
-            # privileged requests and those that cannot be served at all say nothing about ordinary ones
-            self._round.record_rejection(form, rejection, size, query.deadline_s, query.rows)
-        return rejection
 
     def is_urgent(self, now_s: float) -> bool:
         """Whether the head of the queue has spent too much of its budget to wait for more arrivals."""

@@ -254,7 +254,7 @@ class Simulator:
             return
         self._spend((costs.query_s + costs.row_s * rows) * READ_SHARE)
         query = Query(rows, since_s, deadline_s, payload=i)
-        if self.router.offer(query, self._now_s, rows) is not None:
+        if self.router.offer(query, self._now_s) is not None:
             self._answer(i, Status.REJECTED)
             return
         misses = self._reads.misses(i)

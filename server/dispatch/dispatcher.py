@@ -107,18 +107,19 @@ class Dispatcher:
         for lane in self._lanes:
             lane.attach()
 
-    def may_reject_early(self, deadline_s: float, now_s: float, form: str) -> bool:
-        """Whether it is worth calling `reject_early` for a request."""
-        return self.router.may_reject_early(deadline_s, now_s, form)
+    @property
+    def overloaded(self) -> bool:
+        """Whether a request was rejected since the last dispatch, so that others may be unparsed."""
+        return self.router.overloaded
 
     def reject_early(
-        self, arrival_s: float, budget_s: float, size: int, now_s: float, form: str
+        self, arrival_s: float, budget_s: float, rows: int | None, now_s: float
     ) -> Rejection | None:
         """Decides whether to reject a request before it is parsed; None: it may be parsed.
 
-        size: bytes of its body. form: its endpoint, whose bodies have about as many rows in as many bytes.
+        rows: None if unknown.
         """
-        return self.router.reject_early(arrival_s, arrival_s + budget_s, size, now_s, form)
+        return self.router.reject_early(arrival_s, arrival_s + budget_s, rows, now_s)
 
     def submit(
         self,
@@ -128,13 +129,10 @@ class Dispatcher:
         priority: int = 0,
         required: bool = False,
         trace: Trace | None = None,
-        size: float = math.inf,
-        form: str = "",
     ) -> Query:
-        """Queues a query, whose result comes in `query.payload.answer`. size, form: as in `reject_early`.
+        """Queues a query, whose result comes in `query.payload.answer`.
 
         required: whether the request insists on the best quality.
-        size: bytes of the request body.
         Raises Overloaded, DeadlinePassed or NotReady if the query is not admitted. The answer may raise
         DeadlinePassed, FeatureError, Invalid, NotReady or Defect.
         """
@@ -151,7 +149,7 @@ class Dispatcher:
         if not control.running:
             self.attach()
             control.start(loop)
-        rejected = self.router.offer(query, clock(), size, form)
+        rejected = self.router.offer(query, clock())
         if rejected is not None:
             raise rejection(rejected.reason, rejected.retry_header_s, budget_s)
         query.payload = QueryPayload(rows, Pending(outbox), trace=trace)

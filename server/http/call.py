@@ -123,7 +123,6 @@ class Call:
         "_rows",
         "_scope",
         "_serving",
-        "_size",
         "_suspect",
         "_trace",
         "_waited",
@@ -155,7 +154,7 @@ class Call:
         self._group: ArmGroup | None = None
         self._suspect: ArmGroup | None = None
         self._waited: Waits = ()
-        self._rows = self._size = 0
+        self._rows = 0
         self._outcomes = engine.without_path[codec.endpoint]
         self._budget_s = self._begun_s = self._parsed_s = self._answered_s = self._written_s = 0.0
         self._arrival_s = clock()
@@ -194,7 +193,7 @@ class Call:
         # not from `admit`, since another plan may have been loaded after the headers arrived
         serving = self._serving = self._parsed_by = self._engine.serving
         parsed = self._parsed = self._codec.parse(serving, self._scope, body)
-        self._rows, self._size = parsed.rows.rows, len(body)
+        self._rows = parsed.rows.rows
         if self._codec.has_options:
             self._options = self._options_with(parsed.options)
         budget_s = self._options.budget_s or self._engine.default_budget_s
@@ -283,8 +282,6 @@ class Call:
             options.priority or 0,
             options.required or False,
             self._trace,
-            self._size,
-            self._codec.endpoint,
         )
         return query
 

@@ -16,6 +16,7 @@ from polyrec.models.bundle.bundle import code_version
 from polyrec.server.app.engine import Engine
 from polyrec.server.app.serving import OpenPath, Serving
 from polyrec.server.codecs.oip_codec import OUTPUT, encode
+from polyrec.server.codecs.row_count import rows_of_tensors
 from polyrec.server.dispatch.answer import Answer
 from polyrec.server.errors import Malformed, NotFound, NotReady
 from polyrec.server.http.call import Parsed
@@ -70,6 +71,9 @@ class InferCodec:
         options = RequestOptions(budget_s, request.priority, request.required)
         pinned = parameters is not None and "version" in parameters
         return Parsed(request.rows, request, options, pinned, request.id)
+
+    def count_rows(self, serving: Serving, body: bytes) -> int | None:
+        return rows_of_tensors(body)
 
     def write(self, serving: Serving, parsed: Parsed, answer: Answer, path: OpenPath) -> Reply:
         body, header_bytes = encode(

@@ -11,6 +11,7 @@ import orjson
 from starlette.types import Scope
 
 from polyrec.server.app.serving import OpenPath, Serving
+from polyrec.server.codecs.row_count import rows_of_predict, rows_of_rank
 from polyrec.server.dispatch.answer import Answer
 from polyrec.server.http.call import Parsed
 from polyrec.server.http.connection.hot_endpoint import HotEndpoint
@@ -35,6 +36,10 @@ class PredictCodec:
     def parse(self, serving: Serving, scope: Scope, body: bytes) -> Parsed:
         return Parsed(serving.decoder.predict(body))
 
+    def count_rows(self, serving: Serving, body: bytes) -> int | None:
+        serving.decoder.body_limits.check_rows(body)
+        return rows_of_predict(body)
+
     def write(self, serving: Serving, parsed: Parsed, answer: Answer, path: OpenPath) -> Reply:
         return _reply({"predictions": answer.probabilities}, answer, path)
 
@@ -48,6 +53,10 @@ class RankCodec:
     def parse(self, serving: Serving, scope: Scope, body: bytes) -> Parsed:
         request = serving.decoder.rank(body)
         return Parsed(request.rows, request=request.top_k)
+
+    def count_rows(self, serving: Serving, body: bytes) -> int | None:
+        serving.decoder.body_limits.check_rows(body)
+        return rows_of_rank(body)
 
     def write(self, serving: Serving, parsed: Parsed, answer: Answer, path: OpenPath) -> Reply:
         # a stable sort, so that candidates with equal scores keep the order in which they were sent

@@ -167,5 +167,5 @@ def test_a_queue_full_of_one_class_has_room_for_the_other(privileged: bool) -> N
 def test_a_rejected_priority_query_causes_no_early_rejection() -> None:
     r = router(lanes=cpu_lanes(1, "inline"), policy="static:table@cpu")
     assert r.offer(Query(2000, 0.0, HOUR_S, 1), 0.0) is None
-    assert r.offer(Query(2000, 0.0, 0.001, 1), 0.0, 100) is not None
-    assert r.reject_early(0.0, 0.001, 100, 0.0) is None
+    assert r.offer(Query(2000, 0.0, 0.001, 1), 0.0) is not None
+    assert not r.overloaded

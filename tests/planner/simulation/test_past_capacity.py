@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from polyrec.planner.arrivals import arrival_times
 from polyrec.planner.plan import Limits, Routing
@@ -51,3 +54,29 @@ def test_the_path_of_most_information_a_second_answers_most(seed):
     priced = served("priced", seed).figures(2.0)
     assert priced.paths[best] >= 0.75
     assert priced.information >= 0.985 * static[best].information
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_core_that_slows_down_answers_what_it_can_at_once_and_again_when_it_is_fast(seed):
+    """For a second of three it takes three times as long, too long for all. No estimate runs away."""
+    path = PathSpec("table@cpu", "cpu", 0.25, line(1.5e-4, 1.1e-5, tail=1.25))
+    costs = Costs(query_s=2.6e-4, turn_s=1e-4, refuse_s=5e-5)
+    slower, period_s = 3.0, 3.0
+
+    def in_time(slowdown: Callable[[float], float]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        rng = np.random.default_rng(seed)
+        arrival_s = arrival_times(Arrivals(), 800, 9.0, rng)
+        outcomes = Simulator(
+            *((path,), cpu_lanes(1, "inline"), Routing(), Limits(), arrival_s),
+            *(np.full(arrival_s.size, 23), 0.01, rng),
+            costs=costs,
+            slowdown=slowdown,
+        ).run()
+        return arrival_s, (outcomes.path >= 0) & (outcomes.finish_s <= outcomes.deadline_s)
+
+    arrival_s, always = in_time(lambda now_s: slower)
+    assert always.mean() < 0.8
+    arrival_s, found = in_time(lambda now_s: slower if now_s % period_s < 1 else 1.0)
+    phase_s = arrival_s % period_s
+    assert found[(phase_s > 0.1) & (phase_s < 1)].mean() >= 0.9 * always.mean()
+    assert found[(phase_s > 1.1)].mean() >= 0.99

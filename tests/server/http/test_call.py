@@ -95,7 +95,7 @@ def overload(hot: HotEndpoint, scope: dict[str, Any], body: bytes) -> None:
             rejected += 1
 
 
-def test_past_capacity_a_request_is_rejected_by_its_headers_unless_they_ask_for_more(plan: Plan) -> None:
+def test_past_capacity_a_request_is_rejected_unparsed_unless_its_headers_ask_for_more(plan: Plan) -> None:
     engine = Engine()
     engine.load(plan)
     hot = create_app(engine).hot[b"/v1/predict"]
@@ -107,25 +107,58 @@ def test_past_capacity_a_request_is_rejected_by_its_headers_unless_they_ask_for_
     def scope(*headers: tuple[bytes, bytes]) -> dict[str, Any]:
         return {"type": "http", "path": "/v1/predict", "headers": list(headers), "client": None}
 
-    def status(size: int | None, *headers: tuple[bytes, bytes]) -> int | None:
-        rejected = hot.reject_early(list(headers), size, lambda: scope(*headers))
+    def status(size: int | None, body: bytes, *headers: tuple[bytes, bytes]) -> int | None:
+        rejected = hot.reject_early(list(headers), size, lambda: scope(*headers), None, body)
         return None if rejected is None else rejected.status
 
     async def scene() -> None:
-        assert status(len(body), budget) is None
+        assert status(size, body, budget) is None
         overload(hot, scope(budget), body)
-        assert status(size, budget) == 429
-        assert status(2 * size, budget) == 429
-        assert status(None, budget) is None
-        assert status(engine.serving.max_body_bytes + 1, budget) is None  # a 413, of which a retry is no use
+        assert status(size, body, budget) == 429
+        assert status(size, body[:-1], budget) is None  # of which a part is still to come
+        assert status(None, body, budget) is None
+        many = b'{"instances": [%s]}' % b",".join([b"{}"] * (plan.limits.max_request_rows + 1))
+        # a 413 or 400, of which a retry is no use
+        for invalid in (b" " * (engine.serving.max_body_bytes + 1), many, b'{"instances": []}', body[:-2]):
+            assert status(len(invalid), invalid, budget) is None
         for header in (
             (b"x-polyrec-priority", b"1"),
             (b"x-polyrec-quality", b"required"),
             (b"content-encoding", b"gzip"),
             (b"x-latency-budget-ms", b"soon"),
         ):
-            assert status(size, budget, header) is None, header
+            assert status(size, body, budget, header) is None, header
         engine.close()  # answers what waits, in the event loop
+
+    asyncio.run(scene())
+
+
+def test_many_rows_in_few_bytes_do_not_have_others_rejected_for_their_bytes(plan: Plan) -> None:
+    """Past capacity, which one client causes for its own requests alone."""
+    engine = Engine()
+    engine.load(plan)
+    hot = create_app(engine).hot[b"/v1/predict"]
+    hostile = b'{"instances": [%s]}' % b",".join([b"{}"] * 1024)
+    small = b'{"instances": [{}%s]}' % (b" " * 2 * len(hostile))
+    budget = (b"x-latency-budget-ms", b"1000")
+    scope = {"type": "http", "path": "/v1/predict", "headers": [budget], "client": None}
+
+    async def scene() -> None:
+        limit = engine.serving.plan.limits.max_queued_rows
+        for _ in range(limit // 1024 - 1):
+            query = hot.call(scope)
+            query.admit()
+            query.submit(hostile)
+        last = hot.call(scope)
+        last.admit()
+        last.submit(b'{"instances": [%s]}' % b",".join([b"{}"] * 512))
+        beyond = hot.call(scope)
+        beyond.admit()
+        with pytest.raises(Overloaded):
+            beyond.submit(hostile)  # 512 rows are left
+        assert hot.reject_early([budget], len(hostile), lambda: scope, None, hostile) is not None
+        assert hot.reject_early([budget], len(small), lambda: scope, None, small) is None
+        engine.close()
 
     asyncio.run(scene())
 

@@ -1,7 +1,5 @@
 """Admission control: admitted queries are in time; a single inline lane admits what one batch executes."""
 
-from math import inf
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,7 +8,7 @@ from hypothesis import strategies as st
 from polyrec.planner.plan import Routing
 from polyrec.planner.routing.admission.admission import MARGIN, admit
 from polyrec.planner.routing.admission.attempt import record_arrival
-from polyrec.planner.routing.query import Query
+from polyrec.planner.routing.query import Query, Rejection
 from polyrec.planner.routing.router import Router
 from polyrec.planner.routing.router_state import RouterState
 from tests.planner.routing.servers import CPU, Limits, RouterDriver, cpu_lanes
@@ -120,20 +118,26 @@ def test_expire_ends_the_reading_round():
     assert router.offer(Query(20, 0.005, 0.0075), 0.005) is None  # the loop slept: nothing else is to be read
 
 
-@given(st.lists(sizes, min_size=1, max_size=3), st.floats(0.003, 0.02), st.floats(0.0, 0.8))
-def test_a_query_rejected_unparsed_would_have_been_rejected_by_offer(rounds, budget_s, busy):
-    """With equal budgets; otherwise a query with more time may come between and change the prediction."""
+@given(
+    st.lists(
+        st.lists(st.tuples(st.integers(1, 200), st.floats(0.003, 0.02)), min_size=1, max_size=80),
+        min_size=1,
+        max_size=3,
+    ),
+    st.floats(0.0, 0.8),
+)
+def test_a_query_is_rejected_unparsed_only_if_offer_would_reject_it(rounds, busy):
     looked, unparsed = inline_router(1e-4, 1e-6), inline_router(1e-4, 1e-6)
     looked.state.front.read_share = unparsed.state.front.read_share = busy
     now_s = 0.0
     for own in rounds:
         arrival_s, now_s = now_s, now_s + 0.002
-        deadline_s = arrival_s + budget_s
-        for rows in own:
+        for rows, budget_s in own:
+            deadline_s = arrival_s + budget_s
             admitted = looked.offer(Query(rows, arrival_s, deadline_s), now_s) is None
             away = unparsed.reject_early(arrival_s, deadline_s, rows, now_s)
             if away is None:
-                away = unparsed.offer(Query(rows, arrival_s, deadline_s), now_s, rows)
+                away = unparsed.offer(Query(rows, arrival_s, deadline_s), now_s)
             assert (away is None) == admitted
             now_s += 4e-5
         for router in (looked, unparsed):
@@ -144,60 +148,55 @@ def test_a_query_rejected_unparsed_would_have_been_rejected_by_offer(rounds, bud
         now_s += 0.001
 
 
-def test_a_rejection_holds_for_its_round_and_for_queries_rejected_with_fewer_rows():
-    router = inline_router(1e-4, 0.0)
-    while (rejection := router.offer(Query(50, 0.0, 0.008), 0.0, 500)) is None:
+def fill(router: Router, rows: int, budget_s: float) -> Rejection:
+    """Offers queries until one is rejected."""
+    while (rejection := router.offer(Query(rows, 0.0, budget_s), 0.0)) is None:
         pass
-    assert router.reject_early(0.0, 0.008, 500, 0.0) == rejection
-    assert router.reject_early(0.0, 0.007, 600, 0.0) == rejection
-    assert router.reject_early(0.0, 0.008, inf, 0.0) == rejection
-    assert router.reject_early(0.0, 0.009, 500, 0.0) is None  # with more time
-    assert router.reject_early(0.0, 0.008, 5, 0.0) is None  # with fewer rows
-    assert router.reject_early(0.0, 0.006, 490, 0.0) is not None  # nor would 40 rows fit
-    arrived = router.state.observed.new_queries
-    assert router.reject_early(0.0, 0.008, 500, 0.008) is not None  # too late
-    assert router.state.observed.new_queries == arrived + 1
+    return rejection
+
+
+def test_a_query_is_rejected_unparsed_in_an_overloaded_round_if_it_would_be_late():
+    router = inline_router(1e-4, 0.0)
+    assert router.reject_early(0.0, 0.001, 500, 0.0) is None  # nothing was rejected
+    rejection = fill(router, 50, 0.008)
+    assert router.reject_early(0.0, 0.008, 50, 0.0) == rejection
+    assert router.reject_early(0.0, 0.008, 60, 0.0) is not None
+    assert router.reject_early(0.0, 0.012, 50, 0.0) is None  # with more time
+    assert router.reject_early(0.0, 0.008, 1, 0.0) is None  # with fewer rows
+    assert router.reject_early(0.0, 0.008, None, 0.0) is None  # with rows that are not known
     router.expire(0.001)
-    assert router.reject_early(0.0, 0.008, 500, 0.001) is None
+    assert router.reject_early(0.0, 0.008, 50, 0.001) is None
 
 
-def test_a_rejection_holds_for_its_round_when_nothing_waits():
-    """Queries that waited so long before they were read that not even an idle lane could be in time."""
+def test_a_query_whose_deadline_has_passed_is_rejected_unparsed_and_counts_as_a_usual_one():
     router = inline_router(1e-4, 0.0)
-    rejection = router.offer(Query(500, -0.01, 0.0005), 0.0, 5000)
-    assert rejection is not None
-    assert not router.state.queue.pieces
-    assert router.reject_early(-0.01, 0.0005, 5000, 0.0) == rejection
-    assert router.reject_early(-0.01, 0.0004, 4900, 0.0) is not None  # nor would 392 rows be in time
-    assert router.reject_early(0.0, 1.0, 5000, 0.0) is None  # with more time
+    observed = router.state.observed
+    for _ in range(20):
+        record_arrival(router.state, 50, 0.008)
+    router.tick(0.1)
+    assert router.reject_early(0.1, 0.108, None, 0.108) is not None
+    assert observed.new_queries == 1
+    router.tick(0.2)
+    assert observed.mean_rows == pytest.approx(50)
 
 
-def test_a_query_that_no_load_would_let_be_in_time_says_nothing_about_others_of_its_round():
+def test_queries_that_no_load_would_let_be_in_time_make_no_round_overloaded():
     router = inline_router(1e-4, 0.0)
-    for rows in (500, 4096):  # as many rows a byte as its client likes
-        assert router.offer(Query(rows, 0.0, 0.0005), 0.0, 10) is not None
-    assert router.reject_early(0.0, 0.003, 500, 0.0) is None
-    assert router.offer(Query(20, 0.0, 0.003), 0.0, 500) is None
+    for rows in (500, 4096):
+        assert router.offer(Query(rows, 0.0, 0.0005), 0.0) is not None
+    assert not router.overloaded
 
 
-def test_a_rejection_says_nothing_about_bodies_of_another_form_which_may_have_fewer_rows():
+def test_a_query_is_judged_by_its_own_rows_whatever_others_of_its_round_were_rejected():
+    """Those may have as many rows in a byte as their client likes."""
     router = inline_router(1e-4, 0.0)
-    while router.offer(Query(500, 0.0, 0.008), 0.0, 1000, "rank") is None:
-        pass
-    assert router.reject_early(0.0, 0.008, 1000, 0.0, "rank") is not None
-    assert router.reject_early(0.0, 0.008, 4000, 0.0, "infer") is None
-    assert router.offer(Query(5, 0.0, 0.008), 0.0, 4000, "infer") is None
-
-
-@pytest.mark.parametrize("size", [0, 1])
-def test_an_empty_or_tiny_body_rejected_unparsed_says_nothing_about_the_rows_of_others(size):
-    router = inline_router(1e-4, 0.0)
-    while router.offer(Query(50, 0.0, 0.008), 0.0, 5000) is None:
-        pass
-    while router.offer(Query(1, 0.0, 0.0075), 0.0, 100) is None:
-        pass
-    assert router.reject_early(0.0, 0.0075, size, 0.0) is not None  # nor would one row be in time
-    assert router.reject_early(0.0, 0.012, 4000, 0.0) is None  # 40 rows with more time
+    just_possible_s = 1.1 * router.state.service_time_s(400, 0)
+    assert router.offer(Query(100, 0.0, just_possible_s), 0.0) is None
+    assert router.offer(Query(400, 0.0, just_possible_s), 0.0) is not None
+    assert router.overloaded
+    for rows in (1, 20, 100):
+        assert router.reject_early(0.0, 0.008, rows, 0.0) is None
+        assert router.offer(Query(rows, 0.0, 0.008), 0.0) is None
 
 
 def test_head_of_the_queue_waits_to_be_merged_while_it_has_time():
