@@ -220,8 +220,11 @@ class Admin:
 
 
 def differences(old: Serving, new: Serving) -> list[str]:
-    """Lists what clients notice when the generation changes: request features, quality of the best path."""
+    """Lists what clients notice when the generation changes: the model's name, request features, quality."""
     found = []
+    called = [serving.bundle.manifest.name for serving in (old, new)]
+    if called[0] != called[1]:
+        found.append(f"model: {called[1]}, was {called[0]}")
     names = [
         {f.name for f in schema.dense} | {f.name for f in schema.categorical}
         for schema in (serving.bundle.manifest.schema_ for serving in (old, new))

@@ -186,8 +186,9 @@ def test_a_reload_says_what_clients_notice(
             said.append(act(admin, "reload", f'{{"plan": "{file}"}}'.encode()).json()["changes"])
     assert said[0][0].startswith("quality of the best path: 0.5, was ")
     assert said[1] == ["quality of the best path: 0.125, was 0.5"]
-    assert said[2][0].startswith("requests may not have any more: ")
-    assert said[2][1] == "requests have now: buyer, fruit, weight"
+    assert said[2][0] == "model: shop, was trivago"
+    assert said[2][1].startswith("requests may not have any more: ")
+    assert said[2][2] == "requests have now: buyer, fruit, weight"
     assert "; quality of the best path: 0.125, was 0.5" in caplog.text
 
 
