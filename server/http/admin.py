@@ -236,8 +236,8 @@ def differences(old: Serving, new: Serving) -> list[str]:
         if features:
             found.append(f"{what}: {', '.join(sorted(features))}")
     best = [max((p.quality for p in s.paths if p.quality is not None), default=None) for s in (old, new)]
-    if old.plan.metric == new.plan.metric and best[0] != best[1]:
-        was, now = ("unknown" if quality is None else f"{quality:.4g}" for quality in best)
+    was, now = ("unknown" if quality is None else f"{quality:.4g}" for quality in best)
+    if old.plan.metric == new.plan.metric and was != now:
         found.append(f"quality of the best path: {now}, was {was}")
     return found
 
