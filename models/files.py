@@ -155,8 +155,10 @@ def _parse(
 ) -> dict[str, Any]:
     try:
         raw = parse(content.decode())
-    except (UnicodeDecodeError, UnboundedYaml) as e:
+    except UnboundedYaml as e:
         raise error(f"cannot read {what}: {e}") from None
+    except UnicodeDecodeError:
+        raise error(f"{what} is not {form}: it is not text in UTF-8") from None
     except (ValueError, yaml.YAMLError, RecursionError) as e:
         raise error(f"{what} is not {form}: {' '.join(str(e).split())}") from None
     if not isinstance(raw, dict):

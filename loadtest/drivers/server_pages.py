@@ -23,14 +23,22 @@ def get_json(url: str, page: str) -> Any:
     return json.loads(_fetch(url + page))
 
 
-def path_qualities(url: str) -> tuple[dict[str, float], dict[str, float]]:
-    """Returns quality and accuracy by path, from /v1/paths, without paths that lack the figure."""
-    paths = get_json(url, "/v1/paths")["paths"]
+def path_qualities(url: str, model: str | None = None) -> tuple[dict[str, float], dict[str, float]]:
+    """Returns quality and accuracy by path, from /v1/paths, without paths that lack the figure.
+
+    model: one of several; None: the default.
+    """
+    paths = get_json(url, f"{_pages(model)}/paths")["paths"]
     quality, accuracy = (
         {path["name"]: float(path[key]) for path in paths if path.get(key) is not None}
         for key in ("quality", "accuracy")
     )
     return quality, accuracy
+
+
+def _pages(model: str | None) -> str:
+    """Returns the address below which a model's pages are."""
+    return "/v1" if model is None else f"/v1/models/{model}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,14 +163,19 @@ class ServerCounters:
         return found
 
 
-def read_counters(url: str) -> ServerCounters:
-    """Reads counters and plan. Raises OSError, ValueError or KeyError if no Polyrec server answers."""
+def read_counters(url: str, model: str | None = None) -> ServerCounters:
+    """Reads counters and plan of a model, by default of the default one.
+
+    Raises OSError, ValueError or KeyError if no Polyrec server answers.
+    """
     counted = read_metrics(url)
+    if counted.models:
+        counted = counted.of_model(model if model in counted.models else counted.models[0])
     tiers = {
         labels["tier"]: (lookups, counted.total("polyrec_embedding_hits_total", tier=labels["tier"]))
         for labels, lookups in counted.series("polyrec_embedding_lookups_total")
     }
-    plan = get_json(url, "/v1/plan")
+    plan = get_json(url, f"{_pages(model)}/plan")
     lanes = [f"{lane['name']} ({lane['kind']})" for lane in plan.get("lanes") or ()]
     words = (
         f"paths {', '.join(path['name'] for path in plan['paths'])}; "

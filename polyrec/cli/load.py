@@ -16,7 +16,10 @@ SLO_MISSED = 4
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     sent = parser.add_argument_group("what is sent")
-    sent.add_argument("url", help="http://host:port/path; http://host:port with --bundle")
+    sent.add_argument(
+        "url",
+        help="http://host:port/path; with --bundle http://host:port, or .../v1/models/NAME of several",
+    )
     which = sent.add_mutually_exclusive_group()
     which.add_argument("--body", metavar="FILE", help="body of every request (default: GET without a body)")
     which.add_argument("--bodies", metavar="FILE", help="one body per line, sent in turn")

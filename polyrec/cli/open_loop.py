@@ -6,6 +6,7 @@ import argparse
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -33,6 +34,9 @@ SERVICE_FIGURES = (
     *("goodput", "information", "quality", "correct", "mix"),
 )
 """Service-level figures that are printed after the latencies."""
+
+MODEL = re.compile(r"/v[12]/models/([^/]+)")
+"""The model that a URL's path names."""
 
 UNRELIABLE = "the driver was late itself, and latencies include its delay (lag_p99_ms)"
 
@@ -74,9 +78,11 @@ def _load(args: argparse.Namespace) -> tuple[Target, Load]:
     if args.replay and not args.data:
         raise LoadError("--replay needs --data: synthetic rows have no times")
     post = args.body is not None or args.bodies is not None or args.bundle is not None
-    url = args.url
-    if args.bundle is not None and urlsplit(url).path in ("", "/"):
+    url, path = args.url, urlsplit(args.url).path.rstrip("/")
+    if args.bundle is not None and not path:
         url = url.rstrip("/") + RANK
+    elif args.bundle is not None and path.startswith("/v1/") and MODEL.fullmatch(path):
+        url = url.rstrip("/") + "/rank"
     target = Target(url, _headers(args.header, post))
     traffic = Traffic(rate=args.rate) if args.traffic is None else parse_traffic(args.traffic)
     seconds = args.warmup + args.seconds
@@ -149,10 +155,12 @@ def _service_figures(
     return {name: round(v, 6) if isinstance(v := found[name], float) else v for name in SERVICE_FIGURES}
 
 
-def _from_server(url: str, read: Callable[[str], T]) -> T | None:
-    """Calls `read` on the server; returns None if it is not a Polyrec server."""
+def _from_server(url: str, read: Callable[[str, str | None], T]) -> T | None:
+    """Calls `read` on the server, and on the model in the URL; returns None if it is no Polyrec server."""
+    target = urlsplit(url)
+    named = MODEL.match(target.path)
     try:
-        return read(f"http://{urlsplit(url).netloc}")
+        return read(f"http://{target.netloc}", None if named is None else named[1])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -47,7 +47,12 @@ def parse_entry(message: Message) -> Entry:
     if "safetensors" in names and not names - {"safetensors", *OPTIONS}:
         given = {name: fields[name.encode()].decode(errors="replace") for name in names & set(OPTIONS)}
         return Entry(message, _checked(given), parse_update(fields[b"safetensors"]))
-    if names != {"json"}:
+    if "json" in names and names <= {"json", *OPTIONS}:
+        if names != {"json"}:
+            raise UpdateError(
+                f"{', '.join(sorted(names - {'json'}))}: beside `json`, options are keys of its document"
+            )
+    else:
         raise UpdateError(f"an entry has one field `json` or `safetensors`, not {', '.join(sorted(names))}")
     try:
         request = UpdateRequest.model_validate_json(fields[b"json"])

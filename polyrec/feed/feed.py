@@ -82,6 +82,8 @@ class Feed:
                 self.ending.wait(wait_s)
                 wait_s, away = min(2 * wait_s, LONGEST_WAIT_S), True
                 continue
+            if wait_s > FIRST_WAIT_S:
+                log.warning("the source answers again")
             wait_s = FIRST_WAIT_S
             if time.monotonic() - reported > REPORT_S:
                 reported = time.monotonic()
@@ -140,6 +142,8 @@ class Feed:
             else:
                 status = answer.status_code
             if status == 200:
+                if wait_s > FIRST_WAIT_S:
+                    log.warning("the server takes updates again")
                 self.source.acknowledge(messages)
                 self.sent += sum(entry.rows for entry in run)
                 if made_s is not None:

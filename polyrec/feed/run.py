@@ -6,7 +6,6 @@ import argparse
 import logging
 import os
 import signal
-import sys
 from importlib.util import find_spec
 from urllib.parse import urlsplit
 
@@ -16,6 +15,7 @@ from polyrec.client.admin import TOKEN
 from polyrec.feed.feed import Feed
 from polyrec.feed.source import FeedFailed, Source, SourceAway
 from polyrec.models.text import public
+from polyrec.server.app.logs import log_to_stderr
 
 STORE_PASSWORD = "POLYREC_STORE_PASSWORD"
 CALL_S = 60.0
@@ -46,7 +46,7 @@ def open_source(args: argparse.Namespace) -> Source:
 
 def run_feed(args: argparse.Namespace) -> int:
     """Runs the feed and returns the exit status. Raises FeedFailed."""
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+    log_to_stderr("info")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     token = os.environ.get(TOKEN)
     if not token:

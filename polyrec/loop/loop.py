@@ -31,6 +31,7 @@ from polyrec.loop.steps import Dropped, LoopSettings
 from polyrec.models.bundle.bundle import load_bundle
 from polyrec.models.data.prediction_log import load_rules
 from polyrec.models.errors import PolyrecError
+from polyrec.models.training.warm.start import WarmStart
 from polyrec.planner.plan import load_plan, save_plan
 
 FIRST_RETRY_S = 30.0
@@ -63,7 +64,9 @@ class Loop:
         self.folder.create()
         if not self.folder.plan.exists():
             given = load_plan(plan)
-            save_plan(steps.with_bundle(given, steps.only_bundle(given).resolve()), self.folder.plan)
+            bundle = steps.only_bundle(given).resolve()
+            WarmStart(load_bundle(bundle))  # else its first training would refuse it, hours later
+            save_plan(steps.with_bundle(given, bundle), self.folder.plan)
         steps.only_bundle(load_plan(self.folder.plan))
         load_rules(self.settings.log)
 

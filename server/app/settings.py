@@ -216,11 +216,11 @@ class Settings(Strict):
 
     @model_validator(mode="after")
     def _one_thing_to_serve(self) -> Settings:
-        given = [self.bundle, self.plan, self.plans or None, self.models]
-        if given.count(None) != len(given) - 1:
-            raise ValueError(
-                "give either --bundle DIR or --plan FILE, or several models: --plan NAME=FILE, --models DIR"
-            )
+        names = [f"--{name}" for name in ("bundle", "plan", "plans", "models") if getattr(self, name)]
+        if len(names) != 1:
+            ways = "--bundle DIR or --plan FILE, or several models: --plan NAME=FILE, --models DIR"
+            beside = f"; not {' and '.join(names).replace('plans', 'plan NAME=FILE')}" if names else ""
+            raise ValueError(f"give either {ways}{beside}")
         if isinstance(self.plan, ModelUrl) and not self.plan.is_plan:
             raise ValueError("the URL of a plan ends with .json; give that of a bundle with --bundle")
         if isinstance(self.bundle, ModelUrl) and self.bundle.is_plan:

@@ -218,8 +218,11 @@ class Admin:
 
 
 def differences(old: Serving, new: Serving) -> list[str]:
-    """Lists what clients notice when the generation changes: request features, quality of the best path."""
+    """Lists what clients notice when the generation changes: the model's name, request features, quality."""
     found = []
+    called = [serving.bundle.manifest.name for serving in (old, new)]
+    if called[0] != called[1]:
+        found.append(f"model: {called[1]}, was {called[0]}")
     names = [
         {f.name for f in schema.dense} | {f.name for f in schema.categorical}
         for schema in (serving.bundle.manifest.schema_ for serving in (old, new))
@@ -231,8 +234,8 @@ def differences(old: Serving, new: Serving) -> list[str]:
         if features:
             found.append(f"{what}: {', '.join(sorted(features))}")
     best = [max((p.quality for p in s.paths if p.quality is not None), default=None) for s in (old, new)]
-    if old.plan.metric == new.plan.metric and best[0] != best[1]:
-        was, now = ("unknown" if quality is None else f"{quality:.4g}" for quality in best)
+    was, now = ("unknown" if quality is None else f"{quality:.4g}" for quality in best)
+    if old.plan.metric == new.plan.metric and was != now:
         found.append(f"quality of the best path: {now}, was {was}")
     return found
 

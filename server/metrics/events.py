@@ -1,21 +1,23 @@
-"""Keeps the last hour's events for the status page: reloads, deaths of lanes, overloads, losses.
+"""Keeps the last hour's events for the status page: reloads, lost and stalled lanes, overloads, losses.
 
     engine, recorder  --add-->   Events  --since-->  GET /v1/status
     samples (History) --note-->  Incidents: overloads and losses, began and ended
+    lanes, every tick --note-->  Stalls: lanes that do not return a batch
 
-Overloads are logged here; other events and losses are logged where they occur. A server is overloaded while
-more than OVERLOADED_SHARE of its requests are rejected or expire. That is the condition of the alert
-PolyrecOverloaded, detected within seconds.
+Overloads and stalls are logged here; other events and losses are logged where they occur. A server is
+overloaded while more than OVERLOADED_SHARE of its requests are rejected or expire. That is the condition of the
+alert PolyrecOverloaded, detected within seconds.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from polyrec.planner.routing.lanes.lane import LaneState
 from polyrec.server.metrics.history import EVERY_S
 
 EventKind = Literal[
@@ -24,6 +26,8 @@ EventKind = Literal[
     "draining",
     "lane_died",
     "lane_back",
+    "lane_stalled",
+    "lane_resumed",
     "overload_began",
     "overload_ended",
     "records_lost",
@@ -39,6 +43,8 @@ KEPT = 100
 OVERLOADED_SHARE = 0.05
 MIN_REJECTED = 10
 """Minimum rejections between two samples of an overload; fewer can come from one client's tiny budget."""
+STALL_S = 0.5
+"""Time after which a batch that has not returned is reported; on busy machines many are briefly overdue."""
 CALM_SAMPLES = 3
 """Number of consecutive samples without overload after which an overload has ended."""
 
@@ -151,11 +157,41 @@ class Loss:
         self._lost, self._kept = lost, kept
 
 
+class Stalls:
+    """Finds lanes that are alive and do not return a batch: hung, stopped, or without processor time."""
+
+    def __init__(self, events: Events) -> None:
+        self._events = events
+        self._stalled: dict[str, float] = {}
+        """Start of the batch by lane, in seconds."""
+
+    def note(self, now_s: float, lanes: Iterable[tuple[str, LaneState]]) -> None:
+        """Takes the lanes' states, by name; to be called every tick."""
+        before, self._stalled = self._stalled, {}
+        for name, lane in lanes:
+            batch = lane.in_flight
+            if lane.alive and batch is not None and batch.lost and now_s - batch.started_s >= STALL_S:
+                self._stalled[name] = batch.started_s
+                if name not in before:
+                    text = (
+                        f"lane {name} stalled: a batch has not returned for {now_s - batch.started_s:.1f} s"
+                    )
+                    self._report(now_s, "lane_stalled", f"{text}; until then it gets no work")
+            elif name in before and lane.alive:
+                text = f"lane {name} returned its batch after {now_s - before[name]:.1f} s"
+                self._report(now_s, "lane_resumed", text)
+
+    def _report(self, now_s: float, kind: EventKind, text: str) -> None:
+        self._events.add(now_s, kind, text)
+        log.warning("%s", text)
+
+
 class Incidents:
-    """Detects overloads, records lost by the prediction log, and rows missing from the remote store."""
+    """Detects overloads, stalled lanes, records lost by the log, and rows missing from the remote store."""
 
     def __init__(self, events: Events) -> None:
         self._overload = Overload(events)
+        self.stalls = Stalls(events)
         self._records = Loss(
             events,
             ("records_lost", "prediction log: records are lost (log: polyrec.prediction_log)"),

@@ -299,6 +299,7 @@ class Metrics:
         """Records one tick of the control loop."""
         self._lag.only.observe(late_s)
         self._tick.only.observe(took_s)
+        self._incidents.stalls.note(clock(), self._routed.lanes())
         self.note()
 
     def collected(self, generation: int, took_s: float) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from polyrec.planner.routing.explanation import RouterSnapshot
 from polyrec.planner.routing.lanes.breaker import BreakerState
+from polyrec.planner.routing.lanes.lane import LaneState
 from polyrec.server.dispatch.cold_rows import ColdRowFigures, ColdRows
 from polyrec.server.dispatch.dispatcher import Dispatcher
 from polyrec.server.metrics.instruments import Family, Gauge, Registry
@@ -113,6 +114,13 @@ class RouterMetrics:
         state = self._dispatcher.router.state
         observed = state.observed
         return state.queue.rows, observed.budget_s if observed.has_queries else self._default_budget_s
+
+    def lanes(self) -> list[tuple[str, LaneState]]:
+        """The lanes in service and their states, by name."""
+        if self._dispatcher is None:
+            return []
+        router = self._dispatcher.router
+        return [(lane.name, state) for lane, state in zip(router.lanes, router.state.lanes, strict=True)]
 
     def refresh(self) -> None:
         if self._dispatcher is None:

@@ -102,7 +102,7 @@ def test_text_that_is_no_profile_raises(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match="is not JSON"):
         load_profile(file)
     file.write_bytes(b"\xff")
-    with pytest.raises(ProfileError, match="cannot read profile"):
+    with pytest.raises(ProfileError, match="is not JSON: it is not text"):
         load_profile(file)
 
 

@@ -95,6 +95,8 @@ def test_a_lane_that_stalls_loses_its_work_and_gets_it_back(lanes: ServerProcess
         os.kill(pid, signal.SIGCONT)
     wait_until(lanes, lambda now: all(lane["breaker"] == "closed" for lane in now))
     assert lanes_of(lanes)[1]["pid"] == pid
+    events = [event["kind"] for event in httpx.get(f"{lanes.url}/v1/status").json()["events"]]
+    assert events.index("lane_stalled") < events.index("lane_resumed")
 
 
 def test_a_server_without_any_lane_refuses_until_one_is_back(lanes: ServerProcess) -> None:

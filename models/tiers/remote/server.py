@@ -20,6 +20,8 @@ from polyrec.models.tiers.remote.login import Login, place
 log = logging.getLogger("polyrec.tiers")
 
 LACKS_EVERY_S = 60.0
+CALM_S = 5.0
+"""Time without a failure after which the log says that a server answers again; a slow one fails by turns."""
 
 
 def _readable(connection: Connection) -> bool:
@@ -45,6 +47,9 @@ class Server:
         self._login = login
         self._idle: list[Connection] = []
         self._lacked_s = -LACKS_EVERY_S
+        self._failures = 0
+        """Failures that the log has not yet said to be over."""
+        self._failed_s = 0.0
 
     @property
     def place(self) -> str:
@@ -88,11 +93,19 @@ class Server:
     def give_back(self, connection: Connection) -> None:
         """Returns a connection to the pool after complete replies."""
         self._idle.append(connection)
+        if self._failures and time.monotonic() - self._failed_s >= CALM_S:
+            log.warning(
+                "the remote store at %s answers again; it failed %d times", self.place, self._failures
+            )
+            self._failures = 0
 
     def fail(self, error: Exception) -> None:
-        """Marks the server as down and closes its idle connections."""
+        """Marks the server as down and closes its idle connections. Logs the first failure of a series."""
         if self.up:
-            log.warning("the remote store at %s failed: %s", self.place, self.reason(error))
+            if not self._failures:
+                log.warning("the remote store at %s failed: %s", self.place, self.reason(error))
+            self._failures += 1
+            self._failed_s = time.monotonic()
         self.up = False
         self.close()
 
@@ -105,7 +118,6 @@ class Server:
         if not self.up:
             self._ask(timeout_s, ("PING",))
             self.up = True
-            log.warning("the remote store at %s answers again", self.place)
 
     def lacks(self, absent: int, asked: int) -> None:
         """Logs, at most once per LACKS_EVERY_S, that rows are absent, as after a restart with an empty

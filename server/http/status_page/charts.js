@@ -9,8 +9,8 @@ import { $, key, make, ms, number, OUTCOMES, percent, set } from "./words.js";
 const HEIGHT = 210;
 const NEAR_PX = 8;
 const EVENT_COLORS = {
-  lane_died: "bad", overload_began: "bad", records_lost: "bad", rows_lost: "bad",
-  lane_back: "good", overload_ended: "good", records_written: "good", rows_found: "good",
+  lane_died: "bad", lane_stalled: "bad", overload_began: "bad", records_lost: "bad", rows_lost: "bad",
+  lane_back: "good", lane_resumed: "good", overload_ended: "good", records_written: "good", rows_found: "good",
 };
 export const eventColor = (event) => EVENT_COLORS[event.kind] ?? "event";
 

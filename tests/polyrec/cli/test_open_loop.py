@@ -5,6 +5,7 @@ import json
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 from polyrec.cli.load import DRIVER_TOO_SLOW, SLO_MISSED
@@ -105,6 +106,23 @@ def test_command_sends_rankings_of_a_bundle_and_writes_a_report(
         assert main(["load", server.url, *flags, "--budget-ms", "0.001", "--slo-share", "0.99"]) == SLO_MISSED
         replayed = ("--data", str(clicks), "--replay", "request_id")
         assert main(["load", server.url, *flags, *patient, *replayed]) == 0
+
+
+def test_one_of_several_models_gets_the_load_and_its_own_quality(
+    bundle_dir: Path, shop_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Paths of both models have one name."""
+    models = f"shop={shop_dir},hotels={bundle_dir}"
+    with start({"plans": models, "drain_grace_s": 0, "default_budget_ms": 60_000}) as server:
+        flags = ("--rate", "80", "--seconds", "1", "--bundle", str(bundle_dir), "--max-lag-ms", "60000")
+        for url in (f"{server.url}/v1/models/hotels", f"{server.url}/v1/models/hotels/rank"):
+            assert main(["load", url, *flags, "--report", str(tmp_path), "--json"]) == 0
+            made = json.loads(capsys.readouterr().out)
+            (path,) = httpx.get(f"{server.url}/v1/models/hotels/paths").json()["paths"]
+            assert made["mix"] == {path["name"]: 1.0}
+            assert made["quality"] == pytest.approx(path["quality"], abs=1e-6)
+            (tier,) = json.loads((tmp_path / "report.json").read_text())["tiers"].values()
+            assert tier["lookups"] > 0
 
 
 @pytest.mark.parametrize(

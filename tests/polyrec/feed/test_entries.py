@@ -38,7 +38,8 @@ def test_merged_entries_keep_their_order_and_their_options() -> None:
     ("fields", "offense"),
     [
         ({b"text": b"x"}, "one field `json` or `safetensors`"),
-        ({b"json": b"{}", b"add": b"true"}, "one field `json` or `safetensors`"),
+        ({b"json": b"{}", b"add": b"true"}, "add: beside `json`, options are keys of its document"),
+        ({b"json": b"{}", b"safetensors": b"x"}, "one field `json` or `safetensors`"),
         ({b"json": b'{"file": "/etc/passwd"}'}, "an entry has `tables`"),
         ({b"json": b'{"tables": {}, "key": "k"}'}, "neither `file`, `key` nor `time`"),
         ({b"safetensors": b"x"}, "is not safetensors"),

@@ -78,9 +78,13 @@ def test_unacknowledged_entries_are_sent_again(
 
 
 def test_a_feed_waits_for_its_server(
-    store: RedisServer, server: ServerProcess, items: list[str], monkeypatch: pytest.MonkeyPatch
+    store: RedisServer,
+    server: ServerProcess,
+    items: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The first calls find no server at the port; the feed continues once there is one."""
+    """The first calls find no server at the port; the feed continues once there is one, and says so."""
     client = redis.Redis.from_url(store.url)
     client.xadd("waits", {"json": document(items[0], 1.0)})
     actual, asked = httpx.Client.post, threading.Event()
@@ -96,6 +100,9 @@ def test_a_feed_waits_for_its_server(
     assert main(["feed", store.url, "--stream", "waits", "--url", server.url, "--once"]) == 0
     assert time.monotonic() > begun
     assert client.xpending("waits", "polyrec")["pending"] == 0
+    lines = [record.getMessage() for record in caplog.records if record.name == "polyrec.feed"]
+    assert "Connection refused" in lines[0]
+    assert lines[1] == "the server takes updates again"
 
 
 @pytest.mark.parametrize(
@@ -306,4 +313,6 @@ def test_a_store_that_refuses_for_a_while_ends_no_feed(
         logging.getLogger("polyrec.feed").removeHandler(handler)
         store.kill()
     assert feed.sent == 1
-    assert any(offense in record.getMessage() for record in caplog.records)
+    lines = [record.getMessage() for record in caplog.records]
+    assert offense in lines[0]
+    assert lines[-1] == "the source answers again"

@@ -13,9 +13,11 @@ import pyarrow as pa
 import pytest
 import torch
 
+from polyrec.cli.main import main
 from polyrec.loop.folder import LoopFolder
 from polyrec.loop.steps import adopt, publish
 from polyrec.models.bundle.bundle import Bundle, load_bundle, write_bundle
+from polyrec.models.errors import DataError
 from polyrec.planner.plan import load_plan, save_plan, single_path_plan
 from tests.polyrec.loop.conftest import Looped, shuffled, with_state
 
@@ -257,3 +259,13 @@ def test_another_plan_is_taken_where_the_serving_one_was_removed(copied: Copied,
     assert looped.last.serving == nested.manifest.version
     reference = looped.last.figures("check")["reference"]
     assert reference == nested.at_width(8).test_metrics["information"]
+
+
+def test_a_bundle_that_cannot_be_continued_is_refused_at_the_start(tmp_path: Path, bundle_dir: Path) -> None:
+    """Rows in int8, which its first training would refuse after the first wait."""
+    distilled = tmp_path / "int8"
+    assert main(["distill", str(bundle_dir), "--representation", "int8", "--out", str(distilled)]) == 0
+    looped = with_state(tmp_path / "loop", distilled)
+    with pytest.raises(DataError, match="stores rows in int8: continue the fp32 bundle"):
+        looped.loop.begin(tmp_path / "loop" / "plan.json")
+    assert not looped.folder.plan.exists()

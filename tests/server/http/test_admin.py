@@ -180,14 +180,17 @@ def test_a_reload_says_what_clients_notice(
         for changed in (
             path,
             path.model_copy(update={"quality": 0.125}),
+            path.model_copy(update={"quality": 0.12500001}),
             single_path_plan(shop_dir, "shop", "torch").paths[0],
         ):
             save_plan(plan.model_copy(update={"paths": (changed,)}), file)
             said.append(act(admin, "reload", f'{{"plan": "{file}"}}'.encode()).json()["changes"])
     assert said[0][0].startswith("quality of the best path: 0.5, was ")
     assert said[1] == ["quality of the best path: 0.125, was 0.5"]
-    assert said[2][0].startswith("no longer allowed in requests: ")
-    assert said[2][1] == "new in requests: buyer, fruit, weight"
+    assert said[2] == []
+    assert said[3][0] == "model: shop, was trivago"
+    assert said[3][1].startswith("no longer allowed in requests: ")
+    assert said[3][2] == "new in requests: buyer, fruit, weight"
     assert "; quality of the best path: 0.125, was 0.5" in caplog.text
 
 

@@ -2,7 +2,17 @@ from __future__ import annotations
 
 import pytest
 
-from polyrec.server.metrics.events import CALM_SAMPLES, KEPT, MIN_REJECTED, Events, Loss, Overload
+from polyrec.server.metrics.events import (
+    CALM_SAMPLES,
+    KEPT,
+    MIN_REJECTED,
+    STALL_S,
+    Events,
+    Loss,
+    Overload,
+    Stalls,
+)
+from tests.planner.routing.servers import RouterDriver, cpu_lanes, router
 
 
 def texts(events: Events) -> list[str]:
@@ -99,3 +109,39 @@ def test_a_loss_does_not_end_while_nothing_is_asked() -> None:
     for now_s in range(20):
         loss.note(now_s, 5, 9)
     assert texts(events) == ["lost"]
+
+
+def test_a_lane_that_does_not_return_a_batch_is_told_once_and_again_when_it_does(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    driver, events = RouterDriver(router(lanes=cpu_lanes(1), policy="static:table@cpu")), Events(0)
+    stalls, (lane,) = Stalls(events), driver.router.state.lanes
+
+    def tick(now_s: float) -> None:
+        driver.now_s = now_s
+        driver.turn()
+        stalls.note(now_s, [("cpu", lane)])
+
+    driver.offer(10, 10)
+    for now_s in (0, STALL_S / 2, STALL_S, 3 * STALL_S):
+        tick(now_s)
+    driver.done(0)
+    tick(4 * STALL_S)
+    tick(5 * STALL_S)
+    assert texts(events) == [
+        "lane cpu stalled: a batch has not returned for 0.5 s; until then it gets no work",
+        "lane cpu returned its batch after 2.0 s",
+    ]
+    assert caplog.messages == texts(events)
+
+
+def test_a_stalled_lane_that_dies_has_returned_nothing() -> None:
+    driver, events = RouterDriver(router(lanes=cpu_lanes(1), policy="static:table@cpu")), Events(0)
+    stalls, (lane,) = Stalls(events), driver.router.state.lanes
+    driver.offer(10, 10)
+    for driver.now_s in (0.0, STALL_S / 2):
+        driver.turn()
+    stalls.note(STALL_S, [("cpu", lane)])
+    driver.router.lane_down(0)
+    stalls.note(2 * STALL_S, [("cpu", lane)])
+    assert [event.kind for event in events.since(-1)] == ["lane_stalled"]

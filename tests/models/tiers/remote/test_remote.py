@@ -113,6 +113,29 @@ def test_the_log_names_a_store_that_cannot_be_reached_once(
     stack.close()
 
 
+def test_the_log_names_a_series_of_failures_once_and_when_it_is_over(
+    server: RedisServer, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that is slower than its timeout fails and answers several times a second."""
+    stack = with_store(encoder_of(SIZES), tmp_path, server.url)
+    rows, everything = TieredRows(stack), torch.arange(sum(SIZES.values()))
+    monkeypatch.setattr("polyrec.models.tiers.remote.server.LACKS_EVERY_S", float("inf"))
+    monkeypatch.setattr("polyrec.models.tiers.remote.server.CALM_S", float("inf"))
+    for _ in range(3):
+        server.kill()
+        rows.gather(everything)
+        server.start()
+        wait_until(lambda: up(stack), "the store is not seen to be back")
+        rows.gather(everything)
+    monkeypatch.setattr("polyrec.models.tiers.remote.server.CALM_S", 0.0)
+    rows.gather(everything)
+    rows.gather(everything)
+    first, last = caplog.messages
+    assert "failed: cannot be reached: " in first
+    assert last == f"the remote store at {server.url} answers again; it failed 3 times"
+    stack.close()
+
+
 def test_updates_and_new_orders_reach_the_store(server: RedisServer, tmp_path: Path) -> None:
     encoder = encoder_of(SIZES)
     stack = with_store(encoder, tmp_path, server.url)
