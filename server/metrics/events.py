@@ -5,8 +5,8 @@
     lanes, every tick --note-->  Stalls: lanes that do not return a batch
 
 Overloads and stalls are logged here; other events and losses are logged where they occur. A server is
-overloaded while more than OVERLOADED_SHARE of its requests are rejected or expire. That is the condition of the
-alert PolyrecOverloaded, detected within seconds.
+overloaded while more than OVERLOADED_SHARE of its requests are rejected or expire. That is the condition of
+the alert PolyrecOverloaded, detected within seconds.
 """
 
 from __future__ import annotations
