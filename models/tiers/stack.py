@@ -134,7 +134,7 @@ class TierStack:
         read: called with the locations of the rows, and those of them with updates that the tiers lack.
         """
         with self._gathers.one():
-            where = RowLocations.of(self.tiers.layout, rows)
+            where = RowLocations.locate(self.tiers.layout, rows)
             self.sample.note(view.order, rows)
             changed = [layer.find(rows)[0] for layer in view.layers]
 
@@ -225,7 +225,7 @@ class TierStack:
         except BaseException:
             self._gathers.end(number)
             raise
-        addresses = tiers.slab.of_rows(where.address(HOST))
+        addresses = tiers.slab.row_addresses(where.address(HOST))
         return Resolved(addresses, at, values.view(torch.uint8).numpy(), lost.size, self._gathers, number)
 
     def _with_device(
@@ -264,7 +264,7 @@ class TierStack:
         if where.in_memory:
             # updated rows of a device are requested too
             address = where.local if self.tiers.device is None else where.address(HOST)
-            self._from_slab(counters, self.tiers.slab.of_rows(address), out)
+            self._from_slab(counters, self.tiers.slab.row_addresses(address), out)
             return where.local[:0]
         remote = self.tiers.remote
         away = np.flatnonzero(where.tier == REMOTE) if remote is not None else where.local[:0]
@@ -304,7 +304,7 @@ class TierStack:
         if disk is not None and on_disk.size:
             self._through_cache(disk, counters, where, on_disk, out)
         else:
-            self._from_slab(counters, self.tiers.slab.of_rows(where.address(HOST)), out)
+            self._from_slab(counters, self.tiers.slab.row_addresses(where.address(HOST)), out)
 
     def _through_cache(
         self, disk: DiskTier, counters: Counters, where: RowLocations, on_disk: I64, out: Tensor
@@ -314,7 +314,7 @@ class TierStack:
         Rows that find no free slot in the first pass are gathered in further passes.
         """
         slab = self.tiers.slab
-        addresses, left = slab.of_rows(where.address(HOST)), on_disk
+        addresses, left = slab.row_addresses(where.address(HOST)), on_disk
         while True:
             start = clock()
             held = disk.acquire(where.local[left])

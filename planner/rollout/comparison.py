@@ -49,7 +49,7 @@ class ArmFigures:
     excused: int = 0
 
     @classmethod
-    def of(cls, total: ArmSums) -> ArmFigures:
+    def from_sums(cls, total: ArmSums) -> ArmFigures:
         p50, p95, p99 = (_milliseconds(total.quantile_s(share)) for share in (0.5, 0.95, 0.99))
         waited_ms = round(1e3 * total.waited_s / max(1, total.answered), 3)
         return cls(total.requests, total.failed, total.late, p50, p95, p99, waited_ms, total.excused)

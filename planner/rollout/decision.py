@@ -147,8 +147,8 @@ def _decide_of_all(
     shift, pairs, loss = compared.shift, compared.pairs, compared.loss
     figures = RolloutFigures(
         round(age_s, 3),
-        ArmFigures.of(compared.stable),
-        ArmFigures.of(compared.canary),
+        ArmFigures.from_sums(compared.stable),
+        ArmFigures.from_sums(compared.canary),
         slow,
         None if limit_s is None else round(1e3 * limit_s, 3),
         None if shift is None else round(shift.psi, 4),

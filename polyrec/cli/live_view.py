@@ -330,7 +330,7 @@ def one_model(samples: MetricSamples, model: str | None) -> MetricSamples:
     if model is not None and model not in models:
         known = ", ".join(f"'{name}'" for name in models)
         raise PolyrecError(f"no model '{model}'; " + (f"there are {known}" if known else "there is only one"))
-    return samples.of_model(model or models[0]) if models else samples
+    return samples.for_model(model or models[0]) if models else samples
 
 
 def _finite(value: object) -> object:

@@ -181,7 +181,7 @@ async def _serve(
 
     app = ModelsApplication(models, application)
     served: ASGIApp = app if shared is None else SharedPort(app, shared.getsockname()[1])
-    access_log = AccessLog.of(settings.access_log)
+    access_log = AccessLog.from_rate(settings.access_log)
     frontend = HttpFrontend(served, app.hot, engine, settings.connection_limits, access_log)
     context = None
     if settings.tls_cert is not None and settings.tls_key is not None:
@@ -361,10 +361,10 @@ def _open_model(
 
 def _open_log(engine: Engine, settings: Settings, folder: Path, serving: Serving) -> None:
     """Opens a model's prediction log and its live quality measurement. Raises PolyrecError."""
-    log_settings = settings.of_prediction_log(folder)
+    log_settings = settings.prediction_log_settings(folder)
     # live quality first: it starts no process until the model is served, so an error leaves none behind
     if settings.live_quality != "off":
-        engine.open_live_quality(settings.of_live_quality(), log_settings, serving)
+        engine.open_live_quality(settings.live_quality_settings(), log_settings, serving)
     engine.open_prediction_log(log_settings, serving)
 
 

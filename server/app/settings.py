@@ -242,7 +242,7 @@ class Settings(Strict):
             raise ValueError("model_share: the shares of all models are more than 1 together")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("give both --tls-cert FILE and --tls-key FILE, or neither")
-        if self.store_url is not None and Login.of_url(self.store_url).password is not None:
+        if self.store_url is not None and Login.from_url(self.store_url).password is not None:
             raise ValueError(
                 "store_url: leave the password out; POLYREC_STORE_PASSWORD and a file keep it secret"
             )
@@ -335,12 +335,12 @@ class Settings(Strict):
             buffered_bytes=self.max_buffered_bytes,
         )
 
-    def of_prediction_log(self, folder: Path) -> PredictionLogSettings:
+    def prediction_log_settings(self, folder: Path) -> PredictionLogSettings:
         """Returns the settings of a prediction log in `folder`."""
         given = {n: v for n in LOG_SETTINGS if (v := getattr(self, PREDICTION_LOG + n)) is not None}
         return PredictionLogSettings(folder=folder, **given)
 
-    def of_live_quality(self) -> LiveQualitySettings:
+    def live_quality_settings(self) -> LiveQualitySettings:
         """Returns the settings of live quality."""
         return LiveQualitySettings(
             mode=self.live_quality,

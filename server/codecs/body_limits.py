@@ -50,7 +50,7 @@ class BodyLimits:
     max_containers: int
 
     @staticmethod
-    def of(schema: Schema, limits: Limits) -> BodyLimits:
+    def from_schema(schema: Schema, limits: Limits) -> BodyLimits:
         """Derives the limits from the schema and `max_request_rows`; `max_body_bytes`, if set, wins."""
         features: tuple[Dense | Categorical, ...] = (*schema.dense, *schema.categorical)
         lists = [f for f in schema.categorical if f.multi]

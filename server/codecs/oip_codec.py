@@ -77,7 +77,7 @@ class OipCodec:
         self, schema: Schema, limits: Limits, vocabularies: Mapping[str, Vocabulary] | None = None
     ) -> None:
         self.inputs = Inputs(schema, limits, vocabularies)
-        self._body_limits = BodyLimits.of(schema, limits)
+        self._body_limits = BodyLimits.from_schema(schema, limits)
         self._requests = RequestParser()
 
     def decode(self, body: bytes, header_bytes: int | None) -> InferRequest:

@@ -160,7 +160,7 @@ class ColdRows:
         cold = np.flatnonzero(misses).tolist()
         for i in cold:
             seen.cold[ordered[i]] = Misses(int(pages[i]), int(remote[i]))
-        seen.pages, seen.remote = missing.of(None if owner is None else misses[owner] > 0)
+        seen.pages, seen.remote = missing.distinct(None if owner is None else misses[owner] > 0)
         figures = self.figures
         figures.hot += len(ordered) - len(cold)
         figures.cold += len(cold)

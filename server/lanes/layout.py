@@ -41,7 +41,7 @@ class Layout:
     found: Found | None
 
     @classmethod
-    def of(cls, head: bytes, ints: I64, floats: F32) -> Self:
+    def from_header(cls, head: bytes, ints: I64, floats: F32) -> Self:
         """Creates the views that a header describes. ints, floats: the data area as either type.
 
         Raises ValueError if the sizes do not add up to the offset of the answer.

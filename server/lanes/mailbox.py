@@ -187,7 +187,7 @@ class Mailbox:
             self._map()
         if len(self._layouts) == MAX_LAYOUTS:
             del self._layouts[next(iter(self._layouts))]
-        self._layouts[head] = layout = Layout.of(head, self._ints, self._floats)
+        self._layouts[head] = layout = Layout.from_header(head, self._ints, self._floats)
         return layout
 
     def answer(self, probabilities: F32, embed_s: float, dense_s: float, waited_s: float = 0.0) -> None:

@@ -80,7 +80,7 @@ class FeatureDrift:
         self._moved: dict[str, tuple[I64, I64]] = {}
 
     @classmethod
-    def of(cls, bundle: Bundle) -> FeatureDrift:
+    def from_bundle(cls, bundle: Bundle) -> FeatureDrift:
         """Measures by the reference of a bundle; nothing if it has none that can be read."""
         try:
             reference = read_reference(bundle.manifest.training)
@@ -183,5 +183,5 @@ def drifts_of(bundles: Sequence[Bundle]) -> list[FeatureDrift]:
     for bundle in bundles:
         version = bundle.manifest.version
         if version not in by_version:
-            by_version[version] = FeatureDrift.of(bundle)
+            by_version[version] = FeatureDrift.from_bundle(bundle)
     return [by_version[bundle.manifest.version] for bundle in bundles]

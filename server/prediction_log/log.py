@@ -90,7 +90,7 @@ class PredictionLog:
         pipe = self._living()
         manifest = path.bundle.manifest
         if isinstance(rows, Tensors | RankedTensors):
-            asked: JsonRows | IdRows = IdRows.of(rows)
+            asked: JsonRows | IdRows = IdRows.from_rows(rows)
             if manifest.version not in self._known:
                 # of another schema if a plan was loaded while the request was executed
                 if manifest.schema_ != self._schema or not pipe.send(pack(vocabulary_file(path.bundle))):

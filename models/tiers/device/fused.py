@@ -175,7 +175,7 @@ class FusedLookups:
         begun = self._mark()
         if mode == DIRECT:
             slab = self.stack.tiers.slab
-            codes = np.where(cold, -1 - slab.of_rows(where.local), where.local)
+            codes = np.where(cold, -1 - slab.row_addresses(where.local), where.local)
             self._sum(self._to_device(slots, codes), slab.view, None, out)
             lost = misses[:0]
         else:

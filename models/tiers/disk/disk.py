@@ -129,7 +129,7 @@ class DiskTier:
             kept = slots[here]
             self.row_cache.use(kept)
             self.row_cache.pins[kept] += 1
-            addresses = self._slab.of_rows(np.maximum(slots, 0) + self._first)
+            addresses = self._slab.row_addresses(np.maximum(slots, 0) + self._first)
             away = np.flatnonzero(~here)
             none = away[:0]
             if not away.size:
@@ -149,7 +149,7 @@ class DiskTier:
         if served.size < slot_of_page.size:
             staged = slot != NOWHERE
             left, away, row, slot, place = (away[~staged], *(x[staged] for x in (away, row, slot, place)))
-        addresses[away] = self._slab.of_pages(slot, place)
+        addresses[away] = self._slab.page_row_addresses(slot, place)
         return PinnedRows(
             addresses, left, served, kept, tuple(tickets), missed, int(read.sum()), (row, slot, place)
         )

@@ -126,7 +126,7 @@ class RemoteTier:
         self.url, self.timeout_s = bare(url), timeout_s
         self.fallback = fallback
         self._heads = [f"{prefix}{table}:".encode() for table in tables]
-        self._cluster = Cluster(self.url, login or Login.of_url(url), timeout_s)
+        self._cluster = Cluster(self.url, login or Login.from_url(url), timeout_s)
 
     @property
     def up(self) -> bool:

@@ -137,7 +137,7 @@ def test_a_head_that_does_not_add_up_is_rejected(ends: Ends) -> None:
     torn = bytearray(os.pread(server.fd, HEAD.size, 0))
     torn[8:16] = (1).to_bytes(8, "little")
     with pytest.raises(ValueError, match="its answer begins at 1"):
-        Layout.of(bytes(torn), np.empty(9, np.int64), np.empty(18, np.float32))
+        Layout.from_header(bytes(torn), np.empty(9, np.int64), np.empty(18, np.float32))
 
 
 def wide(rows: int) -> Batch:

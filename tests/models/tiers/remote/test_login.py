@@ -138,4 +138,4 @@ def test_urls_are_shown_without_secrets() -> None:
     assert bare("unix:///a/b.sock") == "unix:///a/b.sock"
     assert place("unix:///a/b.sock") == "unix://b.sock"
     assert place("redis://:a@b@[fd00::1]") == "redis://[fd00::1]"
-    assert "s3cret" not in repr(Login.of_url("redis://u:s3cret@h"))
+    assert "s3cret" not in repr(Login.from_url("redis://u:s3cret@h"))
