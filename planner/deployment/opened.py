@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from polyrec.models.tiers.disk.cache_room import divide
+from polyrec.models.tiers.disk.cache_division import divide_cache
 from polyrec.models.tiers.tier_settings import CACHED, PAGE_BYTES
 from polyrec.planner.deployment.residency import Tables, cuts_within, rows_reached
 from polyrec.planner.tier_times import BatchReads, any_of
@@ -67,8 +67,8 @@ def opened_cuts(
     row_bytes = max(round(tables.mean_row_bytes), 1)
     page_bytes = -(-row_bytes // page_bytes) * page_bytes
     joining = sum(own)
-    room = divide(cache_bytes, row_bytes, page_bytes, sum(down[i] for i in partly), sum(prefix), joining)
-    return OpenedCuts(tuple(prefix), reach, cache_bytes, room.slots, room.pages, page_bytes)
+    division = divide_cache(cache_bytes, row_bytes, page_bytes, sum(down[i] for i in partly), sum(prefix), joining)
+    return OpenedCuts(tuple(prefix), reach, cache_bytes, division.slots, division.pages, page_bytes)
 
 
 def resident_cuts(cuts: tuple[int, ...], reach: tuple[int, ...] | None = None) -> OpenedCuts:

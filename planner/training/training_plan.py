@@ -173,14 +173,14 @@ def _budgets(
     if form not in REPLICATING:
         yield 0
         return
-    room = max(node.memory - description.fixed_bytes, 0) // description.record_bytes
+    memory_rows = max(node.memory - description.fixed_bytes, 0) // description.record_bytes
     share = 1.0
     while share >= MIN_SHARE:
-        rows = int(room * share)
+        rows = int(memory_rows * share)
         if 0 < rows <= popularity.total_rows:
             yield rows
         share /= 2
-    if popularity.total_rows < room:
+    if popularity.total_rows < memory_rows:
         yield popularity.total_rows
 
 

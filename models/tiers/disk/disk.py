@@ -243,16 +243,16 @@ class DiskTier:
         with self._lock:
             while self._ahead and self._ahead[0][0] + AHEAD_BATCHES < self._batches:
                 self._let_go(self._ahead.popleft()[1])
-            room = int(AHEAD * self.staged.slots) - self._ahead_pages
-            if room <= 0:
+            free = int(AHEAD * self.staged.slots) - self._ahead_pages
+            if free <= 0:
                 return NO_READS
             slots = self.staged.find(pages)
             away = slots == NOWHERE
             # staged pages must not be evicted for missing ones
             here = slots[~away]
-            here = here[~self._is_ahead[here]][:room]
+            here = here[~self._is_ahead[here]][:free]
             self._keep_ahead(here)
-            read = self._read(pages[away][: room - here.size])
+            read = self._read(pages[away][: free - here.size])
             self._keep_ahead(read)
             self._ahead.append((self._batches, np.concatenate((here, read))))
             tickets = set(self._ticket_of_slot[slots[~away]].tolist()) | set(

@@ -185,8 +185,8 @@ def _options(
         for part in tried[id(tables[i])] if below[i].names else ():
             # the disk for itself, or divided by size among the bundles
             share = stored[bundle] / max(sum(stored.values()), 1.0)
-            rooms = () if disk is None else (disk, disk * share)
-            reaches = _reaches(tables[i], part, rooms, below[i].names)
+            disk_bytes = () if disk is None else (disk, disk * share)
+            reaches = _reaches(tables[i], part, disk_bytes, below[i].names)
             found += [costings[i].option(i, group, part, reach) for reach in reaches]
         options += [option for option in found if option.largest_rows]
     return tuple(options)
@@ -214,13 +214,13 @@ def _below(profile: Profile, i: int, tables: Tables | None, lanes: Mapping[str, 
 
 
 def _reaches(
-    tables: Tables | None, resident: Residency, rooms: Sequence[float], below: Sequence[str]
+    tables: Tables | None, resident: Residency, disk_bytes: Sequence[float], below: Sequence[str]
 ) -> list[tuple[int, ...] | None]:
     """Cuts between disk and remote store to try, by table; None: no remote rows."""
     if tables is None or "remote" not in below or below[0] != "disk":
         return [None]
     whole = tuple(t.size for t in tables.accesses_by_rank)
-    found = [rows_reached(tables, resident.cuts, max(room - resident.bytes, 0.0)) for room in rooms]
+    found = [rows_reached(tables, resident.cuts, max(size - resident.bytes, 0.0)) for size in disk_bytes]
     return [None if reach == whole else reach for reach in dict.fromkeys([whole, *found])]
 
 
