@@ -44,7 +44,9 @@ def tiers_within(
     for place, (tier, budget) in enumerate(budgets.items()):
         rows_held += max(budget, 0) // row_bytes
         last = place == len(budgets) - 1
-        upto = {t: v.rows for t, v in vocabularies.items()} if last else stored_within(vocabularies, rows_held)
+        upto = (
+            {t: v.rows for t, v in vocabularies.items()} if last else stored_within(vocabularies, rows_held)
+        )
         for table in vocabularies:
             cuts[table][tier] = upto.get(table, 0) - held[table]
             held[table] = upto.get(table, 0)

@@ -25,7 +25,7 @@ NEW = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Previous:
+class PreviousVocabularies:
     """The vocabularies to continue.
 
     forget: maximum previous count of values that may give their rows to new values, if the new data do not
@@ -39,7 +39,7 @@ class Previous:
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class CountedTable:
     """Accesses of one table, counted in new data.
 
     values: distinct, as pyarrow array [n].
@@ -58,7 +58,9 @@ class Counted:
     whole: bool
 
 
-def continued(table: str, previous: Previous, found: Counted, most: int | None = None) -> Vocabulary:
+def continued(
+    table: str, previous: PreviousVocabularies, found: CountedTable, most: int | None = None
+) -> Vocabulary:
     """Returns the vocabulary of a table after new data.
 
     most: maximum number of values; known values are kept even beyond it.

@@ -135,7 +135,9 @@ def _device_rows(
     return out
 
 
-def _divide(row_format: RowFormat, layout: TierLayout, placement: TierSettings, counted: bool) -> CacheDivision:
+def _divide(
+    row_format: RowFormat, layout: TierLayout, placement: TierSettings, counted: bool
+) -> CacheDivision:
     """Divides the cache's bytes. Raises RuntimeUnavailable if the folder cannot be written.
 
     counted: whether accesses are known, which decide the host rows that may join the cache.

@@ -67,7 +67,9 @@ def opened_cuts(
     row_bytes = max(round(tables.mean_row_bytes), 1)
     page_bytes = -(-row_bytes // page_bytes) * page_bytes
     joining = sum(own)
-    division = divide_cache(cache_bytes, row_bytes, page_bytes, sum(down[i] for i in partly), sum(prefix), joining)
+    division = divide_cache(
+        cache_bytes, row_bytes, page_bytes, sum(down[i] for i in partly), sum(prefix), joining
+    )
     return OpenedCuts(tuple(prefix), reach, cache_bytes, division.slots, division.pages, page_bytes)
 
 

@@ -101,7 +101,7 @@ def cuts_within(tables: Tables, budget: float) -> tuple[int, ...]:
 
 
 def rows_reached(tables: Tables, cuts: tuple[int, ...], memory_bytes: float) -> tuple[int, ...]:
-    """Rows of each table down to which a memory of `memory_bytes` bytes reaches, below one that holds `cuts`."""
+    """Rows of each table down to which `memory_bytes` reach, below a memory that holds `cuts`."""
     rest = Tables(
         tables.names,
         tuple(t.beyond(n) for t, n in zip(tables.accesses_by_rank, cuts, strict=True)),

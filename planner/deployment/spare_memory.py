@@ -45,7 +45,9 @@ def fill_spare_memory(problem: Problem, choice: Choice) -> Problem:
         # options of one bundle share its rows: the widest stands for all
         widest = {chosen[k].group: k for k in sorted(partial, key=lambda k: chosen[k].device_bytes)}
         spare_bytes = max(budget - used[device].bytes, 0.0)
-        cuts = _extend_cuts(problem, chosen, {k: _cuts(chosen[k]) for k in widest.values()}, served, spare_bytes)
+        cuts = _extend_cuts(
+            problem, chosen, {k: _cuts(chosen[k]) for k in widest.values()}, served, spare_bytes
+        )
         grown = {k: residency(_tables(problem, chosen[k]), own) for k, own in cuts.items()}
         reach = _extend_reach(problem, chosen, cuts, served, sum(own.bytes for own in grown.values()))
         for j in partial:
@@ -78,7 +80,11 @@ def _extend_reach(
 
 
 def _extend_cuts(
-    problem: Problem, options: Sequence[Option], cuts: Mapping[int, Cuts], served: np.ndarray, spare_bytes: float
+    problem: Problem,
+    options: Sequence[Option],
+    cuts: Mapping[int, Cuts],
+    served: np.ndarray,
+    spare_bytes: float,
 ) -> dict[int, Cuts]:
     """Extends cuts by `spare_bytes` bytes in all, for the rows accessed most."""
     joined, owners = _rest(problem, options, cuts, served)

@@ -20,7 +20,7 @@ from pydantic import Field
 
 from polyrec.models.files import Strict
 from polyrec.planner.rollout.arm_sums import ArmSums
-from polyrec.planner.rollout.comparison import ArmFigures, Compared
+from polyrec.planner.rollout.comparison import ArmFigures, ComparisonFigures
 
 ROLLBACK_Z, PROMOTE_Z = 4.0, 2.0
 ROLLBACK_CHANCE, PROMOTE_CHANCE = 3e-5, 0.025
@@ -100,7 +100,7 @@ class RolloutDecision:
 
 
 def decide(
-    compared: Compared,
+    compared: ComparisonFigures,
     lane_deaths: int,
     age_s: float,
     bounds: RolloutBounds,
@@ -136,7 +136,7 @@ def _limit_s(stable: ArmSums, bounds: RolloutBounds) -> float | None:
 
 
 def _decide_of_all(
-    compared: Compared,
+    compared: ComparisonFigures,
     lane_deaths: int,
     age_s: float,
     bounds: RolloutBounds,

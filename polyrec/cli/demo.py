@@ -145,11 +145,11 @@ def serve_until_signaled(server: ServerProcess) -> int:
 
 def _generate(out: Path, rows: int, seed: int, say: Say) -> tuple[Path, Schema]:
     """Generates the clicks; returns the file and its schema."""
-    from polyrec.cli.progress import Bars
+    from polyrec.cli.progress import ProgressBars
     from polyrec.models.data.synthetic.generator import generate
     from polyrec.models.schema.schema import load_schema
 
-    with Bars() as bars:
+    with ProgressBars() as bars:
         planted = generate(out / "clicks.parquet", rows, seed, progress=bars.phase("generate", rows))
     say(f"1. {planted.rows:,} rows, {planted.requests:,} requests, {planted.clicks:,} clicks: {planted.path}")
     return planted.path, load_schema("trivago")
@@ -161,7 +161,7 @@ def _train(out: Path, clicks: Path, schema: Schema, say: Say) -> tuple[dict[str,
     """
     from math import nan
 
-    from polyrec.cli.progress import Bars
+    from polyrec.cli.progress import ProgressBars
     from polyrec.models.data.reader import open_data
     from polyrec.models.data.split import fit_splitter
     from polyrec.models.data.synthetic.ceiling import best_possible_quality
@@ -169,7 +169,7 @@ def _train(out: Path, clicks: Path, schema: Schema, say: Say) -> tuple[dict[str,
     from polyrec.models.training.recipe import default_training
 
     reader = open_data(clicks, schema)
-    with Bars() as bars:
+    with ProgressBars() as bars:
         training = default_training(schema).with_shape(SHAPE).with_widths(WIDTHS).with_recipe(RECIPE)
         learner = Learner(reader, schema, training, phase=bars.phase, progress=bars.training)
         bundle = learner.learn(out / "table", replace=True)

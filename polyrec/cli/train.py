@@ -134,7 +134,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import torch
 
-    from polyrec.cli.progress import Bars
+    from polyrec.cli.progress import ProgressBars
     from polyrec.cli.tracking import both, record_of
     from polyrec.models.data.reader import open_data
     from polyrec.models.schema.popularity import load_calibration
@@ -156,7 +156,7 @@ def run(args: argparse.Namespace) -> int:
     with (
         workers_of(args) as workers,
         tiers_of(args) as tiers,
-        Bars(StringIO() if workers and workers.rank else None) as bars,
+        ProgressBars(StringIO() if workers and workers.rank else None) as bars,
     ):
         # with several workers, only the first one prints
         terminal = StringIO() if workers and workers.rank else sys.stderr

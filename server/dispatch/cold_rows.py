@@ -170,7 +170,7 @@ class ColdRows:
 
     def read(self, seen: SeenQueries, queries: Sequence[Query], done: OnRead) -> None:
         """Starts reading the missing rows of cold queries; calls `done` for each on the running loop."""
-        Reading(seen, queries, self.figures, done, asyncio.get_running_loop()).begin(
+        ColdReads(seen, queries, self.figures, done, asyncio.get_running_loop()).begin(
             self._readers, self._fetcher
         )
 
@@ -200,7 +200,7 @@ def owners(batch: Batch, lookups: Lookups, queries: Sequence[Query]) -> I64:
 
 
 @dataclass(slots=True, eq=False)
-class Reading:
+class ColdReads:
     """The disk and remote reads of the cold queries of one `SeenQueries`; they run in parallel."""
 
     seen: SeenQueries

@@ -16,7 +16,7 @@ from typing import Self
 import numpy as np
 
 from polyrec.models.schema.batch import F32, I64, Batch, Block
-from polyrec.models.tiers.shared.resolved import Found
+from polyrec.models.tiers.shared.resolved import ResolvedRows
 
 # 0-6: size of the data area, offset of the answer in it (in float32), path, rows, contexts, whether rows
 # share contexts, plain rows 7-14, each for context and candidate: columns of ranks, bag values, bag offsets,
@@ -38,7 +38,7 @@ class Layout:
     path: int
     batch: Batch
     answer: F32
-    found: Found | None
+    found: ResolvedRows | None
 
     @classmethod
     def from_header(cls, head: bytes, ints: I64, floats: F32) -> Self:
@@ -82,5 +82,5 @@ class Layout:
         found = None
         if addresses >= 0:
             found_values = floats[last:at].view(np.uint8)[:valued].reshape(others, row_bytes)
-            found = Found(ints[end:g], ints[g:h], found_values)
+            found = ResolvedRows(ints[end:g], ints[g:h], found_values)
         return cls(path, batch, floats[at : at + rows], found)

@@ -123,7 +123,7 @@ class Overload:
         log.warning("%s", text)
 
 
-class Loss:
+class LossDetector:
     """Finds when things begin to be lost and when they are kept again, from cumulative counts.
 
     began, ended: kind and text of the two events; `{lost}` is the number lost in between. calm: samples in
@@ -155,13 +155,13 @@ class Incidents:
 
     def __init__(self, events: Events) -> None:
         self._overload = Overload(events)
-        self._records = Loss(
+        self._records = LossDetector(
             events,
             ("records_lost", "prediction log: records are lost (log: polyrec.prediction_log)"),
             ("records_written", "prediction log: records are written again; {lost} were lost"),
             calm=1,  # files are written seldom
         )
-        self._rows = Loss(
+        self._rows = LossDetector(
             events,
             ("rows_lost", "remote store: it fails, is slow or lacks rows (log: polyrec.tiers)"),
             ("rows_found", "remote store: it gives all rows again; {lost} were replaced"),

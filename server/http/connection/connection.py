@@ -119,9 +119,13 @@ class Connection(asyncio.Protocol):
         """Rejects the request or closes the connection; called when its state's deadline has passed."""
         limits = self._frontend.limits
         if self._state is READING_HEAD and self._head_begun:
-            self._reject_and_close(TooSlow("head_time", f"the head did not arrive within {limits.head_s:g} s"))
+            self._reject_and_close(
+                TooSlow("head_time", f"the head did not arrive within {limits.head_s:g} s")
+            )
         elif self._state is READING_BODY:
-            self._reject_and_close(TooSlow("body_time", f"the body did not arrive within {limits.body_s:g} s"))
+            self._reject_and_close(
+                TooSlow("body_time", f"the body did not arrive within {limits.body_s:g} s")
+            )
         elif self._state is READING_HEAD and not self._channel.has_unsent_bytes:
             self._frontend.count("idle_time")
             self._close()
@@ -187,7 +191,9 @@ class Connection(asyncio.Protocol):
     def _release_memory(self) -> None:
         """Ends this connection's unfinished request; called when all connections hold too many bytes."""
         if self._state in (READING_HEAD, READING_BODY):
-            self._reject_and_close(TooBusy("buffered_bytes", "unfinished requests use all memory allowed for them"))
+            self._reject_and_close(
+                TooBusy("buffered_bytes", "unfinished requests use all memory allowed for them")
+            )
         elif self._state in (WAITING, WRITING) and self._buffer:
             self._frontend.exceeded("buffered_bytes", f"{self._channel.name} sent more than it read answers")
             self.abort()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyrec.models.schema.batch import Batch, Block
-from polyrec.models.tiers.shared.resolved import Found
+from polyrec.models.tiers.shared.resolved import ResolvedRows
 from polyrec.server.lanes.lane import Executed, ExecutionFailed
 from polyrec.server.lanes.layout import HEAD, Layout
 from polyrec.server.lanes.mailbox import FIRST_BYTES, JOINED_ROWS, MAX_LAYOUTS, Mailbox, WorkerState
@@ -35,7 +35,7 @@ def arrays(batch: Batch) -> list[np.ndarray]:
     return blocks if batch.context_row is None else [*blocks, batch.context_row]
 
 
-def exchanged(ends: Ends, path: int, put: Batch, seed: int, found: Found | None = None) -> Batch:
+def exchanged(ends: Ends, path: int, put: Batch, seed: int, found: ResolvedRows | None = None) -> Batch:
     """Returns what the worker took, after checking everything that must hold of a batch and its answer."""
     server, worker = ends
     server.put(path, put, found)
@@ -77,7 +77,7 @@ def test_a_batch_is_read_as_it_was_written(
     found = None
     if row_bytes is not None:
         addresses, at = random.integers(0, 99, 7), random.integers(0, 7, int(random.integers(0, 7)))
-        found = Found(addresses, at, random.integers(0, 256, (at.size, row_bytes)).astype(np.uint8))
+        found = ResolvedRows(addresses, at, random.integers(0, 256, (at.size, row_bytes)).astype(np.uint8))
     exchanged(ends, path, Batch.concat([*leading, batch]), seed, found)
 
 

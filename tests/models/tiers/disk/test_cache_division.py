@@ -5,7 +5,13 @@ import mmap
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrec.models.tiers.disk.cache_division import JOINING_SHARE, MAX_PAGES, PAGE_SHARE, CacheDivision, divide_cache
+from polyrec.models.tiers.disk.cache_division import (
+    JOINING_SHARE,
+    MAX_PAGES,
+    PAGE_SHARE,
+    CacheDivision,
+    divide_cache,
+)
 from polyrec.models.tiers.disk.row_cache import SLOT_BYTES, RowCache
 from polyrec.models.tiers.disk.staging import PAGE_SLOT_BYTES
 
