@@ -87,7 +87,7 @@ def _group(
     unusable: list[str] = []
     scouted: dict[str, dict[int, float]] = {}
     opened: dict[str, Candidate] = {}
-    rest = REST_SHARE if _real_time() else 0.0
+    rest = REST_SHARE if _has_real_time_priority() else 0.0
     with ExitStack() as stack:
         workers: dict[str, Worker] = {}
 
@@ -120,7 +120,7 @@ def _group(
     return list(opened.values()), unusable
 
 
-def _real_time() -> bool:
+def _has_real_time_priority() -> bool:
     known = hasattr(os, "sched_getscheduler")
     return known and os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR)
 

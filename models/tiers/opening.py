@@ -206,12 +206,12 @@ def _keep_next(disk: DiskTier, layout: TierLayout, source: RowSource, counts: Se
     _, local = layout.locate(fused)
 
     def values(which: I64) -> Bytes:
-        return _at(source, fused[which])
+        return _read_rows(source, fused[which])
 
     disk.keep(local, values)
 
 
-def _at(source: RowSource, rows: I64) -> Bytes:
+def _read_rows(source: RowSource, rows: I64) -> Bytes:
     """Reads rows of a source, in contiguous runs. rows: int64 [n], distinct."""
     order = np.argsort(rows)
     wanted = rows[order]

@@ -107,14 +107,14 @@ def decide(
     live: tuple[float, float, float] | None = None,
 ) -> RolloutDecision:
     """Decides from the sums of both arms in the window. age_s: of the rollout. live: see `RolloutFigures`."""
-    decision = _decide_of_all(compared, lane_deaths, age_s, bounds, live)
+    decision = _decide_on_all(compared, lane_deaths, age_s, bounds, live)
     if decision.verdict == "rollback" and not lane_deaths:
         unshadowed = replace(compared, pairs=None, loss=None)
-        by_own = _decide_of_all(unshadowed, 0, age_s, bounds, live).verdict == "rollback"
+        by_own = _decide_on_all(unshadowed, 0, age_s, bounds, live).verdict == "rollback"
         for others in compared.without_each_group():
             if (others.canary.requests if by_own else others.shadowed) < bounds.min_requests:
                 continue
-            if _decide_of_all(others, 0, age_s, bounds, live).verdict != "rollback":
+            if _decide_on_all(others, 0, age_s, bounds, live).verdict != "rollback":
                 reason = f"only by one group of values or clients: {decision.reason}"
                 return RolloutDecision("continue", reason, decision.figures)
     return decision
@@ -135,7 +135,7 @@ def _limit_s(stable: ArmSums, bounds: RolloutBounds) -> float | None:
     return None if p95_s is None else max(bounds.max_slowdown * p95_s, p95_s + bounds.slack_ms / 1e3)
 
 
-def _decide_of_all(
+def _decide_on_all(
     compared: ComparisonFigures,
     lane_deaths: int,
     age_s: float,

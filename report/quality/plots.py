@@ -172,7 +172,7 @@ def _fill(canvas: FigureCanvasAgg, axes: Axes, p: Points, theme: Theme) -> None:
     to_pixels = axes.transData.transform
     to_data = axes.transData.inverted().transform
     at = to_pixels(np.stack((p.cost, p.quality), axis=1))
-    at[:, 0] = labels.dodge(at[:, 0], 1.7 * RADIUS)
+    at[:, 0] = labels.spread_apart(at[:, 0], 1.7 * RADIUS)
     x, y = to_data(at).T
     lines = []
     if p.baseline is not None:

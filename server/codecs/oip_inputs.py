@@ -171,7 +171,7 @@ class Inputs:
             layout = schema.layout(role)
             role_bags = (f.name for f in layout.bags)
             self._groups[role] = _InputGroup.from_counts(
-                f"{role}.", len(layout.given), len(layout.singles), role_bags
+                f"{role}.", len(layout.supplied), len(layout.singles), role_bags
             )
         bag_inputs = [
             TensorSpec(f"{name}.{part}", "INT64", (-1,), optional=True)

@@ -146,7 +146,7 @@ class ColdRows:
             # retry one by one; the query that cannot be encoded fails later, in its dispatch
             return [seen for q in queries for seen in self.look(path, [q])] if len(queries) > 1 else []
         seen = SeenQueries(stack, view, encoder, ordered, batch)
-        if near.have(batch):
+        if near.holds(batch):
             self.figures.hot += len(ordered)
             return [seen]
         lookups = fused.lookups(batch)

@@ -27,7 +27,9 @@ class PrivacyError(PolyrecError):
     """A feature that cannot be hashed or is unknown, or a key that cannot be read."""
 
 
-def hiding(schema: Schema, left_out: Sequence[str], hashed: Sequence[str], key: bytes) -> dict[str, Hide]:
+def hide_functions(
+    schema: Schema, left_out: Sequence[str], hashed: Sequence[str], key: bytes
+) -> dict[str, Hide]:
     """Returns the function of each feature whose values are not written as they are.
 
     A string becomes 16 hexadecimal digits, an integer another one of 62 bits, equal for equal values.

@@ -48,7 +48,7 @@ def choose_encodings(sample: pa.Table) -> Encodings:
         column = sample.select([name])
         leaf, size = _written(column, {"use_dictionary": True, "dictionary_pagesize_limit": DICTIONARY_BYTES})
         best, least = None, size * (1 - MIN_GAIN)
-        for encoding in _fitting(column.schema.field(name).type):
+        for encoding in _encodings_for(column.schema.field(name).type):
             _, size = _written(column, {"use_dictionary": False, "column_encoding": {leaf: encoding}})
             if size < least:
                 best, least = encoding, size
@@ -68,7 +68,7 @@ def _written(column: pa.Table, options: dict[str, Any]) -> tuple[str, int]:
     return groups[0].path_in_schema, sum(g.total_compressed_size for g in groups)
 
 
-def _fitting(type_: pa.DataType) -> tuple[str, ...]:
+def _encodings_for(type_: pa.DataType) -> tuple[str, ...]:
     while pt.is_list(type_):
         type_ = type_.value_type
     if pt.is_string(type_):

@@ -168,7 +168,7 @@ class DiskTier:
         # pin before claiming: this batch's own pages must not be evicted
         self.staged.pins[here] += 1
         if self._ahead_pages:
-            self._let_go(here)
+            self._unpin(here)
         away = np.flatnonzero(slots == NOWHERE)
         read = self._read(pages[away])
         self.staged.pins[read] += 1
@@ -242,7 +242,7 @@ class DiskTier:
         """
         with self._lock:
             while self._ahead and self._ahead[0][0] + AHEAD_BATCHES < self._batches:
-                self._let_go(self._ahead.popleft()[1])
+                self._unpin(self._ahead.popleft()[1])
             free = int(AHEAD * self.staged.slots) - self._ahead_pages
             if free <= 0:
                 return NO_READS
@@ -332,7 +332,7 @@ class DiskTier:
         os.close(self._direct)
         os.close(self._file)
 
-    def _let_go(self, slots: I64) -> None:
+    def _unpin(self, slots: I64) -> None:
         """Unpins prefetched pages. slots: distinct."""
         ahead = slots[self._is_ahead[slots]]
         self._is_ahead[ahead] = False
@@ -375,7 +375,7 @@ class DiskTier:
             except OSError as e:
                 log.warning("%s: %s", self.path, e)
                 self.staged.drop(slots)
-            self._landed(ticket, slots)
+            self._read_completed(ticket, slots)
 
     def _lost(self, ticket: int) -> None:
         """Drops the pages of a failed read, so that the next look-up reads them again."""
@@ -384,9 +384,9 @@ class DiskTier:
                 if flying[0] == ticket:
                     self._flying.remove(flying)
                     self.staged.drop(flying[1])
-                    self._landed(*flying)
+                    self._read_completed(*flying)
 
-    def _landed(self, ticket: int, slots: I64) -> None:
+    def _read_completed(self, ticket: int, slots: I64) -> None:
         self._ticket_of_slot[slots[self._ticket_of_slot[slots] == ticket]] = 0
         self.staged.pins[slots] -= 1
 

@@ -57,7 +57,7 @@ def login_of(store: RemoteStore) -> Login:
     return Login(in_url.username, password, store.ca_file)
 
 
-def bare(url: str) -> str:
+def without_login(url: str) -> str:
     """Returns the URL without user and password."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"

@@ -107,7 +107,7 @@ class Server:
             self.up = True
             log.warning("the remote store at %s answers again", self.place)
 
-    def lacks(self, absent: int, asked: int) -> None:
+    def log_absent(self, absent: int, asked: int) -> None:
         """Logs, at most once per LACKS_EVERY_S, that rows are absent, as after a restart with an empty
         store.
         """

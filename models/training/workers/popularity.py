@@ -43,7 +43,7 @@ class PopularityTracker:
         """Returns whether the look-ups of a step (from 0) are counted."""
         return step % COUNTED_EVERY == 0
 
-    def chooses_before(self, step: int) -> bool:
+    def is_choice_step(self, step: int) -> bool:
         """Returns whether popular rows are to be chosen before a step (from 0)."""
         doubled = step >= FIRST_CHOICE and step & (step - 1) == 0
         return step > 0 and (step % CHOICE_EVERY == 0 or (doubled and step < CHOICE_EVERY))

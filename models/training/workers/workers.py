@@ -169,7 +169,7 @@ class Workers:
         draw: returns the batch of given rows. loss_of: returns the mean loss of a batch of given rows.
         """
         tracker = self.tracker
-        if tracker and self.settings.scheme == "hotline" and tracker.chooses_before(self._steps):
+        if tracker and self.settings.scheme == "hotline" and tracker.is_choice_step(self._steps):
             self._replicate_popular(tracker)
         own = self.share(chosen, group)
         total = torch.zeros((), device=self._stage.rows.device, dtype=self._stage.shard.dtype)

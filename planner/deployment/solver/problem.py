@@ -133,7 +133,7 @@ def build_problem(profile: Profile, requirements: Requirements, tables: Sequence
     budget["disk"] = (
         float(requirements.memory["disk"]) if "disk" in requirements.memory else machine.disk_bytes
     )
-    below = tuple(_below(profile, i, tables[i], lanes) for i in range(len(profile.paths)))
+    below = tuple(_tiers_below(profile, i, tables[i], lanes) for i in range(len(profile.paths)))
     costings = [
         Costing(path, tables[i], lanes[path.path.device], front, requirements, below[i], classes)
         for i, path in enumerate(profile.paths)
@@ -202,7 +202,7 @@ def _front_seconds(front: Front, classes: Sequence[SizeClass], slo_s: float) -> 
     return spent
 
 
-def _below(profile: Profile, i: int, tables: Tables | None, lanes: Mapping[str, Lanes]) -> BelowMemory:
+def _tiers_below(profile: Profile, i: int, tables: Tables | None, lanes: Mapping[str, Lanes]) -> BelowMemory:
     """Returns the tiers below a path's device. Plans give lanes in processes none."""
     path = profile.paths[i].path
     on = lanes[path.device]
