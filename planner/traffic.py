@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import exp, log
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -170,16 +171,10 @@ def _read(file: Path, what: str) -> dict[str, Any]:
 
 
 def _short(text: str) -> dict[str, Any]:
+    """Parses the short form into the fields of `Traffic`."""
     raw: dict[str, Any] = {}
     arrivals: dict[str, Any] = {}
-    seen = set()
-    for pair in text.split(","):
-        key, equals, value = (part.strip() for part in pair.partition("="))
-        if not equals or not value:
-            raise TrafficError(f"traffic '{text}': '{pair.strip()}' is not KEY=VALUE; like {SHORT}")
-        if key in seen:
-            raise TrafficError(f"traffic '{text}': '{key}' is given twice")
-        seen.add(key)
+    for key, value in _pairs(text):
         if key == "rate":
             raw["rate"] = _number(text, key, value)
         elif key == "sizes":
@@ -193,9 +188,20 @@ def _short(text: str) -> dict[str, Any]:
             arrivals[key] = _number(text, key, value)
         else:
             raise TrafficError(f"traffic '{text}': unknown key '{key}'; like {SHORT}")
-    if arrivals:
-        raw["arrivals"] = arrivals
-    return raw
+    return raw | {"arrivals": arrivals} if arrivals else raw
+
+
+def _pairs(text: str) -> Iterator[tuple[str, str]]:
+    """Yields the keys and values of the short form."""
+    seen = set()
+    for pair in text.split(","):
+        key, equals, value = (part.strip() for part in pair.partition("="))
+        if not equals or not value:
+            raise TrafficError(f"traffic '{text}': '{pair.strip()}' is not KEY=VALUE; like {SHORT}")
+        if key in seen:
+            raise TrafficError(f"traffic '{text}': '{key}' is given twice")
+        seen.add(key)
+        yield key, value
 
 
 def _number(text: str, key: str, value: str) -> float:
