@@ -146,10 +146,10 @@ def _timed(
     at = sorted(scouted)
     expected = block.batches * float(np.interp(block.rows, at, [scouted[r] for r in at]))
     # at most twice the expected time, so that a disturbed block ends with fewer samples instead of late
-    most = 2 * expected + settings.seconds / 100
+    max_s = 2 * expected + settings.seconds / 100
     if block.evicted:
-        most += block.batches * settings.seconds / 100
-    return worker.measure(block.rows, block.batches, most, settings.evict_bytes if block.evicted else 0)
+        max_s += block.batches * settings.seconds / 100
+    return worker.measure(block.rows, block.batches, max_s, settings.evict_bytes if block.evicted else 0)
 
 
 def cpu_wait_share(found: Sequence[Candidate], settings: ProfileSettings, log: SampleLog) -> float | None:

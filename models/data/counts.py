@@ -119,13 +119,13 @@ class AccessCounts:
             oov=self._head.oov,
         )
 
-    def _kept(self, total: pa.Table, most: int | None) -> I64:
+    def _kept(self, total: pa.Table, max_values: int | None) -> I64:
         """Returns the positions in `total` of the values that get a row, most frequent first, ties by
         value.
         """
         order = pc.sort_indices(total, [("every", "descending"), ("value", "ascending")]).to_numpy()
         frequent = total.column("every").to_numpy()[order] >= self._head.min_count
-        kept: I64 = order[frequent][:most].astype(np.int64)
+        kept: I64 = order[frequent][:max_values].astype(np.int64)
         return kept
 
 

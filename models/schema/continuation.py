@@ -59,11 +59,11 @@ class CountedTable:
 
 
 def continued(
-    table: str, previous: PreviousVocabularies, found: CountedTable, most: int | None = None
+    table: str, previous: PreviousVocabularies, found: CountedTable, max_values: int | None = None
 ) -> Vocabulary:
     """Returns the vocabulary of a table after new data.
 
-    most: maximum number of values; known values are kept even beyond it.
+    max_values: maximum number of values; known values are kept even beyond it.
     """
     old = previous.vocabularies[table]
     ids = _known_ids(old, found.values)
@@ -73,8 +73,8 @@ def continued(
     seen = np.zeros(old.rows, bool)
     seen[ids[known]] = True
     free = _free(old, before, seen, previous.forget)
-    if most is not None:
-        new = new[: free.size + max(0, most - old.size)]
+    if max_values is not None:
+        new = new[: free.size + max(0, max_values - old.size)]
     free = free[: new.size]
     values, size = old.values, old.size + new.size - free.size
     if old.values is not None and new.size:

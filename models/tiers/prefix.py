@@ -22,20 +22,20 @@ class Prefix:
 
     counts: accesses of each table by rank. Ranges that do not begin at rank 0, below device memory, release
     no rows.
-    most: maximum number of rows released.
+    max_released: maximum number of rows released.
     ends: int64 [ranges of the layout], the first released row of the fused weight in each range.
     colder: int64 [ranges], the first row of the colder half of the releasable rows.
     outdated: bool [rows of host memory], by address; True if the file has an older value, since updates reach
     it late.
     """
 
-    def __init__(self, layout: TierLayout, counts: Sequence[I64], most: int) -> None:
+    def __init__(self, layout: TierLayout, counts: Sequence[I64], max_released: int) -> None:
         self._layout = layout
         self._ranges = np.flatnonzero((layout.tier == HOST) & layout.is_filed)
         self._starts, self._sizes = layout.starts[self._ranges], layout.counts[self._ranges]
         self._counts = counts
         self.rows = int(self._sizes.sum())
-        self.releasable = min(self.rows, most)
+        self.releasable = min(self.rows, max_released)
         self.released = 0
         # ranges that cannot be released end beyond all rows
         self.ends: I64 = np.full(layout.tier.size, layout.total, np.int64)
@@ -186,6 +186,6 @@ def hottest(counts: Sequence[I64], rows: int) -> list[int]:
     return taken
 
 
-def _count_at_least(counts: I64, least: int) -> int:
-    """Returns the number of rows with at least `least` accesses."""
-    return int(counts.size - np.searchsorted(counts[::-1], least))
+def _count_at_least(counts: I64, min_accesses: int) -> int:
+    """Returns the number of rows with at least `min_accesses` accesses."""
+    return int(counts.size - np.searchsorted(counts[::-1], min_accesses))

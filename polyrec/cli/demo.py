@@ -279,7 +279,7 @@ def _load(url: str, out: Path, clicks: Path, say: Say) -> list[dict[str, Any]]:
     budget_s = plan.default_budget_ms / 1e3
     quality, accuracy = path_qualities(url)
     profile = load_profile(out / "profile.json")
-    most = (SECOND_LANE if len(plan.all_lanes()) > 1 else 1.0) / _request_s(profile, WIDTHS[0])
+    max_rate = (SECOND_LANE if len(plan.all_lanes()) > 1 else 1.0) / _request_s(profile, WIDTHS[0])
     sizes = Sizes(kind="lognormal", mean=CANDIDATES)
     found = []
     say(f"7. which width answers, {LOAD_SECONDS:g} s at each load, requests of {CANDIDATES} candidates")
@@ -288,7 +288,7 @@ def _load(url: str, out: Path, clicks: Path, say: Say) -> list[dict[str, Any]]:
         say(f"   (this machine is busy: other work held the core for {profile.cpu_wait:.0%} of the profile's")
         say("   time, so fewer may be in time than on an idle one)")
     for name, share in LOADS:
-        rate = share * most
+        rate = share * max_rate
         random = np.random.default_rng(0)
         due = arrival_times(Arrivals(), rate, LOAD_SECONDS, random)
         rows, body = source.sampled(sizes.sample(due.size, random), 0)

@@ -254,12 +254,12 @@ def _cut(line: str, columns: int) -> str:
     return "".join(parts)
 
 
-def _shortened(name: str, most: int) -> str:
+def _shortened(name: str, max_length: int) -> str:
     """Shortens a long name in the middle, because paths differ at their ends."""
-    if len(name) <= most:
+    if len(name) <= max_length:
         return name
-    tail = (most - 2) // 2
-    return f"{name[: most - 2 - tail]}..{name[len(name) - tail :]}"
+    tail = (max_length - 2) // 2
+    return f"{name[: max_length - 2 - tail]}..{name[len(name) - tail :]}"
 
 
 def _phases(phases_s: Mapping[str, float], color: bool) -> str:

@@ -325,13 +325,15 @@ class Settings(Strict):
     @property
     def connection_limits(self) -> ConnectionLimits:
         """Returns the connection limits, which apply to HTTP and gRPC separately."""
-        most = self.max_connections or descriptor_limit(self.tls_cert is not None, self.grpc_port is not None)
+        connections = self.max_connections or descriptor_limit(
+            self.tls_cert is not None, self.grpc_port is not None
+        )
         return ConnectionLimits(
             head_s=self.head_timeout_s,
             body_s=self.body_timeout_s,
             write_s=self.write_timeout_s,
             idle_s=self.keep_alive_s,
-            connections=most,
+            connections=connections,
             buffered_bytes=self.max_buffered_bytes,
         )
 

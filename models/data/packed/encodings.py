@@ -47,11 +47,11 @@ def choose_encodings(sample: pa.Table) -> Encodings:
     for name in sample.column_names:
         column = sample.select([name])
         leaf, size = _written(column, {"use_dictionary": True, "dictionary_pagesize_limit": DICTIONARY_BYTES})
-        best, least = None, size * (1 - MIN_GAIN)
+        best, size_limit = None, size * (1 - MIN_GAIN)
         for encoding in _encodings_for(column.schema.field(name).type):
             _, size = _written(column, {"use_dictionary": False, "column_encoding": {leaf: encoding}})
-            if size < least:
-                best, least = encoding, size
+            if size < size_limit:
+                best, size_limit = encoding, size
         if best is None:
             dictionary.append(leaf)
         else:

@@ -75,8 +75,8 @@ class Problem:
         for option in self.options:
             device = self.paths[option.path].path.device
             capacity = self.capacity[device]
-            most = np.inf if capacity is None else capacity / option.cost_s
-            best[device] = np.maximum(best[device], np.where(np.isfinite(option.cost_s), most, 0.0))
+            rate = np.inf if capacity is None else capacity / option.cost_s
+            best[device] = np.maximum(best[device], np.where(np.isfinite(option.cost_s), rate, 0.0))
         able: F64 = 2 * np.sum(list(best.values()), axis=0)
         capped: F64 = np.minimum(offered, np.where(able > 0, able, np.inf)[:, None])
         return capped

@@ -299,19 +299,19 @@ def unserved_prices(problem: FleetProblem, whole: bool) -> list[F64]:
 
     whole: whether leaving a share of NEGLIGIBLE of an hour's rows unserved must cost more than a whole node.
     """
-    most = 0.0
+    dearest = 0.0
     for offer in problem.offers:
         for r in offer.runnables:
             demand = problem.demands[r.model]
             nodes = (r.usage / offer.capacity[:, None]).max(axis=0) / demand.rows
             usable = nodes[np.isfinite(nodes)]
             if usable.size:
-                most = max(most, max(offer.price, 1e-3) * float(usable.max()))
-            most = max(most, abs(hourly_worth(demand.weight, r.value)))
+                dearest = max(dearest, max(offer.price, 1e-3) * float(usable.max()))
+            dearest = max(dearest, abs(hourly_worth(demand.weight, r.value)))
     node = max((offer.price for offer in problem.offers if offer.runnables), default=0.0)
     found = []
     for demand in problem.demands:
         rows = (demand.rows[:, None] * demand.queries).sum(axis=0)
-        least = node / np.maximum(rows * NEGLIGIBLE, 1e-6) if whole else np.zeros(problem.hours)
-        found.append(np.maximum(PENALTY * most, np.where(rows > 0, least, 0.0)))
+        min_price = node / np.maximum(rows * NEGLIGIBLE, 1e-6) if whole else np.zeros(problem.hours)
+        found.append(np.maximum(PENALTY * dearest, np.where(rows > 0, min_price, 0.0)))
     return found

@@ -169,15 +169,15 @@ class HttpFrontend:
         an idle one from a network with at least as many. So a client with thousands keeps out only itself.
         """
         size = self._networks.size
-        most = size(network)
+        count = size(network)
         largest = tuple(islice(self._networks.largest(), MAX_EVICTION_CANDIDATES))
-        if largest and size(largest[0].network) > most + 1:
+        if largest and size(largest[0].network) > count + 1:
             for other in (*(each for each in largest if each.idle), *largest):
                 if not other.waiting:
                     return other
         examined = (*largest, *islice(self.connections, MAX_EVICTION_CANDIDATES))
         for other in examined:
-            if other.idle and size(other.network) >= most:
+            if other.idle and size(other.network) >= count:
                 return other
         for other in examined:  # examine others next time, or busy ones would keep out all new ones
             self.connections[other] = self.connections.pop(other)
