@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The CUDA code on a GPU by one command: tests marked gpu, look-ups, a server, MP-Rec's representations. Writes
+# The CUDA code on a GPU by one command: tests marked gpu, lookups, a server, MP-Rec's representations. Writes
 # gpu-{lookup,serving,representations}.json into $OUT (default docs/results); docs/results/gpu.md has what an H100
 # gave. Needs a CUDA build of torch, which brings Triton, any onnxruntime, and what `make setup` installs else
 # but for Ray, Locust and OpenVINO. Eight minutes, most of them the last step; STEPS="tests lookup" chooses.

@@ -1,4 +1,4 @@
-"""Compares paired figures of turns by the interval of their ratio."""
+"""Compares paired figures of turns by their ratio and its confidence interval."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from scipy.special import stdtrit
 
 
 def ratio(over: Sequence[float], under: Sequence[float]) -> tuple[float, float, float]:
-    """Mean ratio of pairs and its 95% interval, by Student's interval of the log-ratios; nan for one pair."""
+    """Returns the mean ratio of pairs and its 95% interval (Student's, of log-ratios); nan for one pair."""
     logs = np.log(np.asarray(over) / np.asarray(under))
     middle = float(logs.mean())
     if logs.size < 2:
@@ -21,10 +21,10 @@ def ratio(over: Sequence[float], under: Sequence[float]) -> tuple[float, float, 
 def ratio_at_equal(
     over: Sequence[float], under: Sequence[float], over_by: Sequence[float], under_by: Sequence[float]
 ) -> tuple[float, float, float]:
-    """The ratio of pairs at equal values of a covariate, and its 95% interval; at least five pairs.
+    """Returns the ratio of pairs at equal values of a covariate, and its 95% interval; needs five pairs.
 
-    Analysis of covariance: the log-ratios are regressed on the differences of the covariate's logarithm and
-    of its square, and the intercept is told. over_by, under_by: the covariate of each run, positive.
+    Analysis of covariance: regresses the log-ratios on the differences of the covariate's logarithm and its
+    square, and returns the intercept. over_by, under_by: the covariate of each run, positive.
     """
     logs = np.log(np.asarray(over) / np.asarray(under))
     by = np.log(np.stack((over_by, under_by)))

@@ -1,9 +1,9 @@
-"""Counts what makes the repository easy or hard to read: sizes, folders, double names, import cycles, words.
+"""Counts what makes the repository easy or hard to read: sizes, duplicate names, import cycles, words.
 
     python -m benchmarks.readability                # the working tree
     python -m benchmarks.readability bd14473        # a revision
 
-tests/test_repository_layout.py holds the limits; this prints the figures, before and after.
+tests/test_house.py checks the limits; this prints the figures, for comparison between revisions.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MAX_SUBJECT = 72
 
 
 def modules(root: Path) -> dict[str, Path]:
-    """Every Python file of FOLDERS by its path below root; symbolic links are not followed."""
+    """Returns every Python file of the top-level folders by its path; does not follow symbolic links."""
     found = {}
     for folder in FOLDERS:
         for file in sorted((root / folder).rglob("*.py")):
@@ -47,12 +47,12 @@ def modules(root: Path) -> dict[str, Path]:
 
 
 def folder_sizes(files: Mapping[str, Path]) -> Counter[str]:
-    """Modules in each folder, `__init__` and `__main__` not counted."""
+    """Returns the number of modules in each folder, without `__init__` and `__main__`."""
     return Counter(str(Path(path).parent) for path in files if not Path(path).name.startswith("__"))
 
 
 def duplicate_classes(files: Mapping[str, Path]) -> dict[str, list[str]]:
-    """Public top-level classes of one name in one top-level folder, tests aside: `folder:Name` -> paths."""
+    """Returns public classes with equal names in a top-level folder, without tests: `room:Name` -> paths."""
     places: dict[str, list[str]] = {}
     for path, file in files.items():
         folder = path.split("/")[0]
@@ -63,8 +63,8 @@ def duplicate_classes(files: Mapping[str, Path]) -> dict[str, list[str]]:
     return {name: paths for name, paths in places.items() if len(paths) > 1}
 
 
-def import_cycles(files: Mapping[str, Path]) -> list[list[str]]:
-    """Groups of modules that import one another when they are loaded."""
+def import_circles(files: Mapping[str, Path]) -> list[list[str]]:
+    """Returns groups of modules that import one another at load time."""
     names = {path.removesuffix(".py").replace("/", ".").removesuffix(".__init__"): path for path in files}
     graph: dict[str, set[str]] = {}
     for name, path in names.items():
@@ -78,7 +78,7 @@ def import_cycles(files: Mapping[str, Path]) -> list[list[str]]:
 
 
 def _components(graph: Mapping[str, set[str]]) -> Iterator[set[str]]:
-    """Strongly connected components (Tarjan)."""
+    """Yields strongly connected components (Tarjan)."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -106,7 +106,7 @@ def _components(graph: Mapping[str, set[str]]) -> Iterator[set[str]]:
 
 
 def unmirrored_tests(files: Mapping[str, Path]) -> list[str]:
-    """Test files whose folder below tests/ has no counterpart with that path."""
+    """Returns test files below tests/ROOM/ whose folder has no counterpart in the source."""
     folders = {str(Path(path).parent) for path in files if not path.startswith("tests/")}
     lost = []
     for path in files:
@@ -132,13 +132,13 @@ def relative_docstrings(files: Mapping[str, Path]) -> list[str]:
 
 
 def words(root: Path) -> dict[str, int]:
-    """Words of README and of every page of docs/, results aside."""
+    """Returns the number of words of README and of every page of docs/, except results."""
     pages = [root / "README.md", *sorted((root / "docs").glob("*.md"))]
     return {str(page.relative_to(root)): len(page.read_text().split()) for page in pages}
 
 
 def long_subjects(revision: str) -> tuple[int, int]:
-    """Commits up to the revision: those with a subject over MAX_SUBJECT characters, and all."""
+    """Returns numbers of commits up to the revision: with a subject over MAX_SUBJECT characters, and all."""
     log = subprocess.run(
         ["git", "log", "--format=%s", revision], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -148,7 +148,7 @@ def long_subjects(revision: str) -> tuple[int, int]:
 
 @contextmanager
 def tree_of(revision: str | None) -> Iterator[Path]:
-    """The working tree, or a temporary copy of a revision."""
+    """Yields the working tree, or a temporary copy of a revision."""
     if revision is None:
         yield ROOT
         return

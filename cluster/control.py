@@ -70,7 +70,7 @@ def scale(spec: ClusterSpec, name: str | None, replicas: int) -> ClusterSpec:
     """Changes a group's number of replicas; removed ones drain first. Raises ClusterError."""
     group = spec.group(name)
     if group.autoscale is not None:
-        raise ClusterError(f"group '{group.name}' scales by itself")
+        raise ClusterError(f"group '{group.name}' scales automatically")
     changed = _change(spec, group.model_copy(update={"replicas": replicas}))
     _wait_until_known(changed)
     return changed

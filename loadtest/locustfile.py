@@ -104,11 +104,16 @@ def _flags(parser: ArgumentParser) -> None:
         "--shape",
         choices=KINDS,
         default=_setting("SHAPE"),
-        help="the load over -t, with -u users at the peak",
+        help="shape of the load over -t, with -u users at the peak",
     )
-    add("--rate", type=float, default=_DEFAULTS["rate"], help="requests/s of each user, 0 for back to back")
-    add("--budget-ms", type=float, default=_DEFAULTS["budget_ms"], help="latency budget, 0 for none")
-    add("--slo-share", type=float, default=_SHARE, help="smallest share in budget for exit status 0")
+    add("--rate", type=float, default=_DEFAULTS["rate"], help="requests/s per user; 0: without pauses")
+    add("--budget-ms", type=float, default=_DEFAULTS["budget_ms"], help="latency budget; 0: none")
+    add(
+        "--slo-share",
+        type=float,
+        default=_SHARE,
+        help="minimum share of requests within budget for exit status 0",
+    )
 
 
 @cache

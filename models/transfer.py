@@ -42,7 +42,7 @@ def require_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise DataError(f"'{name}' is no device; take cpu, cuda or cuda:N") from None
+        raise DataError(f"'{name}' is not a device; use cpu, cuda or cuda:N") from None
     found = torch.cuda.device_count()
     if device.type == "cpu" or (device.type == "cuda" and (device.index or 0) < found):
         return device

@@ -66,7 +66,7 @@ class PlacedPath(Strict):
     """Tiers of one path's rows.
 
     bytes: bytes of rows by tier.
-    lookups: share of look-ups answered by each tier, and by the disk's `cache`, by the bundle's access
+    lookups: share of lookups answered by each tier, and by the disk's `cache`, by the bundle's access
         counts.
     tables: rows of each table by tier, as models/tiers expects them; empty if the profile lacks row counts.
     cache_bytes: host memory for the disk's cache.
@@ -105,7 +105,7 @@ class Placement(Strict):
     popular_first: whether to hold queries while their rows are read from disk or the store.
     drift_s: seconds between reorderings of rows by observed accesses; None keeps the order.
     drift_every: one of this many batches is observed.
-    drift_memory: weight of earlier accesses in look-ups; None for as many as calibration counted.
+    drift_memory: weight of earlier accesses in lookups; None for as many as calibration counted.
     """
 
     memories: tuple[MemoryUse, ...] = ()

@@ -8,7 +8,7 @@ A batch takes its time with all rows in memory, and in addition, on average,
     + ahead_batch_s * any(below) + ahead_s * reads      if they were started while it was queued
     + remote_batch_s * any(remote) + remote_s * remote
 
-`lookups` is the number of all look-ups of a batch, `below` those beyond the static prefix (found through the
+`lookups` is the number of all lookups of a batch, `below` those beyond the static prefix (found through the
 cache's index), and `reads` the pages read from the file. `any(n) = 1 - exp(-n)` is the probability that there
 is at least one. Reads of a batch run in parallel, so it waits for one round, any(reads), and for further
 rounds only if it needs more pages than the cache has slots. Remote rows come in one request.

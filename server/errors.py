@@ -127,7 +127,7 @@ class Stopping(HttpViolation):
 
     def __init__(self) -> None:
         super().__init__(
-            HTTPStatus.SERVICE_UNAVAILABLE, "drain", "the server ends before this has arrived; ask another"
+            HTTPStatus.SERVICE_UNAVAILABLE, "drain", "the server is shutting down; retry on another"
         )
 
 
@@ -141,9 +141,7 @@ class Overloaded(RequestError):
     outcome = "overloaded"
 
     def __init__(self, retry_after_s: int) -> None:
-        super().__init__(
-            f"overloaded: too much is waiting for the latency budget; retry in {retry_after_s} s"
-        )
+        super().__init__(f"overloaded: the backlog exceeds the latency budget; retry in {retry_after_s} s")
         self.retry_after_s = retry_after_s
 
 
@@ -162,7 +160,7 @@ class DeadlinePassed(RequestError):
 
     def __init__(self, budget_s: float | None = None) -> None:
         budget = "" if budget_s is None else f" of {budget_s * 1e3:g} ms"
-        super().__init__(f"the latency budget{budget} passed, or could not be met any more")
+        super().__init__(f"the latency budget{budget} passed, or can no longer be met")
 
 
 class Defect(RequestError):

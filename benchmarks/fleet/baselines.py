@@ -45,7 +45,7 @@ class WeightedRandom(RoundRobin):
 
 
 class LeastOutstanding(WeightedRandom):
-    """Picks the replica with the fewest unanswered queries, a random one of equals.
+    """Picks the replica with the fewest unanswered queries; breaks ties at random.
 
     Counts only queries that this dispatcher sent, so its state is never stale.
     """
@@ -88,7 +88,7 @@ class LeastOutstanding(WeightedRandom):
 
 
 class StaleTwoChoices(WeightedRandom):
-    """Picks the better of two random replicas by their last reports, without continuing them."""
+    """Picks the better of two random replicas by their last reports, without extrapolating them."""
 
     def __init__(self, weights: Sequence[float], rng: Random) -> None:
         super().__init__(weights, rng)

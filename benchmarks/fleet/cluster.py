@@ -1,15 +1,15 @@
-"""Measures ways into a cluster, and what a killed replica, a roll and a change of size do to requests.
+"""Compares ingresses of a cluster, and measures requests during a replica's death, a roll and a resize.
 
     python -m benchmarks.fleet.cluster PLAN --other PLAN --json docs/results/cluster.json
 
-One machine, two logical nodes of Ray (127.0.0.1 and 127.0.0.2) with one replica each, in a network, process
-and mount namespace of their own, since Ray listens on all interfaces; takes root. Each way starts its own
-cluster by `polyrec cluster up`, and turns of a single server without Ray are measured in the same conditions.
+Runs two logical Ray nodes (127.0.0.1 and 127.0.0.2) with one replica each on one machine, in their own
+network, process and mount namespaces, because Ray listens on all interfaces; needs root. Each ingress gets
+its own cluster from `polyrec cluster up`. A single server without Ray is measured under the same conditions.
 
-Ways: closed loops of 1 and 16 requests in flight, JSON tensors of --rows rows. Faults: Poisson arrivals at
---rate with a budget, through the balancer; a server killed, then a replica's actor killed, the plan rolled,
-one replica taken away, and added again. A request is lost if its answer is not 200. The driver shares the
-cores with the servers, HAProxy and Ray.
+Ingresses: closed loops of 1 and 16 requests in flight, with JSON tensors of --rows rows. Faults: Poisson
+arrivals at --rate with a budget, through the balancer, while a server and then a replica's actor are killed,
+the plan is rolled, and one replica is removed and added again. A request is lost if its answer is not 200.
+The driver shares the cores with the servers, HAProxy and Ray.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from polyrec.planner.traffic import Arrivals
 from polyrec.server.child import start
 
 WAYS: tuple[Way | None, ...] = (None, "balancer", "ray", "ray-haproxy")
-"""None: one server, asked directly."""
+"""None: a single server, called directly."""
 PORT = 8000
 IN_FLIGHT = (1, 16)
 DIFFERENT_REQUESTS = 64
@@ -65,7 +65,7 @@ PHASES = ("before", "server killed", "actor killed", "rolled", "scaled to 1", "s
 
 @contextmanager
 def cluster(way: Way, plan: Path) -> Iterator[None]:
-    """Two nodes with one replica each behind PORT."""
+    """Runs two nodes with one replica each behind PORT."""
     one = ["--num-cpus=1"]
     nodes.start_head(way, arguments=one)
     nodes.start_worker("127.0.0.1:6379", "127.0.0.2", way, one)
@@ -143,7 +143,7 @@ def measure_way(way: Way | None, args: argparse.Namespace) -> list[dict[str, Any
 
 
 def measure_faults(args: argparse.Namespace) -> dict[str, Any]:
-    """Returns what became of the requests in each phase."""
+    """Returns the outcomes of the requests in each phase."""
     bundle = load_bundle(load_plan(args.plan).paths[0].bundle)
     random = np.random.default_rng(0)
     bodies = [
@@ -185,7 +185,7 @@ def fates(outcome: Outcome) -> dict[str, Any]:
 
 
 def _disturb(args: argparse.Namespace, took: dict[str, float]) -> None:
-    """Disturbs once a phase, in the order of PHASES."""
+    """Causes one disturbance per phase, in the order of PHASES."""
     began = time.monotonic()
     doing = {
         "server killed": lambda: _kill("server_pid"),
@@ -203,7 +203,7 @@ def _disturb(args: argparse.Namespace, took: dict[str, float]) -> None:
 
 
 def call_apart(*arguments: str) -> None:
-    """Runs `polyrec cluster` in a process of its own, beside the driver's loop."""
+    """Runs `polyrec cluster` in a separate process, concurrently with the driver's loop."""
     subprocess.run([sys.executable, "-m", "polyrec", "cluster", *arguments], check=True, stdout=sys.stderr)
 
 
@@ -221,7 +221,7 @@ def _kill(which: str) -> None:
 
 
 def apart(argv: Sequence[str]) -> Any:
-    """Runs this module with other arguments in namespaces of their own; returns the JSON that it printed."""
+    """Runs this module with other arguments in its own namespaces; returns the JSON that it prints."""
     with tempfile.TemporaryDirectory(prefix="polyrec-cluster-") as folder:
         environ = {**os.environ, INSIDE: "1", "RAY_TMPDIR": folder, "TMPDIR": folder}
         shell = 'ip link set lo up && exec "$@"'

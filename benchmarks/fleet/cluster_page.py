@@ -1,4 +1,4 @@
-"""Writes the page of the ways into a cluster and of its faults."""
+"""Writes the results page on cluster ingresses and faults, docs/results/cluster.md."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMES = {
 
 
 def page(found: dict[str, Any]) -> str:
-    """Returns cluster.md. found: of `cluster`."""
+    """Returns cluster.md. found: results of benchmarks/fleet/cluster.py."""
     settings, machine = found["settings"], found["machine"]
     single = {n: _median(found, "single server", n, "requests_s") for n in (1, 16)}
     rows = []

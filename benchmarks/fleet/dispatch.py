@@ -1,9 +1,9 @@
-"""Simulates dispatch between 1 to 1,000 nodes: policies, old state, cost of a decision, and the bound.
+"""Simulates dispatch among 1 to 1,000 nodes: policies, stale state, decision cost, and the upper bound.
 
     python -m benchmarks.fleet.dispatch     (writes docs/results/fleet-simulated.md and .json)
 
-Nodes of three described kinds with MP-Rec's Kaggle model; queries of about 1,000 rows, 80 ms (DLRM-v3's
-limit), so that a fleet's day fits some seconds: rates are those of real nodes, only the day is compressed.
+Nodes are of three described kinds and serve MP-Rec's Kaggle model. Queries have about 1,000 rows and 80 ms
+(DLRM-v3's limit). The day is compressed to seconds; the rates are those of real nodes.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from polyrec.planner.traffic import Arrivals, Sizes
 
 BUDGET_S = 0.08
 CONSTANT = 0.744
-"""Accuracy of a constant prediction on Criteo Kaggle; an answer is worth what it adds to that."""
+"""Accuracy of a constant prediction on Criteo Kaggle; an answer's value is its accuracy above this."""
 SELECT = 0.7885
 """Assumed accuracy of `select`, between table's .7879 and DHE's .7894."""
 SIZES = Sizes(kind="lognormal", mean=1000)
 MAX_ROWS = 4096
 MEAN_LOAD = 0.65
-"""Mean rate over the capacity of all nodes on their fastest paths; the peaks go beyond it."""
+"""Mean rate as a share of all nodes' capacity on their fastest paths; peaks exceed the capacity."""
 KINDS = {"cpu4": 11, "cpu4-accelerator": 7, "cpu8": 2}
 """Nodes of each kind among twenty."""
 POLICIES = (
@@ -98,7 +98,7 @@ class Kind:
 
 
 def fleet_of(nodes: int) -> list[str]:
-    """Kinds of so many nodes, mixed as KINDS says; a single node is the one with an accelerator."""
+    """Returns the kinds of a fleet, in the proportions of KINDS; a single node has an accelerator."""
     pattern = [name for name, count in KINDS.items() for _ in range(count)]
     Random(1).shuffle(pattern)
     if nodes == 1:
@@ -121,7 +121,7 @@ def trace(kind: str, capacity: float, queries: int, load: float = MEAN_LOAD) -> 
 
 
 def chooser(policy: str, weights: Sequence[float], seed: int, dispatchers: int = 1) -> Chooser:
-    """Makes a policy for replicas with these capacities."""
+    """Returns a policy for replicas with these capacities."""
     rng = Random(seed)
     if policy == "two choices, predicted":
         made: ReplicaChoice[int] = ReplicaChoice(rng, dispatchers=dispatchers)
@@ -137,7 +137,7 @@ def chooser(policy: str, weights: Sequence[float], seed: int, dispatchers: int =
 
 
 def pooled_bound(kinds: dict[str, Kind], names: Sequence[str], at: F64, rows: I64) -> float:
-    """The clairvoyant bound of all nodes as one machine."""
+    """Returns the clairvoyant bound of all nodes together, as if they were one machine."""
     paths: list[PathSpec] = []
     lanes: list[LaneSpec] = []
     for name in dict.fromkeys(names):
@@ -150,7 +150,7 @@ def pooled_bound(kinds: dict[str, Kind], names: Sequence[str], at: F64, rows: I6
 
 
 def decision_s(policy: str, weights: Sequence[float]) -> float:
-    """Mean processor seconds of choosing a replica and noting what was sent."""
+    """Returns the mean CPU seconds to choose a replica and record the query."""
     made = chooser(policy, weights, 3)
     n = 20_000
     began = perf_counter()
@@ -174,7 +174,7 @@ def figures(outcome: FleetOutcome, most: float, seconds: float) -> dict[str, Any
 
 
 def run_fleets(kinds: dict[str, Kind], queries: dict[int, int]) -> list[dict[str, Any]]:
-    """Simulates every size of fleet, traffic and policy; of the largest also other ages and dispatchers."""
+    """Simulates all fleet sizes, traffic and policies; for the largest also report ages and dispatchers."""
     found: list[dict[str, Any]] = []
     for nodes, n in queries.items():
         names = fleet_of(nodes)

@@ -155,7 +155,7 @@ def _finding(runs: Sequence[dict[str, Any]], largest: int) -> str:
 
 
 def _read(runs: Sequence[dict[str, Any]], largest: int) -> str:
-    """Says what the tables show, with their figures."""
+    """Summarizes the tables in words, with figures."""
     told = {
         policy: ", ".join(_share(runs, largest, policy, age) for age in (0.01, 0.1, 1.0))
         for policy in ("two choices, predicted", "two choices, as reported")

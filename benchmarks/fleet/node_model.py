@@ -6,8 +6,8 @@ with the highest value minus price of device time; waiting queries are merged as
 that cannot be in time behind the queue is rejected at arrival. Prices are those of the router
 (routing/prices.py), from the node's own arrivals.
 
-Left out of the full simulator (planner/simulation): the event loop and the front's cost, splitting of
-queries, deadlines that differ, corrections of latency, and faults. benchmarks/fleet/dispatch.py compares both
+Unlike the full simulator (planner/simulation), it omits the event loop and the front's cost, splitting of
+queries, different deadlines, corrections of latency, and faults. benchmarks/fleet/dispatch.py compares both
 on one node.
 """
 
@@ -25,13 +25,16 @@ INF = float("inf")
 RATE_WEIGHT = 0.3
 """EWMA weight of the newest interval's arrivals."""
 BATCH_SHARE = 0.5
-"""Share of the budget that a batch takes for which a path's seconds per row are priced."""
+"""Batch duration, as a share of the budget, at which a path's seconds per row are priced."""
 
 
 @dataclass(frozen=True, slots=True)
 class KindPath:
-    """A path on a device. row_s: seconds per row in the batches that prices assume; max_s: tail up to which
-    queries are merged."""
+    """A path on a device.
+
+    row_s: seconds per row in the batches that prices assume. max_s: maximum tail up to which queries are
+    merged.
+    """
 
     device: int
     value: float
@@ -134,7 +137,7 @@ class NodeModel:
         self.rejected, self.late = 0, 0
 
     def offer(self, now_s: float, rows: int, deadline_s: float) -> float:
-        """Offers a query that arrives now; returns its predicted completion, infinity if it is rejected."""
+        """Offers a query that arrives now; returns its predicted completion, infinity if rejected."""
         if self._queue:
             self._run(now_s)
         self._clock_s = now_s
@@ -150,7 +153,7 @@ class NodeModel:
         return end_s
 
     def _run(self, now_s: float) -> None:
-        """Lets lanes that are free by now take queries, in the order in which they became free."""
+        """Gives queries to the lanes that are free by now, in the order in which they became free."""
         free = self._free
         declined: set[int] = set()
         while self._queue:
@@ -167,7 +170,7 @@ class NodeModel:
                 declined.add(lane)
 
     def _take(self, lane: int, now_s: float) -> bool:
-        """Executes a batch from the queue's head; False if no path of the lane's device can."""
+        """Executes a batch from the queue's head; returns False if no path of the lane's device can."""
         queue, kind = self._queue, self.kind
         while queue and queue[0][0] - now_s < kind.min_tail[queue[0][1]]:
             self._queued -= queue.pop(0)[1]
@@ -233,5 +236,5 @@ class NodeModel:
             self._order = self.kind.order(self._rate)
 
     def finish(self) -> None:
-        """Executes what still waits."""
+        """Executes the waiting queries."""
         self._run(INF)

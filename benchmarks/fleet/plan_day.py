@@ -2,8 +2,8 @@
 
     python -m benchmarks.fleet.plan_day      (writes docs/results/fleet-plan.md, .json and .png)
 
-MP-Rec's two models (benchmarks/routing/mprec_machines.py) on described machines: latencies are rooflines of
-the described speeds, accuracies the paper's as recalled, prices assumed.
+Uses MP-Rec's two models (benchmarks/routing/mprec_machines.py) on described machines. Latencies are rooflines
+of the described speeds, accuracies are recalled from the paper, and prices are assumed.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from polyrec.report.page import require_matplotlib
 HOURS = 24
 PEAK = {"kaggle": 700_000.0, "terabyte": 300_000.0}
 TROUGH = 0.25
-"""Lowest rate of the day over the highest."""
+"""Lowest rate of the day divided by the highest."""
 PEAK_HOUR = 20
 SLO_MS = 20.0
 SIZES = Sizes(kind="lognormal", mean=128)
 QUALITY = {"kaggle": 0.7881, "terabyte": 0.8084}
-"""Asked mean accuracy: between table's (.7879, .8081) and DHE's (.7894, .8099)."""
+"""Required mean accuracy, between table's (.7879, .8081) and DHE's (.7894, .8099)."""
 NODES = (
     NodeType(name="cpu8", price_per_hour=0.40),
     NodeType(name="cpu8-spot", price_per_hour=0.14, most=100, spot_loss=0.3),
@@ -48,14 +48,14 @@ MEMORY = 8 * 10**9
 
 
 def machines() -> dict[str, Machine]:
-    """The node types' machines: shipped descriptions, one of them with less memory."""
+    """Returns the node types' machines: shipped descriptions, one of them with less memory."""
     cpu = load_machine_of("cpu8")
     less = cpu.model_copy(update={"devices": (cpu.devices[0].model_copy(update={"memory_bytes": MEMORY}),)})
     return {"cpu8": cpu, "cpu8-spot": cpu, "cpu8-8gb": less, "h200": load_machine_of("cpu-h200")}
 
 
 def rates(peak: float) -> tuple[float, ...]:
-    """Queries/s by hour: a cosine from the trough to the peak."""
+    """Returns queries/s by hour: a cosine from the trough to the peak."""
     swing = (1 - TROUGH) / 2
     around = (math.cos(2 * math.pi * (h - PEAK_HOUR) / HOURS) for h in range(HOURS))
     return tuple(round(peak * (1 - swing + swing * a)) for a in around)
@@ -64,7 +64,7 @@ def rates(peak: float) -> tuple[float, ...]:
 def make_fleet(
     nodes: Sequence[NodeType] = NODES, asked: bool = True, over: Literal["day", "hour"] = "hour"
 ) -> Fleet:
-    """The day. asked: with a mean accuracy to reach, over each hour or the day."""
+    """Returns the day's fleet. asked: whether a mean accuracy is required, `over` each hour or the day."""
     models = tuple(
         FleetModel(
             name=name,
@@ -81,7 +81,7 @@ def make_fleet(
 
 
 def as_good_as_dhe() -> Fleet:
-    """The day with DHE's accuracy asked of each model in each hour."""
+    """Returns the day with DHE's accuracy required of each model in each hour."""
     fleet = make_fleet()
     best = {model.name: model.accuracy["dhe"] for model in MODELS}
     models = tuple(m.model_copy(update={"quality": best[m.name]}) for m in fleet.models)
@@ -89,7 +89,7 @@ def as_good_as_dhe() -> Fleet:
 
 
 def make_profiles(only: str = "") -> dict[tuple[str, str], Profile]:
-    """By model and node type. only: of one representation."""
+    """Returns profiles by model and node type. only: a single representation."""
     found = {}
     for model in MODELS:
         for name, machine in machines().items():
@@ -100,12 +100,12 @@ def make_profiles(only: str = "") -> dict[tuple[str, str], Profile]:
 
 
 def figures(plan: FleetPlan, seconds: float) -> dict[str, Any]:
-    """One way to provision as JSON."""
+    """Returns the figures of one way to provision, as plain data for JSON."""
     return plan.as_dict() | {"seconds": round(seconds, 2)}
 
 
 def compare() -> dict[str, Any]:
-    """Plans the day in every way."""
+    """Plans the day with every way to provision."""
     daily = tuple(node.model_copy(update={"rented": "daily"}) for node in NODES)
     every = make_profiles()
     cases: dict[str, tuple[Fleet, dict[tuple[str, str], Profile]]] = {

@@ -117,7 +117,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
 
 
 def _over(ways: dict[str, Any], one: str, other: str) -> str:
-    """Cost of a way over that of another."""
+    """Returns the cost of one way divided by that of another."""
     return f"{ways[one]['cost'] / ways[other]['cost']:.2f}"
 
 
@@ -131,7 +131,7 @@ def _finding(ways: dict[str, Any]) -> str:
 
 
 def _read(ways: dict[str, Any]) -> str:
-    """Says what the table shows, with its figures."""
+    """Summarizes the table in words, with figures."""
     return (
         "A mix uses the best path for the GPU's time, and cheap ones on the CPUs that come with it. The "
         f"accuracy required of `plan` costs {_over(ways, 'plan', 'cheapest')} times the cheapest fleet, and "

@@ -21,13 +21,13 @@ NORMALS = 1 << 16
 
 
 class Chooser(Protocol):
-    """Chooses replicas; replicas are numbered."""
+    """Interface of policies that choose a replica by number."""
 
     def pick(self, now_s: float) -> int:
         """Returns the replica of a query."""
 
     def report(self, name: int, reported_s: float, wait_s: float, service_s: float) -> None:
-        """Takes a report."""
+        """Records a replica's report."""
 
     def record_sent(self, name: int, now_s: float, work_s: float) -> None:
         """Records a query that was sent."""

@@ -1,14 +1,16 @@
-"""Compares look-ups in the device tier with the limit of its memory bandwidth, and with three alternatives.
+"""Compares lookups in the device tier with the limit of its memory bandwidth, and with three alternatives.
 
     benchmarks/gpu.sh                                             # on a machine with a GPU
     python -m benchmarks.gpu.lookup --device cpu --small          # the same steps, to see that they work
 
-Three parts, all ways compared on the same batches first, then timed in turns (A B A B), medians:
-    kernel        the look-up kernel alone, on the device's clock, look-ups of different rows one after the
-                  other, at hit rates of 100, 99, 95 and 80%; the floor is the bytes moved over the bandwidth
-                  that copies reach in the same run, of device memory for hits, of the bus for misses
-    lookups       a batch's look-ups from ranks on the host to vectors on the device, on the wall's clock:
-                  misses read in place, gathered and copied, or chosen while serving; and other ways, see
+In each of three parts, all implementations are first compared on the same batches, then timed in turns
+(A B A B); figures are medians:
+    kernel        the lookup kernel alone, on the device's clock, with lookups of different rows in sequence,
+    at
+                  hit rates of 100, 99, 95 and 80%; the floor is the bytes moved divided by the bandwidth of
+                  copies in the same run (device memory for hits, the bus for misses)
+    lookups       a batch's lookups from ranks on the host to vectors on the device, on the wall clock: misses
+                  read in place, gathered and copied, or chosen while serving; and alternatives, see
                   benchmarks/gpu/model.py
     predictions   the same with the dense net (13-512-256-64, 512-256-1) and the answers on the host, batches
                   of 1 to 4096 rows
@@ -39,7 +41,7 @@ from polyrec.report.text import markdown_table
 
 HITS = (1.0, 0.99, 0.95, 0.8)
 ROTATED = 8
-"""Different batches that are looked up in turn, so that no cache holds the rows of one."""
+"""Number of different batches looked up in turn, so that no cache holds the rows of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +65,9 @@ def wait(device: torch.device) -> None:
 
 
 def device_us(work: Callable[[], object], device: torch.device, repeats: int, together: int) -> float:
-    """Median microseconds of one of the `together` pieces of device work that `work` starts.
+    """Returns the median microseconds of one of the `together` pieces of device work that `work` starts.
 
-    They are replayed as one graph, so that the device is timed and not the launches.
+    They are replayed as one graph, so that the device is timed rather than the launches.
     """
     work()
     wait(device)
@@ -94,7 +96,7 @@ def device_us(work: Callable[[], object], device: torch.device, repeats: int, to
 def in_turns(
     tried: Mapping[str, Predict], batches: list[Batch], device: torch.device, repeats: int
 ) -> dict[str, float]:
-    """Median microseconds of each way on the wall's clock, the ways in turns on the same batches."""
+    """Returns each way's median microseconds on the wall clock; ways take turns on the same batches."""
     times: dict[str, list[float]] = {name: [] for name in tried}
     for i in range(-3, repeats):
         batch = batches[i % len(batches)]
@@ -119,7 +121,7 @@ def agree(tried: Mapping[str, Predict], batches: list[Batch]) -> None:
 
 
 def bandwidths(device: torch.device, size: Size) -> dict[str, float]:
-    """Bytes/s: of device memory, read and written by a copy; of the bus, from pinned memory."""
+    """Returns bytes/s of device memory (read and written by a copy) and of the bus (from pinned memory)."""
     source = torch.ones(size.copied // 4, device=device)
     target = torch.empty_like(source)
     memory_us = device_us(lambda: target.copy_(source), device, 10, 1)
@@ -135,7 +137,7 @@ def bandwidths(device: torch.device, size: Size) -> dict[str, float]:
 
 
 def kernel(world: GpuModel, size: Size, rates: Mapping[str, float]) -> Iterator[dict[str, Any]]:
-    """The kernel alone, its look-ups already on the device."""
+    """Times the kernel alone, with its lookups already on the device."""
     hot, slab, row_format = world.stack.tiers.device, world.stack.tiers.slab, world.row_format
     assert hot is not None
     stage = world.tiered(None)
@@ -203,7 +205,7 @@ def timed(
 
 
 def table(report: Mapping[str, Any]) -> str:
-    """The results as a table."""
+    """Formats the results as a table."""
     lines = [f"{report['device']}: memory {report['bytes_per_s']['memory'] / 1e9:.0f} GB/s,"]
     lines[0] += f" bus {report['bytes_per_s']['bus'] / 1e9:.1f} GB/s"
     cells = []

@@ -1,7 +1,7 @@
 """The model of benchmarks/gpu/lookup.py: 26 tables of equal rows, the hotter half of each on the device.
 
-Batches have a given share of look-ups in device memory, so that a hit rate is what it says. Every way of
-looking up here gives the same vectors; `ways` says what they are.
+Batches have an exact share of lookups in device memory, so that hit rates are exact. All ways of looking up
+give the same vectors; `ways` describes them.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class GpuModel:
         self.buckets = Buckets(self.net, device, torch.float32, capture=device.type == "cuda")
 
     def batch(self, rows: int, hit: float) -> Batch:
-        """Rows whose look-ups are in device memory with that chance, evenly drawn within it."""
+        """Draws rows whose lookups are in device memory with a given probability, uniform within it."""
         shape = rows, len(self.tables)
         hot = self.random.integers(0, self.near, shape)
         cold = self.random.integers(self.near, self.rows, shape)
@@ -71,7 +71,7 @@ class GpuModel:
         return Batch(context, Block(dense, ranks, empty, none))
 
     def flat(self, device: torch.device | str) -> TableStage:
-        """All rows on one device."""
+        """Returns all rows on one device."""
         return TableStage(self.schema, self.tables, self.weight, self.row_format.precision).to(
             torch.device(device)
         )

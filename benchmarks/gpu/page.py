@@ -1,9 +1,9 @@
-"""Writes docs/results/gpu.md from the figures that a GPU gave.
+"""Writes docs/results/gpu.md from figures measured on a GPU.
 
     python -m benchmarks.gpu.page docs/results     # reads gpu-{lookup,serving,profile,simulated}.json there
 
-The first two are of benchmarks/gpu.sh. gpu-profile.json has the latencies of its `polyrec profile`,
-gpu-simulated.json what `polyrec simulate --policy all --bound --json` says of a plan made of them.
+benchmarks/gpu.sh writes the first two. gpu-profile.json has the latencies of its `polyrec profile`, and
+gpu-simulated.json the output of `polyrec simulate --policy all --bound --json` for a plan made from them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BATCHES = (1, 64, 1024, 4096)
 PROFILED = (1, 32, 128, 256, 1024)
 INTRODUCTION = """# On a GPU
 
-On an H100, a GPU lane answers 1.7 to 5.3 times the requests of plain FastAPI with torch, and the look-up
+On an H100, a GPU lane answers 1.7 to 5.3 times the requests of plain FastAPI with torch, and the lookup
 kernel reads rows as fast as the memory allows. Routing over CPU and GPU is only simulated.
 
 The H100 (80 GB) with 16 cores of an Intel Xeon (AMX, 300 MB of L3) was available for fifteen minutes on
@@ -32,7 +32,7 @@ tests marked `gpu` passed; three, for ONNX Runtime's and OpenVINO's GPU provider
 """
 NOTES = """## What follows
 
-- **The look-up kernel reads as fast as the memory allows** from 1,024 rows on, and needs about a quarter of
+- **The lookup kernel reads as fast as the memory allows** from 1,024 rows on, and needs about a quarter of
   `torch.nn.EmbeddingBag`'s time. Misses in pinned host memory are limited by the bus; int8 rows of 67
   bytes, which start at any byte, reach a third of it.
 - **The host's work dominates small batches.** A batch of 64 rows takes the kernel 3 microseconds and the
@@ -84,7 +84,7 @@ def kernel(look: Mapping[str, Any]) -> list[str]:
     ]
     head = ["rows", "batch", "hits", "floor, us", "kernel, us", "EmbeddingBag, us"]
     return [
-        "## The look-up kernel",
+        "## The lookup kernel",
         "",
         f"26 tables of {look['rows_a_table']:,} rows x 64, half of each on the device; time by the device's "
         "clock, different rows each time. Floor: bytes divided by the bandwidth of copies in the same run, "

@@ -2,8 +2,8 @@
 
     python -m benchmarks.gpu.plain_server BUNDLE DEVICE PORT
 
-What a few dozen lines reach: no queue, no merging, no graphs. Answers are those of the bundle, so the handler
-has the net of Polyrec's own export; everything else is plain.
+Shows what a few dozen lines reach without queue, merging or graphs. To give the bundle's answers, the handler
+uses the net of Polyrec's own export.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Measures MP-Rec's choice: profiles, plans and serves four representations on a CPU and a GPU.
+"""Measures MP-Rec's choice of paths: profiles, plans and serves four representations on a CPU and a GPU.
 
     python -m benchmarks.gpu.representations --folder /tmp/mprec --out docs/results/gpu-representations.json
     python -m benchmarks.gpu.representations --folder /tmp/mprec --device cpu --small     # to try the steps
 
-Bundles have the shape of the Kaggle model (2.0 M rows of 16; the paper's 33.8 M differ in memory, not in time
-a row), its DHE (1,024 hashes, 512-256) and random weights, so their accuracies are given: the paper's as
-recalled, select's halfway. `polyrec profile` measures each on each device, `polyrec plan` chooses paths and
-lanes, and `polyrec bench` offers rising loads of lognormal sizes, mean 128, to one live server under each
-policy.
+Bundles have the shape of the Kaggle model (2.0 M rows of 16; the paper's 33.8 M rows need more memory, not
+more time per row), its DHE (1,024 hashes, 512-256) and random weights. So accuracies are not measured but
+recalled from the paper, with select's assumed halfway. `polyrec profile` measures each bundle on each device,
+`polyrec plan` chooses paths and lanes, and `polyrec bench` offers rising loads with lognormal sizes (mean
+128) to one live server under each policy.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from polyrec.models.dlrm.representation import KINDS, Kind, Representation
 from polyrec.models.embeddings.computed import Encoding
 
 EXPONENT = 1.05
-"""Exponent of Zipf's law, by which requests draw ids."""
+"""Exponent of the Zipf distribution of ids in requests."""
 SMALL_ROWS = 20_000
 
 
 def representation(kind: Kind, rows_of: dict[str, int], hidden: tuple[int, ...]) -> Representation | None:
-    """The paper's representation of a kind: select computes the LARGEST tables; None: all rows are stored."""
+    """Returns the paper's representation of a kind; select computes the LARGEST tables. None stores all."""
     if kind == "table":
         return None
     by_size = sorted(rows_of, key=lambda table: rows_of[table])
@@ -44,9 +44,9 @@ def representation(kind: Kind, rows_of: dict[str, int], hidden: tuple[int, ...])
 
 
 def make_bundles(folder: Path, rows: int | None, hidden: tuple[int, ...] = DECODER) -> dict[Kind, Path]:
-    """Writes the bundles that are not there.
+    """Writes the bundles that do not exist yet.
 
-    rows: of all tables; None: the Kaggle model's 2.0 M. hidden: widths of the decoders.
+    rows: total rows of all tables; None: the Kaggle model's 2.0 M. hidden: widths of the decoders' layers.
     """
     model = MODELS["kaggle"]
     if rows is not None:
@@ -62,7 +62,7 @@ def make_bundles(folder: Path, rows: int | None, hidden: tuple[int, ...] = DECOD
 
 
 def accuracies() -> dict[Kind, float]:
-    """The paper's accuracies on Criteo Kaggle, as recalled; select's is assumed halfway."""
+    """Returns the paper's accuracies on Criteo Kaggle, as recalled; select's is assumed halfway."""
     known = PUBLISHED[0].accuracy
     halfway = (known["table"] + known["dhe"]) / 2
     return {kind: known.get(kind, halfway) for kind in KINDS}

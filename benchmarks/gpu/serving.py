@@ -3,9 +3,9 @@
     python -m benchmarks.gpu.serving --folder /tmp/peers --out docs/results/gpu-serving.json
     python -m benchmarks.gpu.serving --folder /tmp/peers --device cpu --seconds 0.5      # to try the steps
 
-The Kaggle-size model of benchmarks/peers, or --model large; requests of independent rows as JSON. In turns,
-of each server: closed loops of 16 connections and of one. Every answer is compared with a float64 reference.
-Servers may use all cores but the driver's; `binary` sends tensors instead of JSON.
+Uses the Kaggle-size model of benchmarks/peers, or --model large, and requests of independent rows as JSON.
+The servers take turns with closed loops of 16 connections and of one. Every answer is compared with a float64
+reference. Servers may use all cores except the driver's; `binary` sends tensors instead of JSON.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ROWS = (23, 270, 2048)
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A server that is compared. kind: polyrec or plain. device: where its lane executes."""
+    """A server to compare. kind: polyrec or plain. device: the device of its lane."""
 
     label: str
     kind: str
@@ -74,7 +74,7 @@ def servers_on(device: str) -> tuple[Served, ...]:
 
 @contextmanager
 def running(served: Served, bundle: Bundle, folder: Path, probe: bytes) -> Iterator[RunningServer]:
-    """Starts a server, stops it at the end. Raises StartFailed or PeerFailed."""
+    """Runs a server within the context. Raises StartFailed or PeerFailed."""
     if served.kind == "polyrec":
         settings: dict[str, object] = {"bundle": bundle.path, "precision": served.precision}
         settings |= {"device": served.device, "runtime": served.runtime, "lane": served.lane}

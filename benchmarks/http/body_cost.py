@@ -2,12 +2,12 @@
 
     python -m benchmarks.http.body_cost [--schema trivago] [--times 7]
 
-Each body has as many bytes as the server takes by default for the schema, in a shape that is made to be
-slow. It goes through what the server does with it between two rounds of its loop: a step of decompression;
-counting, parsing, turning into rows, and writing the error response. Encoding comes later, in one batch
-with the rows of other requests, which --max-batch-rows bounds; it is shown for a batch of this body alone.
-Times are medians over `--times` runs, in the processor's time of this thread: on a busy machine the wall
-clock would count what other programs do.
+Each body has the maximum size that the server accepts by default for the schema, in a shape chosen to be
+slow. It passes through the server's steps between two iterations of the event loop: one step of
+decompression; counting, parsing, conversion to rows, and writing the error response. Encoding comes later, in
+a batch with other requests' rows, which --max-batch-rows bounds; it is shown for a batch of this body alone.
+Times are medians over `--times` runs in this thread's CPU time, since the wall clock would include other
+programs.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from polyrec.server.http.connection.body import Inflater
 
 KNOWN_VALUES = 300_000
 ROWS = 1024
-"""Rows of the largest legal requests: at 40 values each, as many values as a body may have."""
+"""Rows of the largest legal requests: with 40 values each, they reach the maximum number of values."""
 HARD = (b"5e-320", b"2.2250738585072011e-308", b"9007199254740993e290", b"1.730283807869775635759e301")
 """Numbers that msgspec converts in 7 to 13 us each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A body and where it goes. header_bytes: of its JSON, for the inference protocol with binary data."""
+    """A body and its destination. header_bytes: bytes of the JSON in inference requests with binary data."""
 
     name: str
     endpoint: str
@@ -58,12 +58,12 @@ class Shape:
 
 
 def filled(head: bytes, unit: bytes, tail: bytes, size: int) -> bytes:
-    """`head`, as many of `unit` as fit into `size` bytes, `tail`."""
+    """Returns `head`, then as many `unit` as fit into `size` bytes, then `tail`."""
     return head + unit * ((size - len(head) - len(tail)) // len(unit)) + tail
 
 
 def shapes(schema: Schema, size: int, rows: int) -> Iterator[Shape]:
-    """Bodies of up to `size` bytes that are slow to read, whether accepted or not."""
+    """Yields bodies of up to `size` bytes that are slow to read, whether accepted or not."""
     number = next(f.name for f in schema.dense).encode()
     string = next(f.name for f in schema.categorical if not f.multi and f.type == "string").encode()
     first = schema.categorical[0].name.encode()
@@ -123,13 +123,13 @@ def _integer(schema: Schema) -> str:
 
 
 def listed_values(schema: Schema) -> int:
-    """Values in a row's list of which a full request can have one per row."""
+    """Returns the number of list values per row that a request with the maximum number of rows can have."""
     features = len(schema.dense) + len(schema.categorical)
     return (FULL_VALUES // ROWS - features) // max(1, sum(f.multi for f in schema.categorical)) - 1
 
 
 def _legal(schema: Schema, rows: int) -> Iterator[Shape]:
-    """Bodies that are read, and whose rows are encoded: the largest, of known, unknown and long values."""
+    """Yields the largest valid bodies, with known, unknown and long values."""
     full = listed_values(schema)
     for what, string, number in (
         ("known", "v%d", 12.5),
@@ -233,7 +233,7 @@ def _tensors(schema: Schema, size: int, rows: int) -> Iterator[Shape]:
 
 
 def huffman_tables(blocks: int) -> bytes:
-    """A bare deflate stream of empty blocks, each with Huffman codes of 15 bits: all work and no output."""
+    """Returns a raw deflate stream of empty blocks with 15-bit Huffman codes: all work and no output."""
     lengths = [*range(1, 15), 15, 15]
     # Run lengths (18) for the 256 literals without a code, then the lengths themselves, all of 4 bits.
     order = (16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1, 15)
@@ -276,7 +276,7 @@ def encoder_of(schema: Schema) -> Encoder:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Milliseconds, and what became of the body. decode: in one piece. encode: as a batch of its own."""
+    """Milliseconds, and the body's outcome. decode: in one piece. encode: as a batch of its own."""
 
     decode_ms: float
     encode_ms: float
@@ -284,7 +284,7 @@ class Cost:
 
 
 class Reader:
-    """Reads bodies as the server does."""
+    """Reads bodies in the same way as the server."""
 
     def __init__(self, schema: Schema, limits: Limits) -> None:
         self.decoder = Decoder(schema, limits)
@@ -303,7 +303,7 @@ class Reader:
         return Cost(1e3 * median(decode_s), 1e3 * median(encode_s or [0.0]), outcome)
 
     def read(self, shape: Shape) -> tuple[Rows | None, str, int]:
-        """Returns its rows, or None; its outcome as text; bytes of the error response."""
+        """Returns the body's rows or None, its outcome as text, and the bytes of the error response."""
         try:
             if shape.endpoint == "infer":
                 rows: Rows = self._codec.decode(shape.body, shape.header_bytes).rows
@@ -327,7 +327,7 @@ class Reader:
 
 
 def step_costs(limit: int, times: int) -> Iterator[tuple[str, float]]:
-    """The longest step of decompression, ms, of bodies that are slow to decompress."""
+    """Yields the longest decompression step, in ms, of bodies that are slow to decompress."""
     text = (b'{"user_id": "a17", "price": 84.5}, ' * limit)[:limit]
     noise = np.random.default_rng(0).bytes(limit)
     cases: tuple[tuple[str, bytes], ...] = (

@@ -3,9 +3,10 @@
     python -m benchmarks.http.fuzz_streams --requests 200000
 
 Trains a small bundle, serves it in a child process and plays streams on several connections at a time: hot
-and cold requests, refused, malformed, pipelined and upgraded ones, cut anywhere and interleaved (the library
-is tests/server/http/streams/). Prints requests and differences; the first streams that differ are printed as
-Python, with --shrink made as small as they go, each on a fresh server. Exit status 1 if anything differs.
+and cold, rejected, malformed, pipelined and upgraded requests, split at arbitrary bytes and interleaved
+(library: tests/server/http/streams/). Prints counts of requests and differences, and the first differing
+streams as Python code; --shrink first minimizes them, each on a fresh server. Exit status 1 if anything
+differs.
 
     python -m benchmarks.http.fuzz_streams --seed 7 --first 1234 --requests 1     # one stream again
 """
@@ -33,7 +34,7 @@ from tests.server.http.streams.fuzzer import Fuzzer, served
 from tests.server.http.streams.scripts import Piece, Script, Stream
 
 SHOWN = 5
-"""Differing streams that are printed."""
+"""Maximum number of differing streams that are printed."""
 STEPS_A_SHRINK = 60
 REPORT_S = 10.0
 
@@ -50,12 +51,12 @@ class Tally:
 
 
 def random_of(seed: int, number: int) -> Random:
-    """The source of stream `number`, whatever was played before it."""
+    """Returns the random generator of stream `number`, independent of earlier streams."""
     return Random(f"{seed}/{number}")
 
 
 async def fuzz(fuzzer: Fuzzer, seed: int, first: int, requests: int, parallel: int, tally: Tally) -> None:
-    """Plays streams from number `first` on until so many requests have been sent."""
+    """Plays streams from number `first` on until a number of requests has been sent."""
     number = first
     reported = time.perf_counter()
 
@@ -79,7 +80,7 @@ async def fuzz(fuzzer: Fuzzer, seed: int, first: int, requests: int, parallel: i
 
 
 def smaller(stream: Stream) -> Iterator[Stream]:
-    """The stream without one of its connections or requests, or with a connection's bytes uncut."""
+    """Yields smaller streams: without one connection or request, or with a connection's bytes unsplit."""
     scripts = stream.scripts
     for i in range(len(scripts)):
         if len(scripts) > 1:
@@ -93,7 +94,7 @@ def smaller(stream: Stream) -> Iterator[Stream]:
 
 
 def _one_by_one(script: Script) -> Script:
-    """The same requests, each whole and after the answer to the one before."""
+    """Returns the same requests, each sent whole and after the answer to the previous one."""
     pieces = tuple(Piece(ask.raw, after=i, read=True) for i, ask in enumerate(script.asks))
     return replace(script, pieces=pieces)
 
@@ -104,7 +105,10 @@ def _with(stream: Stream, i: int, script: Script) -> Stream:
 
 
 def shrunk(stream: Stream, bundle: Bundle, clicks: Path) -> tuple[Stream, list[str]]:
-    """The smallest stream found that differs on a fresh server, and how; empty lines if it needs a past."""
+    """Returns the smallest stream found that differs on a fresh server, and the differences.
+
+    Differences are empty if they need earlier streams.
+    """
     lines: list[str] = []
     steps = 0
 

@@ -1,5 +1,6 @@
-"""A server in this process with real requests but no sockets, whose noise would hide what a
-benchmark looks for: bytes go into the server's own HTTP protocol, and its transport takes what it writes.
+"""Runs a server in this process with real requests but without sockets, whose noise would hide small effects.
+
+Bytes are fed to the server's own HTTP protocol, and a transport captures what it writes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from polyrec.server.http.connection.connection import Connection
 from polyrec.server.http.connection.frontend import HttpFrontend
 
 REQUESTS, ROWS = 64, 23
-"""Requests of a block; a multiple of the answers that are counted at a time (server/metrics/counting.py)."""
+"""Requests per block; a multiple of the number of answers counted at once (server/metrics/counting.py)."""
 BODY = json.dumps({"instances": [{}] * ROWS}).encode()
 REQUEST = (
     b"POST /v1/predict HTTP/1.1\r\nhost: 127.0.0.1:8000\r\ncontent-type: application/json\r\n"
@@ -36,7 +37,7 @@ T = TypeVar("T")
 
 
 def opened(bundle: str | Path) -> tuple[Engine, Application]:
-    """A real engine of one bundle, and what answers its requests. The caller closes the engine."""
+    """Returns a real engine of one bundle, and its request handler. The caller closes the engine."""
     retain_freed_memory()
     found = load_bundle(bundle)
     engine = Engine()
@@ -46,13 +47,13 @@ def opened(bundle: str | Path) -> tuple[Engine, Application]:
 
 
 def settle() -> None:
-    """Freezes living objects for the garbage collector, as the server does once it has loaded."""
+    """Freezes live objects for the garbage collector, as the server does after loading."""
     gc.collect()
     gc.freeze()
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Runs a coroutine on the server's kind of loop."""
+    """Runs a coroutine on the kind of event loop that the server uses."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(work)
 
@@ -92,8 +93,9 @@ class InProcessClient:
         return await answer
 
     async def block_s(self) -> float:
-        """Processor seconds per request, over a block of sequential ones. Excludes other work on this core,
-        but not its effect on the caches.
+        """Returns the CPU seconds per request over a block of sequential ones.
+
+        Excludes other work on this core, but not its effect on the caches.
         """
         start = time.thread_time()
         for _ in range(REQUESTS):

@@ -1,9 +1,9 @@
-"""Measures what live quality costs a server's clients, in pairs of turns: the judge stopped, and at work.
+"""Measures what live quality costs a server's clients, in pairs of turns with the judge stopped and working.
 
     taskset -c 0,1 python -m benchmarks.http.live_quality BUNDLE --data FILE
 
-Server, writer of the log and judge share the first core; one client, closed loop, has the second. The judge
-works as much as it ever may: labels are final after a second, and there is no pause between rounds.
+Server, log writer and judge share the first core; a closed-loop client has the second. The judge has the
+maximum amount of work: labels are final after a second, and there is no pause between rounds.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TOKEN = "feedback-token-of-this-benchmark"
 
 
 def bodies(bundle: Path, data: Path, most: int = 200) -> list[bytes]:
-    """Ranking requests of the data, at least one row each."""
+    """Returns ranking requests of the data, with at least one row each."""
     schema = load_bundle(bundle).manifest.schema_
     table = pq.read_table(data).slice(0, 20_000)
     ids = table[schema.group].to_numpy()
@@ -74,7 +74,7 @@ def _post(connection: http.client.HTTPConnection, path: str, body: bytes, header
 
 
 def judge_of(server: int) -> int:
-    """Process id of a server's judge."""
+    """Returns the process id of a server's judge."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             parent = int(stat.read_text().rpartition(")")[2].split()[1])

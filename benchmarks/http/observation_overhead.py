@@ -4,13 +4,13 @@
     python -m benchmarks.http.observation_overhead traces runs/demo/table
     # chrt -r 1 in front for a quiet figure
 
-A real engine answers the same requests in this process, by way of the server's own HTTP protocol
-(in_process.py). Blocks of requests take turns; a figure is the median of the differences to the block beside
-it that is not observed.
+A real engine answers the same requests in this process, through the server's own HTTP protocol
+(in_process.py). Blocks of requests take turns; a figure is the median of the differences to the neighboring
+unobserved block.
 
 metrics  off means that nothing is observed, not even the protocol's statistics; a scrape is timed too
-traces   at several sampling rates; the exporter is the real one and sends to a collector that reads and
-         discards, both in processes of their own
+traces   at several sampling rates; the real exporter sends to a collector that reads and discards, each in
+         its own process
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from polyrec.server.tracing.tracer import Tracer, open_tracer
 ROUNDS = {"metrics": 200, "traces": 60}
 WARM_UP = 2
 LIMIT_US = 15.0
-"""Most that the metrics of a request may take."""
+"""Maximum cost of metrics per request."""
 RATIOS = (0.0, 0.01, 1.0)
 SCRAPES = 50
 Switch = Callable[[], object]
@@ -60,7 +60,7 @@ class Nothing:
 
 
 class Observers:
-    """An engine's observers, in place or out of it."""
+    """Attaches or detaches an engine's observers."""
 
     def __init__(self, engine: Engine) -> None:
         self._dispatcher: Any = engine.serving.dispatcher
@@ -79,7 +79,7 @@ class Observers:
 
 
 class Sink(BaseHTTPRequestHandler):
-    """A collector that takes everything."""
+    """Collector that accepts and discards everything."""
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
@@ -92,14 +92,14 @@ class Sink(BaseHTTPRequestHandler):
 
 
 def collect(port: Connection) -> None:
-    """A process that is a collector."""
+    """Runs a collector in its own process."""
     with ThreadingHTTPServer(("127.0.0.1", 0), Sink) as server:
         port.send(server.server_port)
         server.serve_forever()
 
 
 async def measure(app: Application, ways: Mapping[str, Switch], rounds: int) -> dict[str, list[float]]:
-    """Returns microseconds a request of each block, by way. ways: what switches to each."""
+    """Returns microseconds per request of each block, by way. ways: functions that switch to a way."""
     found: dict[str, list[float]] = {way: [] for way in ways}
     client = InProcessClient(app)
     for turn in range(rounds + WARM_UP):
@@ -112,7 +112,7 @@ async def measure(app: Application, ways: Mapping[str, Switch], rounds: int) -> 
 
 
 def compared(found: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """Returns the median when off, and quartiles of what each other way takes more, in microseconds."""
+    """Returns the median when off, and quartiles of each other way's additional time, in microseconds."""
     off = np.asarray(found["off"])
     result: dict[str, Any] = {"request_us_off": round(float(np.median(off)), 1)}
     for way, took_us in found.items():
@@ -124,7 +124,7 @@ def compared(found: Mapping[str, Sequence[float]]) -> dict[str, Any]:
 
 
 def metrics(engine: Engine, app: Application) -> dict[str, Any]:
-    """Costs of metrics, and of a scrape."""
+    """Measures the cost of metrics and of a scrape."""
     observers = Observers(engine)
     ways: dict[str, Switch] = {"off": lambda: observers.turn(False), "metrics": lambda: observers.turn(True)}
     result = compared(run(measure(app, ways, ROUNDS["metrics"])))
@@ -140,7 +140,7 @@ def metrics(engine: Engine, app: Application) -> dict[str, Any]:
 
 
 def traces(engine: Engine, app: Application) -> dict[str, Any]:
-    """Costs of traces at each of RATIOS."""
+    """Measures the cost of traces at each of RATIOS."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     collector = context.Process(target=collect, args=(theirs,), daemon=True)
@@ -167,7 +167,7 @@ def traces(engine: Engine, app: Application) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 if a request's metrics cost no more than the limit, else 1."""
+    """Returns 0 if a request's metrics cost no more than the limit, else 1."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.http.observation_overhead",
         description=__doc__,

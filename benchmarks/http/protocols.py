@@ -1,11 +1,11 @@
-"""Measures the cost of one request over HTTP with JSON tensors, over HTTP with binary tensors, and over gRPC.
+"""Measures the cost of a request over HTTP with JSON tensors, over HTTP with binary tensors, and over gRPC.
 
     python -m benchmarks.http.protocols BUNDLE [BUNDLE ...] [--rows 23] [--turns 4] [--seconds 3] [--out FILE]
 
-One server on one core, the client on another; the ways take turns on the same server, so that what else the
-machine does falls on all alike. Each is a closed loop of 1 and of 16 requests in flight, over HTTP each on a
-connection of its own, over gRPC all on one. The numbers are medians of the turns. Processor time is that of
-the server's whole process; the model's part is the same for the three ways.
+The server has one core and the client another. The protocols take turns on the same server, so that other
+load on the machine affects all equally. Each is measured in closed loops of 1 and 16 requests in flight: over
+HTTP on one connection each, over gRPC all on one. Figures are medians of the turns. CPU time is that of the
+server's whole process; the model's part is the same for all three.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ IN_FLIGHT = (1, 16)
 DIFFERENT_REQUESTS = 256
 DATATYPES = {"f": "FP32", "i": "INT64"}
 Ask = Callable[[int], Awaitable[None]]
-"""Sends the request of that number and waits for its answer."""
+"""Sends the request with a given number and waits for its answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProtocolTurn:
-    """One turn. Times in microseconds; cpu_us: the server's processor time for a request."""
+    """One turn. Times in microseconds. cpu_us: the server's CPU time per request."""
 
     model: str
     way: str
@@ -60,7 +60,7 @@ class ProtocolTurn:
 
 
 def random_tensors(bundle: Bundle, rows: int, random: np.random.Generator) -> dict[str, Any]:
-    """Plain rows of uniformly random ids, three for each list."""
+    """Returns plain rows of uniformly random ids, three per list."""
     schema, encoder = bundle.manifest.schema_, bundle.encoder
     tensors: dict[str, Any] = {}
     if schema.dense:
@@ -75,7 +75,7 @@ def random_tensors(bundle: Bundle, rows: int, random: np.random.Generator) -> di
 
 
 def http_request(tensors: dict[str, Any], binary: bool) -> bytes:
-    """Head and body of a request."""
+    """Returns head and body of a request."""
     body, headers = infer_body(tensors, binary=binary)
     lines = [f"POST {INFER} HTTP/1.1", "Host: x", f"Content-Length: {len(body)}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
@@ -83,7 +83,7 @@ def http_request(tensors: dict[str, Any], binary: bool) -> bytes:
 
 
 def grpc_request(tensors: dict[str, Any]) -> bytes:
-    """A serialized ModelInferRequest."""
+    """Returns a serialized ModelInferRequest."""
     request = message_class("ModelInferRequest")(model_name="dlrm")
     for name, array in tensors.items():
         request.inputs.add(name=name, datatype=DATATYPES[array.dtype.kind], shape=array.shape)
@@ -92,7 +92,7 @@ def grpc_request(tensors: dict[str, Any]) -> bytes:
 
 
 async def http_asker(stack: AsyncExitStack, url: str, requests: Sequence[bytes]) -> Ask:
-    """A connection of its own."""
+    """Opens a connection of its own and yields the function that sends requests on it."""
     where = urlsplit(url)
     reader, writer = await asyncio.open_connection(where.hostname, where.port)
     stack.callback(writer.close)
@@ -111,7 +111,7 @@ async def http_asker(stack: AsyncExitStack, url: str, requests: Sequence[bytes])
 async def turn(
     bundle: Bundle, server: ServerProcess, way: str, in_flight: int, requests: Sequence[bytes], seconds: float
 ) -> ProtocolTurn:
-    """One closed loop."""
+    """Runs one closed loop."""
     async with AsyncExitStack() as stack:
         if way == WAYS[2]:
             channel = await stack.enter_async_context(grpc.aio.insecure_channel(str(server.grpc)))
@@ -148,7 +148,7 @@ async def turn(
 
 
 async def measure(folder: Path, rows: int, turns: int, seconds: float) -> list[ProtocolTurn]:
-    """All turns on one bundle."""
+    """Runs all turns on one bundle."""
     bundle = load_bundle(folder)
     random = np.random.default_rng(0)
     asked = [random_tensors(bundle, rows, random) for _ in range(DIFFERENT_REQUESTS)]
@@ -174,7 +174,7 @@ async def measure(folder: Path, rows: int, turns: int, seconds: float) -> list[P
 
 
 def table(turns: Sequence[ProtocolTurn]) -> str:
-    """Medians of the turns, as Markdown."""
+    """Returns the medians of the turns as a Markdown table."""
     rows = []
     keys = dict.fromkeys((t.model, t.way, t.in_flight) for t in turns)
     for key in keys:

@@ -3,10 +3,10 @@
     git worktree add --detach /tmp/before 63bcbdf
     python -m benchmarks.http.revisions /tmp/before --bundle runs/table --data clicks.parquet --json FILE
 
-A turn starts one server of each revision, on one core, and asks them in alternation from another core over 16
+A turn starts one server per revision on one core, and loads them alternately from another core over 16
 connections in a closed loop: ranking requests of 23 candidates, then the same with a latency budget that
-cannot be met. It also times `polyrec --help`. A further run adds its turns to FILE. The bundle is best made
-by the older revision.
+cannot be met. It also times `polyrec --help`. Later runs add their turns to FILE. Create the bundle with the
+older revision.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ try: from polyrec.cli.main import main
 except ImportError: from polyrec.cli import main
 raise SystemExit(main())
 """
-"""The command `polyrec`, in revisions with one package and in those before."""
+"""The command `polyrec` in revisions with one package, and in earlier ones."""
 CONNECTIONS = 16
 CANDIDATES = 23
 WARM_UP_S = 0.5
@@ -56,7 +56,7 @@ FIGURES = {
     "rejections_us": "the same, server's processor time, us",
     "help_ms": "`polyrec --help`, ms",
 }
-"""Name in FILE: row of the table. Times are better the smaller they are."""
+"""Row of the table by name in FILE. For times, smaller is better."""
 Figures = dict[str, float]
 
 
@@ -68,7 +68,7 @@ class Child(NamedTuple):
 
 
 def processor_s(pid: int) -> float:
-    """Returns the time for which the threads of a process have run, in seconds."""
+    """Returns the CPU time of all threads of a process, in seconds."""
     tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
     return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
 
@@ -76,7 +76,7 @@ def processor_s(pid: int) -> float:
 def throughput(
     child: Child, requests: Sequence[bytes], expected: tuple[bytes, ...], seconds: float
 ) -> tuple[float, float]:
-    """Returns answers per second of a closed loop, and the server's processor time of one in microseconds."""
+    """Returns a closed loop's answers per second, and the server's CPU time per answer in microseconds."""
     before_s = processor_s(child.pid)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         begin = time.perf_counter()
@@ -89,7 +89,7 @@ def throughput(
 
 
 def command(tree: Path, *arguments: str) -> tuple[list[str], dict[str, str]]:
-    """Returns the command line of `polyrec` as of a checkout, and its environment."""
+    """Returns the command line and environment to run a checkout's `polyrec`."""
     environment = os.environ | {"PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1"}
     return [sys.executable, "-c", MAIN, *arguments], environment
 
@@ -104,7 +104,7 @@ def help_ms(tree: Path) -> float:
 
 @contextmanager
 def server(tree: Path, bundle: Path) -> Iterator[Child]:
-    """Yields a ready server of that checkout, pinned to `SERVER_CORE`."""
+    """Yields a ready server of a checkout, pinned to `SERVER_CORE`."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

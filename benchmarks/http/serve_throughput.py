@@ -1,15 +1,15 @@
-"""Throughput of one server on one core, the client on another: what a core gives, and where it goes.
+"""Measures one server's throughput on one core with the client on another, and how its time is divided.
 
     python benchmarks/http/serve_throughput.py                      # trains a small model on generated data
     python benchmarks/http/serve_throughput.py --bundle DIR --data FILE --json
 
-For each workload (rows of a data file as predict, rank or inference-protocol requests, no two alike
-in a row; predict and infer repeat in every row the context that rank sends once) a closed loop over one
-connection gives the latency alone, and over several the throughput. Of several runs the best is kept: on
-a shared machine the others measure the neighbors. The split of the server's time comes from its own
-metrics: phases as it timed them (queue is waiting, not work), `http` is the rest of its processor time.
-The client is a bare socket loop; its own share of its core is printed, and a run in which it passed 80%
-says so, as it then measures itself.
+Workloads are rows of a data file as predict, rank or inference-protocol requests, with no two equal requests
+in succession; predict and infer repeat in every row the context that rank sends once. For each, a closed loop
+over one connection measures the latency alone, and over several connections the throughput. The best of
+several runs is kept, because on a shared machine the others measure its neighbors. The division of the
+server's time comes from its own metrics: phases as it timed them (queue is waiting, not work), and `http` for
+the rest of its CPU time. The client is a plain socket loop. Its share of its core is printed, with a warning
+above 80%, since the run then measures the client.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ MAX_ROWS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class ThroughputResult:
-    """One run. Times in microseconds a request; the queue is waiting, not work."""
+    """One run. Times in microseconds per request; the queue is waiting, not work."""
 
     workload: str
     rows: int
@@ -71,7 +71,7 @@ class ThroughputResult:
 
 
 class Connection(asyncio.Protocol):
-    """Sends one request after another; each next one when the answer is complete.
+    """Sends requests one after another, each after the previous answer is complete.
 
     An answer whose status code is not in `expected` is an error.
     """
@@ -137,7 +137,7 @@ async def closed_loop(
     seconds: float,
     expected: tuple[bytes, ...] = OK,
 ) -> list[float]:
-    """Latencies, in seconds, of everything answered but the first answer of each connection."""
+    """Returns the latencies in seconds of all answers except the first of each connection."""
     loop = asyncio.get_running_loop()
     latencies: list[float] = []
     ends = time.perf_counter() + seconds
@@ -150,7 +150,7 @@ async def closed_loop(
 
 
 def prepared(path: str, build: Callable[[Query], Request], rows: int, data_rows: int) -> list[bytes]:
-    """Returns requests of `rows` consecutive rows, spread over the data; the first has the context."""
+    """Returns requests of `rows` consecutive rows from all over the data; the first row gives the context."""
     random = np.random.default_rng(0)
     requests = []
     for first in random.integers(0, max(1, data_rows - rows), DIFFERENT_REQUESTS).tolist():
@@ -160,7 +160,7 @@ def prepared(path: str, build: Callable[[Query], Request], rows: int, data_rows:
 
 
 def scrape(url: str, path: str) -> dict[str, float]:
-    """The sums this benchmark takes differences of."""
+    """Reads the cumulative metrics from which differences are computed."""
     total = read_metrics(url).total
     found = {phase: total("polyrec_phase_seconds_sum", path=path, phase=phase) for phase in PHASES}
     found["cpu"] = total("process_cpu_seconds_total")
@@ -204,7 +204,7 @@ def measure(
 
 
 def small_model(folder: Path) -> tuple[Path, Path]:
-    """A model of a few seconds on generated data: (bundle, data)."""
+    """Trains a model for a few seconds on generated data; returns (bundle, data)."""
     from polyrec.models.data.reader import open_data
     from polyrec.models.data.synthetic.generator import generate
     from polyrec.models.schema.schema import load_schema
@@ -220,14 +220,14 @@ def small_model(folder: Path) -> tuple[Path, Path]:
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """Arguments that say which model is asked, and about what."""
+    """Adds the arguments for the model and the data of requests."""
     parser.add_argument("--bundle", type=Path, help="bundle to execute (default: a small one, trained now)")
     parser.add_argument("--data", type=Path, help="Parquet file whose rows are asked about")
 
 
 @contextmanager
 def model(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Iterator[tuple[Path, Path]]:
-    """(bundle, data) as those arguments say, and while it is needed."""
+    """Yields (bundle, data) according to those arguments."""
     if (args.bundle is None) != (args.data is None):
         parser.error("--bundle and --data go together")
     with tempfile.TemporaryDirectory() as folder:

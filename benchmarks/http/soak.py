@@ -4,11 +4,12 @@
     python -m benchmarks.http.soak --seconds 60          # everything compressed, as in `make test-long`
 
 Small bundles are trained on generated clicks and served by real servers (benchmarks/http/soak_servers.py):
-one whose lanes are processes, one whose rows are partly in a Redis. Requests of all forms leave open-loop,
-and every answer is compared with what its path must say. Resident memory and descriptors of the servers and
-their children are read after the warm-up, each minute and at the end. Exit status 1 if an answer is wrong
-or missing, a status is 500, the log has a traceback, memory has grown by more than MAX_GROWTH and
-SLACK_BYTES, or descriptors have leaked."""
+one with process lanes, one with part of its rows in Redis. Requests of all forms are sent in open loop, and
+every answer is compared with its path's expected answer. Resident memory and descriptors of the servers and
+their children are read after the warm-up, each minute and at the end. Exit status 1 if an answer is wrong or
+missing, a status is 500, the log has a traceback, memory has grown by more than MAX_GROWTH and SLACK_BYTES,
+or descriptors have leaked.
+"""
 
 from __future__ import annotations
 
@@ -54,10 +55,10 @@ MAX_CONNECTIONS = 256
 GRACE_S = 20.0
 ABORT_EVERY_S = 0.25
 MAX_GROWTH = 1.2
-"""Resident memory at the end over that after the warm-up, and SLACK_BYTES more."""
+"""Maximum resident memory at the end as a factor of that after the warm-up, plus SLACK_BYTES."""
 SLACK_BYTES = 48 * 2**20
 MAX_LEAKED = 8
-"""Descriptors at the end over those after the warm-up."""
+"""Maximum number of additional descriptors at the end, compared with after the warm-up."""
 
 
 @dataclass(slots=True)
@@ -80,12 +81,12 @@ class AnswerCounts:
     paths: Counter[str] = field(default_factory=Counter)
 
     def document(self) -> dict[str, Any]:
-        """For JSON."""
+        """Returns the counts as plain data for JSON."""
         values = ((f.name, getattr(self, f.name)) for f in fields(self))
         return {name: dict(value) if isinstance(value, Counter) else value for name, value in values}
 
     def count(self, server: SoakServer, which: int, answer: Answer, late: bool) -> None:
-        """Counts one answer."""
+        """Checks and counts one answer."""
         if answer.error:
             self.unanswered += 1
             self.first_wrong += [answer.error][: 5 - len(self.first_wrong)]
@@ -110,7 +111,7 @@ class AnswerCounts:
 async def load(
     server: SoakServer, rate: float, seconds: float, budget_s: float, seed: int, counts: AnswerCounts
 ) -> None:
-    """Sends at Poisson times and counts every answer."""
+    """Sends requests at Poisson times and counts every answer."""
     random = np.random.default_rng(seed)
     due_s = arrival_times(Arrivals(), rate, seconds, random)
     which = random.integers(0, len(server.requests), due_s.size)
@@ -143,7 +144,7 @@ async def load(
 
 
 def capacity(servers: Sequence[SoakServer], seconds: float) -> list[float]:
-    """Requests/s of each when all are busy at once."""
+    """Returns the requests/s of each server while all are loaded at the same time."""
     answered = [0.0] * len(servers)
 
     def measure(i: int, server: SoakServer) -> None:
@@ -172,7 +173,7 @@ class Disturbance:
         self._threads: list[threading.Thread] = []
 
     def every(self, seconds: float, name: str, act: Callable[[int], object]) -> None:
-        """From now on. act: called with the number of earlier calls."""
+        """Starts to repeat an action. act: called with the number of earlier calls."""
 
         def run() -> None:
             while not self._over.wait(seconds):
@@ -206,7 +207,7 @@ SHORT = Pace(reload_s=10.0, kill_s=15.0, store_s=20.0, look_s=10.0)
 
 
 def settled(servers: Sequence[SoakServer], wanted: int | None = None) -> Footprint:
-    """The servers at rest: once there are no more descriptors than `wanted`, or after ten seconds."""
+    """Returns the footprint once there are at most `wanted` descriptors, or after ten seconds."""
     until = time.monotonic() + 10
     while True:
         now = total(servers)
@@ -217,7 +218,7 @@ def settled(servers: Sequence[SoakServer], wanted: int | None = None) -> Footpri
 
 
 def total(servers: Sequence[SoakServer]) -> Footprint:
-    """The sum of the footprints of all servers."""
+    """Returns the sum of all servers' footprints."""
     each = [footprint(server.child.process.pid) for server in servers]
     return Footprint(
         sum(f.processes for f in each), sum(f.rss_bytes for f in each), sum(f.descriptors for f in each)
@@ -227,7 +228,7 @@ def total(servers: Sequence[SoakServer]) -> Footprint:
 def verdict(
     counts: Sequence[AnswerCounts], start: Footprint, end: Footprint, failed: list[str], log: str
 ) -> list[str]:
-    """The failures of a soak, in words; empty if there are none."""
+    """Returns the failures of a soak test in words; empty if there are none."""
     found = [f"an act failed: {line}" for line in failed[:5]]
     for one in counts:
         if one.wrong or one.unanswered or one.other:

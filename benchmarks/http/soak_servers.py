@@ -1,8 +1,8 @@
 """Starts the two servers of the soak test, with their expected answers and disturbances.
 
-`lanes` has two paths on lanes in processes of their own, which can be killed. `tiers` has its rows in memory
-and in a Redis, which can be restarted, where there is a redis-server; rows in tiers belong to the server's
-own process, so that the two cannot be one.
+`lanes` has two paths on process lanes, which can be killed. `tiers` has its rows in memory and in Redis,
+which can be restarted; it needs a redis-server. There are two servers because rows in tiers can only be read
+by the server's own process.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.models.tiers.redis_server import RedisServer
 TOKEN = "a token for the soak test"
 QUERIES = 150
 TOLERANCE = 1e-5
-"""Between probabilities of one path, however requests are batched."""
+"""Maximum difference between probabilities of one path, however requests are batched."""
 RUNTIME = "onnx"
 LINGER_NOT = struct.pack("ii", 1, 0)
 """SO_LINGER so that closing a connection resets it."""
@@ -42,7 +42,7 @@ LINGER_NOT = struct.pack("ii", 1, 0)
 
 @dataclass(frozen=True, slots=True)
 class KnownRequest:
-    """One request and, by path, the probabilities that answer it: float32 [rows]."""
+    """A request and its expected probabilities by path, float32 [rows]."""
 
     raw: bytes
     right: Mapping[str, F32]
@@ -50,7 +50,7 @@ class KnownRequest:
 
 @dataclass(frozen=True, slots=True)
 class SoakServer:
-    """One running server. excused: paths whose answers differ while they say that something failed."""
+    """A running server. excused: paths whose answers may differ while they report a failure."""
 
     name: str
     child: ServerProcess
@@ -69,14 +69,14 @@ class SoakServer:
         urllib.request.urlopen(act, timeout=60).close()
 
     def kill_lane(self, number: int) -> None:
-        """SIGKILL to the process of one lane, if it is alive."""
+        """Sends SIGKILL to the process of one lane, if it is alive."""
         pids = [lane["pid"] for lane in get_json(self.url, "/v1/paths")["lanes"] if lane.get("pid")]
         own = self.child.process.pid
         if pids and (pid := pids[number % len(pids)]) != own:
             os.kill(pid, signal.SIGKILL)
 
     def abort(self, number: int) -> None:
-        """A client that goes away: in the head, in the body, or before its answer."""
+        """Acts as a client that disconnects in the head, in the body, or before its answer."""
         host, _, port = self.url.removeprefix("http://").partition(":")
         raw = self.requests[number % len(self.requests)].raw
         with socket.create_connection((host, int(port)), timeout=10) as client:
@@ -85,7 +85,7 @@ class SoakServer:
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_NOT)
 
     def wrong(self, index: int, body: bytes) -> str:
-        """Describes how an answer of status 200 differs from the right one; empty if it does not."""
+        """Describes how an answer of status 200 differs from the expected one; empty if it does not."""
         answer = json.loads(body)
         requests = self.requests[index]
         described = answer.get("parameters", answer)
@@ -116,7 +116,7 @@ class Footprint:
 
 
 def footprint(pid: int) -> Footprint:
-    """Read from /proc; processes that end meanwhile are left out."""
+    """Reads a process tree's footprint from /proc; ignores processes that end meanwhile."""
     processes = rss = descriptors = 0
     waiting = [pid]
     while waiting:
@@ -134,7 +134,7 @@ def footprint(pid: int) -> Footprint:
 
 
 def known_requests(clicks: Path, bundles: Mapping[str, Bundle]) -> tuple[KnownRequest, ...]:
-    """Predictions, rankings and inference requests of the data, and what each path answers to them."""
+    """Returns predictions, rankings and inference requests of the data with each path's expected answers."""
     first = next(iter(bundles.values()))
     schema = first.manifest.schema_
     data = read_rows(clicks, schema, 50 * QUERIES)
@@ -160,7 +160,7 @@ def known_requests(clicks: Path, bundles: Mapping[str, Bundle]) -> tuple[KnownRe
 
 
 def lanes_server(clicks: Path, bundles: Mapping[str, Bundle], folder: Path, budget_ms: float) -> SoakServer:
-    """Returns a plan of all bundles on two process lanes."""
+    """Starts a server of all bundles on two process lanes."""
     plan = Plan.model_validate(
         {
             "paths": [
@@ -176,7 +176,7 @@ def lanes_server(clicks: Path, bundles: Mapping[str, Bundle], folder: Path, budg
 def tiers_server(
     clicks: Path, bundle: Bundle, folder: Path, budget_ms: float, store: RedisServer
 ) -> SoakServer:
-    """One path with an eighth of its rows in memory and the rest in `store`, on a lane in a thread."""
+    """Starts a server of one path on a thread lane; memory holds an eighth of the rows, `store` the rest."""
     rows = {table: v.rows for table, v in bundle.encoder.vocabularies.items()}
     tables = {table: {"host": n // 8, "remote": n - n // 8} for table, n in rows.items()}
     remote = {"url": store.url, "fill": True, "timeout_ms": 50.0}
@@ -193,14 +193,14 @@ def tiers_server(
 
 
 def opened_store(folder: Path) -> RedisServer | None:
-    """A Redis whose rows outlive a restart; None where there is no redis-server."""
+    """Returns a Redis whose rows survive a restart; None without a redis-server."""
     if shutil.which("redis-server") is None:
         return None
     return RedisServer(folder, "--appendonly", "yes", "--loglevel", "warning")
 
 
 def restart(store: RedisServer) -> None:
-    """SIGKILL, and a new process with the same rows."""
+    """Kills the store with SIGKILL and starts a new process with the same rows."""
     store.kill()
     store.start()
 

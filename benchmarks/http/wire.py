@@ -2,11 +2,12 @@
 
     python -m benchmarks.http.wire --bundle runs/table --data ../shared/data/trivago/impressions.parquet
 
-Bytes are whole HTTP requests, head included, as `loadtest/traffic/request_bodies.py` makes them; beside
-them the same bodies as gzip makes them (level 6). Times are the server's on one core: `inflate` undoes
-gzip, `parse` reads the body into rows, `encode` makes the batch of them that a model takes. A different
-request each time, contexts of the data with candidates drawn from it; ranked, exploded, ranked, exploded,
-and so on; medians over all."""
+Bytes are those of whole HTTP requests including the head, as made by `loadtest/traffic/request_bodies.py`,
+and of the same bodies compressed by gzip (level 6). Times are the server's on one core: `inflate`
+decompresses, `parse` reads the body into rows, `encode` converts them to the model's batch. Each request is
+different, with contexts and candidates drawn from the data. Ranked and exploded requests alternate; figures
+are medians.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +78,7 @@ class WireResult:
 
 
 def formats(bundle: Bundle, queries: Queries) -> dict[str, tuple[Form, Form]]:
-    """Name -> (ranked, exploded)."""
+    """Returns (ranked, exploded) by name."""
     schema, limits = bundle.manifest.schema_, Limits()
     decoder, codec = Decoder(schema, limits), OipCodec(schema, limits, bundle.encoder.vocabularies)
 
@@ -147,7 +148,7 @@ def measure(
 
 
 def inflated_s(bodies: Sequence[bytes]) -> float:
-    """Median seconds to decompress one, as the server does."""
+    """Returns the median seconds to decompress a body in the server's way."""
     took = []
     for body in bodies:
         start = time.perf_counter()
@@ -161,7 +162,7 @@ def inflated_s(bodies: Sequence[bytes]) -> float:
 
 
 def check_equal(ranked: Batch, exploded: Batch) -> None:
-    """The figures are of the same rows, or they are of nothing."""
+    """Checks that all forms carry the same rows, without which the figures would mean nothing."""
     if ranked.context.rows != 1:
         raise SystemExit(f"the ranked request has {ranked.context.rows} contexts")
     a, b = ranked.exploded(), exploded.exploded()

@@ -1,22 +1,22 @@
-"""Measures what a second core adds on a model of real size, and how much memory the processes take.
+"""Measures the gain of a second core with a model of real size, and the memory of the processes.
 
     python -m benchmarks.lanes.cores offered --folder runs/peers --out docs/results/cores.json
     python -m benchmarks.lanes.cores_page docs/results/cores.json docs/results/cores.md
 
-offered, tiers: parsed queries of the Kaggle-size model of benchmarks/peers are offered to the dispatcher in
-the server's own process (benchmarks/lanes/offered.py), so that no load generator needs a core; the driver's
-share of the processor time is reported. `two servers` are two such processes with a core each and nothing in
-common but the mapped rows: what the hardware gives. tiers: half of each table's rows are on disk. All cases
-have the same number of queries outstanding in all.
+offered, tiers: parsed queries of the Kaggle-size model of benchmarks/peers are offered to the dispatcher
+within the server's process (benchmarks/lanes/offered.py), so that no core is needed for a load generator; the
+driver's share of the CPU time is reported. `two servers` are two such processes with one core each that share
+only the mapped rows, which shows what the hardware can do. tiers: half of each table's rows are on disk. All
+cases have the same total number of outstanding queries.
 
 served: `polyrec serve` with one process pinned to the first core and the load on the second, and with two
-processes and the load on both cores, none of them pinned. There the load generator takes a share of what is
-measured, so processor time per request is reported beside requests/s.
+unpinned processes and the load on both cores. In the latter, the load generator takes part of what is
+measured, so CPU time per request is reported in addition to requests/s.
 
 memory: proportional set size (PSS) of a server's processes, one server at a time, ready and after load.
 
-All cases of a part are open at once and take turns of some seconds; figures are medians over turns, ratios
-within a turn. A run keeps the parts and sizes of --out that it does not measure.
+All cases of a part are open at the same time and take turns of some seconds. Figures are medians over turns,
+and ratios are within a turn. A run keeps the parts and sizes in --out that it does not measure.
 """
 
 from __future__ import annotations
@@ -63,8 +63,10 @@ Turn = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class OfferedCase:
-    """processes: cores of each server process. lanes: kind and cores of the lanes of each. tiers: whether
-    half of the rows of each table are on disk.
+    """A case of offered queries.
+
+    processes: cores of each server process. lanes: kind and cores of the lanes of each. tiers: whether half
+    of the rows of each table are on disk.
     """
 
     processes: tuple[tuple[int, ...], ...]
@@ -97,7 +99,7 @@ EXTRA = ("2 cores: 2 process lanes, a core each", "2 cores: inline and a process
 
 
 class Offered:
-    """The processes of one case."""
+    """Runs the processes of one case."""
 
     def __init__(self, case: OfferedCase, plan: Path, rows: int) -> None:
         command = [sys.executable, "-m", "benchmarks.lanes.offered", str(plan), str(rows)]
@@ -187,7 +189,7 @@ def save_case(bundle: Bundle, case: OfferedCase, args: argparse.Namespace, folde
 def offered(
     cases: Mapping[str, OfferedCase], bundle: Bundle, rows: int, args: argparse.Namespace
 ) -> dict[str, Turn]:
-    """All cases at one size of request."""
+    """Measures all cases with one request size."""
     with tempfile.TemporaryDirectory(dir=args.folder) as folder, ExitStack() as stack:
         opened = {}
         for i, (name, case) in enumerate(cases.items()):
@@ -203,7 +205,7 @@ def offered(
 
 
 def in_turns(cases: Mapping[str, Any], count: int) -> dict[str, Turn]:
-    """Medians over turns; `times`: of requests/s relative to the first case, within a turn."""
+    """Returns medians over turns. `times`: requests/s relative to the first case of the same turn."""
     found: dict[str, list[Turn]] = {name: [] for name in cases}
     for number in tqdm(range(count + 1), leave=False):
         for name, turn in cases.items():
@@ -228,11 +230,11 @@ SERVED: Mapping[str, tuple[dict[str, object], int | None]] = {
     "2 cores: one process, 2 process lanes": ({"lanes": 2, "lane": "process"}, None),
     "2 cores: two processes": ({"processes": 2}, None),
 }
-"""Settings, and the core of the server; None: any, for the load generator as well."""
+"""Settings and core of the server; None: any core, also for the load generator."""
 
 
 def served(bodies: Sequence[bytes], bundle: Path, args: argparse.Namespace) -> dict[str, Turn]:
-    """All servers at one size of request."""
+    """Measures all servers with one request size."""
     with ExitStack() as stack:
         turns = {}
         for name, (settings, core) in SERVED.items():
@@ -249,10 +251,10 @@ def served(bodies: Sequence[bytes], bundle: Path, args: argparse.Namespace) -> d
 def served_turn(
     url: str, pid: int, bodies: Sequence[bytes], load: set[int], args: argparse.Namespace
 ) -> Turn:
-    """A closed loop over HTTP. load: cores of the load generator.
+    """Runs a closed loop over HTTP. load: cores of the load generator.
 
-    front_ms: of the process that was started. least_share: processor time of the least busy of the others,
-    relative to the busiest.
+    front_ms: CPU time of the started process. least_share: CPU time of the least busy other process relative
+    to the busiest.
     """
     os.sched_setaffinity(0, load)
     url = f"{url}/v2/models/dlrm/infer"
@@ -277,7 +279,7 @@ def served_turn(
 
 
 def memory(bodies: Sequence[bytes], bundle: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """PSS of each server, ready and after a closed loop."""
+    """Returns the PSS of each server, ready and after a closed loop."""
     found = {}
     for name, (settings, core) in SERVED.items():
         with start(_settings(settings, bundle, args), core=core) as server:

@@ -31,7 +31,7 @@ LANES = "2 process lanes"
 
 
 def cap(cases: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """The most that one server gives with process lanes, however many cores they have."""
+    """Returns the maximum rate of one server with process lanes, regardless of their number of cores."""
     fronts = [f["front_ms"] for name, f in cases.items() if name.endswith(LANES)]
     return [
         "",
@@ -47,7 +47,7 @@ def _cells(figures: Mapping[str, float], columns: Mapping[str, tuple[str, str]])
 
 
 def offered_table(cases: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """Queries offered in the process."""
+    """Formats queries offered in the process."""
     columns = {
         "requests/s": ("requests_per_s", ",.0f"),
         "times": ("times", ".2f"),
@@ -62,10 +62,10 @@ def offered_table(cases: Mapping[str, Mapping[str, float]]) -> list[str]:
 
 
 def served_table(cases: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """Servers over HTTP.
+    """Formats servers over HTTP.
 
-    The last column is what the same processor time gives if the load is elsewhere; for process lanes no more
-    than the server's own process allows.
+    The last column is the rate with the same CPU time if the load generator were elsewhere; for process lanes
+    at most what the server's own process allows.
     """
     columns = {
         "requests/s": ("requests_per_s", ",.0f"),
@@ -87,7 +87,7 @@ def served_table(cases: Mapping[str, Mapping[str, float]]) -> list[str]:
 
 
 def memory_table(found: Mapping[str, Any]) -> list[str]:
-    """PSS of servers, MiB."""
+    """Formats the PSS of servers, in MiB."""
     rows = []
     for name, f in found["cases"].items():
         ready, loaded = ({k: v / MIB for k, v in f[state].items()} for state in ("ready", "loaded"))
@@ -103,7 +103,7 @@ def memory_table(found: Mapping[str, Any]) -> list[str]:
 
 
 def origin(found: Mapping[str, Any]) -> str:
-    """Command, date and machine of a part."""
+    """Returns command, date and machine of a part."""
     about = found["machine"]
     return (
         f"`{found['command']}`, {found['date']}, revision {found['revision']}, "
@@ -114,7 +114,7 @@ def origin(found: Mapping[str, Any]) -> str:
 
 
 def section(key: str, found: Mapping[str, Any]) -> list[str]:
-    """One part at one size of request."""
+    """Returns the section of one part and request size."""
     part, model, rows = key.split("/")
     if part == "offered":
         lines = [f"## Queries offered in the process: {model}, {rows} rows", ""]
@@ -131,7 +131,7 @@ def section(key: str, found: Mapping[str, Any]) -> list[str]:
 
 
 def page(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """The whole page. results: `part/model/rows` -> figures."""
+    """Returns the whole page. results: `part/model/rows` -> figures."""
     lines = [INTRODUCTION]
     for key, found in results.items():
         lines += section(key, found)

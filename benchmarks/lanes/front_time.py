@@ -1,7 +1,7 @@
-"""Measures a core's time outside the lanes: reading, answering and rejecting, for any number of answers.
+"""Estimates a core's time outside the lanes (reading, answering, rejecting) for any number of answers.
 
-A bound that answers more requests than a run did must also pay for their answers: as much as in that run, and
-for each more what an answer costs more than a rejection.
+A bound that answers more requests than a run did must include the cost of these answers: the run's time,
+plus, for each further answer, the difference between the cost of an answer and of a rejection.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """Time of the core beside the lanes. spent_s: in a run of `requests`, of which `answered` were answered.
+    """A core's time outside the lanes.
 
-    answer_s: reading and answering one request, as when it is alone.
+    spent_s: time in a run of `requests`, of which `answered` were answered. answer_s: time to read and answer
+    a single request on an idle server.
     """
 
     spent_s: float
@@ -22,7 +23,7 @@ class Front:
     answer_s: float
 
     def seconds(self, answered: float) -> float:
-        """Seconds if `answered` requests were answered instead; no rejection costs more than an answer."""
+        """Returns the seconds if `answered` requests were answered; a rejection costs at most an answer."""
         rejected = self.requests - self.answered
         reject_s = self.answer_s
         if rejected:

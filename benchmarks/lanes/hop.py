@@ -1,14 +1,14 @@
-"""Measures the hop of a batch to a lane and back, for every kind of lane.
+"""Measures the time of a batch's hop to a lane and back, for every kind of lane.
 
     chrt -r 1 python -m benchmarks.lanes.hop                          # trains a small model on generated data
     chrt -r 1 python -m benchmarks.lanes.hop --bundle DIR --data FILE --json
 
-The hop is the time from `execute` to `settle`, on the event loop, less the two stages as the lane timed
-them: writing the batch, waking the lane, waking the loop, reading the answer. `busy`: a batch follows its
-predecessor's answer at once. `idle`: after a pause, in which cores fall asleep and caches go to others. The
-loop has one core; a lane has another, or shares it. Kinds take turns, a few batches each, so that a
-neighbor's noise meets all of them. `bare` is what the system alone takes: two processes that wake one
-another, the other one working for 150 us, with no batch at all.
+The hop is the time from `execute` to `settle` on the event loop, minus the two stages as the lane timed them.
+It consists of writing the batch, waking the lane, waking the loop and reading the answer. `busy`: each batch
+follows the previous answer immediately. `idle`: after a pause in which cores sleep and caches are evicted.
+The loop has one core; a lane has another or shares it. Kinds take turns of a few batches, so that noise
+affects all of them. `bare` is the system's own part: two processes wake each other, one works for 150 us,
+without a batch.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ROWS = (1, 23, 270)
 PAUSES_S = {"busy": 0.0, "idle 2 ms": 0.002, "idle 20 ms": 0.02}
 COUNTS = {"busy": 60, "idle 2 ms": 30, "idle 20 ms": 12}
 WARM = 2
-"""Batches at the beginning of each turn that do not count: the lane's caches were somebody else's."""
+"""Batches at the start of each turn that are not counted, because other work has used the lane's caches."""
 BATCHES = 64
 PATH = "path"
 BARE_S = 150e-6
@@ -64,7 +64,7 @@ while os.eventfd_read(wake) == 1:
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """One kind at one size. executed_us: median of the two stages together."""
+    """Results of one kind at one size. executed_us: median of the two stages together."""
 
     lane: str
     rows: int
@@ -76,7 +76,7 @@ class Hop:
 
 
 class Bare:
-    """Two eventfds and a process that does nothing useful."""
+    """Measures two eventfds and a process that only spins."""
 
     name, alive, pid = "bare", True, None
     kind: LaneKind = "process"
@@ -115,7 +115,7 @@ Open = Callable[[PlannedPath, Bundle], Lane]
 
 
 def opens(kind: str, *cores: int) -> Open:
-    """A lane of this kind on these cores."""
+    """Opens a lane of a kind on some cores."""
     planned = PlannedLane.model_validate({"name": kind, "kind": kind, "cores": cores})
     return lambda path, bundle: open_lane(planned, [(path, bundle)], _died)
 
@@ -136,7 +136,7 @@ LANES: dict[str, Open] = {
 
 
 def batches_of(bundle: Bundle, data: Path, rows: int) -> list[Batch]:
-    """Ranking batches: one context and `rows` consecutive rows' candidates."""
+    """Returns ranking batches: one context and the candidates of `rows` consecutive rows."""
     table = read_rows(data, bundle.manifest.schema_, BATCHES * rows).combine_chunks()
     everything = bundle.encoder.from_arrow(table.to_batches()[0])
     found = []
@@ -148,7 +148,7 @@ def batches_of(bundle: Bundle, data: Path, rows: int) -> list[Batch]:
 
 
 def measure(bundle: Bundle, data: Path, runtime: str, rounds: int) -> list[Hop]:
-    """Every kind, size and load, in turn."""
+    """Measures every kind, size and load in turns."""
     path = PlannedPath.model_validate({"name": PATH, "bundle": bundle.path, "runtime": runtime})
     batches = {rows: batches_of(bundle, data, rows) for rows in ROWS}
     seen: dict[tuple[str, int, str], list[F32]] = {}
@@ -172,7 +172,7 @@ def measure(bundle: Bundle, data: Path, runtime: str, rounds: int) -> list[Hop]:
 
 
 def table(hops_: Sequence[Hop]) -> str:
-    """For people."""
+    """Formats the results as a table."""
     lines = [f"{'lane':<24}{'rows':>5}  {'load':<11}{'p50 us':>8}{'p99 us':>9}{'executed us':>13}"]
     for h in sorted(hops_, key=lambda h: (h.load, h.rows)):
         lines.append(

@@ -18,10 +18,10 @@ def tree(pid: int) -> list[int]:
 
 
 def pss_bytes(pid: int) -> dict[str, int]:
-    """Proportional set size of a process tree, in bytes: of rows, of other files, of private memory, of all.
+    """Returns a process tree's proportional set size in bytes: rows, other files, private memory, total.
 
-    A page that n processes share counts 1/n in each, so that the sum over the tree counts it once, as long as
-    no other process maps it. files: libraries and a bundle's other files.
+    A page shared by n processes counts 1/n in each, so that the sum over the tree counts it once unless other
+    processes map it. files: libraries and a bundle's other files.
     """
     sums = {"rows": 0, "files": 0, "private": 0}
     for each in tree(pid):

@@ -1,13 +1,13 @@
 """Offers parsed queries to a server's dispatcher in its own process: no sockets, no HTTP, no JSON.
 
-Started by benchmarks/lanes/cores.py with a plan; reads one JSON object a line from standard input, and writes
-one for each. A turn is a closed loop: an answered query is followed by the next one. Every answer is compared
-with the float64 reference of benchmarks/peers.
+Started by benchmarks/lanes/cores.py with a plan. Reads JSON objects from standard input, one per line, and
+writes one for each. A turn is a closed loop: the next query follows an answer. Every answer is compared with
+the float64 reference of benchmarks/peers.
 
     {"seconds": 2.0, "outstanding": 16}
     {"requests": 4000, "seconds": 2.01, "driver_s": 0.012, "batch_rows": 184.0}
 
-driver_s: processor seconds of the driver's own code. batch_rows: mean size of the batch that a query was in.
+driver_s: CPU seconds of the driver's own code. batch_rows: mean size of the batches, weighted by query.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Computes the bound of two models on one core, in the time left after reading, answering and rejecting.
+"""Computes the upper bound of two models on one core in the time left by reading, answering and rejecting.
 
-The requests of the models and what a run used come in; the largest share that could be in time goes out. Each
-model has half of the lane time guaranteed (planner/simulation/bound.py); batches are as fast as in that run.
+From the models' requests and a run's resource use, it computes the largest share of requests that could be in
+time. Each model has half of the lane time guaranteed (planner/simulation/bound.py); batches are as fast as in
+that run.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from polyrec.planner.simulation.bound import Trace, joint_bound
 
 GUARANTEED = (0.5, 0.5)
 STEPS = 2
-"""Steps of the search for the bound between what was answered and everything."""
+"""Steps of the search for the bound, between the answered requests and all requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +29,12 @@ class LaneUse:
     rows: F64
 
     def since(self, before: LaneUse) -> LaneUse:
-        """The use after that of `before`."""
+        """Returns the use since `before`."""
         return LaneUse(self.busy_s - before.busy_s, self.batches - before.batches, self.rows - before.rows)
 
 
 def bound_of(traces: Sequence[Trace], spent: LaneUse, seconds: float, front: Front) -> float:
-    """The largest share of the requests that could be in time. traces: of one path each."""
+    """Returns the largest share of requests that could be in time. traces: of one path each."""
     paced = []
     for index, trace in enumerate(traces):
         (path,) = trace.paths
@@ -49,7 +50,7 @@ def bound_of(traces: Sequence[Trace], spent: LaneUse, seconds: float, front: Fro
     whole = sum(float(trace.rows.sum()) for trace in paced)
 
     def share(assumed: float) -> float:
-        """The largest share, in the lane time that is left if the assumed share is answered."""
+        """Returns the largest share in the lane time that remains if the assumed share is answered."""
         lanes = {"cpu": 1 - min(0.99, front.seconds(assumed * front.requests) / seconds)}
         return joint_bound(paced, lanes, guaranteed=GUARANTEED).rows / whole
 

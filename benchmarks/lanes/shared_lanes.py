@@ -1,9 +1,9 @@
 """Simulates several models of one server: live routers and turns on virtual lanes, in virtual time.
 
-The traffic of each model comes in, the outcomes of its queries go out. Service times are drawn from the
-profiles. One event loop reads, rejects and answers the requests of all models, and executes the batches of
-inline lanes, as in the simulation of a single model (simulator.py): what it spends on one model, the others
-lack.
+The input is each model's traffic, the output its queries' outcomes. Service times are drawn from the
+profiles. As in the simulation of a single model (simulator.py), one event loop reads, rejects and answers the
+requests of all models and executes the batches of inline lanes, so that time spent on one model is not
+available to others.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class SharedModel:
 
 @dataclass(frozen=True, slots=True)
 class SharedOutcomes:
-    """Results by model. busy_s: lane time used, seconds; batches: number executed. front_s: of the loop."""
+    """Results by model. busy_s: used lane time in seconds. batches: number executed. front_s: loop time."""
 
     outcomes: tuple[Outcomes, ...]
     busy_s: tuple[float, ...]
@@ -61,7 +61,7 @@ class SharedOutcomes:
 
 
 class _Tenant:
-    """State of one model in a simulation. scheduled: whether its next pass over free lanes is."""
+    """State of one model in a simulation. scheduled: whether its next pass over free lanes is scheduled."""
 
     def __init__(self, model: SharedModel, machine: MachineTime, rng: np.random.Generator) -> None:
         trace, costs = model.trace, model.costs
@@ -178,7 +178,7 @@ class _Loop:
         self.machine.tick(self._now_s)
 
     def _read(self, tenant: _Tenant, i: int) -> None:
-        """Reads and offers a request, whose budget begins when it arrived by the server's estimate."""
+        """Reads and offers a request, whose budget begins at its arrival as estimated by the server."""
         self._arrivals.begin()
         rows, budget_s = tenant.rows[i], tenant.budgets[i]
         since_s = self._arrivals.arrival().budget_start_s(budget_s, self._now_s)
@@ -196,7 +196,7 @@ class _Loop:
         self._schedule(tenant)
 
     def _spend(self, seconds: float) -> None:
-        """Spends time of the loop beside lanes and answers."""
+        """Spends loop time outside lanes and answers."""
         self._now_s += seconds
         self.front_s += seconds
         self._read_s += seconds

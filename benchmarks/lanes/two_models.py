@@ -3,15 +3,15 @@
     python -m benchmarks.lanes.two_models movies=ml1m.plan.json,ratings.parquet,10 \\
         hotels=trivago.plan.json,impressions.parquet,25 --out docs/results/two-models.json
 
-Each model serves the best path of its plan, on an inline lane. All servers are on one core, the driver on
-another. The two servers of a model each have half of the core: the kernel shares it fairly among processes
-that want it, and leaves either what the other does not use, so they have at least half.
+Each model serves the best path of its plan on an inline lane. All servers share one core; the driver has
+another. The two separate servers each have at least half of the core: the kernel divides it fairly between
+busy processes, and gives either the time that the other does not use.
 
-A model's capacity is what its server answers alone, in a closed loop. A load of 100% is half of either's
-capacity; Poisson arrivals, the same for both ways, which take turns. The bound is the clairvoyant one of the
-same requests, each model with half guaranteed (planner/simulation/bound.py), with batches as fast as they
-were in the shared server's run, in the time that reading, answering and rejecting leave of the core
-(shared_bound.py).
+A model's capacity is the rate that its server answers alone in a closed loop. A load of 100% is half of each
+model's capacity. Arrivals are Poisson and the same for both setups, which take turns. The upper bound is the
+clairvoyant one for the same requests, with half of the time guaranteed to each model
+(planner/simulation/bound.py), batches as fast as in the shared server's run, and the core's time that
+reading, answering and rejecting leave (shared_bound.py).
 """
 
 from __future__ import annotations
@@ -62,17 +62,17 @@ WAYS = ("shared", "apart")
 WARM_UP_S = 1.5
 SOURCE_ROWS = 200_000
 MARGIN_S = 0.0005
-"""The part of a budget that the client keeps for the network."""
+"""Part of a budget that the client reserves for the network."""
 CONNECTIONS = 16
 DIFFERENT = 256
 ENDLESS = "600000"
 MAX_LAG_S = 0.004
-"""Accepted 99th percentile of the driver's own lag."""
+"""Maximum 99th percentile of the driver's own lag."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """One model. rows: of every request; plan: file of its single path; rate: requests/s that it answers."""
+    """One model. rows: rows per request. plan: plan file with its path. rate: requests/s that it answers."""
 
     name: str
     source: Source
@@ -88,9 +88,10 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One load on one way. in_time, refused, expired, p99_ms: by model. busy_s: of lanes; core_s: of servers.
+    """One load on one setup.
 
-    bound: the most that could be in time, of all requests; only of the shared server.
+    in_time, refused, expired, p99_ms: by model. busy_s: time of lanes. core_s: CPU time of servers. bound:
+    largest share of all requests that could be in time; only for the shared server.
     """
 
     load: float
@@ -108,7 +109,7 @@ class Run:
 
 
 def tenant(text: str, rows: int, folder: Path) -> Tenant:
-    """text: NAME=PLAN,DATA,SLO in ms."""
+    """Parses NAME=PLAN,DATA,SLO, with the SLO in ms."""
     name, _, rest = text.partition("=")
     file, data, slo_ms = rest.split(",")
     plan = load_plan(Path(file).resolve())  # its bundles are found from another folder, too
@@ -123,7 +124,7 @@ def tenant(text: str, rows: int, folder: Path) -> Tenant:
 
 
 class Servers:
-    """The shared server and the two that are apart."""
+    """Runs the shared server and the two separate ones."""
 
     def __init__(self, tenants: Sequence[Tenant], core: int, opened: ExitStack) -> None:
         self.tenants = tenants
@@ -136,8 +137,8 @@ class Servers:
         self.apart = [serve({"plans": f"{t.name}={t.plan}"}) for t in tenants]
         self.latencies = [self._latency(i) for i in range(len(tenants))]
 
-    def arrangement(self, way: str) -> list[ServerProcess]:
-        """The server of each model."""
+    def of(self, way: str) -> list[ServerProcess]:
+        """Returns the server of each model."""
         return [self.shared] * len(self.tenants) if way == "shared" else self.apart
 
     def target(self, way: str, index: int) -> Target:
@@ -145,7 +146,7 @@ class Servers:
         return Target(url, {"Content-Type": "application/json"})
 
     def capacity(self, index: int, seconds: float) -> tuple[float, float]:
-        """Requests/s that a model's own server answers alone, and seconds of each beside its lanes."""
+        """Returns requests/s that a model's own server answers, and its seconds per request outside lanes."""
         target = self.target("apart", index)
         requests = self.tenants[index].requests(target, {BUDGET: ENDLESS})
         closed_loop(target.url, requests, CONNECTIONS, seconds / 4)
@@ -156,7 +157,7 @@ class Servers:
         return answered / seconds, max(0.0, spent.beside_s) / answered
 
     def traces(self, due_s: Sequence[F64]) -> list[Trace]:
-        """Requests that are due at these times, by model, with the latency that its server measured."""
+        """Returns requests due at these times, by model, with the latency that its server measured."""
         found = []
         for each, latency, due in zip(self.tenants, self.latencies, due_s, strict=True):
             path = PathSpec(each.name, "cpu", 1.0, latency)
@@ -165,7 +166,7 @@ class Servers:
         return found
 
     def _latency(self, index: int) -> LatencyModel:
-        """Latency of a model's path, as its server measured it."""
+        """Returns the latency of a model's path as its server measured it."""
         tenant = self.tenants[index]
         opened = get_json(self.apart[index].url, f"/v1/models/{tenant.name}/paths")["paths"]
         (path,) = completed(load_plan(tenant.plan), opened).paths
@@ -175,14 +176,14 @@ class Servers:
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Counters of servers. core_s: seconds on the core."""
+    """Counters of servers. core_s: CPU seconds."""
 
     lanes: LaneUse
     core_s: float
 
     @property
     def beside_s(self) -> float:
-        """Seconds on the core beside the lanes."""
+        """CPU seconds outside the lanes."""
         return self.core_s - float(self.lanes.busy_s.sum())
 
     @staticmethod
@@ -208,12 +209,12 @@ class Counters:
 
 
 def _of_model(page: MetricSamples, name: str, model: str) -> float:
-    """A server of a single model has no label of it."""
+    """Returns the total of a model's metric; a server of a single model has no model label."""
     return page.total(name, model=model) or page.total(name)
 
 
 async def drive_both(servers: Servers, way: str, due_s: Sequence[F64], seconds: float) -> list[Outcome]:
-    """Sends the requests of both models at their times."""
+    """Sends the requests of both models at their scheduled times."""
     loads = []
     for index, (each, due) in enumerate(zip(servers.tenants, due_s, strict=True)):
         target = servers.target(way, index)
@@ -232,7 +233,7 @@ def measure(
     seconds: float,
     answer_s: Sequence[float],
 ) -> Run | None:
-    """None if the driver was late. answer_s: of each model, as in Front."""
+    """Measures one load; returns None if the driver was late. answer_s: by model, as in Front."""
     random = np.random.default_rng((turn, round(1000 * load)))
     whole_s = WARM_UP_S + seconds
     due_s = [arrival_times(Arrivals(), rate, whole_s, random) for rate in rates]
@@ -269,7 +270,7 @@ def measure(
 
 
 def page(found: dict[str, Any]) -> str:
-    """The page of the results, Markdown."""
+    """Returns the results page as Markdown."""
     models = found["models"]
     rows, of_bound = [], {}
     for load in LOADS:

@@ -1,4 +1,4 @@
-"""Two models on one core, simulated as two_models.py measures them: the share of the bound, for any rule.
+"""Simulates two models on one core as two_models.py measures them, to get a rule's share of the bound.
 
     python -m benchmarks.lanes.two_models_simulated ml1m.plan.json,10,1700 trivago.plan.json,25,2493
 
@@ -38,11 +38,11 @@ ROWS = 100
 WARM_UP_S = 1.0
 REJECT_S, TURN_S = 1.0e-4, 1.0e-4
 BATCH = BatchCost(batch_s=2.0e-4)
-"""A batch's time beyond the profile, as the other model has used the caches meanwhile."""
+"""A batch's additional time over the profile, because the other model has used the caches."""
 
 
 def model(plan: Plan, tail: float, due_s: np.ndarray, slo_s: float) -> SharedModel:
-    """The best path of a plan on an inline lane. tail: as --tail. due_s: of its requests."""
+    """Returns the best path of a plan on an inline lane. tail: as --tail. due_s: times of its requests."""
     best = max(plan.paths, key=lambda path: path.quality or 0.0)
     if best.latency is None or best.quality is None:
         raise SystemExit(f"path '{best.name}' has no latency or quality: take a plan made from a profile")
@@ -56,19 +56,19 @@ def model(plan: Plan, tail: float, due_s: np.ndarray, slo_s: float) -> SharedMod
 
 
 def replace_tail(latency: LatencyModel, tail: float) -> LatencyModel:
-    """The same medians, with tails of `tail` times as much."""
+    """Returns the same medians, with tails `tail` times as long."""
     return latency.model_copy(update={"tail_s": tuple(tail * s for s in latency.median_s)})
 
 
 def in_time(outcomes: Outcomes) -> tuple[int, int]:
-    """Requests in time, and all, after the first WARM_UP_S."""
+    """Returns the numbers of requests in time and of all requests, after the first WARM_UP_S."""
     counted = outcomes.arrival_s >= WARM_UP_S
     good = (outcomes.status == Status.ANSWERED) & (outcomes.finish_s <= outcomes.deadline_s)
     return int((good & counted).sum()), int(counted.sum())
 
 
 def row(models: Sequence[SharedModel], seconds: float, seed: int) -> list[float]:
-    """In time of each model, together, the bound; shares of the core: lanes, front; rows a batch."""
+    """Formats shares in time (each model, both, bound) and of the core (lanes, front), and rows per batch."""
     found = simulate_shared(models, frozenset({0}), np.random.default_rng(seed))
     counts = [in_time(outcomes) for outcomes in found.outcomes]
     answered = [int((outcomes.status == Status.ANSWERED).sum()) for outcomes in found.outcomes]

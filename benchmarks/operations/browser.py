@@ -1,6 +1,6 @@
-"""A headless Chromium over its DevTools protocol: pages in, pictures and what the console said out.
+"""Controls a headless Chromium over its DevTools protocol; takes pictures and collects console messages.
 
-For pictures of our own pages and for the tests that look at them. Only Chromium itself is needed.
+For pictures of our own pages and for their tests. Needs only Chromium itself.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from urllib.parse import urlsplit
 from websockets.sync.client import ClientConnection, connect
 
 PROGRAM = next((p for p in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if p), None)
-"""Path of Chromium on this machine; None without it."""
+"""Path of Chromium on this machine; None if not installed."""
 PATIENCE_S = 30.0
 
 
 class Page:
-    """One tab. complaints: errors and warnings of the console, exceptions, violations of the policy."""
+    """One tab. complaints: console errors and warnings, exceptions, content security policy violations."""
 
     def __init__(self, connection: ClientConnection) -> None:
         self._connection = connection
@@ -36,7 +36,7 @@ class Page:
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **parameters: Any) -> Any:
-        """A command of the protocol, its result; what happens meanwhile is noted. Raises RuntimeError."""
+        """Sends a protocol command and returns its result; records events meanwhile. Raises RuntimeError."""
         self._calls += 1
         call = self._calls
         self._connection.send(json.dumps({"id": call, "method": method, "params": parameters}))
@@ -49,19 +49,19 @@ class Page:
             self._note(message)
 
     def open(self, url: str) -> None:
-        """Loads a page, until its scripts have run."""
+        """Loads a page and waits until its scripts have run."""
         self.call("Page.navigate", url=url)
         self.run("new Promise(r => document.readyState === 'complete' ? r() : addEventListener('load', r))")
 
     def run(self, script: str) -> Any:
-        """The value of a JavaScript expression; of a promise, what it resolves to. Raises RuntimeError."""
+        """Returns the value of a JavaScript expression, awaiting promises. Raises RuntimeError."""
         result = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
         if "exceptionDetails" in result:
             raise RuntimeError(f"{script}: {result['exceptionDetails']}")
         return result["result"].get("value")
 
     def until(self, condition: str, seconds: float = PATIENCE_S) -> None:
-        """Returns once a JavaScript condition holds. Raises RuntimeError if it does not in time."""
+        """Waits until a JavaScript condition holds. Raises RuntimeError on timeout."""
         self.run(
             f"new Promise((yes, no) => {{ const began = Date.now(); (function ask() {{ if ({condition})"
             f" yes(); else if (Date.now() - began > {1000 * seconds}) no(new Error('not in time'));"
@@ -75,7 +75,7 @@ class Page:
         )
 
     def prefer(self, scheme: str) -> None:
-        """`light` or `dark`, as the user's system would say."""
+        """Sets the preferred color scheme, `light` or `dark`."""
         feature = {"name": "prefers-color-scheme", "value": scheme}
         self.call("Emulation.setEmulatedMedia", features=[feature])
 
@@ -84,16 +84,16 @@ class Page:
             self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
 
     def answer(self, pattern: str, body: bytes, media_type: str = "application/json") -> None:
-        """From now on gives pages `body` where they ask for addresses like `pattern`."""
+        """Answers later requests of pages for URLs that match `pattern` with `body`."""
         self._answer = (body, media_type)
         self.call("Fetch.enable", patterns=[{"urlPattern": pattern}])
 
     def point(self, x: float, y: float) -> None:
-        """Moves the mouse there, in CSS pixels of the view."""
+        """Moves the mouse to a point, in CSS pixels of the view."""
         self._mouse("mouseMoved", x, y)
 
     def drag(self, begin: tuple[float, float], end: tuple[float, float]) -> None:
-        """Presses the mouse at `begin` and lets it go at `end`."""
+        """Drags the mouse from `begin` to `end`."""
         self._mouse("mouseMoved", *begin)
         self._mouse("mousePressed", *begin, button="left", clickCount=1)
         self._mouse("mouseMoved", *end, button="left")
@@ -103,7 +103,7 @@ class Page:
         self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more)
 
     def picture(self, file: Path, whole: bool = True) -> None:
-        """A PNG of the whole page, or of the part that is seen."""
+        """Writes a PNG of the whole page or of its visible part."""
         shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         file.write_bytes(base64.b64decode(shot["data"]))
 
@@ -134,7 +134,7 @@ class Page:
 
 @contextmanager
 def browser() -> Iterator[Page]:
-    """A fresh browser with one tab, ended afterwards. Raises RuntimeError where there is none."""
+    """Yields a tab of a fresh browser, which is ended afterwards. Raises RuntimeError without Chromium."""
     if PROGRAM is None:
         raise RuntimeError("no Chromium on this machine (Debian: apt-get install chromium)")
     flags = (

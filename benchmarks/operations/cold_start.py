@@ -2,12 +2,11 @@
 
     python -m benchmarks.operations.cold_start --data impressions.parquet --out cold-start.json
 
-The requests are cut by time. A model is trained on the first ones, its item table gets reserved rows, and it
-is served. A trainer beside it continues from the model on the next requests (a warm start); of what it
-learned the server gets only the rows of items that the model lacks, as an update with `add`. The last
-requests are ranked by the server before and after that update. Measured are their candidates that the model
-has not seen in training, of these the ones that the feed gave a row, and all candidates. Intervals are of a
-bootstrap of requests, paired.
+Requests are split by time. A model is trained on the first part, gets reserved rows in its item table, and is
+served. A warm start continues from the model on the second part; the server gets only the rows of items that
+the model lacks, as an update with `add`. The server ranks the last part before and after that update. Figures
+are for the candidates not seen in training, for those of them that the feed gave a row, and for all
+candidates. Intervals are from a paired bootstrap of requests.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ def new_rows(old: Bundle, newer: Bundle) -> TableUpdate:
 
 
 def plan_of(bundle: Bundle, folder: Path) -> Path:
-    """Writes a plan of one path with half of each table on disk: only rows in tiers take updates."""
+    """Writes a plan of one path with half of each table on disk, since only rows in tiers accept updates."""
     sizes = {table: vocabulary.rows for table, vocabulary in bundle.encoder.vocabularies.items()}
     cuts = {table: {"host": rows // 2, "disk": rows - rows // 2} for table, rows in sizes.items()}
     plan = Plan.model_validate(
@@ -106,7 +105,7 @@ def plan_of(bundle: Bundle, folder: Path) -> Path:
 
 
 def measured(table: pa.Table, schema: Schema, scores: dict[str, F32], rows: Any) -> dict[str, Any]:
-    """Compares the scores with and without the feed on some rows. rows: bool [n]."""
+    """Compares scores with and without the feed on the rows selected by `rows`, bool [n]."""
     assert schema.group is not None
     label = table[schema.label.column].to_numpy().astype(np.float32)[rows]
     groups = table[schema.group].to_numpy()[rows]
@@ -176,7 +175,7 @@ def run(data: Path, folder: Path, shares: tuple[float, float], seed: int) -> dic
 
 
 def _touched(test: pa.Table, fed: Any, update: TableUpdate) -> Any:
-    """Whether a row's score may change: its candidate or an item of its context was given a row."""
+    """Returns whether a row's score may change: its candidate or an item of its context got a new row."""
     names = set(update.names or ())
     contexts = zip(test["last_item"].to_pylist(), test["recent_items"].to_pylist(), strict=True)
     return fed | np.array([last in names or bool(names.intersection(seen or ())) for last, seen in contexts])

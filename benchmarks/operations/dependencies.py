@@ -1,8 +1,8 @@
 """Measures each runtime dependency: its size on disk and the time to import it.
 
-The installed distribution `polyrec` goes in, a table comes out, one line a dependency: its own files,
-the files of packages that only it brings, and the least of five imports, each in a fresh interpreter
-with a warm file cache; then all of them together. The table stands in docs/dependencies.md.
+Prints a table for docs/dependencies.md with one line per dependency of the installed distribution `polyrec`:
+its own files, the files of packages that only it needs, and the minimum of five imports, each in a fresh
+interpreter with a warm file cache. The last line is for all of them together.
 
     .venv/bin/python benchmarks/operations/dependencies.py            # what serving needs
     .venv/bin/python benchmarks/operations/dependencies.py otel       # what the image has
@@ -26,14 +26,14 @@ TIMED_IMPORT = "import time; a = time.perf_counter(); import {0}; print(time.per
 
 
 def requirements(package: Distribution, extras: set[str]) -> list[Requirement]:
-    """The requirements of a package on this machine, with the given extras."""
+    """Returns the requirements of a package on this machine, with the given extras."""
     parsed = [Requirement(line) for line in package.requires or []]
     wanted = [{"extra": extra} for extra in ("", *extras)]
     return [r for r in parsed if not r.marker or any(r.marker.evaluate(w) for w in wanted)]
 
 
 def closure(requirement: Requirement) -> set[str]:
-    """Canonical names of everything that installing the requirement installs, itself included."""
+    """Returns the canonical names of all packages that a requirement installs, including itself."""
     found: set[tuple[str, frozenset[str]]] = set()
     ahead = [requirement]
     while ahead:
@@ -52,7 +52,7 @@ def megabytes(name: str) -> float:
 
 
 def import_ms(name: str) -> float:
-    """The least of several fresh imports."""
+    """Returns the minimum time of several imports in fresh interpreters, in ms."""
     program = TIMED_IMPORT.format(IMPORTED_AS.get(name, name))
     runs = (
         subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)

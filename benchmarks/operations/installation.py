@@ -1,7 +1,6 @@
 """Measures installations of Polyrec: their size, and the time until commands answer and a server is ready.
 
-Virtual environments go in, each with Polyrec installed, and a bundle; a table comes out. The table stands in
-docs/dependencies.md.
+Takes virtual environments with Polyrec installed, and a bundle; prints the table of docs/dependencies.md.
 
     python3 -m venv /tmp/base && /tmp/base/bin/pip install --constraint constraints.txt .
     python benchmarks/operations/installation.py /tmp/base --bundle runs/demo/table
@@ -34,7 +33,7 @@ SERVED = "import polyrec.server.app.run"
 
 
 def clean() -> dict[str, str]:
-    """The environment without what would bring other packages in."""
+    """Returns the environment without variables that add other packages."""
     return {k: v for k, v in os.environ.items() if k != "PYTHONPATH" and not k.startswith("POLYREC_")}
 
 
@@ -45,7 +44,7 @@ def seconds(command: Sequence[str]) -> float:
 
 
 def seconds_to_ready(programs: Path, bundle: Path) -> float:
-    """Seconds from the start of `polyrec serve` until it reports that it is ready."""
+    """Returns the seconds from the start of `polyrec serve` until it reports that it is ready."""
     begin = time.perf_counter()
     command = [str(programs / "polyrec"), "serve", "--bundle", str(bundle), "--port", "0", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=clean(), cwd="/") as server:
@@ -58,7 +57,7 @@ def seconds_to_ready(programs: Path, bundle: Path) -> float:
 
 
 def imports(programs: Path) -> tuple[int, float]:
-    """Modules that a server imports, and the milliseconds of that, by `python -X importtime`."""
+    """Returns the number of modules that a server imports and their ms, by `python -X importtime`."""
     command = [str(programs / "python"), "-X", "importtime", "-c", SERVED]
     shown = subprocess.run(command, check=True, capture_output=True, text=True, env=clean(), cwd="/")
     own = [int(us) for us in re.findall(r"^import time:\s+(\d+) \|", shown.stderr, re.MULTILINE)]

@@ -3,13 +3,13 @@
     python -m benchmarks.operations.loop_days --seeds 0 1 2 --out docs/results/loop
     python -m benchmarks.operations.loop_days --data ../shared/data/trivago/impressions.parquet --out FILE
 
-Generated data: users' tastes and hotels' qualities turn into others over the days (`--tastes`). The first day
-trains the bundle of all. Every further day is predicted by the bundles that serve on it, then logged, and
-learned by the loops: one as it is, one that holds nothing back. Labels of the broken day are shuffled in the
-log only; figures are of the true ones. Real data (`--data`) are replayed by their time in periods. With
-`--canary`, two bundles are tried as canaries of a server that serves the first loop's: the one that has
-learned the broken day, which only the second loop publishes, and the first loop's next one. Times are not
-judged there, as the machine may be busy. Prints the tables of docs/results/loop.md.
+In generated data, users' tastes and hotels' qualities change gradually over the days (`--tastes`). All models
+start from a bundle trained on the first day. Each further day is predicted by the bundles served on it, then
+logged and learned by two loops: one with default settings, one that never holds a bundle back. Labels of the
+broken day are shuffled only in the log; figures use the true labels. Real data (`--data`) are replayed by
+time, in periods. With `--canary`, two bundles are tried as canaries on a server of the first loop's bundle:
+the one that learned the broken day, which only the second loop publishes, and the first loop's next one.
+Latency bounds are not applied there, as the machine may be busy. Prints the tables of docs/results/loop.md.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ UNTIMED = {"max_failed": 1, "max_late": 1, "max_slowdown": 1000, "slack_ms": 1e5
 
 @dataclass(frozen=True)
 class Period:
-    """Rows of a day. at_s: Unix time of each of its requests. end_s: of the period."""
+    """Rows of a day. at_s: Unix time of each request. end_s: end of the period."""
 
     rows: pa.Table
     at_s: F64
     end_s: float
 
     def shuffled(self, seed: int) -> pa.Table:
-        """The rows with the labels of others."""
+        """Returns the rows with shuffled labels."""
         label = self.rows.column("clicked").to_numpy().copy()
         np.random.default_rng(seed).shuffle(label)
         return self.rows.set_column(self.rows.column_names.index("clicked"), "clicked", pa.array(label))
@@ -93,7 +93,7 @@ def generated_days(file: Path, args: argparse.Namespace, seed: int, schema: Sche
 
 
 def replayed(file: Path, args: argparse.Namespace, schema: Schema) -> list[Period]:
-    """Cuts data at their times: the first hours, then periods."""
+    """Splits data by time: the first hours, then periods."""
     table = pq.read_table(file)
     starts = request_starts(table, schema)
     at_s = table.column("timestamp").to_numpy().astype(np.float64)[starts]
@@ -157,7 +157,7 @@ def replay(
 
 
 def measured(folder: Path, period: Period, paths: Mapping[str, Path]) -> dict[str, Any]:
-    """Measures bundles on a day that none has learned, and their differences to the frozen one."""
+    """Measures bundles on a day that none has learned, and their differences from the frozen one."""
     file = folder / "day.parquet"
     pq.write_table(period.rows, file)
     made = predict_all({name: load_bundle(path) for name, path in paths.items()}, file, ALL)
@@ -178,7 +178,7 @@ def measured(folder: Path, period: Period, paths: Mapping[str, Path]) -> dict[st
 
 
 def iterated(loop: Loop, forced: Sequence[str]) -> dict[str, Any]:
-    """Executes an iteration to its end; returns how it ended. forced: states in which it is let go on."""
+    """Runs an iteration to its end and returns its state. forced: states in which to force it on."""
     loop.advance(at_once=True)
     while (iteration := loop.folder.last()) is not None and iteration.state in ("running", *forced):
         if iteration.state == "held":
@@ -210,7 +210,7 @@ def canary(
 
 
 def table(days: Sequence[Mapping[str, Any]]) -> str:
-    """The table of one seed."""
+    """Returns the table of one seed."""
     rows = []
     for d in days:
         frozen, looped, unguarded = (f"{d[n]['information'][0]:.4f}" for n in (FROZEN, LOOPED, UNGUARDED))

@@ -1,8 +1,8 @@
 """`make observe`: a server, a Prometheus that scrapes it, and a day's load in a minute; then both stay up.
 
-A plan goes in (without one, that of `polyrec demo`, which is run if it was not yet). The load swings like a
-day from a fifth to 1.8 times its mean rate; without --rate, the peak takes most of what the server's lanes
-can do, or what one driver on a small machine can send. What to look at is printed; Ctrl-C ends everything.
+Serves a plan, by default that of `polyrec demo`, which is run first if necessary. The load varies like a day,
+from 0.2 to 1.8 times its mean rate. Without --rate, the peak uses most of the server's lanes, or as much as
+one driver on a small machine can send. Prints the addresses to look at; Ctrl-C ends everything.
 
     python -m benchmarks.operations.observe [--plan FILE] [--rate 100] [--budget-ms 50]
 """
@@ -33,13 +33,13 @@ FACTOR = 5.0
 MEAN_ROWS = 23
 PEAK = 2 - 1 / FACTOR
 MAX_RATE = 300.0
-"""Beyond it the driver on a small machine is what is measured."""
+"""Maximum rate; above it, the driver limits the result on a small machine."""
 SHARE_OF_CAPACITY = 0.9
 SCRAPED_EVERY_S = 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 when it was ended by Ctrl-C, or with --once after the load; 2 with one line for a mistake."""
+    """Returns 0 after Ctrl-C, or with --once after the load; 2 with a one-line message for a mistake."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.operations.observe", description=__doc__)
     parser.add_argument("--plan", type=Path, help=f"what to serve ({DEMO})")
     parser.add_argument("--data", help="rows of requests (default: synthetic rows)")
@@ -117,7 +117,7 @@ def _observe(args: argparse.Namespace, stack: ExitStack) -> None:
 
 
 def _demo() -> Path:
-    """The demo's plan, made if it is not there."""
+    """Returns the demo's plan; makes it if it does not exist."""
     if not DEMO.is_file():
         print("no plan yet: polyrec demo makes one (a minute or two)", flush=True)
         made = subprocess.run(
@@ -130,7 +130,7 @@ def _demo() -> Path:
 
 
 def _rate(url: str) -> float:
-    """Requests a second whose daily peak takes most of what the lanes can do."""
+    """Returns the mean requests/s whose daily peak uses most of the lanes' capacity."""
     with urllib.request.urlopen(f"{url}/v1/status", timeout=10) as answer:
         told: dict[str, Any] = json.load(answer)
     rows_s = told["serving"]["routing"]["total_rate"]

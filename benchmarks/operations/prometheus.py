@@ -1,7 +1,7 @@
-"""A real Prometheus that scrapes servers of this machine by the rules in deploy/prometheus.
+"""Runs a real Prometheus that scrapes local servers, with the rules in deploy/prometheus.
 
-Targets in, an address to ask out. Configuration and data are in a temporary folder, ports are this
-machine's alone, and the process ends with the block.
+Configuration and data are in a temporary folder, ports are bound to the local machine, and the process ends
+with the context.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from urllib.parse import quote, urlencode
 import yaml
 
 PROGRAM = shutil.which("prometheus")
-"""Path of the program on this machine; None without it."""
+"""Path of Prometheus on this machine; None if not installed."""
 HOW = "Debian: apt-get install prometheus; elsewhere https://prometheus.io/download"
 ALERTMANAGER = shutil.which("prometheus-alertmanager") or shutil.which("alertmanager")
-"""Path of Alertmanager on this machine; None without it."""
+"""Path of Alertmanager on this machine; None if not installed."""
 HOW_ALERTMANAGER = "Debian: apt-get install prometheus-alertmanager"
 CONFIG = Path(__file__).parents[2] / "deploy" / "prometheus"
 PATIENCE_S = 90.0
@@ -35,13 +35,13 @@ PATIENCE_S = 90.0
 
 @dataclass(frozen=True, slots=True)
 class Prometheus:
-    """A running server that is ready for queries."""
+    """A running Prometheus that is ready for queries."""
 
     url: str
     process: subprocess.Popen[bytes]
 
     def api(self, path: str, **parameters: str) -> Any:
-        """`data` of an answer of its API. Raises RuntimeError with what it says is wrong."""
+        """Calls the API and returns `data` of its answer. Raises RuntimeError with its message."""
         address = f"{self.url}/api/v1/{path}"
         try:
             with urllib.request.urlopen(f"{address}?{urlencode(parameters)}", timeout=PATIENCE_S) as answer:
@@ -50,7 +50,7 @@ class Prometheus:
             raise RuntimeError(json.load(e).get("error", str(e))) from None
 
     def query(self, expression: str, at_s: float | None = None) -> list[dict[str, Any]]:
-        """The vector of an expression at a moment (Unix time), now by default. Raises RuntimeError."""
+        """Returns the vector of an expression at a Unix time, by default now. Raises RuntimeError."""
         moment = {} if at_s is None else {"time": f"{at_s:.3f}"}
         found: list[dict[str, Any]] = self.api("query", query=expression, **moment)["result"]
         return found
@@ -60,7 +60,7 @@ class Prometheus:
         return values
 
     def until(self, expression: str, seconds: float = PATIENCE_S) -> None:
-        """Returns once an expression gives something. Raises RuntimeError if it does not in time."""
+        """Waits until an expression has a result and returns it. Raises RuntimeError on timeout."""
         end = time.monotonic() + seconds
         while not self.query(expression):
             if time.monotonic() > end:
@@ -72,9 +72,9 @@ class Prometheus:
 def prometheus(
     targets: Sequence[str], every: str = "5s", port: int = 0, alertmanagers: Sequence[str] = ()
 ) -> Iterator[Prometheus]:
-    """Scrapes `targets` as often as `every` says, and sends alerts to `alertmanagers` (all host:port).
+    """Runs a Prometheus that scrapes `targets` at interval `every` and sends alerts to `alertmanagers`.
 
-    Raises RuntimeError where it cannot start.
+    Both are host:port. Raises RuntimeError if it cannot start.
     """
     if PROGRAM is None:
         raise RuntimeError(f"no Prometheus on this machine ({HOW})")
@@ -107,7 +107,7 @@ def prometheus(
 
 @contextmanager
 def alertmanager() -> Iterator[str]:
-    """Runs an Alertmanager by deploy/alertmanager; yields its host:port. Raises RuntimeError."""
+    """Runs an Alertmanager configured by deploy/alertmanager; yields its host:port. Raises RuntimeError."""
     if ALERTMANAGER is None:
         raise RuntimeError(f"no Alertmanager on this machine ({HOW_ALERTMANAGER})")
     address = f"127.0.0.1:{_free_port()}"

@@ -1,13 +1,13 @@
-"""A canary made worse on purpose is rolled back without labels, a good one is promoted; no request is lost.
+"""Checks that worse canaries are rolled back without labels, good ones promoted, and no request is lost.
 
     python -m benchmarks.operations.rollout BUNDLE --data ratings.parquet --json docs/results/rollout.json
 
-Worse: rows of one table shuffled, all of them or a share; the quality on the data's test rows is
-printed for each. Last, half of the requests go to a canary with a net so large that it needs more than its
-share of the machine, with bounds that let it be: the stable version's latency beside it, and beside an idle
-one. With `--beside`, programs that use a core each run instead, beside all the others. Rankings with Poisson
-arrivals, of contexts and candidates drawn from the data, split by a context feature. The rollout starts a
-while after the load; every answer is counted.
+Worse canaries have all or some rows of one table shuffled; their quality on the data's test rows is printed.
+Finally, half of the requests go to a canary whose net is so large that it needs more than its share of the
+machine, with bounds that nothing exceeds. This measures the stable version's latency beside it and beside an
+idle canary. With `--beside`, programs that each use a core run beside all other cases instead. Requests are
+rankings with Poisson arrivals, whose contexts and candidates are drawn from the data, split by a context
+feature. The rollout starts some time after the load; every answer is counted.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ LAX = {
 }
 """Bounds that nothing exceeds."""
 OTHER = "import os, sys; os.setpriority(os.PRIO_PROCESS, 0, int(sys.argv[1]))\nwhile True: pass"
-"""A program that uses a core."""
+"""A program that keeps a core busy."""
 HEAVY_TOP = (4096, 4096)
 BEFORE_S = 5.0
-"""Load before the rollout starts."""
+"""Seconds of load before the rollout starts."""
 
 
 def shuffled(bundle: Bundle, table: str, share: float, folder: Path) -> Bundle:
-    """Writes a bundle in which a share of the table's rows have changed places."""
+    """Writes a bundle in which a share of the table's rows is shuffled."""
     model = deepcopy(bundle.model())
     random = np.random.default_rng(0)
     rows = model.stage.rows.slice_of(table)
@@ -75,9 +75,9 @@ def shuffled(bundle: Bundle, table: str, share: float, folder: Path) -> Bundle:
 
 
 def heavy(bundle: Bundle, folder: Path) -> Bundle:
-    """Writes a bundle of the same vectors with a net of random weights, a thousand times the work.
+    """Writes a bundle with the same vectors and a net of random weights that is a thousand times as costly.
 
-    Of nested widths it has the largest alone.
+    Keeps only the largest of nested widths.
     """
     model = bundle.model()
     made = bundle.manifest.architecture.model_copy(update={"top": HEAVY_TOP, "widths": ()})
@@ -90,9 +90,9 @@ def heavy(bundle: Bundle, folder: Path) -> Bundle:
 def turn(
     stable: Path, canary: Path, args: argparse.Namespace, request: Mapping[str, Any], seed: int
 ) -> dict[str, Any]:
-    """One rollout under load; how and when it ended, and what became of every request.
+    """Runs one rollout under load; returns how and when it ended, and the outcomes of all requests.
 
-    request: of the call that starts it, beside the plan.
+    request: fields of the start call besides the plan.
     """
     settings = {"bundle": stable, "admin_token": TOKEN, "default_budget_ms": args.budget_ms}
     source = open_source(args.data, load_bundle(stable), seed)

@@ -1,10 +1,11 @@
 """Takes the status page's pictures in docs/pictures: calm, a lane killed, a peak, overloaded, on a phone.
 
-Starts a server and puts it under three loads: its best path suffices, cheaper ones are needed, overload.
+Starts a server and applies three loads: one for its best path, one that needs cheaper paths, and an overload.
 
     python -m benchmarks.operations.status_pictures --plan PLAN  # nice -n -20: Chromium is on the same cores
 
-With --record FILE it also writes the last /v1/status, of which tests/server/http/status_page draws the page.
+With --record FILE it also writes the last /v1/status, from which tests/server/http/status_page draws the
+page.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ LONGER = (
     "(e => { e.value = '300'; e.dispatchEvent(new Event('change')); })(document.querySelector('#window'))"
 )
 COLORS = 128
-"""Colors of a picture: a page has few, and its file is a quarter of the size."""
+"""Number of colors of a picture; pages have few, and this reduces the file to a quarter."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _asked(args: argparse.Namespace, url: str, rate: float) -> Iterator[None]:
-    """While it is under load, which is ended afterwards. The driver may lag: nobody reads its figures."""
+    """Applies load within the context. The driver may lag, since its figures are not used."""
     bundle = str(load_plan(args.plan).paths[0].bundle)
     data = ["--data", args.data] if args.data else []
     load = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Latency of a server beside a feed of row updates, and the time until a new value is served.
+"""Measures a server's latency during a feed of row updates, and the time until a new value is served.
 
     python -m benchmarks.operations.update_feed --folder /var/tmp/feed --pin --json update-feed.json
 
@@ -65,13 +65,13 @@ EXPIRES_S = 30
 POLL_S = 0.005
 IDLE_CALLS = 200
 FAILED_MS = 1000.0
-"""The budget: latency that a failed request counts with."""
+"""Budget, and the latency that a failed request is counted with."""
 DISTINCT = 20_000
-"""Requests with bodies of their own."""
+"""Number of different request bodies."""
 SETTLES_S = 0.5
-"""Not counted, of each slice."""
+"""Seconds at the start of each slice that are not counted."""
 STARTS_S = 6.0
-"""Time for the feed to start."""
+"""Seconds for the feed to start."""
 WARMS_S = 6.0
 KINDS = ("alone", "more requests", "updates")
 BODIES = 200
@@ -79,7 +79,7 @@ TIMEOUT_S = 600
 
 
 def bundle_in(folder: Path, rows: int, items: int, width: int) -> Bundle:
-    """Returns the bundle of the folder, trained first if there is none."""
+    """Returns the bundle in the folder, after training it if it does not exist."""
     if not (folder / "bundle").exists():
         schema = load_schema("trivago")
         data = generate(folder / "clicks.parquet", rows, seed=7, items=items, users=items).path
@@ -110,7 +110,7 @@ def plan_of(bundle: Bundle, folder: Path, lane: str) -> Path:
 
 
 def settings_of(bundle: Bundle, folder: Path, lane: str) -> dict[str, Any]:
-    """Settings of the server: plan, token, a log of updates in the folder `log`."""
+    """Returns the server's settings: plan, token, and an update log in the folder `log`."""
     return {
         "plan": plan_of(bundle, folder, lane),
         "admin_token": TOKEN,
@@ -120,13 +120,13 @@ def settings_of(bundle: Bundle, folder: Path, lane: str) -> dict[str, Any]:
 
 
 def update_body(random: np.random.Generator, items: int, width: int, rows: int = CALL_ROWS) -> bytes:
-    """Returns a file of updates of so many items by Zipf's law."""
+    """Returns an update file for a number of items drawn from a Zipf distribution."""
     values = random.normal(0, 0.1, (rows, width)).astype(np.float32)
     return encode_update({"item": TableUpdate(zipf(random, items, 1.05, rows), values)})
 
 
 def idle_ms(url: str, server: psutil.Process, items: int, width: int, rows: int) -> float:
-    """Returns the milliseconds of processor time that the server, otherwise idle, takes for an update."""
+    """Returns the CPU milliseconds that an otherwise idle server takes for an update."""
     random = np.random.default_rng(1)
     bodies = [update_body(random, items, width, rows) for _ in range(IDLE_CALLS)]
     before = cpu_ms(server)
@@ -140,7 +140,7 @@ def idle_ms(url: str, server: psutil.Process, items: int, width: int, rows: int)
 def feed(
     url: str, items: int, width: int, rows_s: float, slices: Sequence[float], seconds: float, said: Any
 ) -> None:
-    """Says that it is ready, and posts updates in slices that begin at these times of the monotonic clock.
+    """Posts updates in slices that begin at given times of the monotonic clock.
 
     said: gets "ready", then the number of rows and the longest wait for an answer in seconds.
     """
@@ -162,9 +162,9 @@ def feed(
 def new_values(
     url: str, request: dict[str, Any], width: int, times: Sequence[float], found: list[float]
 ) -> None:
-    """Adds an item at each of these times of the monotonic clock.
+    """Adds an item at each of the given times of the monotonic clock.
 
-    found: gets the seconds from each call until the item's score is not that of an unknown one.
+    found: gets the seconds from each call until the item's score differs from that of an unknown item.
     """
 
     def score(client: httpx.Client, item: str) -> float:
@@ -198,7 +198,7 @@ def feed_and_add(
     seconds: float,
     said: Any,
 ) -> None:
-    """Runs `feed` and, in another thread, `new_values` in the middle of each slice; says what both found."""
+    """Runs `feed` and, in another thread, `new_values` in the middle of each slice; reports both results."""
     new: list[float] = []
     middles = [begins + seconds / 2 for begins in slices]
     adder = threading.Thread(target=new_values, args=(url, request, width, middles, new))
@@ -209,13 +209,13 @@ def feed_and_add(
 
 
 def cpu_ms(process: psutil.Process) -> float:
-    """Returns the milliseconds of processor time that a process has taken."""
+    """Returns the CPU milliseconds that a process has used."""
     times = process.cpu_times()
     return 1e3 * float(times.user + times.system)
 
 
 def arrivals(rates: Sequence[float], seconds: float) -> F64:
-    """Returns the times of Poisson arrivals in slices of so many seconds, each with a rate of its own."""
+    """Returns the times of Poisson arrivals in slices of equal length, each with its own rate."""
     random = np.random.default_rng(7)
     return np.concatenate(
         [i * seconds + arrival_times(Arrivals(), rate, seconds, random) for i, rate in enumerate(rates)]
@@ -223,7 +223,7 @@ def arrivals(rates: Sequence[float], seconds: float) -> F64:
 
 
 def load_run(target: Target, made: Sequence[bytes], due_s: F64, candidates: int) -> Outcome:
-    """Sends requests at these times, over again where there are more times than requests."""
+    """Sends requests at given times, repeating them if there are more times than requests."""
     rows = np.full(due_s.size, candidates)
     no_budget = np.full(due_s.size, np.inf)
     load = Load(due_s, float(due_s[-1]) + 1e-6, rows, no_budget, lambda i: made[i % len(made)])
@@ -231,9 +231,9 @@ def load_run(target: Target, made: Sequence[bytes], due_s: F64, candidates: int)
 
 
 def compare(outcome: Outcome, seconds: float, turns: int) -> dict[str, Any]:
-    """Returns the figures of each kind of slice, and p99 over that of `alone` with an interval of 95%.
+    """Returns the figures of each kind of slice, and its p99 over that of `alone` with a 95% interval.
 
-    p99: the median of the slices' own.
+    p99: the median of the slices' p99.
     """
     number = (outcome.due_s / seconds).astype(int)
     counted = outcome.due_s - number * seconds >= SETTLES_S

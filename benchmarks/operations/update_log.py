@@ -1,9 +1,9 @@
-"""Measures updates of rows a second, with and without the log on the disk, in turns.
+"""Measures updated rows per second, with and without the log on disk, in turns.
 
 python -m benchmarks.operations.update_log --folder /var/tmp
 
-Threads apply updates of some rows x 64 (fp32, Zipf ids of 1 M) to `Changes` without tiers; the medians of the
-turns are printed, with the ratio of each pair.
+Threads apply updates of rows x 64 (fp32, Zipf ids out of 1 M) to `Changes` without tiers. Prints the medians
+of the turns and the ratio of each pair.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROWS, ROW_BYTES = 1_000_000, 256
 
 
 def rate(folder: Path, logged: bool, threads: int, rows: int, seconds: float) -> tuple[float, float]:
-    """Returns (rows a second, median milliseconds of an update)."""
+    """Returns (rows per second, median milliseconds per update)."""
     with tempfile.TemporaryDirectory(dir=folder) as own:
         changes = Changes(Path(own), UpdateLog(Path(own) / "u") if logged else None)
         # the memory of all rows is taken before the clock runs

@@ -2,10 +2,10 @@
 
     python -m benchmarks.operations.update_memory --folder /var/tmp/memory --json memory.json
 
-The model, the plan and the clients are those of benchmarks.operations.update_feed; requests come at a low
-rate, so that the run can stay in the background. Each minute gives a line: resident memory, what of it is the
-process's own, threads, open files by kind, and the bytes of the log. The driver
-opens up to 1,024 connections while requests overlap, as after a stall, and closes them before that line.
+Model, plan and clients are those of benchmarks.operations.update_feed. Requests come at a low rate, so that
+the run can stay in the background. Prints a line per minute: resident memory, private memory, threads, open
+files by kind, and bytes of the log. The driver opens up to 1,024 connections while requests overlap, as after
+a stall, and closes them before that line.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ CANDIDATES = 23
 REQUESTS = 2000
 NEW_EVERY_S = 0.5
 CLOSING_S = 1.0
-"""Time for the server to close the connections of a minute."""
+"""Seconds for the server to close the connections of a minute."""
 
 
 def open_files(server: psutil.Process) -> dict[str, int]:
-    """Returns the number of open sockets, and of all other descriptors."""
+    """Returns the numbers of open sockets and of all other descriptors."""
     kinds = []
     for descriptor in Path(f"/proc/{server.pid}/fd").iterdir():
         with suppress(FileNotFoundError):  # closed meanwhile
@@ -56,7 +56,7 @@ def open_files(server: psutil.Process) -> dict[str, int]:
 
 
 def memory_of(server: psutil.Process, log: Path) -> dict[str, Any]:
-    """Returns the memory of a server, in megabytes, and what else may grow."""
+    """Returns a server's memory in megabytes, and other quantities that may grow."""
     full = server.memory_full_info()
     return {
         "rss_mb": round(full.rss / 1e6, 1),

@@ -1,4 +1,4 @@
-"""Writes rows of data as a prediction log, as a server that had answered these requests would have."""
+"""Writes rows of data as the prediction log of a server that answered these requests."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def request_starts(rows: pa.Table, schema: Schema) -> I64:
 def write_log(
     folder: Path, rows: pa.Table, schema: Schema, at_s: F64, window_s: float = 60.0, part: str = "part-0"
 ) -> None:
-    """Adds rows to a log, a file an hour and kind.
+    """Adds rows to a log, one file per hour and kind.
 
-    rows: the schema's columns, and its label, which becomes feedback for the rows above .5. at_s: float64
+    rows: the schema's columns and its label; rows with a label above .5 get feedback. at_s: float64
     [requests], Unix time of each answer, ascending. part: name of the files.
     """
     folder.mkdir(parents=True, exist_ok=True)

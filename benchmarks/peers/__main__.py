@@ -3,12 +3,13 @@
     python -m benchmarks.peers --rows 23 --servers polyrec,fastapi,mosec --turns 3 \\
         --out docs/results/peers.json
 
-For each size of request a turn measures, of every server: a closed loop of 16 connections (requests/s), one
-connection alone (latency), and the highest open-loop Poisson rate at which p99 stays within the limit and 99%
-of the requests are answered right in time. The searches of all servers advance trial by trial, so that noise
-hits all alike; figures are medians over turns. Open-loop requests carry the limit as their latency budget,
-as a client of that SLO would send it; peers ignore the header. Every answer is compared with the reference
-(benchmarks/peers/reference.py). `session` is the dense graph's ONNX Runtime session without any server.
+For each request size, a turn measures every server: a closed loop of 16 connections (requests/s), a single
+connection (latency), and the highest open-loop Poisson rate at which p99 stays within the limit and 99% of
+the requests are answered correctly in time. The searches of all servers advance trial by trial, so that noise
+affects all equally; figures are medians over turns. Open-loop requests carry the limit as their latency
+budget, as a client with that SLO would send it; peers ignore the header. Every answer is compared with the
+reference (benchmarks/peers/reference.py). `session` is the dense graph's ONNX Runtime session without any
+server.
 
 Names of servers: benchmarks/peers/servers/starting.py. `--form context` sends one context with its candidates
 to Polyrec, and the exploded rows to the others and to `polyrec:exploded`. The peers' environment and the
@@ -61,23 +62,23 @@ from polyrec.models.schema.batch import F64
 CORES = sorted(os.sched_getaffinity(0))
 SERVER_CORE, CLIENT_CORE = CORES[0], CORES[-1]
 LIMIT_MS = {23: 10.0, 270: 25.0, 2048: 80.0}
-"""Limit of p99, by rows of a request; the last is MLPerf's v3 for DLRM."""
+"""Limit of p99 by rows per request; the last is that of MLPerf DLRM v3."""
 REQUESTS = {23: 512, 270: 64, 2048: 16}
 TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2, "int8": 5e-2}
-"""Largest error of a probability; in int8 that of a row with inputs beyond the static ranges."""
+"""Maximum error of a probability; for int8, of a row with inputs beyond the static ranges."""
 CONNECTIONS = 16
 TOGETHER_BYTES = 2**30
-"""Servers of a model with more bytes of rows run one at a time: all copies would not fit in memory."""
+"""Row bytes of a model above which servers run one at a time, because not all copies fit in memory."""
 MAX_TRIAL_S = 5.0
 TRIAL_REQUESTS = 150
 LATE_TRIALS = 3
 FIRST, GROWTH, PRECISION, MAX_TRIALS = 0.7, 1.25, 1.05, 14
-"""The search for the knee: first rate relative to the closed loop, growth, precision, trials of a turn."""
+"""Search for the knee: first rate relative to the closed loop, growth, precision, trials per turn."""
 
 
 @dataclass(slots=True)
 class PeerCase:
-    """Requests of one size with their answers. limit_s: of p99."""
+    """Requests of one size with their answers. limit_s: limit of p99."""
 
     rows: int
     limit_s: float
@@ -86,7 +87,7 @@ class PeerCase:
     expected: F64
 
     def known(self, server: RunningServer) -> Known:
-        """The requests in the form that a server takes."""
+        """Returns the requests in the form that a server takes."""
         name, count = server.name, len(self.drawn)
         headers = {"Content-Type": "application/json"}
         body = json_body
@@ -101,7 +102,7 @@ class PeerCase:
 
 @dataclass(slots=True)
 class PeerTally:
-    """Figures of one server, a value for each turn. alone_s: median latency of one connection."""
+    """Figures of one server, one value per turn. alone_s: median latency of a single connection."""
 
     closed: list[float] = field(default_factory=list)
     alone_s: list[float] = field(default_factory=list)
@@ -137,7 +138,7 @@ def case_of(bundle: Bundle, rows: int, form: str, limit_ms: float | None) -> Pee
 
 
 def session_rows_per_s(files: Path, case: PeerCase, seconds: float) -> float:
-    """Rows/s of the dense graph's session without any server, on the servers' core; vectors are random."""
+    """Returns rows/s of the dense graph's session alone, on the servers' core, with random vectors."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3
@@ -185,7 +186,7 @@ def turn(
 
 
 def closed_loops(known: Mapping[str, Known], tallies: Mapping[str, PeerTally], seconds: float) -> None:
-    """Adds a closed loop of each server, then of one connection of each."""
+    """Measures a closed loop of each server, then a single connection of each."""
     for name, requests in known.items():
         closed(requests, CONNECTIONS, 0.3)
         tallies[name].closed.append(closed(requests, CONNECTIONS, seconds).requests_per_s)
@@ -196,7 +197,7 @@ def closed_loops(known: Mapping[str, Known], tallies: Mapping[str, PeerTally], s
 def _held(
     known: Known, rate: float, case: PeerCase, tally: PeerTally, args: argparse.Namespace, seed: int
 ) -> bool:
-    """Whether a rate is held; trials that failed while the sender itself was late are repeated."""
+    """Returns whether a rate is held; repeats trials that failed while the sender itself was late."""
     seconds = min(MAX_TRIAL_S, max(args.seconds, TRIAL_REQUESTS / rate))
     budget_s = case.limit_s if args.budget else None
     for attempt in range(LATE_TRIALS):
@@ -216,7 +217,7 @@ def _held(
 
 
 def compare(bundle: Bundle, files: Path, case: PeerCase, args: argparse.Namespace) -> dict[str, Any]:
-    """Measures all servers in turns; returns the figures of one size of request."""
+    """Measures all servers in turns; returns the figures of one request size."""
     names = [ServerName.parse(name) for name in args.servers.split(",")]
     tallies = {name.name: PeerTally() for name in names}
     probe = json_body(case.drawn, 0)
@@ -249,7 +250,7 @@ def compare(bundle: Bundle, files: Path, case: PeerCase, args: argparse.Namespac
 
 
 def versions(folder: Path) -> dict[str, str]:
-    """Versions in the peers' environments."""
+    """Returns the package versions in the peers' environments."""
     wanted = {"fastapi", "mosec", "numpy", "onnxruntime-gpu", "orjson", "uvicorn", "nvidia-pytriton"}
     paths = [str(p) for name in ("triton-venv", "venv") for p in folder.glob(f"{name}/lib/*/site-packages")]
     found = {d.name.lower().replace("_", "-"): d.version for d in distributions(path=paths)}

@@ -4,10 +4,10 @@
     tables.npy       int64 [2, tables]: `first` row of each table, and its rows
     dense.onnx       dense_candidate [rows, features], candidate [rows, tables, width] -> probability
     dense.int8.onnx  the same with products in int8, as Polyrec serves it
-    whole.onnx       dense_candidate, sparse [rows, tables] (ids) -> probability: look-up inside
+    whole.onnx       dense_candidate, sparse [rows, tables] (ids) -> probability: lookup inside
 
-The graph is Polyrec's own for a model without contexts, so that peers execute the very products that Polyrec
-does. Rows are written once, graphs each time: they change with the code.
+The graph is Polyrec's own for a model without contexts, so that peers execute the same operations as Polyrec.
+Rows are written once; graphs are written every time, because they change with the code.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from polyrec.models.runtimes.onnx_graph import plain_graph
 from polyrec.models.schema.batch import F32, I64
 
 MAX_INSIDE_BYTES = 2**30
-"""A protobuf file takes at most 2 GB; larger rows are looked up outside the graph."""
+"""Maximum bytes of rows inside the graph, as protobuf files are limited to 2 GB."""
 
 
 def peer_files(bundle: Bundle, folder: Path) -> Path:
@@ -66,9 +66,9 @@ def _write_rows(bundle: Bundle, tables: I64, file: Path) -> None:
 
 
 def without_contexts(bundle: Bundle) -> DenseNet:
-    """The dense net of a bundle with all features in the candidate's role.
+    """Returns the dense net of a bundle with all features in the candidate's role.
 
-    The context's features must be the first of the schema, so that the order of vectors is the same.
+    The context's features must come first in the schema, so that the order of vectors is unchanged.
     """
     net = bundle.net()
     plain = DenseNet(bundle.shape, PerBlock(0, sum(net.dense)), PerBlock(0, sum(net.slots)))
@@ -77,7 +77,7 @@ def without_contexts(bundle: Bundle) -> DenseNet:
 
 
 def with_look_up(dense: onnx.ModelProto, rows: F32, first: I64) -> onnx.ModelProto:
-    """Puts the look-up in front of the dense graph: `sparse` int64 [rows, tables] in place of `candidate`."""
+    """Adds the lookup to the dense graph: input `sparse` int64 [rows, tables] replaces `candidate`."""
     graph = onnx.ModelProto()
     graph.CopyFrom(dense)
     kept = [i for i in graph.graph.input if i.name != "candidate"]

@@ -1,7 +1,7 @@
 """Loads a server with known requests and checks every answer against the reference.
 
-`Known` requests go in; a closed loop gives requests/s and latency, an open loop says whether a Poisson rate
-was held: p99 within the limit, and at least SHARE of the requests answered right in time.
+With `Known` requests, a closed loop measures requests/s and latency, and an open loop tests whether a Poisson
+rate is held: p99 within the limit, and at least SHARE of the requests answered correctly in time.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from polyrec.planner.traffic import Arrivals
 SHARE = 0.99
 GRACE_S = 2.0
 MAX_LAG_S = 0.002
-"""99th percentile of the sender's own delay beyond which a trial does not count."""
+"""Maximum 99th percentile of the sender's own delay for a trial to count."""
 PATIENT = {BUDGET: "600000"}
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Requests whose answers are known.
+    """Requests with known answers.
 
-    url, headers: where and how they are sent. bodies: of each. expected: float64 [requests, rows],
-    probabilities. tolerance: of their absolute error. binary: answers are binary tensors.
+    url, headers: of all requests. bodies: one per request. expected: float64 [requests, rows], probabilities.
+    tolerance: maximum absolute error. binary: whether answers are binary tensors.
     """
 
     url: str
@@ -49,14 +49,14 @@ class Known:
         return self.expected.shape[1]
 
     def right(self, index: int, body: bytes) -> bool:
-        """Whether the answer to request `index` (counted through all repetitions) is right."""
+        """Returns whether the answer to request `index`, counted over all repetitions, is correct."""
         found = read_binary(body, self.rows) if self.binary else read_json(body)
         expected = self.expected[index % len(self.expected)]
         return found.shape == expected.shape and bool(np.abs(found - expected).max() <= self.tolerance)
 
 
 def read_json(body: bytes) -> F32:
-    """The probabilities of an inference-protocol answer in JSON; empty if it is none."""
+    """Returns the probabilities of a JSON inference answer; empty if it is not one."""
     try:
         return np.array(orjson.loads(body)["outputs"][0]["data"], np.float32)
     except (orjson.JSONDecodeError, KeyError, IndexError, TypeError, ValueError):
@@ -64,13 +64,13 @@ def read_json(body: bytes) -> F32:
 
 
 def read_binary(body: bytes, rows: int) -> F32:
-    """The probabilities of an answer with one binary tensor, which ends the body; empty if it is short."""
+    """Returns the probabilities of an answer that ends with one binary tensor; empty if it is too short."""
     return np.frombuffer(body[-4 * rows :], "<f4") if len(body) > 4 * rows else np.empty(0, np.float32)
 
 
 @dataclass(frozen=True, slots=True)
 class ClosedLoop:
-    """latency_s: of each answer, in order of arrival."""
+    """Result of a closed loop. latency_s: latency of each answer, in order of arrival."""
 
     seconds: float
     latency_s: F64
@@ -85,7 +85,7 @@ class ClosedLoop:
 
 
 def closed(known: Known, connections: int, seconds: float) -> ClosedLoop:
-    """Runs a closed loop. Raises LoadError for any answer that is wrong."""
+    """Runs a closed loop. Raises LoadError for a wrong answer."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         loop, bodies = runner.run(_closed(known, connections, seconds))
     wrong = next((index for index, body in bodies if not known.right(index, body)), None)
@@ -139,9 +139,10 @@ async def _closed(
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One open loop. right_in_time: share of all requests, as `refused` (429, 503, 504).
+    """Result of an open loop.
 
-    p99_s: of the answered. lag_s: 99th percentile of the sender's own delay.
+    right_in_time, refused: share of all requests answered correctly in time, and with 429, 503 or 504. p99_s:
+    of the answered requests. lag_s: 99th percentile of the sender's own delay.
     """
 
     rate: float
@@ -153,7 +154,7 @@ class Trial:
 
     @property
     def counts(self) -> bool:
-        """Whether the sender itself was punctual."""
+        """Whether the sender was on time."""
         return self.lag_s <= MAX_LAG_S
 
     def held(self, limit_s: float) -> bool:
@@ -163,7 +164,7 @@ class Trial:
 def trial(
     known: Known, rate: float, seconds: float, limit_s: float, seed: int, budget_s: float | None = None
 ) -> Trial:
-    """Sends at a Poisson rate for `seconds`. budget_s: sent as the latency budget of each request."""
+    """Sends requests at a Poisson rate for `seconds`. budget_s: each request's latency budget."""
     random = np.random.default_rng(seed)
     due_s = arrival_times(Arrivals(), rate, seconds, random)
     target = Target(known.url, known.headers)
@@ -186,5 +187,5 @@ def trial(
 
 
 def _until_idle(known: Known) -> None:
-    """Returns when the server has worked off what a trial left behind: it answers one more request."""
+    """Waits until the server has finished a trial's backlog, which is when it answers another request."""
     closed(known, 1, 0.0)

@@ -7,10 +7,10 @@
     nested   kaggle's tables with nested widths 16 and 64 and the cross network of recipes/ml1m.yaml
     user     kaggle with all dense features in the context, as numbers of a user or a query are
 
-Weights are random: the models are for speed, not for quality. The first half of the features, dense and
-sparse, are the context's, so that one model takes independent rows as well as one context with candidates.
-In `user` so are half of the interaction's vectors, and the bottom MLP depends on the context alone.
-Ids are in no order; rows are in popularity order, as after training.
+Weights are random, since only speed is measured. The first half of the dense and sparse features belongs to
+the context, so that a model takes independent rows as well as one context with candidates. In `user`, half of
+the interaction's vectors are the context's too, and the bottom MLP depends only on the context. Ids are in
+random order; rows are in popularity order, as after training.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ from polyrec.models.schema.vocabulary import Vocabulary, ids_of_ranks
 DENSE = 13
 SEED = 1
 SPREAD = 0.5
-"""Rows are uniform within this; large enough for every look-up to show in the answer."""
+"""Rows are uniform within this range, which is large enough for every lookup to affect the answer."""
 CARDINALITIES = (
     *(1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194),
     *(27, 14992, 5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572),
 )
 """Distinct values of C1 ... C26 in the Criteo Kaggle set."""
 CALIBRATED_ROWS = 2**13
-"""Rows that give the largest inputs of layers."""
+"""Number of rows from which the layers' largest inputs are computed."""
 COUNTED = 1e9
-"""Accesses of each table, where they are counted."""
+"""Accesses of each table, if access counts are written."""
 SPECIALS = 2
-"""Rows of a table beside its values: missing and out of vocabulary."""
+"""Rows of a table besides its values: missing and out of vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerModel:
-    """rows: of all tables, about. architecture: of the dense net. context_dense: of the dense features."""
+    """A model. rows: approximate total. context_dense: number of the context's dense features."""
 
     name: str
     rows: int
@@ -62,7 +62,7 @@ class PeerModel:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Values of each table."""
+        """Number of values of each table."""
         return capped(CARDINALITIES, self.rows)
 
     @property
@@ -104,7 +104,7 @@ MODELS = {
 
 
 def capped(sizes: Sequence[int], total: int) -> tuple[int, ...]:
-    """Cuts the largest sizes to one cap so that all add up to at most `total`."""
+    """Limits the largest sizes to a common cap, so that all add up to at most `total`."""
     low, high = 1, max(sizes)
     while low < high:
         cap = (low + high + 1) // 2
@@ -131,7 +131,7 @@ def zipf_counts(size: int, exponent: float | None) -> I64:
 
 
 def open_model(name: str, folder: Path) -> Bundle:
-    """Loads a model's bundle from `folder`, and makes it if it is not there."""
+    """Loads a model's bundle from `folder`; makes it if it does not exist."""
     path = folder / name
     return load_bundle(path) if path.exists() else write_model(MODELS[name], path)
 
@@ -142,10 +142,10 @@ def write_model(
     exponent: float | None = None,
     representation: Representation | None = None,
 ) -> Bundle:
-    """Writes a model as a bundle; takes twice its rows' bytes in memory.
+    """Writes a model as a bundle; needs twice its rows' bytes in memory.
 
-    exponent: of Zipf's law, for access counts as if all features were candidates'; None: no counts.
-    representation: None: all rows are stored.
+    exponent: Zipf exponent of the access counts, which treat all features as the candidate's; None: no
+    counts. representation: None stores all rows.
     """
     random = np.random.default_rng(SEED)
     torch.manual_seed(SEED)
@@ -177,7 +177,7 @@ def write_model(
 
 
 def _activations(model: DLRM, encoder: Encoder) -> Activations | None:
-    """The largest inputs of the net's layers over rows like those of requests."""
+    """Returns the largest inputs of the net's layers over rows like those of requests."""
     vocabularies = [encoder.vocabularies[table] for table in encoder.schema.tables]
     ids = [ids_of_ranks(vocabulary.rank_of_id) for vocabulary in vocabularies]
     drawn = draw(encoder.schema, ids, 1, CALIBRATED_ROWS, SEED)

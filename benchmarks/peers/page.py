@@ -2,8 +2,8 @@
 
     R=docs/results; python -m benchmarks.peers.page $R/peers.json [$R/peers-MACHINE.json ...] $R/peers.md
 
-A table for each model, form and size of requests, and below it the command that measured it; a section for
-each further machine. Where a hypervisor hides the processor's name, its vector extensions tell what it is.
+The page has a table per model, request form and size, each with the command that measured it, and a section
+per further machine. If a hypervisor hides the CPU's name, its vector extensions identify it.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ Recorded and profiled on 2026-11-26 while other programs ran, in one hour.
 
 
 def table(model: str, form: str, rows: int, found: Mapping[str, Any], level: int = 2) -> str:
-    """The figures of one size of request, as Markdown. level: of its heading."""
+    """Returns the figures of one request size as Markdown. level: heading level."""
     servers = found["servers"]
     peers = [f["knee_requests_per_s"] for name, f in servers.items() if not name.startswith("polyrec")]
     best = max(peers, default=0.0)
@@ -117,7 +117,7 @@ def table(model: str, form: str, rows: int, found: Mapping[str, Any], level: int
 
 
 def origin(found: Mapping[str, Any]) -> str:
-    """Command, machine, date and versions of one table."""
+    """Returns command, machine, date and versions of one table."""
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     machine = found["machine"]
     turns = min(len(f["turns"]["knee_requests_per_s"]) for f in found["servers"].values())
@@ -129,7 +129,7 @@ def origin(found: Mapping[str, Any]) -> str:
 
 
 def page(machines: Sequence[Mapping[str, Mapping[str, Any]]]) -> str:
-    """The whole page. machines: `model/form/rows` -> figures, of each; the first has no heading."""
+    """Returns the whole page. machines: `model/form/rows` -> figures of each; the first has no heading."""
     parts = [INTRODUCTION]
     for number, results in enumerate(machines):
         if number:

@@ -2,15 +2,15 @@
 
     python -m benchmarks.peers.phases --folder runs/peers --json docs/results/phases.json
 
-Alone: the server's own code, phase by phase on one thread, for requests of benchmarks/peers/queries.py as
-inference-protocol JSON, by the thread's CPU clock; medians over the requests of a turn, then over turns,
-which alternate between sizes and forms. Server: a server of the same bundle pinned to one core, closed loop
-from the other; the CPU time of its process (/proc/PID: schedstat of all threads; `user` is the utime of
-stat) divided by the requests that it answered, and each phase as the server's own metrics have it
-(`polyrec_phase_seconds`, elapsed time). `beyond` is the CPU time less the phases in the server: sockets,
-HTTP, routing, metrics. With one connection each request is a batch; with 16 the server merges waiting
-requests. `--form context` sends one context with its candidates, `exploded` the same rows with the context
-in each. benchmarks/peers/phases_page.py makes docs/results/phases.md of the JSON.
+Alone: runs the server's own code phase by phase on one thread, for requests of benchmarks/peers/queries.py as
+inference-protocol JSON, timed by the thread's CPU clock. Figures are medians over the requests of a turn,
+then over turns, which alternate between sizes and forms. Server: a server of the same bundle on one core, in
+closed loop from the other. Figures are its process's CPU time (/proc/PID: schedstat of all threads; `user` is
+utime of stat) per answered request, and each phase from the server's metrics (`polyrec_phase_seconds`,
+elapsed time). `beyond` is the CPU time minus the phases in the server: sockets, HTTP, routing, metrics. With
+one connection each request is a batch; with 16, the server merges waiting requests. `--form context` sends
+one context with its candidates, `exploded` the same rows with the context in each.
+benchmarks/peers/phases_page.py writes docs/results/phases.md from the JSON.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from polyrec.server.codecs import oip_codec
 from polyrec.server.codecs.rows import encode
 
 METRIC, LABELS = "polyrec_phase_seconds", ("parse", "encode", "embed", "dense", "serialise")
-"""The server's own histogram of phases, and its labels of PHASES."""
+"""The server's histogram of phases, and its labels for PHASES."""
 INFER = "/v2/models/dlrm/infer"
 FORMS = ("rows", "exploded", "context")
 CORES = sorted(os.sched_getaffinity(0))
@@ -71,7 +71,7 @@ class PhaseTimer:
         self._version = manifest.version
 
     def request_s(self, body: bytes) -> list[float]:
-        """CPU seconds of each of PHASES for one request."""
+        """Returns the CPU seconds of each of PHASES for one request."""
         clock = time.thread_time_ns
         marks = [clock()]
         request = self._codec.decode(body, None)
@@ -87,19 +87,19 @@ class PhaseTimer:
         return [(after - before) / 1e9 for before, after in pairwise(marks)]
 
     def turn_s(self, bodies: Sequence[bytes]) -> dict[str, float]:
-        """Median CPU seconds of each phase over the requests."""
+        """Returns the median CPU seconds of each phase over the requests."""
         times = np.median([self.request_s(body) for body in bodies], axis=0)
         return dict(zip(PHASES, times.tolist(), strict=True))
 
 
 def user_s(pid: int) -> float:
-    """CPU seconds of a process outside the kernel so far, all threads."""
+    """Returns the user-mode CPU seconds of all threads of a process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return int(fields[11]) * TICK_S
 
 
 def server_phases_s(url: str) -> dict[str, float]:
-    """Seconds that a server has spent in each of PHASES so far, by its own metrics. url: its root."""
+    """Returns a server's seconds in each of PHASES so far, from its metrics. url: its root."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=30) as answer:
         families = text_string_to_metric_families(answer.read().decode())
     found = dict.fromkeys(LABELS, 0.0)
@@ -112,9 +112,9 @@ def server_phases_s(url: str) -> dict[str, float]:
 def server_turn_s(
     server: ServerProcess, requests: list[bytes], connections: int, seconds: float
 ) -> dict[str, float]:
-    """Seconds per request of a whole server over a closed loop, and the loop's requests per second.
+    """Returns the seconds per request of a server in a closed loop, and the loop's requests per second.
 
-    The seconds are of CPU time, those of PHASES elapsed.
+    Seconds are CPU time; those of PHASES are elapsed time.
     """
     pid = server.process.pid
     closed_loop(server.url + INFER, requests, connections, min(0.5, seconds / 4))
@@ -128,7 +128,7 @@ def server_turn_s(
 
 
 def bodies_of(drawn: PeerRows, schema: Schema, form: str) -> list[bytes]:
-    """JSON bodies of requests in one of FORMS."""
+    """Returns JSON bodies of requests in one of FORMS."""
     if form != "rows":
         drawn = share_context(drawn, schema)
     body = ranking_body if form == "context" else json_body
@@ -136,12 +136,12 @@ def bodies_of(drawn: PeerRows, schema: Schema, form: str) -> list[bytes]:
 
 
 def medians(turns: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Median of each figure over the turns."""
+    """Returns the median of each figure over the turns."""
     return {key: median(turn[key] for turn in turns) for key in turns[0]}
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """Measures all sizes in turns; times in milliseconds."""
+    """Measures all sizes in turns; times are in milliseconds."""
     bundle = open_model(args.model, args.folder)
     if bundle.widths:
         bundle = bundle.at_width(args.width or bundle.widths[-1])

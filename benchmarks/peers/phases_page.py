@@ -2,8 +2,8 @@
 
     python -m benchmarks.peers.phases_page docs/results/phases.json docs/results/phases.md
 
-A table for each case: what a phase took in revision bd14473, what a prototype of a few hundred lines reached
-(both known for independent rows in fp32), and what the code that was measured takes, alone and in the server.
+A table per case shows each phase's time in revision bd14473, in a prototype of a few hundred lines (both
+known only for independent rows in fp32), and in the measured code, alone and in the server.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Figures are milliseconds a request on one core, with inference-protocol JSON in 
 
 
 def table(case: str, found: Mapping[str, Any], earlier: bool = False) -> str:
-    """One case as Markdown. earlier: with the columns of EARLIER."""
+    """Returns one case as Markdown. earlier: whether to add the columns of EARLIER."""
     known = EARLIER.get(case, {}) if earlier else {}
     connections = list(found["server"])
     names = [
@@ -80,7 +80,7 @@ def table(case: str, found: Mapping[str, Any], earlier: bool = False) -> str:
 
 
 def page(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """The whole page. results: `model/runtime/precision` -> the result of one command."""
+    """Returns the whole page. results: `model/runtime/precision` -> the result of one command."""
     parts = [INTRODUCTION]
     for key, result in results.items():
         model, runtime, precision = key.split("/")

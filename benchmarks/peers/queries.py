@@ -1,7 +1,7 @@
 """Makes the requests of benchmarks/peers: Zipf ids, as tensors of the Open Inference Protocol.
 
-`PeerRows` go in, bodies come out, in the forms that servers take: independent rows as JSON or as binary data,
-and one context with candidates, which peers get as the exploded rows.
+Converts `PeerRows` to bodies in the forms that servers take: independent rows as JSON or binary data, and one
+context with candidates, which peers get as exploded rows.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ EXPONENT = 1.05
 
 @dataclass(frozen=True, slots=True)
 class PeerRows:
-    """dense: float32 [requests, rows, features], sparse: int64 [requests, rows, features], ids.
+    """Rows of requests.
 
-    context: number of (dense, sparse) features that all rows of a request share, the first ones.
+    dense: float32 [requests, rows, features]. sparse: int64 [requests, rows, features], ids. context: numbers
+    of leading (dense, sparse) features that all rows of a request share.
     """
 
     dense: F32
@@ -56,17 +57,17 @@ def share_context(rows: PeerRows, schema: Schema) -> PeerRows:
 
 
 def json_body(rows: PeerRows, request: int) -> bytes:
-    """One request of plain rows, as JSON."""
+    """Returns a request of plain rows as JSON."""
     return _json({"dense": rows.dense[request], "sparse": rows.sparse[request]})
 
 
 def binary_body(rows: PeerRows, request: int) -> bytes:
-    """One request of plain rows without JSON: `dense`, then `sparse` (Inference-Header-Content-Length: 0)."""
+    """Returns a request of plain rows without JSON: `dense`, then `sparse` (JSON length 0)."""
     return rows.dense[request].tobytes() + rows.sparse[request].tobytes()
 
 
 def ranking_body(rows: PeerRows, request: int) -> bytes:
-    """One context with its candidates, as JSON."""
+    """Returns a request of one context with its candidates as JSON."""
     dense, sparse = rows.dense[request], rows.sparse[request]
     of_dense, of_sparse = rows.context
     return _json(
@@ -80,7 +81,7 @@ def ranking_body(rows: PeerRows, request: int) -> bytes:
 
 
 def _json(tensors: dict[str, F32 | I64]) -> bytes:
-    """Tensors of zero width are left out, as the protocol allows."""
+    """Returns JSON tensors; omits those of zero width, as the protocol allows."""
     inputs = [
         {
             "name": name,

@@ -1,7 +1,7 @@
-"""Computes the probabilities of benchmarks/peers slowly and obviously, in float64 with numpy.
+"""Computes reference probabilities for benchmarks/peers, in a slow but simple way, in float64 with numpy.
 
-Independent of the encoder, the runtimes and the graphs that are measured: rows by id, layers by name, the
-interaction's pairs one by one as facebookresearch/dlrm's `interact_features` takes them.
+Independent of the measured encoder, runtimes and graphs: takes rows by id, layers by name, and the
+interaction's pairs one by one, as `interact_features` of facebookresearch/dlrm does.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Reference:
         self._base = np.cumsum([0, *(len(ranks) for ranks in self._ranks[:-1])])
 
     def __call__(self, dense: F32, sparse: I64) -> F64:
-        """Probabilities, float64 [rows]. dense: [rows, features]; sparse: ids [rows, features]."""
+        """Returns probabilities, float64 [rows]. dense: [rows, features]; sparse: ids [rows, features]."""
         tables = zip(self._ranks, self._base, sparse.T, strict=True)
         vectors = np.stack([self._rows[base + ranks[ids]] for ranks, base, ids in tables], axis=1)
         bottom = self._layers("bottom", dense.astype(np.float64))
@@ -40,7 +40,7 @@ class Reference:
         return 1 / (1 + np.exp(-logit[:, 0]))  # type: ignore[no-any-return]
 
     def _layers(self, part: str, x: F64) -> F64:
-        """An MLP with a ReLU behind every layer."""
+        """Applies an MLP with a ReLU after every layer."""
         for name in _weights_of(part, self._weights):
             x = np.maximum(x @ self._weights[name].T + self._weights[name.replace("weight", "bias")], 0)
         return x
@@ -60,6 +60,6 @@ class Reference:
 
 
 def _weights_of(part: str, weights: Mapping[str, NDArray[Any]]) -> Sequence[str]:
-    """Names of the weights of consecutive layers: `top.0.weight`, `top.2.weight`."""
+    """Returns the names of consecutive layers' weights: `top.0.weight`, `top.2.weight`."""
     found = [name for name in weights if name.startswith(f"{part}.") and name.endswith(".weight")]
     return sorted(found, key=lambda name: int(name.split(".")[-2]))

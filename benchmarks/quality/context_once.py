@@ -2,11 +2,12 @@
 
     python -m benchmarks.quality.context_once --data ../shared/data/trivago/impressions.parquet
 
-One core; real contexts of trivago's test requests, with their own candidates (23) or with 270 and 2,048
-candidates drawn from the test rows; a different request each time. `once` is what /v1/rank executes;
-`exploded` repeats the context in every row, and computes a looked-up id as often as it occurs (for dhe
-and hybrid), as a server without deduplication does; `distinct` repeats the context but computes each
-distinct id once. A, B, C, A, B, C in one run; medians over rounds. Also checks that all agree to 1e-5.
+Runs on one core. Requests have real contexts of trivago's test requests, with their own candidates (23), or
+270 or 2,048 candidates drawn from the test rows; each request is different. `once` is what /v1/rank executes.
+`exploded` repeats the context in every row and computes an id's vector as often as it occurs (for dhe and
+hybrid), like a server without deduplication. `distinct` repeats the context but computes each distinct id
+once. The three take turns (A, B, C, A, B, C) in one run; figures are medians over rounds. Also checks that
+all agree to 1e-5.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def family(data: str, folder: Path) -> dict[str, Bundle]:
 
 
 def arguments() -> argparse.Namespace:
-    """Parses the arguments, and keeps to one core."""
+    """Parses the arguments and pins the process to one core."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--data", required=True)
     parser.add_argument("--bundles", type=Path, default=Path("runs/representations"))
@@ -96,7 +97,7 @@ def save(args: argparse.Namespace, figures: Mapping[str, object]) -> None:
 
 
 def requests(data: EncodedRows, candidates: int, count: int, seed: int) -> list[Batch]:
-    """Ranking batches of one real context each."""
+    """Returns ranking batches, each with one real context."""
     assert data.group is not None
     random = np.random.default_rng(seed)
     starts = np.flatnonzero(np.r_[True, data.group[1:] != data.group[:-1]])
@@ -109,7 +110,7 @@ def requests(data: EncodedRows, candidates: int, count: int, seed: int) -> list[
 
 
 def set_distinct(stage: object, distinct: bool) -> None:
-    """Switches computing of vectors once per distinct id on or off."""
+    """Switches deduplication of computed ids on or off."""
     for part in (stage, getattr(stage, "computed", None)):
         if isinstance(part, ComputedStage):
             part.distinct = distinct

@@ -5,8 +5,8 @@
 Every configuration of `CONFIGURATIONS` is trained for one epoch on the training rows of a fixed random sample
 of a data set's rows, with the default recipe at width 16, and scored on the sample's validation rows; the
 test rows are not read. Stored tables of several widths and a hybrid are trained the same way for comparison.
-A sample and a single epoch keep a configuration within about a minute of one core. Results are kept under
---runs as each configuration ends; what is there is not run again. One process, one thread.
+With a sample and a single epoch, a configuration takes about a minute on one core. Results are stored under
+--runs after each configuration and not computed again. Runs in one process and one thread.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ DATA = ("ml1m", "bookcrossing")
 ROWS = 80_000
 """Rows of a data set's sample: training, validation and (unread) test rows together."""
 PUBLISHED = {"k": 1024, "hidden": [512, 256], "activation": "mish", "batch_norm": True}
-"""DHE of published strength: MP-Rec's 1024-512-256, with the DHE paper's activation and norms."""
+"""DHE of the published size: MP-Rec's 1024-512-256, with the DHE paper's activation and norms."""
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """One training. encoding: of DHE; width: of the vectors; recipe: keys of the recipe that differ."""
+    """One training. encoding: DHE's encoding. width: vector width. recipe: changed keys of the recipe."""
 
     kind: Kind = "dhe"
     encoding: Mapping[str, Any] = field(default_factory=dict)
@@ -73,7 +73,7 @@ def _dhe(changes: Mapping[str, Any], **recipe: Any) -> Configuration:
 
 
 SMALL = {"hidden": [128]}
-"""A decoder whose variations take seconds: 1024-128, the default's shape."""
+"""Base of the variations, a decoder that trains in seconds: 1024-128, the default's shape."""
 RELU = {"activation": "relu"}
 PLAIN = {"batch_norm": False}
 CONFIGURATIONS: dict[str, Configuration] = {
@@ -126,7 +126,7 @@ CONFIGURATIONS: dict[str, Configuration] = {
 def encoded_sample(
     name: str, data_root: Path, runs: Path
 ) -> Iterator[Callable[[Configuration], dict[str, Any]]]:
-    """Opens the sample of a data set; gives a function that trains a configuration on it."""
+    """Opens the sample of a data set; returns a function that trains a configuration on it."""
     data = SETS[name]
     path, schema = runs / f"{name}-{ROWS}.parquet", data.schema()
     if not path.exists():
@@ -157,12 +157,12 @@ def encoded_sample(
 
 
 def information(loss: float, label: F32) -> float:
-    """1 - NE: one minus a log-loss over the entropy of the base rate."""
+    """Returns 1 - NE: one minus a log-loss divided by the entropy of the base rate."""
     return 1 - loss / log_loss(np.full_like(label, label.mean()), label)
 
 
 def cost(model: DLRM, dense: int) -> dict[str, float]:
-    """Operations a row and bytes of a model, without decoders' norms, which are folded at export."""
+    """Returns operations per row and bytes of a model, without decoders' norms, which export folds."""
     stage = model.stage
     flops = net_flops(model.net.shape, dense, sum(stage.slots), sum(stage.flops))
     stored = sum(p.numel() for p in stage.sparse_parameters())
@@ -173,7 +173,7 @@ def cost(model: DLRM, dense: int) -> dict[str, float]:
 
 
 def tables(found: Mapping[str, Mapping[str, Any]]) -> str:
-    """The figures as a Markdown table, best first by the mean information gain; what was not run is left out.
+    """Returns the figures as a Markdown table, by descending mean information gain; omits what was not run.
 
     found: figures of `encoded_sample`'s function, by data set and configuration.
     """

@@ -4,14 +4,13 @@
     python -m benchmarks.quality.hybrid --runs /work/data/hybrid --data ml1m-whole bookcrossing-whole
 
 On a sample of each of three data sets, or on a whole one with a stronger decoder, it trains a table, a hybrid
-of the same vectors and net, and that table widened to hybrid's bytes and to hybrid's operations a row:
-vectors, MLPs and rank of the cross layers grow together, to the widest model that does not exceed what hybrid
-takes. All have the default recipe for one epoch, which keeps the weights of the best check on validation
-rows. Test rows are predicted by every seed's model; a difference counts as shown if it holds for other rows
-(or requests) and for other seeds (benchmarks/quality/repeats.py).
-Figures and predictions are kept under --runs as each training ends, and what is there is not trained again,
-so a run may be stopped at any time; seeds are the outer loop. --report writes the page from what is there.
-One process, one thread.
+with the same vectors and net, and the table widened to hybrid's bytes and to hybrid's operations per row.
+Vectors, MLPs and the rank of the cross layers grow together, up to the widest model that does not exceed
+hybrid's cost. All use the default recipe for one epoch, which keeps the weights of the best check on
+validation rows. Every seed's model predicts the test rows; a difference counts as shown if it holds for other
+rows (or requests) and for other seeds (benchmarks/quality/repeats.py). Figures and predictions are stored
+under --runs after each training and not computed again, so a run can be stopped at any time; seeds are the
+outer loop. --report writes the page from the stored results. Runs in one process and one thread.
 """
 
 from __future__ import annotations
@@ -56,9 +55,9 @@ BASE = Architecture()
 TABLE, HYBRID, BYTES, OPERATIONS = "table", "hybrid", "table of its bytes", "table of its operations"
 MODELS = (TABLE, HYBRID, BYTES, OPERATIONS)
 DEEP = (128, 128, 128)
-"""Hidden layers of the decoder with most information for its operations in docs/results/dhe-sweep.md."""
+"""Hidden layers of the decoder with the most information per operation in docs/results/dhe-sweep.md."""
 WIDE = (512, 256)
-"""Those of MP-Rec's decoder, which has most information there whatever it costs."""
+"""Hidden layers of MP-Rec's decoder, which has the most information there regardless of cost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,7 @@ class HybridCase:
 
     @property
     def title(self) -> str:
-        """Heading of its section."""
+        """Heading of the case's section."""
         what = SETS[self.data].what
         if self.sample is None:
             what += ", whole"
@@ -105,7 +104,7 @@ SHOWN: tuple[Metric, ...] = ("information", "auc")
 
 @dataclass(frozen=True, slots=True)
 class HybridCost:
-    """Resources of a model. bytes: of rows, decoders and net, fp32."""
+    """Resources of a model. bytes: fp32 bytes of rows, decoders and net."""
 
     width: int
     bytes: int
@@ -113,7 +112,7 @@ class HybridCost:
 
 
 def widened(width: int) -> Architecture:
-    """The default shape with vectors of `width`, MLPs and rank of the cross layers in proportion."""
+    """Returns the default shape with vectors of `width`, and MLPs and cross layers' rank in proportion."""
 
     def scaled(size: int) -> int:
         return round(size * width / BASE.width)
@@ -127,7 +126,7 @@ def widened(width: int) -> Architecture:
 
 
 def training_of(case: HybridCase, width: int, seed: int = 0) -> Training:
-    """The recipe of a model."""
+    """Returns the recipe of a model."""
     return Training.model_validate(
         {
             "architecture": widened(width).model_dump(),
@@ -138,7 +137,7 @@ def training_of(case: HybridCase, width: int, seed: int = 0) -> Training:
 
 
 def widest_within(limit: HybridCost, cost_of: Callable[[int], HybridCost], what: str) -> int:
-    """Returns the widest table whose `what`, `bytes` or `mflop`, is at most the limit's; at least BASE's."""
+    """Returns the widest table whose `what` (`bytes` or `mflop`) is within the limit; at least BASE's."""
     low, high = BASE.width, WIDEST
     while low < high:
         middle = (low + high + 1) // 2
@@ -195,7 +194,7 @@ class HybridSample:
         return None if self._data.group is None else self._data.group[self._rows[TEST]]
 
     def cost(self, kind: Kind, width: int) -> HybridCost:
-        """Returns the cost of an untrained model, which is that of the trained one."""
+        """Returns the cost of an untrained model, which equals that of the trained one."""
         model = replace(self._learner, training=training_of(self._case, width), kind=kind).initial_model(
             self._encoder
         )
@@ -205,7 +204,7 @@ class HybridSample:
         return HybridCost(width, total, found["mflop"])
 
     def train(self, name: str, seed: int) -> tuple[F32, dict[str, Any]]:
-        """Trains a model; returns its probabilities of the test rows, and figures."""
+        """Trains a model; returns its test probabilities and figures."""
         kind: Kind = "hybrid" if name == HYBRID else "table"
         training = training_of(self._case, self.costs[name].width, seed)
         learner = replace(self._learner, training=training, kind=kind)
@@ -221,7 +220,7 @@ class HybridSample:
 
 
 def compared(p: Mapping[str, Sequence[F32]], label: F32, group: I64 | None) -> dict[str, Any]:
-    """Every model's metrics, its difference to the table, and hybrid's difference to it; JSON-able.
+    """Returns, for JSON, all metrics, differences from the table, and hybrid's differences from each model.
 
     p: model -> probabilities of each seed.
     """
@@ -252,7 +251,7 @@ def _differences(runs: RepeatedRuns) -> dict[str, Any] | None:
 
 
 def tables(found: Mapping[str, Any]) -> str:
-    """The page's figures as Markdown. found: the record of each data set, see `main`."""
+    """Returns the page's figures as Markdown. found: the record of each data set, see `main`."""
     lines: list[str] = []
     for name, record in found.items():
         rows = record["rows"]
@@ -297,7 +296,7 @@ def _cell(difference: Mapping[str, Any] | None) -> str:
 
 
 def run(name: str, sample: HybridSample, seed: int, folder: Path) -> None:
-    """Trains the models of a seed that are missing."""
+    """Trains the missing models of a seed."""
     kept = folder / "record.json"
     record: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
     record["rows"], record["costs"] = sample.rows, {m: asdict(c) for m, c in sample.costs.items()}
@@ -312,7 +311,7 @@ def run(name: str, sample: HybridSample, seed: int, folder: Path) -> None:
 
 
 def compare_seeds(sample: HybridSample, folder: Path) -> None:
-    """Adds the comparison of the models, by the seeds that all of them have, to a data set's record."""
+    """Adds a comparison of the models, over the seeds that all of them have, to a data set's record."""
     kept = folder / "record.json"
     record = json.loads(kept.read_text())
     runs = record["runs"]
@@ -323,7 +322,7 @@ def compare_seeds(sample: HybridSample, folder: Path) -> None:
 
 
 def report(names: Sequence[str], runs: Path) -> None:
-    """Writes the page's figures and docs/results/hybrid.json; other cases stay as the file has them."""
+    """Writes the page's figures and docs/results/hybrid.json; keeps the file's other cases."""
     records = {n: json.loads(f.read_text()) for n in names if (f := runs / n / "record.json").exists()}
     kept = PAGE.with_suffix(".json")
     known: dict[str, Any] = json.loads(kept.read_text())["data"] if kept.exists() else {}

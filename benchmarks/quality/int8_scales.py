@@ -1,15 +1,15 @@
-"""Measures int8 scales (one per row, and static ones), and torch's batches filled up.
+"""Measures int8 scales (per row, and static), and torch with padded batches.
 
     python -m benchmarks.quality.int8_scales --quality trivago=runs/t --quality bookcrossing=runs/b
 
-Times a session of ONNX Runtime at 1, 23 and 270 rows: a Kaggle-size net (26 vectors of 16 and 13 numbers,
-512-256-64 and 512-256, dot) and a small one. All graphs take turns inside one run; figures are medians of
-milliseconds of processor time. `static` is for bundles with ranges (models/dlrm/activations.py). Torch, in
-fp32 and bf16, is timed with small batches as they are and filled up (models/dlrm/batch_invariance.py).
+Times an ONNX Runtime session at 1, 23 and 270 rows with a Kaggle-size net (26 vectors of 16 and 13 numbers,
+512-256-64 and 512-256, dot) and a small one. All graphs take turns in one run; figures are median CPU
+milliseconds. `static` is for bundles with ranges (models/dlrm/activations.py). Torch, in fp32 and bf16, is
+timed with small batches, unpadded and padded (models/dlrm/batch_invariance.py).
 
---quality DATA=BUNDLE gives log-loss and AUC of a bundle on its test rows, in batches of 270, with static
-scales for several shares of larger inputs, found on training rows; --only-quality leaves out the times. The
-data are ../shared/data's.
+--quality DATA=BUNDLE measures log-loss and AUC of a bundle on its test rows, in batches of 270, with static
+scales for several shares of larger inputs, determined on training rows; --only-quality omits the times. Data
+are read from ../shared/data.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ BATCH_ROWS = 270
 FORMS = ("fp32", "per row")
 STATIC = "static"
 SHARES = (0.0, 1e-5, 3e-5, 1e-4)
-"""Shares of a layer's inputs that may be larger than its range."""
+"""Shares of a layer's inputs that may exceed its range."""
 DATA = {
     "trivago": "trivago/impressions.parquet",
     "bookcrossing": "bookcrossing/ratings.parquet",
@@ -65,18 +65,18 @@ NETS: dict[str, tuple[Architecture, PerBlock, PerBlock]] = {
 
 
 def sessions(net: DenseNet) -> dict[str, ort.InferenceSession]:
-    """A session of each of FORMS."""
+    """Returns a session of each of FORMS."""
     graphs = {form: plain_graph(net, "fp32" if form == "fp32" else "int8") for form in FORMS}
     return {form: open_session(graph.SerializeToString(), "cpu") for form, graph in graphs.items()}
 
 
 def static_session(net: DenseNet, largest: Mapping[str, float]) -> ort.InferenceSession:
-    """A session with static scales."""
+    """Returns a session with static scales."""
     return open_session(plain_graph(net, "int8", largest).SerializeToString(), "cpu")
 
 
 def timed(name: str, repeats: int) -> dict[str, dict[str, float]]:
-    """Rows of a batch -> form -> median milliseconds, all forms in turns; and the largest error."""
+    """Returns median ms by rows of a batch and form, measured in turns, and the largest error."""
     shape, dense, slots = NETS[name]
     torch.manual_seed(0)
     net = DenseNet(shape, dense, slots).eval()
@@ -105,7 +105,7 @@ def timed(name: str, repeats: int) -> dict[str, dict[str, float]]:
 
 
 def filled(name: str, repeats: int) -> dict[str, dict[str, float]]:
-    """Precision and rows -> milliseconds of torch's dense net, on batches as they are and filled up."""
+    """Returns ms of torch's dense net by precision and rows, for unpadded and padded batches."""
     shape, dense, slots = NETS[name]
     torch.manual_seed(0)
     cpu, found = torch.device("cpu"), {}
@@ -130,7 +130,7 @@ def filled(name: str, repeats: int) -> dict[str, dict[str, float]]:
 
 
 def quality(data: str, bundle: str, root: Path) -> dict[str, dict[str, float]]:
-    """Form -> log-loss and AUC on the test rows, and its largest and mean difference to fp32."""
+    """Returns, by form, log-loss and AUC on the test rows, and largest and mean difference from fp32."""
     loaded = load_bundle(bundle)
     schema = loaded.manifest.schema_
     reader = open_data(root / DATA[data], schema)

@@ -1,11 +1,11 @@
-"""Compares nested widths with models trained apart; writes docs/results/nested_widths.md.
+"""Compares nested widths with separately trained models; writes docs/results/nested_widths.md.
 
     python -m benchmarks.quality.nested_widths --data-root ../shared/data
 
-For every seed the recipe is trained once, nested, and once for each width alone, with the shape of that
-width's head. All predict the same test rows; the nested ones also with rows and dense nets of fewer bits.
-Every choice in the recipe was made on validation rows. Bundles are kept under --runs: an interrupted run goes
-on where it was. One process, one thread.
+For every seed the recipe is trained once nested, and once for each width alone, with the shape of that
+width's head. All predict the same test rows; the nested models also with rows and dense nets of fewer bits.
+All choices in the recipe were made on validation rows. Bundles are stored under --runs, so that an
+interrupted run can be resumed. Runs in one process and one thread.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ FEWER_BITS: dict[str, tuple[Precision, str, DensePrecision]] = {
 
 
 def alone(training: Training, width: int) -> Training:
-    """The recipe of a model of one width: its head, and the mean step size of its columns."""
+    """Returns the recipe of a model of one width: its head, and the mean step size of its columns."""
     shape, recipe = training.architecture, training.recipe
     lr = [
         lr
@@ -61,8 +61,8 @@ def alone(training: Training, width: int) -> Training:
     return training.model_copy(update={"architecture": shape.head(width)}).with_recipe(changes)
 
 
-def trained(path: Path, reader: DataReader, training: Training, name: str, bars: ProgressBars) -> Bundle:
-    """The bundle at `path` if it was made by this recipe from these data, else a new one."""
+def trained(path: Path, reader: DataReader, training: Training, name: str, bars: Bars) -> Bundle:
+    """Returns the bundle at `path` if it was made by this recipe from these data, else trains it."""
     try:
         kept = load_bundle(path)
         made = kept.manifest.training
@@ -77,13 +77,13 @@ def trained(path: Path, reader: DataReader, training: Training, name: str, bars:
 
 
 def quantized(path: Path, source: Bundle, precision: Precision) -> Bundle:
-    """The source's rows in another precision."""
+    """Returns a bundle of the source's rows in another precision."""
     model, representation = quantize_bundle(source, precision)
     return write_bundle(path, model, representation, source.encoder, {}, {}, replace=True)
 
 
 def information(p: F32, label: F32) -> float:
-    """1 - NE: one minus the log-loss over the entropy of the base rate."""
+    """Returns 1 - NE: one minus the log-loss divided by the entropy of the base rate."""
     return 1 - log_loss(p, label) / log_loss(np.full_like(label, label.mean()), label)
 
 
@@ -133,7 +133,7 @@ def measure(name: str, data: Path, folder: Path, training: Training, seeds: Sequ
 
 
 def table(found: Mapping[str, Any]) -> str:
-    """Markdown of one data set."""
+    """Returns the Markdown of one data set."""
     runs, widths = found["runs"], found["widths"]
 
     def cell(which: str, figure: str = "information") -> str:

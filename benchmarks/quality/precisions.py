@@ -1,13 +1,13 @@
-"""Compares the AUC of models with fewer bits to that of the same models in fp32.
+"""Compares the AUC of models in lower precisions with that of the same models in fp32.
 
     python -m benchmarks.quality.precisions --data-root ../shared/data
     python -m benchmarks.quality.precisions --data-root ../shared/data --kind dhe --data trivago
 
 Trains the shipped recipe of each data set (seed 0), then predicts its test rows with the dense net in each
-precision of the runtime and with stored rows of fewer bits. `relative` is the change of AUC over the AUC of
-fp32; its 95% interval is a paired bootstrap of the test rows (requests, where the schema groups rows).
-Bundles are kept under --runs: an interrupted run goes on where it was. One process, one thread. Prints the
-table of docs/results/precisions.md.
+precision of the runtime and with stored rows of fewer bits. `relative` is the change of AUC divided by the
+AUC of fp32; its 95% interval is a paired bootstrap of the test rows (or requests, if the schema groups rows).
+Bundles are stored under --runs, so that an interrupted run can be resumed. Runs in one process and one
+thread. Prints the table of docs/results/precisions.md.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ RESAMPLES = 400
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """AUC of a form, and its change from fp32 over fp32's, with the 95% interval."""
+    """AUC of a form, and its relative change from fp32 with a 95% interval."""
 
     auc: float
     relative: float
@@ -67,8 +67,8 @@ class Change:
     high: float
 
 
-def trained(name: str, kind: Kind, data: Path, folder: Path, bars: ProgressBars) -> Bundle:
-    """The bundle of the shipped recipe, kept from an earlier run or trained."""
+def trained(name: str, kind: Kind, data: Path, folder: Path, bars: Bars) -> Bundle:
+    """Returns the bundle of the shipped recipe, from an earlier run or newly trained."""
     # half the time: models are compared as they were selected, not trained again on the validation rows
     training = load_training(name).with_recipe({"refit": False})
     path = folder / f"{name}-{kind}"
@@ -84,8 +84,8 @@ def trained(name: str, kind: Kind, data: Path, folder: Path, bars: ProgressBars)
     return learner.learn(path, replace=True)
 
 
-def changes(bundle: Bundle, data: Path, folder: Path, bars: ProgressBars) -> dict[str, dict[str, Change]]:
-    """Width (`` for a model of one) -> form -> its change."""
+def changes(bundle: Bundle, data: Path, folder: Path, bars: Bars) -> dict[str, dict[str, Change]]:
+    """Returns changes by width ('' for a model of one width) and form."""
     probabilities: dict[str, dict[str, F32]] = {}
     for form, (rows, net, runtime) in FORMS.items():
         if net == "bf16" and not {"amx_bf16", "avx512_bf16"}.intersection(vectors()):
@@ -107,7 +107,7 @@ def changes(bundle: Bundle, data: Path, folder: Path, bars: ProgressBars) -> dic
 
 
 def table(found: Mapping[str, Mapping[str, Mapping[str, Change]]]) -> str:
-    """Markdown: a line for each model and form."""
+    """Returns a Markdown table with a line per model and form."""
     lines = ["| model | form | AUC | relative to fp32 | 95% interval |", "|---|---|---|---|---|"]
     for model, widths in found.items():
         for width, forms in widths.items():

@@ -1,12 +1,13 @@
-"""Draws quality against measured cost of every representation; writes docs/results/quality-cost.md.
+"""Plots quality over measured cost of all representations; writes docs/results/quality-cost.md.
 
     python -m benchmarks.quality.quality_cost --runs /work/data/quality-cost
 
 On three data sets, stored tables of several widths, one nested training of the same widths, dhe, select and
 hybrid are trained with one seed for one epoch on a fixed sample of the rows, because all rows would take
-hours. ONNX Runtime then predicts the sample's test rows, and executes one batch of each model in turns: the
-least time counts, because other work on the core only adds to it. Bundles and figures are kept under --runs:
-an interrupted run goes on where it was. One process, one thread. --report writes the page from what is there.
+hours. ONNX Runtime then predicts the sample's test rows, and executes one batch of each model in turns; the
+minimum time counts, because other work on the core only adds to it. Bundles and figures are stored under
+--runs, so that an interrupted run can be resumed. Runs in one process and one thread. --report writes the
+page from the stored figures.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ from polyrec.report.text import markdown_table
 PAGE = ROOT / "docs/results/quality-cost.md"
 ROWS = 60_000
 BATCH = 256
-"""Rows of the batch whose time is divided by its rows: two to ten ranking requests."""
+"""Rows of the timed batch: two to ten ranking requests."""
 SAMPLES: dict[str, Callable[[Path, Path], None]] = {
     "trivago": first_rows(ROWS),
     "bookcrossing": some_rows(ROWS),
@@ -59,7 +60,7 @@ SAMPLES: dict[str, Callable[[Path, Path], None]] = {
 }
 TURNS = 40
 DEVIATIONS = 1.96
-"""Standard errors of a 95% interval."""
+"""Half-width of a 95% interval in standard errors."""
 EQUAL = {"bytes": "bytes", "mflop": "operations", "us_per_row": "measured time"}
 WIDTHS = (4, 8, 16, 32)
 WIDEST = Architecture(width=WIDTHS[-1])
@@ -69,7 +70,7 @@ ONE_EPOCH = {"epochs": 1, "checks_per_epoch": 1}
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A training: its kind, and the parts of the default recipe that it replaces."""
+    """A model to train: its kind, and changes to the default recipe."""
 
     kind: Kind
     architecture: Architecture
@@ -85,7 +86,7 @@ class Model:
 
 
 COMPUTED = WIDEST.head(COMPUTED_WIDTH)
-"""The dense net of computed representations: that of the table of the same width."""
+"""Dense net of computed representations, which is that of the table of the same width."""
 MODELS: dict[str, Model] = {
     **{f"table-w{w}": Model("table", WIDEST.head(w)) for w in WIDTHS},
     "nested": Model("table", WIDEST.model_copy(update={"widths": WIDTHS})),
@@ -98,7 +99,7 @@ MODELS: dict[str, Model] = {
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A path of the picture. us_per_row: of a batch of BATCH rows; bytes: of rows, decoders and net."""
+    """A path of the plot. us_per_row: in a batch of BATCH rows. bytes: of rows, decoders and net."""
 
     name: str
     line: str
@@ -110,7 +111,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Against:
-    """A computed path beside the stored table that costs as much. table: '' if each costs more.
+    """A computed path compared with the stored table of the same cost. table: '' if all tables cost more.
 
     value, low, high: information gain of the computed path minus the table's, with its 95% interval.
     """
@@ -212,7 +213,7 @@ def against_tables(
 
 
 def draw(found: Mapping[str, Sequence[Measured]], theme: Theme = LIGHT) -> Figure:
-    """A panel for each data set: information gain over the measured time of a row."""
+    """Draws a panel per data set: information gain over the measured time per row."""
     figure = new_figure(4.4 * len(found), 4.2, theme, "Quality and measured cost of a row")
     panels = figure.subplots(1, len(found), squeeze=False)[0]
     lines = list(dict.fromkeys(label.partition("-w")[0] for label in MODELS))
@@ -236,7 +237,7 @@ def draw(found: Mapping[str, Sequence[Measured]], theme: Theme = LIGHT) -> Figur
 
 
 def tables(found: Mapping[str, Sequence[Measured]], compared: Mapping[str, Sequence[Against]]) -> str:
-    """The page's figures as Markdown."""
+    """Returns the page's figures as Markdown."""
     lines: list[str] = []
     for name, measured in found.items():
         lines += ["", f"## {SETS[name].what}", ""]
@@ -267,18 +268,18 @@ def _difference(a: Against) -> str:
 
 
 def page(found: Mapping[str, Sequence[Measured]], compared: Mapping[str, Sequence[Against]]) -> str:
-    """The figures between the markers of docs/results/quality-cost.md."""
+    """Returns the text between the markers of docs/results/quality-cost.md."""
     return f"{provenance()}\n\n{tables(found, compared)}"
 
 
 def provenance() -> str:
-    """Says how and where the figures were measured."""
+    """Describes how and where the figures were measured."""
     made = datetime.now(UTC).isoformat(timespec="seconds")
     return f"Samples of {ROWS:,} rows, one seed, one epoch; {machine()}; {made}."
 
 
 def report(names: Iterable[str], runs: Path) -> None:
-    """Writes the page, its picture and its JSON from what was measured."""
+    """Writes the page, its plot and its JSON from the measured figures."""
     results = {n: json.loads(f.read_text()) for n in names if (f := runs / n / "measured.json").exists()}
     found = {n: [Measured(**m) for m in r["paths"]] for n, r in results.items()}
     compared = {n: [Against(**a) for a in r["against"]] for n, r in results.items()}

@@ -1,11 +1,12 @@
-"""Measures the default recipe on every set at hand, beside what it must beat; writes docs/results/recipes.md.
+"""Compares the default recipe with baselines on all data sets; writes docs/results/recipes.md.
 
     python -m benchmarks.quality.recipes
 
-Sets: the public ones, the generated clicks of the demo, and small sets cut from the public ones that have few
-rows, many unseen items and long histories. Models: the constant, logistic regression, the default recipe of
-bd14473, the shipped recipe of the set if there is one, and the default. With --search 5m also the recipe that
-such a search chooses. One process, one thread. Results are kept in --runs; what is there is not run again.
+Data sets: the public ones, the generated clicks of the demo, and small subsets of the public ones with few
+rows, many unseen items and long histories. Models: a constant, logistic regression, the default recipe of
+commit bd14473, the set's shipped recipe, if any, and the default. With --search 5m, also the recipe that a
+search of this duration chooses. Runs in one process and one thread. Results are stored in --runs and not
+computed again.
 """
 
 from __future__ import annotations
@@ -62,9 +63,10 @@ HISTORY = Categorical(name="history", role="context", table="item", pooling="mea
 
 @dataclass(frozen=True, slots=True)
 class DataSet:
-    """A set to train on. source: of the public file, under the data root; '' if it is generated.
+    """A data set to train on.
 
-    make: writes the set's file if it is not the source itself. recipe: the shipped one, if any.
+    source: path of the public file below the data root; '' if the set is generated. make: writes the set's
+    file, unless it is the source itself. recipe: name of the shipped recipe, if any.
     """
 
     what: str
@@ -91,7 +93,7 @@ def some_rows(count: int) -> Callable[[Path, Path], None]:
 
 
 def histories(source: Path, target: Path) -> None:
-    """Writes all rows of random users, about 30,000, with the up to 100 items that the user rated before."""
+    """Writes all rows of random users, about 30,000, each with up to 100 items that the user rated before."""
     table = pq.read_table(source)
     users = table["user_id"].to_pylist()
     rated = Counter(users)
@@ -109,7 +111,7 @@ def histories(source: Path, target: Path) -> None:
 
 
 def with_new_items() -> Schema:
-    """MovieLens with histories, split by item: every item of the test rows is new."""
+    """Returns the schema of MovieLens with histories, split by item, so that all test items are new."""
     schema = load_schema("ml1m")
     split = Split(rule="hash", columns=("item",), train=0.8, validation=0.15)
     return schema.model_copy(update={"categorical": (*schema.categorical, HISTORY), "split": split})
@@ -142,17 +144,17 @@ SETS: dict[str, DataSet] = {
 }
 LAST = ["default", "search", "shipped"]
 INTRODUCTION = """\
-The default recipe on every set at hand, beside the constant base rate, a logistic regression on ids, the
-default recipe of bd14473, and the recipes that a search finds and that ship for the set, where there are
-such. Test rows, one seed; the baselines are trained on the same rows with the same early stopping; shipped
-recipes train again on training and validation rows. What the default does: [quality](../quality.md).
-Written by
+Compares the default recipe on each data set with a constant prediction (the base rate), a logistic regression
+on ids, the default recipe of commit bd14473 ("old default"), the recipe that a search chooses, and the recipe
+shipped for the set, if there is one. Figures are measured on test rows, with one seed. The baselines are
+trained on the same rows with the same early stopping. Shipped recipes are trained again on training and
+validation rows. [Quality](../quality.md) describes the default. Written by
 """
 FIGURES = ("auc", "log_loss", "normalised_entropy")
 
 
 def measured(name: str, args: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
-    """Trains every recipe on one set but those that `found` has; JSON-able."""
+    """Trains the recipes on one set that `found` lacks; returns the results as plain data for JSON."""
     data, schema = SETS[name], SETS[name].schema()
     path = args.data_root / data.source
     if data.make:
@@ -192,7 +194,7 @@ def measured(name: str, args: argparse.Namespace, found: dict[str, Any]) -> dict
 
 
 def markdown(results: Mapping[str, Any]) -> str:
-    """The page, as `measured` found it."""
+    """Returns the page. results: of `measured`, by set."""
     sets = results["sets"]
     models = next(iter(sets.values()))["models"]
     columns = [CONSTANT, LOGISTIC, *(c for c in models if c not in (CONSTANT, LOGISTIC, *LAST)), *LAST]
@@ -224,9 +226,9 @@ def markdown(results: Mapping[str, Any]) -> str:
         hidden = ", ".join(f"{k} {v:.2f}" for k, v in found["unseen"].items() if v >= 0.1) or "under .1"
         counted = [f"{own['rows']:,}", f"{own['epochs']:.2f}", f"{own['seconds']:.0f}"]
         rows.append([found["what"], *counted, hidden])
-    lines += ["", "## Hidden ids and time of the default", ""]
+    lines += ["", "## Hidden ids and training time of the default", ""]
     lines += markdown_table(
-        ["set", "test rows", "best after epochs", "seconds", "share of look-ups hidden"], rows
+        ["set", "test rows", "epochs to best", "seconds", "share of lookups hidden"], rows
     )
     searched = {k: v["search"] for k, v in sets.items() if "search" in v}
     if searched:
@@ -237,7 +239,7 @@ def markdown(results: Mapping[str, Any]) -> str:
             text = ", ".join(f"{k} {v}" for part in chosen.values() for k, v in part.items()) or "none"
             counted = [f"{search['seconds']:.0f}", f"{search['candidates']}", f"{len(done)}"]
             rows.append([sets[name]["what"], *counted, text])
-        lines += ["", "## What the search chose", ""]
+        lines += ["", "## Recipes chosen by the search", ""]
         lines += markdown_table(["set", "seconds", "candidates", "trainings", "changes"], rows)
     return "\n".join(lines) + "\n"
 

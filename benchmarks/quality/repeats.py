@@ -27,7 +27,7 @@ from polyrec.models.schema.batch import F64
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A metric over runs. deviation: sample standard deviation, nan for one run."""
+    """A metric over runs. deviation: sample standard deviation; nan for one run."""
 
     mean: float
     deviation: float
@@ -35,7 +35,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Mean difference to the baseline's run of the same seed.
+    """Mean difference from the baseline's run with the same seed.
 
     over_rows: its bootstrap interval. over_seeds: Student's interval, nan for one run.
     """
@@ -46,9 +46,9 @@ class Difference:
 
     @property
     def interval(self) -> Interval:
-        """The hull of both intervals: holds for other rows and other seeds.
+        """Hull of both intervals, which holds for other rows and other seeds.
 
-        For one run, the rows' interval.
+        For one run it is the rows' interval.
         """
         rows, seeds = self.over_rows, self.over_seeds
         return Interval(

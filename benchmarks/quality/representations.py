@@ -3,11 +3,11 @@
     python -m benchmarks.quality.representations
 
 For every data set and seed, each variant (benchmarks/quality/variants.py) is trained, derived or served, and
-predicts the same test rows. Bundles are kept under --runs: one that was made from the same data, recipe
-and source before is not made again, so that an interrupted run goes on where it was. One process, one
-thread. A whole run writes docs/results/quality.json and the tables between the markers in
-docs/results/quality.md; a part of it (--data, --variants) and `--quick`, which tries it on a few generated
-clicks, write quality.json beside their bundles.
+predicts the same test rows. Bundles are stored under --runs; one made from the same data, recipe and source
+is not made again, so that an interrupted run can be resumed. Runs in one process and one thread. A whole run
+writes docs/results/quality.json and the tables between the markers in docs/results/quality.md. A partial run
+(--data, --variants) and `--quick`, a trial on a few generated clicks, write quality.json next to their
+bundles.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Plan:
     folder: Path
 
     def training(self, name: str, seed: int) -> Training:
-        """The recipe of one run; a derived variant has its source's."""
+        """Returns the recipe of one run; a derived variant has its source's."""
         variant = self.variants[name]
         if isinstance(variant, Trained):
             return variant.training(self.recipe, self.data, seed)
@@ -118,8 +118,8 @@ def _is_trained(bundle: Bundle, plan: Plan, training: Training, variant: Trained
     )
 
 
-def predictions_of(plan: Plan, runs: Mapping[tuple[str, int], Bundle], bars: ProgressBars) -> Predictions:
-    """Predicts the test rows by every run (`name-seed`), in one pass over the data per runtime."""
+def predictions_of(plan: Plan, runs: Mapping[tuple[str, int], Bundle], bars: Bars) -> Predictions:
+    """Predicts the test rows with every run (`name-seed`), in one pass over the data per runtime."""
     ways: dict[tuple[str, DensePrecision], dict[str, Bundle]] = {}
     for (name, seed), bundle in runs.items():
         variant = plan.variants[name]

@@ -1,15 +1,16 @@
-"""Measures features of the request on trivago: quality, calibration without a click, cost of a request.
+"""Measures request features on trivago: quality, calibration for requests without a click, and cost.
 
     python -m benchmarks.quality.request_features --data ../shared/data/trivago/impressions.parquet \\
         --json docs/results/request_features.json
 
-Trains each variant with the shipped recipe and every seed, and measures it on the test rows. Calibration
-where half of the requests have no click: their clicked row is removed, from training and test rows alike, and
-predicted clicks of requests are compared with observed ones. Cost: CPU time of decoding and encoding a
-request of about 23 candidates in every form, medians, with the features and without. Prints Markdown tables.
+Trains each variant with the shipped recipe and every seed, and measures it on the test rows. For calibration,
+half of the requests lose their clicked row, in training and test rows, and predicted clicks per request are
+compared with observed ones. Cost is the median CPU time to decode and encode a request of about 23 candidates
+in every form, with and without the features. Prints Markdown tables.
 
-`--choose` compares what the shipped schema and recipe were chosen among instead, without reading a test row:
-the last four tenths of the training time are predicted in turn by models of the rows before them (`CHOICES`).
+`--choose` instead compares the candidates among which the shipped schema and recipe were chosen (`CHOICES`),
+without reading test rows: models of the preceding rows predict each of the last four tenths of the training
+time.
 """
 
 from __future__ import annotations
@@ -53,14 +54,14 @@ ROUNDS, REQUESTS, ROWS = 20, 100, 20_000
 SIZES = (20, 26)
 QUINTILES = 5
 TENTHS = (6, 7, 8, 9)
-"""The tenths of the training time that choices are measured on."""
+"""Tenths of the training time on which choices are measured."""
 AMONG_SEEN = ("recent_listed", "recent_count", "price_to_recent", "price_to_last")
 EARLIER = {"epochs": 2, "dense_lr": 1e-3, "final_lr": 0.0}
 
 
 @dataclass(frozen=True, slots=True)
 class RecipeChoice:
-    """Differences to the shipped schema and recipe. without: features of the request."""
+    """Differences from the shipped schema and recipe. without: omitted request features."""
 
     recipe: Mapping[str, Any] = field(default_factory=dict)
     shape: Mapping[str, Any] = field(default_factory=dict)
@@ -82,7 +83,7 @@ CHOICES: dict[str, RecipeChoice] = {
 
 
 def variants() -> dict[str, tuple[Schema, dict[str, Any]]]:
-    """Schema and changes to the shipped recipe, by name."""
+    """Returns schema and changes to the shipped recipe, by variant."""
     full = load_schema("trivago")
     ids = Schema.model_validate(full.model_dump() | {"request": ()})
     return {
@@ -100,7 +101,7 @@ def learn(data: Path, schema: Schema, changes: dict[str, Any], out: Path) -> Bun
 
 
 def quality(data: Path, seeds: Sequence[int], folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """Test metrics of every variant, one entry per seed."""
+    """Returns test metrics of every variant, one entry per seed."""
     found: dict[str, list[dict[str, Any]]] = {}
     for name, (schema, changes) in variants().items():
         # the variants of the loss by one seed: they were chosen, or not, on validation rows
@@ -121,7 +122,7 @@ def without_half_of_the_clicks(data: Path, out: Path) -> Path:
 
 
 def choose(data: Path, seeds: Sequence[int], folder: Path) -> dict[str, dict[str, float]]:
-    """Metrics of every choice, means over tenths of the training time and seeds."""
+    """Returns metrics of every choice, averaged over tenths of the training time and seeds."""
     found: dict[str, list[Quality]] = {name: [] for name in CHOICES}
     for tenth in TENTHS:
         path = before_and_in(tenth, data, folder / f"{tenth}.parquet")
@@ -138,7 +139,7 @@ def choose(data: Path, seeds: Sequence[int], folder: Path) -> dict[str, dict[str
 
 
 def before_and_in(tenth: int, data: Path, out: Path) -> Path:
-    """Writes the rows up to the end of a tenth of the training time; `part`: test in it, train before."""
+    """Writes the rows up to the end of a tenth of the training time. `part`: test inside it, train before."""
     table, schema = pq.read_table(data), load_schema("trivago")
     reader = open_data(data, schema)
     cuts = fit_splitter(reader, schema).cuts
@@ -174,7 +175,7 @@ def measured(path: Path, choice: RecipeChoice, seed: int) -> Quality:
 
 
 def calibration(data: Path, folder: Path) -> dict[str, Any]:
-    """Predicted and observed clicks a request, where half of the requests have none."""
+    """Returns predicted and observed clicks per request, if half of the requests have none."""
     half = without_half_of_the_clicks(data, folder / "half.parquet")
     found: dict[str, Any] = {}
     for name, (schema, changes) in variants().items():
@@ -200,7 +201,7 @@ def calibration(data: Path, folder: Path) -> dict[str, Any]:
 
 
 def cost(data: Path) -> dict[str, dict[str, list[float]]]:
-    """Form of request -> microseconds of [decoding, encoding] `without` and `with` the features."""
+    """Returns, by request form, microseconds of [decoding, encoding] `without` and `with` the features."""
     schemas = {"without": variants()["without"][0], "with": variants()["with"][0]}
     full = schemas["with"]
     reader = open_data(data, full)
@@ -234,13 +235,13 @@ def cost(data: Path) -> dict[str, dict[str, list[float]]]:
 
 
 def body_of(queries: Queries, form: str, query: Query) -> tuple[bytes, int | None]:
-    """A body of one form, and the length of its JSON where binary tensors follow."""
+    """Returns a body of one form, and the length of its JSON if binary tensors follow."""
     body, headers = getattr(queries, form)(query)
     return body, int(next(iter(headers.values()))) if headers else None
 
 
 def decoders(schema: Schema, encoder: Encoder) -> dict[str, Callable[[Any], Rows]]:
-    """Form of request -> its decoder."""
+    """Returns the decoder of each request form."""
     json_rows, tensors = Decoder(schema, Limits()), OipCodec(schema, Limits(), encoder.vocabularies)
     return {
         "rank": lambda body: json_rows.rank(body[0]).rows,
@@ -251,7 +252,7 @@ def decoders(schema: Schema, encoder: Encoder) -> dict[str, Callable[[Any], Rows
 
 
 def report(found: dict[str, Any]) -> str:
-    """Markdown tables of all figures."""
+    """Returns Markdown tables of all figures."""
     lines = ["| | AUC | log-loss | information gain | MRR | calibration |", "|---|---|---|---|---|---|"]
     for name, runs in found["quality"].items():
         cells = []
@@ -282,7 +283,7 @@ def report(found: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Measures what is asked for and prints it."""
+    """Runs the requested measurements and prints them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])

@@ -1,4 +1,4 @@
-"""The tables of docs/results/quality.md: figures in, Markdown between the page's markers out."""
+"""Writes the tables of docs/results/quality.md between the page's markers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AGAINST: tuple[Metric, ...] = ("auc", "log_loss")
 
 
 def markdown(found: Mapping[str, Any], baseline: str) -> str:
-    """The table of one data set, as benchmarks/quality/representations.py measured it."""
+    """Returns the table of one data set, measured by benchmarks/quality/representations.py."""
     heads = [
         "representation",
         "AUC",
@@ -59,7 +59,7 @@ def write_figures(page: Path, record: Mapping[str, Any], text: str) -> None:
 
 
 def between_markers(page: str, name: str, text: str) -> str:
-    """`page` with what stands between the markers of `name` replaced."""
+    """Returns `page` with the text between the markers of `name` replaced."""
     begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
     if begin not in page or end not in page:
         raise SystemExit(f"docs/results/quality.md lacks the markers '{begin}' and '{end}'")

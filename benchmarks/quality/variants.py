@@ -1,8 +1,8 @@
 """Defines the variants that benchmarks/quality/representations.py compares, and how to build each.
 
-Trained    learned from the data, with the data set's recipe; `changes` to it where a kind wants its own
-Derived    made of another variant's bundle of the same seed, by a function
-ServedVariant     another variant's bundle as it is, its dense net executed in another precision
+Trained    learned from the data with the data set's recipe, and `changes` to it for some kinds
+Derived    made by a function from another variant's bundle with the same seed
+ServedVariant     another variant's unchanged bundle, with its dense net executed in another precision
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ Derive = Callable[[Bundle, Training, DataReader], tuple[DLRM, Representation]]
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """changes: data set -> keys of the recipe that differ for this kind."""
+    """A trained variant. changes: data set -> keys of the recipe that differ for this kind."""
 
     kind: Kind
     changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def training(self, recipe: Training, data: str, seed: int) -> Training:
-        """The recipe of one run."""
+        """Returns the recipe of one run."""
         return recipe.with_recipe({**self.changes.get(data, {}), "seed": seed})
 
 
 @dataclass(frozen=True, slots=True)
 class Derived:
-    """by: gets the source's bundle, its recipe and the data. how: what `by` does, with its parameters."""
+    """A derived variant. by: function of the source's bundle, its recipe and data. how: describes `by`."""
 
     source: str
     how: str
@@ -47,7 +47,10 @@ class Derived:
 
 @dataclass(frozen=True, slots=True)
 class ServedVariant:
-    """runtime, precision: as polyrec.models.runtimes.open_runtime takes them."""
+    """A variant that executes another variant's bundle.
+
+    runtime, precision: as for polyrec.models.runtimes.open_runtime.
+    """
 
     source: str
     runtime: str
@@ -58,17 +61,17 @@ Variant = Trained | Derived | ServedVariant
 
 
 def rows_in(source: str, precision: Precision) -> Derived:
-    """The source's stored rows in another precision."""
+    """Returns a bundle of the source's stored rows in another precision."""
     return Derived(source, f"rows in {precision}", lambda bundle, *_: quantize_bundle(bundle, precision))
 
 
 def hot(source: str, rows: int) -> Derived:
-    """The source's most accessed computed rows, stored."""
+    """Returns a bundle that stores the source's most accessed computed rows."""
     return Derived(source, f"{rows} rows materialized", lambda bundle, *_: materialize(bundle, rows))
 
 
 def distilled(source: str, kind: Kind, with_data: bool = False, steps: int = 3000) -> Derived:
-    """Another kind fitted to the source's rows, then fine-tuned if data may be used."""
+    """Returns a bundle of another kind, fitted to the source's rows, then fine-tuned if data may be used."""
 
     def by(bundle: Bundle, training: Training, reader: DataReader) -> tuple[DLRM, Representation]:
         representation = training.representation(kind, bundle.encoder.vocabularies)

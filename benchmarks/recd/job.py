@@ -1,9 +1,9 @@
-"""One measurement of benchmarks/recd/savings.py in a process of its own, so that its peak memory is its own.
+"""Runs one measurement of benchmarks/recd/savings.py in a separate process, to measure its own peak memory.
 
     python -m benchmarks.recd.job '{"what": "read", ...}'
 
-Prints one JSON object. Seconds are CPU seconds of the process, which has one thread: on a machine that others
-use too they tell what an idle core would take; the wall clock stands beside them.
+Prints one JSON object. Seconds are CPU seconds of the process, which has one thread; on a shared machine they
+show what an idle core would take. Wall-clock seconds are reported too.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Job:
 
 
 class Counted:
-    """Rows of training, and how many rows and contexts were drawn."""
+    """Training rows that count how many rows and contexts were drawn."""
 
     def __init__(self, data: EncodedRows) -> None:
         self.label: F32 = data.label
@@ -80,7 +80,7 @@ class Counted:
 
 
 def memory(key: str) -> int:
-    """Bytes: VmRSS is what the process has now, VmHWM the most since `forget`."""
+    """Returns bytes of memory: VmRSS, the process's current memory, or VmHWM, its peak since `forget`."""
     found = re.search(rf"{key}:\s+(\d+) kB", STATUS.read_text())
     assert found is not None
     return int(found[1]) * 1024
@@ -128,14 +128,14 @@ def model_of(job: Job, encoder: Encoder) -> DLRM:
 
 
 def recipe_of(job: Job) -> Recipe:
-    """The shipped recipe, changed as the job says."""
+    """Returns the shipped recipe with the job's changes."""
     changes = {name: getattr(job, name) for name in ("by_request", "seed", "hide", "batch_rows")}
     recipe = default_training(load_schema("trivago")).recipe
     return recipe.model_copy(update={k: v for k, v in changes.items() if v is not None})
 
 
 def train(job: Job) -> dict[str, Any]:
-    """Rows/s of optimizer steps behind ten that warm up; peak memory of reading and training."""
+    """Measures rows/s of optimizer steps after ten warm-up steps, and peak memory of reading and training."""
     schema = load_schema("trivago")
     recipe = recipe_of(job)
     reader = open_data(job.source, schema)
@@ -164,7 +164,7 @@ def train(job: Job) -> dict[str, Any]:
 
 
 def quality(job: Job) -> dict[str, Any]:
-    """The recipe's whole training, refit included, and the quality on the test rows."""
+    """Runs the recipe's whole training including refit, and measures the quality on the test rows."""
     schema = load_schema("trivago")
     recipe = recipe_of(job)
     reader = open_data(job.source, schema)

@@ -1,12 +1,12 @@
-"""Measures savings of storing and computing a context once, before serving: bytes, reading, training.
+"""Measures the savings of storing and computing contexts once before serving: bytes, reading, training.
 
     python -m benchmarks.recd.savings
 
-trivago first: the same rows as plain Parquet (shuffled row by row; requests together), and packed; read
-into encoded batches; trained on in random rows, in whole requests, and in whole requests that share their
-contexts. Then generated data with 1 to 50 candidates a request, to see where each begins to pay. Every
-measurement is a process of its own on one core; forms take turns (A, B, C, A, B, C), medians over rounds.
-The figures go to docs/results/recd.json; the tables of docs/results/recd.md are printed.
+For trivago, the same rows are stored as plain Parquet (shuffled, and with requests together) and packed, read
+into encoded batches, and trained on as random rows, as whole requests, and as whole requests that share their
+contexts. Generated data with 1 to 50 candidates per request show from where each saving pays. Every
+measurement is a separate process on one core; forms take turns (A, B, C, A, B, C), and figures are medians
+over rounds. Writes docs/results/recd.json and prints the tables of docs/results/recd.md.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Found = dict[str, Any]
 
 
 def prepare(source: Path, folder: Path) -> dict[str, Any]:
-    """Every form of one data set, and its calibration; the bytes of each form."""
+    """Writes every form of one data set and its calibration; returns the bytes of each form."""
     folder.mkdir(parents=True, exist_ok=True)
     reader = open_data(source, SCHEMA)
     save_calibration(calibrate(reader, SCHEMA, fit_splitter(reader, SCHEMA)), folder / "calibration")
@@ -77,7 +77,7 @@ def prepare(source: Path, folder: Path) -> dict[str, Any]:
 
 
 def _write(table: pa.Table, path: Path) -> None:
-    """Parquet as most programs write it, with zstd."""
+    """Writes Parquet with common settings and zstd."""
     pq.write_table(table, path, compression="zstd")
 
 
@@ -86,7 +86,7 @@ def _bytes(path: Path) -> int:
 
 
 def measured(jobs: Mapping[str, Found], rounds: int, bar: Any) -> dict[str, Found]:
-    """Each job `rounds` times, taking turns. Medians; spread is (largest - smallest) / median."""
+    """Runs each job `rounds` times in turns; returns medians, and spreads (largest - smallest) / median."""
     runs: dict[str, list[Found]] = {name: [] for name in jobs}
     for _ in range(rounds):
         for name, job in jobs.items():
@@ -108,7 +108,7 @@ def measured(jobs: Mapping[str, Found], rounds: int, bar: Any) -> dict[str, Foun
 
 
 def run(job: Found) -> Found:
-    """One job in a process of its own."""
+    """Runs one job in a separate process."""
     command = [sys.executable, "-m", "benchmarks.recd.job", json.dumps(job)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "ARROW_IO_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
@@ -148,7 +148,7 @@ def training(folder: Path, kind: str, core: int, **more: Any) -> dict[str, Found
 
 
 def largest_loss_difference(folder: Path, core: int) -> dict[str, float]:
-    """Plain against shared, the same requests, nothing hidden: largest difference of a step's loss."""
+    """Returns the largest difference of a step's loss between plain and shared contexts; no id is hidden."""
     out = {}
     for kind in STEPS:
         jobs = training(folder, kind, core, hide=0.0)
@@ -158,7 +158,7 @@ def largest_loss_difference(folder: Path, core: int) -> dict[str, float]:
 
 
 def qualities(folder: Path, kinds: Sequence[str], seeds: int, core: int, bar: Any) -> dict[str, Any]:
-    """Mean and deviation over seeds of the test metrics, for the ways to train."""
+    """Returns mean and deviation over seeds of the test metrics, by way to train."""
     out: dict[str, Any] = {}
     for kind in kinds:
         for name, job in training(folder, kind, core).items():
@@ -179,7 +179,7 @@ def qualities(folder: Path, kinds: Sequence[str], seeds: int, core: int, bar: An
 
 
 def groups(folder: Path, reader: DataReader) -> list[Found]:
-    """Groups chosen on real batches of whole requests, with their measured dedup factor."""
+    """Returns feature groups chosen on real batches of whole requests, with measured dedup factors."""
     found = load_calibration(folder / "calibration", SCHEMA)
     encoder = Encoder(SCHEMA, found.vocabularies, found.standards)
     with encode(reader, encoder, fit_splitter(reader, SCHEMA), (TRAIN,)) as data:
@@ -215,8 +215,8 @@ def machine() -> str:
     return f"{processor()}, {os.cpu_count()} cores, one used"
 
 
-def parts(args: argparse.Namespace, bars: ProgressBars) -> Iterator[Found]:
-    """The figures, part by part, as `--parts` asks for them."""
+def parts(args: argparse.Namespace, bars: Bars) -> Iterator[Found]:
+    """Measures the parts named by `--parts`."""
     folder = args.folder / "trivago"
     if "trivago" in args.parts:
         found: Found = {"trivago": prepare(args.data, folder), "rounds": args.rounds}

@@ -1,4 +1,4 @@
-"""The tables of docs/results/recd.md: the figures of benchmarks/recd/savings.py in, Markdown out."""
+"""Formats the tables of docs/results/recd.md from the figures of benchmarks/recd/savings.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 RECD = {"training": 2.48, "reading": 1.79, "storage": 3.71}
-"""Best factors of the paper (MLSys'23, section 6), on its authors' models and clusters."""
+"""Best factors reported by the paper (MLSys'23, section 6), for its authors' models and clusters."""
 
 FORMS = {
     "shuffled": "plain, rows shuffled",

@@ -1,9 +1,9 @@
 """Measures the speed of the server's core during a run, so that a simulation can follow it.
 
-A virtual core whose neighbors come and go is half as fast again in one second as in the next; a simulation at
-constant speed then differs from a live server by as much. Every 10 ms a real-time process on that core does a
-piece of Python work twice (40 us) and records the second duration, as the first finds the caches cold. The
-server loses 0.5% of its core to it, which `Costs.held_rate` includes.
+The speed of a virtual core with changing neighbors varies by a factor of 1.5 from second to second, and a
+simulation at constant speed then differs from a live server by as much. Every 10 ms a real-time process on
+that core does a piece of Python work twice (40 us) and records the second duration, since the first run finds
+cold caches. This takes 0.5% of the server's core, which `Costs.held_rate` includes.
 
     with CoreSpeedMonitor({0}) as monitor:
         ...
@@ -32,15 +32,15 @@ EVERY_S = 0.01
 WORK = 500
 READY_S = 10.0
 SMOOTHED = 3
-"""Samples of a moving median, which ignores an interrupt in one of them."""
+"""Samples of the moving median, so that an interrupt in one of them is ignored."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSlowdown:
     """Slowdown of a core over time; a `Slowdown` of the simulator.
 
-    at_s: float64 [moments], ascending, at least one. factor: float64 [moments], from that moment on; before
-    the first moment as from there on.
+    at_s: float64 [moments], ascending, at least one. factor: float64 [moments], valid from that moment on;
+    the first also before it.
     """
 
     at_s: F64
@@ -68,7 +68,7 @@ class CoreSpeedMonitor:
         self._file = Path()
 
     def __enter__(self) -> CoreSpeedMonitor:
-        """Returns once there is a sample. Raises LoadError without permission for the real-time class."""
+        """Waits for the first sample. Raises LoadError without permission for the real-time class."""
         self._folder = tempfile.TemporaryDirectory(prefix="polyrec-core-speed-")
         self._file = Path(self._folder.name) / "samples"
         self._file.touch()
@@ -100,15 +100,15 @@ class CoreSpeedMonitor:
             self._folder = None
 
     def unit_s(self, begin_s: float, end_s: float, quantile: float = 0.5) -> float:
-        """A quantile of the duration of the work, seconds, between two moments of perf_counter."""
+        """Returns a quantile of the work's duration in seconds between two moments of perf_counter."""
         return float(np.quantile(between(self._samples(), begin_s, end_s)[:, 1], quantile))
 
     def mean_unit_s(self, begin_s: float, end_s: float) -> float:
-        """The mean duration of the work in the same period, interruptions included."""
+        """Returns the mean duration of the work in the same period, including interruptions."""
         return float(between(self._samples(), begin_s, end_s)[:, 1].mean())
 
     def slowdown(self, begin_s: float, end_s: float, unit_s: float) -> MeasuredSlowdown:
-        """Returns the slowdown from begin_s (perf_counter) on, relative to unit_s, the usual duration."""
+        """Returns the slowdown from begin_s (perf_counter) on, relative to the usual duration unit_s."""
         found = between(self._samples(), begin_s, end_s)
         return MeasuredSlowdown(found[:, 0] - begin_s, smoothed(found[:, 1]) / unit_s)
 
@@ -128,7 +128,7 @@ def between(samples: F64, begin_s: float, end_s: float) -> F64:
 
 
 def smoothed(took_s: F64) -> F64:
-    """Moving median over SMOOTHED samples."""
+    """Returns the moving median over SMOOTHED samples."""
     padded = np.pad(took_s, SMOOTHED // 2, mode="edge")
     return np.median(np.lib.stride_tricks.sliding_window_view(padded, SMOOTHED), axis=1)
 

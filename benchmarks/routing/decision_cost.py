@@ -1,9 +1,9 @@
-"""Measures what a decision of the router costs: microseconds of `priced` on two described machines.
+"""Measures the cost of a router's decision: microseconds of `priced` on two described machines.
 
     chrt -r 1 python -m benchmarks.routing.decision_cost --json docs/results/routing-hot-path.json
 
 Queries of DeepRecSys's sizes (lognormal, mean 147) arrive by a Poisson process at shares of the machine's
-capacity, the rows a second of all lanes on their cheapest paths at the largest batches. Budget: 10 ms.
+capacity, which is the rows/s of all lanes on their cheapest paths with the largest batches. Budget: 10 ms.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CASES = (("cpu", 0.3), ("cpu", 0.7), ("cpu", 1.2), ("cpu+gpu", 0.3), ("cpu+gpu",
 
 
 def capacity(machine: Machine) -> float:
-    """Rows/s of all lanes, each on its cheapest path at the largest batch."""
+    """Returns the rows/s of all lanes, each on its cheapest path with the largest batch."""
     most = machine.limits.max_batch_rows
     return sum(
         max(most / p.latency.median(most) for p in machine.paths if p.device == lane.device)
@@ -48,14 +48,14 @@ def capacity(machine: Machine) -> float:
 
 
 def trace(machine: Machine, arrivals: Arrivals, load: float, seconds: float, seed: int) -> tuple[F64, I64]:
-    """Arrival times and rows of queries at a share of the machine's capacity."""
+    """Returns arrival times and rows of queries at a share of the machine's capacity."""
     rng = np.random.default_rng(seed)
     times = arrival_times(arrivals, load * capacity(machine) / SIZES.mean_rows, seconds, rng)
     return times, SIZES.sample(times.size, rng)
 
 
 def decision_costs(queries: int = QUERIES) -> list[dict[str, Any]]:
-    """Microseconds of routing for a query: its offer, and its share of the `next` and `done` of its batch."""
+    """Returns routing microseconds per query: its offer, and its share of its batch's `next` and `done`."""
     found = []
     for name, load in CASES:
         machine = MACHINES[name]
@@ -78,7 +78,7 @@ def decision_costs(queries: int = QUERIES) -> list[dict[str, Any]]:
 
 
 class _Timed(Router):
-    """A router that records the durations of its calls, which are not nested."""
+    """Router that records the durations of its calls, which are not nested."""
 
     def __init__(self, state: RouterState) -> None:
         super().__init__(state)

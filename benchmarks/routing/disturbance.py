@@ -1,19 +1,18 @@
-"""Records the paths and losses of a live server that is disturbed at low load.
+"""Records the paths and losses of a live server under disturbances at low load.
 
     polyrec demo --once --out runs/demo
     python -m benchmarks.routing.disturbance runs/demo/plan.json --json docs/results/disturbance.json
 
-At rest: 10 requests/s for some seconds, after a disturbance (the start of the server, its whole process
-stopped for 0.3 s by SIGSTOP, its lane given a tenth of its time for 2 s, as in
-benchmarks/routing/faults.py). Told is what share of the answers came from the best path of the plan from
-SETTLED_S after the disturbance on, why the others did not, and how many requests were rejected, expired or
-answered late.
+At rest: 10 requests/s for some seconds after a disturbance (the server's start, its whole process stopped for
+0.3 s by SIGSTOP, or its lane slowed to a tenth for 2 s, as in benchmarks/routing/faults.py). Reports the
+share of answers from the plan's best path from SETTLED_S after the disturbance on, the reasons of the others,
+and how many requests were rejected, expired or answered late.
 
-Neighbor: a process on the server's core that computes for 50 ms and sleeps for 50 ms, while requests come
-at a tenth of the capacity with a budget of 20 ms. Every static path and `priced`, in turns on one server;
-told is what share of the requests was lost (rejected, expired or late). Capacity is what the cheapest
-static path answers in time at the best of RATES, without the neighbor. With --ahead the server, the
-neighbor and the driver go before whatever else runs on the machine.
+Neighbor: a process on the server's core computes for 50 ms and sleeps for 50 ms, in alternation, while
+requests arrive at a tenth of the capacity with a budget of 20 ms. Every static path and `priced` take turns
+on one server. Reports the share of lost requests (rejected, expired or late). Capacity is the rate that the
+cheapest static path answers in time at the best of RATES, without the neighbor. With --ahead, the server, the
+neighbor and the driver have priority over everything else on the machine.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ RATE = 10.0
 BEFORE_S, SETTLED_S, STOP_S = 3.0, 5.0, 0.3
 SHARE, NEIGHBOR_BUDGET_S = 0.1, 0.020
 RATES = (500.0, 1000.0, 2000.0, 4000.0, 8000.0)
-"""Requests/s of which the most that is answered in time is the capacity."""
+"""Requests/s to try; the capacity is the highest rate answered in time."""
 NEIGHBOR = """
 import time
 while True:
@@ -70,7 +69,7 @@ while True:
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """best: share of the answers by the best path. reasons: of other answers, as /metrics counts them."""
+    """Result at rest. best: the best path's share of answers. reasons: of other answers, from /metrics."""
 
     disturbance: str
     requests: int
@@ -83,7 +82,7 @@ class Rest:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """One policy beside the neighbor. Shares of all requests; lost: those not answered in time."""
+    """One policy beside the neighbor, as shares of all requests. lost: not answered in time."""
 
     policy: str
     requests: int
@@ -94,7 +93,7 @@ class Beside:
 
 
 def stop(pid: int) -> None:
-    """Stops the whole process, lanes included, for STOP_S."""
+    """Stops the whole process including lanes for STOP_S."""
     pids = [pid, *children(pid)]
     for each in pids:
         os.kill(each, signal.SIGSTOP)
@@ -104,13 +103,13 @@ def stop(pid: int) -> None:
 
 
 def children(pid: int) -> list[int]:
-    """Processes that this one started: those of process lanes."""
+    """Returns a process's children, which are those of process lanes."""
     tasks = Path(f"/proc/{pid}/task").glob("*/children")
     return [int(child) for task in tasks for child in task.read_text().split()]
 
 
 def slow_lane(pid: int) -> None:
-    """Slows the first lane: its process, which may be the server's."""
+    """Slows the first lane by slowing its process, which may be the server's."""
     slow(next(iter(children(pid)), pid))
 
 
@@ -124,7 +123,7 @@ DISTURBANCES: dict[str, Callable[[int], None] | None] = {
 def send_load(
     url: str, source: Source, rate: float, seconds: float, budget_s: float, seed: int, steady: bool = False
 ) -> Outcome:
-    """Requests of the source's own sizes, at Poisson or steady moments."""
+    """Sends requests of the source's own sizes, at Poisson or regular times."""
     due_s = (
         np.arange(0.0, seconds, 1 / rate)
         if steady
@@ -137,13 +136,13 @@ def send_load(
 
 
 def best_path(url: str) -> str:
-    """The first of the plan's paths by quality."""
+    """Returns the plan's path of the highest quality."""
     paths: list[dict[str, float | str]] = get_json(url, "/v1/paths")["paths"]
     return str(max(paths, key=lambda p: p["quality"])["name"])
 
 
 def reasons(url: str) -> dict[str, float]:
-    """Degraded answers so far, by reason."""
+    """Returns the degraded answers so far, by reason."""
     found: dict[str, float] = {}
     for labels, value in read_metrics(url).series("polyrec_degraded_total"):
         found[labels["reason"]] = found.get(labels["reason"], 0.0) + value
@@ -155,7 +154,7 @@ def count_fates(outcome: Outcome) -> dict[str, int]:
 
 
 def share_of(outcome: Outcome, path: str) -> float:
-    """Share of the answers that came from a path."""
+    """Returns the share of answers that came from a path."""
     at = outcome.paths.index(path) if path in outcome.paths else -2
     return float((outcome.path[outcome.answered] == at).mean()) if outcome.answered.any() else 0.0
 
@@ -191,7 +190,7 @@ def at_rest(
 
 @contextmanager
 def neighbor() -> Iterator[None]:
-    """Takes half of the server's core, in bursts."""
+    """Uses half of the server's core, in bursts."""
     process = subprocess.Popen(
         [sys.executable, "-c", NEIGHBOR], preexec_fn=lambda: os.sched_setaffinity(0, {SERVER_CORE})
     )
@@ -205,7 +204,7 @@ def neighbor() -> Iterator[None]:
 def beside(
     plan: Plan, tree: Path, seconds: float, repeats: int, source: Source
 ) -> tuple[float, list[Beside]]:
-    """The capacity, requests/s, and every policy beside the neighbor in turns."""
+    """Returns the capacity in requests/s, and every policy's figures beside the neighbor, in turns."""
     static = [f"static:{path.name}" for path in plan.paths]
     found = []
     with chdir(tree), PolicyServer(plan, (*static, "priced"), {SERVER_CORE}, {}) as server:
@@ -240,7 +239,7 @@ def beside(
 
 
 def verdict(found: Sequence[Beside]) -> dict[str, float]:
-    """Mean share of lost requests by policy."""
+    """Returns the mean share of lost requests by policy."""
     names = dict.fromkeys(each.policy for each in found)
     return {name: round(mean(each.lost for each in found if each.policy == name), 5) for name in names}
 

@@ -3,12 +3,12 @@
     python -m benchmarks.routing.faults --profile runs/profile.json \
         --data ../shared/data/trivago/impressions.parquet
 
-A plan with process lanes is served for real, open-loop Poisson load at a share of its capacity runs for some
-seconds for each fault, and the fault strikes in the middle. Reports for each how many requests were answered
-in time, refused, expired or unavailable; whether any got no answer or another 5xx; and the latest that any
-answer came after its deadline. Lanes are killed by SIGKILL, stalled by SIGSTOP, slowed by a duty cycle of
-SIGSTOP and SIGCONT (1 ms of 10): nothing in the server is changed for it. `none` is the same load
-without a fault, for comparison: it has whatever the machine itself does to the figures.
+Serves a plan with process lanes. For each fault, an open-loop Poisson load at a share of its capacity runs
+for some seconds, with the fault in the middle. Reports how many requests were answered in time, rejected,
+expired or unavailable, whether any got no answer or another 5xx, and the maximum time that an answer came
+after its deadline. Lanes are killed by SIGKILL, stalled by SIGSTOP, and slowed by a duty cycle of SIGSTOP and
+SIGCONT (1 of 10 ms), without changes to the server. `none` is the same load without a fault, to show the
+machine's own influence.
 """
 
 from __future__ import annotations
@@ -49,8 +49,11 @@ CYCLE_S, SHARE = 0.010, 0.1
 
 @dataclass(frozen=True, slots=True)
 class FaultResult:
-    """lateness_ms: latest answer of any kind after its deadline, by the client's clock. back_s: from the
-    fault until every lane was given work again. Shares are of all requests."""
+    """Result of a fault, as shares of all requests.
+
+    lateness_ms: maximum time of any answer after its deadline, by the client's clock. back_s: time from the
+    fault until every lane got work again.
+    """
 
     fault: str
     requests: int
@@ -76,7 +79,7 @@ def stall(pid: int) -> None:
 
 
 def slow(pid: int) -> None:
-    """Leaves a tenth of its time to the lane."""
+    """Slows a lane to a tenth of its time."""
     end = time.perf_counter() + SLOW_S
     while time.perf_counter() < end:
         os.kill(pid, signal.SIGSTOP)
@@ -94,7 +97,7 @@ FAULTS: dict[str, Callable[[int], None]] = {
 
 
 def lanes(url: str) -> list[dict[str, object]]:
-    """Returns each lane of /v1/paths, with its circuit breaker."""
+    """Returns each lane of /v1/paths with its circuit breaker."""
     page = get_json(url, "/v1/paths")
     views = {view["name"]: view for view in page["routing"]["lanes"]}
     return [lane | views[lane["name"]] for lane in page["lanes"]]
@@ -134,7 +137,7 @@ def measure(
 
 
 def result_of(name: str, outcome: Outcome, slo_s: float, back_s: float | None) -> FaultResult:
-    """The figures of one run."""
+    """Returns the figures of one run."""
     fate = outcome.fate
     late = 1e3 * (outcome.latency_s - outcome.lag_s - slo_s)
     heard = np.isfinite(late)

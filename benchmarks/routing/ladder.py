@@ -3,11 +3,11 @@
     python -m benchmarks.routing.ladder                   (writes docs/results/ladder.md; minutes on one core)
     python -m benchmarks.routing.ladder --profile FILE    (the ladder of a measured profile)
 
-Days: a rate of sin squared whose peak is a multiple of the widest path's capacity. Then constant loads, as
-shares of the narrowest path's capacity. `priced` and `mprec` against every static path, the best static of
-each day, the one static that is best in hindsight over all days, the one that would be chosen beforehand for
-twice the mean load, and the clairvoyant bound. Queries of 23 rows within 10 ms, one inline lane, the same
-trace for all.
+The rate of a day is sin squared, with a peak of a multiple of the widest path's capacity. Constant loads are
+shares of the narrowest path's capacity. `priced` and `mprec` are compared with every static path, the best
+static path of each day, the single static path that is best in hindsight over all days, the one that would be
+chosen in advance for twice the mean load, and the clairvoyant bound. Queries have 23 rows and 10 ms; there is
+one inline lane, and all policies get the same trace.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ PEAKS = (0.8, 1.5, 3.0, 6.0)
 LOADS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.25, 1.5)
 WARM_S = 0.5
 SWING = 100.0
-"""A day's mean rate over its lowest."""
+"""A day's mean rate divided by its lowest."""
 RULES = ("priced", "mprec")
 LANES = (LaneSpec("cpu", "cpu", "inline"),)
 
 
 @dataclass(frozen=True, slots=True)
 class Ladder:
-    """Paths of one core, the cheapest first, and the front's cost of a query of ROWS rows in seconds."""
+    """Paths of one core, cheapest first, and the front's seconds for a query of ROWS rows."""
 
     paths: tuple[PathSpec, ...]
     front_s: float = 0.0
@@ -71,12 +71,12 @@ class Ladder:
         return [*RULES, *(f"static:{path.name}" for path in self.paths)]
 
     def capacity(self, path: PathSpec) -> float:
-        """Queries/s of a path in batches of the size at which a row costs least."""
+        """Returns the queries/s of a path in batches of the cheapest size per row."""
         row_s = min(path.latency.median(rows) / rows for rows in range(1, self.limits.max_batch_rows + 1))
         return 1 / (ROWS * row_s + self.front_s)
 
     def figures(self) -> list[dict[str, Any]]:
-        """Returns quality, microseconds of ROWS and of 256 rows, and capacity of each path."""
+        """Returns quality, microseconds for ROWS and for 256 rows, and capacity of each path."""
         return [
             {
                 "name": p.name,
@@ -89,7 +89,7 @@ class Ladder:
         ]
 
     def simulate(self, policy: str, arrival_s: F64, since_s: float = 0.0) -> dict[str, Any]:
-        """Information a second in time, and the shares of paths, of arrivals after since_s."""
+        """Returns information per second in time, and shares of paths, for arrivals after since_s."""
         outcomes = Simulator(
             self.paths,
             LANES,
@@ -112,19 +112,19 @@ class Ladder:
         }
 
     def bound(self, arrival_s: F64, since_s: float = 0.0) -> float:
-        """The most information a second; without the front, which only lowers what any policy can do."""
+        """Returns an upper bound of information per second, ignoring the front, which only lowers it."""
         told = arrival_s[arrival_s >= since_s] - since_s
         most = bound(self.paths, LANES, self.limits, told, np.full(told.size, ROWS), BUDGET_S)
         return most.information / float(told[-1])
 
     def chosen_for(self, queries_s: float) -> str:
-        """The static path that someone would choose for such a rate: the widest that can do it."""
+        """Returns the static path that one would choose for a rate: the widest that sustains it."""
         able = [path for path in self.paths if self.capacity(path) >= queries_s]
         return f"static:{(able or self.paths[:1])[-1].name}"
 
 
 def ml1m(front_s: float = 0.0) -> Ladder:
-    """The ladder of nested widths that a prototype measured on ML-1M; the 99th percentile is assumed."""
+    """Returns the nested widths that a prototype measured on ML-1M; the 99th percentile is assumed."""
     paths = []
     for name, (few_us, many_us, gain) in ML1M.items():
         one_us = few_us - (many_us - few_us) * (ROWS - 1) / (256 - ROWS)
@@ -135,7 +135,7 @@ def ml1m(front_s: float = 0.0) -> Ladder:
 
 
 def profiled(file: Path) -> Ladder:
-    """The ladder of a profile's CPU paths, with its front."""
+    """Returns the ladder of a profile's CPU paths, with its front."""
     profile = load_profile(file)
     paths = [
         PathSpec(p.path.name, "cpu", p.quality, p.latency) for p in profile.paths if p.path.device == "cpu"
@@ -145,7 +145,7 @@ def profiled(file: Path) -> Ladder:
 
 
 def planned(plan: Plan) -> Ladder:
-    """The ladder of a plan's paths, with its front and limits. Raises PlanError if a figure is missing."""
+    """Returns the ladder of a plan's paths, with front and limits. Raises PlanError for a missing figure."""
     paths, _ = specs(plan)
     return _by_capacity(Ladder(paths, plan.routing.query_s + plan.routing.row_s * ROWS, plan.limits))
 
@@ -155,7 +155,7 @@ def _by_capacity(ladder: Ladder) -> Ladder:
 
 
 def day(ladder: Ladder, peak: float, seconds: float) -> dict[str, Any]:
-    """Every policy over a day, compressed to `seconds`. peak: in capacities of the widest path."""
+    """Simulates every policy over a day compressed to `seconds`. peak: in capacities of the widest path."""
     top = peak * ladder.capacity(ladder.paths[-1])
     arrivals = Arrivals(kind="diurnal", factor=SWING, period_s=seconds)
     arrival_s = arrival_times(arrivals, top / 2, seconds, np.random.default_rng(round(10 * peak)))
@@ -163,7 +163,7 @@ def day(ladder: Ladder, peak: float, seconds: float) -> dict[str, Any]:
 
 
 def constant(ladder: Ladder, load: float, queries: int) -> dict[str, Any]:
-    """Every policy at a constant load. load: of the narrowest path's capacity."""
+    """Simulates every policy at a constant load. load: share of the narrowest path's capacity."""
     queries_s = load * ladder.capacity(ladder.paths[0])
     seconds = WARM_S + max(0.5, queries / queries_s)
     arrival_s = arrival_times(Arrivals(), queries_s, seconds, np.random.default_rng(round(100 * load)))
@@ -179,7 +179,7 @@ def _compared(
 
 
 def best_static(found: Iterable[dict[str, Any]]) -> str:
-    """The static path with the most information over all of these days."""
+    """Returns the static path with the most information over all given days."""
     total: dict[str, float] = {}
     for one in found:
         for policy, run in one["runs"].items():
@@ -189,12 +189,12 @@ def best_static(found: Iterable[dict[str, Any]]) -> str:
 
 
 def gain(one: dict[str, Any], over: str, policy: str = "priced") -> float:
-    """Information of a policy over another's, less one."""
+    """Returns the relative gain of a policy's information over another's."""
     return float(one["runs"][policy]["information_s"] / one["runs"][over]["information_s"] - 1)
 
 
 def page(found: dict[str, Any]) -> Page:
-    """The page of what `main` found."""
+    """Returns the page of the results of `main`."""
     days, loads = found["days"], found["loads"]
     hindsight = best_static(days)
     widest = list(days[0]["runs"])[-1]
@@ -294,7 +294,7 @@ def _mix(run: dict[str, Any]) -> str:
 
 
 def _losses(found: Sequence[dict[str, Any]]) -> tuple[str, ...]:
-    """Each day or load at which a static path has more information than `priced`."""
+    """Describes each day or load at which a static path has more information than `priced`."""
     told = []
     for one in found:
         best = best_static([one])
@@ -325,7 +325,7 @@ def run(
     seconds: float = 10.0,
     queries: int = 20_000,
 ) -> dict[str, Any]:
-    """All days and loads. seconds: length of a day; queries: of a constant load."""
+    """Simulates all days and loads. seconds: length of a day. queries: number in a constant load."""
     return {
         "seconds": seconds,
         "paths": ladder.figures(),

@@ -2,14 +2,14 @@
 
     python -m benchmarks.routing.ladder_live PLAN --data ratings.parquet --turns 1 --out ladder-live.json
 
-PLAN has the widths as paths (benchmarks/routing/plans.py makes one). One server, whose policy is switched;
-policies take turns with the same requests at the same times: constant loads, shares of the narrowest path's
-capacity, and a day, a rate of sin squared with its peak at --peak times the widest path's capacity. Turns are
-added to those that the file has, so that a long measurement can be made in pieces;
-benchmarks/routing/ladder_live_page.py compares the policies.
+PLAN has the widths as paths (benchmarks/routing/plans.py makes one). Policies take turns on one server with
+the same requests at the same times: constant loads at shares of the narrowest path's capacity, and a day
+whose rate is sin squared with a peak of --peak times the widest path's capacity. Turns are added to those in
+the file, so that a long measurement can be made in pieces; benchmarks/routing/ladder_live_page.py compares
+the policies.
 
-A virtual core is a tenth or a fifth faster in one run than in the next, and past capacity information follows
-it. So the core's speed is measured during each run, and differences of one per cent take some twenty turns of
+A virtual core's speed differs by a tenth or a fifth between runs, and beyond capacity, information follows
+it. So the core's speed is measured during each run, and differences of one percent take about twenty turns of
 the two policies in question:
 
     python -m benchmarks.routing.ladder_live PLAN --data ratings.parquet --ahead --loads 1.5 --turns 20 \
@@ -46,9 +46,9 @@ from polyrec.planner.traffic import Arrivals, Sizes
 
 LOADS = "0.05,0.3,0.7,1.0,1.5,day"
 WARM_UP_S = 1.5
-"""Seconds until a router knows the load; of the policy before it, it forgets the losses at once."""
+"""Seconds until a router knows the load; it forgets the previous policy's losses immediately."""
 MAX_LAG_S = 0.004
-"""Accepted 99th percentile of the driver's lag, which counts as latency of every policy alike."""
+"""Maximum 99th percentile of the driver's lag, which counts as latency for every policy."""
 DAY = "day"
 FIGURES = ("information", "ok", "late", "refused", "expired", "p50_ms", "p99_ms", "mix")
 """Those of a run that the file keeps."""
@@ -69,7 +69,7 @@ class Schedule:
     warm_up_s: float
 
     def due_s(self, turn: int) -> F64:
-        """Departures of a turn, the warm-up included: float64 [requests], seconds."""
+        """Returns the departures of a turn including the warm-up: float64 [requests], seconds."""
         random = np.random.default_rng((turn, round(self.rate)))
         if self.load != DAY:
             return arrival_times(Arrivals(), self.rate, self.warm_up_s + self.seconds, random)
@@ -80,7 +80,11 @@ class Schedule:
 
 
 def schedule(ladder: Ladder, load: str, seconds: float, day_seconds: float, peak: float) -> Schedule:
-    """load: a share of the narrowest path's capacity, or DAY. peak: of the day, in the widest's capacity."""
+    """Returns a schedule.
+
+    load: a share of the narrowest path's capacity, or DAY. peak: peak of the day, in the widest path's
+    capacity.
+    """
     most = ladder.capacity(ladder.paths[-1])
     if load == DAY:
         return Schedule(load, peak * most / 2, day_seconds, ladder.chosen_for(peak * most), peak, WARM_UP_S)
@@ -89,7 +93,7 @@ def schedule(ladder: Ladder, load: str, seconds: float, day_seconds: float, peak
 
 
 def policies_in_turn(policies: Sequence[str], turn: int) -> list[str]:
-    """The policies in the order of a turn: each comes first once, and every second turn runs backward."""
+    """Returns the policies in a turn's order: each comes first once, and every second turn is reversed."""
     first = turn // 2 % len(policies)
     order = [*policies[first:], *policies[:first]]
     return order[::-1] if turn % 2 else order
@@ -98,7 +102,7 @@ def policies_in_turn(policies: Sequence[str], turn: int) -> list[str]:
 def measure(
     comparison: PolicyComparison, monitor: CoreSpeedMonitor, wanted: Schedule, turn: int
 ) -> dict[str, Any] | None:
-    """Runs every policy under one schedule; None if the driver was late in one of them."""
+    """Runs every policy under one schedule; returns None if the driver was late in one of them."""
     load = comparison.prepared(wanted.due_s(turn), wanted.warm_up_s + wanted.seconds, turn)
     runs = {}
     for policy in policies_in_turn(comparison.server.policies, turn):

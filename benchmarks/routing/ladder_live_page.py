@@ -2,11 +2,11 @@
 
     python -m benchmarks.routing.ladder_live_page docs/results/ladder-live*.json
 
-Files of benchmarks/routing/ladder_live.py come in. Every figure is a ratio of information a second (rows
-answered within the SLO, each worth its path's 1 - NE) in pairs of the same turn, with a 95% interval: from
-ENOUGH pairs on at equal speed of the server's core in both runs, else Student's. Beside each goal of `priced`
-stands what no policy can exceed if a path is no faster in it than alone, so that a ratio that is out of reach
-is told from one that was missed.
+Reads the files of benchmarks/routing/ladder_live.py. Every figure is a ratio of information per second (rows
+answered within the SLO, weighted by their path's 1 - NE) in pairs of the same turn, with a 95% interval: with
+at least ENOUGH pairs, at equal speed of the server's core in both runs, otherwise Student's. Each goal of
+`priced` is shown with an upper bound for any policy, assuming that a path is no faster in it than alone. This
+distinguishes unreachable goals from missed ones.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ AIMS = {
     "over_chosen": (1.05, "the static path chosen beforehand"),
     "over_widest": (1.5, "always the best path"),
 }
-"""Goals of `priced`: least ratios, and over what."""
+"""Goals of `priced`: minimum ratios, and what they are relative to."""
 SLICES = 400
 """Number of parts of a day, each with its own rate."""
 ENOUGH = 8
-"""Pairs from which on the effect of the core's speed is estimated and taken out."""
+"""Minimum number of pairs to estimate and remove the effect of the core's speed."""
 FULL = 0.99
-"""Share of requests in time below which a path has more to do than it can."""
+"""Share of requests in time below which a path is overloaded."""
 NOTHING = 1e-9
 """Information of a run without an answer in time, so that ratios are finite."""
 
@@ -49,16 +49,16 @@ Run = Mapping[str, Any]
 
 
 def arrived(schedule: Mapping[str, Any], turn: int) -> float:
-    """Requests a second that really arrived in a turn, which differ from the rate at random."""
+    """Returns the requests/s that arrived in a turn, which differ randomly from the rate."""
     due_s = Schedule(**schedule).due_s(turn)
     return float((due_s >= schedule["warm_up_s"]).sum() / schedule["seconds"])
 
 
 def capacities(found: Mapping[str, Any]) -> dict[str, float]:
-    """Requests/s that each path executes at most, by the runs of its static policy.
+    """Returns the maximum requests/s of each path, from the runs of its static policy.
 
-    The highest of any load, each run at the mean speed of the core; where no load was more than the path
-    executes, at least its profile's.
+    It is the highest of all loads, with each run scaled to the core's mean speed; if no load exceeded the
+    path's capacity, at least its profile's.
     """
     most = {path["name"]: 0.0 for path in found["paths"]}
     saturated = set()
@@ -83,7 +83,7 @@ def capacities(found: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _min_capacity(load: str, mean: float, executed: float) -> float:
-    """Least capacity, requests/s, with which `executed` requests/s of a load can be executed."""
+    """Returns the minimum capacity in requests/s that suffices to execute `executed` requests/s of a load."""
     rates = _rates(load, mean)
     capacity = np.sort(np.append(rates, 0.0))
     by_capacity = np.minimum(rates, capacity[:, None]).mean(axis=1)
@@ -91,7 +91,7 @@ def _min_capacity(load: str, mean: float, executed: float) -> float:
 
 
 def _rates(load: str, mean: float) -> F64:
-    """Rates of equal parts of a load's time, requests/s: float64 [parts]."""
+    """Returns the requests/s in equal parts of a load's time, float64 [parts]."""
     if load != DAY:
         return np.array([mean])
     at = 2 * np.pi * (np.arange(SLICES) + 0.5) / SLICES
@@ -99,21 +99,22 @@ def _rates(load: str, mean: float) -> F64:
 
 
 def _speed(runs: Sequence[Run]) -> float:
-    """Mean speed of the core during some runs, units of work a microsecond; 1 where it was not measured."""
+    """Returns the core's mean speed during some runs, in units of work per us; 1 if not measured."""
     return fmean(1 / run["unit_us"] if "unit_us" in run else 1.0 for run in runs)
 
 
 def _usual_speed(found: Mapping[str, Any]) -> float:
-    """Mean speed of the core during all runs of a file, as `_speed`."""
+    """Returns the core's mean speed during all runs of a file, like `_speed`."""
     return _speed([run for turn in found["turns"] for run in turn["runs"].values()])
 
 
 def bound(paths: Sequence[Mapping[str, Any]], load: str, mean: float, speed: float) -> float:
-    """The most information a second of any policy at a load. mean: requests/s.
+    """Returns an upper bound of any policy's information per second at a load. mean: requests/s.
 
-    paths: each with quality and capacity, requests/s at speed 1 of the core. No more queries than arrive are
-    answered, and each takes its share of the core. Rejections beyond those of the runs that gave the
-    capacities cost nothing, and a day's rate is known at each moment.
+    The bound answers at most the queries that arrive, each of which takes its share of the core. It assumes
+    that additional rejections cost nothing, and that a day's rate is known at each moment.
+
+    paths: each with quality and capacity, in requests/s at speed 1 of the core.
     """
     costs = [(path["quality"], 1 / path["capacity"]) for path in paths]
     most = []
@@ -163,9 +164,9 @@ def _pairs(turns: Sequence[Mapping[str, Run]], over: str, under: str) -> list[tu
 
 
 def _paired(pairs: Sequence[tuple[Run, Run]]) -> tuple[float, float, float]:
-    """Ratio of information with its interval; at equal speed of the core, if that was measured.
+    """Returns the ratio of information with its interval, at equal core speed if that was measured.
 
-    NaN without pairs, as where only some policies were run.
+    NaN without pairs, which happens if only some policies were run.
     """
     if not pairs:
         return nan, nan, nan
@@ -178,7 +179,7 @@ def _paired(pairs: Sequence[tuple[Run, Run]]) -> tuple[float, float, float]:
 
 
 def comparisons(found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """`compared` by load, in their order, of one file."""
+    """Returns `compared` by load for one file, in its order."""
     widest = max(found["paths"], key=lambda path: path["quality"])["name"]
     max_s = capacities(found)
     usual = _usual_speed(found)
@@ -198,7 +199,7 @@ def comparisons(found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def verdict(found: tuple[float, float, float], asked: float, at_most: float) -> str:
-    """Says of a ratio whether it is as asked. at_most: what no policy can exceed."""
+    """Describes whether a ratio reaches its goal. at_most: upper bound for any policy."""
     _, low, high = found
     if low >= asked:
         return "met"
@@ -209,7 +210,7 @@ def verdict(found: tuple[float, float, float], asked: float, at_most: float) -> 
 
 
 def page(files: Sequence[Mapping[str, Any]]) -> Page:
-    """The page of several files, a section of each data set."""
+    """Returns the page of several files, with a section per data set."""
     sections: list[Section] = []
     for found in files:
         sections += _sections(found)

@@ -1,4 +1,4 @@
-"""Two described machines for the routing benchmark: eight CPU lanes, and the same with one H200.
+"""Describes two machines for the routing benchmark: eight CPU lanes, and the same with one H200.
 
 Derived, not measured: CPU costs from figures of one core under ONNX Runtime (the dense net of the Kaggle
 model 7.3 ms for 1,024 rows in fp32 and 2.8 ms in int8; a 1024-128-16 decoder is 6.9 MFLOP a row at about

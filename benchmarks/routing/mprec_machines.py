@@ -1,4 +1,4 @@
-"""Plans for MP-Rec's two machines, from described devices and published costs.
+"""Makes plans for MP-Rec's two machines, from described devices and published costs.
 
     python -m benchmarks.routing.mprec_machines [--json docs/results/mprec-machines.json] [--pictures DIR]
 
@@ -37,7 +37,7 @@ HASHES = 1024
 DECODER = (512, 256)
 LINE = 64
 QUANTIZED = {"": 0.0, "-int8": 0.00001, "-int4": 0.00005}
-"""Accuracy that rows in a precision lose; int8's is what trivago's test rows cannot tell from nothing."""
+"""Loss of accuracy by precision of rows; int8's is not distinguishable from 0 on trivago's test rows."""
 MACHINES = ("mprec-large", "small-accelerator")
 SLO_MS = (10, 50)
 SWAMPED = 1_000_000
@@ -81,14 +81,14 @@ MODELS = (
 
 
 def weights(widths: Sequence[int]) -> int:
-    """Weights of a stack of dense layers, without biases."""
+    """Returns the number of weights of a stack of dense layers, without biases."""
     return sum(a * b for a, b in pairwise(widths))
 
 
 def cost(
     model: PublishedModel, kind: str, row_bytes: float, decoder: Sequence[int] = DECODER
 ) -> tuple[Work, Memory]:
-    """Work and memory of a representation. row_bytes: of a stored row; decoder: its hidden widths."""
+    """Returns work and memory of a representation. row_bytes: of a stored row. decoder: its hidden widths."""
     computed = {"table": 0, "select": LARGEST}.get(kind, TABLES)
     stored = {"select": TABLES - LARGEST, "dhe": 0}.get(kind, TABLES)
     slots = computed + stored + 1
@@ -109,7 +109,7 @@ def cost(
 
 
 def profile(model: PublishedModel, machine: Machine, assumed: Assumed) -> Profile:
-    """Every representation of a model on every device."""
+    """Returns the profile of every representation of a model on every device."""
     precisions = {"": 4.0 * model.width, "-int8": model.width + 3.0, "-int4": model.width / 2 + 3.0}
     paths = []
     for kind, (suffix, row_bytes), device in product(model.accuracy, precisions.items(), machine.devices):
@@ -138,13 +138,13 @@ def profile(model: PublishedModel, machine: Machine, assumed: Assumed) -> Profil
 
 
 def load_machine_of(name: str) -> Machine:
-    """A shipped machine without its disk."""
+    """Returns a shipped machine without its disk."""
     none: dict[str, Any] = {"disk_bytes": None, "disk_bandwidth": None, "disk_latency_s": None}
     return load_machine(name).model_copy(update=none)
 
 
 def propose_plan(made: Profile, slo_ms: float, queries: float) -> Proposal:
-    """The plan for so many queries a second. Raises PlanImpossible."""
+    """Returns the plan for a rate in queries per second. Raises PlanImpossible."""
     traffic = Traffic(rate=queries, sizes=Sizes(kind="lognormal", mean=128))
     return propose(made, Requirements(slo_ms / 1e3, traffic, swing=1.0), [None] * len(made.paths), more=False)
 
@@ -171,7 +171,7 @@ def plan(made: Profile, slo_ms: float, queries: float, only: str = "") -> dict[s
 
 
 def fits(made: Profile) -> list[dict[str, Any]]:
-    """Bytes of each representation, and the devices that hold it."""
+    """Returns the bytes of each representation and the devices that can hold it."""
     devices = made.machine.devices
     return [
         {

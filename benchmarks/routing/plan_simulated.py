@@ -1,10 +1,10 @@
-"""Compares the expectations of a plan with its simulation: the same router, virtual lanes.
+"""Compares a plan's forecast with its simulation by the same router on virtual lanes.
 
     python -m benchmarks.routing.plan_simulated \
         --profile runs/profile.json [--json docs/results/plan-simulated.json]
 
-For each rate a plan is made on one core, and simulated with the traffic that it was made for. Shares are of
-rows; `simulated` counts rows answered within the promise. Nothing real is timed.
+For each rate, a plan is made for one core and simulated with the traffic that it was made for. Shares are of
+rows; `simulated` counts rows answered within the SLO. Nothing is timed on real hardware.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """Measures planning time and optimality gap for a large model on a large machine.
 
-500 tables of 1,000 to 1,000,000 rows with Zipf accesses, 12 representations, 6 devices: a CPU of 64
-cores, four GPUs, an accelerator. Memories hold a part of it all, so that every choice is open: which
-representations go where, and which rows of each stay on the device. Everything is drawn from a seed.
+The model has 500 tables of 1,000 to 1,000,000 rows with Zipf accesses and 12 representations; the machine has
+6 devices: a CPU with 64 cores, four GPUs, an accelerator. Memories hold only part of the rows, so that the
+planner must choose which representations go where and which of their rows stay on the device. Everything is
+drawn from a seed.
 
     python -m benchmarks.routing.plan_solve [--json docs/results/plan-solve.json]
 
-Times: `pose` makes the numbers (cuts of all tables for every residency that is tried), `solve` is the
-mixed-integer program with its limit. The gap is to the linear relaxation, which no plan exceeds.
+Times: `pose` computes the inputs (cuts of all tables for every residency tried), `solve` is the mixed-integer
+program with its time limit. The gap is to the linear relaxation, which no plan exceeds.
 """
 
 from __future__ import annotations
@@ -162,7 +163,7 @@ def measure(seed: int, tables: int, rate: float, held: float, limit_s: float) ->
         served=choice.rows / asked,
         accuracy=choice.value / choice.rows,
         deployed=tuple(
-            f"{problem.paths[o.path].path.name} ({o.lookups:.0%} of look-ups on the device)"
+            f"{problem.paths[o.path].path.name} ({o.lookups:.0%} of lookups on the device)"
             for o in (problem.options[i] for i in choice.options)
         ),
     )

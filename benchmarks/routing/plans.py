@@ -1,4 +1,4 @@
-"""Plans of named paths, for benchmarks of paths that a planner would leave out.
+"""Makes plans of named paths, for benchmarks of paths that a planner would omit.
 
     python -m benchmarks.routing.plans hybrid@cpu hybrid-hot.int8@cpu table-int8.int8@cpu table@cpu
     table.int8@cpu \

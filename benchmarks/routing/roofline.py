@@ -1,8 +1,8 @@
-"""Roofline model: derives latency from what a path computes and moves, and a device's speeds.
+"""Roofline model: derives latency from a path's operations and bytes, and a device's speeds.
 
-For machines and models that cannot be measured. A batch takes the longer of its arithmetic and its memory
-traffic, after a fixed start time and, on an accelerator, the transfer of its ids. A lower bound, as no device
-is as fast as its data sheet. The tail is an assumed factor on the median.
+It is for machines and models that cannot be measured. A batch takes the longer of its arithmetic and its
+memory traffic, after a fixed start time and, on an accelerator, the transfer of its ids. This is a lower
+bound, since no device is as fast as its data sheet. The tail is an assumed factor on the median.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ ROWS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096)
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Work of one path. flops: of a row. batch_bytes: read once a batch (weights); row_bytes: moved for
-    each row (embedding rows, activations); gathers: random reads of a row; link_bytes: of a row's ids."""
+    """Work of one path.
+
+    flops: operations per row. batch_bytes: bytes read once per batch (weights). row_bytes: bytes moved per
+    row (embedding rows, activations). gathers: random reads per row. link_bytes: bytes of a row's ids.
+    """
 
     flops: float
     batch_bytes: float

@@ -2,11 +2,12 @@
 
     python -m benchmarks.routing.simulated_live --ahead --json docs/results/simulated-live.json
 
-What serving costs is measured first (loadtest/comparison/calibration.py), then each policy's capacity is
-sought in the simulator (nobody else on its core), and the live server is asked at shares of it, policies in
-turn; the same requests at the same times are simulated, on a core as fast as the server's was
-at the time (benchmarks/routing/core_speed.py; --even: the calibration's). Every run counts: what is told of
-a load is the median of its runs, live and simulated alike."""
+First measures the cost of serving (loadtest/comparison/calibration.py), then finds each policy's capacity in
+the simulator with an undisturbed core. The live server is loaded at shares of it, with policies in turns. The
+same requests at the same times are simulated on a core of the speed that the server's had at the time
+(benchmarks/routing/core_speed.py; with --even, of the calibration's). Figures of a load are medians of all
+its runs, live and simulated.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +42,9 @@ LOADS = (0.2, 0.5, 0.8, 1.0, 1.2)
 FIRST = 200.0
 AIM = 0.2
 QUICK = 0.1
-"""Capacity is measured at the speed of the core's fastest tenth."""
+"""Capacity is measured at the core's speed in its fastest tenth of time."""
 WARMUP_S = 3.0
-"""Seconds until a router has forgotten the load before; a simulated router starts without one."""
+"""Seconds until a router has forgotten the previous load; a simulated router starts without one."""
 
 
 def capacity(comparison: PolicyComparison, whole: Plan, policy: str, slowdown: Slowdown) -> float:
@@ -65,9 +66,9 @@ def rows_of(
     rates: dict[str, list[float]],
     slowdowns: Mapping[tuple[str, float, int], MeasuredSlowdown],
 ) -> list[dict[str, Any]]:
-    """One entry a policy and load; `apart`: simulated over live, less one.
+    """Returns one entry per policy and load. `apart`: relative difference of simulated from live.
 
-    slowdowns: of the server's core in each live run, by policy, rate and number of the run.
+    slowdowns: slowdown of the server's core in each live run, by policy, rate and run number.
     """
     found = []
     for policy, own in rates.items():
@@ -111,7 +112,7 @@ def rows_of(
 
 
 def table(found: Sequence[dict[str, Any]]) -> str:
-    """Markdown: live / simulated, and how far apart."""
+    """Returns a Markdown table of live and simulated figures and their differences."""
     rows = []
     for row in found:
         live, there, apart = row["live"], row["simulated"], row["apart"]

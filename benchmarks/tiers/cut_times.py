@@ -1,13 +1,13 @@
-"""Predicts batch times at cuts that were not measured, and compares them with the measured ones.
+"""Compares predicted batch times at cuts that the profile does not measure with measured ones.
 
     python -m benchmarks.tiers.cut_times --json docs/results/tier-cut-times.json
 
-Makes bundles with untrained rows (served_model.py) and measures them at eight cuts as `polyrec
-profile --tiers` does. The cost model is fitted to the cuts and sizes that the profile measures, and predicts
-the others from the time with all rows in memory. `serial` is the formula that plans were made with before:
-each look-up beyond memory waits for a read of a page, one after the other.
+Makes bundles with untrained rows (served_model.py) and measures them at eight cuts as `polyrec profile
+--tiers` does. The cost model is fitted to the cuts and sizes that the profile measures, and predicts the
+others from the time with all rows in memory. `serial` is the planner's earlier formula: each lookup beyond
+memory waits for a page read, one after the other.
 
-What was measured is kept in --folder; a run that ended early continues there.
+Measurements are stored in --folder, and an interrupted run resumes there.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PAGE = 4096
 
 
 def candidate_of(name: str, folder: Path, on: Machine) -> Candidate:
-    """Makes a model's bundle if it is not there; returns its path on the CPU."""
+    """Makes a model's bundle if it does not exist; returns its path on the CPU."""
     rows, exponent, width = MODELS[name]
     path = folder / f"rows{rows}-zipf{exponent}-width{width}"
     bundle = load_bundle(path) if path.exists() else bundle_of(path, rows, exponent, width)
@@ -53,7 +53,7 @@ def candidate_of(name: str, folder: Path, on: Machine) -> Candidate:
 
 
 def measured(candidate: Candidate, seconds: float, folder: Path) -> dict[float, MeasuredCut]:
-    """Measures all cuts, or reads what an earlier run measured."""
+    """Measures all cuts, or reads an earlier run's measurements."""
     tables = stored_tables(candidate.bundle)
     found: dict[float, MeasuredCut] = {}
     with SampleLog(folder / f"{candidate.bundle.path.name}.log", {"seconds": seconds}) as log:

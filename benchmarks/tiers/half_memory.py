@@ -1,16 +1,16 @@
-"""Compares the rows/s of 20 M rows x 64 in half of their memory with all in memory, and with the prediction.
+"""Compares rows/s of a 20 M x 64 model with half of its rows in memory, with all in memory, and as planned.
 
     python -m benchmarks.tiers.half_memory make
     polyrec profile runs/half/large --tiers --precisions fp32 --devices cpu --quality runs/half/large=0.2 \\
         --seconds 4 --max-rows 512 --out runs/half/profile.json
     python -m benchmarks.tiers.half_memory measure --json docs/results/tier-half-memory.json
 
-`make` writes the `large` model of benchmarks/peers with access counts by the requests' law and all features
-in the candidate, so that profile, plan and requests are of independent rows. `measure` plans twice, for all
-rows in memory and for half of their bytes, on one core, and opens a server by each plan, one after the other
-so that they share no memory; it loads them over 16 connections in a closed loop from another core, and checks
-every answer. Each turn has requests of its own, which are not repeated unless the turn sends more than
-REQUESTS. The plans' prediction is compared at the mean batch that the server formed.
+`make` writes the `large` model of benchmarks/peers with access counts from the requests' distribution and all
+features in the candidate's role, so that profile, plan and requests have independent rows. `measure` plans
+twice for one core, with all rows in memory and with half of their bytes, and runs a server for each plan, one
+after the other so that they share no memory. It loads them over 16 connections in a closed loop from another
+core and checks every answer. Each turn has its own requests, which repeat only if the turn sends more than
+REQUESTS. The plans' predictions are compared at the server's mean batch size.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ from polyrec.server.child import start
 
 ROWS = 23
 REQUESTS = 16384
-"""Different ones of a turn."""
+"""Number of different requests per turn."""
 AT_ONCE = 128
-"""Requests whose reference is computed together."""
+"""Number of requests whose reference is computed at once."""
 CONNECTIONS = 16
 SLO_S = 0.05
 PHASES = ("encode", "embed", "dense")
 
 
 def plan_for(profile: Profile, share: float | None) -> Proposal:
-    """Plans for a load beyond the core. share: of the rows' bytes as memory; None: no limit."""
+    """Plans for a load beyond the core's capacity. share: of the rows' bytes in memory; None: no limit."""
     memory = profile.paths[0].memory
     rows = sum(memory.tables.values())
     budget = {} if share is None else {"cpu": int(share * rows) + memory.fixed + memory.peak}
@@ -73,7 +73,7 @@ def counted(url: str) -> dict[str, float]:
 
 
 def known_requests(bundle: Bundle, turns: int) -> list[Known]:
-    """Draws the requests of each turn and computes their answers; `url` is to be set."""
+    """Draws the requests of each turn and computes their answers; the caller sets `url`."""
     drawn = draw(bundle.manifest.schema_, value_of_rank(bundle), REQUESTS * turns, ROWS)
     reference = Reference(bundle)
     parts = []
@@ -92,7 +92,7 @@ def known_requests(bundle: Bundle, turns: int) -> list[Known]:
 
 
 def measured(known: list[Known], url: str, seconds: float) -> dict[str, Any]:
-    """Loads a server with the requests of each turn; the first turn is not counted."""
+    """Loads a server with each turn's requests; the first turn is not counted."""
     rates, moved = [], dict[str, float]()
     for turn, requests in enumerate(known):
         before = counted(url)

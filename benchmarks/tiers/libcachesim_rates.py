@@ -1,8 +1,9 @@
-"""Hit rates of libcachesim's policies: look-ups in a file in, JSON out. Runs where libcachesim is installed.
+"""Computes hit rates of libcachesim's policies for lookups in a file; prints JSON. Needs libcachesim.
 
     PYTHON benchmarks/tiers/libcachesim_rates.py TRACE.npz SIZE ...
 
-TRACE.npz: `calibrated` and `lookups`, int64 rows. The former warm each cache, the latter are counted.
+TRACE.npz: `calibrated` and `lookups`, int64 rows. The former warm up each cache; hits are counted on the
+latter.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Implements caching policies to compare tiers with: LRU, S3-FIFO, Belady.
 
-All take look-ups one by one, as int64 rows of all tables together; caches are warmed by the training rows'.
-Sizes are rows.
+All take lookups one by one, as int64 rows of all tables together; caches are warmed up by those of training
+rows. Sizes are in rows.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def lru(warm: I64, held_out: I64, size: int) -> float:
 
 
 def s3_fifo(warm: I64, held_out: I64, size: int) -> float:
-    """S3-FIFO (Yang et al., SOSP 2023), one look-up at a time, with the parameters of libcachesim."""
+    """S3-FIFO (Yang et al., SOSP 2023), one lookup at a time, with the parameters of libcachesim."""
     small_size = max(int(size * 0.1), 1)
     small: OrderedDict[int, int] = OrderedDict()
     main: OrderedDict[int, int] = OrderedDict()

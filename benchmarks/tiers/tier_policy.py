@@ -1,4 +1,4 @@
-"""The tiers' choice of rows in memory, without the rows: the same prefix, cache and split as in a server."""
+"""Simulates the tiers' choice of rows in memory, with the same prefix, cache and split as a server."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ BATCH = 1024
 
 
 class TierPolicy:
-    """A static prefix of the rows that calibration counted most, and a cache of the others.
+    """A static prefix of the rows with the highest calibration counts, and a cache of the others.
 
-    size: rows in memory. cached: share of them in the cache at first. kept: whether the prefix never changes.
+    size: rows in memory. cached: initial share of them in the cache. kept: whether the prefix never changes.
     """
 
     def __init__(self, trace: Trace, size: int, cached: float = CACHED, kept: bool = False) -> None:
@@ -34,7 +34,7 @@ class TierPolicy:
         self._split = Balance()
 
     def look_up(self, rows: I64) -> int:
-        """Returns the hits of a batch; only the first look-up of a missing row is no hit."""
+        """Returns the hits of a batch; only the first lookup of a missing row is a miss."""
         rank = self._rank.take(rows)
         below = np.flatnonzero(rank >= self.prefix)
         colder = int((rank >= self.prefix - self.prefix // 2).sum()) - below.size

@@ -1,6 +1,6 @@
-"""Look-ups for comparing caching policies: generated traces with new and changing rows, and Book-Crossing's.
+"""Makes lookups to compare caching policies: generated traces with new rows, and Book-Crossing's.
 
-Each begins with the part that a calibration sees. Rows are numbers of all tables together, in no order.
+Each begins with the part that a calibration sees. Rows are numbered over all tables, in no particular order.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from polyrec.models.schema.schema import load_schema
 ROWS = 150_000
 LOOKUPS = 800_000
 LATE = 1 / 3
-"""Share of the look-ups after calibration on rows that calibration never saw."""
+"""Share of the lookups after calibration that are of rows not seen in it."""
 CALIBRATED = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """rows: of all tables. calibrated, lookups: int64, look-ups that calibration counts, and the others."""
+    """A trace. rows: of all tables. calibrated, lookups: int64, lookups that calibration counts; others."""
 
     name: str
     rows: int
@@ -32,14 +32,14 @@ class Trace:
 
     @property
     def counts(self) -> I64:
-        """int64 [rows], by calibration."""
+        """Calibration's access counts, int64 [rows]."""
         return np.bincount(self.calibrated, minlength=self.rows)
 
 
 def generated(exponent: float, permuted: bool, lookups: int = LOOKUPS) -> Trace:
-    """Look-ups by Zipf's law on two thirds of the rows; after calibration also on the others, by the same.
+    """Returns Zipf-distributed lookups of two thirds of the rows, and after calibration also of the others.
 
-    permuted: in the middle of the look-ups after calibration all rows change places.
+    permuted: whether all rows are permuted in the middle of the lookups after calibration.
     """
     random = np.random.default_rng(0)
     old = ROWS * 2 // 3
@@ -62,9 +62,9 @@ def _zipf(random: np.random.Generator, rows: int, exponent: float, size: int) ->
 
 
 def bookcrossing(folder: Path, lookups: int = LOOKUPS) -> Trace | None:
-    """The first look-ups of Book-Crossing in file order, feature by feature; None without the file.
+    """Returns the first lookups of Book-Crossing in file order, by feature; None without the file.
 
-    A row for each distinct value of a feature that they look up.
+    Each distinct value of a feature that they look up is a row.
     """
     path = folder / "bookcrossing" / "ratings.parquet"
     if not path.exists():

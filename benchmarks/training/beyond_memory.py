@@ -2,17 +2,18 @@
 
     python -m benchmarks.training.beyond_memory --folder /nvme --json docs/results/training-tiers.json
 
-The Kaggle-size DLRM (13 numbers, 26 tables, 512-256-64-16, 512-256-1, dot), Zipf 1.05 look-ups, batches of
-4,096 rows, row-wise Adagrad, one torch thread. Four ways, in turns, each in a process of its own whose memory
-is limited by a cgroup (as root) to what it used before it made the tables, --memory, and 512 MiB for a step:
+Trains the Kaggle-size DLRM (13 numbers, 26 tables, 512-256-64-16, 512-256-1, dot) with Zipf 1.05 lookups,
+batches of 4,096 rows, row-wise Adagrad and one torch thread. Four ways take turns, each in its own process. A
+cgroup (needs root) limits its memory to the use before creating the tables plus --memory plus 512 MiB for a
+step:
 
     memory     TableStage, with tables that fit --memory: an eighth of the rows
     tiers      the same model with eight times as many rows, the rows beyond --memory in a file
     mapped     TableStage over a mapped file of as many rows, and mapped accumulators
     advised    the same with madvise(MADV_RANDOM): the kernel reads no neighbors of a page
 
-The rate is that of the second half of the steps; those before fill the cache, for which they must have read
-more than the limit.
+Rates are those of the second half of the steps. The first half fills the cache, and must read more than the
+limit.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ SHAPE = Architecture(width=WIDTH, bottom=(512, 256, 64), top=(512, 256), interac
 MIN_STEPS = 4
 WAYS = ("memory", "tiers", "mapped", "advised")
 ROOM_BYTES = 512 * 2**20
-"""Memory of a step, beside what the process had before and the rows."""
+"""Memory for a step, besides the process's earlier memory and the rows."""
 CGROUP = Path("/sys/fs/cgroup/memory")
 RECORD_BYTES = 4 * (WIDTH + 1)
 
@@ -113,14 +114,14 @@ class InOrder:
 
 
 def read_bytes() -> int:
-    """Returns how much this process has read from disks, mapped pages included."""
+    """Returns the bytes that this process has read from disk, including mapped pages."""
     found = re.search(r"^read_bytes: (\d+)", Path("/proc/self/io").read_text(), re.MULTILINE)
     assert found
     return int(found[1])
 
 
 def limited(own: Path | None, memory: int) -> int:
-    """Limits the process's cgroup to what it uses now, `memory` and room for a step; returns the limit."""
+    """Limits the process's cgroup to its current use plus `memory` and a step's memory; returns the limit."""
     limit = anonymous_bytes() + memory + ROOM_BYTES
     if own is not None:
         (own / "memory.limit_in_bytes").write_text(str(limit))
@@ -168,10 +169,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if way == "memory":
         stage = TableStage.initial(schema, sizes, WIDTH, 0)
     elif way == "tiers":
-        division = divide_memory(memory, fused.total, RECORD_BYTES)
-        log = UndoLog(RowFile(folder / "tiers.rows", fused.total, WIDTH, 1, division.buffer_bytes))
-        # all tables have as many rows and look-ups
-        cuts = dict.fromkeys(schema.tables, division.prefix // TABLES)
+        room = room_in(memory, fused.total, RECORD_BYTES)
+        log = UndoLog(RowFile(folder / "tiers.rows", fused.total, WIDTH, 1, room.buffer_bytes))
+        # all tables have as many rows and lookups
+        cuts = dict.fromkeys(schema.tables, room.prefix // TABLES)
         resident = ResidentRows(
             fused, cuts, division.slots, log, lambda: (p.numpy() for p in initial_rows(fused, WIDTH, 0))
         )
@@ -219,7 +220,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def in_process(way: str, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Runs one way in a process in a cgroup of its own."""
+    """Runs one way in a separate process with its own cgroup."""
     own = CGROUP / f"polyrec-{os.getpid()}-{way}"
     limits = os.access(CGROUP, os.W_OK) and not args.unlimited
     if limits:

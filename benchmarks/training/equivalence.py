@@ -1,13 +1,13 @@
-"""Compares all ways to train with one worker that has all rows in memory, by a step's gradients and quality.
+"""Compares all ways to train with a single worker in memory, by the gradients of a step and by quality.
 
     python -m benchmarks.training.equivalence --data-folder ../shared/data \\
         --json docs/results/training-equivalence.json
 
-Gradients: of one batch of 512 training rows, with net and tables of the shipped recipe, in fp64 and fp32. Two
-workers compute them together, worker 0 also alone; shown is the greatest difference of any gradient, over the
-greatest value of its tensor. Quality: `polyrec train` as a user calls it, with the shipped recipe but for
-`refit`, metrics on the test rows. Where the file of --json exists, trainings are added to it, in place of
-equal ones. Prints the tables of docs/results/training-equivalence.md.
+Gradients are of one batch of 512 training rows, with net and tables of the shipped recipe, in fp64 and fp32.
+Two workers compute them together, and worker 0 also alone; the figure is the largest difference of any
+gradient relative to the largest value of its tensor. For quality, runs `polyrec train` like a user, with the
+shipped recipe except for `refit`, and measures the test rows. If the file of --json exists, trainings are
+added to it and replace equal ones. Prints the tables of docs/results/training-equivalence.md.
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ WAYS = {
     ],
 }
 MANY_SEEDS = ("one worker", "two workers, FAE")
-"""Ways whose rows come in an order of their own by seed; the others take the rows of one worker."""
+"""Ways with their own order of rows per seed; the others take rows in the order of one worker."""
 MEMORY_SHARE = 0.4
 METRICS = {"auc": 4, "log_loss": 5}
 
 
 class InPrecision:
-    """Rows whose numbers and labels are of a type. label, group: as those of encoded rows."""
+    """Encoded rows with numbers and labels converted to a type. label, group: as in encoded rows."""
 
     def __init__(self, data: EncodedRows, dtype: type[np.floating[Any]]) -> None:
         self.label: NDArray[Any] = data.label.astype(dtype)
@@ -93,7 +93,7 @@ class InPrecision:
         return Batch(self._of(found.context), self._of(found.candidate), found.context_row)
 
     def loss(self, model: DLRM, batch: Batch, rows: I64) -> Tensor:
-        """Returns the mean loss of a batch of some rows."""
+        """Returns the mean loss of a batch of rows."""
         return loss_of_heads(model.logits(batch), torch.from_numpy(self.label[rows]), 0.0)
 
     def _of(self, block: Block) -> Block:
@@ -109,7 +109,7 @@ def sharded_gradients(
 ) -> tuple[float, dict[str, Tensor]]:
     """The loss and the gradients of a batch as workers compute them; those of rows collected from all.
 
-    hot: whether all look-ups of the batch are of replicated rows. Overwrites the rows of the model, for which
+    hot: whether all lookups of the batch are of replicated rows. Overwrites the rows of the model, for which
     a Stepper must have begun.
     """
     stage = model.stage
@@ -127,7 +127,7 @@ def sharded_gradients(
 
 
 def gradients(name: str, file: Path) -> None:
-    """One of two workers: worker 0 prints the differences, by precision and form."""
+    """Runs as one of two workers; worker 0 prints the differences by precision and form."""
     torch.set_num_threads(1)
     schema, reader = load_schema(name), open_data(file, load_schema(name))
     training = default_training(schema)
@@ -183,7 +183,7 @@ def gradients_of(name: str, file: Path) -> dict[str, dict[str, float]]:
 def trained(
     name: str, file: Path, way: str, seed: int, folder: Path, memory: int, batch_rows: int | None
 ) -> dict[str, Any]:
-    """Trains as a user does; returns the bundle's version, test metrics and table bytes."""
+    """Trains with the command; returns the bundle's version, test metrics and table bytes."""
     changes = {"refit": False} | ({"batch_rows": batch_rows, "epochs": 1} if batch_rows else {})
     training = default_training(load_schema(name)).with_recipe(changes)
     recipe, out = folder / "recipe.yaml", folder / "bundle"
@@ -234,7 +234,7 @@ def main() -> None:
 
 
 def compare(args: argparse.Namespace, folder: Path, record: dict[str, Any]) -> None:
-    """Adds trainings to the record, in place of equal ones, and writes it after each."""
+    """Adds trainings to the record, replacing equal ones, and writes it after each."""
     setting = {"rows": args.rows, "batch_rows": args.batch_rows}
     measured = {"machine": processor(), "date": datetime.now(UTC).date().isoformat()}
     for name in args.sets:

@@ -3,11 +3,11 @@
     sudo python -m benchmarks.training.exchange --trivago ../shared/data/trivago/impressions.parquet \\
         --json docs/results/training-exchange.json
 
-Each worker is a process in a network namespace of its own with one torch thread. A veth pair joins them; the
-token bucket of `tc` slows each end to a rate, and as kernels may lack netem, the delay of a link is a wait
-before every collective call. Every form trains the same rows: it takes a window once, in turns with the
-other forms, after one window that is not counted. Bytes are those that the interface of worker 0 sent.
-Prints the tables of docs/results/training-exchange.md.
+Each worker is a process with one torch thread in its own network namespace. A veth pair connects them. The
+token bucket of `tc` limits each end's rate; since kernels may lack netem, a link's delay is a wait before
+every collective call. All forms train the same rows: each takes every window once, in turns with the others,
+after one window that is not counted. Bytes are those sent by worker 0's interface. Prints the tables of
+docs/results/training-exchange.md.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def zipf_training(batch_rows: int, precision: str) -> Training:
 
 
 class DelayedGroup(WorkerGroup):
-    """A group whose collective calls wait first, as over a link with a delay."""
+    """Group whose collective calls wait first, to simulate a link's delay."""
 
     delay_s = 0.0
 
@@ -91,7 +91,7 @@ def sent_on(interface: str) -> int:
 
 
 def shape(interface: str, rate: str | None) -> None:
-    """Limits what this namespace's interface sends; None: no limit."""
+    """Limits the sending rate of this namespace's interface; None: no limit."""
     if rate is None:
         subprocess.run(["tc", "qdisc", "del", "dev", interface, "root"], stderr=subprocess.DEVNULL)
         return
@@ -114,7 +114,7 @@ def prepared(name: str, data: Path, args: argparse.Namespace) -> tuple[Learner, 
 
 
 def work(args: argparse.Namespace) -> None:
-    """Trains as one of the two workers; worker 0 prints a line of JSON for every measurement."""
+    """Trains as one of the two workers; worker 0 prints a JSON line per measurement."""
     torch.set_num_threads(1)
     retain_freed_memory()
     learner, encoder, data = prepared(args.name, args.data, args)
@@ -177,7 +177,7 @@ def _joined(group: WorkerGroup) -> tuple[int, int]:
 
 @contextmanager
 def linked() -> Iterator[None]:
-    """Two network namespaces that a veth pair joins. As root."""
+    """Sets up two network namespaces connected by a veth pair; needs root."""
 
     def ip(*words: str) -> None:
         subprocess.run(["ip", *words], check=True)
@@ -235,7 +235,7 @@ def measure(name: str, data: Path, args: argparse.Namespace) -> list[dict[str, A
 
 
 def table(found: list[dict[str, Any]], forms: list[str], links: list[str]) -> str:
-    """Returns a Markdown table: by form, bytes a row and the median rows/s on every link."""
+    """Returns a Markdown table: by form, bytes per row and the median rows/s on every link."""
 
     def values(form: str, key: str, link: str | None = None) -> list[float]:
         return [f[key] for f in found if f["form"] == form and link in (None, f["link"])]

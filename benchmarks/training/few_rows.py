@@ -1,11 +1,12 @@
-"""Trains the default recipe on few rows, beside the baselines; writes docs/results/few-rows.md.
+"""Compares the default recipe with the baselines on few rows; writes docs/results/few-rows.md.
 
     python -m benchmarks.training.few_rows
 
-Sets: rows of public data (drawn at random, of trivago consecutive), and generated ones that each have one
-difficulty: clicks that nothing explains, three clicks in a thousand, additive effects of ids (where the
-regression is the true model), many columns that tell nothing, items that the test rows alone have, long
-lists. The figure is normalized entropy (NE) on test rows: over 1, a constant is better.
+The data sets are small samples of public data (random rows; for trivago, consecutive rows) and generated sets
+with one difficulty each: clicks independent of all features, three clicks per thousand rows, additive effects
+of ids (for which logistic regression is the true model), many uninformative columns, test items that do not
+occur in training, and long lists. Figures are normalized entropy (NE; lower is better, and above 1 a constant
+would be better) and AUC, on test rows.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ PUBLIC = {
     "bookcrossing": "bookcrossing/ratings.parquet",
 }
 GENERATED = {
-    "noise": "clicks at random",
-    "rare": "three clicks in a thousand",
+    "noise": "random clicks",
+    "rare": "3 clicks per 1,000 rows",
     "linear": "additive effects of ids and numbers",
-    "wide": "50 columns of ids, five of which tell",
-    "unseen": "items of which the test rows know none",
-    "history": "lists of up to 100 items, taste by inner products",
+    "wide": "50 id columns, 5 of them informative",
+    "unseen": "new items in the test rows",
+    "history": "lists of up to 100 items, tastes by inner products",
 }
 MARGIN = 0.005
 Columns = Mapping[str, I64 | F64 | pa.Array]
@@ -155,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "# Results: few rows",
         "",
         *(__doc__ or "").split("\n\n", 2)[2].strip().splitlines(),
-        f"Means of {args.seeds} trainings with other rows and seeds. Written by",
+        f"Each figure is the mean of {args.seeds} trainings that differ in rows and seed. Written by",
         "",
         "```bash",
         " ".join(["python -m benchmarks.training.few_rows", *(arguments or sys.argv[1:])]),
@@ -163,8 +164,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "",
         f"on {machine()}.",
         "",
-        f"| rows | set | constant | logistic | default | over the constant by {MARGIN} "
-        "| AUC, logistic | default |",
+        f"| rows | set | NE: constant | logistic | default | default worse than constant by over {MARGIN} "
+        "| AUC: logistic | default |",
         "|---|---|---|---|---|---|---|---|",
     ]
     with tempfile.TemporaryDirectory() as folder:

@@ -1,10 +1,11 @@
-"""Measures training in bf16 beside fp32: quality on trivago, time of a step of a small and a large net.
+"""Compares training in bf16 with fp32: quality on trivago, and step times of a small and a large net.
 
     python -m benchmarks.training.precision --data ../shared/data/trivago/impressions.parquet \\
         --json docs/results/training-precision.json
 
-Quality: the shipped recipe, every seed, metrics on the test rows. Time: steps of 4,096 rows on generated
-clicks, fp32 and bf16 in turns, medians; one thread. Prints the tables of docs/results/training-precision.md.
+For quality, trains the shipped recipe with every seed and measures the test rows. For time, runs steps of
+4,096 rows on generated clicks, fp32 and bf16 in turns, in one thread; figures are medians. Prints the tables
+of docs/results/training-precision.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Measures training on a stream of many generated rows: rows/s, and memory from the first step to the last.
+"""Measures training on a long stream of generated rows: rows/s, and memory from the first to the last step.
 
     python -m benchmarks.training.streamed --rows 50_000_000 --json docs/results/training-streamed.json
 
@@ -49,7 +49,7 @@ def schema_of(rows: int) -> Schema:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A moment of the training. anonymous_bytes: of the process; seconds, cpu_seconds: since it began."""
+    """A moment of the training. anonymous_bytes: of the process. seconds, cpu_seconds: since the start."""
 
     step: int
     rows: int
@@ -61,7 +61,7 @@ class Moment:
 
 @dataclass(slots=True)
 class Watch:
-    """Notes when each pass began, and moments among the steps."""
+    """Records when each pass began, and moments during the steps."""
 
     begin: float = field(default_factory=time.perf_counter)
     passes: list[tuple[str, float]] = field(default_factory=list)
@@ -93,7 +93,7 @@ def anonymous_bytes(process: int | str = "self") -> int:
 
 
 def measure(data: Path, rows: int, window: int, folder: Path, precision: str) -> dict[str, Any]:
-    """Trains once; returns the moments and what the bundle is worth."""
+    """Trains once; returns the moments and the bundle's quality."""
     schema, watch = schema_of(rows), Watch()
     training = Training(
         architecture=Architecture(width=16, bottom=(64,), top=(256,), interaction="cat"),

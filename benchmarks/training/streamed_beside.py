@@ -1,19 +1,19 @@
-"""Trains on many generated rows with `polyrec train`, with an earlier commit of it and with TorchRec.
+"""Compares training on many generated rows by `polyrec train`, by an earlier commit of it, and by TorchRec.
 
     git worktree add ../earlier bd14473
     python -m benchmarks.training.streamed_beside --rows 50_000_000 --earlier ../earlier \\
         --torchrec VENV/bin/python --json docs/results/training-streamed-beside.json
 
-The rows are those of benchmarks/training/streamed.py. Every way is a process of its own with one torch thread
-and takes the same recipe: fp32, one epoch, constant step sizes, batches of 4,096 rows in whole requests. It
-goes from the Parquet file to AUC on the test rows.
+The rows are those of benchmarks/training/streamed.py. Every way is a separate process with one torch thread
+and the same recipe: fp32, one epoch, constant step sizes, batches of 4,096 rows in whole requests. It
+includes everything from the Parquet file to AUC on the test rows.
 
     polyrec    `polyrec train --window`, which reads ahead of the steps
     earlier    the earlier commit's `polyrec train`, which encodes all rows first
     torchrec   TorchRec's DLRM on the windows that polyrec reads; it writes no bundle
 
-As other work may share the machine, time is the processor's, of all threads of a process; memory is anonymous
-(RssAnon), looked at twice a second.
+Because other work may share the machine, times are CPU times of all threads of a process. Memory is anonymous
+memory (RssAnon), sampled twice per second.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ LOOK_EVERY_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """The resources that a process used. seconds: by the clock."""
+    """Resources that a process used. seconds: wall-clock time."""
 
     cpu_seconds: float
     seconds: float
@@ -69,7 +69,7 @@ class Used:
 
 
 def watched(command: Sequence[str], environment: dict[str, str], folder: Path) -> tuple[dict[str, Any], Used]:
-    """Runs a command; returns the JSON of its last line, and what it used. Raises SystemExit if it fails."""
+    """Runs a command; returns its last line's JSON and its resources. Raises SystemExit if it fails."""
     begin, peak, out = time.perf_counter(), 0, folder / "out"
     with out.open("wb") as file:
         started = subprocess.Popen(command, env=os.environ | environment, cwd=folder, stdout=file)
@@ -88,7 +88,7 @@ def watched(command: Sequence[str], environment: dict[str, str], folder: Path) -
 
 
 def train_torchrec(data: Path, schema_file: str, recipe: str, window: int) -> dict[str, Any]:
-    """Trains TorchRec's DLRM on a stream; returns its metrics on the test rows, and what its steps used."""
+    """Trains TorchRec's DLRM on a stream; returns its test metrics and the resources of its steps."""
     import torch
 
     from benchmarks.training.torchrec_steps import TorchRecSteps

@@ -1,4 +1,4 @@
-"""Takes steps of TorchRec's DLRM on a CPU, for comparison with Polyrec's trainer.
+"""Trains TorchRec's DLRM on a CPU, for comparison with Polyrec's trainer.
 
     # in an environment of its own, beside torch:
     pip install --no-deps torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0 tensordict iopath torchmetrics \\
@@ -32,7 +32,7 @@ PREDICTED_AT_ONCE = 8192
 
 
 class TorchRecSteps:
-    """Iterates over steps of TorchRec's DLRM on the windows of a source; every worker iterates."""
+    """Iterates over training steps of TorchRec's DLRM on a source's windows; every worker must iterate."""
 
     def __init__(self, learner: Learner, encoder: Encoder, source: RowSource, group: WorkerGroup) -> None:
         warnings.simplefilter("ignore")
@@ -95,7 +95,7 @@ class TorchRecSteps:
 
     @torch.no_grad()
     def predict(self, data: TrainingRows, rows: I64) -> F32:
-        """Returns the probabilities of some rows of one worker, float32 [rows]."""
+        """Returns the probabilities of one worker's rows, float32 [rows]."""
         self._model.eval()
         found = []
         for start in range(0, rows.size, PREDICTED_AT_ONCE):

@@ -1,14 +1,15 @@
-"""Measures a warm start on the next day of trivago's clicks against training from nothing.
+"""Compares a warm start on the next day of trivago's clicks with training from scratch.
 
     python -m benchmarks.training.warm_start --data ../shared/data/trivago/impressions.parquet \\
         --json docs/results/warm-start.json
 
-Rows by time: the first day, the next one until 16:00, and the hours after, which are the test rows of all.
-A bundle of the first day is continued with the next one; beside it trainings from nothing on both, and on the
-next one alone, and the first day's bundle as it is. Trivago's shipped recipe, validation on the last tenth of
-each one's rows, every seed. Time is that of the process (one thread), from files to a bundle; measuring the
-test rows is part of all. Step sizes of a warm start are compared there, and within the first day: its hours
-to 12:00 continued to 20:00, measured on the rest. Prints the tables of docs/results/warm-start.md.
+Rows are split by time: the first day, the next day until 16:00, and the hours after, which are the test rows
+of all models. A bundle of the first day is continued with the next day, and compared with trainings from
+scratch on both days and on the second alone, and with the unchanged first bundle. All use trivago's shipped
+recipe, validate on the last tenth of their rows, and run with every seed. Time is the process's (one thread),
+from files to a bundle, including measuring the test rows. Step sizes of a warm start are compared on these
+rows, and within the first day: trained to 12:00, continued to 20:00, measured on the rest. Prints the tables
+of docs/results/warm-start.md.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from polyrec.models.training.warm.start import WarmStart
 
 DAY_S, HOUR_S = 86_400, 3600
 CUTS_H = (24.0, 40.0, 48.0)
-"""Ends, in hours, of the first rows, of the new ones and of the test rows."""
+"""Ends of the first rows, the new rows and the test rows, in hours."""
 WITHIN_A_DAY_H = (12.0, 20.0, 24.0)
 STEP_SIZES = (0.05, 0.1, 0.2, 0.5, 1.0)
 PARTS = {"first day": (0,), "next day": (1,), "both days": (0, 1)}
@@ -98,7 +99,7 @@ def learned(
 
 
 def measure(folder: Path, seeds: Sequence[int]) -> dict[str, list[dict[str, Any]]]:
-    """Trains every way with every seed; returns metrics on the test rows, seconds and best step."""
+    """Trains every way with every seed; returns test metrics, seconds and best step."""
     found: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
     for seed in seeds:
         bundles: dict[str, tuple[Bundle, float]] = {}
@@ -145,7 +146,7 @@ def by_step_size(folder: Path, seeds: Sequence[int]) -> dict[str, dict[str, floa
 
 
 def markdown(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """The table of docs/results/warm-start.md: mean (least to most) over the seeds."""
+    """Returns the table of docs/results/warm-start.md: mean (minimum to maximum) over the seeds."""
     heads = ["AUC", "log-loss", "information gain", "MRR", "CPU s", "rows of tables"]
     lines = ["| | " + " | ".join(heads) + f" | log-loss less that of {BASELINE}, by seed |", "|---" * 8 + "|"]
     for way, runs in found.items():

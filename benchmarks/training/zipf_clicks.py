@@ -1,4 +1,4 @@
-"""Generates clicks in the shape of a DLRM's data, with look-ups by Zipf's law, for benchmarks of training."""
+"""Generates clicks in the shape of a DLRM's data with Zipf-distributed lookups, for training benchmarks."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ ZIPF = 1.05
 
 
 def shared(table: int, request_rows: int) -> bool:
-    """Whether the rows of a request share their id of a generated table."""
+    """Returns whether the rows of a request share their id in a generated table."""
     return request_rows > 1 and table % 2 == 0
 
 
 def zipf_schema(request_rows: int) -> Schema:
-    """Returns a DLRM's schema: 13 numbers, 26 tables, of which every second belongs to the request."""
+    """Returns a DLRM's schema: 13 numbers and 26 tables, every second of which belongs to the request."""
     return Schema.model_validate(
         {
             "name": f"zipf_{request_rows}",

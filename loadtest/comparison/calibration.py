@@ -282,11 +282,11 @@ def read_counters(url: str) -> Counters:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m polyrec.loadtest.comparison.calibration",
-        description="Measure the costs of serving a plan beside its profile.",
+        description="Measure the costs of serving a plan that its profile does not include.",
     )
     parser.add_argument("plan")
     parser.add_argument("--data", help="Parquet file whose requests are sent (default: synthetic rows)")
-    parser.add_argument("--rows", type=int, help="candidates of a request (default: the mean of the data's)")
+    parser.add_argument("--rows", type=int, help="candidates per request (default: the data's mean)")
     parser.add_argument("--out", type=Path, metavar="FILE")
     args = parser.parse_args(argv)
     cores = sorted(os.sched_getaffinity(0))

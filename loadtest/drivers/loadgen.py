@@ -215,12 +215,17 @@ def _parser() -> argparse.ArgumentParser:
         "--slo-ms",
         type=positive_float,
         default=60.0,
-        help="p99 of a valid run (60)",
+        help="maximum p99 of a valid run (default 60)",
     )
-    add("--seconds", type=positive_float, default=60.0, help="least time (60; MLPerf's rules demand 600)")
-    add("--sizes", default="mlperf", help="rows of a query (mlperf)")
-    add("--samples", type=positive_int, default=2048, help="different queries (2048)")
-    add("--seed", type=non_negative_int, default=0, help="seed of requests and of LoadGen's schedule (0)")
+    add("--seconds", type=positive_float, default=60.0, help="minimum time (default 60; MLPerf requires 600)")
+    add("--sizes", default="mlperf", help="rows per query (default mlperf)")
+    add("--samples", type=positive_int, default=2048, help="number of different queries (default 2048)")
+    add(
+        "--seed",
+        type=non_negative_int,
+        default=0,
+        help="seed of requests and of LoadGen's schedule (default 0)",
+    )
     add("--logs", metavar="DIR", help="folder for LoadGen's logs")
     add("--json", action="store_true", help="print the verdict as JSON")
     return parser

@@ -145,7 +145,7 @@ class ServerCounters:
 
     def hits_since(self, before: ServerCounters) -> dict[str, tuple[float, float]]:
         """Returns, per tier, the rows looked up since `before` and their hit rate, omitting tiers without
-        look-ups.
+        lookups.
         """
         found = {}
         for tier, (lookups, hits) in self.tiers.items():

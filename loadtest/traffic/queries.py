@@ -56,7 +56,7 @@ class Queries:
         no rows.
         """
         if not data.num_rows:
-            raise LoadError("there are no rows to make requests of")
+            raise LoadError("there are no rows to make requests from")
         self._data = data.combine_chunks()
         self._context, self._candidate = schema.context.names, schema.candidate.names
         self._features = Features.from_schema(schema.model_dump())

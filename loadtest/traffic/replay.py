@@ -54,7 +54,7 @@ def replay(
     recorded = float(at[-1])
     if rate is not None:
         if not recorded:
-            raise LoadError("the requests all carry one time; they cannot be replayed at a rate")
+            raise LoadError("all requests have the same time; they cannot be replayed at a rate")
         speed = rate * recorded / at.size
     if not speed > 0:
         raise LoadError(f"a speed of {speed:g}: give one above 0")

@@ -45,7 +45,7 @@ def fit_cuts(tables: Tables, cuts: Sequence[MeasuredCut]) -> tuple[TierCost, flo
 
 
 def predicted(cost: TierCost, tables: Tables, cut: MeasuredCut, point: CutPoint) -> float:
-    """Predicts the seconds of a point's batch from its look-ups and its time in memory alone."""
+    """Predicts the seconds of a point's batch from its lookups and its time in memory alone."""
     reads = batch_reads(tables, cut.opened, point.lookups, cost.cached)
     return point.memory_s + cost.seconds(reads, point.ahead)
 

@@ -91,15 +91,15 @@ def bundle_quality(
     source, notes = bundle, []
     for label, labeled in ((at_width(n, bundle), b) for n, b in bundles.items()):
         if labeled.files is bundle.files and label in given:
-            return PathQuality(given[label], {}, "given", label, f"quality of '{label}' as it was given")
+            return PathQuality(given[label], {}, "given", label, f"quality of '{label}' as given")
     if metric not in bundle.test_metrics:
         net = bundle.manifest.files[NET].sha256
         same = {n: b for n, b in bundles.items() if b.manifest.files[NET].sha256 == net}
         like = {n: at for n, b in same.items() if metric in (at := b.at_width(bundle.width)).test_metrics}
         if not like:
             raise ProfileError(
-                f"bundle '{bundle.path}' has no test figure '{metric}', nor has one with its dense net: "
-                "measure it with --data FILE, or say it with --quality BUNDLE=VALUE"
+                f"bundle '{bundle.path}' has no test figure '{metric}', nor has one with the same dense net: "
+                "measure it with --data FILE, or give it with --quality BUNDLE=VALUE"
             )
         label, source = next(iter(like.items()))
         notes.append(f"quality of '{label}', which has the same dense net, assumed equal")

@@ -43,7 +43,7 @@ from polyrec.models.tiers.tier_settings import TierSettings
 clock = time.perf_counter
 WARM_BATCHES = 2
 AHEAD = 2
-"""Batches between the start of a batch's reads and its look-ups: those that wait in a queue."""
+"""Batches between the start of a batch's reads and its lookups: those that wait in a queue."""
 
 
 class PathUnderTest:
@@ -118,7 +118,7 @@ class PathUnderTest:
     def measure_tiers(self, rows: int, batches: int, seconds: float, ahead: bool) -> dict[str, Any]:
         """Times batches like `measure`, over tiers if the path has any.
 
-        ahead: starts a batch's reads AHEAD batches before its look-ups, within that earlier batch's time.
+        ahead: starts a batch's reads AHEAD batches before its lookups, within that earlier batch's time.
         Also returns means per batch, see polyrec.planner.tier_times.
         """
         began = clock()

@@ -262,7 +262,7 @@ def require_target(path: str | Path, replace: bool) -> None:
     try:
         exists = os.path.lexists(target)
         if exists and not replace:
-            raise BundleError(f"'{path}' exists already; choose another --out or say --replace")
+            raise BundleError(f"'{path}' exists already; choose another --out or add --replace")
         if exists and not _only_a_bundle(target):
             raise BundleError(f"'{path}' holds other things than a bundle and will not be replaced")
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -95,7 +95,7 @@ class Manifest(Strict):
 
     @property
     def counted_rows(self) -> dict[Role, float]:
-        """Contexts and candidates whose look-ups were counted; empty unless the bundle itself was calibrated.
+        """Contexts and candidates whose lookups were counted; empty unless the bundle itself was calibrated.
 
         For other bundles, polyrec.models.schema.popularity.counted_lookups estimates them.
         """

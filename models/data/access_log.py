@@ -69,7 +69,7 @@ class AccessLog:
                 self.rows_hint = (self.rows_hint or 0) + parquet.metadata.num_rows
 
     def count(self, counts: LookupCounts, progress: Callable[[int], object] = lambda _: None) -> int:
-        """Adds every look-up to `counts` and returns the number of rows or lines.
+        """Adds every lookup to `counts` and returns the number of rows or lines.
 
         progress: called with the number done. Raises DataError naming the first malformed line, if malformed
         lines are fatal, or a value of the wrong type.

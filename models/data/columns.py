@@ -130,9 +130,9 @@ def _remedy(kind: Kind, type_: pa.DataType) -> str:
     one = type_.value_type if lists else type_
     if kind in ("string", "strings"):
         if pt.is_integer(one):
-            return " (or say `type: integer` in the schema)"
+            return " (or set `type: integer` in the schema)"
         if pt.is_floating(one):
-            return " (or say `type: integer` in the schema, if they are integers)"
+            return " (or set `type: integer` in the schema, if they are integers)"
     if pt.is_nested(one):
         return ""
     return " (cast it when the file is written)"
@@ -169,7 +169,7 @@ def normalize_column(where: str, column: str, kind: Kind, values: pa.Array) -> p
     except pa.ArrowInvalid as e:
         wide = "uint64" in str(values.type)
         remedy = (
-            "; beyond 2^63 - 1, write them as strings and say `type: string` in the schema" if wide else ""
+            "; beyond 2^63 - 1, write them as strings and set `type: string` in the schema" if wide else ""
         )
         raise DataError(f"{where}: column '{column}': {str(e).splitlines()[0]}{remedy}") from None
 

@@ -69,10 +69,10 @@ class AccessCounts:
     def vocabulary(self, table: str, whole: bool, previous: PreviousVocabularies | None = None) -> Vocabulary:
         """Returns the table's values in popularity order.
 
-        All rows determine which values get a row and an id, ties by value; sampled look-ups determine the
+        All rows determine which values get a row and an id, ties by value; sampled lookups determine the
         order. Ties in popularity go to the row looked up last, then to the smaller id.
         whole: whether every row was sampled. If so, the number of values seen exactly once estimates the
-        look-ups of unseen values, which the out-of-vocabulary row will serve, and is added to its count
+        lookups of unseen values, which the out-of-vocabulary row will serve, and is added to its count
         (Turing's estimate; Good, Biometrika 1953).
         previous: vocabularies to continue, see models/schema/continuation.py.
         """

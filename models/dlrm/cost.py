@@ -1,7 +1,7 @@
 """Computes the cost of a bundle: bytes of its weights and floating-point operations per row.
 
 Operations are derived from the model's shape for a row of a plain batch, with a multiply-add counted as two.
-A context shared by several candidates is counted for each of them. Data movement (look-ups, concatenation)
+A context shared by several candidates is counted for each of them. Data movement (lookups, concatenation)
 and elementwise operations (biases, ReLU, sigmoid) are not counted.
 """
 

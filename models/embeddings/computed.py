@@ -108,7 +108,7 @@ class ComputedStage(nn.Module):
         )
         if max(self.rows.sizes, default=0) > self.hashes.p:
             raise ValueError(
-                f"a table has more rows than its {self.hashes.p:,} hash codes: train from nothing"
+                f"a table has more rows than its {self.hashes.p:,} hash codes: train from scratch"
             )
         computed = self.cuts < np.array(self.rows.sizes)
         self._decoder = np.cumsum(computed) - 1

@@ -108,7 +108,7 @@ class UniversalHashes(nn.Module):
 
 
 class PartHashes:
-    """Exact hashes of ids in 32-bit integers, from one look-up table per part of an id's bits.
+    """Exact hashes of ids in 32-bit integers, from one lookup table per part of an id's bits.
 
     With x = x1 + x2, a x + b mod p is the sum mod p of (a x1 + b) mod p and a x2 mod p. Tables are uint32
     [2**bits, k]. domain: ids are in [0, domain). Sums must stay below 2^32, so parts * p must too.
@@ -169,7 +169,7 @@ def _subtract_if_above(z: NDArray[np.uint32], n: int, t: NDArray[np.uint32]) -> 
 
 @lru_cache(maxsize=16)
 def tabulated(k: int, m: int, p: int, domain: int, seed: int) -> PartHashes:
-    """Returns the look-up tables of these hashes, shared by all stages of a process."""
+    """Returns the lookup tables of these hashes, shared by all stages of a process."""
     return PartHashes(k, m, p, domain, seed)
 
 

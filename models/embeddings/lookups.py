@@ -1,6 +1,6 @@
 """Maps the ranks of a batch to rows of the fused weight.
 
-All tables are concatenated in a single weight, each in popularity order, so the row of a look-up is its
+All tables are concatenated in a single weight, each in popularity order, so the row of a lookup is its
 table's base plus its rank. A batch then needs one gather for all single-valued features of both roles and one
 bag operation per role for the multi-valued ones, whatever the number of tables. A context is looked up once
 for all its candidates.
@@ -21,7 +21,7 @@ from polyrec.models.schema.schema import ROLES, Categorical, Role, Schema
 
 @dataclass(frozen=True, slots=True)
 class Bags:
-    """The multi-valued look-ups of one block.
+    """The multi-valued lookups of one block.
 
     rows: int64 [total], rows of the fused weight. offsets: int64 [block rows * features + 1].
     scale: float32 [block rows, features], 1/length for mean pooling, else 1; None if all features are summed.
@@ -35,7 +35,7 @@ class Bags:
 
 @dataclass(frozen=True, slots=True)
 class BlockLookups:
-    """The look-ups of one block. singles: int64 [block rows, single-valued features]."""
+    """The lookups of one block. singles: int64 [block rows, single-valued features]."""
 
     singles: I64
     bags: Bags | None
@@ -43,9 +43,9 @@ class BlockLookups:
 
 @dataclass(frozen=True, slots=True)
 class Lookups:
-    """All look-ups of a batch.
+    """All lookups of a batch.
 
-    singles: int64 [look-ups], rows of the single-valued features, contexts first; the blocks' singles are
+    singles: int64 [lookups], rows of the single-valued features, contexts first; the blocks' singles are
     views.
     """
 
@@ -64,7 +64,7 @@ class Lookups:
         return np.concatenate((*bags, self.singles)) if bags else self.singles
 
     def at(self, rows: I64) -> Lookups:
-        """Returns the look-ups with their rows replaced, given in the order of `rows()`."""
+        """Returns the lookups with their rows replaced, given in the order of `rows()`."""
         blocks = (self.context, self.candidate)
         sizes = [b.singles.size for b in blocks]
         sizes += [0 if b.bags is None else b.bags.rows.size for b in blocks]
@@ -120,7 +120,7 @@ class FusedRows:
         )
 
     def _block(self, role: Role, block: Block, out: I64) -> BlockLookups:
-        """Returns the look-ups of a block; writes those of single-valued features to `out`."""
+        """Returns the lookups of a block; writes those of single-valued features to `out`."""
         singles = np.add(block.ranks, self._singles[role], out=out.reshape(block.ranks.shape))
         bases = self._bags[role]
         if not bases.size:

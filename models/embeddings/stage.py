@@ -1,4 +1,4 @@
-"""Defines the embedding stage, which turns the look-ups of a batch into vectors, for any representation.
+"""Defines the embedding stage, which turns the lookups of a batch into vectors, for any representation.
 
 A stage returns the vectors of each block separately, so that a context shared by many candidates is looked up
 and computed once. Representations differ only here; the dense net is the same for all.
@@ -56,7 +56,7 @@ class Stage(Protocol):
 
     @property
     def flops(self) -> PerBlock:
-        """Floating-point operations per row of each block, without look-ups."""
+        """Floating-point operations per row of each block, without lookups."""
         ...
 
     def dense_parameters(self) -> list[torch.nn.Parameter]:

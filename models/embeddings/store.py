@@ -5,7 +5,7 @@
     int8   1 byte per number plus 3 per row: x = scale * (q - zero), scale in bf16, zero in uint8
     int4   half a byte per number plus 3 per row: the same, with q in 0 ... 15
 
-Quantized rows keep scale, zero point and numbers in adjacent bytes, so that a look-up touches one place.
+Quantized rows keep scale, zero point and numbers in adjacent bytes, so that a lookup touches one place.
 Quantization is row-wise as in fbgemm, but stores the bias as a zero point (-scale * zero), which takes one
 byte instead of two. The range of a row always contains zero.
 """

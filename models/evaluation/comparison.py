@@ -255,7 +255,7 @@ class SortedScores:
         negatives = np.flatnonzero(~positive)
         self._negatives = negatives[np.argsort(scores[negatives], kind="stable")]
         positives = np.flatnonzero(positive)
-        # sorted as well, so that the look-ups below access memory in order
+        # sorted as well, so that the lookups below access memory in order
         self._positives = positives[np.argsort(scores[positives], kind="stable")]
         ordered = scores[self._negatives]
         self._below = np.searchsorted(ordered, scores[self._positives], "left")

@@ -1,7 +1,7 @@
 """Measures how far the features of served rows have drifted from those at training, by the population
 stability index.
 
-    PSI = sum over bins of (p - q) ln(p / q)      p: share of served look-ups in a bin, q: of the reference's
+    PSI = sum over bins of (p - q) ln(p / q)      p: share of served lookups in a bin, q: of the reference's
 
 The reference is built from the test rows, which no training has seen, so its shares of unknown values are
 realistic. Numbers are divided into bins of equal shares, as are ids, by their rank in popularity order;
@@ -48,7 +48,7 @@ class FeatureBins(Strict):
 
     edges: ascending; a number or rank x is in bin i if edges[i - 1] <= x < edges[i].
     shares: share of each bin; ids have one more bin, for missing values.
-    unknown: share of look-ups of values that the vocabulary lacks, which no bin counts.
+    unknown: share of lookups of values that the vocabulary lacks, which no bin counts.
     independent: number of independent rows whose shares would be equally certain.
     """
 
@@ -75,10 +75,10 @@ class FeatureReference(Strict):
 
 @dataclass(slots=True)
 class FeatureCounts:
-    """Look-ups of all features by bin, with sums over requests from which their variance follows.
+    """Lookups of all features by bin, with sums over requests from which their variance follows.
 
     counts, squares, crossed: float64 [features, MAX_BINS], sums over requests of n, n * n, and n times the
-    request's look-ups in all bins; squared: float64 [features], of the square of the latter. unknown: float64
+    request's lookups in all bins; squared: float64 [features], of the square of the latter. unknown: float64
     [features].
     """
 
@@ -108,7 +108,7 @@ class FeatureCounts:
 
     @property
     def lookups(self) -> F64:
-        """Look-ups of each feature in its bins, float64 [features]."""
+        """Lookups of each feature in its bins, float64 [features]."""
         return np.asarray(self.counts.sum(1))
 
     def variances(self, feature: int) -> F64:
@@ -120,7 +120,7 @@ class FeatureCounts:
 
 
 class FeatureBinner:
-    """Counts look-ups of batches by feature and bin.
+    """Counts lookups of batches by feature and bin.
 
     edges: by feature, see `FeatureBins`; features without edges are left out. encoder: defines the row order
     of the edges.
@@ -188,9 +188,9 @@ class _Layout:
         return cls(names, numbers, ids(layout.singles), ids(layout.bags))
 
     def binned(self, block: Block) -> Iterator[tuple[I64, I64 | None]]:
-        """Yields the bins of each feature's look-ups, -1 for unknown values, and their rows in the block.
+        """Yields the bins of each feature's lookups, -1 for unknown values, and their rows in the block.
 
-        None instead of the rows: one look-up in each.
+        None instead of the rows: one lookup in each.
         """
         for i, edges in self.numbers:
             yield np.searchsorted(edges, block.dense[:, i], side="right"), None
@@ -281,7 +281,7 @@ def _edges(encoder: Encoder, batches: Iterable[Batch]) -> dict[str, list[float]]
 
 
 def stability_index(reference: FeatureBins, counts: FeatureCounts, feature: int) -> float | None:
-    """Returns the index of a feature's counts, less its mean under no change; None without look-ups.
+    """Returns the index of a feature's counts, less its mean under no change; None without lookups.
 
     It is at least 0, and is the part that chance does not explain.
     """

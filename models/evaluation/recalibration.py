@@ -39,9 +39,9 @@ Metrics = dict[str, float | int | None]
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Look-ups of a bundle's rows, and its quality, observed in data or a log.
+    """Lookups of a bundle's rows, and its quality, observed in data or a log.
 
-    accesses: table -> look-ups, int64 [rows], in the order of stable ids. rows: rows or log lines read.
+    accesses: table -> lookups, int64 [rows], in the order of stable ids. rows: rows or log lines read.
     counted: contexts and candidates in them. unknown: values that no row serves. malformed: rows or lines
     left out.
     metrics: by manifest key; empty without labels. activations: on the measured rows; None keeps the
@@ -70,7 +70,7 @@ def observe_data(
     on_malformed: OnMalformed = "fatal",
     phase: Phase = _silent,
 ) -> Observed:
-    """Counts the look-ups of all rows of a data file, and measures quality on some of them.
+    """Counts the lookups of all rows of a data file, and measures quality on some of them.
 
     splits: splits to measure, by the schema's split rule; None: all rows, in which case the rule's columns
     are not needed. Raises DataError as `encode` does, and if there are no such rows or they have one class.
@@ -92,9 +92,9 @@ def observe_data(
                 counts.add_block(role, block)
         rows = np.arange(data.rows) if splits is None else data.select(*splits)
         if not rows.size:
-            raise DataError(f"{path}: no row is of the split to measure; choose another split, or all rows")
+            raise DataError(f"{path}: no row is in the split to measure; choose another split, or all rows")
         if len(np.unique(data.label[rows])) < 2:
-            raise DataError(f"{path}: all labels of the rows to measure are equal: they define no quality")
+            raise DataError(f"{path}: all labels of the rows to measure are equal: quality is undefined")
         for view in bundle.by_width():
             advance = phase(f"predict {view.name}", rows.size)
             p = _predict(open_runtime("torch", view), data, rows, advance)
@@ -115,13 +115,13 @@ def observe_log(
     on_malformed: OnMalformed = "fatal",
     phase: Phase = _silent,
 ) -> Observed:
-    """Counts the look-ups of an access log (models/data/access_log.py). Raises DataError."""
+    """Counts the lookups of an access log (models/data/access_log.py). Raises DataError."""
     log = AccessLog(path, bundle.manifest.schema_, ids, on_malformed)
     counts = LookupCounts(bundle.encoder)
     rows = log.count(counts, phase("count", log.rows_hint))
     accesses = counts.by_id()
     if not any(table.any() for table in accesses.values()):
-        raise DataError(f"access log '{path}': none of its values is of the bundle's tables")
+        raise DataError(f"access log '{path}': none of its values is in the bundle's tables")
     origin = {"access_log": Path(path).name, "rows": rows}
     return Observed(accesses, rows, counts.rows(), counts.unknown, log.malformed, origin=origin)
 

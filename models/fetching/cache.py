@@ -66,7 +66,7 @@ class ModelCache:
                 bundle = self._load(where, folder)
             if bundle is not None:
                 return bundle
-        raise FetchError(f"bundle '{url}' was removed from the model cache again and again; is it too small?")
+        raise FetchError(f"bundle '{url}' was removed from the model cache repeatedly; is it too small?")
 
     def _load(self, where: ModelUrl, folder: Path) -> Bundle | None:
         """Loads a version from the folder; None if it is absent, or damaged, in which case it is removed."""
@@ -169,9 +169,9 @@ def _copy(url: ModelUrl, target: Path, expected: FileDigest) -> None:
             digest.update(piece)
             file.write(piece)
     if size != expected.bytes:
-        raise Mismatch(f"'{url}' has not the {expected.bytes} bytes of its manifest")
+        raise Mismatch(f"'{url}' does not have the {expected.bytes} bytes in its manifest")
     if digest.hexdigest() != expected.sha256:
-        raise Mismatch(f"'{url}' has not the sha256 of its manifest")
+        raise Mismatch(f"'{url}' does not have the sha256 in its manifest")
 
 
 def _intact(folder: Path) -> bool:

@@ -142,12 +142,12 @@ def _read_url(url: ModelUrl) -> Iterator[bytes]:
             if answer.status_code in ABSENT:
                 raise FileMissing(f"there is no '{url}'")
             if answer.is_redirect:
-                raise FetchError(f"'{url}' redirects, which is not followed; give the URL that it leads to")
+                raise FetchError(f"'{url}' redirects, which is not supported; give the final URL")
             if answer.status_code != httpx.codes.OK:
                 raise FetchError(f"cannot read '{url}': status {answer.status_code}")
             if answer.headers.get("content-encoding", "identity") != "identity":
                 # a few compressed bytes may expand to any size, in one piece
-                raise FetchError(f"'{url}' is sent compressed, which was not asked for")
+                raise FetchError(f"'{url}' is sent compressed, which was not requested")
             for piece in answer.iter_raw():
                 watch.pace.received(len(piece))
                 yield piece

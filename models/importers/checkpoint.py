@@ -103,7 +103,7 @@ class CheckpointWeights:
         tensor = self._left.pop(name)
         if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.device.type != "cpu":
             raise self.error(
-                f"{name} is no plain tensor (sharded, sparse or without data?); gather the weights: "
+                f"{name} is not a plain tensor (sharded, sparse or without data?); gather the weights: "
                 f"{SAVE_COMMAND}"
             )
         if tensor.dtype not in dtypes:

@@ -1,6 +1,6 @@
 """Reads the rows of a checkpoint's table piece by piece, as one float vector per id.
 
-Everything that a foreign model does to a row between look-up and pooling becomes part of the row: a learned
+Everything that a foreign model does to a row between lookup and pooling becomes part of the row: a learned
 weight per id, a projection to the model's width, a quantized format. Sums and means of rows commute with all
 of these. Reading in pieces keeps the memory of an import near that of the tables.
 """

@@ -52,7 +52,7 @@ class Encoder:
         self._singles_order = column_order(singles, [f.name for f in (*context.singles, *candidate.singles)])
 
     def prepare(self) -> None:
-        """Builds the look-up dictionaries now, so that the first request does not wait for them."""
+        """Builds the lookup dictionaries now, so that the first request does not wait for them."""
         for vocabulary in self.vocabularies.values():
             vocabulary.rank_by_value()
 
@@ -227,7 +227,7 @@ class Encoder:
         return Block(dense, ranks, *interleave(pairs))
 
     def unknown(self, batch: Batch) -> dict[str, int]:
-        """Counts out-of-vocabulary look-ups of a batch by feature, omitting features without any."""
+        """Counts out-of-vocabulary lookups of a batch by feature, omitting features without any."""
         counts: dict[str, int] = {}
         for layout, block in (
             (self.schema.context, batch.context),

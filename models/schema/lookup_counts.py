@@ -1,4 +1,4 @@
-"""Counts look-ups of every row of an existing model, by stable id.
+"""Counts lookups of every row of an existing model, by stable id.
 
 Unlike models/schema/popularity.py, which counts values to build a vocabulary, this uses the model's
 vocabularies.
@@ -15,7 +15,7 @@ from polyrec.models.schema.schema import ROLES, Categorical, Role
 
 
 class LookupCounts:
-    """Look-ups of the rows of all tables. unknown: values that no row serves; they are not counted."""
+    """Lookups of the rows of all tables. unknown: values that no row serves; they are not counted."""
 
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder
@@ -24,7 +24,7 @@ class LookupCounts:
         self.unknown = 0
 
     def add_block(self, role: Role, block: Block) -> None:
-        """Counts the look-ups of an encoded block; a shared context counts once."""
+        """Counts the lookups of an encoded block; a shared context counts once."""
         layout = self._encoder.schema.layout(role)
         for feature in layout.categorical:
             self._rows[feature.name] += block.rows
@@ -64,7 +64,7 @@ class LookupCounts:
         }
 
     def by_id(self) -> dict[str, I64]:
-        """Returns the look-ups by table, int64 [rows], in the order of stable ids."""
+        """Returns the lookups by table, int64 [rows], in the order of stable ids."""
         vocabularies = self._encoder.vocabularies
         return {t: counts[vocabularies[t].rank_of_id] for t, counts in self._by_rank.items()}
 

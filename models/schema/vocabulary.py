@@ -86,7 +86,7 @@ class Vocabulary:
     def reordered(self, rank_of_id: I64, counts: I64) -> Vocabulary:
         """Returns the vocabulary with the same values and ids in another order.
 
-        If the look-up dictionary exists, the new one is derived from it by updating only values that moved.
+        If the lookup dictionary exists, the new one is derived from it by updating only values that moved.
         """
         other = replace(self, rank_of_id=rank_of_id, counts=counts)
         if self._ranks:

@@ -50,10 +50,10 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class MissingRows:
-    """The look-ups whose rows are in slow tiers.
+    """The lookups whose rows are in slow tiers.
 
-    filed: int64 [n], look-ups of the disk tier that are not cached. pages: the page of each. waits: bool [n],
-    whether a batch would wait for that page. remote: int64 [m], look-ups of the remote store. remote_rows:
+    filed: int64 [n], lookups of the disk tier that are not cached. pages: the page of each. waits: bool [n],
+    whether a batch would wait for that page. remote: int64 [m], lookups of the remote store. remote_rows:
     their rows of the fused weight.
     """
 
@@ -71,15 +71,15 @@ class MissingRows:
     def counts(self, owner: I64 | None, owners: int) -> tuple[I64, I64]:
         """Returns the number of distinct pages to wait for and of distinct remote rows, int64 [owners] each.
 
-        owner: int64 [look-ups], the owner of each look-up; None if there is only one.
+        owner: int64 [lookups], the owner of each lookup; None if there is only one.
         """
         waits, pages, rows = self.waits, self.pages[self.waits], self.remote_rows
         if owner is None:
             return np.array([_unique(pages).size]), np.array([_unique(rows).size])
         return _distinct(owner[self.filed[waits]], pages, owners), _distinct(owner[self.remote], rows, owners)
 
-    def distinct(self, owns: NDArray[np.bool_] | None) -> tuple[I64, I64]:
-        """Returns the distinct pages and remote rows of selected look-ups. owns: bool [look-ups]; None for
+    def of(self, owns: NDArray[np.bool_] | None) -> tuple[I64, I64]:
+        """Returns the distinct pages and remote rows of selected lookups. owns: bool [lookups]; None for
         all.
         """
         pages, remote = self.pages, self.remote_rows

@@ -1,7 +1,7 @@
-"""Counts look-ups, hits, bytes and time by tier and by table.
+"""Counts lookups, hits, bytes and time by tier and by table.
 
-A look-up that misses a tier continues in the next one. So a tier's hit rate is its hits over its look-ups,
-and the first tier's look-ups are the total.
+A lookup that misses a tier continues in the next one. So a tier's hit rate is its hits over its lookups,
+and the first tier's lookups are the total.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Level:
 class Figures:
     """A snapshot of the counters.
 
-    levels: by name of LEVELS. tables: table -> tier -> (look-ups, hits), for every tier that holds its rows.
+    levels: by name of LEVELS. tables: table -> tier -> (lookups, hits), for every tier that holds its rows.
     replaced: rows taken from overlaid updates.
     fallbacks: rows replaced by the out-of-vocabulary row because the remote store did not answer.
     prefetched_pages: pages read for queued batches.
@@ -62,11 +62,11 @@ class Counters:
         self.batches = self.pages = self.replaced = self.fallbacks = self.prefetched = self.passes = 0
 
     def lookup(self, ranges: I64) -> None:
-        """Counts look-ups. ranges: the range of each row."""
+        """Counts lookups. ranges: the range of each row."""
         self.lookups += np.bincount(ranges, minlength=self.lookups.size)
 
     def below(self, ranges: I64) -> None:
-        """Counts look-ups that go through the disk tier's cache. ranges: the range of each row."""
+        """Counts lookups that go through the disk tier's cache. ranges: the range of each row."""
         released = ranges[self._layout.tier.take(ranges) == HOST]
         if released.size:
             self.released += np.bincount(released, minlength=self.released.size)
@@ -78,7 +78,7 @@ class Counters:
     def snapshot(self) -> Figures:
         layout = self._layout
         lookups, missed, released = self.lookups.copy(), self.missed.copy(), self.released.copy()
-        # (look-ups, hits) by tier of each range; rows that the host tier released are looked up in the cache
+        # (lookups, hits) by tier of each range; rows that the host tier released are looked up in the cache
         through = np.where(layout.tier == HOST, released, lookups)
         by_level: dict[str, tuple[I64, I64]] = {}
         for name, tier in (("device", DEVICE), ("host", HOST), ("cache", DISK), ("remote", REMOTE)):

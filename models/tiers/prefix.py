@@ -44,7 +44,7 @@ class Prefix:
         self.outdated: NDArray[np.bool_] = np.zeros(layout.rows[HOST], bool)
 
     def hits(self, rows: I64, ranges: I64) -> int:
-        """Returns the number of look-ups that the colder half answers. rows, ranges: int64 [n], see
+        """Returns the number of lookups that the colder half answers. rows, ranges: int64 [n], see
         TierLayout.
         """
         colder = int(np.count_nonzero(rows >= self.colder.take(ranges)))
@@ -120,17 +120,17 @@ class NearRows:
         return bool((candidate.ranks < second).all() and (context.ranks < first).all())
 
     def addresses(self, batch: Batch, out: I64) -> None:
-        """Writes the host memory addresses of a batch's rows, int64 [look-ups]; requires `holds`."""
+        """Writes the host memory addresses of a batch's rows, int64 [lookups]; requires `have`."""
         _add(batch, self._first, out)
 
     def rows(self, batch: Batch) -> I64:
-        """Returns the rows of the fused weight that a batch looks up, contexts first, int64 [look-ups]."""
+        """Returns the rows of the fused weight that a batch looks up, contexts first, int64 [lookups]."""
         out = np.empty(batch.context.ranks.size + batch.candidate.ranks.size, np.int64)
         _add(batch, self._bases, out)
         return out
 
     def lookups(self, batch: Batch) -> I64:
-        """Returns the number of look-ups of a batch in each range of the layout."""
+        """Returns the number of lookups of a batch in each range of the layout."""
         first, second = self._ranges
         return batch.context.rows * first + batch.candidate.rows * second
 

@@ -73,7 +73,7 @@ class Gathers:
 
 
 class PrefixReleaser:
-    """Counts the look-ups of one stack and releases its prefix when `Balance` says so. Thread-safe.
+    """Counts the lookups of one stack and releases its prefix when `Balance` says so. Thread-safe.
 
     moving: lock held while rows are written into the tiers, and while they are released.
     file_soon: writes rows to the file in the background.

@@ -31,7 +31,7 @@ class TieredRows:
 
     width: number of leading columns to return; None for all. Tiers hold and move whole rows, so that all
     widths of a bundle share them.
-    fused: fused look-ups of a whole batch if rows are on a GPU, else None.
+    fused: fused lookups of a whole batch if rows are on a GPU, else None.
     """
 
     def __init__(self, stack: TierStack, width: int | None = None) -> None:
@@ -92,7 +92,7 @@ class TieredRows:
         """Gathers the rows of a batch like `gather`; returns None unless all are in host memory without
         updates.
 
-        address: int64 [look-ups], overwritten. Requires tiers without a device and without rows to release.
+        address: int64 [lookups], overwritten. Requires tiers without a device and without rows to release.
         """
         count = address.size
         if self._bytes.shape[0] < count:
@@ -114,12 +114,12 @@ class TieredRows:
         return pool_gathered(self.gather(index), offsets.to(self.device))
 
     def vectors(self, lookups: Lookups) -> Vectors:
-        """Returns all vectors of a batch with fused look-ups on `device`, valid until the next call.
+        """Returns all vectors of a batch with fused lookups on `device`, valid until the next call.
 
         Requires `fused`. Raises the same errors as `gather`.
         """
         if self.fused is None:
-            raise ValueError("look-ups through these tiers are not fused")
+            raise ValueError("lookups through these tiers are not fused")
         with self._seen() as view:
             vectors, lost = self.fused.vectors(view, lookups)
         self._fallbacks += lost

@@ -47,9 +47,9 @@ clock = time.perf_counter
 
 
 Read = Callable[[RowLocations, I64, Callable[[I64, Tensor], I64]], I64]
-"""(locations of the look-ups, which of them are updated, below) -> the look-ups that no tier answered.
+"""(locations of the lookups, which of them are updated, below) -> the lookups that no tier answered.
 
-below(at, out) gathers the look-ups `at` from the tiers below the device, with updates, into out [at.size,
+below(at, out) gathers the lookups `at` from the tiers below the device, with updates, into out [at.size,
 units] on the host; returns which of `at` no tier answered.
 """
 
@@ -111,7 +111,7 @@ class TierStack:
         """Gathers a batch whose rows are all in host memory without updates; else returns False and does
         nothing.
 
-        address: int64 [look-ups], overwritten. out: uint8 [look-ups, bytes per row].
+        address: int64 [lookups], overwritten. out: uint8 [lookups, bytes per row].
         """
         if view.layers or not near.holds(batch):
             return False
@@ -154,7 +154,7 @@ class TierStack:
     def pool_placed_on_device(self, view: View, rows: I64, read: Callable[[], None]) -> None:
         """Runs `read` for callers that locate rows on the device, all in device or host memory.
 
-        They report look-ups later through `count`. The view must have no updates.
+        They report lookups later through `count`. The view must have no updates.
         """
         with self._gathers.gathering():
             self.sample.note(view.order, rows)
@@ -163,7 +163,7 @@ class TierStack:
                 self._counters.batches += 1
 
     def count(self, lookups: I64) -> None:
-        """Counts look-ups of `pool_placed_on_device`, by range of the layout."""
+        """Counts lookups of `pool_placed_on_device`, by range of the layout."""
         with self._count:
             self._counters.lookups += lookups
 
@@ -311,7 +311,7 @@ class TierStack:
     def _through_cache(
         self, disk: DiskTier, counters: Counters, where: RowLocations, on_disk: I64, out: Tensor
     ) -> None:
-        """Gathers all stored rows. on_disk: the look-ups of rows on disk.
+        """Gathers all stored rows. on_disk: the lookups of rows on disk.
 
         Rows that find no free slot in the first pass are gathered in further passes.
         """

@@ -29,7 +29,7 @@ class TieredTable:
     rows: float32 [n, width], such as a `numpy.memmap`; copied when opened.
     memory_bytes: limit of the rows in memory, cache and index together.
     directory: folder on a local disk. The file is unlinked, so it disappears with the process.
-    counts: int64 [n], past look-ups of each row; None: all memory is cache. Rows are found by their rank in
+    counts: int64 [n], past lookups of each row; None: all memory is cache. Rows are found by their rank in
     these counts, which takes 8 bytes per row in addition to `memory_bytes`.
     Raises ValueError for shapes that do not match or less than 16 KiB, RuntimeUnavailable if no file can be
     written.
@@ -88,7 +88,7 @@ class TieredTable:
             self._stack.update(self._ranks(ids), packed)
 
     def figures(self) -> Figures:
-        """Returns look-ups, hits, bytes and seconds so far, by tier."""
+        """Returns lookups, hits, bytes and seconds so far, by tier."""
         return self._stack.figures()
 
     @property

@@ -37,7 +37,7 @@ LR = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Regression:
-    """Parameters of the regression: optimizer steps, look-ups per step, seed."""
+    """Parameters of the regression: optimizer steps, lookups per step, seed."""
 
     steps: int = 3000
     rows: int = 4096

@@ -17,7 +17,7 @@ from polyrec.models.schema.schema import ROLES, Role
 
 IdDropout = Callable[[Batch, np.random.Generator], Batch]
 Probabilities = Mapping[str, F32]
-"""By feature: the probability that a look-up of each rank is dropped, float32 [rows of its table]."""
+"""By feature: the probability that a lookup of each rank is dropped, float32 [rows of its table]."""
 
 
 def drop_from_large_tables(encoder: Encoder, rate: float, from_rows: int) -> dict[str, F32]:

@@ -1,6 +1,6 @@
 """Implements row-wise Adagrad for embedding rows: one accumulator per row and column block.
 
-It matches fbgemm's exact row-wise Adagrad, which DLRM training uses: repeated look-ups of a row are summed
+It matches fbgemm's exact row-wise Adagrad, which DLRM training uses: repeated lookups of a row are summed
 first, and the accumulator grows by the mean square of the row's gradient. Only touched rows move. With nested
 widths, the columns that each width adds form a block: the first columns get gradients from every head, and a
 single accumulator per row would slow the other columns down.

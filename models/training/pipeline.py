@@ -236,7 +236,7 @@ class Learner:
                     f"{self.reader.path}: {found} (label '{label.column}' > {label.positive_above:g}), so "
                     "there is nothing to learn; the schema's label has `positive_above`"
                 )
-            self.notice(f"warning: {found}: they cannot tell a good model from a bad one")
+            self.notice(f"warning: {found}: they cannot tell good models from bad ones")
 
     def fit(
         self, encoder: Encoder, training: RowSource, validation: Rows, checkpoints: Checkpoints | None = None

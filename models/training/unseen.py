@@ -2,8 +2,8 @@
 
 In training rows nearly every id is known, but in later rows many are not (85% of trivago's users). A model
 that learned to rely on ids is then worse than one that never had them. So id dropout replaces as many
-look-ups of each feature by the out-of-vocabulary row as the validation rows have unseen ids beyond those of
-the training rows. Rare ids are dropped more often than popular ones, in inverse proportion to their look-ups:
+lookups of each feature by the out-of-vocabulary row as the validation rows have unseen ids beyond those of
+the training rows. Rare ids are dropped more often than popular ones, in inverse proportion to their lookups:
 a model memorizes rare ids, while popular ids will recur.
 """
 
@@ -28,7 +28,7 @@ MAX_PROBABILITY = 0.95
 
 
 def count_lookups(encoder: Encoder, source: RowSource) -> dict[str, I64]:
-    """Counts look-ups of each rank: feature -> int64 [rows of its table].
+    """Counts lookups of each rank: feature -> int64 [rows of its table].
 
     A context counts once per row. Features without an out-of-vocabulary row, or whose values are defined by a
     cardinality, are left out.
@@ -48,7 +48,7 @@ def count_lookups(encoder: Encoder, source: RowSource) -> dict[str, I64]:
 
 
 def _lookups(encoder: Encoder, batch: Batch) -> Iterator[tuple[Categorical, I64, I64]]:
-    """Yields (feature, ranks, times): each look-up of a block and how many rows of the batch share it."""
+    """Yields (feature, ranks, times): each lookup of a block and how many rows of the batch share it."""
     times = np.ones(batch.rows, np.int64)
     shared = times if batch.context_row is None else np.bincount(batch.context_row, None, batch.context.rows)
     schema = encoder.schema
@@ -65,11 +65,11 @@ def _lookups(encoder: Encoder, batch: Batch) -> Iterator[tuple[Categorical, I64,
 
 
 def unseen_shares(encoder: Encoder, known: Mapping[str, I64], new: Mapping[str, I64]) -> dict[str, float]:
-    """Returns, per feature, the share of known look-ups to hide, so that training resembles validation.
+    """Returns, per feature, the share of known lookups to hide, so that training resembles validation.
 
     known, new: `count_lookups` of the training and of the validation rows; if either is empty, nothing is
-    hidden. The share is (u - t) / (1 - t), where t is the share of the training rows' look-ups that are out
-    of vocabulary, and u the share of the validation rows' look-ups that are out of vocabulary or of an id
+    hidden. The share is (u - t) / (1 - t), where t is the share of the training rows' lookups that are out
+    of vocabulary, and u the share of the validation rows' lookups that are out of vocabulary or of an id
     that this feature never has in training rows. Features below MIN_SHARE are left out.
     """
     shares = {}
@@ -88,9 +88,9 @@ def unseen_shares(encoder: Encoder, known: Mapping[str, I64], new: Mapping[str, 
 
 
 def hide_unseen(encoder: Encoder, counts: Mapping[str, I64], shares: Mapping[str, float]) -> dict[str, F32]:
-    """Returns the probability of each rank to be dropped, so that each feature's share of look-ups is hidden.
+    """Returns the probability of each rank to be dropped, so that each feature's share of lookups is hidden.
 
-    counts: `count_lookups` of the training rows. An id with n look-ups among them is dropped with probability
+    counts: `count_lookups` of the training rows. An id with n lookups among them is dropped with probability
     min(MAX_PROBABILITY, t / n), where t is chosen to meet the share.
     """
     found = {}
@@ -108,7 +108,7 @@ def hide_unseen(encoder: Encoder, counts: Mapping[str, I64], shares: Mapping[str
 
 
 def _scale(count: I64, share: float) -> float:
-    """Returns t such that dropping each of n look-ups with min(MAX_PROBABILITY, t / n) drops this share."""
+    """Returns t such that dropping each of n lookups with min(MAX_PROBABILITY, t / n) drops this share."""
     n, ids = np.unique(count[count > 0], return_counts=True)
     lookups = n * ids
     low, high = 0.0, float(n.max(initial=1))
@@ -120,7 +120,7 @@ def _scale(count: I64, share: float) -> float:
 
 
 def lookups_to_hide(recipe: Recipe, encoder: Encoder, source: RowSource) -> dict[str, I64]:
-    """Counts look-ups by feature and rank; returns nothing unless the recipe measures what to hide."""
+    """Counts lookups by feature and rank; returns nothing unless the recipe measures what to hide."""
     return count_lookups(encoder, source) if recipe.hide == "unseen" else {}
 
 

@@ -57,7 +57,7 @@ def tables_from_counts(
 
     accesses: by table, in rank order. unseen: whether rows without accesses get their expected share.
 
-    The number of sampled rows gives the look-ups per row of bags and of shared contexts. Where the manifest
+    The number of sampled rows gives the lookups per row of bags and of shared contexts. Where the manifest
     does not have it, single-valued candidate features show it, as they are looked up once per row. Raises
     ValueError if `memory` has rows that are not stored.
     """
@@ -77,7 +77,7 @@ def tables_from_counts(
         if size and table not in counts:
             raise ValueError(f"it stores no rows of table '{table}'")
     row_bytes = tuple(memory.tables[t] / c.size for t, c in counts.items())
-    # without either every table counts as looked up once a row
+    # if neither is known, every table counts as looked up once per row
     sampled = sampled or max((float(c.sum()) for c in accesses.values()), default=1.0)
     lookups = sum(float(c.sum()) for c in counts.values()) / max(sampled, 1.0)
     ranked = tuple(RankedAccesses.from_counts(c) for c in counts.values())

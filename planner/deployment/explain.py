@@ -108,7 +108,7 @@ def _paths(plan: Plan) -> list[str]:
         )
     lines = aligned(rows)
     if any(len(p.bytes) > 1 for p in where.values()):
-        lines.append("(in brackets: share of the look-ups that find their row there)")
+        lines.append("(in brackets: share of the lookups that find their row there)")
     return lines
 
 
@@ -130,7 +130,7 @@ def _memory(placement: Placement) -> list[str]:
             "used",
             "of",
             "rows",
-            *(["cache of the disk"] if pages else []),
+            *(["disk cache"] if pages else []),
             "decoders, nets",
             "buffers",
         ]
@@ -143,10 +143,10 @@ def _memory(placement: Placement) -> list[str]:
 
 
 def _tiers(placement: Placement) -> Iterator[str]:
-    """Yields the cost of rows beyond a memory to the batches of each path."""
+    """Yields, for each path, what rows outside its device's memory cost its batches."""
     for placed in placement.paths:
         for batch in placed.batches:
-            read = [f"{batch.reads:.3g} reads of the disk" + (", started ahead" if batch.ahead else "")]
+            read = [f"{batch.reads:.3g} disk reads" + (", started ahead" if batch.ahead else "")]
             read = read if batch.reads else []
             read += [f"{batch.remote:.3g} remote rows"] if batch.remote else []
             yield (
@@ -161,7 +161,7 @@ def _tiers(placement: Placement) -> Iterator[str]:
                 source = f"measured with {placed.cost_from}"
             yield f"  by the cost of the disk {source}"
     if placement.popular_first:
-        yield "Queries with all rows at hand go first, while those of others are fetched (popular_first)"
+        yield "Queries with all rows in memory go first, while rows of others are fetched (popular_first)"
 
 
 def _bounds(e: Expected) -> Iterator[str]:
@@ -177,7 +177,7 @@ def _upgrade_lines(e: Expected) -> Iterator[str]:
     useful = [m for m in e.more if m.information_per_s > MIN_GAIN]
     for m in useful:
         rows = "" if abs(m.rows_per_s) < MIN_GAIN else f", {m.rows_per_s:+,.0f} rows/s"
-        yield f"{m.what} more would buy {rate(m.information_per_s)} information/s{rows}"
+        yield f"{m.what} more would add {rate(m.information_per_s)} information/s{rows}"
     useless = [m.what for m in e.more if m.information_per_s <= MIN_GAIN]
     if useless:
-        yield f"{', '.join(useless)} more would buy nothing"
+        yield f"{', '.join(useless)} more would add nothing"

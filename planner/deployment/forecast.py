@@ -69,7 +69,7 @@ def forecast(problem: Problem, choice: Choice, bounds: bool = True, others: Othe
 
 
 def _devices(problem: Problem, choice: Choice, queries: F64) -> list[ExpectedDevice]:
-    """The load and the price of each device in use, and of the front if it has a core of its own.
+    """Returns load and price of each device in use, and of the front if it has its own core.
 
     queries: per second, [deployed, classes].
     """
@@ -92,7 +92,7 @@ def _devices(problem: Problem, choice: Choice, queries: F64) -> list[ExpectedDev
 
 
 def _paths(problem: Problem, choice: Choice, rows: F64) -> tuple[ExpectedPath, ...]:
-    """The share of each deployed path. rows: per second, [deployed]."""
+    """Returns each deployed path's share of the rows. rows: rows per second, [deployed]."""
     return tuple(
         ExpectedPath(
             path=problem.paths[o.path].path.name,
@@ -106,7 +106,7 @@ def _paths(problem: Problem, choice: Choice, rows: F64) -> tuple[ExpectedPath, .
 
 
 def _bounds(problem: Problem, choice: Choice, unserved: float) -> tuple[Bottleneck, ...]:
-    """Resources whose limit, if lifted alone, would raise the value; the largest gain first."""
+    """Returns the resources whose limit, if lifted alone, would raise the value; largest gain first."""
     found = []
     if unserved > MIN_GAIN * choice.value:
         found.append(Bottleneck(kind="slo", what="queries too large for the SLO", gain=unserved))
@@ -131,8 +131,11 @@ def _gained(choice: Choice, freed: Problem, kind: str, what: str) -> list[Bottle
     )
 
 
-def _upgrades(problem: Problem, choice: Choice, others: Others) -> tuple[Upgrade, ...]:
-    """Plans again with one more core, one more of each accelerator, and one more GB of each memory."""
+def _more(problem: Problem, choice: Choice, others: Others) -> tuple[Upgrade, ...]:
+    """Returns the gain of one more core, of one more of each accelerator, and of one more GB of each memory.
+
+    Plans again for each.
+    """
     requirements = problem.requirements
     upgraded: dict[str, Requirements] = {}
     for device, on in problem.lanes.items():
@@ -166,7 +169,7 @@ def _upgrades(problem: Problem, choice: Choice, others: Others) -> tuple[Upgrade
 
 
 def _cost(problem: Problem, devices: list[str], rows_per_s: float) -> float | None:
-    """Cost of a million predictions in the unit of the devices' prices; None without prices.
+    """Returns the cost of a million predictions in the unit of the devices' prices; None without prices.
 
     The host reads requests, so it is always included.
     """

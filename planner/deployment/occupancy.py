@@ -11,8 +11,10 @@ from polyrec.planner.deployment.solver.problem import Problem
 
 @dataclass(frozen=True, slots=True)
 class MemoryOccupancy:
-    """Bytes in one memory. rows: of tables; cache: of those on disk; fixed: decoders and dense nets;
-    working: buffers."""
+    """Bytes used in one memory.
+
+    rows: rows of tables. cache: cache of rows on disk. fixed: decoders and dense nets. working: buffers.
+    """
 
     rows: float
     cache: float
@@ -49,6 +51,6 @@ def _occupied(problem: Problem, options: Sequence[Option], where: str) -> Memory
         if (o.tier == "host" and where == problem.host) or (o.tier == "disk" and where == "disk"):
             size = o.next_tier_bytes if o.tier == "host" else o.file_bytes
             beyond[bundle] = max(beyond.get(bundle, 0.0), size)
-    # rows that a path of this very memory holds whole need no second copy for others
+    # if a path on this memory's own device holds all rows, others need no second copy
     copies = sum(size for bundle, size in beyond.items() if bundle not in whole)
     return MemoryOccupancy(sum(resident.values()) + copies, sum(cache.values()), fixed, working)

@@ -20,11 +20,11 @@ from polyrec.planner.tier_times import BatchReads, probability_of_any
 
 @dataclass(frozen=True, slots=True)
 class OpenedCuts:
-    """Rows of a placement as a server opens them.
+    """The cuts of a placement as a server opens it.
 
-    prefix: rows of each table in memory, whole tables or prefixes. cache_bytes: with pages and index; 0
-    without rows on disk. slots: rows that the cache holds; page_slots: pages that are read at a time.
-    reach: rows of each table up to the remote ones; None: none are remote.
+    prefix: rows of each table in memory, whole tables or prefixes. cache_bytes: size of the cache with pages
+    and index; 0 without rows on disk. slots: rows that the cache holds. page_slots: pages read at a time.
+    reach: rows of each table before the remote ones; None if none are remote.
     """
 
     prefix: tuple[int, ...]
@@ -41,10 +41,10 @@ def opened_cuts(
     page_bytes: int = PAGE_BYTES,
     reach: tuple[int, ...] | None = None,
 ) -> OpenedCuts:
-    """Returns how `memory` bytes are divided when tiers open over them, to the row.
+    """Returns the exact cuts into which `memory` bytes are divided when tiers are opened.
 
-    page_bytes: of the disk, a multiple of its sectors. reach: rows of each table in memory or on disk. The
-    result takes more than `memory` only where that is less than a page.
+    page_bytes: page size of the disk, a multiple of its sectors. reach: rows of each table in memory or on
+    disk. The result takes more than `memory` only if that is less than a page.
     """
     sizes = tuple(t.size for t in tables.accesses_by_rank)
     down = reach or sizes
@@ -74,12 +74,12 @@ def opened_cuts(
 
 
 def resident_cuts(cuts: tuple[int, ...], reach: tuple[int, ...] | None = None) -> OpenedCuts:
-    """Returns cuts of a memory without a cache: of an accelerator, or of the host above a remote store."""
+    """Returns the cuts of a memory without a cache: an accelerator's, or the host's above a remote store."""
     return OpenedCuts(cuts, reach, 0, 0, 1, PAGE_BYTES)
 
 
 def cached_cuts(tables: Tables, opened: OpenedCuts, cached: float) -> tuple[int, ...]:
-    """Returns the cuts of a static prefix that answers as many look-ups as prefix and cache together."""
+    """Returns the cuts of a static prefix that would answer as many lookups as prefix and cache together."""
     if not opened.slots:
         return opened.prefix
     inside = _inside(tables, opened.reach or tuple(t.size for t in tables.accesses_by_rank))
@@ -87,10 +87,10 @@ def cached_cuts(tables: Tables, opened: OpenedCuts, cached: float) -> tuple[int,
 
 
 def batch_reads(tables: Tables, opened: OpenedCuts, lookups: float, cached: float) -> BatchReads:
-    """Returns what a batch of `lookups` look-ups reads, on average, by the tables' accesses.
+    """Returns the mean reads of a batch of `lookups` lookups, from the tables' accesses.
 
-    Look-ups are independent, so of rows with probability p on a page, 1 - exp(-lookups * p) of the pages
-    are read. cached: see TierCost.
+    Lookups are assumed independent, so a page whose rows have probability p is read with probability
+    1 - exp(-lookups * p). cached: see TierCost.
     """
     total = tables.accesses or 1.0
     sizes = tuple(t.size for t in tables.accesses_by_rank)
@@ -112,12 +112,12 @@ def batch_reads(tables: Tables, opened: OpenedCuts, lookups: float, cached: floa
 
 
 def rounds_of(reads: float, opened: OpenedCuts) -> float:
-    """Returns the rounds in which a batch reads `reads` pages on average."""
-    return probability_of_any(reads) * max(reads / opened.page_slots, 1.0)
+    """Returns the number of rounds in which a batch reads `reads` pages, on average."""
+    return any_of(reads) * max(reads / opened.page_slots, 1.0)
 
 
 def _inside(tables: Tables, reach: tuple[int, ...]) -> Tables:
-    """The rows up to `reach`."""
+    """Returns the rows up to `reach`."""
     if reach == tuple(t.size for t in tables.accesses_by_rank):
         return tables
     ranked = tuple(t.until(n) for t, n in zip(tables.accesses_by_rank, reach, strict=True))

@@ -37,7 +37,7 @@ LARGEST = Limits().max_request_rows
 class Lanes:
     """The lanes of one device.
 
-    hop: seconds to a lane and back beside execution.
+    hop: seconds to a lane and back, in addition to execution.
     """
 
     device: Device
@@ -47,13 +47,13 @@ class Lanes:
 
     @property
     def share(self) -> float:
-        """Share of the SLO that a batch may last; the rest is queue delay."""
+        """Share of the SLO that a batch may take; the rest is left for queue delay."""
         return self.count / (self.count + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Duration of a batch: latency with all rows resident, plus rows below, plus the hop to the lane."""
+    """Duration of a batch: latency with all rows resident, plus lower tiers, plus the hop to the lane."""
 
     latency: LatencyModel
     below: CutTiming | None
@@ -64,11 +64,11 @@ class Timing:
         return self._executes(rows) + self.hop.median_s
 
     def tail(self, rows: float) -> float:
-        """The same at the 99th percentile."""
+        """99th percentile of the seconds of a batch of `rows` rows."""
         return self._executes_at_tail(rows) + self.hop.tail_s
 
     def model(self) -> LatencyModel:
-        """Latency model of execution with rows below, without the hop."""
+        """Latency model of execution including rows in lower tiers, without the hop."""
         rows = self.latency.rows
         return LatencyModel(
             rows=rows,
@@ -87,15 +87,17 @@ class Timing:
 class Option:
     """A path with some of its rows resident on its device.
 
-    group: the bundle on the device; options of a group share their rows' bytes. cuts: rows of each table that
-    are resident; None: all. reached: those that the memory held without a cache, which it is chosen by.
-    tier: the next tier, which holds rows up to `reach`, None: all are resident; rows
-    beyond `reach` are remote. resident, next_tier_bytes, remote_bytes: bytes of rows in each; cache: bytes of
-    the device's memory for rows on disk. lookups, cached, near:
-    share of look-ups within the cuts, within cuts and cache, and within cuts and `tier`. cost_s: float64
-    [classes], device seconds
-    of a query of each class; inf where it cannot meet the SLO. batch_rows: up to which queries are merged
-    when the lanes are full.
+    group: the bundle on the device; options of a group share their rows' bytes.
+    cuts: number of resident rows of each table; None: all.
+    reached: number of rows that the memory would hold without a cache, by which the option is chosen.
+    tier: the next tier, which holds rows up to `reach`; None: all rows are resident.
+    reach: number of rows of each table before the remote ones.
+    resident, next_tier_bytes, remote_bytes: bytes of rows in each.
+    cache: bytes of the device's memory that cache rows on disk.
+    lookups, cached, near: share of lookups within the cuts, within cuts and cache, and within cuts and
+        `tier`.
+    cost_s: float64 [classes], device seconds of a query of each class; inf if it cannot meet the SLO.
+    batch_rows: size up to which queries are merged when the lanes are full.
     """
 
     path: int
@@ -118,21 +120,23 @@ class Option:
 
     @property
     def file_bytes(self) -> float:
-        """Bytes of the disk's file, which also has the resident rows."""
+        """Bytes of the file on disk, which also contains the resident rows."""
         return self.resident + self.next_tier_bytes if self.tier == "disk" and self.next_tier_bytes else 0.0
 
     @property
     def device_bytes(self) -> float:
-        """Bytes of the device's memory that its rows take, with the cache."""
+        """Bytes of the device's memory used by rows and cache."""
         return self.resident + self.cache
 
 
 def headroom(capacity: float, dispersion: float) -> float:
-    """Share of a window's capacity to plan for, in (0, 1].
+    """Returns the share of a window's capacity to plan for, in (0, 1].
 
-    capacity: mean-sized jobs that a window can do. dispersion: second moment of a job's size over its
-    squared mean. The jobs arriving in a window exceed its capacity with probability 1%, by the normal
-    approximation of a compound Poisson process: m + 2.33 sqrt(m * dispersion) = capacity.
+    The share is such that the jobs arriving in a window exceed its capacity with probability 1%, by the
+    normal approximation of a compound Poisson process: m + 2.33 sqrt(m * dispersion) = capacity.
+
+    capacity: mean-sized jobs that a window can execute. dispersion: second moment of a job's size over its
+    squared mean.
     """
     spread = P99 * math.sqrt(dispersion)
     root = (math.sqrt(spread**2 + 4 * capacity) - spread) / 2
@@ -141,7 +145,7 @@ def headroom(capacity: float, dispersion: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Costing:
-    """Computes options of one path and their cost. below: the tiers below its device."""
+    """Computes the options of one path and their cost. below: the tiers below its device."""
 
     path: PathProfile
     tables: Tables | None
@@ -158,11 +162,11 @@ class Costing:
         resident: Residency | None,
         reach: tuple[int, ...] | None = None,
     ) -> Option:
-        """Returns the option with the memory of some rows (None: of all of them).
+        """Returns the option whose memory has room for `resident` rows (None: for all rows).
 
-        resident: rows that the memory would hold without a cache; where rows are on disk, opening divides it
-        into a prefix and a cache. reach: by table, the rank up to which rows lie in the next tier; None: all
-        remaining rows do.
+        resident: number of rows that the memory would hold without a cache; if rows are on disk, the server
+        divides that memory into a prefix and a cache. reach: by table, the rank up to which rows are in the
+        next tier; None: all remaining rows are.
         """
         everything = float(sum(self.path.memory.tables.values()))
         whole = Residency((), everything, 1.0)
@@ -201,11 +205,11 @@ class Costing:
         )
 
     def window(self, rows: float) -> float:
-        """Maximum duration of a batch for a query of `rows` rows, without the front's share of the SLO."""
+        """Returns the maximum seconds of the batch of a query of `rows` rows, without the front's time."""
         return (self.requirements.slo_s - self.front.query_s - self.front.row_s * rows) * self.on.share
 
     def _batch(self, timing: Timing) -> int:
-        """Rows of the largest batch within the SLO of a mean query, at least 1."""
+        """Returns the rows of the largest batch that meets the SLO of a mean query, at least 1."""
         window = self.window(float(np.dot([c.rows for c in self.classes], [c.share for c in self.classes])))
         low, high = 1, self.requirements.max_batch_rows
         while low < high:
@@ -214,7 +218,7 @@ class Costing:
         return low
 
     def _costs(self, timing: Timing, merged: int) -> tuple[F64, int]:
-        """Returns device seconds per query, [classes], and the largest query within the SLO, 0 if none is."""
+        """Returns device seconds per query, [classes], and the rows of the largest query within the SLO."""
         classes = self.classes
         cost = np.full(len(classes), np.inf)
         kept = [i for i, c in enumerate(classes) if timing.tail(c.largest) <= self.window(c.largest)]

@@ -1,7 +1,7 @@
 """Makes a plan from a profile and `Requirements`: builds the problem, solves it, fills memory, forecasts.
 
 `polyrec plan` calls it. The result is a `Plan` that a server can open, with the placement of every row and a
-forecast. Raises PlanImpossible, which says what is missing and by how much.
+forecast. Raises PlanImpossible, which names what is missing and how much of it.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _best_lanes(
 
 
 def _overflows(problem: Problem) -> bool:
-    """Whether rows of CPU paths may need the disk, which lanes in processes cannot use."""
+    """Returns whether rows of CPU paths may need the disk, which lanes in processes cannot use."""
     device = problem.host
     if device is None or device not in problem.lanes:
         return False
@@ -141,7 +141,7 @@ def _overflows(problem: Problem) -> bool:
 
 
 def _chosen(profile: Profile, requirements: Requirements, tables: Sequence[Tables | None]) -> Choice | None:
-    """Returns the choice for other requirements; None if there is none."""
+    """Returns the choice for other requirements; None if no plan meets them."""
     try:
         return _best_lanes(profile, requirements, tables)[1]
     except PlanImpossible:
@@ -207,10 +207,10 @@ def _lanes(problem: Problem, choice: Choice) -> tuple[PlannedLane, ...]:
 
 
 def _kind(problem: Problem, options: Sequence[Option], device: str) -> LaneKind:
-    """The kind of a device's lanes: a thread, which feeds an accelerator, is a process unless it needs tiers.
+    """Returns the kind of a device's lanes: on an accelerator, processes, or threads if they need tiers.
 
-    A process holds no lock of the event loop's interpreter (docs/results/gpu.md), and after an error that
-    leaves a device's context unusable it alone is started again.
+    A process does not hold the event loop's interpreter lock (docs/results/gpu.md), and if an error makes a
+    device's context unusable, only that process is restarted.
     """
     on = problem.lanes[device]
     tiered = any(o.cuts is not None for o in options if problem.paths[o.path].path.device == device)
@@ -218,7 +218,7 @@ def _kind(problem: Problem, options: Sequence[Option], device: str) -> LaneKind:
 
 
 def _limits(problem: Problem, choice: Choice) -> Limits:
-    """Limits: the largest batch within the SLO on any path, and a queue that drains within the SLO."""
+    """Returns the limits: the largest batch within the SLO on any path, and a queue that drains within it."""
     usual = Limits()
     options = [problem.options[i] for i in choice.options]
     batch = max(o.batch_rows for o in options)

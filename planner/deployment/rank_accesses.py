@@ -49,7 +49,7 @@ class RankedAccesses:
         return np.append(0.0, np.cumsum(self.accesses * self.rows))
 
     def before(self, rank: int) -> float:
-        """Accesses of the rows before a rank."""
+        """Returns the accesses of all rows before a rank."""
         if rank >= self.size:
             return self.total
         run = int(np.searchsorted(self._ends, rank, side="right"))
@@ -57,15 +57,15 @@ class RankedAccesses:
         return float(self._covered[run] + (rank - start) * self.accesses[run])
 
     def until(self, rank: int) -> RankedAccesses:
-        """The rows before a rank."""
+        """Returns the rows before a rank."""
         rows = np.clip(rank - (self._ends - self.rows), 0, self.rows)
         return RankedAccesses(self.accesses[rows > 0], rows[rows > 0])
 
     def beyond(self, rank: int) -> RankedAccesses:
-        """The rows from a rank on."""
+        """Returns the rows from a rank on."""
         rows = np.clip(self._ends - rank, 0, self.rows)
         return RankedAccesses(self.accesses[rows > 0], rows[rows > 0])
 
     def scaled(self, factor: float) -> RankedAccesses:
-        """The same rows with `factor` times the accesses."""
+        """Returns the same rows with `factor` times the accesses."""
         return RankedAccesses(self.accesses * factor, self.rows)

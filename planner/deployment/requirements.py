@@ -13,10 +13,10 @@ from polyrec.planner.traffic import Traffic
 class Requirements:
     """Input of the planner besides the profile.
 
-    slo_s: the tail latency to meet. memory: bytes by device, in place of the machine's own. cores: of
-    the CPU, in place of the machine's. copies: how many there are of a device, all with the same content
-    (default 1). lane: kind of the CPU's lanes. swing: spare memory takes further paths for this
-    factor of the stated rate, and for its inverse; 1: none.
+    slo_s: tail latency to meet, in seconds. memory: bytes by device, instead of the machine's. cores: CPU
+    cores, instead of the machine's. copies: number of each device, all with the same content (default 1).
+    lane: kind of the CPU's lanes. swing: spare memory is used for paths that suit this multiple of the stated
+    rate, and the rate divided by it; 1: none.
     """
 
     slo_s: float

@@ -21,8 +21,10 @@ RESIDENT = (0.8, 0.6, 0.45, 0.3, 0.2, 0.12, 0.07, 0.04, 0.02, 0.01)
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Runs of equally dense rows of one table, the densest first: [runs] each. ends: bytes up to the end
-    of each run."""
+    """Runs of rows of one table with equal accesses per byte, in descending order: [runs] each.
+
+    ends: bytes up to the end of each run.
+    """
 
     density: F64
     table: I64
@@ -32,8 +34,10 @@ class Steps:
 
 @dataclass(frozen=True)
 class Tables:
-    """The stored rows of a bundle. For each table: its name, its accesses, and bytes of a row. lookups: of
-    these tables, for one row of a query."""
+    """The stored rows of a bundle: by table, its name, accesses and bytes per row.
+
+    lookups: lookups in these tables for one row of a query.
+    """
 
     names: tuple[str, ...]
     accesses_by_rank: tuple[RankedAccesses, ...]
@@ -72,7 +76,7 @@ class Tables:
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """Rows of each table that are resident, their bytes, and the share of look-ups that find them."""
+    """Number of resident rows of each table, their bytes, and the share of lookups that find them."""
 
     cuts: tuple[int, ...]
     bytes: float
@@ -80,9 +84,10 @@ class Residency:
 
 
 def cuts_within(tables: Tables, budget: float) -> tuple[int, ...]:
-    """Rows of each table that `budget` bytes hold: those with most accesses per byte, over all tables.
+    """Returns how many rows of each table `budget` bytes hold, by accesses per byte over all tables.
 
-    Rows of equal density are taken table by table. Exact up to the last row, which must fit whole.
+    Of rows with equal accesses per byte, those of the first tables come first. The result is exact up to the
+    last row, which must fit whole.
     """
     if budget >= tables.bytes or not tables.accesses_by_rank:
         return tuple(t.size for t in tables.accesses_by_rank)
@@ -100,8 +105,8 @@ def cuts_within(tables: Tables, budget: float) -> tuple[int, ...]:
     return tuple(cuts.tolist())
 
 
-def rows_reached(tables: Tables, cuts: tuple[int, ...], memory_bytes: float) -> tuple[int, ...]:
-    """Rows of each table down to which `memory_bytes` reach, below a memory that holds `cuts`."""
+def rows_reached(tables: Tables, cuts: tuple[int, ...], room: float) -> tuple[int, ...]:
+    """Returns the rank in each table that a tier of `room` bytes reaches below a tier that holds `cuts`."""
     rest = Tables(
         tables.names,
         tuple(t.beyond(n) for t, n in zip(tables.accesses_by_rank, cuts, strict=True)),
@@ -112,14 +117,14 @@ def rows_reached(tables: Tables, cuts: tuple[int, ...], memory_bytes: float) -> 
 
 
 def residency(tables: Tables, cuts: tuple[int, ...]) -> Residency:
-    """Returns bytes and hit share of cuts. Without any accesses the hit share is 1."""
+    """Returns the bytes and hit share of cuts; the hit share is 1 if there are no accesses."""
     resident = sum(n * b for n, b in zip(cuts, tables.row_bytes, strict=True))
     inside = sum(t.before(n) for t, n in zip(tables.accesses_by_rank, cuts, strict=True))
     return Residency(cuts, resident, inside / tables.accesses if tables.accesses else 1.0)
 
 
 def residencies(tables: Tables | None) -> tuple[Residency, ...]:
-    """Returns the residencies to try; none where the counts are unknown."""
+    """Returns the residencies to try; none if the access counts are unknown."""
     if tables is None or not tables.lookups:
         return ()
     return tuple(residency(tables, cuts_within(tables, share * tables.bytes)) for share in RESIDENT)

@@ -64,9 +64,9 @@ def _extend_reach(
     served: np.ndarray,
     memory_bytes: float,
 ) -> dict[int, Cuts | None]:
-    """Returns the ranks of each option's tables down to which the disk reaches; None: to the last.
+    """Returns, for each option's tables, the rank up to which rows are on disk; None: up to the last.
 
-    memory_bytes: of the rows within cuts, which the disk's file has, too.
+    memory_bytes: bytes of the rows within cuts, which are in the file on disk too.
     """
     reach: dict[int, Cuts | None] = dict.fromkeys(cuts)
     disk = problem.budget["disk"]
@@ -86,7 +86,7 @@ def _extend_cuts(
     served: np.ndarray,
     spare_bytes: float,
 ) -> dict[int, Cuts]:
-    """Extends cuts by `spare_bytes` bytes in all, for the rows accessed most."""
+    """Extends cuts by `room` bytes in total, by the rows accessed most."""
     joined, owners = _rest(problem, options, cuts, served)
     more = cuts_within(joined, spare_bytes)
     found = {}
@@ -111,8 +111,10 @@ def _tables(problem: Problem, option: Option) -> Tables:
 def _rest(
     problem: Problem, options: Sequence[Option], cuts: Mapping[int, Cuts], served: np.ndarray
 ) -> tuple[Tables, dict[int, tuple[list[int], list[int]]]]:
-    """The rows beyond cuts, those of some options, as one set of tables, each counted as often as the traffic
-    looks it up; and by option, which of those are its tables: (joined index, own index)."""
+    """Joins the rows beyond cuts of some options into one set of tables, weighted by the traffic's lookups.
+
+    Returns also, for each option, which of the joined tables are its own: (joined index, own index).
+    """
     names: list[str] = []
     ranked: list[RankedAccesses] = []
     row_bytes: list[float] = []
@@ -160,8 +162,10 @@ def make_placement(problem: Problem, choice: Choice) -> Placement:
 
 
 def popular_first_pays(paths: Sequence[PlacedPath]) -> bool:
-    """Whether to hold queries with missing rows: with a remote store, not where a path has only a local disk,
-    with which others lose as much as hot queries gain (docs/results/popular-first.md)."""
+    """Returns whether to hold queries with missing rows: only if they come from a remote store.
+
+    With a local disk, the held queries lose as much as hot ones gain (docs/results/popular-first.md).
+    """
     return any(p.rows("remote") for p in paths) and all(p.rows("remote") for p in paths if p.rows("disk"))
 
 
@@ -204,7 +208,7 @@ def _placed(problem: Problem, option: Option) -> PlacedPath:
 
 
 def _batches(problem: Problem, option: Option) -> tuple[TieredBatch, ...]:
-    """Returns a query alone, which waits for its reads, and the batches of full lanes."""
+    """Returns a single query's batch, which waits for its reads, and the batches of full lanes."""
     timing, below = option.timing, option.timing.below
     if below is None:
         return ()

@@ -25,12 +25,12 @@ from polyrec.planner.profile import Profile
 KEYS = ("slo", "rate", "cores", "memory.DEVICE", "copies.DEVICE")
 CEILINGS = {"slo": 3.6e6, "rate": 1e15, "cores": 1e5, "copies": 1e5}
 MOST = 400
-"""Plans of one sweep."""
+"""Maximum number of plans in one sweep."""
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One swept parameter. values: in its unit: ms, queries/s, cores, bytes, copies."""
+    """One swept parameter. values: in its unit (ms, queries/s, cores, bytes or copies)."""
 
     key: str
     values: tuple[float, ...]
@@ -52,7 +52,7 @@ class SweepStep:
 
 @dataclass(frozen=True, slots=True)
 class SweepPoint:
-    """Result of one combination. shares: of the rows, by path. reason: why there is no plan."""
+    """Result of one combination. shares: share of the rows by path. reason: why there is no plan."""
 
     values: dict[str, float]
     rows_per_s: float = 0.0
@@ -65,7 +65,7 @@ class SweepPoint:
     reason: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able."""
+        """Returns the point as plain data for JSON."""
         return asdict(self)
 
 

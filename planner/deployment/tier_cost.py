@@ -2,8 +2,8 @@
 
 The cost of rows on disk and in a remote store comes from the profile's measured cuts (planner/tier_times.py),
 of the path's own bundle or else of the bundle with the most similar rows. Without measurements, it is derived
-from the machine's description. Rows beyond an accelerator's memory are assumed to come over the link one
-after the other.
+from the machine's description. Rows beyond an accelerator's memory are assumed to be transferred over the
+link one at a time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from polyrec.planner.devices import Device, Machine
 from polyrec.planner.tier_times import BatchReads, CutTimes, TierCost
 
 P99 = 2.326
-"""Standard deviations to the 99th percentile of a normal distribution."""
+"""Standard deviations from the mean to the 99th percentile of a normal distribution."""
 ASSUMED = TierCost(
     batch_s=1e-4,
     lookup_s=2e-8,
@@ -44,7 +44,7 @@ CURVE_POINTS = 33
 class BelowMemory:
     """The tiers below a device, in order, and their cost.
 
-    page_bytes: the disk's unit; 0 without a disk. measured: the path whose cuts the cost is from, if any.
+    page_bytes: unit of disk reads; 0 without a disk. measured: the path whose cuts the cost is from, if any.
     """
 
     names: tuple[str, ...]
@@ -67,7 +67,7 @@ def tiers_below(device: Device, machine: Machine) -> tuple[str, ...]:
 def below_memory(
     device: Device, machine: Machine, row_bytes: float, measured: Sequence[CutTimes] = ()
 ) -> BelowMemory:
-    """Returns the tiers below a device with their cost. measured: cuts, the best suited first."""
+    """Returns the tiers below a device with their cost. measured: measured cuts, best suited first."""
     names = tiers_below(device, machine)
     if not names:
         return NOTHING_BELOW
@@ -93,7 +93,7 @@ def below_memory(
 
 
 def suited(measured: Sequence[CutTimes], paths: Sequence[str], row_bytes: float) -> tuple[CutTimes, ...]:
-    """Returns measured cuts, the best suited first. paths: names of the bundle's; row_bytes: of its rows."""
+    """Returns measured cuts, best suited first. paths: the bundle's paths. row_bytes: bytes of its rows."""
 
     def differs(one: CutTimes) -> tuple[bool, float]:
         return one.path not in paths, abs(math.log(one.row_bytes / max(row_bytes, 1.0)))
@@ -104,7 +104,7 @@ def suited(measured: Sequence[CutTimes], paths: Sequence[str], row_bytes: float)
 class CutTiming:
     """Seconds that a batch takes for rows beyond some cuts.
 
-    ahead: whether full lanes find the reads of a batch started while it was queued.
+    ahead: whether the reads of a batch start while it is queued, if lanes are full.
     """
 
     def __init__(self, tables: Tables, opened: OpenedCuts, below: BelowMemory, ahead: bool) -> None:
@@ -113,11 +113,11 @@ class CutTiming:
         self._at: F64 = np.geomspace(1.0, MAX_LOOKUPS, CURVE_POINTS)
         found = [batch_reads(tables, opened, n, below.cost.cached) for n in self._at.tolist()]
         self._reads: F64 = np.array([one.reads for one in found])
-        # both are in proportion to the look-ups
+        # both are in proportion to the lookups
         self._below, self._remote = found[-1].below / MAX_LOOKUPS, found[-1].remote / MAX_LOOKUPS
 
     def reads(self, rows: float) -> BatchReads:
-        """Returns what a batch of `rows` rows reads on average."""
+        """Returns the mean reads of a batch of `rows` rows."""
         lookups = rows * self._lookups
         if lookups < 1.0:
             reads = float(self._reads[0]) * lookups
@@ -131,16 +131,17 @@ class CutTiming:
         )
 
     def waiting(self, rows: float) -> float:
-        """Seconds that a batch of `rows` rows takes in addition, on average, if it waits for its reads."""
+        """Returns the mean extra seconds of a batch of `rows` rows that waits for its reads."""
         return self._cost.seconds(self.reads(rows))
 
     def median(self, rows: float) -> float:
-        """The same of batches of full lanes."""
+        """Returns the mean extra seconds of a batch when lanes are full."""
         return self._cost.seconds(self.reads(rows), self.ahead)
 
     def tail(self, rows: float) -> float:
-        """99th percentile of a batch that waits for its reads: look-ups fall beyond the cuts
-        independently of one another.
+        """Returns the 99th percentile of the extra seconds of a batch that waits for its reads.
+
+        Lookups are assumed to fall beyond the cuts independently.
         """
         mean = self.reads(rows)
         below, reads, remote = (_p99(n) for n in (mean.below, mean.reads, mean.remote))
@@ -150,5 +151,5 @@ class CutTiming:
 
 
 def _p99(mean: float) -> float:
-    """99th percentile of a count; 0 if at least 99 in 100 are."""
+    """Returns the 99th percentile of a count; 0 if at least 99% of counts are 0."""
     return mean + P99 * math.sqrt(mean) if mean > 0.01 else 0.0

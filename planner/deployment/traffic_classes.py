@@ -24,14 +24,14 @@ from polyrec.planner.traffic import (
 )
 
 EDGES = (0.0, 0.1, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999, 1.0)
-"""Quantiles between classes: finer where queries are large, as those decide which paths meet the SLO."""
+"""Quantiles that separate classes; finer for large queries, which decide which paths meet the SLO."""
 GRID = 20_000
 SINE_LEVELS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class SizeClass:
-    """Queries of `rows` rows on average and at most `largest`; `share` of all queries."""
+    """A class of queries: `rows` on average, at most `largest`, `share` of all queries."""
 
     rows: float
     largest: int
@@ -40,14 +40,14 @@ class SizeClass:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """`rate` queries a second during `share` of the time."""
+    """A load level: `rate` queries per second during `share` of the time."""
 
     rate: float
     share: float
 
 
 def size_classes(sizes: Sizes) -> tuple[SizeClass, ...]:
-    """At most 12 classes, in ascending size; their shares sum to 1."""
+    """Returns at most 12 classes in ascending size; their shares sum to 1."""
     if sizes.kind == "fixed":
         rows = sizes.mean_rows
         return (SizeClass(rows, math.ceil(rows), 1.0),)
@@ -63,7 +63,7 @@ def size_classes(sizes: Sizes) -> tuple[SizeClass, ...]:
 
 
 def grouped(values: F64, shares: F64) -> tuple[SizeClass, ...]:
-    """Query sizes [n] with their shares -> at most 12 classes; few different sizes stay as they are."""
+    """Groups query sizes [n] with their shares into at most 12 classes; a few sizes are kept as they are."""
     found, index = np.unique(values, return_inverse=True)
     weight = np.bincount(index, shares)
     weight = weight / weight.sum()
@@ -84,8 +84,10 @@ def grouped(values: F64, shares: F64) -> tuple[SizeClass, ...]:
 
 
 def load_levels(traffic: Traffic) -> tuple[Level, ...]:
-    """The rates between which the traffic moves. Their mean is the traffic's rate, but for `step`, where
-    the step comes on top. A trace counts as its mean."""
+    """Returns the rates among which the traffic varies.
+
+    Their mean is the traffic's rate, except for `step`, which adds the step. A trace counts as its mean.
+    """
     a, rate = traffic.arrivals, traffic.rate
     if a.kind == "bursty":
         share = min(a.burst_s / a.period_s, 1.0)

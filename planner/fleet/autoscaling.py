@@ -15,7 +15,7 @@ TARGET_DEMAND = 0.6
 """Share of the capacity on the fastest paths at which another replica is preferred to lower quality; as in
 the Helm chart (docs/kubernetes.md)."""
 CLEAR_S = 10.0
-"""Time in which a backlog should be cleared."""
+"""Target time to clear a backlog."""
 CALM_S = 120.0
 """Time for which fewer replicas must be enough before one is removed."""
 MIN_FALL = 0.5
@@ -24,9 +24,11 @@ MIN_FALL = 0.5
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLoad:
-    """Load of one replica. demand: rows/s that arrive over those that its lanes can execute on their fastest
-    paths. backlog_s: seconds that its waiting rows take on all lanes. price: information that a second of all
-    its devices is worth; 0 without prices.
+    """Load of one replica.
+
+    demand: arriving rows/s divided by the rows/s that its lanes can execute on their fastest paths.
+    backlog_s: seconds that all lanes need for its waiting rows. price: value of a second of all its devices,
+    in information; 0 without prices.
     """
 
     demand: float
@@ -36,7 +38,7 @@ class ReplicaLoad:
 
 @dataclass(frozen=True, slots=True)
 class ScalingBounds:
-    """Bounds and targets. worth: price from which one more replica is worth its cost; None: not by price."""
+    """Bounds and targets. worth: price above which another replica pays; None: ignore prices."""
 
     least: int
     most: int
@@ -54,14 +56,17 @@ class ScalingBounds:
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """A decision. replicas: wanted now. enough_since_s: since when fewer are enough; None: they are not."""
+    """A decision.
+
+    replicas: number wanted now. enough_since_s: time since when fewer would be enough; None if they are not.
+    """
 
     replicas: int
     enough_since_s: float | None = None
 
 
 def replicas_needed(loads: Sequence[ReplicaLoad], bounds: ScalingBounds) -> int:
-    """Returns the number of replicas that the load needs, without regard to bounds."""
+    """Returns the number of replicas that the load needs, ignoring the bounds."""
     work = sum(load.demand + load.backlog_s / bounds.clear_s for load in loads)
     # a sum of floats just above a whole number needs no further replica
     needed = ceil(work / bounds.target_demand - 1e-9)
@@ -77,10 +82,12 @@ def replicas_needed(loads: Sequence[ReplicaLoad], bounds: ScalingBounds) -> int:
 def decide(
     loads: Sequence[ReplicaLoad], current: int, last: Scaling | None, now_s: float, bounds: ScalingBounds
 ) -> Scaling:
-    """Returns the number of replicas wanted. loads: of replicas that report. current: target so far.
+    """Decides the number of replicas.
 
-    last: previous decision. Scales up at once, and down one at a time, each after fewer were enough for
-    `calm_s`. While some replicas do not report (they start, or stop) none is removed.
+    Scales up immediately, and down by one replica at a time, each after fewer were enough for `calm_s`. While
+    some replicas do not report (because they start or stop), none is removed.
+
+    loads: loads of the replicas that report. current: the target so far. last: the previous decision.
     """
     needed = min(max(replicas_needed(loads, bounds), bounds.least), bounds.most)
     current = min(max(current, bounds.least), bounds.most)

@@ -23,7 +23,7 @@ Name = TypeVar("Name", str, int)
 
 CHOICES = 2
 SILENT_S = 5.0
-"""Age of a report from which a replica is picked only if all reports are as old."""
+"""Age of a report above which a replica is picked only if all reports are this old."""
 MAX_SENT = 4096
 """Maximum remembered queries of a replica since its last report; with more, the report is obsolete."""
 DRAWS = 4
@@ -31,16 +31,16 @@ DRAWS = 4
 
 
 class NoReplica(LookupError):
-    """No replica is known that is not excluded."""
+    """Raised if every known replica is excluded."""
 
 
 @dataclass(slots=True)
 class ReplicaState:
     """The last report of a replica, extrapolated to a later time.
 
-    weight: of the draw, like its capacity. wait_s: seconds that a query arriving at `at_s` would wait.
-    service_s: seconds of its execution. reported_s: time of the report. sent: (time, seconds of wait added)
-    of queries sent to it since.
+    weight: weight in the random draw, such as its capacity. wait_s: seconds that a query arriving at `at_s`
+    would wait. service_s: seconds of its execution. reported_s: time of the report. sent: (time, seconds of
+    wait added) of queries sent to it since.
     """
 
     weight: float
@@ -51,7 +51,7 @@ class ReplicaState:
     sent: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=MAX_SENT))
 
     def advance(self, now_s: float, work_s: float = 0.0) -> None:
-        """Moves the wait to now_s and adds work; a time in the past adds the work alone."""
+        """Advances the wait to now_s and adds work; if now_s is in the past, only adds the work."""
         passed_s = now_s - self.at_s
         if passed_s > 0:
             self.wait_s = max(self.wait_s - passed_s, 0.0)
@@ -60,10 +60,11 @@ class ReplicaState:
 
 
 class ReplicaChoice(Generic[Name]):
-    """Picks replicas by name. candidates: drawn for each query; more balance better if reports are fresh.
+    """Picks replicas by name.
 
-    dispatchers: number of those that send to the same replicas; since each knows only its own queries, it
-    counts every query that many times.
+    candidates: number drawn per query; more balance better if reports are fresh. dispatchers: number of
+    dispatchers that send to the same replicas; since each knows only its own queries, it counts each of them
+    that many times.
     """
 
     def __init__(self, rng: Random, candidates: int = CHOICES, dispatchers: int = 1) -> None:
@@ -103,7 +104,7 @@ class ReplicaChoice(Generic[Name]):
     def report(self, name: Name, reported_s: float, wait_s: float, service_s: float) -> None:
         """Records a report made at `reported_s`; ignores unknown replicas, and reports older than the last.
 
-        wait_s, service_s: of a query that had arrived then, by the replica's own prediction.
+        wait_s, service_s: the replica's own prediction for a query arriving at that time.
         """
         state = self._states.get(name)
         if state is None or reported_s < state.reported_s:
@@ -135,7 +136,7 @@ class ReplicaChoice(Generic[Name]):
         return max(state.wait_s - max(now_s - state.at_s, 0.0), 0.0) + state.service_s
 
     def pick(self, now_s: float, excluded: Collection[Name] = ()) -> Name:
-        """Returns the replica to send a query to. excluded: replicas that it was tried on.
+        """Returns the replica to send a query to. excluded: replicas on which it was already tried.
 
         Raises NoReplica.
         """

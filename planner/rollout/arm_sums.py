@@ -18,10 +18,10 @@ class ArmRecords:
     """Requests of one arm since the last comparison.
 
     took_s: seconds of each answered request. late: number of answers past their budget. failed: number of
-    requests that the arm did not answer. Both without those that no version can fail, as their budget is too
-    small (`decision.min_budget_s`). scores: float32 [rows] of each answered request, or of some of them.
-    waited_s: seconds of each answered request for which its lane waited for a processor, which other programs
-    had; empty: none. excused: number of unanswered requests that such waits explain.
+    requests that the arm did not answer. Both exclude requests whose budget is too small to count against a
+    version (`decision.min_budget_s`). scores: float32 [rows] of each answered request, or of some of them.
+    waited_s: by answered request, seconds that its lane waited for a CPU core used by other programs; empty
+    if there were none. excused: number of unanswered requests that such waits explain.
     """
 
     took_s: list[float] = field(default_factory=list)
@@ -33,7 +33,7 @@ class ArmRecords:
 
     @classmethod
     def joined(cls, parts: Iterable[ArmRecords]) -> ArmRecords:
-        """Returns the records of several groups as one's."""
+        """Joins the records of several groups."""
         total = cls()
         for part in parts:
             total.took_s += part.took_s
@@ -46,7 +46,7 @@ class ArmRecords:
 
 
 class ArmSums:
-    """Sums over requests of one arm. latency: of the answers, by bin, without their lanes' waits."""
+    """Sums over requests of one arm. latency: number of answers by bin, without their lanes' CPU waits."""
 
     __slots__ = ("answered", "excused", "failed", "late", "latency", "scores", "waited_s")
 
@@ -61,7 +61,7 @@ class ArmSums:
         return self.answered + self.failed
 
     def add(self, records: ArmRecords, scores: Sequence[F32], edges: F64 | None) -> None:
-        """Adds records. scores: those to count now, also of earlier records; counted only with edges."""
+        """Adds records. scores: scores to count now, including those of earlier records; needs edges."""
         self.answered += len(records.took_s)
         self.late += records.late
         self.failed += records.failed
@@ -74,7 +74,7 @@ class ArmSums:
             self.scores.add(scores, edges)
 
     def merge(self, other: ArmSums) -> None:
-        """Adds the sums of other requests."""
+        """Adds the sums over other requests."""
         self.answered += other.answered
         self.late += other.late
         self.failed += other.failed
@@ -84,7 +84,7 @@ class ArmSums:
         self.scores.merge(other.scores)
 
     def quantile_s(self, share: float) -> float | None:
-        """Latency that this share of the answers does not exceed, in seconds; None without answers."""
+        """Returns the seconds that this share of the answers does not exceed; None without answers."""
         if not self.answered:
             return None
         cumulative = np.cumsum(self.latency)
@@ -92,5 +92,5 @@ class ArmSums:
         return float(LATENCY_EDGES_S[min(at, LATENCY_EDGES_S.size - 1)])
 
     def slower(self, limit_s: float) -> int:
-        """Number of answers that took longer than limit_s, which is rounded up to a bin's edge."""
+        """Returns the number of answers slower than limit_s, which is rounded up to a bin's edge."""
         return int(self.latency[int(np.searchsorted(LATENCY_EDGES_S, limit_s)) + 1 :].sum())

@@ -33,10 +33,11 @@ GROUPS = 16
 
 @dataclass(frozen=True, slots=True)
 class ArmFigures:
-    """Requests of one arm in the window. failed: not answered by it. late: answered past their budget.
+    """Requests of one arm in the window.
 
-    waited_ms: mean time of an answer for which its lane waited for a processor; the quantiles are without it.
-    excused: unanswered requests that such waits explain, in none of the other figures.
+    failed: requests it did not answer. late: requests answered past their budget. waited_ms: mean time per
+    answer that its lane waited for a CPU core, which the quantiles exclude. excused: unanswered requests that
+    such waits explain; no other figure includes them.
     """
 
     requests: int
@@ -76,8 +77,8 @@ class ComparisonFigures:
         """Number of requests that were repeated at the canary."""
         return 0 if self.pairs is None else self.pairs.requests + self.pairs.failed
 
-    def without_each_group(self) -> Iterator[ComparisonFigures]:
-        """The same without the requests of one group, for each."""
+    def without_each_group(self) -> Iterator[Compared]:
+        """Yields, for each group, these sums without its requests."""
         for left_out in range(GROUPS):
             canary = merged(ArmSums, _others(self.groups, left_out))
             without = replace(

@@ -28,24 +28,26 @@ ROLLBACK_CHANCE, PROMOTE_CHANCE = 3e-5, 0.025
 SLOW_SHARE = 0.05
 """Allowed share of the canary's answers above the latency limit, which follows from the stable p95."""
 MISSED_SHARE = 0.25
-"""Share of the excused requests by which waits may explain more than was seen: up to a tenth, beside programs
-that kept all cores busy (docs/results/rollout.md)."""
+"""Share of the excused requests that is added to the allowed failures, as observed waits may miss some.
+
+They missed up to a tenth beside programs that kept all cores busy (docs/results/rollout.md).
+"""
 Verdict = Literal["continue", "rollback", "promote"]
 Share = Annotated[float, Field(strict=True, gt=0, le=1, allow_inf_nan=False)]
 Above0 = Annotated[float, Field(strict=True, gt=0, le=1e6, allow_inf_nan=False)]
 
 
 class RolloutBounds(Strict):
-    """Bounds of a canary, against the stable version in the same window.
+    """Bounds of a canary, relative to the stable version in the same window.
 
-    max_failed, max_late: share of requests that the canary fails or answers late, above the stable
-    version's. max_slowdown: factor on the stable p95; slack_ms: milliseconds above it that are always
-    allowed, since a canary's lane is a process of low priority. max_psi: population stability index of the
-    scores. max_loss: information gain that the canary is expected to lose, from answers to the same requests
+    max_failed, max_late: share of requests that the canary fails or answers late, above the stable version's.
+    max_slowdown: factor on the stable p95; slack_ms: milliseconds above it that are always allowed, since a
+    canary's lane is a process of low priority. max_psi: population stability index of the scores. max_loss:
+    information gain that the canary is expected to lose, from answers to the same requests
     (expected_loss.py). max_live_loss: information gain that it loses on requests whose labels came back, if
     live quality is measured. min_requests: of each arm, before latency and scores are judged.
-    promote_after_s: least age at which the canary is promoted, once all bounds are shown to hold; None: only
-    by call.
+    promote_after_s: minimum age at which the canary is promoted, once all bounds are shown to hold; None:
+    only by an admin call.
     """
 
     max_failed: Share = 0.01
@@ -106,8 +108,8 @@ def decide(
     bounds: RolloutBounds,
     live: tuple[float, float, float] | None = None,
 ) -> RolloutDecision:
-    """Decides from the sums of both arms in the window. age_s: of the rollout. live: see `RolloutFigures`."""
-    decision = _decide_on_all(compared, lane_deaths, age_s, bounds, live)
+    """Decides from both arms' sums in the window. age_s: age of the rollout. live: see `RolloutFigures`."""
+    decision = _decide_of_all(compared, lane_deaths, age_s, bounds, live)
     if decision.verdict == "rollback" and not lane_deaths:
         unshadowed = replace(compared, pairs=None, loss=None)
         by_own = _decide_on_all(unshadowed, 0, age_s, bounds, live).verdict == "rollback"
@@ -121,16 +123,16 @@ def decide(
 
 
 def min_budget_s(stable: ArmSums, bounds: RolloutBounds, default_budget_s: float) -> float:
-    """The least budget in seconds of a request that may fail a version.
+    """Returns the minimum budget, in seconds, of requests that count against a version.
 
-    It is what the bounds allow a canary to take, or the server's default budget if that is less.
+    It is the time that the bounds allow a canary to take, or the server's default budget if that is less.
     """
     limit_s = _limit_s(stable, bounds)
     return default_budget_s if limit_s is None else min(default_budget_s, limit_s)
 
 
 def _limit_s(stable: ArmSums, bounds: RolloutBounds) -> float | None:
-    """Seconds that an answer of the canary may take; None before the stable version has answered."""
+    """Returns the seconds that a canary's answer may take; None before the stable version has answered."""
     p95_s = stable.quantile_s(0.95)
     return None if p95_s is None else max(bounds.max_slowdown * p95_s, p95_s + bounds.slack_ms / 1e3)
 
@@ -172,7 +174,7 @@ def _decide_on_all(
 
 
 def binomial_tail(events: int, trials: int, share: float) -> float:
-    """Probability of at least `events` events in `trials`, each of probability `share`."""
+    """Returns the probability of at least `events` events in `trials`, each of probability `share`."""
     if events <= 0:
         return 1.0
     if share >= 1:
@@ -189,12 +191,12 @@ def binomial_tail(events: int, trials: int, share: float) -> float:
 
 
 def exceeds(events: int, trials: int, allowed: float) -> bool:
-    """Whether the share of events exceeds the allowed one beyond chance."""
+    """Returns whether the share of events exceeds the allowed share beyond chance."""
     return events > allowed * trials and binomial_tail(events, trials, allowed) < ROLLBACK_CHANCE
 
 
 def holds(events: int, trials: int, allowed: float) -> bool:
-    """Whether the share of events is shown to be at most the allowed one."""
+    """Returns whether the share of events is shown to be at most the allowed share."""
     return trials > 0 and 1 - binomial_tail(events + 1, trials, allowed) < PROMOTE_CHANCE
 
 
@@ -283,7 +285,7 @@ def _missing_evidence(figures: RolloutFigures, bounds: RolloutBounds) -> str | N
 
 
 def _allowed_failures(figures: RolloutFigures, bounds: RolloutBounds) -> float:
-    """Share of the canary's requests that it may leave unanswered."""
+    """Returns the share of its requests that the canary may leave unanswered."""
     stable, canary = figures.stable, figures.canary
     missed = MISSED_SHARE * _share(canary.excused, canary.requests + canary.excused)
     return min(1.0, _share(stable.failed, stable.requests) + bounds.max_failed + missed)

@@ -20,7 +20,7 @@ import numpy as np
 from polyrec.planner.rollout.score_shift import F32
 
 CLIP = 1e-7
-"""Scores are kept this far from 0 and 1."""
+"""Scores are clipped to at least this distance from 0 and 1."""
 
 
 @dataclass(slots=True)
@@ -39,8 +39,8 @@ class PairRecords:
 class PairSums:
     """Sums over requests that both versions answered.
 
-    rows, divergence: of all. probability: sum of the stable version's scores. squares: over requests, of
-    divergence squared, divergence times rows, and rows squared.
+    rows, divergence: sums over all requests. probability: sum of the stable version's scores. squares: sums
+    over requests of divergence squared, divergence times rows, and rows squared.
     """
 
     requests: int = 0
@@ -51,7 +51,7 @@ class PairSums:
     squares: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     def add(self, records: PairRecords) -> None:
-        """Adds requests. A request for which the canary gave a score that is not finite counts as failed."""
+        """Adds requests; those for which the canary's scores are not all finite count as failed."""
         self.failed += records.failed
         for stable, canary in records.pairs:
             if not np.isfinite(canary).all():
@@ -106,7 +106,7 @@ def expected_loss(sums: PairSums) -> ExpectedLoss | None:
 
 
 def divergences(stable: F32, canary: F32) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """KL divergence of each row's probability, float64 [rows], in nats."""
+    """Returns the KL divergence of each row's probability, float64 [rows], in nats."""
     p = stable.astype(np.float64).clip(CLIP, 1 - CLIP)
     s = canary.astype(np.float64).clip(CLIP, 1 - CLIP)
     return np.asarray(p * np.log(p / s) + (1 - p) * np.log((1 - p) / (1 - s)))

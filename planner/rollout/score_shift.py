@@ -63,7 +63,7 @@ class ScoreCounts:
         self.requests += len(sizes)
 
     def merge(self, other: ScoreCounts) -> None:
-        """Adds the counts of another."""
+        """Adds other counts."""
         self.counts += other.counts
         self.products += other.products
         self.requests += other.requests
@@ -86,7 +86,7 @@ class ScoreCounts:
 
 @dataclass(frozen=True, slots=True)
 class ScoreShift:
-    """The index of two samples. bias: its mean if the distributions are equal. deviation: standard one."""
+    """The index of two samples. bias: its mean for equal distributions. deviation: standard deviation."""
 
     psi: float
     bias: float

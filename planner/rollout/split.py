@@ -23,16 +23,16 @@ class Split:
     _turn: float = 0.0
 
     def takes(self, value: bytes) -> bool:
-        """Whether the canary answers the requests with this value."""
+        """Returns whether the canary answers the requests with this value."""
         return position(value, self.salt) < self.share
 
     def takes_next(self) -> bool:
-        """Whether the canary answers the next request, where requests are split one by one."""
+        """Returns whether the canary answers the next request, if requests are split individually."""
         self._turn = (self._turn + GOLDEN) % 1.0
         return self._turn < self.share
 
 
 def position(value: bytes, salt: str) -> float:
-    """Returns the place of a value in [0, 1), uniform over values and the same on every server."""
+    """Maps a value to [0, 1), uniformly over values and identically on every server."""
     digest = blake2b(value, digest_size=8, salt=salt.encode()[:16]).digest()
     return int.from_bytes(digest, "big") / 2**64

@@ -82,7 +82,7 @@ def _explain(
         query.path = policy.bind(state, query, now_s)
         chosen = _chosen(state, policy, query, now_s)
         if chosen is None:
-            reason, why = "deadline", "no lane can make it within the budget"
+            reason, why = "deadline", "no lane can answer within the budget"
         else:
             index, reason = chosen
             path = state.paths[index].name
@@ -90,13 +90,13 @@ def _explain(
     return Explanation(rows, budget_s, required, policy.name, path, reason, why, retry, candidates)
 
 
-_WHY_ATTEMPTED = "no path is predicted to answer within the budget; one is tried nevertheless"
+_WHY_ATTEMPTED = "no path is predicted to answer within the budget; one is tried anyway"
 _WHY = {
-    "best": "the path of best quality makes it, and leaves room for what waits and comes",
+    "best": "the path of best quality meets the budget and leaves capacity for other requests",
     "load": "a path of better quality would make others miss their deadline",
     "deadline": "a path of better quality takes longer than the budget",
     "failure": "the lanes of paths of better quality died or lost work",
-    "probe": "a lane that was slow or out is tried again",
+    "probe": "a lane that was slow or had failed is probed",
     "policy": "the policy is set to this path",
 }
 

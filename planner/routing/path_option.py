@@ -1,6 +1,6 @@
 """A path that a lane may use next, with all data that a decision needs in one object.
 
-`RouterState.update_lanes` builds these off the request path, so that a decision avoids many look-ups.
+`RouterState.update_lanes` builds these off the request path, so that a decision avoids many lookups.
 """
 
 from __future__ import annotations

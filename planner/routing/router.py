@@ -141,7 +141,7 @@ class Router:
         """Makes the rejection of a query, and records it for the others of the reading round."""
         rejection = Rejection(RejectReason.OVERLOAD, excess_s, self.state.queue.rows)
         if possible and not (query.priority or query.required):
-            # one that asks for more than others, or for what none gets, says nothing about them
+            # privileged requests and those that cannot be served at all say nothing about ordinary ones
             self._round.record_rejection(form, rejection, size, query.deadline_s, query.rows)
         return rejection
 

@@ -20,7 +20,7 @@ NotNegative = Annotated[float, Field(ge=0, le=1e18, allow_inf_nan=False)]
 
 
 class TrainingPlanError(PolyrecError):
-    """A training file is missing or malformed, or no described node can train it."""
+    """Raised if a training file is missing or malformed, or no described node can train it."""
 
 
 def _bytes(value: object) -> object:
@@ -37,8 +37,8 @@ Speed = Annotated[int, BeforeValidator(_bytes), Field(gt=0, le=2**60)]
 class DescribedTable(Strict):
     """One table without a calibration.
 
-    zipf: exponent of its rows' look-ups by rank; 0: all are equally popular. lookups: of a training row, or
-    of a request if the role is `context`.
+    zipf: exponent of its rows' lookups by rank; 0: all are equally popular. lookups: lookups per training
+    row, or per request if the role is `context`.
     """
 
     name: Name
@@ -68,9 +68,9 @@ class TrainingDisk(Strict):
 class TrainingNode(Strict):
     """One kind of node; each runs one worker.
 
-    rows_per_s: training rows per second of one node alone with all rows in its memory, as `polyrec train`
-    shows it. bytes_per_s: of its link to the others, in each direction; latency_us: of a message. most:
-    maximum number of nodes.
+    rows_per_s: training rows per second of a single node with all rows in its memory, as `polyrec train`
+    shows it. bytes_per_s: bandwidth of its link to the others, in each direction. latency_us: latency of a
+    message. most: maximum number of nodes.
     """
 
     name: Name
@@ -88,9 +88,10 @@ class TrainingDescription(Strict):
     """A training and the nodes that may run it.
 
     calibration: file of `polyrec calibrate`, with `schema`, instead of `tables`. state: floats of optimizer
-    state for each row (row-wise Adagrad: one). net_bytes: weights of the dense net. fixed_bytes: memory of a
-    worker for all but rows. rows_per_request: training rows that share a context. whole_requests: batches
-    are of whole requests, so that a request is hot only if all of its rows are. rows_per_s: wanted speed.
+    state per row (row-wise Adagrad: one). net_bytes: weights of the dense net. fixed_bytes: memory of a
+    worker for everything but rows. rows_per_request: training rows that share a context. whole_requests:
+    whether batches consist of whole requests, so that a request is hot only if all of its rows are.
+    rows_per_s: wanted speed.
     """
 
     calibration: Path | None = None

@@ -26,7 +26,8 @@ class Exchange:
     """Bytes that one worker sends in a step, on average.
 
     fetched: ids and rows before the forward pass. pushed: gradients of rows. summed: gradients of the net.
-    messages: collective calls. popular: share of the training rows whose look-ups are all replicated.
+    messages: number of collective calls. popular: share of the training rows whose lookups are all of
+    replicated rows.
     """
 
     fetched: float
@@ -42,9 +43,10 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The part of a step that decides what is exchanged.
+    """The properties of a step that determine what is exchanged.
 
-    workers: their number. rows: of the whole batch. whole: rows of a request that are hot together, or 1.
+    workers: number of workers. rows: rows of the whole batch. whole: rows per request if a request is hot
+    only as a whole, else 1.
     """
 
     workers: int
@@ -80,7 +82,7 @@ def expected_exchange(form: Form, popularity: Popularity, step: Step, hot: int) 
 def _fae(
     popularity: Popularity, step: Step, summed: float, replicated: I64, shares: F64, popular: float
 ) -> Exchange:
-    """Returns the exchange of fae: hot batches only send gradients of replicas, cold ones all rows."""
+    """Returns the exchange of fae: hot batches send only gradients of replicas, cold batches all rows."""
     own = step.rows / step.workers
     run_shares = np.maximum(shares[popularity.table], 1e-300)
     gathered = _gathered(popularity.distinct(own, replicated, 1 / run_shares), step) if popular else 0.0
@@ -99,7 +101,7 @@ def _fae(
 
 
 def _by_owner(rows: float, step: Step, summed: float) -> Exchange:
-    """Returns the exchange of rows that travel from their owners, and back as gradients."""
+    """Returns the exchange of rows that are sent by their owners and return as gradients."""
     others = step.workers - 1
     away = rows * others / step.workers
     return Exchange(away * (4 + 4 * step.width) + COUNT_BYTES * others, away * 4 * step.width, summed, 5)
@@ -111,15 +113,18 @@ def _gathered(rows: float, step: Step) -> float:
 
 
 def _shares(popularity: Popularity, replicated: I64) -> F64:
-    """Share of each table's look-ups that are of replicated rows, float64 [tables]."""
+    """Returns the share of each table's lookups that are of replicated rows, float64 [tables]."""
     total = popularity.lookups(popularity.rows)
     found: F64 = popularity.lookups(replicated) / np.where(total > 0, total, 1)
     return np.minimum(np.where(total > 0, found, 1.0), 1.0)
 
 
 def _popular_share(popularity: Popularity, shares: F64, whole: float) -> float:
-    """Share of the training rows (of requests, if whole) with replicated look-ups only, if independent."""
+    """Returns the share of training rows (requests, if whole) that look up only replicated rows.
+
+    Lookups are assumed independent.
+    """
     once = popularity.lookups(popularity.rows)
-    # look-ups of a row; of a request, those of its context once and those of its candidates `whole` times
+    # lookups of a row; of a request, those of its context once and those of its candidates `whole` times
     exponent = popularity.expanded if whole == 1 else once * whole
     return float(np.prod(shares**exponent))

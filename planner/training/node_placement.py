@@ -20,8 +20,8 @@ BATCHES_AHEAD = 2
 class NodePlacement:
     """Ranks (over all nodes) up to which rows are in memory, in slow memory and on disk.
 
-    replicated: number of rows that every node has in addition. buffer_bytes: for rows that move to and from
-    the disk.
+    replicated: number of rows that every node has in addition. buffer_bytes: size of the buffers for rows
+    that are moved to and from the disk.
     """
 
     memory: int
@@ -34,7 +34,7 @@ class NodePlacement:
 def place(
     description: TrainingDescription, node: TrainingNode, nodes: int, popularity: Popularity, hot: int
 ) -> NodePlacement | None:
-    """Places the rows on `nodes` nodes; None if they do not fit. hot: number of replicated rows."""
+    """Places the rows on `nodes` nodes; returns None if they do not fit. hot: number of replicated rows."""
     record = description.record_bytes
     total = popularity.total_rows
     free = node.memory - description.fixed_bytes - hot * record
@@ -60,8 +60,8 @@ def slow_seconds(
 ) -> tuple[float, float]:  # fmt: skip
     """Returns the seconds per step that slow memory and the disk of one node are busy.
 
-    looked_up_from: rank from which look-ups go to owners; rows before it have replicas. Each row is read and
-    written once a step.
+    looked_up_from: rank from which lookups go to owners; rows before it have replicas. Each row is read and
+    written once per step.
     """
     batch, record = description.batch_rows, description.record_bytes
     slow_s = disk_s = 0.0
@@ -75,7 +75,7 @@ def slow_seconds(
 
 
 def disk_seconds(disk: TrainingDisk, rows: float, record_bytes: int) -> float:
-    """Returns the seconds in which a disk reads and writes back the blocks of some rows."""
+    """Returns the seconds that a disk needs to read and write back the blocks of some rows."""
     moved = ceil(record_bytes / disk.block_bytes) * disk.block_bytes
     reading = max(rows / disk.reads_per_s, rows * moved / disk.read_bytes_per_s)
     return reading + rows * moved / disk.write_bytes_per_s

@@ -1,4 +1,4 @@
-"""Models the popularity of rows, as expected look-ups of each row of all tables per training row.
+"""Models the popularity of rows, as expected lookups of each row of all tables per training row.
 
 The rows of all tables are in a single order, most popular first, run-length encoded: two billion rows of a
 Zipf distribution are about two thousand runs.
@@ -25,9 +25,9 @@ RATIO = 1.01
 
 @dataclass(frozen=True, slots=True)
 class TableAccesses:
-    """Look-ups of one table's rows.
+    """Lookups of one table's rows.
 
-    by_rank: per training row, where look-ups of a context count once a request. expanded: look-ups of a
+    by_rank: lookups per training row; those of a context count once per request. expanded: lookups of a
     training row including its context's, as the baseline exchanges them.
     """
 
@@ -40,8 +40,8 @@ class TableAccesses:
 class Popularity:
     """Rows of all tables in one order.
 
-    names: of the tables. accesses: float64 [runs], of each row of a run for one training row, never
-    increasing. rows, table: int64 [runs]. expanded: float64 [tables], see TableAccesses.
+    names: names of the tables. accesses: float64 [runs], accesses of each row of a run per training row,
+    never increasing. rows, table: int64 [runs]. expanded: float64 [tables], see TableAccesses.
     """
 
     names: tuple[str, ...]
@@ -70,7 +70,7 @@ class Popularity:
         return np.cumsum(self.rows)
 
     def between(self, first: int, last: int) -> I64:
-        """Returns how many rows of each run have their rank in [first, last), int64 [runs]."""
+        """Returns how many rows of each run have ranks in [first, last), int64 [runs]."""
         starts = self._ends - self.rows
         found: I64 = np.clip(np.minimum(self._ends, last) - np.maximum(starts, first), 0, self.rows)
         return found
@@ -81,7 +81,7 @@ class Popularity:
         return {name: round(n) for name, n in zip(self.names, found, strict=True) if n}
 
     def lookups(self, rows: I64) -> F64:
-        """Returns the look-ups per training row of some rows of the runs, float64 [tables]."""
+        """Returns the lookups per training row of some rows of the runs, float64 [tables]."""
         found = np.zeros(len(self.names))
         np.add.at(found, self.table, rows * self.accesses)
         return found
@@ -89,13 +89,13 @@ class Popularity:
     def distinct(self, training_rows: float, rows: I64, factor: F64 | float = 1.0) -> float:
         """Returns the expected distinct rows, among some rows of the runs, that training rows look up.
 
-        factor: on the accesses of each run. Look-ups are taken as independent (Poisson).
+        factor: multiplies the accesses of each run. Lookups are assumed independent (Poisson).
         """
         return float(rows @ -np.expm1(-self.accesses * factor * training_rows))
 
 
 def zipf_accesses(rows: int, exponent: float, lookups: float) -> RankedAccesses:
-    """Returns look-ups by rank r proportional to r ** -exponent, `lookups` in all, with means over runs."""
+    """Returns lookups proportional to r ** -exponent at rank r, `lookups` in total, averaged over runs."""
     exact = np.arange(1, min(rows, EXACT_RANKS) + 1)
     steps = int(np.log(max(rows / EXACT_RANKS, 1)) / np.log(RATIO)) + 2
     ends = np.unique(np.concatenate((exact, np.ceil(np.geomspace(exact[-1], rows, steps)).astype(np.int64))))

@@ -21,20 +21,20 @@ from polyrec.planner.training.popularity import Popularity
 Limit = Literal["compute", "network", "slow memory", "disk"]
 MIN_SHARE = 2**-12
 MIN_POPULAR = 0.01
-"""Share of popular rows below which fae has no batch of them to draw; it then only copies replicas."""
+"""Share of popular rows below which fae cannot draw a batch of them and only copies replicas."""
 DENSE_COUNTS = 16
 GROWTH = 1.1
-"""All numbers of nodes up to DENSE_COUNTS are computed, then each about GROWTH times the one before."""
+"""All numbers of nodes up to DENSE_COUNTS are evaluated, then each about GROWTH times the previous one."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingOption:
     """One way to train.
 
-    binds: the limit that determines a step's time. rows_per_s: of all nodes. sent_per_row: bytes that workers
-    send per training row. seconds: of a step, by limit; compute and network add up, the others overlap them.
-    popular: see Exchange. tables: rows by table of `replicated`, `memory`, `slow memory` and `disk`, of all
-    nodes together.
+    binds: the limit that determines a step's time. rows_per_s: training rows per second of all nodes.
+    sent_per_row: bytes that workers send per training row. seconds: seconds per step, by limit; compute and
+    network add up, the others overlap with them. popular: see Exchange. tables: by table, rows that are
+    `replicated` and rows in `memory`, `slow memory` and `disk`, of all nodes together.
     """
 
     node: str
@@ -57,9 +57,11 @@ class TrainingOption:
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """A training plan. chosen: the proposal. baseline: exchanges every look-up; None if it does not fit.
+    """A training plan.
 
-    fastest: options by number of nodes, for each node type. min_nodes: of each type for the wanted speed.
+    chosen: the proposal. baseline: the option that exchanges every lookup; None if it does not fit. fastest:
+    by node type, the fastest options for numbers of nodes. min_nodes: by node type, the minimum number of
+    nodes for the wanted speed.
     """
 
     chosen: TrainingOption
@@ -74,7 +76,7 @@ class TrainingPlan:
 
 
 def plan_training(description: TrainingDescription, popularity: Popularity) -> TrainingPlan:
-    """Plans a training. Raises TrainingPlanError: no described node can hold it."""
+    """Plans a training. Raises TrainingPlanError if no described node can hold it."""
     fastest: dict[str, list[TrainingOption]] = {}
     for node in description.nodes:
         found = [_fastest(description, popularity, node, n) for n in node_counts(node.most)]
@@ -101,11 +103,11 @@ def plan_training(description: TrainingDescription, popularity: Popularity) -> T
     return TrainingPlan(chosen, baseline, wanted, fastest, least)
 
 
-def node_counts(max_nodes: int) -> list[int]:
-    """Returns the numbers of nodes that are computed, up to `max_nodes`."""
-    counts = list(range(1, min(max_nodes, DENSE_COUNTS) + 1))
-    while counts[-1] < max_nodes:
-        counts.append(min(max_nodes, int(counts[-1] * GROWTH) + 1))
+def node_counts(most: int) -> list[int]:
+    """Returns the numbers of nodes to evaluate, up to `most`."""
+    counts = list(range(1, min(most, DENSE_COUNTS) + 1))
+    while counts[-1] < most:
+        counts.append(min(most, int(counts[-1] * GROWTH) + 1))
     return counts
 
 
@@ -117,7 +119,7 @@ def option_of(
     form: Form,
     hot: int,
 ) -> TrainingOption | None:
-    """Computes one option; None if it does not fit. hot: number of replicated rows."""
+    """Evaluates one option; returns None if it does not fit. hot: number of replicated rows."""
     placed = place(description, node, nodes, popularity, hot)
     if placed is None:
         return None
@@ -155,7 +157,7 @@ def option_of(
 def _fastest(
     description: TrainingDescription, popularity: Popularity, node: TrainingNode, nodes: int
 ) -> TrainingOption | None:
-    """Returns the fastest option with this number of nodes; of equally fast ones, that which sends least."""
+    """Returns the fastest option with this number of nodes; among equals, the one that sends least."""
     options = [
         option
         for form in (FORMS if nodes > 1 else FORMS[1:2])

@@ -22,15 +22,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source",
         metavar="DATA|BUNDLE",
-        help="with --data or --access-log, folder of the bundle to calibrate; else the data (Parquet file or "
-        "folder, or Criteo TSV[.gz]) whose order to save for training",
+        help="with --data or --access-log, folder of the bundle to calibrate; otherwise data (Parquet file "
+        "or folder, or Criteo TSV[.gz]) from which to save the popularity order for training",
     )
     seen = parser.add_mutually_exclusive_group()
-    seen.add_argument("--data", help="data with labels: its look-ups give the order, its labels the quality")
+    seen.add_argument("--data", help="data with labels: lookups determine the order, labels the quality")
     seen.add_argument(
         "--access-log",
         metavar="FILE",
-        help="look-ups without labels: Parquet, or JSON lines of request bodies (docs/calibrate.md)",
+        help="lookups without labels: Parquet, or JSON lines of request bodies (docs/calibrate.md)",
     )
     parser.add_argument(
         "--out", required=True, help="file for the calibration of data; folder for the calibrated bundle"
@@ -147,7 +147,7 @@ def _print_bundle(args: argparse.Namespace, bundle: Bundle, observed: Observed) 
         if count:
             print(f"{count:,} {what} not counted")
     what = "rows" if args.data else "entries of the log"
-    print(f"look-ups of {observed.rows:,} {what} -> {bundle.path}, version {bundle.manifest.version}")
+    print(f"lookups of {observed.rows:,} {what} -> {bundle.path}, version {bundle.manifest.version}")
 
 
 def _as_json(tables: Mapping[str, I64]) -> dict[str, Any]:

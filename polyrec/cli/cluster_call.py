@@ -118,7 +118,7 @@ def named(text: str, flag: str) -> tuple[str, str]:
     """Splits NAME=VALUE. Raises ClusterError."""
     name, equals, value = text.partition("=")
     if not (name and equals):
-        raise ClusterError(f"{flag} {text}: it is NAME=VALUE")
+        raise ClusterError(f"{flag} {text}: write NAME=VALUE")
     return name, value
 
 

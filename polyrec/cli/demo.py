@@ -25,7 +25,7 @@ WIDTHS = (4, 32)
 """One table, two sizes of model: the first 4 or all 32 columns of each row.
 
 They differ beyond noise in information (by .006, .007, .010 at seeds 0 to 2) and in time. The plan drops
-what does not: from 2 to 8 columns time hardly grows, most of it being parsing and look-ups.
+what does not: from 2 to 8 columns time hardly grows, most of it being parsing and lookups.
 """
 SHAPE = {"top": (1024, 256)}
 RECIPE = {"sparse_lr": 0.2, "refit": False}
@@ -127,7 +127,7 @@ def start_logged(settings: Mapping[str, object], log: Path) -> ServerProcess:
             return start(settings, stderr, lifeline=True, own_group=True)
         except StartFailed as e:
             reason = log.read_text().strip().splitlines()
-            raise PolyrecError(f"{e}: {reason[-1] if reason else 'without a word'}") from None
+            raise PolyrecError(f"{e}: {reason[-1] if reason else 'no message'}") from None
 
 
 def serve_until_signaled(server: ServerProcess) -> int:
@@ -176,13 +176,13 @@ def _train(out: Path, clicks: Path, schema: Schema, say: Say) -> tuple[dict[str,
     ceiling = best_possible_quality(clicks, fit_splitter(reader, schema)).as_dict()
     tests = {view.name: view.test_metrics for view in bundle.by_width()}
     constant = bundle.manifest.metrics.get("constant", {})
-    say("2. trained one table with heads for two widths; each on the test rows, beside a constant")
-    say("   prediction and the ceiling that the generator planted:")
+    say("2. trained one table with heads for two widths; quality on the test rows, with a constant")
+    say("   prediction below and the generator's true probabilities above:")
     say(f"   {'':>11} {'constant':>10}{''.join(f'{name:>11}' for name in tests)}    planted")
     for key in ("information", "auc", "log_loss", "mrr"):
         figures = [constant.get(key), *(test.get(key) for test in tests.values()), ceiling.get(key)]
         say(f"   {key:>11}" + "".join(f"{nan if v is None else v:11.4f}" for v in figures))
-    say("   (information: the share of the clicks' uncertainty that is explained; the router's currency)")
+    say("   (information: the explained share of the clicks' uncertainty, which the router maximizes)")
     return dict(tests), ceiling
 
 

@@ -19,7 +19,7 @@ def refuse_other_flags(args: argparse.Namespace, file: str, error: type[PolyrecE
     given = [flag for flag in SINGLE_MACHINE if getattr(args, flag) is not None]
     if given or args.sweep or args.quality:
         named = "--" + (given[0].replace("_", "-") if given else "sweep" if args.sweep else "quality")
-        raise error(f"{named} belongs to a plan of one machine; write it into '{file}'")
+        raise error(f"{named} applies to a plan for one machine; specify it in '{file}'")
 
 
 def write_plan(

@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     formats = parser.add_subparsers(dest="format", required=True, metavar="FORMAT")
     dlrm = formats.add_parser(
         "dlrm",
-        help="file of dlrm_s_pytorch.py --save-model, or its state dict",
+        help="file written by dlrm_s_pytorch.py --save-model, or its state dict",
         epilog=f"example: {EXAMPLE}",
     )
     _common(dlrm, "dlrm")
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     torchrec.add_argument(
         "--tables",
         metavar="NAME,...",
-        help="table of each feature in the model's order, a shared one repeatedly "
+        help="table of each feature in the model's order, with a shared one repeated "
         "(default: every table once, in the order of the file)",
     )
     torchrec.add_argument(
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     torchrec.add_argument(
         "--quantized",
         choices=["int8", "int4"],
-        help="type of quantized tables, where the bytes of a row fit both",
+        help="precision of quantized tables, if the row size in bytes fits both int8 and int4",
     )
 
 

@@ -1,4 +1,4 @@
-"""`polyrec loop`: trains on what a server logs, again and again, and publishes what is not worse."""
+"""`polyrec loop`: trains repeatedly on a server's log and publishes bundles that are not worse."""
 
 from __future__ import annotations
 
@@ -19,36 +19,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     calls = parser.add_subparsers(dest="call", metavar="CALL", required=True, title="calls")
 
     run = calls.add_parser(
-        "run", parents=[state], help="execute iterations until Ctrl-C; a killed one goes on"
+        "run", parents=[state], help="run iterations until Ctrl-C; resumes an interrupted one"
     )
     run.epilog = f"example: {EXAMPLE}"
-    run.add_argument("--plan", required=True, help="plan that serves when the first iteration begins")
+    run.add_argument("--plan", required=True, help="plan served at the first iteration")
     run.add_argument("--log", required=True, metavar="DIR", help="prediction log of the server")
-    run.add_argument("--once", action="store_true", help="one iteration, or the rest of one, at once")
+    run.add_argument("--once", action="store_true", help="run or finish one iteration now, then exit")
     _add_when(run)
     _add_held(run)
     run.add_argument_group("training").add_argument(
         "--train-options",
         default="",
         metavar="OPTIONS",
-        help="further ones of `polyrec train`, in quotes: '--step-size .2 --forget-unseen 2'",
+        help="options passed to `polyrec train`, in quotes: '--step-size .2 --forget-unseen 2'",
     )
-    run.add_argument("--keep", type=non_negative_int, default=3, help="earlier bundles to keep (default 3)")
+    run.add_argument(
+        "--keep", type=non_negative_int, default=3, help="number of earlier bundles to keep (default 3)"
+    )
     _add_canary(run)
 
-    status = calls.add_parser("status", parents=[state], help="show iterations, their steps and the reasons")
+    status = calls.add_parser(
+        "status", parents=[state], help="show iterations, their steps and the reasons for each outcome"
+    )
     status.epilog = "example: polyrec loop status --state /data/loop"
     status.add_argument("--json", action="store_true", help="print as JSON")
-    hold = calls.add_parser("hold", parents=[state], help="stop before a step until it is released")
+    hold = calls.add_parser("hold", parents=[state], help="pause before a step until it is released")
     hold.epilog = "example: polyrec loop hold canary --state /data/loop --reason 'sale today'"
     hold.add_argument("step", choices=STEPS, help="step")
-    hold.add_argument("--reason", default="by a person", help="for the status")
-    release = calls.add_parser("release", parents=[state], help="execute a step again that was held")
+    hold.add_argument("--reason", default="by a person", help="reason to show in the status")
+    release = calls.add_parser("release", parents=[state], help="allow a held step again")
     release.epilog = "example: polyrec loop release canary --state /data/loop"
     release.add_argument("step", choices=STEPS, help="step")
     for name, what in (
-        ("force", "let the last iteration go on that waits, was held back or rolled back"),
-        ("drop", "end the iteration in progress; its rows are left out"),
+        ("force", "continue the last iteration although it waits, was held back or was rolled back"),
+        ("drop", "end the iteration in progress without publishing; its rows are not used again"),
     ):
         calls.add_parser(
             name, parents=[state], help=what
@@ -58,7 +62,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_when(run: argparse.ArgumentParser) -> None:
     when = run.add_argument_group("when")
     when.add_argument(
-        "--every", type=duration, default=3600.0, metavar="TIME", help="between iterations (default 1h)"
+        "--every",
+        type=duration,
+        default=3600.0,
+        metavar="TIME",
+        help="interval between iterations (default 1h)",
     )
     when.add_argument(
         "--drift",
@@ -67,52 +75,53 @@ def _add_when(run: argparse.ArgumentParser) -> None:
         help="train only once the serving model has lost this much information gain (default: always)",
     )
     when.add_argument(
-        "--least-clicks", type=positive_int, default=200, help="in the newest rows (default 200)"
+        "--least-clicks",
+        type=positive_int,
+        default=200,
+        help="minimum number of clicks in the new rows (default 200)",
     )
-    when.add_argument(
-        "--since", metavar="TIME", help="of the first iteration: the log's rows from this time on"
-    )
+    when.add_argument("--since", metavar="TIME", help="first iteration: use the log's rows from this time on")
     when.add_argument(
         "--settle",
         type=duration,
         default=60.0,
         metavar="TIME",
-        help="after the log's window, until its files are complete (default 60s)",
+        help="wait after the log's label window until its files are complete (default 60s)",
     )
 
 
 def _add_held(run: argparse.ArgumentParser) -> None:
-    held = run.add_argument_group("what is held back")
+    held = run.add_argument_group("when a bundle is held back")
     held.add_argument(
         "--margin",
         type=positive_float,
         default=0.005,
-        help="information gain that a new bundle is shown to lose at most (default .005)",
+        help="maximum information gain that a new bundle may be shown to lose (default .005)",
     )
     held.add_argument(
         "--max-drop",
         type=positive_float,
         default=0.5,
-        help="share of its information gain that the serving model may lose at once (default .5)",
+        help="maximum share of its information gain that the serving model may lose at once (default .5)",
     )
     held.add_argument(
         "--max-calibration",
         type=positive_float,
         default=2.0,
-        help="factor by which expected and actual clicks may differ (default 2)",
+        help="maximum factor between predicted and actual clicks (default 2)",
     )
 
 
 def _add_canary(run: argparse.ArgumentParser) -> None:
-    canary = run.add_argument_group("canary", "only with --url; bounds as of `polyrec rollout start`")
-    canary.add_argument("--url", help="the server that serves the plan (default: bundles are only published)")
-    canary.add_argument("--model", metavar="NAME", help="one of several models")
+    canary = run.add_argument_group("canary", "only with --url; bounds as for `polyrec rollout start`")
+    canary.add_argument("--url", help="server that serves the plan (default: only publish bundles)")
+    canary.add_argument("--model", metavar="NAME", help="model to roll out, if the server has several")
     canary.add_argument(
         "--canary-for",
         type=duration,
         default=86400.0,
         metavar="TIME",
-        help="longest time until it is promoted; then it is rolled back (default 24h)",
+        help="roll back if not promoted within this time (default 24h)",
     )
     add_start_options(canary)
     canary.set_defaults(promote_after=600.0)

@@ -36,10 +36,10 @@ def run_call(args: argparse.Namespace) -> int:
     elif args.call == "hold":
         folder.hold(args.step, args.reason)
         release = f"polyrec loop release {args.step} --state {shlex.quote(args.state)}"
-        print(f"the loop stops before {args.step}; to go on: {release}")
+        print(f"the loop will pause before {args.step}; to release it: {release}")
     elif args.call == "release":
         folder.release(args.step)
-        print(f"{args.step} is executed again")
+        print(f"{args.step} is released")
     else:
         _give(folder, args.call)
     return 0
@@ -53,12 +53,12 @@ def _give(folder: LoopFolder, command: str) -> None:
     if command == "force":
         following = forced(iteration, 0.0).step
         folder.give("force", iteration.number)
-        print(f"iteration {iteration.number} goes on with {following}, as soon as the loop runs")
+        print(f"iteration {iteration.number} continues with {following} as soon as the loop runs")
         return
     if iteration.state != "running":
         raise LoopError(f"iteration {iteration.number} has ended: {iteration.state.replace('_', ' ')}")
     folder.give("drop", iteration.number)
-    print(f"iteration {iteration.number} ends, as soon as the loop runs")
+    print(f"iteration {iteration.number} ends as soon as the loop runs")
 
 
 def _run(folder: LoopFolder, args: argparse.Namespace) -> int:

@@ -64,10 +64,10 @@ def run(args: argparse.Namespace) -> int:
         f"{done.path}: {done.rows:,} rows as {done.stored:,} ({done.rows / done.stored:.1f} each); "
         f"{done.bytes:,} bytes, {done.bytes / before:.2f} of the {before:,} read"
     )
-    print(f"stored once a request: {', '.join(done.shared)}")
+    print(f"stored once per request: {', '.join(done.shared)}")
     if done.stored > done.requests:
         print(
-            f"the context changes within a {schema.group}: "
+            f"the context varies within a {schema.group}: "
             f"{done.requests:,} requests took {done.stored:,} rows"
         )
     if done.moved:

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_need(parser: argparse.ArgumentParser) -> None:
-    need = parser.add_argument_group("what is needed")
+    need = parser.add_argument_group("requirements")
     need.add_argument("--profile", metavar="FILE", help="profile, made by `polyrec profile`")
     need.add_argument("--slo-ms", type=float, metavar="MS", help="latency SLO: the 99th percentile")
     need.add_argument(
@@ -200,8 +200,8 @@ def _load_inputs(args: argparse.Namespace) -> tuple[Profile, Requirements]:
     profile = load_profile(args.profile)
     if profile.is_of_busy_machine:
         print(
-            f"warning: '{args.profile}' was measured beside other work, which held the core for "
-            f"{profile.cpu_wait:.0%} of the time: real latencies may be far shorter; profile an idle machine",
+            f"warning: '{args.profile}' was measured on a busy machine: other work held the core for "
+            f"{profile.cpu_wait:.0%} of the time; real latencies may be far shorter; profile an idle machine",
             file=sys.stderr,
         )
     if args.machine:

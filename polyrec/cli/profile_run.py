@@ -267,7 +267,7 @@ def _qualities(
         if 0 < rate < MIN_RATE:
             print(
                 f"warning: {rate:.1%} of the test rows are positive, so predicting none of them has an "
-                f"accuracy of {1 - rate:.1%}: accuracy hardly tells paths apart; --metric information does",
+                f"accuracy of {1 - rate:.1%}: accuracy hardly distinguishes paths; --metric information does",
                 file=sys.stderr,
             )
     return qualities
@@ -286,14 +286,14 @@ def _front(paths: Sequence[PathProfile], found: Sequence[Candidate], seed: int) 
 
     candidate = _fastest(paths, found)
     if candidate is None:
-        print("the front is not measured: there is no path on the CPU", file=sys.stderr)
+        print("the server's front is not measured: no path runs on the CPU", file=sys.stderr)
         return None
     print(f"measuring the server's front with {candidate.name} ...", file=sys.stderr)
     path = candidate.path.model_copy(update={"bundle": candidate.bundle.path})
     try:
         return measure_front(path, candidate.bundle, FRONT_SECONDS, seed)
     except (StartFailed, LoadError) as e:
-        print(f"the front is not measured: {e}", file=sys.stderr)
+        print(f"the server's front is not measured: {e}", file=sys.stderr)
         return None
 
 
@@ -310,7 +310,7 @@ def _hops(paths: Sequence[PathProfile], found: Sequence[Candidate], seed: int) -
     try:
         return measure_hops(path, candidate.bundle, HOP_SECONDS, seed)
     except (PolyrecError, LaneDied) as e:
-        print(f"the hop to a lane is not measured: {e}", file=sys.stderr)
+        print(f"the hop to another core's lane is not measured: {e}", file=sys.stderr)
         return {}
 
 

@@ -15,35 +15,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     server.add_argument(
         "--url", default="http://127.0.0.1:8000", help="the server (default http://127.0.0.1:8000)"
     )
-    server.add_argument("--model", metavar="NAME", help="one of several models; status: the first by default")
+    server.add_argument(
+        "--model", metavar="NAME", help="model, if the server has several (status: default the first)"
+    )
     server.add_argument("--json", action="store_true", help="print the status as JSON")
     calls = parser.add_subparsers(dest="call", metavar="CALL", required=True, title="calls")
     about = "the token comes from the variable POLYREC_ADMIN_TOKEN"
 
-    start = calls.add_parser("start", parents=[server], help="open a version and send it its share")
+    start = calls.add_parser(
+        "start", parents=[server], help="load a new version and send it a share of requests"
+    )
     start.epilog = f"example: {EXAMPLE}; {about}"
-    start.add_argument("plan", help="plan file, or folder of a bundle, on the server's machine or by URL")
+    start.add_argument("plan", help="plan file or bundle folder on the server's machine, or its URL")
     add_start_options(start)
     start.add_argument(
-        "--wait", action="store_true", help="wait until it ends; the exit status is 3 if it was rolled back"
+        "--wait", action="store_true", help="wait until the rollout ends; exit status 3 if it was rolled back"
     )
     start.add_argument(
         "--timeout",
         type=duration,
         metavar="TIME",
-        help="longest wait, like 10m; then the exit status is 4 and the rollout goes on",
+        help="maximum wait, like 10m; after it, exit status 4, and the rollout continues",
     )
 
     calls.add_parser(
         "status", parents=[server], help="show both versions' figures and the last decision"
     ).epilog = f"example: polyrec rollout status; {about}"
-    share = calls.add_parser("share", parents=[server], help="change the share")
+    share = calls.add_parser("share", parents=[server], help="change the share of requests")
     share.epilog = f"example: polyrec rollout share .2; {about}"
     share.add_argument("share", type=share_of, help="share of the requests, at most .5")
-    for name, what in (("promote", "serve the version to all"), ("rollback", "end the rollout")):
+    for name, what in (("promote", "send all requests to the new version"), ("rollback", "end the rollout")):
         end = calls.add_parser(name, parents=[server], help=what)
         end.epilog = f"example: polyrec rollout {name} --reason 'ticket 7'; {about}"
-        end.add_argument("--reason", help="for the log and the status")
+        end.add_argument("--reason", help="reason, for the log and the status")
 
 
 def run(args: argparse.Namespace) -> int:

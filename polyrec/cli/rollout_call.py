@@ -70,7 +70,7 @@ def _wait(calls: AdminCalls, status: dict[str, Any], args: argparse.Namespace) -
             # the server is busy or restarting; a refused token, in contrast, stays refused
             if not told:
                 told = True
-                print(f"{e}; asking again for {PATIENCE_S:g} s", file=sys.stderr)
+                print(f"{e}; retrying for {PATIENCE_S:g} s", file=sys.stderr)
             if time.monotonic() - answered > PATIENCE_S:
                 raise AdminFailed(f"{e}; how the rollout ended is unknown") from None
     _print(status, args.json)
@@ -86,8 +86,8 @@ def _how_to_end(args: argparse.Namespace) -> str:
     """Explains that a rollout outlives the command that started it, and how to end it."""
     at = f" --url {args.url}" if args.model is None else f" --url {args.url} --model {args.model}"
     return (
-        "the server goes on with the rollout, or begins it once the version is open; "
-        f"see it: polyrec rollout status{at}; end it: polyrec rollout rollback{at}"
+        "the rollout continues, or begins once the new version is loaded; "
+        f"show it: polyrec rollout status{at}; end it: polyrec rollout rollback{at}"
     )
 
 
@@ -168,8 +168,8 @@ def _decision(decision: Mapping[str, Any], max_psi: float | None) -> list[str]:
     canary = figures["canary"]
     if canary.get("waited_ms", 0) > WAITED_MS or canary.get("excused"):
         shown.append(
-            f"the canary's lanes waited for a processor: {canary['waited_ms']:.2f} ms an answer and "
-            f"{canary['excused']} requests without one are not counted"
+            f"the canary's lanes waited for a CPU core: {canary['waited_ms']:.2f} ms per answer and "
+            f"{canary['excused']} unanswered requests are not counted"
         )
     if figures.get("pairs") is not None:
         pairs = f"same requests: {figures['pairs']} answered by both, {figures['pairs_failed']} failed"

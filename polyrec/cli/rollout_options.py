@@ -1,4 +1,4 @@
-"""Defines the options of a rollout's start: the requests that the canary gets, and its bounds."""
+"""Defines the options that start a rollout: the canary's share of requests, and its bounds."""
 
 from __future__ import annotations
 
@@ -13,52 +13,63 @@ def add_start_options(parser: argparse._ActionsContainer) -> None:
         "--share",
         type=share_of,
         default=0.05,
-        help="share of the requests, at most .5; 0: only as a shadow (default .05)",
+        help="share of requests for the new version, at most .5; 0: shadow only (default .05)",
     )
     parser.add_argument(
         "--shadow",
         type=share_of,
         default=0.1,
-        help="share of the other requests answered by both versions in spare time, compared (default .1)",
+        help="share of the other requests that both versions answer, in spare time, to compare (default .1)",
     )
     parser.add_argument(
         "--by",
         metavar="FIELD",
-        help="context feature, or header:NAME: each of its values gets one version (default: any split)",
+        help="split requests by this context feature or header:NAME, so that each of its values gets one "
+        "version (default: split at random)",
     )
     parser.add_argument(
         "--promote-after",
         type=duration,
         metavar="TIME",
-        help="promote once all bounds are shown to hold, not before: 10m, 1h (default: only by call)",
+        help="promote after this time if all bounds are shown to hold: 10m, 1h (default: only manually)",
     )
-    parser.add_argument("--max-psi", type=positive_float, help="largest shift of the scores (default .1)")
+    parser.add_argument(
+        "--max-psi", type=positive_float, help="maximum shift of the scores, as PSI (default .1)"
+    )
     parser.add_argument(
         "--max-loss",
         type=positive_float,
-        help="largest expected loss of information, by requests answered by both (default .02)",
+        help="maximum expected loss of information, on requests that both versions answer (default .02)",
     )
     parser.add_argument(
         "--max-live-loss",
         type=positive_float,
-        help="largest loss of information on labeled requests, with --live-quality (default .01)",
+        help="maximum loss of information on labeled requests, with --live-quality (default .01)",
     )
     parser.add_argument(
-        "--max-failed", type=positive_float, help="largest share of failures above the stable's (default .01)"
+        "--max-failed",
+        type=positive_float,
+        help="maximum share of failures above that of the stable version (default .01)",
     )
     parser.add_argument(
         "--max-late",
         type=positive_float,
-        help="largest share of late answers above the stable's (default .02)",
+        help="maximum share of late answers above that of the stable version (default .02)",
     )
     parser.add_argument(
-        "--max-slowdown", type=positive_float, help="largest factor on the stable's p95 (default 2)"
+        "--max-slowdown",
+        type=positive_float,
+        help="maximum p95 latency as a factor of the stable version's (default 2)",
     )
     parser.add_argument(
-        "--slack-ms", type=float, help="milliseconds above the stable's p95 allowed in any case (default 5)"
+        "--slack-ms",
+        type=float,
+        help="milliseconds above the stable version's p95 that are always allowed (default 5)",
     )
     parser.add_argument(
-        "--min-requests", type=positive_int, help="requests before latency and scores count (default 200)"
+        "--min-requests",
+        type=positive_int,
+        help="number of requests before latency and scores are judged (default 200)",
     )
 
 

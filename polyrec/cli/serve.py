@@ -148,7 +148,7 @@ def _add_tiers(parser: argparse.ArgumentParser) -> None:
     tiers.add_argument(
         "--drift-memory",
         type=float,
-        help="with drift: weight of earlier accesses, in look-ups (default: the plan's)",
+        help="with drift: weight of earlier accesses, in lookups (default: the plan's)",
     )
     tiers.add_argument("--store-url", help="with --plan: URL of the remote store, instead of the plan's")
     tiers.add_argument(

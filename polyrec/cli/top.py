@@ -14,10 +14,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "url", nargs="?", default="http://127.0.0.1:8000", help="the server (default http://127.0.0.1:8000)"
     )
     parser.add_argument(
-        "--interval", type=positive_float, default=2.0, metavar="SECONDS", help="time between two (default 2)"
+        "--interval", type=positive_float, default=2.0, metavar="SECONDS", help="refresh interval (default 2)"
     )
     parser.add_argument(
-        "--model", metavar="NAME", help="one of several models of the server (default: the first)"
+        "--model", metavar="NAME", help="model, if the server has several (default: the first)"
     )
     parser.add_argument("--once", action="store_true", help="print one interval and exit")
     parser.add_argument("--json", action="store_true", help="print one interval as JSON and exit")

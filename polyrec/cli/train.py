@@ -270,9 +270,9 @@ def _searched(learner: Learner, args: argparse.Namespace) -> Learner:
     files.write_recipe(found, learner.reader.path.name)
     if not args.json:
         left = sum(t.status == "not run" for t in found.trials)
-        chosen = found.chosen.changed or "the base recipe, as no other is surely better"
+        chosen = found.chosen.changed or "the base recipe, as no other is shown to be better"
         print(
-            f"{files.recipe}: {chosen}, chosen in {len(found.trials) - left} trainings; {left} not run for "
-            "lack of time"
+            f"{files.recipe}: {chosen}, chosen from {len(found.trials) - left} trainings; {left} not run, "
+            "out of time"
         )
     return replace(learner, training=found.training, record={**learner.record, "search": found.record()})

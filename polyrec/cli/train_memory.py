@@ -19,8 +19,8 @@ def add_memory_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--memory",
         metavar="BYTES",
-        help="memory for rows and their optimizer state: 512MB, 24GB; the other rows are in a file "
-        "(default: all rows are in memory)",
+        help="memory for rows and their optimizer state: 512MB, 24GB; other rows are stored in a file "
+        "(default: all rows in memory)",
     )
     group.add_argument(
         "--tier-directory",
@@ -37,7 +37,7 @@ def refuse_with_memory(args: argparse.Namespace) -> None:
 
     if args.memory is None:
         if args.tier_directory is not None:
-            raise PolyrecError("--tier-directory is where rows beyond --memory BYTES lie: say how many")
+            raise PolyrecError("--tier-directory stores the rows beyond --memory: add --memory BYTES")
         return
     for flag, given in (
         ("--workers", has_several_workers(args)),
@@ -47,7 +47,7 @@ def refuse_with_memory(args: argparse.Namespace) -> None:
         ("--representation", args.representation not in (None, "table")),
     ):
         if given:
-            raise PolyrecError(f"--memory trains tables without {flag}: leave it out")
+            raise PolyrecError(f"--memory trains tables without {flag}: omit {flag}")
 
 
 @contextmanager

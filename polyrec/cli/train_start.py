@@ -25,8 +25,8 @@ def add_start_arguments(group: argparse._ArgumentGroup) -> None:
         "--forget-unseen",
         type=non_negative_int,
         metavar="N",
-        help="give the rows of ids that the new data do not use, and that had at most N look-ups before, to "
-        "new ids (counts halve with every warm start)",
+        help="reuse for new ids the rows of ids that the new data do not use and that had at most N lookups "
+        "before (counts halve with every warm start)",
     )
     group.add_argument(
         "--step-size",
@@ -37,7 +37,7 @@ def add_start_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--new-standards",
         action="store_true",
-        help="use means and deviations of the new data (default: those of the bundle)",
+        help="normalize with means and deviations of the new data (default: those of the bundle)",
     )
 
 
@@ -52,15 +52,15 @@ def refuse_with_start(args: argparse.Namespace) -> None:
             ("--new-standards", args.new_standards),
         ):
             if given:
-                raise PolyrecError(f"{flag} is of a warm start; say which bundle with --from BUNDLE")
+                raise PolyrecError(f"{flag} applies to a warm start: add --from BUNDLE")
         return
     for flag, given, why in (
         ("--calibration", args.calibration, "the bundle's vocabularies are continued"),
-        ("--representation", args.representation, "it stays that of the bundle"),
+        ("--representation", args.representation, "the bundle's representation is kept"),
         ("--search", args.search, "search for a recipe first, then give it with --recipe"),
     ):
         if given:
-            raise PolyrecError(f"{flag} does not go with --from: {why}")
+            raise PolyrecError(f"{flag} cannot be combined with --from: {why}")
 
 
 def start_of(args: argparse.Namespace) -> tuple[WarmStart | None, Schema]:

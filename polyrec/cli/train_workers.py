@@ -33,8 +33,8 @@ def add_worker_arguments(group: argparse._ArgumentGroup) -> None:
         "--plan",
         type=Path,
         metavar="FILE",
-        help="exchange and replicate rows as in this plan of `polyrec plan --train`, instead of --exchange, "
-        "--every-lookup and --hot-mb",
+        help="exchange and replicate rows as in this plan made by `polyrec plan --train`; replaces "
+        "--exchange, --every-lookup and --hot-mb",
     )
     group.add_argument(
         "--exchange",
@@ -45,7 +45,7 @@ def add_worker_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--every-lookup",
         action="store_true",
-        help="exchange a row for every look-up instead of once per batch (a baseline)",
+        help="exchange a row for every lookup instead of once per batch (a baseline)",
     )
     group.add_argument(
         "--hot-mb",
@@ -68,8 +68,8 @@ def refuse_with_workers(args: argparse.Namespace) -> None:
     if not has_several_workers(args):
         if args.plan:
             raise PolyrecError(
-                "--plan is of several workers: start them with --workers or torchrun; for one, give the "
-                "memory that its node has for rows as --memory"
+                "--plan needs several workers: start them with --workers or torchrun; for a single worker, "
+                "set --memory to its node's memory for rows"
             )
         return
     for flag, given in (
@@ -79,7 +79,7 @@ def refuse_with_workers(args: argparse.Namespace) -> None:
         ("--representation", args.representation not in (None, "table")),
     ):
         if given:
-            raise PolyrecError(f"several workers train tables without {flag}: leave it out")
+            raise PolyrecError(f"several workers train tables without {flag}: omit {flag}")
 
 
 def has_several_workers(args: argparse.Namespace) -> bool:
@@ -140,13 +140,13 @@ def planned_settings(args: argparse.Namespace) -> WorkerSettings:
     for flag in ("exchange", "every_lookup", "hot_mb", "follow_popularity"):
         if getattr(args, flag):
             raise PolyrecError(
-                f"--{flag.replace('_', '-')}: the plan of --plan says it; leave one of both out"
+                f"--{flag.replace('_', '-')} is set by the plan of --plan: omit one of the two"
             )
     plan = load_proposal(args.plan)
     # torchrun sets both; some containers set only WORLD_SIZE=1
     workers = int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ else args.workers
     if plan.nodes != workers:
-        raise PolyrecError(f"plan '{args.plan}' is of {plan.nodes} nodes, not of {workers} workers")
+        raise PolyrecError(f"plan '{args.plan}' is for {plan.nodes} nodes, not for {workers} workers")
     for place in ("slow memory", "disk"):
         rows = sum(places.get(place, 0) for places in plan.tables.values())
         if rows:

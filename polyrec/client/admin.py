@@ -37,7 +37,7 @@ class AdminCalls:
     def __init__(self, url: str, model: str | None = None, token: str | None = None) -> None:
         token = token or os.environ.get(TOKEN)
         if not token:
-            raise AdminFailed(f"the variable {TOKEN} is not set; it is the token that the server was given")
+            raise AdminFailed(f"the variable {TOKEN} is not set; set it to the server's admin token")
         self._is_named = model is not None
         self._v1 = f"{url.rstrip('/')}/v1/"
         self._root = self._v1 + (f"models/{model}/" if model else "") + "admin/"

@@ -23,7 +23,7 @@ from polyrec.client.rows import Rows
 
 A = TypeVar("A")
 BROKEN = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.DecodingError)
-"""Failures after which no answer can come any more."""
+"""Failures after which no answer can come."""
 
 
 class Client:

@@ -73,7 +73,7 @@ LASTING = frozenset(
         KafkaError.TOPIC_EXCEPTION,
     )
 )
-"""Errors that stay until somebody changes something; all others are retried."""
+"""Errors that persist until something is changed; all others are retried."""
 
 
 def read_settings(file: Path) -> dict[str, str]:

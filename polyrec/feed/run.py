@@ -50,7 +50,7 @@ def run_feed(args: argparse.Namespace) -> int:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     token = os.environ.get(TOKEN)
     if not token:
-        raise FeedFailed(f"the variable {TOKEN} is not set; it is the token that the server was given")
+        raise FeedFailed(f"the variable {TOKEN} is not set; set it to the server's admin token")
     if args.most_rows < 1:
         raise FeedFailed(f"--most-rows {args.most_rows}: a call has at least one row")
     source = open_source(args)

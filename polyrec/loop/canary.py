@@ -64,10 +64,10 @@ class Canary:
             raise LoopError(f"another rollout is in progress, of version {rollout['canary_version']}")
         stable = rollout["stable_version"]
         if stable != iteration.serving:
-            self.calls.post("rollout/rollback", {"reason": "the loop knows another serving version"})
+            self.calls.post("rollout/rollback", {"reason": "the loop expects another serving version"})
             if stable == version:
                 return StepResult(verdict="go", reason="the server serves it already")
-            reason = f"the server serves version {stable}, the loop's plan is of {iteration.serving}"
+            reason = f"the server serves version {stable}, the loop's plan has version {iteration.serving}"
             return StepResult(verdict="hold", reason=reason, rows="kept")
         return self._follow(iteration, version, ended, clock)
 

@@ -41,7 +41,7 @@ class LoopFolder:
     def require(self) -> None:
         """Raises LoopError unless a loop was started here."""
         if not self._control.is_dir():
-            raise LoopError(f"'{self.path}' is no folder of a loop; `polyrec loop run --state` makes one")
+            raise LoopError(f"'{self.path}' is not a loop's folder; `polyrec loop run --state` makes one")
 
     @contextmanager
     def locked(self) -> Iterator[None]:

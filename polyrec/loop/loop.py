@@ -158,7 +158,7 @@ class Loop:
         if iteration.step == "publish":
             return steps.publish(iteration, folder)
         if self.canary is None:
-            raise LoopError("the iteration is at its canary, and no server is given: say --url URL")
+            raise LoopError("the iteration needs a server for its canary: add --url URL")
         return self.canary.execute(iteration, folder, ended)
 
     def _report(self, line: str) -> None:

@@ -76,7 +76,7 @@ def _explained(iteration: Iteration, where: str) -> list[str]:
     elif iteration.state == "running":
         shown.append(f"  {iteration.step}: in progress or next since {_time(iteration.step_began)}")
     if iteration.state in FORCED:
-        shown.append(f"to let it go on all the same, until the next one begins: polyrec loop force{where}")
+        shown.append(f"to continue it anyway, until the next one begins: polyrec loop force{where}")
     if iteration.state == "running":
         shown.append(
             f"to end it: polyrec loop drop{where}; to stop before a step: polyrec loop hold STEP{where}"

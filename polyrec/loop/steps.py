@@ -113,7 +113,7 @@ def check(iteration: Iteration, folder: LoopFolder, settings: LoopSettings) -> S
         return result(
             "hold",
             f"{found.clicks:,} clicks in the newest rows where the serving model expects {expected:,.0f}: "
-            "labels are missing or wrong, or the world changed",
+            "labels are missing or wrong, or behavior changed",
         )
     if found.clicks < settings.least_clicks:
         return result(
@@ -123,7 +123,7 @@ def check(iteration: Iteration, folder: LoopFolder, settings: LoopSettings) -> S
     if reference is None or reference <= 0:
         return result("go", f"{at}; nothing to compare it with")
     if not now.high >= (1 - settings.max_drop) * reference:
-        return result("hold", f"{at}, {reference:.4f} before: labels are wrong, or the world changed at once")
+        return result("hold", f"{at}, {reference:.4f} before: labels are wrong, or behavior changed suddenly")
     if settings.drift is not None and reference - now.value < settings.drift:
         return result("wait", f"{at}, {reference:.4f} before: it lost less than {settings.drift:g}", "kept")
     return result("go", f"{at}, {reference:.4f} before")

@@ -1,4 +1,4 @@
-"""Draws a plan's placement: a stacked bar per memory, divided by bundle, and look-ups by tier."""
+"""Draws a plan's placement: a stacked bar per memory, divided by bundle, and lookups by tier."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BAR = 0.55
 
 
 def draw(plan: Plan) -> Figure:
-    """Draws memories above and look-ups by tier below. Raises PlanError for a plan without a placement."""
+    """Draws memories above and lookups by tier below. Raises PlanError for a plan without a placement."""
     placement = plan.placement
     if placement is None:
         raise PlanError("this plan has no placement to draw; make it with polyrec plan")
@@ -109,7 +109,7 @@ def _lookups(axes: Axes, placement: Placement) -> None:
                 axes.text(left + 1, y, label, va="center", size=FONT - 2, color="white")
             left += 100 * share
             seen.append(tier)
-    style_axes(axes, x="look-ups of stored rows that each tier answers, % (in brackets: its bytes)")
+    style_axes(axes, x="lookups of stored rows that each tier answers, % (in brackets: its bytes)")
     axes.set_xlim(0, 125)
     axes.set_xticks(range(0, 101, 20))
     names = [p.path for p in placement.paths]

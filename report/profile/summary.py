@@ -90,7 +90,7 @@ def _tiers(times: CutTimes) -> str:
     us = {name: f"{1e6 * getattr(cost, name):.3g}" for name in TIMES}
     return (
         f"rows on disk ({times.path}, {times.reader}, {size(times.page_bytes)} a read), us a batch + each: "
-        f"look-ups {us['batch_s']} + {us['lookup_s']}, beyond the prefix {us['below_batch_s']} + "
+        f"lookups {us['batch_s']} + {us['lookup_s']}, beyond the prefix {us['below_batch_s']} + "
         f"{us['below_s']}, reads {us['wait_s']} + {us['read_s']}, if ahead {us['ahead_batch_s']} + "
         f"{us['ahead_s']}{error}"
     )

@@ -44,7 +44,7 @@ TERMS: tuple[tuple[str, str], ...] = (
     (
         "MFLOP a row",
         "millions of floating point operations to score one row, a multiply-add being two; "
-        "look-ups move data and count nothing.",
+        "lookups move data and count nothing.",
     ),
     (
         "better, worse",

@@ -95,7 +95,7 @@ def run_in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
 
 
 def start_task(work: Coroutine[Any, Any, None], what: str) -> asyncio.Task[None]:
-    """Starts a task that nobody awaits, and logs an exception as soon as it ends the task.
+    """Starts a task that is not awaited, and logs an exception as soon as it ends the task.
 
     asyncio itself logs the exception only when the task is garbage-collected, which never happens while a
     reference is kept for canceling it.

@@ -95,7 +95,7 @@ class Drain:
     def _begin(self, server: uvicorn.Server, signal_number: int) -> None:
         name = signal.Signals(signal_number).name
         if server.should_exit:
-            log.warning("%s again: the server ends at once", name)
+            log.warning("%s again: the server exits immediately", name)
             server.force_exit = True
             return
         again = self._models.state is not LifecycleState.READY

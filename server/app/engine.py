@@ -42,7 +42,7 @@ NO_PATH = "none"
 COLLECTED_AFTER_S = 1.0
 """Delay before a garbage collection that frees a retired generation."""
 STILL_LOADING = "the server is still loading; ask /readyz"
-GONE = "this model is not served any more"
+GONE = "this model is no longer served"
 NOTHING: Mapping[Path, Bundle] = {}
 
 
@@ -127,7 +127,7 @@ class Engine:
         if self._changing.locked():
             raise NotReady("another plan is being opened; try again when it is done")
         if self.state is LifecycleState.LOADING:
-            raise NotReady("the server is still loading what it was started with; try again when it is ready")
+            raise NotReady("the server is still loading its first plan; retry when it is ready")
         async with self._changing:
             try:
                 yield
@@ -186,7 +186,7 @@ class Engine:
             self.update_store.keep_only(self._kept)
             self.retire(old)
         for path, rows in left.items():
-            log.warning("updates of %d rows of path '%s' stay behind: other rows are served now", rows, path)
+            log.warning("updates of %d rows of path '%s' were left behind: other rows are served", rows, path)
         if self.state is LifecycleState.LOADING:
             self.lifecycle.state = LifecycleState.READY
         return left
@@ -259,7 +259,7 @@ class Engine:
             generations.append(self.rollout.canary.serving)
         for serving in generations:
             serving.dispatcher.fail_all(
-                NotReady("the server ends before this could be answered; ask another")
+                NotReady("the server is shutting down and could not answer; retry on another")
             )
 
     def close(self) -> None:

@@ -359,7 +359,7 @@ def _open_model(
         engine.update_store.log_folder = folder if file is None else folder / engine.name
     serving = engine.open(*source.read(file))
     if settings.update_log is not None and not serving.tiers.changes:
-        log.warning("--update-log: no path takes updates of rows; rows in memory do with --updates")
+        log.warning("--update-log: no path accepts row updates; --updates enables them for rows in memory")
     if settings.prediction_log is not None and engine.prediction_log is None:
         folder = settings.prediction_log if file is None else settings.prediction_log / engine.name
         try:

@@ -127,7 +127,7 @@ class Settings(Strict):
     drain_timeout_s: seconds after that in which requests in progress may finish.
     tier_directory, drift_s, drift_every, drift_memory: only with `updates`, or a plan with a placement, in
         place of its own: folder of the disk tiers' files; seconds between reorderings of rows by observed
-        accesses; of how many batches one is observed; weight of earlier accesses, in look-ups.
+        accesses; of how many batches one is observed; weight of earlier accesses, in lookups.
     updates: whether rows that the plan has all in memory can be updated as well as those in tiers; they are
         then copied into the process's own memory.
     update_log: folder of the logs of row updates, which then survive the process; a subfolder for each of
@@ -239,7 +239,7 @@ class Settings(Strict):
         elif self.model_share or self.model_weight:
             raise ValueError("model_share and model_weight are for several models; there is one")
         if sum(numbers_of(self.model_share).values()) > 1 + 1e-9:
-            raise ValueError("model_share: the shares of all models are more than 1 together")
+            raise ValueError("model_share: the shares of all models add up to more than 1")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("give both --tls-cert FILE and --tls-key FILE, or neither")
         if self.store_url is not None and Login.from_url(self.store_url).password is not None:
@@ -303,9 +303,7 @@ class Settings(Strict):
         }
         if given := {k: v for k, v in tiers.items() if v is not None}:
             if plan.placement is None and not self.updates:
-                raise SettingsError(
-                    "tier_directory and drift_... are for updates, or a plan with a placement; there is none"
-                )
+                raise SettingsError("tier_directory and drift_... need updates, or a plan with a placement")
             merged["placement"] = (merged["placement"] or {"paths": ()}) | given
         if plan.placement is not None and plan.placement.remote is not None:
             merged["placement"]["remote"] |= self._store()

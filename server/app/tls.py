@@ -37,9 +37,9 @@ def reload_tls(context: ssl.SSLContext, cert: Path, key: Path) -> None:
         check_tls(cert, key)
         _load(context, cert, key)
     except TlsError as e:
-        log.warning("the certificate is as before: %s", e)
+        log.warning("the certificate was not reloaded: %s", e)
     else:
-        log.warning("the certificate was read again")
+        log.warning("the certificate was reloaded")
 
 
 class CertifiedKey:

@@ -74,8 +74,8 @@ class BodyLimits:
         # `[` and `{` differ in one bit
         if np.count_nonzero((np.frombuffer(body, np.uint8) | 0x20) == ord("{")) > self.max_containers:
             raise TooLarge(
-                f"the body has more than {self.max_containers} lists and objects; "
-                "a request of that many rows has fewer"
+                f"the body has more than {self.max_containers} lists and objects, "
+                "which is more than the maximum number of rows needs"
             )
 
     def check_tensors(self, header: bytes) -> None:

@@ -241,7 +241,7 @@ class Inputs:
         context, candidate = self._groups["context"], self._groups["candidate"]
         if GROUP_LENGTHS in tensors:
             raise Malformed(
-                f"input '{GROUP_LENGTHS}' does not go with a ranking; its contexts are its requests"
+                f"input '{GROUP_LENGTHS}' cannot be combined with a ranking; its contexts are its requests"
             )
         for declared in self._plain.matrices:
             if declared.name in tensors:

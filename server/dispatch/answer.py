@@ -101,7 +101,7 @@ class Outbox:
     """Delivers settled answers to their listeners, at the end of a dispatch or in the next loop iteration.
 
     open: number of answers not delivered yet.
-    held: while true, settled answers only accumulate; whoever sets it must call `deliver` afterwards.
+    held: while true, settled answers only accumulate; the code that sets it must call `deliver` afterwards.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -146,7 +146,7 @@ class QueryPayload:
     """Server data attached to a query, which the router ignores: rows, answer, parts computed so far, trace.
 
     lost: whether the remote store failed to return rows of a batch that the query was in.
-    seen: the row look-up at arrival, if the path that would probably answer has rows in slow tiers.
+    seen: the row lookup at arrival, if the path that would probably answer has rows in slow tiers.
     """
 
     rows: Rows

@@ -182,7 +182,7 @@ class ColdRows:
 
 
 def owners(batch: Batch, lookups: Lookups, queries: Sequence[Query]) -> I64:
-    """Returns the index of the query of each look-up: int64 [look-ups], in the order of `Lookups.rows`.
+    """Returns the index of the query of each lookup: int64 [lookups], in the order of `Lookups.rows`.
 
     queries: the queries of the batch, in order.
     """

@@ -210,7 +210,7 @@ class Dispatcher:
         self._closed = True
         if self._shutdown_error is None:
             # no lane is left to answer later queries
-            self._shutdown_error = NotReady("this version is not served any more; ask again")
+            self._shutdown_error = NotReady("this version is no longer served; retry")
         self.leave_turns()
         self._executor.close()
         self._supervisor.close()

@@ -132,7 +132,7 @@ def parse_request(models: ModelRepository, body: bytes) -> Any:
 def parse_message(kind: Any, body: bytes) -> Any:
     """Parses a message of any other type. kind: its class. Raises Malformed or TooLarge."""
     if len(body) > MAX_BYTES:
-        raise TooLarge(f"the message has {len(body)} bytes; the most of this kind are {MAX_BYTES}")
+        raise TooLarge(f"the message has {len(body)} bytes; the limit for this kind is {MAX_BYTES}")
     return _parsed(kind, body)
 
 

@@ -33,7 +33,7 @@ from polyrec.server.repository.routes import model_states
 
 log = logging.getLogger("polyrec.grpc")
 
-STOPPED = "the server ends before this could be answered; ask another"
+STOPPED = "the server is shutting down and could not answer; retry on another"
 Document = Callable[[Any], Any]
 """Converts a request message to a response message. May raise RequestError."""
 

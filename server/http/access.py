@@ -52,7 +52,7 @@ Peer = tuple[str, int] | None
 MAX_KNOWN_ADDRESSES = 256
 """Maximum addresses remembered for each token."""
 PREFIX = 8
-"""Bytes of the digest used as the look-up key. Timing could reveal only these bytes of a hash, whose preimage
+"""Bytes of the digest used as the lookup key. Timing could reveal only these bytes of a hash, whose preimage
 stays unknown; the whole digest is then compared in constant time."""
 
 
@@ -114,7 +114,7 @@ class Access:
             tokens = load_tokens(self._file)
             self._install(tokens)
         except TokensError as e:
-            log.warning("the tokens are as before: %s", e)
+            log.warning("tokens were not reloaded: %s", e)
         else:
             log.warning("tokens of %d clients are in force", len(tokens.clients))
 

@@ -147,7 +147,7 @@ class Admin:
         self._engine.check_no_rollout()
         previous = self._engine.previous
         if previous is None:
-            raise Invalid("there is no earlier plan to go back to")
+            raise Invalid("there is no earlier plan to roll back to")
         return await self._open(lambda: (previous.plan, previous.bundles))
 
     async def drain(self, arguments: EmptyRequest) -> dict[str, Any]:
@@ -194,16 +194,14 @@ class Admin:
                 serving = await run_in_thread(lambda: self._open_serving(read))
             except PolyrecError as e:
                 reason = public(str(e))
-                log.warning("a plan is not opened, the old one still serves: %s", reason)
-                raise Invalid(f"the plan is not opened, the old one still serves: {reason}") from None
+                log.warning("a plan was not loaded, the old one is still served: %s", reason)
+                raise Invalid(f"the plan was not loaded, the old one is still served: {reason}") from None
             changes = differences(engine.serving, serving)
             left_behind = engine.adopt(serving)
             engine.attach()
             names = [p.name for p in serving.paths]
             told = "".join(f"; {change}" for change in changes)
-            log.warning(
-                "another plan serves: %s, bundle version %s%s", ", ".join(names), serving.version, told
-            )
+            log.warning("new plan served: %s, bundle version %s%s", ", ".join(names), serving.version, told)
             return {
                 "paths": names,
                 "bundle_version": serving.version,
@@ -227,8 +225,8 @@ def differences(old: Serving, new: Serving) -> list[str]:
         for schema in (serving.bundle.manifest.schema_ for serving in (old, new))
     ]
     for what, features in (
-        ("requests may not have any more", names[0] - names[1]),
-        ("requests have now", names[1] - names[0]),
+        ("no longer allowed in requests", names[0] - names[1]),
+        ("new in requests", names[1] - names[0]),
     ):
         if features:
             found.append(f"{what}: {', '.join(sorted(features))}")
@@ -252,8 +250,8 @@ def admin_routes(admin: Admin) -> list[Endpoint]:
         return admin_call(admin, name, summary, request, response, act, body_required=False)
 
     return [
-        call("reload", "Open a plan and serve it", ReloadRequest, ReloadResponse, admin.reload),
-        call("rollback", "Serve the previous generation again", EmptyRequest, ReloadResponse, admin.rollback),
+        call("reload", "Load a plan and serve it", ReloadRequest, ReloadResponse, admin.reload),
+        call("rollback", "Serve the previous plan again", EmptyRequest, ReloadResponse, admin.rollback),
         call("drain", "Make the server not ready", EmptyRequest, DrainResponse, admin.drain),
         call("note", "Show a line on the status page", NoteRequest, NoteResponse, admin.note),
         call("routing", "Change policy, weights or budget", RoutingRequest, RoutingResponse, admin.routing),

@@ -174,13 +174,13 @@ class Embeddings:
         stacks = self._stacks()
         known = ", ".join(stacks)
         if not stacks:
-            raise Invalid("no path takes updates of rows; start the server with --updates")
+            raise Invalid("no path accepts row updates; start the server with --updates")
         if path is None:
             if len({id(stack) for stack in stacks.values()}) > 1:
-                raise Invalid(f"name the path whose rows change; those that take updates: {known}")
+                raise Invalid(f"name the path to update; paths that accept updates: {known}")
             return next(iter(stacks.items()))
         if path not in stacks:
-            raise Invalid(f"path '{path}' takes no updates; those that do: {known}")
+            raise Invalid(f"path '{path}' accepts no updates; paths that do: {known}")
         return path, stacks[path]
 
 

@@ -37,19 +37,19 @@ class Document(BaseModel):
 
 
 class FeatureValue(RootModel[str | float | list[str] | list[int] | None]):
-    """A number, an id, or a list of ids; null is a missing value."""
+    """A number, an id or a list of ids; null for a missing value."""
 
 
 class FeatureRow(RootModel[dict[str, FeatureValue]]):
-    """A row: values by feature of the schema. A feature left out is missing."""
+    """A row: values by feature name, as in the schema. Omitted features are missing values."""
 
 
 class FeatureColumns(RootModel[dict[str, list[FeatureValue] | None]]):
-    """Rows: one value per row by feature of the schema; all lists have the same length."""
+    """Rows: by feature name, a list with one value per row; all lists have the same length."""
 
 
 class Error(Document):
-    """The body of every error: one line that names what is wrong and the remedy."""
+    """The body of every error: one line that names the problem and the remedy."""
 
     error: str
 
@@ -64,8 +64,8 @@ class OptionHeaders(BaseModel):
         BudgetMs | Absent,
         Field(
             alias="X-Latency-Budget-Ms",
-            description="Latency budget in milliseconds, from the arrival of the last byte; the operator may "
-            "cap it. Default: the plan's.",
+            description="Latency budget in milliseconds, from the arrival of the request's last byte; the "
+            "operator may cap it. Default: the plan's.",
         ),
     ] = None
     priority: Annotated[
@@ -74,7 +74,8 @@ class OptionHeaders(BaseModel):
             alias="X-Polyrec-Priority",
             ge=0,
             le=MAX_PRIORITY,
-            description="1 is the highest, 0 the default and lowest. Above 0 it needs the right `priority`.",
+            description="Priority: 1 is the highest, 0 the default and lowest. Values above 0 need the right "
+            "`priority`.",
         ),
     ] = 0
     quality: Annotated[
@@ -87,7 +88,7 @@ class OptionHeaders(BaseModel):
 
 
 class RouteQuery(BaseModel):
-    """A hypothetical request."""
+    """A hypothetical request, for which the router's choice is explained."""
 
     rows: Annotated[int, Field(ge=1, lt=10**9)] = 1
     budget_ms: BudgetMs | Absent = None
@@ -95,11 +96,11 @@ class RouteQuery(BaseModel):
 
 
 class StatusQuery(BaseModel):
-    """Limits the history."""
+    """Selects samples of the history."""
 
     since: Annotated[
         float,
-        Field(allow_inf_nan=False, description="Only samples later than this, in seconds since the start."),
+        Field(allow_inf_nan=False, description="Return samples after this time, in seconds since the start."),
     ] = -1
 
 
@@ -113,7 +114,7 @@ class PredictInstances(Document):
 
 
 class PredictColumns(Document):
-    """Rows, one list per feature: the faster form of many rows."""
+    """Rows, one list per feature; faster than `instances` for many rows."""
 
     columns: FeatureColumns
 
@@ -121,8 +122,8 @@ class PredictColumns(Document):
 class PredictResponse(Document):
     """Probabilities, one per row in the order of the request, and the path that computed them.
 
-    quality: of that path on test rows, in the plan's metric; null if unknown. degraded: a path of lower
-    quality than the best one answered, for `reason`.
+    quality: the path's quality on test rows, in the plan's metric; null if unknown. degraded: whether a path
+    of lower quality than the best one answered, for `reason`.
     """
 
     predictions: list[float]
@@ -133,9 +134,9 @@ class PredictResponse(Document):
 
 
 class RankingRequest(Document):
-    """One context and its candidates, as lists by feature or one object each.
+    """One context and its candidates, given as one list per feature or one object per candidate.
 
-    top_k: how many candidates to return; default all, at most the plan's max_request_rows.
+    top_k: number of candidates to return; default all, at most the plan's max_request_rows.
     """
 
     candidates: FeatureColumns | list[FeatureRow]
@@ -144,7 +145,7 @@ class RankingRequest(Document):
 
 
 class RankingResponse(Document):
-    """Indices of the candidates by falling score, and the scores in that order."""
+    """Indices of the candidates by descending score, and the scores in that order."""
 
     order: list[int]
     scores: list[float]
@@ -165,13 +166,13 @@ class LiveResponse(Document):
 
 
 class ReadyResponse(Document):
-    """Requests may be sent."""
+    """The server takes requests."""
 
     ready: Literal[True]
 
 
 class NotReadyResponse(Document):
-    """Requests should not be sent, for the reason in `error`."""
+    """The server does not take requests, for the reason in `error`."""
 
     ready: Literal[False]
     error: str
@@ -181,7 +182,7 @@ class NotReadyResponse(Document):
 
 
 class BundleDocument(Document):
-    """The bundle of a path. path: name of its folder. bytes: on disk."""
+    """The bundle of a path. path: name of its folder. bytes: size on disk."""
 
     path: str
     name: str
@@ -190,10 +191,11 @@ class BundleDocument(Document):
 
 
 class PathDocument(Document):
-    """One open path.
+    """A served path.
 
-    width: one of nested widths. quality: on test rows, in the plan's metric (by default information gain,
-    1 - NE); accuracy: of the same rows at 0.5; null if unknown. metrics: of its bundle, by split.
+    width: one of its bundle's nested widths. quality: on test rows, in the plan's metric (by default
+    information gain, 1 - NE). accuracy: share of the same rows predicted correctly at 0.5. Both are null if
+    unknown. metrics: quality figures of its bundle, by split.
     """
 
     name: str
@@ -210,7 +212,7 @@ class PathDocument(Document):
 
 
 class ModelPath(Document):
-    """A path of a model. quality: on test rows, in the model's metric; null if unknown."""
+    """A path of a model. quality: on test rows, in the model's `metric`; null if unknown."""
 
     name: str
     representation: str
@@ -219,9 +221,10 @@ class ModelPath(Document):
 
 
 class InputDocument(Document):
-    """A tensor that requests of the inference protocol may have; -1 in the shape is any number.
+    """An input tensor of the inference protocol; -1 in the shape is any number.
 
-    form: of requests that have it; a ranking has inputs of its own instead of `dense` and `sparse`.
+    form: the kind of request that takes it. Ranking requests have their own inputs instead of `dense` and
+    `sparse`.
     """
 
     name: str
@@ -235,8 +238,8 @@ class ModelDocument(Document):
     """A served model.
 
     aliases: other names that requests may use. version: of its bundle. version_number: the same as a number,
-    as the inference protocol has it. metric: of the qualities, by default information gain (1 - NE). quality:
-    of the best path.
+    for the inference protocol. metric: of the qualities, by default information gain (1 - NE). quality: of
+    the best path.
     """
 
     name: str
@@ -257,7 +260,7 @@ class ModelsResponse(Document):
 
 
 class LaneDocument(Document):
-    """One lane. pid: of its process."""
+    """One lane. pid: id of its process, null if it has none."""
 
     name: str
     kind: Literal["inline", "thread", "process"]
@@ -266,7 +269,7 @@ class LaneDocument(Document):
 
 
 class PathsResponse(Document):
-    """Open paths and lanes, and the router's state; no `routing` while the server loads."""
+    """Served paths, lanes and the router's state. `routing` is absent while the server loads."""
 
     paths: list[PathDocument]
     lanes: list[LaneDocument]
@@ -276,8 +279,9 @@ class PathsResponse(Document):
 class StatusSample(Document):
     """Cumulative counts at one moment.
 
-    t: seconds since the start. outcomes: requests. rows: by path, late and in time. degraded: answers by
-    reason. latency: answers by bucket of `edges_s`, the last beyond all. tiers: look-ups and hits.
+    t: seconds since the start. outcomes: requests by outcome. rows: by path, answered late and in time.
+    degraded: answers by reason. latency: answers by bucket of `edges_s`, the last beyond all edges. tiers:
+    lookups and hits by tier.
     """
 
     t: float
@@ -293,8 +297,8 @@ class StatusSample(Document):
 class ErrorBudgetDocument(Document):
     """The SLO's error budget since the server's start.
 
-    used: share of it. burn_rates: by window, missed requests over those that may; 1 uses the budget exactly.
-    Null without requests.
+    used: share of the budget. burn_rates: by window, missed requests over allowed ones; 1 uses the budget
+    exactly. Null without requests.
     """
 
     used: float | None
@@ -302,7 +306,7 @@ class ErrorBudgetDocument(Document):
 
 
 class EventDocument(Document):
-    """An event of the server. t: seconds since the start."""
+    """An event of the server. t: seconds since the server's start."""
 
     t: float
     kind: EventKind
@@ -312,11 +316,10 @@ class EventDocument(Document):
 class StatusResponse(Document):
     """Data of the status page.
 
-    promised_share: the SLO. broken: outcomes that count against it. generation: of the plan. metric: of the
-    paths' quality; null, as `serving`, while the server loads. live_quality: null without a report.
-    feature_drift: of each bundle.
-    events: the last ones, oldest first. now: a sample of this moment, which is `unix_time`. history: earlier
-    ones, oldest first.
+    promised_share: the SLO. broken: outcomes that count against it. generation: count of served plans.
+    metric: of the paths' quality; null, like `serving`, while the server loads. live_quality: null without a
+    report. feature_drift: one report per bundle. events: the latest, oldest first. now: a sample taken at
+    `unix_time`. history: earlier samples, oldest first.
     """
 
     state: StateName
@@ -344,14 +347,14 @@ class StatusResponse(Document):
 
 
 class MovedUpdates(Document):
-    """Rows with new values, by path: carried to the new generation, or left behind by it."""
+    """Numbers of updated rows by path: carried over to the new generation, or left behind."""
 
     carried: dict[str, int]
     left_behind: dict[str, int]
 
 
 class ReloadResponse(Document):
-    """The paths that answer from now on. changes: what clients notice, such as other features."""
+    """The paths served from now on. changes: differences that clients notice, such as other features."""
 
     paths: list[str]
     bundle_version: str
@@ -366,7 +369,7 @@ class DrainResponse(Document):
 
 
 class NoteResponse(Document):
-    """The line as the status page shows it."""
+    """The line that was added to the status page."""
 
     text: str
 

@@ -47,7 +47,7 @@ def health_routes(models: ModelRepository) -> list[Endpoint]:
             readyz,
             tag="health",
             summary="Readiness",
-            description="200 while the server should be sent requests: loaded, not draining, a lane alive.",
+            description="200 while the server can take requests: loaded, not draining, a lane alive.",
             response=ReadyResponse,
             responses={503: NotReadyResponse},
         ),

@@ -18,26 +18,26 @@ Data = list[int] | list[float] | list[list[int]] | list[list[float]]
 
 
 class ProtocolDocument(BaseModel):
-    """Base of the requests. Unknown keys and parameters are ignored, as the protocol asks."""
+    """Base of the requests. Unknown keys and parameters are ignored, as the protocol requires."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
 
 class InferHeaders(OptionHeaders):
-    """Per-request options, and the length of the JSON in a body with binary tensors."""
+    """Per-request options, and the length of the JSON that precedes binary tensors."""
 
     header_bytes: Annotated[
         HeaderBytes | Absent,
         Field(
             alias="Inference-Header-Content-Length",
-            description="Bytes of the JSON at the start of a body with binary tensors; 0: a raw body, all "
-            "rows of `dense`, then all rows of `sparse`. Default: the body is JSON.",
+            description="Length in bytes of the JSON before the binary tensors; 0: a raw body, all rows of "
+            "`dense`, then all rows of `sparse`. Default: the body is JSON.",
         ),
     ] = None
 
 
 class InputParameters(ProtocolDocument):
-    """binary_data_size: bytes of the tensor that follows the JSON."""
+    """Parameters of an input. binary_data_size: bytes of its tensor, which follows the JSON."""
 
     binary_data_size: Annotated[int, Field(ge=0)] | None = None
 
@@ -53,7 +53,7 @@ class InferenceInput(ProtocolDocument):
 
 
 class OutputParameters(ProtocolDocument):
-    """binary_data: the tensor follows the JSON of the response."""
+    """Parameters of an output. binary_data: whether to send the tensor after the JSON of the response."""
 
     binary_data: bool | None = None
 
@@ -66,7 +66,11 @@ class RequestedOutput(ProtocolDocument):
 
 
 class InferenceParameters(ProtocolDocument):
-    """timeout: latency budget in microseconds, 0: the default. priority: 1 is the highest, 0 the default."""
+    """Parameters of a request.
+
+    timeout: latency budget in microseconds, 0 for the default. priority: 1 is the highest, 0 the default and
+    lowest.
+    """
 
     timeout: Annotated[int, Field(ge=0, le=MAX_TIMEOUT_US)] | None = None
     priority: Annotated[int, Field(ge=0, le=MAX_PRIORITY)] = 0
@@ -75,7 +79,7 @@ class InferenceParameters(ProtocolDocument):
 
 
 class InferenceRequest(ProtocolDocument):
-    """Tensors of stable ids: the inputs that the model's metadata list."""
+    """Input tensors of stable ids, as listed in the model's metadata."""
 
     inputs: list[InferenceInput]
     id: str | None = None
@@ -86,7 +90,8 @@ class InferenceRequest(ProtocolDocument):
 class ResponseParameters(Document):
     """The path that answered.
 
-    quality: of that path, if known. degraded: one of lower quality than the best answered, for `reason`.
+    quality: the path's quality, if known. degraded: whether it has lower quality than the best path, with the
+    reason in `reason`.
     """
 
     path: str
@@ -96,7 +101,7 @@ class ResponseParameters(Document):
 
 
 class BinaryData(Document):
-    """binary_data_size: bytes of the tensor that follows the JSON."""
+    """Parameters of an output sent as binary data. binary_data_size: bytes of its tensor, after the JSON."""
 
     binary_data_size: int
 
@@ -112,7 +117,7 @@ class InferenceOutput(Document):
 
 
 class InferenceResponse(Document):
-    """The model's answer. id: the request's."""
+    """The model's answer. id: the id given in the request."""
 
     model_name: str
     model_version: str
@@ -151,7 +156,7 @@ class TensorMetadata(Document):
 
 
 class ModelMetadata(Document):
-    """The required inputs and the output. GET /v1/models has the other inputs too."""
+    """The required inputs and the output. GET /v1/models also lists the optional inputs."""
 
     name: str
     versions: list[str]
@@ -218,7 +223,7 @@ class ModelConfiguration(Document):
 
 
 class CumulativeDuration(Document):
-    """Count of a phase since the start, and its total duration."""
+    """Number of executions of a phase since the server's start, and their total duration."""
 
     count: int
     ns: int
@@ -238,7 +243,7 @@ class InferenceStatistics(Document):
 
 
 class BatchStatistics(Document):
-    """Batches of one size."""
+    """Durations of batches of one size."""
 
     batch_size: int
     compute_input: CumulativeDuration
@@ -247,7 +252,10 @@ class BatchStatistics(Document):
 
 
 class ModelStatistics(Document):
-    """One model. last_inference: milliseconds since the epoch. inference_count: rows."""
+    """Statistics of one model.
+
+    last_inference: milliseconds since the epoch. inference_count: rows. execution_count: batches.
+    """
 
     name: str
     version: str
@@ -260,13 +268,13 @@ class ModelStatistics(Document):
 
 
 class StatisticsResponse(Document):
-    """Cumulative statistics; a client takes differences."""
+    """Cumulative statistics since the server's start."""
 
     model_stats: list[ModelStatistics]
 
 
 class ModelState(Document):
-    """An entry of the repository's index. reason: why it is unavailable, empty if it is ready."""
+    """An entry of the repository's index. reason: why the model is unavailable; empty if it is ready."""
 
     name: str
     version: str

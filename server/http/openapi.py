@@ -40,21 +40,21 @@ DESCRIPTION = """Recommendation models behind a latency SLO.
 
 Every request has a latency budget. The server answers within it on the execution path of the best quality
 that the load allows, rejects the request (429) or lets it expire (504). Errors are `{"error": "..."}`. Bodies
-may be gzip or deflate; responses of 1 KiB and more are, for a client that accepts it. HEAD is answered where
-GET is. Every address below /v1 also exists for a model by its name, as /v1/models/NAME/predict; this document
-is the default model's.
+may be compressed with gzip or deflate; responses of 1 KiB and more are if the client accepts it. HEAD works
+wherever GET does. Every path below /v1 also exists per model, such as /v1/models/NAME/predict; this document
+describes the default model.
 """
 ERRORS: dict[int, str] = {
     400: "The request is not valid HTTP/1.1, or a header, a parameter or the body cannot be read.",
     401: "No token, or one that is not valid.",
-    403: "The client has no right to this.",
+    403: "The client lacks the right for this call.",
     404: "Unknown model or version.",
     408: "The head or the body of the request arrived too slowly.",
-    409: "The call contradicts what the server is doing.",
+    409: "The call conflicts with the server's state.",
     413: "More bytes, values or rows than the server accepts.",
     414: "The URL is too long.",
     417: "The header Expect is not `100-continue`.",
-    421: "The port is shared by several processes; ask the one that this concerns at its own port.",
+    421: "Several processes share this port; send the call to each process's own port.",
     422: "The body can be read, but does not fit the schema.",
     429: "The backlog exceeds the latency budget, the queue or the server is full, or the client is over its "
     "rate.",
@@ -62,13 +62,13 @@ ERRORS: dict[int, str] = {
     500: "A defect of the server; its log has the details.",
     501: "The Transfer-Encoding is not implemented.",
     503: "Loading, stopping, or no lane is alive.",
-    504: "The latency budget passed, or cannot be met any more.",
-    505: "Only HTTP/1.1 and 1.0 are spoken.",
+    504: "The latency budget passed, or can no longer be met.",
+    505: "Only HTTP/1.1 and 1.0 are supported.",
 }
 """Description by status. The body is an `Error` unless the endpoint declares another model."""
 REQUEST_ID_HEADER: dict[str, Any] = {
     "X-Request-Id": {
-        "description": "The client's id of the request, or one that the server made.",
+        "description": "The client's request id, or one made by the server.",
         "schema": {"type": "string", "minLength": 1, "maxLength": MAX_BYTES},
     }
 }
@@ -77,8 +77,8 @@ REQUEST_ID_PARAMETER = {
     "name": "X-Request-Id",
     "in": "header",
     "required": False,
-    "description": "An id of the request for logs and traces; the answer has it. Another than 1 to "
-    f"{MAX_BYTES} characters of visible ASCII is replaced.",
+    "description": "Request id for logs and traces, repeated in the answer. Anything but 1 to "
+    f"{MAX_BYTES} visible ASCII characters is replaced.",
     "schema": {"type": "string"},
 }
 ERROR_HEADERS: dict[int, dict[str, Any]] = {
@@ -86,7 +86,7 @@ ERROR_HEADERS: dict[int, dict[str, Any]] = {
     429: {
         "Retry-After": {
             "required": True,
-            "description": "Seconds until another attempt.",
+            "description": "Seconds to wait before retrying.",
             "schema": {"type": "integer", "minimum": 1},
         }
     },
@@ -108,7 +108,7 @@ PATH_HEADER: dict[str, Any] = {
         "schema": {"type": "string"},
     },
     "X-Polyrec-Arm": {
-        "description": "Which version answered, while a rollout compares two.",
+        "description": "The version that answered, during a rollout.",
         "schema": {"enum": ["stable", "canary"]},
     },
 }

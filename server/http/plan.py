@@ -67,7 +67,7 @@ def plan_routes(engine: Engine, repository: ModelRepository) -> list[Endpoint]:
             models,
             tag="plan",
             summary="The served models",
-            description="All once the server has loaded, the default first; before that none.",
+            description="The default model comes first. The list is empty until the server has loaded.",
             response=ModelsResponse,
         ),
         Endpoint(

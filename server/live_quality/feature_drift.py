@@ -1,9 +1,9 @@
-"""How the features of served rows differ from those that a bundle was trained on, over sliding windows.
+"""Measures how features of served rows differ from those that a bundle was trained on, over sliding windows.
 
     executed batches --one in SAMPLE_S--> counts by feature and bin --windows--> index, unknown values
 
-The reference is in the bundle (models/evaluation/feature_drift.py); one without is not measured. It needs no
-labels and no log. Memory is that of a few hundred numbers a feature, whatever the traffic.
+The reference is in the bundle (models/evaluation/feature_drift.py); a bundle without one is not measured. No
+labels and no log are needed. Memory is a few hundred numbers per feature, independent of traffic.
 """
 
 from __future__ import annotations
@@ -30,21 +30,23 @@ from polyrec.models.schema.vocabulary import ids_of_ranks
 from polyrec.planner.rollout.window import SlidingWindow
 
 SAMPLE_S = 0.2
-"""Least time between batches that are counted."""
+"""Minimum time between batches that are counted."""
 MAX_ROWS = 1024
-"""Rows of a batch that are counted."""
+"""Maximum rows of a batch that are counted."""
 WINDOWS_S: Mapping[str, float] = {"1h": 3600.0, "1d": 86400.0}
 SLICES = 12
 MIN_REQUESTS = 200
-"""Requests in a window below which it says nothing."""
+"""Minimum requests in a window for its drift to be reported."""
 MAX_MOVED_ROWS = 1 << 20
-"""Rows of a table beyond which nothing is counted once its rows have another order than in the bundle."""
+"""Size of a table in rows above which counting stops once its rows are in another order than in the bundle.
+"""
 
 
 class FeatureDriftDocument(Strict):
-    """Drift of one feature in a window. index: its PSI, less what chance explains; None without look-ups.
+    """Drift of one feature in a window.
 
-    unknown, expected: shares of look-ups of values that the vocabulary lacks, here and in the reference.
+    index: its PSI minus the part explained by chance; None without lookups. unknown, expected: share of
+    lookups whose value is not in the vocabulary, in the window and in the reference.
     """
 
     index: float | None
@@ -53,9 +55,10 @@ class FeatureDriftDocument(Strict):
 
 
 class DriftDocument(Strict):
-    """Drift of the features of one bundle. measured: whether it has a reference.
+    """Drift of the features of one bundle.
 
-    requests, features: by window; those of too few requests are left out.
+    measured: whether the bundle has a reference. requests, features: by window; windows with too few requests
+    are omitted.
     """
 
     version: str
@@ -65,7 +68,7 @@ class DriftDocument(Strict):
 
 
 class FeatureDrift:
-    """Drift of the features of one bundle. Used from one thread."""
+    """Measures the drift of one bundle's features. Used from one thread."""
 
     def __init__(self, version: str, encoder: Encoder, reference: FeatureReference | None) -> None:
         self._version, self._encoder = version, encoder
@@ -80,8 +83,8 @@ class FeatureDrift:
         self._moved: dict[str, tuple[I64, I64]] = {}
 
     @classmethod
-    def from_bundle(cls, bundle: Bundle) -> FeatureDrift:
-        """Measures by the reference of a bundle; nothing if it has none that can be read."""
+    def of(cls, bundle: Bundle) -> FeatureDrift:
+        """Measures against the reference of a bundle; measures nothing if it has no readable one."""
         try:
             reference = read_reference(bundle.manifest.training)
         except ValidationError:
@@ -89,7 +92,7 @@ class FeatureDrift:
         return cls(bundle.manifest.version, bundle.encoder, reference)
 
     def note(self, batch: Batch, encoder: Encoder | None, now_s: float) -> None:
-        """Counts an executed batch if one is due. encoder: of its rows; None: the bundle's."""
+        """Counts an executed batch if one is due. encoder: the encoder of its rows; None: the bundle's."""
         if self._reference is None or now_s < self._next_s or not batch.rows:
             return
         self._next_s = now_s + SAMPLE_S

@@ -1,9 +1,9 @@
 """Scores sampled requests of a prediction log on every path, and reports the paths' quality.
 
-Runs in a process of its own (server/live_quality/process.py), which gets settings as records on standard
-input, first at the start and again for another plan. It ends when the server closes the pipe or dies. It
-sleeps after each piece of work, so that it takes at most WORK_SHARE of a core. If several servers have the
-same log and plan, one judge holds a file lock and works, and the others wait for it to end.
+Runs in its own process (server/live_quality/process.py), which reads settings as records from standard input,
+at the start and for each new plan. It exits when the server closes the pipe or dies. It sleeps after each
+piece of work, so that it uses at most WORK_SHARE of a core. If several servers have the same log and plan,
+one judge holds a file lock and works, and the others wait until it exits.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ WORK_SHARE = 0.1
 """Maximum share of a core's time, even of an idle core, since cores share caches and memory."""
 LONGEST_REST_S = 10.0
 DIFFERING = 1e-3
-"""Difference of probabilities beyond which a path's score differs from its logged answer."""
+"""Difference of probabilities above which a path's score counts as different from its logged answer."""
 LATE_SHARE = 0.1
 Rest = Callable[[float], None]
-"""Sleeps after a piece of work; called with the seconds that it took."""
+"""Sleeps after a piece of work; gets the seconds that the work took."""
 
 
 class Judge:
-    """The sliding window of one plan. rest: called after each piece of work. Raises PolyrecError."""
+    """Scores the sliding window of one plan. rest: called after each piece of work. Raises PolyrecError."""
 
     def __init__(self, settings: JudgeSettings, rest: Rest) -> None:
         self._settings = settings
@@ -109,7 +109,7 @@ class Judge:
         return report
 
     def _judged_trial(self, reference: int, trusted: Sequence[str]) -> TrialReport:
-        """Compares the version under trial with the reference path, on the requests that count for it."""
+        """Compares the version under trial with the reference path, on requests newer than its bundle."""
         trial = self._settings.trial
         assert trial is not None
         counting = [r for r in self._window if r.at_s >= trial.since_s]
@@ -129,7 +129,7 @@ class Judge:
         )
 
     def _scored(self, request: LoggedRequest) -> ScoredRequest | None:
-        """Scores a request on every path, beside the logged scores; None if it is left out."""
+        """Scores a request on every path; adds the logged scores. None if the request is omitted."""
         labels = request.labels
         if len(labels.clients) > 1:
             self._disputed += 1
@@ -158,7 +158,7 @@ class Judge:
         return ScoredRequest(labels.at_us / 1e6, client, labels.binary, every)
 
     def _compare(self, request: LoggedRequest, scores: list[F32]) -> None:
-        """Counts the request if the path that answered it now scores it differently."""
+        """Counts the request as differing if the path that answered it now gives other scores."""
         for path, found in zip(self._settings.paths, scores, strict=True):
             if (path.name, path.version) == (request.path, request.version):
                 self._differing += not np.allclose(found, request.served, atol=DIFFERING, equal_nan=True)
@@ -191,7 +191,7 @@ class Judge:
 
 
 def _open(path: JudgedPath, bundles: dict[Path, Bundle]) -> tuple[Encoder, Runtime]:
-    """Opens a path on the CPU. bundles: cache of opened ones. Raises PolyrecError."""
+    """Opens a path on the CPU. bundles: cache of opened bundles. Raises PolyrecError."""
     if path.bundle not in bundles:
         bundles[path.bundle] = load_bundle(path.bundle)
     if bundles[path.bundle].manifest.version != path.version:
@@ -212,7 +212,7 @@ def _described(model: LiveModel, version: str) -> PathReport:
 
 
 class ServerGone(Exception):
-    """The server has closed the pipe."""
+    """Raised if the server has closed the pipe."""
 
 
 class Instructions:
@@ -243,11 +243,11 @@ class Instructions:
 
 
 class NewSettings(Exception):
-    """New settings arrived while the judge worked."""
+    """Raised if new settings arrive during work."""
 
 
 def run(fd: int) -> None:
-    """Judges until the other end of the pipe is closed."""
+    """Runs the judge until the other end of the pipe is closed."""
     instructions = Instructions(fd)
     with suppress(ServerGone):
         while instructions.settings is None:
@@ -258,7 +258,7 @@ def run(fd: int) -> None:
 
 
 class Lock:
-    """Lock that excludes other judges with the same settings."""
+    """File lock that excludes other judges with the same settings."""
 
     def __init__(self, instructions: Instructions) -> None:
         assert instructions.settings is not None
@@ -311,12 +311,12 @@ def _judge(instructions: Instructions) -> None:
 
 
 def rest_after(worked_s: float) -> float:
-    """Returns the seconds to sleep after work, so that it takes WORK_SHARE of a core."""
+    """Returns the seconds to sleep after work, so that work takes WORK_SHARE of a core."""
     return min(LONGEST_REST_S, worked_s * (1 / WORK_SHARE - 1))
 
 
 def latest(scored: Sequence[ScoredRequest], requests: int, rows: int) -> Sequence[ScoredRequest]:
-    """Returns the last requests, at most `requests` of them with `rows` rows in all."""
+    """Returns the last requests: at most `requests` of them, with at most `rows` rows in total."""
     newest = scored[::-1][:requests]
     fitting = int(np.searchsorted(np.cumsum([r.labels.size for r in newest]), rows, "right"))
     return newest[:fitting][::-1]

@@ -1,8 +1,8 @@
 """Joins the labels of a few requests of a prediction log, with the clients that sent them.
 
-The result is that of training (models/data/prediction_log.py): of two labels of a row the later one counts,
-and only labels within the log's window count. Files are read in parts, so that many labels take time, but no
-memory.
+The result is the same as for training (models/data/prediction_log.py): of two labels of a row the later one
+counts, and only labels within the log's window count. Files are read in parts, so that many labels take time
+but not memory.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from polyrec.models.data.prediction_log import CLOCKS_S, POSITIVE, label_files_o
 from polyrec.models.schema.batch import F32, F64, I64
 
 OPERATOR = ""
-"""The client of labels in files that the operator put into the log."""
+"""Client name of labels in files that the operator added to the log."""
 NEVER = np.iinfo(np.int64).min
 ALWAYS = np.iinfo(np.int64).max
-"""Time of a label without one: it is in every window, and later than all others."""
+"""Time of a label without a time: inside every window, and later than all others."""
 
 
 @dataclass(slots=True, eq=False)
 class RequestLabels:
-    """Labels of one request. at_us: when it was answered, Unix time in microseconds.
+    """Labels of one request.
 
-    values: float64 [rows], 0 without a label. given_us: int64 [rows], time of the label; NEVER without one.
-    clients: senders of labels.
+    at_us: Unix time in microseconds at which it was answered. values: float64 [rows], 0 for no label.
+    given_us: int64 [rows], time of the label, NEVER for no label. clients: clients that sent labels.
     """
 
     request_id: str
@@ -50,7 +50,7 @@ class RequestLabels:
         return (self.values > POSITIVE).astype(np.float32)
 
     def add(self, rows: I64, values: F64, given_us: I64, clients: Sequence[str], window_us: int) -> None:
-        """Adds labels in the order in which they are stored; those of other rows or times are ignored."""
+        """Adds labels in the order in which they are stored; ignores those of other rows or times."""
         good = (rows >= 0) & (rows < self.values.size) & np.isfinite(values)
         good &= (given_us == ALWAYS) | (given_us <= self.at_us + window_us)
         early = given_us < self.at_us - round(1e6 * CLOCKS_S)
@@ -69,7 +69,7 @@ class RequestLabels:
 
 
 def join_labels(folder: Path, requests: Sequence[RequestLabels], window_s: float) -> None:
-    """Adds a log's labels to requests of different ids. window_s: of the log. Raises DataError."""
+    """Adds a log's labels to requests with distinct ids. window_s: its label window. Raises DataError."""
     if not requests:
         return
     window_us = round(1e6 * window_s)

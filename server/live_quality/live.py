@@ -23,24 +23,25 @@ from polyrec.server.record_pipe import RecordPipe, framed
 log = logging.getLogger("polyrec.live_quality")
 
 POLL_S = 2.0
-"""Interval of reading the report, and of heartbeats to the judge."""
+"""Interval at which the report is read, and a heartbeat is sent to the judge."""
 RESTART_S = 60.0
-"""Time after the start of a judge before it is replaced, should it end."""
+"""Minimum time between the start of a judge and the start of its replacement, if it exits."""
 STALE_ROUNDS = 5
 STALE_S = 3600.0
-"""A report older than this and than STALE_ROUNDS rounds is ignored, and values are the offline ones again. A
-round takes long on busy cores."""
+"""A report older than this and than STALE_ROUNDS rounds is ignored, and offline values are used again.
+
+A round takes long on busy cores.
+"""
 
 
 class LiveQualityError(PolyrecError):
-    """Live quality cannot be measured with this log or plan."""
+    """Raised if live quality cannot be measured with this log or plan."""
 
 
 class LiveQuality:
     """Live quality of one model. Used from one thread, except for `adopt`.
 
-    serving: the first generation. Raises LiveQualityError if it cannot be judged, or the log
-    lacks features.
+    serving: the first generation. Raises LiveQualityError if it cannot be judged or the log lacks features.
     """
 
     def __init__(
@@ -66,12 +67,12 @@ class LiveQuality:
         self._trial: JudgedTrial | None = None
         self._values: dict[str, float] = {}
         self.report: Report | None = None
-        """The last report on the paths in service that is not stale; None before the first one."""
+        """The last report on the served paths, unless it is stale; None before the first one."""
         self.pipe: RecordPipe | None = None
         self._started_s = 0.0
 
     def adopt(self, serving: Serving) -> None:
-        """Judges another generation from now on; logs an error if it cannot be judged."""
+        """Judges a new generation from now on; logs an error if it cannot be judged."""
         self._serving, self._judged, self.report = serving, None, None
         self._trial = None
         self._metrics.live.clear()
@@ -89,9 +90,9 @@ class LiveQuality:
             self._start()
 
     def try_version(self, canary: Serving | None) -> None:
-        """Judges a version under trial beside the paths in service, until the next call; None: no other.
+        """Judges a version under trial beside the served paths until the next call; None ends the trial.
 
-        By its path of the highest value, on requests that were answered after its bundle was made.
+        Its most valuable path is scored, on requests answered after its bundle was made.
         """
         if self._judged is None or self._serving is None:
             return
@@ -108,22 +109,22 @@ class LiveQuality:
             self._send_settings()
 
     def trial(self, version: str) -> Ends | None:
-        """Returns the information gain of a version under trial less that of the best path in service.
+        """Returns the information gain of a version under trial minus that of the best served path.
 
-        With the interval that holds whichever client's labels are left out; None if it is not known.
+        Includes the interval that holds whichever single client's labels are left out. None if unknown.
         """
         found = None if self.report is None else self.report.trial
         return None if found is None or found.version != version else found.confirmed
 
     def document(self) -> dict[str, Any] | None:
-        """Returns the last report for the status page, with what was added to values; None without one."""
+        """Returns the last report and the changes of values, for the status page; None without a report."""
         if self.report is None:
             return None
         by = {name: value - self._values[name] for name, value in self._worths().items()}
         return self.report.model_dump() | {"value_changes": by}
 
     def judged_of(self, serving: Serving) -> JudgeSettings:
-        """Returns the judge's settings for a generation."""
+        """Returns the judge's settings for a generation of the plan."""
         values = {path.name: path.worth for path in serving.dispatcher.router.paths}
         return JudgeSettings(
             folder=self._folder,
@@ -137,7 +138,7 @@ class LiveQuality:
         )
 
     async def watch(self) -> None:
-        """Polls until it is canceled."""
+        """Polls until canceled."""
         while True:
             await asyncio.sleep(POLL_S)
             await self.poll()
@@ -169,12 +170,12 @@ class LiveQuality:
             self._follow()
 
     def close(self) -> None:
-        """Kills the judge, which keeps no state that must be saved."""
+        """Kills the judge, which has no state to save."""
         if self.pipe is not None:
             self.pipe.kill()
 
     def _follow(self) -> None:
-        """Moves the router's values to confirmed ranges, or back to the offline values without a report."""
+        """Moves the router's values into confirmed ranges, or back to the offline values without a report."""
         assert self._serving is not None
         ranges: dict[str, Range] = {}
         if self.report is not None:
@@ -193,7 +194,7 @@ class LiveQuality:
             self._metrics.live.moved(name, value - self._values[name])
 
     def _worths(self) -> dict[str, float]:
-        """Returns the router's current value of an answered row, by path."""
+        """Returns the router's current value of an answered row by path."""
         assert self._serving is not None
         return {path.name: path.worth for path in self._serving.dispatcher.router.state.paths}
 
@@ -235,7 +236,7 @@ class LiveQuality:
 
 
 def _made_s(path: OpenPath) -> float:
-    """Returns when the bundle of a path was made, Unix time; now, if its manifest does not say."""
+    """Returns when the bundle of a path was made, as Unix time; now if its manifest does not state it."""
     try:
         return datetime.fromisoformat(path.bundle.manifest.created).timestamp()
     except ValueError:
@@ -243,7 +244,7 @@ def _made_s(path: OpenPath) -> float:
 
 
 def _judged(path: OpenPath) -> JudgedPath:
-    """Describes a path to the judge, opened on the CPU: by its own runtime, or torch for a GPU."""
+    """Describes a path for the judge, which opens it on the CPU: a GPU's path by torch, others as planned."""
     planned = path.planned
     on_cpu = planned.device == "cpu"
     return JudgedPath(

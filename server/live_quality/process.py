@@ -1,7 +1,7 @@
-"""The process of the judge, started by server/live_quality/live.py only.
+"""The judge's process, started only by server/live_quality/live.py.
 
 With the argument `idle` it runs in the kernel's idle class (sched(7), SCHED_IDLE) from its first import on,
-so that it gets spare time only.
+so that it gets only spare CPU time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The report of live quality: a file in the prediction log's folder, from the judge to the servers."""
+"""The live quality report: a file in the prediction log's folder, from the judge to the servers."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from polyrec.models.files import Strict
 MAX_BYTES = 2**20
 KEPT_S = 30 * 86400.0
 Ends = tuple[float, float, float]
-"""Value, lower and upper end."""
+"""Value, and lower and upper end of its interval."""
 
 
 class PathReport(Strict):
-    """Live metrics of a path, or of the answers; None where they are undefined.
+    """Live metrics of a path, or of the answers; None if undefined.
 
-    difference: of information gain to the reference path. confirmed: the same, at a higher level and with any
-    one client's labels left out.
+    difference: information gain minus the reference path's. confirmed: the same at a higher confidence level,
+    with any one client's labels left out.
     """
 
     version: str
@@ -35,9 +35,9 @@ class PathReport(Strict):
 
 
 class TrialReport(Strict):
-    """A version under trial, on the requests that count for it. requests, positives: of these.
+    """A version under trial, on the requests that count for it.
 
-    difference, confirmed: of its information gain to the reference path's, as of a `PathReport`.
+    requests, positives: numbers of these. difference, confirmed: as in `PathReport`.
     """
 
     version: str
@@ -48,13 +48,14 @@ class TrialReport(Strict):
 
 
 class Report(Strict):
-    """The judge's findings. at_s, since_s, until_s: when, and of which answers, Unix time in seconds.
+    """The judge's findings.
 
-    paths: by name. served: of the logged answers, by whichever path. reference: the path of `difference`.
-    late_positives: share of the positives that came in the last tenth of the window. disputed, invalid:
-    requests left out because several clients labeled them or another has their id, or because they could
-    not be parsed again. differing: requests that the answering path now scores differently. trial: of a
-    rollout. error: why there are no figures.
+    at_s: time of the report; since_s, until_s: period of the judged answers; all Unix time in seconds.
+    paths: by name. served: metrics of the logged answers, by whichever path. reference: the path that
+    `difference` compares with. late_positives: share of the positives that came in the last tenth of the
+    window. disputed: requests omitted because several clients labeled them or another request has their id.
+    invalid: requests omitted because they could not be parsed again. differing: requests that the answering
+    path now scores differently. trial: a rollout's version under trial. error: why there are no figures.
     """
 
     at_s: float
@@ -76,13 +77,13 @@ class Report(Strict):
 
 
 class LiveQualityDocument(Report):
-    """The last report, for the status page. value_changes: change of each path's value by following it."""
+    """The last report, for the status page. value_changes: resulting changes of the paths' values."""
 
     value_changes: dict[str, float]
 
 
 def ends(interval: Interval) -> Ends | None:
-    """Returns an interval for the report; None if it is undefined."""
+    """Returns an interval as the report has it; None if it is undefined."""
     found = interval.value, interval.low, interval.high
     return found if all(map(math.isfinite, found)) else None
 
@@ -93,9 +94,10 @@ def report_file(folder: Path, digest: str) -> Path:
 
 
 def remove_old_reports(folder: Path, now_s: float) -> None:
-    """Removes reports that were not renewed for KEPT_S. now_s: Unix time, seconds.
+    """Removes reports that were not renewed for KEPT_S. now_s: Unix time in seconds.
 
-    Lock files stay: a process that holds a removed one would work beside the holder of a new file.
+    Lock files are kept: if one were removed while held, another process could lock a new one at the same
+    time.
     """
     for file in folder.glob(".live-quality-*.json*"):
         with suppress(OSError):
@@ -104,7 +106,7 @@ def remove_old_reports(folder: Path, now_s: float) -> None:
 
 
 def write_report(file: Path, report: Report) -> None:
-    """Writes a report whole or not at all. Raises OSError."""
+    """Writes a report atomically. Raises OSError."""
     partial = file.with_name(f"{file.name}.{secrets.token_hex(4)}")
     try:
         with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as f:
@@ -115,7 +117,7 @@ def write_report(file: Path, report: Report) -> None:
 
 
 def read_report(file: Path) -> Report | None:
-    """Reads a report; None if there is none that can be read."""
+    """Reads a report; returns None if there is no readable one."""
     try:
         if file.stat().st_size > MAX_BYTES:
             return None

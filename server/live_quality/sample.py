@@ -46,8 +46,8 @@ MAX_ROWS = 50_000
 class LoggedRequest:
     """A request of the log with final labels.
 
-    ranking: whether `body` is for /v1/rank, else for /v1/predict. served: float32 [rows], scores of its
-    answer, from `path` of bundle `version`.
+    ranking: whether `body` is a /v1/rank request rather than /v1/predict. served: float32 [rows], scores of
+    its answer, computed by `path` of bundle `version`.
     """
 
     path: str
@@ -61,8 +61,8 @@ class LoggedRequest:
 class LogSampler:
     """Samples each request of a log at most once.
 
-    span_s: age of the oldest requests. settle_s: time until a server's answers are in the log's files.
-    requests: maximum of a round. Methods raise DataError for a log that cannot be read.
+    span_s: maximum age of requests. settle_s: time until a server's answers are in the log's files. requests:
+    maximum number per round. Methods raise DataError for a log that cannot be read.
     """
 
     def __init__(self, folder: Path, schema: Schema, span_s: float, settle_s: float, requests: int) -> None:
@@ -73,14 +73,14 @@ class LogSampler:
         self._requests = requests
         self._random = random.Random(0)
         self.repeated = 0
-        """Requests that were left out so far because another had their id."""
+        """Number of requests omitted so far because another request had their id."""
         self._seen: set[Path] = set()
         rules = load_rules(folder)
         self.window_s = rules.window_s
         self._leave_out = rules.unlabeled == "leave_out"
 
     def oldest_s(self, now_s: float) -> float:
-        """Returns the time of the oldest request that still counts, Unix time in seconds."""
+        """Returns the earliest time of requests that still count, as Unix time in seconds."""
         return now_s - self.window_s - self._settle_s - self._span_s
 
     def sample(self, now_s: float) -> list[LoggedRequest]:
@@ -103,9 +103,10 @@ class LogSampler:
         return [r for r in found if r.labels.clients or not self._leave_out]
 
     def _unambiguous(self, found: list[LoggedRequest], ids: Sequence[pa.Array]) -> list[LoggedRequest]:
-        """Returns the requests whose ids no other has. ids: of all requests of each file of the round.
+        """Returns the requests whose ids are unique. ids: ids of all requests in each file of the round.
 
-        Clients choose ids: one that knew another's could have its own rows measured with the other's labels.
+        Clients choose ids, so one that knows another's id could have its own rows measured with the other's
+        labels.
         """
         if not found:
             return found
@@ -137,8 +138,8 @@ class LogSampler:
         self._seen &= there
         return found
 
-    def _read(self, file: Path, max_requests: int) -> tuple[list[LoggedRequest], pa.Array]:
-        """Reads `max_requests` of a file at random, and the ids of all; none if it is gone or damaged."""
+    def _read(self, file: Path, most: int) -> tuple[list[LoggedRequest], pa.Array]:
+        """Reads up to `most` random requests of a file, and all ids; nothing if it is gone or damaged."""
         try:
             table = pq.read_table(file, use_threads=False)
             row = table.column(ROW).to_numpy()
@@ -156,7 +157,7 @@ class LogSampler:
             return [], pa.array([], pa.string())
 
     def _request(self, stored: Sequence[dict[str, Any]], at_us: int) -> LoggedRequest:
-        """Makes a request from its stored rows: one is a ranking, several are plain rows, of any contexts."""
+        """Rebuilds a request from its stored rows: a single one is a ranking, several are plain rows."""
         about = stored[0]
         for row in stored:
             for bag in self._schema.context.bags:
@@ -181,5 +182,5 @@ class LogSampler:
 
 
 def _without_nulls(values: list[Any] | None) -> list[Any] | None:
-    """A list without ids that have no value, which the lists of a body cannot have."""
+    """Returns a list without null ids, which the lists of a request body cannot contain."""
     return None if values is None else [value for value in values if value is not None]

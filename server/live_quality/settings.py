@@ -1,4 +1,4 @@
-"""Settings of live quality, and of its judge."""
+"""Settings of live quality and of its judge."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ Priority = Literal["idle", "normal"]
 Mode = Literal["off", "measure", "follow"]
 MAX_SPAN_S, MAX_EVERY_S, MAX_BOUND = 1e7, 1e5, 0.5
 REQUESTS = 4000
-"""Most requests of the window."""
+"""Maximum requests in the window."""
 WINDOW_ROWS = 400_000
-"""Most rows of the window's requests."""
+"""Maximum rows of the window's requests."""
 ROUND_REQUESTS = 500
-"""Most requests that are scored in a round."""
+"""Maximum requests scored per round."""
 
 
 class LiveQualitySettings(Strict):
     """Settings of live quality.
 
-    mode: measure only, or let the router's values follow. span_s: length of the sliding window. every_s:
-    time between rounds. trusted: clients whose labels need not be confirmed by others. priority: of the
-    judge's process: spare time only, or like other processes. bound: most that a path's value moves, as a
-    share of the best offline value.
+    mode: only measure, or also let the router's values follow. span_s: length of the sliding window. every_s:
+    time between rounds. trusted: clients whose labels need no confirmation by others. priority: priority of
+    the judge's process, only spare CPU time or like other processes. bound: maximum change of a path's value,
+    as a share of the best offline value.
     """
 
     mode: Mode = "off"
@@ -40,7 +40,7 @@ class LiveQualitySettings(Strict):
 
 
 class JudgedPath(Strict):
-    """A path that the judge scores with. bundle: its folder; version: the bundle's."""
+    """A path that the judge scores with. bundle: the bundle's folder. version: the bundle's version."""
 
     name: str
     bundle: Path
@@ -51,9 +51,10 @@ class JudgedPath(Strict):
 
 
 class JudgedTrial(Strict):
-    """A version under trial (server/rollout/): its path, and since when requests count for it, Unix time.
+    """A version under trial (server/rollout/).
 
-    since_s: when its bundle was made, since it may have learned from the requests before.
+    since_s: Unix time from which requests count, which is when its bundle was made, as it may have been
+    trained on earlier ones.
     """
 
     path: JudgedPath
@@ -61,8 +62,10 @@ class JudgedTrial(Strict):
 
 
 class JudgeSettings(Strict):
-    """Settings of the judge, sent as JSON. folder: of the prediction log. reference: path of the differences.
-    settle_s: time until answers are in the log's files. trial: scored beside the paths.
+    """Settings of the judge, sent as JSON.
+
+    folder: folder of the prediction log. reference: path that differences refer to. settle_s: time until
+    answers are in the log's files. trial: version scored in addition to the paths.
     """
 
     folder: Path
@@ -76,5 +79,5 @@ class JudgeSettings(Strict):
 
     @property
     def digest(self) -> str:
-        """Identifies the settings: servers with equal ones share a report."""
+        """Digest of the settings; servers with equal settings share a report."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]

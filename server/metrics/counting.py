@@ -20,9 +20,9 @@ from polyrec.server.metrics.statistics import Statistics
 from polyrec.server.metrics.unknown_ids import Lookups, UnknownIdCounter, count_of, lookups_of, rows_of
 
 OK = "ok"
-"""The outcome of an answer within its budget."""
+"""Outcome of an answer within its budget."""
 FLUSH_SIZE = 32
-"""Buffered answers, or batches, of a path. Small, since one request waits while they are counted."""
+"""Maximum buffered answers or batches of a path. Small, since one request waits while they are counted."""
 
 
 class Outcomes:
@@ -43,11 +43,11 @@ class Outcomes:
 
 
 class EndpointMetrics:
-    """Requests of one endpoint on one path.
+    """Counts requests of one endpoint on one path.
 
-    rows: counters of late answers and of those in time. information: its counter, and that of a row.
-    Answers are buffered: with those of the protocol's statistics that takes 10 us of a request where the
-    model has evicted the caches, counting each by itself 17 us.
+    rows: counters of rows answered late and in time. information: its counter, and the information of a row.
+    Answers are buffered: with the protocol's statistics this takes 10 us per request if the model has evicted
+    the caches; counting each answer on its own takes 17 us.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class EndpointMetrics:
 
 @dataclass(frozen=True, slots=True)
 class LaneMetrics:
-    """Instruments of one lane. alive: records that its process ended (False), or is back (True)."""
+    """Instruments of one lane. alive: records that its process ended (False) or is back (True)."""
 
     alive: Callable[[bool], None]
     busy: Counter
@@ -179,7 +179,7 @@ class BatchMetrics:
 
 
 class Recorder:
-    """The dispatcher's observer: records batches and the lives of lanes in the metrics."""
+    """The dispatcher's observer: records batches, and deaths and restarts of lanes."""
 
     def __init__(
         self,

@@ -1,7 +1,8 @@
-"""Follows the SLO's error budget: the share of it that was used, and burn rates over minutes and hours.
+"""Tracks the SLO's error budget: the used share, and burn rates over minutes and hours.
 
-A burn rate is the share of requests that missed the SLO over the share that may: 1 uses the budget exactly.
-The alerts of deploy/prometheus/rules.yml use the same. A process knows only the time since its start.
+A burn rate is the share of requests that missed the SLO divided by the share that may miss it; 1 uses the
+budget exactly. The alerts in deploy/prometheus/rules.yml use the same definition. A process only knows the
+time since its start.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ SLO_MISSES = ("late", "overloaded", "expired", "unavailable", "error")
 """Outcomes that miss the SLO. `invalid` and `cancelled` are caused by the client and do not count."""
 EVERY_S = 15.0
 WINDOWS_S = {"5m": 300.0, "1h": 3600.0, "6h": 21600.0}
-"""Windows of burn rates, as alerts use them; one longer than the server runs is cut to its start."""
+"""Windows of burn rates, as in the alerts. A window begins at the server's start at the earliest."""
 
 
 class Count(NamedTuple):
-    """Requests that the SLO counts, and those of them that missed it, up to a time."""
+    """Number of requests that the SLO counts, and of those that missed it, up to a time."""
 
     at_s: float
     counted: float
@@ -27,7 +28,7 @@ class Count(NamedTuple):
 
 
 class ErrorBudget:
-    """The error budget of one server. slo_share: the share of requests that is to meet the SLO."""
+    """The error budget of one server. slo_share: share of requests that should meet the SLO."""
 
     def __init__(self, slo_share: float, started_s: float) -> None:
         self._allowed = 1 - slo_share
@@ -36,17 +37,17 @@ class ErrorBudget:
         self._now = self._counts[0]
 
     def note(self, now_s: float, counted: float, missed: float) -> None:
-        """Takes the counts so far."""
+        """Records the cumulative counts."""
         self._now = Count(now_s, counted, missed)
         if now_s - self._counts[-1].at_s >= EVERY_S:
             self._counts.append(self._now)
 
     def used(self) -> float | None:
-        """Share of the budget of the requests so far that was used; None without requests."""
+        """Used share of the error budget of all requests so far; None without requests."""
         return self._share_of_budget(Count(self._now.at_s, 0, 0))
 
     def burn_rates(self) -> dict[str, float | None]:
-        """Burn rate by window, None for one without requests."""
+        """Returns the burn rate by window; None for a window without requests."""
         return {name: self._burn_rate(seconds) for name, seconds in WINDOWS_S.items()}
 
     def _burn_rate(self, seconds: float) -> float | None:

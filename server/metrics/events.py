@@ -1,11 +1,11 @@
-"""Keeps what happened in the last hour, for the status page: reloads, deaths of lanes, overloads, losses.
+"""Keeps the last hour's events for the status page: reloads, deaths of lanes, overloads, losses.
 
     engine, recorder  --add-->   Events  --since-->  GET /v1/status
     samples (History) --note-->  Incidents: overloads and losses, began and ended
 
-Overloads are logged as well; who adds another event, or loses something, logs it, too. A server is
-overloaded while more than OVERLOADED_SHARE of its requests are rejected or expire, as the alert
-PolyrecOverloaded has it, but within seconds.
+Overloads are logged here; other events and losses are logged where they occur. A server is overloaded while
+more than OVERLOADED_SHARE of its requests are rejected or expire. That is the condition of the alert
+PolyrecOverloaded, detected within seconds.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ log = logging.getLogger("polyrec.serving")
 KEPT = 100
 OVERLOADED_SHARE = 0.05
 MIN_REJECTED = 10
-"""Rejections between two samples below which a server is not called overloaded: one client's tiny budget."""
+"""Minimum rejections between two samples of an overload; fewer can come from one client's tiny budget."""
 CALM_SAMPLES = 3
-"""Samples in a row without overload after which one has ended."""
+"""Number of consecutive samples without overload after which an overload has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An event of one server. t: seconds since the start of the server."""
+    """An event of one server. t: seconds since the server's start."""
 
     t: float
     kind: EventKind
@@ -56,23 +56,23 @@ class Event:
 
 
 class Events:
-    """The last events of one server. started_s: time from which `t` counts, in seconds."""
+    """The latest events of one server. started_s: time of its start, from which `t` counts."""
 
     def __init__(self, started_s: float) -> None:
         self._started_s = started_s
         self._events: deque[Event] = deque(maxlen=KEPT)
 
     def add(self, now_s: float, kind: EventKind, text: str) -> None:
-        """Records that something happened now."""
+        """Records an event at the current time."""
         self._events.append(Event(round(now_s - self._started_s, 3), kind, text))
 
     def since(self, t: float) -> list[Event]:
-        """The events later than `t`, oldest first."""
+        """Returns the events after `t`, oldest first."""
         return [event for event in self._events if event.t > t]
 
 
 class _Episode:
-    """A bad period: begins with a bad sample, and ends after `calm` calm ones in a row without a bad one."""
+    """A bad period: begins with a bad sample and ends after `calm` calm samples without a bad one between."""
 
     def __init__(self, calm: int) -> None:
         self._calm = calm
@@ -80,7 +80,7 @@ class _Episode:
         """Calm samples until the end; 0: none is in progress."""
 
     def note(self, bad: bool, calm: bool) -> Literal["began", "ended"] | None:
-        """Takes a sample, which may be neither bad nor calm."""
+        """Records a sample, which may be neither bad nor calm."""
         if bad:
             begins, self._left = not self._left, self._calm
             return "began" if begins else None
@@ -91,7 +91,7 @@ class _Episode:
 
 
 class Overload:
-    """Finds when an overload begins and ends, from cumulative counts of requests."""
+    """Detects the start and end of overloads from cumulative counts of requests."""
 
     def __init__(self, events: Events) -> None:
         self._events = events
@@ -100,7 +100,7 @@ class Overload:
         self._began_s = self._bad_s = self._noted_s = 0.0
 
     def note(self, now_s: float, counted: float, rejected: float) -> None:
-        """Takes the counts so far. counted: requests that the SLO counts; rejected: of them, 429 and 504."""
+        """Records cumulative counts. counted: requests that the SLO counts; rejected: with 429 or 504."""
         requests, refused = counted - self._counted, rejected - self._rejected
         self._counted, self._rejected = counted, rejected
         bad = refused > OVERLOADED_SHARE * requests and refused >= MIN_REJECTED
@@ -123,11 +123,12 @@ class Overload:
         log.warning("%s", text)
 
 
-class LossDetector:
-    """Finds when things begin to be lost and when they are kept again, from cumulative counts.
+class Loss:
+    """Detects the start and end of losses from cumulative counts of lost and kept items.
 
-    began, ended: kind and text of the two events; `{lost}` is the number lost in between. calm: samples in
-    which some were kept and none lost after which it has ended; an idle server's tell nothing.
+    began, ended: kind and text of the two events; `{lost}` is the number lost in between. calm: number of
+    samples with kept and without lost items after which a loss has ended; samples of an idle server do not
+    count.
     """
 
     def __init__(
@@ -151,7 +152,7 @@ class LossDetector:
 
 
 class Incidents:
-    """Finds overloads, records lost by the prediction log, and rows that the remote store did not give."""
+    """Detects overloads, records lost by the prediction log, and rows missing from the remote store."""
 
     def __init__(self, events: Events) -> None:
         self._overload = Overload(events)
@@ -163,8 +164,8 @@ class Incidents:
         )
         self._rows = LossDetector(
             events,
-            ("rows_lost", "remote store: it fails, is slow or lacks rows (log: polyrec.tiers)"),
-            ("rows_found", "remote store: it gives all rows again; {lost} were replaced"),
+            ("rows_lost", "remote store: fails, is slow or lacks rows (log: polyrec.tiers)"),
+            ("rows_found", "remote store: serves all rows again; {lost} were replaced"),
             CALM_SAMPLES,
         )
 
@@ -176,10 +177,10 @@ class Incidents:
         logged: Mapping[tuple[str, str], int],
         fallbacks: float,
     ) -> None:
-        """Takes the counts so far.
+        """Records the cumulative counts.
 
-        sample: of the status page. counted: requests that the SLO counts. logged: records of the prediction
-        log, by kind and outcome. fallbacks: rows that the remote store did not give.
+        sample: sample of the status page. counted: requests that the SLO counts. logged: records of the
+        prediction log, by kind and outcome. fallbacks: rows that the remote store failed to deliver.
         """
         outcomes = sample["outcomes"]
         self._overload.note(now_s, counted, outcomes["overloaded"] + outcomes["expired"])

@@ -1,4 +1,4 @@
-"""The text of /metrics of a server with several models: each metric once, with the series of every model."""
+"""Renders /metrics of a server with several models: each metric once, with the series of every model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from polyrec.server.metrics.metrics import SERVER_WIDE, Metrics
 
 
 def render_all(models: Sequence[Metrics]) -> bytes:
-    """All metrics in Prometheus's text format. models: of one server; the first has what concerns it all."""
+    """Returns all metrics in Prometheus's text format.
+
+    models: metrics of the server's models; the first also has the metrics of the whole server.
+    """
     first, *others = models
     if not others:
         return first.render()

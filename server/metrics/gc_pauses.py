@@ -1,6 +1,6 @@
 """Times Python's garbage collector, which blocks the event loop while it runs.
 
-Queries leave it nothing to collect (tests/server/http/connection/test_connection.py); its pauses are measured
+Queries create no garbage cycles (tests/server/http/connection/test_connection.py). The pauses are measured
 separately because no phase of a request includes them.
 """
 
@@ -14,7 +14,7 @@ from polyrec.server.clock import clock
 
 
 class GcTimer:
-    """Context that reports the generation (0 to 2) and the seconds of every collection."""
+    """Context manager that reports the generation (0 to 2) and duration in seconds of every collection."""
 
     def __init__(self, report: Callable[[int, float], object]) -> None:
         self._report = report

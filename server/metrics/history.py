@@ -1,7 +1,7 @@
 """Keeps samples of the counters of the last five minutes, for the status page.
 
-A sample is taken every two seconds while the control loop runs or the page is open; a reader takes
-differences.
+A sample is taken every two seconds while the control loop runs or the page is open. Counts are cumulative;
+readers compute differences.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ Sample = dict[str, Any]
 class History:
     """The samples of one server.
 
-    sample: makes one, JSON-able. started_s: time from which the key `t` of a sample counts, in seconds.
+    sample: makes a sample, as plain data for JSON. started_s: time in seconds from which a sample's `t`
+    counts.
     """
 
     def __init__(self, sample: Callable[[], Sample], started_s: float) -> None:
@@ -29,7 +30,7 @@ class History:
         self._due_s = started_s
 
     def note(self, now_s: float) -> Sample | None:
-        """Takes and keeps a sample if one is due; returns it."""
+        """Takes and keeps a sample if one is due; returns it or None."""
         if now_s < self._due_s:
             return None
         self._due_s = now_s + EVERY_S
@@ -41,5 +42,5 @@ class History:
         return {"t": round(now_s - self._started_s, 3)} | self._sample()
 
     def since(self, t: float) -> list[Sample]:
-        """The samples later than `t`, oldest first."""
+        """Returns the samples after `t`, oldest first."""
         return [sample for sample in self._samples if sample["t"] > t]

@@ -1,9 +1,9 @@
 """Counters, gauges and histograms of one server, and their Prometheus text.
 
-Both counting and scraping happen on the event loop and delay requests. prometheus_client's `observe` takes a
-lock and several microseconds, and its text of 2,000 lines blocks the loop for tens of milliseconds
+Counting and scraping both happen on the event loop and delay requests. prometheus_client's `observe` takes a
+lock and several microseconds, and rendering 2,000 lines blocks the loop for tens of milliseconds
 (benchmarks/http/observation_overhead.py). Here a child is a few plain numbers, and the text of a line up to
-its value is made once, with the child.
+its value is created once, with the child.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Gauge:
 
 
 class Histogram:
-    """Counts of values by bucket. counts: one for each edge (inclusive), and one beyond all edges."""
+    """Counts of values by bucket. counts: one per edge (inclusive), and one for values beyond all edges."""
 
     __slots__ = ("_lines", "counts", "edges", "sum")
 
@@ -115,11 +115,11 @@ class Family(Generic[C]):
 
     @property
     def exposed(self) -> str:
-        """The name in the text: counters have the suffix `_total`."""
+        """Name in the text; counters have the suffix `_total`."""
         return f"{self.name}_total" if self.kind == "counter" else self.name
 
     def labels(self, *values: str) -> C:
-        """Returns the child of these label values, in the order of `label_names`; makes it if needed."""
+        """Returns the child for these label values, in the order of `label_names`; creates it if needed."""
         child = self.children.get(values)
         if child is None:
             pairs = (*self._constant, *zip(self.label_names, values, strict=True))
@@ -137,20 +137,20 @@ class Family(Generic[C]):
         self.children.clear()
 
     def lines(self) -> Iterator[str]:
-        """Yields its text; nothing if it has no children."""
+        """Yields the metric's text; nothing if it has no children."""
         series = list(self.series())
         if series:
             yield from self.header()
             yield from series
 
     def header(self) -> Iterator[str]:
-        """Yields the lines before its series."""
+        """Yields the HELP and TYPE lines."""
         kind = "gauge" if self.kind == "info" else self.kind
         yield f"# HELP {self.exposed} {self.what}"
         yield f"# TYPE {self.exposed} {kind}"
 
     def series(self) -> Iterator[str]:
-        """Yields the lines of its children."""
+        """Yields the lines of the children."""
         # a copy, since loading another plan in a thread may add children
         for child in list(self.children.values()):
             yield from child.lines()
@@ -160,9 +160,9 @@ AnyFamily = Family[Counter] | Family[Gauge] | Family[Histogram]
 
 
 class Registry:
-    """The metrics of one server or model, in the order of its text.
+    """The metrics of one server or model, in the order in which they are rendered.
 
-    constant: labels that all metrics have but those named in `bare`.
+    constant: labels of all metrics except those named in `bare`.
     """
 
     def __init__(self, constant: Mapping[str, str] = NO_LABELS, bare: Container[str] = ()) -> None:
@@ -177,14 +177,14 @@ class Registry:
         return self._add(Family(Gauge, "gauge", name, what, labels, (), self._labels(name)))
 
     def info(self, name: str, what: str, *labels: str) -> Family[Gauge]:
-        """A gauge that is always 1; the information is in its labels."""
+        """Adds a gauge that is always 1, whose labels carry the information."""
         return self._add(Family(Gauge, "info", name, what, labels, (), self._labels(name)))
 
     def histogram(self, name: str, what: str, edges: Sequence[float], *labels: str) -> Family[Histogram]:
         return self._add(Family(Histogram, "histogram", name, what, labels, edges, self._labels(name)))
 
     def text(self) -> str:
-        """Prometheus's text format, version 0.0.4."""
+        """Returns the metrics in Prometheus's text format, version 0.0.4."""
         return "\n".join([line for family in self.families for line in family.lines()]) + "\n"
 
     def _labels(self, name: str) -> Mapping[str, str]:
@@ -196,7 +196,7 @@ class Registry:
 
 
 def line(name: str, labels: tuple[str, ...]) -> str:
-    """The text of a sample up to its value."""
+    """Returns the text of a sample up to its value."""
     return f"{name}{{{','.join(labels)}}} " if labels else f"{name} "
 
 

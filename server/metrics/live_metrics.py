@@ -1,4 +1,4 @@
-"""Metrics of the prediction log, of live quality (set when a report comes) and of the drift of features."""
+"""Metrics of the prediction log, of live quality (updated with each report) and of feature drift."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class LiveMetrics:
         )
         self._unknown = gauge(
             "polyrec_feature_unknown_share",
-            "Share of a feature's look-ups whose value is not in the vocabulary, in the window's served rows;"
+            "Share of a feature's lookups whose value is not in the vocabulary, in the window's served rows;"
             " window reference: in the test rows.",
             *("feature", "version", "window"),
         )
@@ -110,20 +110,20 @@ class LiveMetrics:
         self.clear()
 
     def clear(self) -> None:
-        """Forgets the last report and what values were moved by."""
+        """Clears the last report and the changes of values."""
         for family in self._every:
             family.clear()
 
     def watch(self, drifts: Sequence[FeatureDrift]) -> None:
-        """Sets the drifts of features that are read at every scrape."""
+        """Sets the feature drifts that are read at every scrape."""
         self._drifts = tuple(drifts)
 
     def drifted(self, now_s: float) -> list[DriftDocument]:
-        """Returns the drift of features of each bundle."""
+        """Returns the feature drift of each bundle."""
         return [drift.document(now_s) for drift in self._drifts]
 
     def refresh(self, now_s: float) -> None:
-        """Updates the drift of features."""
+        """Updates the feature drift."""
         for family in (self._index, self._unknown, self._sampled):
             family.clear()
         for found in self.drifted(now_s):
@@ -143,11 +143,11 @@ class LiveMetrics:
         self._age.only.set(seconds)
 
     def moved(self, path: str, by: float) -> None:
-        """Sets what was added to the value of a path."""
+        """Sets the change of a path's value."""
         self._moved.labels(path).set(by)
 
     def show(self, report: Report | None) -> None:
-        """Sets what a report says; None: nothing is known."""
+        """Sets the gauges from a report; None clears them."""
         for family in (self._quality, self._difference, self._counts, self._left_out, self._late):
             family.clear()
         if report is None:

@@ -90,7 +90,7 @@ class Metrics:
         self._updates = UpdateMetrics(registry)
         self.lookups, self.hits = self._tiers.lookups, self._tiers.hits
         self._unknown = registry.counter(
-            "polyrec_oov_lookups", "Look-ups of values that are not in the vocabulary.", "feature"
+            "polyrec_oov_lookups", "Lookups of values that are not in the vocabulary.", "feature"
         )
         self._routed = RouterMetrics(registry)
         self._add_event_loop(registry)
@@ -218,11 +218,11 @@ class Metrics:
 
     @property
     def families(self) -> Sequence[AnyFamily]:
-        """Every metric but those of the process."""
+        """All metrics except those of the process."""
         return self._registry.families
 
     def ask_ready(self, is_ready: Callable[[], bool]) -> None:
-        """Sets the function that tells at every scrape whether the server is ready."""
+        """Sets the function that returns, at every scrape, whether the server is ready."""
         self._is_ready = is_ready
 
     def build(self, code_version: str, bundle: str, bundle_version: str, runtime: str) -> None:
@@ -230,14 +230,14 @@ class Metrics:
         self._build.labels(code_version, bundle, bundle_version, runtime, platform.python_version()).set(1)
 
     def outcomes(self, endpoint: str, path: str) -> Outcomes:
-        """The outcome instruments of one endpoint on one path; path `none` before one is chosen."""
+        """Returns the outcome instruments of an endpoint on a path, `none` before a path is chosen."""
         return Outcomes(
             {outcome: self.requests.labels(endpoint, outcome) for outcome in OUTCOMES},
             lambda outcome: self.seconds.labels(endpoint, path, outcome),
         )
 
     def endpoint(self, endpoint: str, path: str, quality: float | None) -> EndpointMetrics:
-        """The instruments of one endpoint's requests on one path. quality: of the path, None if unknown."""
+        """Returns the instruments of an endpoint on a path. quality: the path's, None if unknown."""
         answers = EndpointMetrics(
             self.outcomes(endpoint, path),
             [self.phases.labels(path, phase) for phase in ("parse", "queue", "serialise")],
@@ -256,10 +256,10 @@ class Metrics:
         lanes: Sequence[LaneMetrics],
         statistics: Statistics,
     ) -> BatchMetrics:
-        """The instruments of one path's batches.
+        """Returns the instruments of a path's batches.
 
-        tier: the memory that has all its rows; None if they are in several tiers, whose figures `tiers` adds.
-        lanes: all of the plan. statistics: also records the batches.
+        tier: the memory that holds all its rows; None if they are in several tiers, whose figures `tiers`
+        adds. lanes: all lanes of the plan. statistics: records the batches too.
         """
         batches = BatchMetrics(
             [self.phases.labels(path, phase) for phase in ("encode", "embed", "dense")],
@@ -283,7 +283,7 @@ class Metrics:
         self._tiers.moved(moves)
 
     def lane(self, lane: str) -> LaneMetrics:
-        """The instruments of one lane."""
+        """Returns the instruments of one lane."""
         deaths = self.lane_deaths.labels(lane)
 
         def alive(up: bool) -> None:
@@ -312,7 +312,7 @@ class Metrics:
         self.note()
 
     def note(self) -> None:
-        """Keeps a sample if one is due, and follows the error budget and incidents."""
+        """Keeps a sample if one is due, and updates the error budget and incidents."""
         now_s = clock()
         sample = self.history.note(now_s)
         if sample is not None:
@@ -320,14 +320,14 @@ class Metrics:
             self._incidents.note(now_s, sample, counted, self._log.counts(), self._tiers.fallbacks.value)
 
     def now(self) -> Sample:
-        """Takes a sample of this moment without keeping it; the error budget is then of this moment, too."""
+        """Takes a sample now without keeping it, and updates the error budget to it."""
         now_s = clock()
         sample = self.history.now(now_s)
         self._charge_error_budget(now_s, sample)
         return sample
 
     def _charge_error_budget(self, now_s: float, sample: Sample) -> float:
-        """Counts a sample's requests in the error budget; returns those that the SLO counts."""
+        """Adds a sample's requests to the error budget; returns the number that the SLO counts."""
         missed = sum(sample["outcomes"][outcome] for outcome in SLO_MISSES)
         counted: float = missed + sample["outcomes"][OK]
         self.error_budget.note(now_s, counted, missed)
@@ -348,15 +348,15 @@ class Metrics:
         self.live.refresh(clock())
 
     def flush(self) -> None:
-        """Counts what is buffered; called before any reading, also of the protocol's statistics."""
+        """Counts buffered records; called before metrics or the protocol's statistics are read."""
         for buffer in list(self._buffering):
             buffer.flush()
 
     def sample(self) -> dict[str, Any]:
-        """A sample for the status page: cumulative counts, and the current queue and budget.
+        """Returns a sample for the status page: cumulative counts, and the current queue and budget.
 
-        rows: by path, [late, ok]; degraded: answers by reason; latency: answers by bucket of REQUEST_EDGES_S,
-        the last beyond all; tiers: [look-ups, hits].
+        rows: by path, [late, ok]. degraded: answers by reason. latency: answers by bucket of REQUEST_EDGES_S,
+        the last beyond all edges. tiers: by tier, [lookups, hits].
         """
         self.flush()
         self._tiers.refresh()
@@ -390,10 +390,10 @@ class Metrics:
         }
 
     def render(self) -> bytes:
-        """All metrics in Prometheus's text format."""
+        """Returns all metrics in Prometheus's text format."""
         self.refresh()
         return self._registry.text().encode() + self.render_process()
 
     def render_process(self) -> bytes:
-        """The metrics of the process."""
+        """Returns the metrics of the process in Prometheus's text format."""
         return generate_latest(self._process)

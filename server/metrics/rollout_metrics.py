@@ -10,7 +10,7 @@ from polyrec.server.metrics.instruments import Registry
 
 
 class RolloutMetrics:
-    """Requests of both arms, the latest comparison, and ended rollouts. edges_s: of the latency histogram."""
+    """Requests of both arms, latest comparison and ended rollouts. edges_s: latency histogram's edges."""
 
     def __init__(self, registry: Registry, edges_s: Sequence[float]) -> None:
         self._requests = registry.counter(
@@ -64,14 +64,14 @@ class RolloutMetrics:
         self._waited.labels(arm).inc(sum(records.waited_s))
 
     def compared(self, figures: RolloutFigures, share: float) -> None:
-        """Shows the latest comparison."""
+        """Sets the figures of the latest comparison."""
         self._share.only.set(share)
         self._psi.only.set(figures.psi or 0.0)
         self._psi_low.only.set(figures.psi_low or 0.0)
         self._loss.only.set(figures.loss or 0.0)
 
     def ended(self, outcome: str) -> None:
-        """Counts the end of a rollout."""
+        """Counts an ended rollout."""
         self._ended.labels(outcome).inc()
         for gauge in (self._share, self._psi, self._psi_low, self._loss):
             gauge.only.set(0.0)

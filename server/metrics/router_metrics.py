@@ -107,7 +107,7 @@ class RouterMetrics:
         self._cold.watch(dispatcher.cold_rows)
 
     def now(self) -> tuple[float, float]:
-        """Rows waiting, and the usual budget in seconds (the default until a query has come)."""
+        """Returns the number of waiting rows, and the typical budget in seconds (at first the default)."""
         if self._dispatcher is None:
             return 0.0, 0.0
         state = self._dispatcher.router.state
@@ -146,7 +146,7 @@ class RouterMetrics:
 
 
 class ColdRowMetrics:
-    """The counters of queries by what they found in the tiers, from figures read at every scrape."""
+    """Counters of hot and cold queries, updated at every scrape from the tiers' figures."""
 
     def __init__(self, registry: Registry) -> None:
         self._queries = registry.counter(

@@ -1,7 +1,7 @@
 """Cumulative statistics of one model for the inference protocol's statistics extension.
 
-Counts and nanoseconds since the server started; a client takes differences. compute_infer of a request is the
-time of its batch, as in Triton. Requests are buffered as in `server/metrics/counting.py`, which reports
+Counts and nanoseconds since the server's start; clients compute differences. A request's compute_infer is the
+time of its batch, as in Triton. Requests are buffered as in `server/metrics/counting.py`, which reports the
 batches.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 FLUSH_SIZE = 32
-"""Buffered requests."""
+"""Maximum number of buffered requests."""
 
 
 @dataclass(slots=True)
@@ -78,7 +78,7 @@ class Statistics:
             duration.add(*took_s)
 
     def document(self, model: str, version: str) -> dict[str, Any]:
-        """One entry of `model_stats`."""
+        """Returns one entry of `model_stats`."""
         self._add_up()
         nothing = Duration().document()
         return {

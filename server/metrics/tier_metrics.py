@@ -1,6 +1,6 @@
-"""Metrics of embedding tiers and of updates of their rows, from their own figures at every scrape.
+"""Metrics of embedding tiers and of row updates, read from the tiers' own figures at every scrape.
 
-A path whose rows are all in one memory counts its look-ups itself, in the same counters
+Paths whose rows are all in one memory count their lookups themselves, in the same counters
 (server/metrics/metrics.py).
 """
 
@@ -62,7 +62,8 @@ class TierMetrics:
     def watch(self, sources: Iterable[Callable[[], Figures]]) -> None:
         """Sets the tiers whose figures are read.
 
-        The figures of the previous ones are read once more; look-ups of their last queries are not counted.
+        Reads the previous tiers' figures once more; lookups of queries still in progress there are not
+        counted.
         """
         self.refresh()
         by_tier = (self.lookups, self.hits, self._read_bytes, self._read_seconds)
@@ -77,13 +78,13 @@ class TierMetrics:
             self._moved.only.inc(moves.rows)
 
     def refresh(self) -> None:
-        """Reads the figures of all tiers."""
+        """Updates the metrics from the figures of all tiers."""
         for tiered in self._tiered:
             tiered.refresh()
 
 
 class StackMetrics:
-    """Adds the figures of one stack, since they were last read, to the counters of all stacks."""
+    """Adds the increase of one stack's figures since the last read to the counters of all stacks."""
 
     def __init__(
         self,
@@ -116,7 +117,7 @@ class StackMetrics:
 
 
 class UpdateMetrics:
-    """The instruments of updates, by path; paths that share rows count under the first of them."""
+    """Instruments of updates, by path; paths that share rows count under the first of them."""
 
     def __init__(self, registry: Registry) -> None:
         self._updates = registry.counter(
@@ -153,14 +154,14 @@ class UpdateMetrics:
         self._last: WeakKeyDictionary[Changes, UpdateFigures] = WeakKeyDictionary()
 
     def watch(self, changes: Mapping[str, Changes]) -> None:
-        """Sets the updates whose figures are read; reads those of the previous ones a last time."""
+        """Sets the updates whose figures are read, after reading the previous ones' a last time."""
         self.refresh()
         first: dict[int, str] = {}
         for path, one in changes.items():
             first.setdefault(id(one), path)
         self._watched = {path: changes[path] for path in first.values()}
         for gauge in (self._age, self._lag, self._kept, self._reserved):
-            gauge.clear()  # of paths and versions that are not served any more
+            gauge.clear()  # removes paths and versions that are no longer served
 
     def refresh(self) -> None:
         """Reads the figures."""

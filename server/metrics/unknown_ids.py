@@ -1,7 +1,7 @@
-"""Counts look-ups of the out-of-vocabulary row by feature.
+"""Counts lookups of the out-of-vocabulary row by feature.
 
 Counting takes a few array operations that cost about as much for one batch as for ten, so several batches are
-counted at once.
+counted together.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from polyrec.models.schema.schema import RoleLayout
 from polyrec.server.metrics.instruments import Counter, Family
 
 Lookups = tuple[I64, I64, I64, I64, I64, I64]
-"""Look-ups of a batch: ranks, bag_values and bag_offsets of the context block, then of the candidate
-block."""
+"""Lookups of a batch: ranks, bag_values and bag_offsets of the context block, then of the candidate block."""
 Arrays = Sequence[I64]
 
 
@@ -31,18 +30,18 @@ def lookups_of(batch: Batch) -> Lookups:
 
 
 def rows_of(lookups: Lookups) -> int:
-    """Number of rows of the batch."""
+    """Returns the number of rows of the batch."""
     return len(lookups[3])
 
 
 def count_of(lookups: Lookups) -> int:
-    """Number of look-ups."""
+    """Returns the number of lookups."""
     ranks, values, _, more_ranks, more_values, _ = lookups
     return ranks.size + values.size + more_ranks.size + more_values.size
 
 
 class UnknownIdCounter:
-    """Counters of the features of one schema. encoder: the one of batches that come without their own."""
+    """Counters of one schema's features. encoder: encoder of batches that come without their own."""
 
     def __init__(self, encoder: Encoder, counters: Family[Counter]) -> None:
         self._counters = counters
@@ -55,7 +54,7 @@ class UnknownIdCounter:
         self._candidate = RoleCounter(encoder, encoder.schema.candidate, self._counters)
 
     def count(self, encoders: Sequence[Encoder | None], looked_up: Sequence[Lookups]) -> None:
-        """Counts the look-ups of batches. encoders: of each batch, None for the path's own."""
+        """Counts the lookups of batches. encoders: encoder of each batch, None for the path's own."""
         for encoder, run in groupby(
             zip(encoders, looked_up, strict=True), lambda one: one[0] or self._default
         ):
@@ -67,7 +66,7 @@ class UnknownIdCounter:
 
 
 class RoleCounter:
-    """Counters of the features of one role."""
+    """Counters of one role's features."""
 
     def __init__(self, encoder: Encoder, layout: RoleLayout, counters: Family[Counter]) -> None:
         self._single_oov: I64 = np.array([encoder.vocabulary(f).oov_rank for f in layout.singles], np.int64)
@@ -76,7 +75,7 @@ class RoleCounter:
         self._bags = [counters.labels(f.name) for f in layout.bags]
 
     def count(self, ranks: Arrays, values: Arrays, offsets: Arrays) -> None:
-        """Counts the look-ups of blocks, given their ranks, bag_values and bag_offsets."""
+        """Counts the lookups of blocks, given their ranks, bag_values and bag_offsets."""
         if self._singles:
             missed = np.concatenate(ranks) == self._single_oov
             if missed.any():
@@ -85,7 +84,7 @@ class RoleCounter:
             _add(self._bags, np.bincount(self._missed(values, offsets), minlength=len(self._bags)))
 
     def _missed(self, bag_values: Arrays, bag_offsets: Arrays) -> I64:
-        """The feature of each unknown value."""
+        """Returns the feature of each unknown value."""
         values = np.concatenate(bag_values)
         # between the last offset of a block and the first of the next there is no bag
         ends = np.cumsum([offsets.size for offsets in bag_offsets[:-1]], dtype=np.int64) - 1

@@ -2,5 +2,5 @@
 
     answered request --PredictionLog: sampled?--> record --RecordPipe--> writer process --> Parquet by hour
 
-The server only copies a record into a pipe. Bodies are parsed again and written in a process beside it.
+The server only copies a record into a pipe. A separate process parses the bodies again and writes the files.
 """

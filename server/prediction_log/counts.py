@@ -7,7 +7,7 @@ import os
 import struct
 
 Outcome = tuple[str, str]
-"""`requests` or `labels`, and what became of them."""
+"""`requests` or `labels`, and their outcome."""
 OUTCOMES: tuple[Outcome, ...] = (
     ("requests", "written"),
     ("requests", "invalid"),
@@ -15,12 +15,15 @@ OUTCOMES: tuple[Outcome, ...] = (
     ("labels", "written"),
     ("labels", "lost"),
 )
-"""Requests in files, those that could not be read again, those that could not be written; labels alike."""
+"""Requests that were written, could not be parsed again, or could not be written; the same for labels."""
 _VALUES = struct.Struct(f"={len(OUTCOMES)}Q")
 
 
 class SharedCounts:
-    """One number for each of OUTCOMES. fd: of the memory, None to make it; one process adds, others read."""
+    """One count for each of OUTCOMES; one process adds, others read.
+
+    fd: descriptor of the shared memory; None creates it.
+    """
 
     def __init__(self, fd: int | None = None) -> None:
         self.fd = os.memfd_create("polyrec-prediction-log") if fd is None else fd
@@ -29,15 +32,15 @@ class SharedCounts:
         self._memory = mmap.mmap(self.fd, _VALUES.size)
 
     def add(self, outcome: Outcome, by: int) -> None:
-        """Adds to one of OUTCOMES."""
+        """Increases the count of one of OUTCOMES."""
         values = [*_VALUES.unpack_from(self._memory)]
         values[OUTCOMES.index(outcome)] += by
         _VALUES.pack_into(self._memory, 0, *values)
 
     def read(self) -> dict[Outcome, int]:
-        """Returns the numbers by outcome."""
+        """Returns the counts by outcome."""
         return dict(zip(OUTCOMES, _VALUES.unpack_from(self._memory), strict=True))
 
     def close(self) -> None:
-        """Closes the descriptor. The numbers can still be read; their memory goes with this object."""
+        """Closes the descriptor. The counts can be read until this object is deleted."""
         os.close(self.fd)

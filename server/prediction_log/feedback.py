@@ -27,20 +27,20 @@ from polyrec.server.http.openapi import Endpoint
 MAX_ITEMS = 1000
 MAX_ROWS = 4096
 MAX_BODY_BYTES = 2**17
-"""Enough for MAX_ITEMS requests with some labels each; parsing more would keep others waiting."""
+"""Enough for MAX_ITEMS requests with some labels each; parsing more would delay other requests."""
 Label = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False, strict=True)]
 Row = Annotated[int, Field(ge=0, lt=MAX_ROWS, strict=True)]
 
 
 def _integral(rows: object) -> object:
-    """Replaces floats like 3.0: in JSON they are integers, and some encoders write all numbers so."""
+    """Converts floats like 3.0, which are integers in JSON, since some encoders write all numbers so."""
     if not isinstance(rows, list):
         return rows
     return [int(row) if type(row) is float and row.is_integer() else row for row in rows]
 
 
 class FeedbackItem(Strict):
-    """Labels of one request. positives: its rows of label 1. labels: of each row, from the first."""
+    """Labels of one request. positives: rows with label 1. labels: the label of each row, from the first."""
 
     request_id: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$")]
     positives: Annotated[list[Row], Field(max_length=MAX_ROWS), BeforeValidator(_integral)] | None = None
@@ -53,7 +53,7 @@ class FeedbackItem(Strict):
         return self
 
     def rows(self) -> tuple[list[int], list[float]]:
-        """Rows and their labels. Without positives the label of row 0 says that the request was seen."""
+        """Returns rows and their labels; if `positives` is empty, label 0 of row 0 shows that labels came."""
         if self.labels is not None:
             return list(range(len(self.labels))), self.labels
         assert self.positives is not None
@@ -70,7 +70,7 @@ class FeedbackList(Strict):
 
 
 class FeedbackResponse(BaseModel):
-    """accepted: requests whose labels were taken."""
+    """accepted: number of requests whose labels were accepted."""
 
     accepted: int
 

@@ -2,7 +2,7 @@
 
     requests/2026-11-23T17/part-<writer>-<n>-<shard>.parquet   written whole under another name, then renamed
 
-A full or read-only disk, or a value that does not fit, loses records and nothing else.
+If the disk is full or read-only, or a value does not fit its column, only the records concerned are lost.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger("polyrec.prediction_log")
 
 WARNING_EVERY_S = 60.0
 HOUR_SHARE = 0.25
-"""Share of a bounded log beyond which an hour loses files before an earlier one does."""
+"""Share of a bounded log's bytes above which an hour loses files before earlier hours do."""
 UNFIT = (pa.ArrowException, OverflowError, TypeError, ValueError)
 """Errors of values that do not fit their column, such as integers of 70 bits."""
 Record = Sequence[Mapping[str, Any]]
@@ -38,10 +38,10 @@ Record = Sequence[Mapping[str, Any]]
 
 
 class PartFiles:
-    """The files of one kind.
+    """Buffers and writes the files of one kind.
 
-    columns: of each row. time_column: the column with the time in microseconds. shard_by: column whose value
-    in a record's first row chooses one of `shards` files; None: one file.
+    columns: columns of each row. time_column: column with the time in microseconds. shard_by: column whose
+    value in a record's first row selects one of `shards` files; None: one file.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class PartFiles:
         self._records.append(record)
 
     def flush(self) -> tuple[int, int]:
-        """Writes what is buffered; returns the records written and those lost."""
+        """Writes buffered records; returns the numbers of records written and lost."""
         records, self._records = self._records, []
         written = failed = 0
         self._parts += 1
@@ -83,7 +83,7 @@ class PartFiles:
         return written, len(records) - written
 
     def _parted(self, records: Sequence[Record]) -> dict[tuple[str, int], list[Record]]:
-        """Records by hour and shard, in their order."""
+        """Groups the records by hour and shard, in their order."""
         parts: dict[tuple[str, int], list[Record]] = defaultdict(list)
         for record in records:
             first = record[0]
@@ -93,7 +93,7 @@ class PartFiles:
         return parts
 
     def _table(self, records: Sequence[Record]) -> tuple[pa.Table, int]:
-        """The rows of the records, and their number; those with a value that does not fit are left out."""
+        """Returns the records' rows and the number of records; omits records with values that do not fit."""
         try:
             return pa.Table.from_pylist(list(chain.from_iterable(records)), self._columns), len(records)
         except UNFIT as e:
@@ -124,16 +124,16 @@ class PartFiles:
 
 
 def label_files(folder: Path) -> PartFiles:
-    """The files of labels of a log."""
+    """Returns the label files of a log."""
     return PartFiles(folder / FEEDBACK, LABEL_COLUMNS, "time")
 
 
 def remove_old(folder: Path, keep_h: float, max_bytes: int | None, now_s: float) -> None:
     """Removes the oldest hour if it ended more than keep_h hours ago, then the oldest beyond max_bytes.
 
-    Only one hour goes by its age at each call, so that a clock that is wrong for some calls costs few.
-    Clients choose how much is logged in an hour, so hours with more than HOUR_SHARE of max_bytes lose their
-    oldest files first. now_s: Unix time, seconds.
+    At most one hour per call is removed for its age, so that a clock that is wrong for a few calls costs few
+    hours. Clients determine how much is logged in an hour, so hours with more than HOUR_SHARE of max_bytes
+    lose their oldest files first. now_s: Unix time in seconds.
     """
     now = datetime.fromtimestamp(now_s, UTC)
     hours = sorted(_hours(folder), key=lambda hour: hour.name)
@@ -141,8 +141,8 @@ def remove_old(folder: Path, keep_h: float, max_bytes: int | None, now_s: float)
     sizes = {hour: sum(size for _, size, _ in files[hour]) for hour in hours}
     total = sum(sizes.values())
 
-    def trim(hour: Path, min_files: int, limit: float) -> None:
-        """Removes the oldest files of an hour but for `min_files` while it has more than `limit` bytes."""
+    def trim(hour: Path, least: int, most: float) -> None:
+        """Removes an hour's oldest files while it has more than `most` bytes, but keeps `least` files."""
         nonlocal total
         for _, size, file in files[hour][: len(files[hour]) - min_files]:
             if max_bytes is None or total <= max_bytes or sizes[hour] <= limit:
@@ -167,7 +167,7 @@ def remove_old(folder: Path, keep_h: float, max_bytes: int | None, now_s: float)
 
 
 def _files(hour: Path) -> Iterator[tuple[int, int, Path]]:
-    """Time of change in nanoseconds, bytes and path of each file; another server may remove some of them."""
+    """Yields modification time in ns, bytes and path of each file; tolerates removal by another server."""
     for file in hour.glob("*.parquet"):
         with suppress(FileNotFoundError):
             found = file.stat()

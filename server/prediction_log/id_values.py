@@ -1,7 +1,7 @@
-"""Turns the ids of an inference request back into the raw values that a prediction log stores.
+"""Converts the ids of an inference request back into the raw values that a prediction log stores.
 
-Ids are places in the vocabulary of the bundle that answered. A missing value, an unknown one and a value that
-an update added have no value there: the log has them as missing.
+Ids are positions in the vocabulary of the bundle that answered. Missing and unknown values, and values added
+by an update, have no raw value there, so the log stores them as missing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from polyrec.server.prediction_log.records import VocabularyFile
 
 
 class TableValues(NamedTuple):
-    """Size and values of a vocabulary; its ranks and counts would take as much memory again."""
+    """Size and values of a vocabulary, without its ranks and counts, which would double the memory."""
 
     size: int
     values: pa.Array | None
@@ -36,7 +36,7 @@ ValuesByTable = Mapping[str, TableValues]
 
 
 def load_values(about: VocabularyFile) -> ValuesByTable:
-    """Reads the values of a version's ids. Raises DataError, such as for a replaced bundle."""
+    """Reads the values of a version's ids. Raises DataError, for example if the bundle was replaced."""
     try:
         content = Path(about.file).read_bytes()
     except OSError as e:
@@ -63,7 +63,7 @@ class IdValues:
         self._columns = {role: schema.tensor_columns(role) for role in (None, *ROLES)}
 
     def columns(self, rows: Tensors | RankedTensors, values: ValuesByTable) -> Columns:
-        """Returns the same rows as raw values; group: the number of each row's request."""
+        """Returns the rows as raw values. group: number of each row's request."""
         lengths = rows.request_lengths
         group = [0] * rows.rows if lengths is None else np.repeat(np.arange(lengths.size), lengths).tolist()
         if isinstance(rows, Tensors):
@@ -87,7 +87,7 @@ class IdValues:
         )
 
     def _read(self, role: Role | None, tensors: RoleTensors, values: ValuesByTable) -> dict[str, Column]:
-        """Columns by feature. role: of the tensors; None: they have the features of both."""
+        """Returns columns by feature. role: role of the tensors; None: they have features of both roles."""
         dense, singles = self._columns[role]
         found: dict[str, Column] = {}
         for i, name in enumerate(dense):
@@ -101,7 +101,7 @@ class IdValues:
 
 
 def _taken(table: TableValues, ids: I64) -> list[Any]:
-    """Raw values of ids; None for one without a value."""
+    """Returns the raw values of ids; None for ids without one."""
     known = (ids >= 0) & (ids < table.size)
     if table.values is None:
         return [id if is_known else None for id, is_known in zip(ids.tolist(), known, strict=True)]

@@ -38,17 +38,17 @@ log = logging.getLogger("polyrec.prediction_log")
 
 UNSENT_BYTES = 16 * 2**20
 RESTART_S = 10.0
-"""Time after the start of a writer until another one is started in its place, should it end."""
+"""Minimum time between the start of a writer and the start of its replacement, if it exits."""
 
 
 class PredictionLogError(PolyrecError):
-    """A log that cannot be begun: of another schema, or in a folder that cannot be written."""
+    """Raised if a log cannot be opened: it has another schema, or its folder is not writable."""
 
 
 class PredictionLog:
     """The log of one server.
 
-    schema: of the requests that are logged; others are not. Raises PredictionLogError or PrivacyError.
+    schema: schema of the logged requests; others are not logged. Raises PredictionLogError or PrivacyError.
     """
 
     def __init__(self, settings: PredictionLogSettings, schema: Schema) -> None:
@@ -56,7 +56,7 @@ class PredictionLog:
         self._sample = settings.sample
         self._random = random.Random().random
         self.pauses = False
-        """Whether the schema in service is not the log's, so that nothing is logged."""
+        """Whether nothing is logged because the served schema is not the log's."""
         folder = settings.folder.resolve()
         if settings.session is not None and settings.session not in schema.context.names:
             raise PredictionLogError(f"the schema has no context feature '{settings.session}' to shard by")
@@ -66,7 +66,7 @@ class PredictionLog:
             load_key(folder)
         self._counts = SharedCounts()
         self._known: set[str] = set()
-        """Versions whose ids the writer can turn into values."""
+        """Versions whose ids the writer can convert to values."""
         self._dropped = 0
         self._closed = False
         settings = settings.model_copy(update={"folder": folder})
@@ -74,19 +74,19 @@ class PredictionLog:
         self.pipe = self._start()
 
     def follow(self, serving: Serving) -> None:
-        """Continues with another generation; pauses while its schema is not the log's."""
+        """Switches to another generation of the plan; pauses while its schema is not the log's."""
         self.pauses = serving.bundle.manifest.schema_ != self._schema
         if self.pauses:
             log.error("requests are not logged: the schema that is served is not the log's")
 
     def wants(self) -> bool:
-        """Whether to log the request that now begins."""
+        """Returns whether to log the request that begins now."""
         return not self.pauses and (self._sample >= 1 or self._random() < self._sample)
 
     def send_prediction(
         self, request_id: str, rows: Rows, body: bytes, answer: Answer, path: OpenPath
     ) -> None:
-        """Sends an answered request to the writer, without waiting. rows: parsed from the body."""
+        """Sends an answered request to the writer without waiting. rows: rows parsed from the body."""
         pipe = self._living()
         manifest = path.bundle.manifest
         if isinstance(rows, Tensors | RankedTensors):
@@ -106,21 +106,21 @@ class PredictionLog:
             self._dropped += 1
 
     def send_labels(self, request_id: str, client: str, rows: list[int], labels: list[float]) -> bool:
-        """Sends a client's labels of one request to the writer, without waiting; false: they are dropped."""
+        """Sends a client's labels of one request to the writer without waiting; returns False if dropped."""
         return self._living().send(pack(Feedback(request_id, client, time.time_ns() // 1000, rows, labels)))
 
     def counts(self) -> dict[Outcome, int]:
-        """Returns the numbers of requests, and of calls with labels, by outcome."""
+        """Returns the numbers of requests and of calls with labels, by outcome."""
         return self._counts.read() | {("requests", "dropped"): self._dropped}
 
     def close(self) -> None:
-        """Lets the writer write what it has, in bounded time; blocks. What is sent afterwards is dropped."""
+        """Lets the writer finish, in bounded time; blocks. Records sent afterwards are dropped."""
         self._closed = True
         close_pipes([self.pipe])
         self._counts.close()
 
     def _living(self) -> RecordPipe:
-        """The pipe to the writer, which is started again some time after it has ended."""
+        """Returns the pipe to the writer, which is restarted some time after it has ended."""
         if self.pipe.alive or self._closed or time.monotonic() - self._started_s < RESTART_S:
             return self.pipe
         close_pipes([self.pipe])
@@ -147,7 +147,7 @@ class PredictionLog:
 
 
 def vocabulary_file(bundle: Bundle) -> VocabularyFile:
-    """Returns what the writer needs to turn a bundle's ids into values."""
+    """Returns the record from which the writer can convert a bundle's ids to values."""
     manifest = bundle.manifest
     descriptors = {table: each.model_dump(mode="json") for table, each in manifest.vocabularies.items()}
     digest = manifest.files[VOCABULARY].sha256
@@ -155,7 +155,7 @@ def vocabulary_file(bundle: Bundle) -> VocabularyFile:
 
 
 def _begin(folder: Path, settings: PredictionLogSettings, schema: Schema) -> None:
-    """Writes the rules of a new log, or checks that one that exists is of this schema.
+    """Writes the rules of a new log, or checks that an existing log has this schema.
 
     Raises PredictionLogError.
     """

@@ -1,4 +1,4 @@
-"""Leaves features out of the prediction log, or replaces their values by keyed hashes."""
+"""Omits features from the prediction log, or replaces their values by keyed hashes."""
 
 from __future__ import annotations
 
@@ -16,23 +16,22 @@ from polyrec.models.schema.schema import Categorical, Dense, Schema
 KEY_FILE = "hash.key"
 KEY_BYTES = 32
 REMEMBERED = 1 << 16
-"""Hashes kept, as ids repeat."""
+"""Maximum number of cached hashes."""
 REMEMBERED_LENGTH = 128
-"""Characters of the longest id whose hash is kept."""
+"""Maximum length in characters of an id whose hash is cached."""
 Hide = Callable[[Any], Any]
-"""Value of a feature, or list of them -> its replacement in the log."""
+"""Maps a feature's value, or list of values, to its replacement in the log."""
 
 
 class PrivacyError(PolyrecError):
-    """A feature that cannot be hashed or is unknown, or a key that cannot be read."""
+    """Raised if a feature is unknown or cannot be hashed, or the key cannot be read."""
 
 
-def hide_functions(
-    schema: Schema, left_out: Sequence[str], hashed: Sequence[str], key: bytes
-) -> dict[str, Hide]:
-    """Returns the function of each feature whose values are not written as they are.
+def hiding(schema: Schema, left_out: Sequence[str], hashed: Sequence[str], key: bytes) -> dict[str, Hide]:
+    """Returns, by feature, the functions that replace values before they are written.
 
-    A string becomes 16 hexadecimal digits, an integer another one of 62 bits, equal for equal values.
+    A string is replaced by 16 hexadecimal digits, an integer by a 62-bit integer; equal values get equal
+    replacements.
     Raises PrivacyError.
     """
     given: tuple[Dense | Categorical, ...] = (*schema.dense, *schema.categorical)
@@ -50,7 +49,7 @@ def hide_functions(
 
 
 def load_key(folder: Path) -> bytes:
-    """Reads the key of a log's hashes; makes one, readable by its owner only, if there is none."""
+    """Reads the key of a log's hashes; if there is none, creates one that only its owner can read."""
     file = folder / KEY_FILE
     try:
         if not file.exists():

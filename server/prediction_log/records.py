@@ -15,14 +15,14 @@ ID_BYTES = 8
 
 
 class JsonRows(msgspec.Struct, array_like=True, frozen=True, tag="json"):
-    """The decompressed body of a request. ranking: whether it asked /v1/rank, or /v1/predict."""
+    """The decompressed body of a request. ranking: whether its path is /v1/rank, not /v1/predict."""
 
     ranking: bool
     body: bytes
 
 
 class IdTensors(msgspec.Struct, array_like=True, frozen=True):
-    """Ids of the inference protocol of one role, or of both: `RoleTensors` as bytes, row by row.
+    """Ids of an inference protocol request, of one role or both: `RoleTensors` as bytes, row by row.
 
     dense: float32; sparse: int64; bags: ids and lengths by feature, int64.
     """
@@ -48,8 +48,8 @@ class IdTensors(msgspec.Struct, array_like=True, frozen=True):
 class IdRows(msgspec.Struct, array_like=True, frozen=True, tag="ids"):
     """Rows of stable ids: `Tensors` or `RankedTensors` as bytes.
 
-    context: of a ranking; None: rows has the features of both roles. context_row: int64 [rows], of a ranking.
-    request_lengths: int64, see `Tensors`.
+    context: ids of a ranking's context; None if `rows` has the features of both roles. context_row: int64
+    [rows], only in a ranking. request_lengths: int64, see `Tensors`.
     """
 
     context: IdTensors | None
@@ -83,8 +83,8 @@ class IdRows(msgspec.Struct, array_like=True, frozen=True, tag="ids"):
 class Prediction(msgspec.Struct, array_like=True, frozen=True, tag="prediction"):
     """One answered request.
 
-    at_us: when its answer was written, Unix time in microseconds. reason: why quality was degraded. version:
-    of the bundle. scores: float32 bytes in the order of the request's rows.
+    at_us: time at which its answer was written, Unix time in microseconds. reason: why quality was degraded.
+    version: version of the bundle. scores: float32 bytes in the order of the request's rows.
     """
 
     request_id: str
@@ -97,9 +97,9 @@ class Prediction(msgspec.Struct, array_like=True, frozen=True, tag="prediction")
 
 
 class VocabularyFile(msgspec.Struct, array_like=True, frozen=True, tag="vocabulary"):
-    """Where the values of the ids of a version are; sent before its first request with ids.
+    """Location of the values of a version's ids; sent before its first request with ids.
 
-    sha256: of the file. descriptors: by table, see `VocabularyDescriptor`, as JSON.
+    sha256: checksum of the file. descriptors: `VocabularyDescriptor` by table, as JSON.
     """
 
     version: str
@@ -109,7 +109,7 @@ class VocabularyFile(msgspec.Struct, array_like=True, frozen=True, tag="vocabula
 
 
 class Feedback(msgspec.Struct, array_like=True, frozen=True, tag="feedback"):
-    """Labels of rows of one request. client: who sent them. at_us: when, Unix time in microseconds."""
+    """Labels of one request's rows. client: their sender. at_us: time received, Unix time in microseconds."""
 
     request_id: str
     client: str
@@ -124,7 +124,7 @@ _decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
 
 
 def pack(record: Record) -> bytes:
-    """Encodes a record with its length in front."""
+    """Encodes a record, prefixed with its length."""
     return framed(_encoder.encode(record))
 
 

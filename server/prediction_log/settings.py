@@ -21,10 +21,10 @@ Unlabeled = Literal["negative", "leave_out"]
 class PredictionLogSettings(Strict):
     """Settings of a prediction log, named as the flags `--prediction-log-...`.
 
-    sample: share of the requests to log. leave_out: features written as missing; hash: features whose ids
-    are replaced by keyed hashes. session: context feature by whose value requests go to files. flush_s:
-    seconds between files. keep_h: hours that are kept; max_bytes: size beyond which the oldest are removed.
-    window_s, unlabeled: `LogRules` of a new log.
+    sample: share of the requests to log. leave_out: features written as missing. hash: features whose ids are
+    replaced by keyed hashes. session: context feature whose values determine a request's file. flush_s:
+    seconds between files. keep_h: number of hours to keep. max_bytes: size above which the oldest hours are
+    removed. window_s, unlabeled: `LogRules` of a new log.
     """
 
     folder: Path

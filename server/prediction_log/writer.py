@@ -1,7 +1,7 @@
-"""Writes the prediction log: reads records from standard input, the rows in them, and writes Parquet files.
+"""Writes the prediction log: reads records from standard input, parses their rows, and writes Parquet files.
 
-Started by `server/prediction_log/log.py` only, which sends the settings as the first record. It ends, after
-writing what it has, when the server closes the pipe or dies.
+Started only by `server/prediction_log/log.py`, which sends the settings as the first record. When the server
+closes the pipe or dies, it writes its buffers and exits.
 """
 
 from __future__ import annotations
@@ -64,23 +64,26 @@ GATHER_S = 0.02
 """Pause after each read; waking for every request would take processor time from the server."""
 NICE = 10
 MAX_BYTES = 2**26
-"""Estimated bytes of buffered rows after which files are written before their time."""
+"""Estimated bytes of buffered rows above which files are written early."""
 REMOVE_EVERY_S = 60.0
-"""Time after which old files are removed, if there are any."""
+"""Interval at which old files are removed."""
 CHECKED_SHARE = 0.1
-"""Rows after which it is done before, as a share of the most bytes: clients choose how fast the log grows."""
+"""Growth since the last removal, as a share of the maximum size, after which old files are removed early.
+
+Clients determine how fast the log grows.
+"""
 MAX_VERSIONS = 8
-"""Versions whose values of ids are kept in memory."""
+"""Maximum number of versions whose id values are kept in memory."""
 VALUE_BYTES = 64
-"""Bytes of a buffered value beside its text."""
+"""Estimated bytes of a buffered value besides its text."""
 LIMITS = Limits(max_request_rows=2**20, max_queued_rows=2**20, max_body_bytes=2**30)
-"""Limits of a request that is read again: the server has enforced its own."""
+"""Limits when parsing a request again; effectively none, as the server has enforced its own."""
 
 
 class WriterSettings(Strict):
     """The first record, as JSON.
 
-    counts_fd: of the shared counts. shards: number of files to which requests go by their session.
+    counts_fd: descriptor of the shared counts. shards: number of files among which sessions are divided.
     """
 
     log: PredictionLogSettings
@@ -90,7 +93,7 @@ class WriterSettings(Strict):
 
 
 class Writer:
-    """Turns records into rows of the files."""
+    """Converts records to rows and writes them to files."""
 
     def __init__(self, settings: WriterSettings, counts: SharedCounts) -> None:
         schema = settings.schema_
@@ -111,7 +114,7 @@ class Writer:
         self._key = secrets.randbelow(1 << KEY_BITS)
         self._bytes = 0
         self._unchecked_bytes = 0
-        """Estimated bytes of rows that were written since old files were removed."""
+        """Estimated bytes of rows written since old files were last removed."""
         self._flushed_s = time.monotonic()
         self._removed_s = -3600.0
 
@@ -148,7 +151,7 @@ class Writer:
         self._requests.add(stored)
 
     def flush(self, always: bool = False) -> None:
-        """Writes files if it is time, and removes old ones. Never raises for the disk."""
+        """Writes files and removes old ones if it is time. Never raises disk errors."""
         now_s = time.monotonic()
         due = self._bytes >= MAX_BYTES or now_s - self._flushed_s >= self._settings.flush_s
         if not (always or due):
@@ -171,7 +174,7 @@ class Writer:
                 log.error("old hours of the prediction log stay: %s", e)
 
     def _stored(self, record: Prediction) -> Iterator[dict[str, Any]]:
-        """Yields the stored form: one row for each run of rows with the same context."""
+        """Yields the rows in stored form: one for each run of rows with the same context."""
         scores = np.frombuffer(record.scores, np.float32)
         about = {
             TIME: record.at_us,
@@ -191,7 +194,7 @@ class Writer:
             yield about | place | context | self._candidates(rows, first, end)
 
     def _read(self, record: Prediction) -> Columns:
-        """The raw values of a request's rows. Raises RequestError or PolyrecError."""
+        """Returns the raw values of a request's rows. Raises RequestError or PolyrecError."""
         asked = record.rows
         if isinstance(asked, JsonRows):
             return self._decoder.rank(asked.body).rows if asked.ranking else self._decoder.predict(asked.body)
@@ -217,7 +220,7 @@ class Writer:
         }
 
     def _values(self, name: str, column: Sequence[Any] | None, first: int, end: int) -> Sequence[Any]:
-        """The values of rows of a feature as they are written; None for each of a feature not given."""
+        """Returns the values of a feature as they are written; all None if the feature is not given."""
         if column is None:
             return [None] * (end - first)
         values, hide = column[first:end], self._hide.get(name)
@@ -225,7 +228,7 @@ class Writer:
 
 
 def _loaded(about: VocabularyFile) -> ValuesByTable | None:
-    """Reads the values of a version's ids; None if that fails, so that no later request tries it again."""
+    """Reads the values of a version's ids; returns None if that fails, so that it is not tried again."""
     try:
         return load_values(about)
     except (DataError, ValueError) as e:
@@ -234,7 +237,7 @@ def _loaded(about: VocabularyFile) -> ValuesByTable | None:
 
 
 def run(fd: int) -> None:
-    """Writes the records of a pipe until its other end is closed."""
+    """Writes the records of a pipe until the other end is closed."""
     buffer = bytearray()
     os.set_blocking(fd, False)
     writer: Writer | None = None

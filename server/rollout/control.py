@@ -62,7 +62,7 @@ ENDED_KEPT = 10
 Opened = TypeVar("Opened")
 NO_ROLLOUT = (
     "there is no rollout of model '{model}'; start one: polyrec rollout start PLAN. "
-    "POST /v1/admin/rollback serves what was served before the last promotion or reload"
+    "POST /v1/admin/rollback returns to the plan before the last promotion or reload"
 )
 
 
@@ -213,7 +213,7 @@ class RolloutControl:
             its = f"schema '{schema.name}'" if schema.name != served.name else "another schema of that name"
             raise Invalid(
                 f"model '{self._engine.name}' has schema '{served.name}', the version under trial {its}: "
-                "requests fit one of both only; name another model, or use reload"
+                "requests fit only one of them; name another model, or use reload"
             )
         return plan, serving
 
@@ -326,5 +326,5 @@ async def _open_in_thread(work: Callable[[], Opened]) -> Opened:
         return await run_in_thread(work)
     except PolyrecError as e:
         reason = public(str(e))
-        log.warning("a version is not opened, what serves stays: %s", reason)
-        raise Invalid(f"the version is not opened, what serves stays: {reason}") from None
+        log.warning("a version was not loaded, the current one stays: %s", reason)
+        raise Invalid(f"the version was not loaded, the current one stays: {reason}") from None

@@ -92,14 +92,12 @@ class ModelSource:
         placement = plan.placement
         if placement is not None and placement.files:
             raise PlanError(
-                f"{what}: placement: {' and '.join(placement.files)}: a plan by URL names no files of "
-                "this machine; leave them to the settings (--tier-directory, --store-password-file)"
+                f"{what}: placement: {' and '.join(placement.files)}: a plan by URL may not name files "
+                "of this machine; use the settings (--tier-directory, --store-password-file)"
             )
         if placement is not None and placement.remote is not None and self._settings.store_url is None:
             # anyone who can write there could make the server send the operator's password to any host
-            raise PlanError(
-                f"{what}: placement: the store of a plan by URL is named by the settings: --store-url"
-            )
+            raise PlanError(f"{what}: placement: for a plan by URL, set the store with --store-url")
         places: dict[Path, ModelUrl] = {}
         for path in plan.paths:
             try:

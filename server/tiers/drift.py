@@ -1,9 +1,9 @@
-"""Follows drift: periodically, rows that became hot move up a tier and cold ones move down.
+"""Follows drift: periodically moves rows that became hot up a tier and cold rows down.
 
-A background thread builds each new order from a sample of the look-ups and installs it as a whole
-(models/tiers/updates/drift.py). It runs only if a plan or the operator sets an interval: it helps where
-popularity moves, costs some where it does not (docs/tiers.md), and copying large vocabularies holds the
-interpreter lock for milliseconds.
+A background thread builds each new order from a sample of the lookups and installs it as a whole
+(models/tiers/updates/drift.py). It runs only if a plan or the operator sets an interval, because it helps
+only if popularity changes (docs/tiers.md), and copying large vocabularies holds the interpreter lock for
+milliseconds.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from polyrec.models.tiers.updates.drift import Drift, DriftReport
 log = logging.getLogger("polyrec.serving")
 
 OnMoves = Callable[[DriftReport], None]
-"""Called from the thread after each attempt to reorder rows."""
+"""Callback of the thread after each attempt to reorder rows."""
 
 
 class DriftFollower:
-    """Reorders the rows of stacks, by the name of a path, every `every_s` seconds."""
+    """Reorders the rows of stacks every `every_s` seconds. drifts: by path name."""
 
     def __init__(self, drifts: Mapping[str, Drift], every_s: float, on_moves: OnMoves) -> None:
         self._drifts = drifts
@@ -31,11 +31,11 @@ class DriftFollower:
         self._thread = threading.Thread(target=self._run, name="polyrec-drift", daemon=True)
 
     def begin(self) -> None:
-        """Starts the thread. Every runtime must be open, since those are opened in the first order."""
+        """Starts the thread. All runtimes must be open already, as they are opened in the first order."""
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread, after the order that is being built."""
+        """Ends the thread after it has finished the order that it is building."""
         self._closed.set()
         if self._thread.is_alive():
             self._thread.join()

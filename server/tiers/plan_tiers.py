@@ -1,8 +1,8 @@
 """Opens the tiers of a plan's placement: one stack for each bundle on a device, shared by its paths and
 lanes.
 
-A path whose rows are all in its device's own memory gets no tiers and pays nothing for them, unless they are
-to be updated: then it has one tier, that memory.
+A path whose rows are all in its device's own memory has no tiers and no overhead for them. If its rows may be
+updated, it has a single tier, that memory.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class TierSet:
 
     stacks: by path, for paths with rows in tiers; paths of one bundle on a device share a stack.
     changes: updates of those rows, by path; they outlive the tiers.
-    prefetcher: reads pages for waiting queries, if any row is on disk. cold_rows: in its place, holds queries
-    whose rows are in slow tiers, if the plan wants that. drift: reorders rows, if enabled.
+    prefetcher: reads pages for waiting queries, if any row is on disk. cold_rows: replaces it if the plan
+    holds queries whose rows are in slow tiers. drift: reorders rows, if enabled.
     """
 
     stacks: dict[str, TierStack] = field(default_factory=dict)
@@ -60,12 +60,12 @@ class TierSet:
         return tuple({id(stack): stack for stack in self.stacks.values()}.values())
 
     def begin(self) -> None:
-        """Starts following drift, as all lanes are open."""
+        """Starts following drift; call once all lanes are open."""
         if self.drift is not None:
             self.drift.begin()
 
     def close(self) -> None:
-        """Closes all tiers. No batch may be gathered any more; may block for seconds."""
+        """Closes all tiers. No batch may be gathered afterwards; may block for seconds."""
         with self.closing:
             if self.drift is not None:
                 self.drift.close()
@@ -87,8 +87,8 @@ def open_tier_set(
 ) -> TierSet:
     """Opens and fills the tiers of a plan; blocks while rows are copied.
 
-    encoders: by path. on_moves: called after each reordering of rows. update_store: updates of rows that have
-    been served, which the tiers contain from the start.
+    encoders: by path. on_moves: called after each reordering of rows. update_store: earlier updates of rows,
+    which the tiers apply from the start.
     Raises PlanError for an impossible placement, RuntimeUnavailable for one that this machine cannot hold.
     """
     tier_set, placement = TierSet(), plan.placement or Placement(paths=())
@@ -117,9 +117,9 @@ def open_tier_set(
 
 
 def _paths_to_open(plan: Plan, placement: Placement) -> dict[Place, tuple[PlacedPath, PlannedPath]]:
-    """For each place that needs tiers, the path with the most rows in its device's own memory.
+    """Returns, for each place that needs tiers, the path with the most rows in its device's own memory.
 
-    If one path of a bundle has all rows in memory, the others use them there and need no tiers.
+    If one path of a bundle has all rows in memory, the others read them there and need no tiers.
     """
     placed_by_path = {placed.path: placed for placed in placement.paths}
     found: dict[Place, tuple[PlacedPath, PlannedPath]] = {}
@@ -137,9 +137,9 @@ def _paths_to_open(plan: Plan, placement: Placement) -> dict[Place, tuple[Placed
 def _in_memory(
     plan: Plan, bundles: Mapping[Path, Bundle], others: set[Place]
 ) -> dict[Place, tuple[PlacedPath, PlannedPath]]:
-    """For each place but `others` whose rows updates can reach in its device's own memory: that placement.
+    """Returns placements in the device's own memory for places, except `others`, whose rows can be updated.
 
-    Updates must reach all paths of a place. One whose rows take none is reported.
+    Updates must reach all paths of a place. Logs places whose rows cannot be updated.
     """
     found: dict[Place, tuple[PlacedPath, PlannedPath]] = {}
     refused: set[Place] = set()
@@ -163,7 +163,7 @@ def _in_memory(
 
 
 def _shared(plan: Plan, planned: PlannedPath, bundle: Bundle, placed: PlacedPath) -> bool:
-    """Whether lanes in other processes read the rows of host memory.
+    """Returns whether lanes in other processes read the rows in host memory.
 
     Raises PlanError if such a lane would need rows that only the server's process can read.
     """
@@ -209,7 +209,7 @@ def _open_stack(
 
 
 def _require_places(planned: PlannedPath, placed: PlacedPath) -> None:
-    """Raises PlanError where the path's runtime cannot read rows of the device's tier."""
+    """Raises PlanError if the path's runtime cannot read rows of the device's tier."""
     if placed.rows("device") and planned.runtime != "torch":
         raise PlanError(
             f"path '{planned.name}': {planned.runtime} looks rows up on the host; put none on the device"
@@ -219,7 +219,7 @@ def _require_places(planned: PlannedPath, placed: PlacedPath) -> None:
 def _add_background_work(
     tier_set: TierSet, plan: Plan, placement: Placement, bundles: Mapping[Path, Bundle], on_moves: OnMoves
 ) -> None:
-    """Adds reading ahead and drift following where the plan wants them."""
+    """Adds prefetching and drift following if the plan enables them."""
     tiered = {
         i: (tier_set.stacks[planned.name], bundles[planned.bundle])
         for i, planned in enumerate(plan.paths)
@@ -249,7 +249,7 @@ def _add_background_work(
 def _drifts(
     plan: Plan, placement: Placement, tiered: Mapping[int, tuple[TierStack, Bundle]]
 ) -> dict[str, Drift]:
-    """The drift of each stack whose rows may move, by the name of its first path. tiered: by path index."""
+    """Returns the drift of stacks whose rows may move, by their first path's name. tiered: by path index."""
     drifts: dict[str, Drift] = {}
     seen: list[TierStack] = []
     for i, (stack, bundle) in tiered.items():

@@ -1,9 +1,9 @@
 """Keeps updates of embedding rows across generations.
 
-Updates are kept for each bundle version and device (models/tiers/updates/changes.py). A reload or a rollback
-that opens the same version again opens its rows with the updates; another version has rows of its own, and
-the reply reports which updates stay behind. Those are kept while a rollback can bring them back. With a
-folder for logs they survive the process as well: each version and device has a file there.
+Updates are kept per bundle version and device (models/tiers/updates/changes.py). A reload or rollback to the
+same version applies its updates to its rows. Another version has its own rows, and the reply reports which
+updates are left behind. Those are kept while a rollback can restore them. With a log folder they also survive
+the process: each version and device has a file there.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from polyrec.models.tiers.updates.update_log import UpdateLog
 log = logging.getLogger("polyrec.serving")
 
 Key = tuple[str, str]
-"""Version of the bundle, which is derived from its files' checksums, and device."""
+"""Bundle version, which is derived from its files' checksums, and device."""
 
 
 class UpdateStore:
-    """The updates of all bundles that are served, or that a rollback may serve again."""
+    """Updates of all bundles that are served or that a rollback may serve again."""
 
     def __init__(self) -> None:
         self._changes: dict[Key, Changes] = {}
@@ -34,9 +34,9 @@ class UpdateStore:
         """Whether rows that are all in memory can be updated too, for which their path needs a stack."""
 
     def changes_of(self, bundle: Bundle, device: str, directory: Path) -> Changes:
-        """Returns the updates of a bundle's rows on a device; the first time, those of its log.
+        """Returns the updates of a bundle's rows on a device; reads its log the first time.
 
-        directory: where new ones are kept. Raises UpdateLogError.
+        directory: folder in which new updates are stored. Raises UpdateLogError.
         """
         key = (bundle.manifest.version, device)
         if key not in self._changes:
@@ -53,7 +53,7 @@ class UpdateStore:
         return changes
 
     def keep_only(self, changes: Iterable[Changes]) -> None:
-        """Closes and removes the updates of all others."""
+        """Closes and removes all other updates."""
         wanted = list(changes)
         for key, kept in list(self._changes.items()):
             if not any(kept is one for one in wanted):
@@ -61,7 +61,7 @@ class UpdateStore:
                 kept.close()
 
     def close(self) -> None:
-        """Closes all updates; their logs stay."""
+        """Closes all updates; keeps their logs."""
         for kept in self._changes.values():
             kept.close(remove=False)
         self._changes = {}

@@ -1,7 +1,7 @@
 """Exports traces: reads records of requests from standard input and sends them as OTLP over HTTP.
 
-Started by `server/tracing/tracer.py` only, as `python -m polyrec.server.tracing.exporter`. It ends, after
-sending what it has, when the server closes the pipe or dies. OpenTelemetry's variables configure it
+Started only by `server/tracing/tracer.py`, as `python -m polyrec.server.tracing.exporter`. When the server
+closes the pipe or dies, it sends its buffered spans and exits. OpenTelemetry's variables configure it
 (OTEL_EXPORTER_OTLP_*, OTEL_BSP_*, OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES).
 """
 
@@ -32,11 +32,11 @@ GATHER_S = 0.02
 QUEUED_SPANS = 2**15
 NICE = 5
 LAST_S = 10.0
-"""Limit for sending the last spans after the server has ended."""
+"""Time limit for sending the last spans after the server has ended."""
 
 
 def records(fd: int) -> Iterator[RequestRecord]:
-    """Yields the records of a pipe until its other end is closed."""
+    """Yields the records of a pipe until the other end is closed."""
     buffer = bytearray()
     while more := os.read(fd, READ_BYTES):
         buffer += more
@@ -45,7 +45,7 @@ def records(fd: int) -> Iterator[RequestRecord]:
 
 
 def resource() -> Resource:
-    """The resource of the spans; its service is `polyrec` unless the environment names one."""
+    """Returns the resource of the spans; its service is `polyrec` unless the environment names one."""
     attributes = {
         "service.version": code_version(),
         "service.instance.id": f"{os.uname().nodename}:{os.getppid()}",

@@ -1,4 +1,4 @@
-"""Records that the server sends to the exporter: one for each sampled request, as msgpack with its length.
+"""Records that the server sends to the exporter: one per sampled request, as length-prefixed msgpack.
 
 Times are seconds of the server's monotonic clock; adding `offset_ns` gives Unix time. Trace ids are 16 bytes,
 span ids unsigned 64-bit numbers.
@@ -16,7 +16,7 @@ from polyrec.server.record_pipe import framed, unframe
 class Execution(msgspec.Struct, array_like=True, frozen=True):
     """One executed batch, the root span of its own trace.
 
-    queries: number in the batch, sampled or not. embed_at_s: when the embed stage began.
+    queries: number of queries in the batch, sampled or not. embed_at_s: time at which the embed stage began.
     """
 
     trace_id: bytes
@@ -41,11 +41,12 @@ class SharedBatch(msgspec.Struct, array_like=True, frozen=True):
 
 
 class RequestRecord(msgspec.Struct, array_like=True, frozen=True):
-    """One sampled request. Times of phases that it did not reach are 0; status 0: the client left.
+    """One sampled request. Times of phases that it did not reach are 0. status is 0 if the client left.
 
-    begun_s: when parsing began, with the body complete. parent_id: the client's span, 0 if it has none.
-    request_id: in the answer's header, empty if a server other than ours called the application.
-    executions: the batches of its rows. batches: those that this record reports, each once over all records.
+    begun_s: time at which parsing began, after the body was complete. parent_id: id of the client's span, 0
+    if none. request_id: id in the answer's header, empty if another server called the application.
+    executions: executions of its rows. batches: batches that this record reports; each is reported by only
+    one record.
     """
 
     trace_id: bytes
@@ -81,7 +82,7 @@ _decoder = msgspec.msgpack.Decoder(RequestRecord)
 
 
 def pack_record(request: RequestRecord) -> bytes:
-    """Encodes a record with its length in front."""
+    """Encodes a record, prefixed with its length."""
     return framed(_encoder.encode(request))
 
 

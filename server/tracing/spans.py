@@ -40,7 +40,7 @@ Attributes: TypeAlias = Mapping[str, str | bool | int | float]
 
 
 class Ids(IdGenerator):
-    """Random ids, except for a next span whose ids the server has chosen."""
+    """Generates random ids, except for the next span if the server has chosen its ids."""
 
     def __init__(self) -> None:
         self._random = RandomIdGenerator()
@@ -60,14 +60,14 @@ class Ids(IdGenerator):
 
 
 class Spans:
-    """Makes the spans of records with a tracer whose provider takes its ids from `ids`."""
+    """Creates the spans of records with a tracer whose provider takes its ids from `ids`."""
 
     def __init__(self, tracer: Tracer, ids: Ids) -> None:
         self._tracer = tracer
         self._ids = ids
 
     def emit(self, request: RequestRecord) -> None:
-        """Makes the spans of one request, and of the batches that its record reports."""
+        """Creates the spans of one request and of the batches that its record reports."""
         span = self._whole(
             f"POST {request.route}",
             (request.trace_id, request.span_id),

@@ -1,7 +1,7 @@
 """The trace of one sampled request in the server.
 
-`Tracer.begin` makes it, the query carries it, the dispatcher adds every batch with rows of it, and the
-endpoint ends it, which sends its record.
+`Tracer.begin` creates it, the query carries it, the dispatcher adds every batch that has rows of the request,
+and the endpoint ends it, which sends its record.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ SERVED_BY_VERSION = "/v2/models/{model}/versions/{version}/infer"
 
 
 def trace_id() -> bytes:
-    """A random id; never all zeros, which means none."""
+    """Returns a random trace id; never all zeros, which means none."""
     return (random.getrandbits(128) or 1).to_bytes(16, "big")
 
 
 def span_id() -> int:
-    """A random id; never 0, which means none."""
+    """Returns a random span id; never 0, which means none."""
     return random.getrandbits(64) or 1
 
 
 @dataclass(slots=True, eq=False)
 class Trace:
-    """The trace of one request. send: sends its record. parent_id: the client's span, 0 if it has none."""
+    """The trace of one request. send: sends its record. parent_id: id of the client's span, 0 if none."""
 
     send: Callable[[RequestRecord], None]
     scope: Scope
@@ -55,7 +55,8 @@ class Trace:
     ) -> None:
         """Sends the record of the request.
 
-        moments: arrival, begin of parsing, parsed, answered, written, end, in seconds; 0 if not reached.
+        moments: times of arrival, begin of parsing, parsed, answered, written and end, in seconds; 0 if not
+        reached.
         """
         scope = self.scope
         address, port = scope.get("server") or ("", 0)
@@ -101,7 +102,7 @@ def record_execution(
 ) -> None:
     """Adds an executed batch to the traces of its sampled requests. encoding_s, ended_s: begin and end.
 
-    A lane reports how long its stages took, not when; the ways to and from it are assumed to be equal.
+    A lane reports how long its stages took, not when they ran; the delays to and from it are assumed equal.
     """
     embed_at_s = (encoding_s + encode_s + ended_s - embed_s - dense_s) / 2
     execution = Execution(

@@ -32,7 +32,7 @@ ROUTES = {
     "rank": "/v1/rank",
     "infer": "/v2/models/{model}/infer",
 }
-"""Endpoint -> the route in the names of its spans."""
+"""Route in the names of spans, by endpoint."""
 PROPAGATED = frozenset({b"traceparent", b"tracestate"})
 
 
@@ -54,7 +54,7 @@ class Tracer:
         self.pipe = pipe
 
     def begin(self, scope: Scope, endpoint: str) -> Trace | None:
-        """Begins the trace of a request; None if it is not sampled."""
+        """Begins the trace of a request; returns None if it is not sampled."""
         carrier: dict[str, str] = {}
         for name, value in scope["headers"]:
             if name in PROPAGATED:
@@ -77,7 +77,7 @@ class Tracer:
         return Trace(self._send, scope, route, id_of_trace, parent_id, state)
 
     def close(self) -> None:
-        """Sends what is buffered, in bounded time."""
+        """Sends buffered records, in bounded time."""
         close_pipes([self.pipe])
 
     def _send(self, request: RequestRecord) -> None:
@@ -87,7 +87,7 @@ class Tracer:
 def open_tracer(environ: Mapping[str, str]) -> Tracer | None:
     """Returns a tracer if the environment names a collector; None otherwise, or with a warning if it fails.
 
-    A collector is often named for every program of a cluster, which must not keep a server from starting.
+    A collector is often set for every program of a cluster, which must not prevent a server from starting.
     """
     if not is_enabled(environ):
         return None
@@ -106,12 +106,12 @@ def open_tracer(environ: Mapping[str, str]) -> Tracer | None:
 
 
 def exporter_pipe(environ: Mapping[str, str]) -> RecordPipe:
-    """Starts the exporter. environ: its variables."""
+    """Starts the exporter and returns the pipe to it. environ: its environment variables."""
     return RecordPipe("polyrec.server.tracing.exporter", "exporter of traces", "traces", log, environ)
 
 
 def is_enabled(environ: Mapping[str, str]) -> bool:
-    """Whether the environment enables traces."""
+    """Returns whether the environment enables tracing."""
     if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False
     exporters = {name.strip().lower() for name in environ.get("OTEL_TRACES_EXPORTER", "otlp").split(",")}

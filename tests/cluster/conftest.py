@@ -1,4 +1,4 @@
-"""Leaves these tests out where the extra `cluster` is not installed."""
+"""Skips these tests if the extra `cluster` is not installed."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def test_a_restarted_balancer_finds_a_whole_spec(tmp_path: Path) -> None:
     balancer, file = Balancer(str(tmp_path), spec(1)), tmp_path / "cluster.json"
     with file.open() as before:
         asyncio.run(balancer.set_spec(spec(2)))
-        # whoever opened it before the change reads the old one whole
+        # a reader that opened it before the change reads the whole old one
         assert before.read() == spec(1)
     assert asyncio.run(Balancer(str(tmp_path), spec(1)).spec()) == spec(2)
     assert [each.name for each in tmp_path.iterdir()] == ["cluster.json"]

@@ -34,7 +34,7 @@ def test_a_fleet_plan_gives_replicas_by_type_of_node(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="2 hours"):
         fleet_replicas(file, 2)
     file.write_text("{}")
-    with pytest.raises(ClusterError, match="is no fleet plan"):
+    with pytest.raises(ClusterError, match="is not a fleet plan"):
         fleet_replicas(file, None)
     with pytest.raises(ClusterError, match="No such file"):
         fleet_replicas(tmp_path / "none", None)

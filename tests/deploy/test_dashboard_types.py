@@ -1,4 +1,4 @@
-"""Checks every value of the dashboards against Grafana's own types, as its foundation SDK has them.
+"""Checks every value of the dashboards against Grafana's own types, from its foundation SDK.
 
 The SDK's `from_json` does not validate: it takes any value for any field and drops what it does not know. So
 the annotations of its classes are walked beside the JSON.

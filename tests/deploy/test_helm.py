@@ -96,7 +96,7 @@ def test_kubernetes_accepts_what_is_rendered(manifests: Manifests) -> None:
         assert manifest["metadata"]["name"] == "rec-polyrec", kind
 
 
-def test_only_what_was_asked_for_is_rendered(program: Path) -> None:
+def test_only_requested_objects_are_rendered(program: Path) -> None:
     assert set(render(program, VOLUME)) == {"Deployment", "Service", "PodDisruptionBudget"}
     more = {"HorizontalPodAutoscaler", "ServiceMonitor", "PrometheusRule"}
     assert set(render(program, ALL)) == {"Deployment", "Service", "PodDisruptionBudget"} | more
@@ -164,7 +164,7 @@ def test_prometheus_takes_the_rules(program: Path, tmp_path: Path) -> None:
     ],
     ids=["no model", "two models", "no demand"],
 )
-def test_what_cannot_work_is_refused(program: Path, values: dict[str, Any], reason: str) -> None:
+def test_chart_rejects_values_that_cannot_work(program: Path, values: dict[str, Any], reason: str) -> None:
     told = run(program, values)
     assert told.returncode != 0
     assert reason in told.stderr

@@ -1,4 +1,4 @@
-"""Outcomes of runs that tests make up: every request a tuple, no server needed."""
+"""Makes outcomes of runs for tests, with a tuple per request and without a server."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def parser() -> Parser:
         (["train", "--data", "d", "-q"], "program train: error: unrecognized arguments: -q"),
     ],
 )
-def test_a_mistake_names_what_was_meant(
+def test_messages_suggest_the_intended_name(
     parser: Parser, arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as left:
@@ -95,7 +95,7 @@ def test_usage_spells_out_what_is_required_and_few_options(parser: Parser) -> No
     assert many.format_usage() == "usage: many --out OUT (--rate RATE | --traffic TRAFFIC) file [options]\n"
 
 
-def test_only_what_is_close_is_suggested() -> None:
+def test_only_similar_names_are_suggested() -> None:
     assert did_you_mean("servr", ["serve", "train"]) == "; did you mean serve?"
     assert did_you_mean("xyz", ["serve", "train"]) == ""
 

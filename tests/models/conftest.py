@@ -1,4 +1,4 @@
-"""A small world with a feature of every kind, for the tests of schema, encoder, readers and popularity."""
+"""A small schema with a feature of every kind, for tests of schema, encoder, readers and popularity."""
 
 from __future__ import annotations
 

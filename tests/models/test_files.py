@@ -170,7 +170,7 @@ def test_a_full_disk_keeps_the_old_text(tmp_path: Path) -> None:
     assert [f.name for f in tmp_path.iterdir()] == ["file"]
 
 
-def test_where_a_file_cannot_be_written_is_said_before_the_work(tmp_path: Path) -> None:
+def test_unwritable_files_are_reported_before_the_work(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path, says in (
         (tmp_path, "is a folder; name a file"),

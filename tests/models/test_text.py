@@ -1,4 +1,4 @@
-"""Text from elsewhere, fit for a line of a log or a page."""
+"""Foreign text made safe for a line of a log or a page."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def machine(
     remote: str | None = None,
     price: float | None = None,
 ) -> Machine:
-    """gpu: bytes of a GPU's memory, None for none. remote: URL of a store, filled by whoever opens a plan."""
+    """gpu: bytes of a GPU's memory, None for none. remote: URL of a store, filled when opened."""
     devices = [Device(name="cpu", kind="cpu", lanes=cores, memory_bytes=memory, price_per_hour=price)]
     if gpu is not None:
         devices.append(

@@ -27,7 +27,7 @@ def test_a_plan_is_served_until_the_block_ends(bundle_dir: Path, tmp_path: Path)
     ("settings", "message"),
     [({"lanes": 0}, "LANES"), ({"polish": "priced"}, "POLYREC_POLISH"), ({"runtime": "abacus"}, "abacus")],
 )
-def test_why_a_server_does_not_start_is_told(
+def test_reason_for_a_failed_start_is_reported(
     bundle_dir: Path, settings: dict[str, object], message: str
 ) -> None:
     with pytest.raises(polyrec.PolyrecError, match=message) as raised:
@@ -35,7 +35,7 @@ def test_why_a_server_does_not_start_is_told(
     assert "\n" not in str(raised.value)
 
 
-def test_nothing_to_serve_is_told(tmp_path: Path) -> None:
+def test_a_missing_bundle_or_plan_is_reported(tmp_path: Path) -> None:
     with pytest.raises(polyrec.PolyrecError, match="no bundle or plan"):
         polyrec.serve(tmp_path / "nothing")
 

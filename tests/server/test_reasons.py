@@ -33,7 +33,7 @@ def answered(reason: Reason, lost: bool) -> Answer:
 
 
 @pytest.mark.parametrize("reason", list(Reason))
-def test_an_answer_says_what_its_batch_was_chosen_for(reason):
+def test_answers_report_the_reason_of_their_batchs_path(reason):
     answer = answered(reason, lost=False)
     assert answer.degraded == (reason in DEGRADED)
     assert answer.reason == (reason.value if reason in DEGRADED else None)

@@ -17,7 +17,7 @@ RECORD = b"\0" * 2**16
 
 @pytest.fixture
 def pipe() -> Iterator[RecordPipe]:
-    # an address of this machine at which nobody listens; nothing whole is ever sent to it
+    # a local address without a listener; nothing complete is ever sent to it
     pipe = exporter_pipe(os.environ | {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"})
     yield pipe
     close_pipes([pipe])

@@ -1,4 +1,4 @@
-"""A real server shows nobody its passwords, its token, or where on its machine anything lies."""
+"""A real server never reveals its passwords, its token, or paths on its machine."""
 
 from __future__ import annotations
 

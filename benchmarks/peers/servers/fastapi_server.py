@@ -1,8 +1,8 @@
-"""Plain FastAPI: one handler that parses, looks up, runs the session and answers, on the event loop.
+"""Serves a peer model with plain FastAPI: one handler parses, looks up, runs the session and answers.
 
     python -m benchmarks.peers.servers.fastapi_server FOLDER PORT [PRECISION]
 
-On one core a thread pool would only add hops.
+The handler runs on the event loop, since a thread pool would only add hops on one core.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from benchmarks.peers.servers.peer_session import BadRequest, PeerSession, decod
 
 
 def create_app(session: PeerSession) -> FastAPI:
-    """The application; /livez and the inference protocol's infer."""
+    """Returns the application, with /livez and the inference protocol's infer."""
     app = FastAPI()
 
     @app.get("/livez")

@@ -1,9 +1,9 @@
-"""mosec: its HTTP front in Rust, one worker process with the session.
+"""Serves a peer model with mosec: an HTTP front in Rust and one worker process with the session.
 
     python -m benchmarks.peers.servers.mosec_server FOLDER PORT [PRECISION]
 
-The environment gives PEER_BATCH, the most requests of a batch (1: none are merged), and PEER_WAIT_MS, how
-long a batch waits to fill.
+Environment variables: PEER_BATCH, the maximum requests per batch (1: no merging), and PEER_WAIT_MS, how long
+a batch waits to fill.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WAIT_MS = int(os.environ.get("PEER_WAIT_MS", "1"))
 
 
 class PeerWorker(Worker):
-    """Executes one request, or a batch of them as one."""
+    """Executes one request, or a batch of requests at once."""
 
     def __init__(self) -> None:
         folder, *precision = os.environ["PEER_MODEL"].split(":")

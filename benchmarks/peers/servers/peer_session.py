@@ -1,8 +1,8 @@
 """The model inside every peer: rows looked up by numpy, the dense net in an ONNX Runtime session.
 
-numpy's take into a buffer that is kept is faster than the look-up inside the graph (docs/results/peers.md),
-so peers get it. One thread, without spinning, as Polyrec's own lanes. Imports nothing of Polyrec: peers run
-in an environment of their own.
+Peers use numpy's take into a reused buffer, which is faster than a lookup inside the graph
+(docs/results/peers.md). It has one thread without spinning, like Polyrec's lanes, and imports nothing of
+Polyrec, because peers run in their own environment.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ MAX_ROWS = 4096
 
 
 class BadRequest(ValueError):
-    """A request that the model cannot take."""
+    """Raised for a request that the model cannot take."""
 
 
 class PeerSession:
-    """folder: of benchmarks/peers/graphs.py. inside: look up inside the graph instead."""
+    """Executes a model. folder: files of benchmarks/peers/graphs.py. inside: look up inside the graph."""
 
     def __init__(self, folder: Path, precision: str = "fp32", inside: bool = False) -> None:
         options = ort.SessionOptions()
@@ -43,7 +43,7 @@ class PeerSession:
             self._vectors = np.empty((MAX_ROWS, self.first.size, self._table.shape[1]), np.float32)
 
     def __call__(self, dense: Any, sparse: Any) -> Any:
-        """Probabilities, float32 [rows]. Raises BadRequest."""
+        """Returns probabilities, float32 [rows]. Raises BadRequest."""
         # one comparison for all features: seen as unsigned, a negative id is a huge one
         if (sparse.view(np.uint64) >= self._limits).any():
             raise BadRequest("an id is out of range")
@@ -71,7 +71,7 @@ def decode(body: bytes) -> tuple[Any, Any]:
 
 
 def encode(probabilities: Any) -> bytes:
-    """The inference-protocol answer in JSON."""
+    """Returns the inference-protocol answer as JSON."""
     output = {
         "name": "probability",
         "datatype": "FP32",

@@ -1,4 +1,4 @@
-"""Starts the servers that are compared, each pinned to one core, and makes the environment of the peers.
+"""Starts the compared servers, each pinned to one core, and creates the environment of the peers.
 
 A server is named NAME[:OPTION...]:
 
@@ -33,26 +33,27 @@ from polyrec.server.child import start
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = ("fastapi", "numpy", "onnxruntime-gpu", "orjson", "uvicorn[standard]", "mosec")
-"""Packages of the peers' environment; those that Polyrec has too in its own versions."""
+"""Packages of the peers' environment; in Polyrec's versions if Polyrec uses them too."""
 TRITON_PYTHON = "/usr/bin/python3"
-"""Triton's backend is linked with the distribution's Python, and reads arrays of numpy 1 only."""
+"""Triton's backend is linked with the distribution's Python and only reads arrays of numpy 1."""
 TRITON_PACKAGES = ("numpy<2", "onnxruntime-gpu", "orjson")
 PRECISIONS = ("fp32", "bf16", "int8")
 BATCHING = {"PEER_BATCH": "16", "PEER_WAIT_MS": "1"}
 LARGE_REQUESTS = {"max_request_rows": 2**13, "max_queued_rows": 2**17}
-"""Limits of Polyrec: JSON of 2,048 rows has more values than the defaults admit, 16 connections more rows."""
+"""Limits of Polyrec, since 2,048 rows of JSON exceed the default limit of values, and 16 connections of rows.
+"""
 START_S = 120.0
 STOP_S = 15.0
 INFER = "/v2/models/dlrm/infer"
 
 
 class PeerFailed(PolyrecError):
-    """A server that did not start, or an environment that could not be made."""
+    """Raised if a server does not start or an environment cannot be created."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerName:
-    """A server and its options, as named on the command line."""
+    """A server and its options, as given on the command line."""
 
     name: str
     kind: str
@@ -63,7 +64,7 @@ class ServerName:
 
     @staticmethod
     def parse(name: str) -> ServerName:
-        """Raises PeerFailed for an unknown server or option."""
+        """Parses a name. Raises PeerFailed for an unknown server or option."""
         kind, *options = name.split(":")
         if kind not in ("polyrec", "fastapi", "mosec", "mosec-batch", "triton"):
             raise PeerFailed(f"unknown server '{name}'")
@@ -81,14 +82,14 @@ class ServerName:
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """A server that answers at `url`; a peer has a process group of its own."""
+    """A running server at `url`; a peer has its own process group."""
 
     name: ServerName
     url: str
     process: subprocess.Popen[str] | subprocess.Popen[bytes]
 
     def stop(self) -> None:
-        """Sends SIGTERM to its process, after STOP_S seconds SIGKILL to its whole group."""
+        """Sends SIGTERM to its process, and SIGKILL to its whole group after STOP_S seconds."""
         self.process.terminate()
         try:
             self.process.wait(STOP_S)
@@ -101,7 +102,7 @@ class RunningServer:
 
 
 def make_environment(folder: Path) -> Path:
-    """Returns the Python of the environment of all peers but Triton; makes it if it is not there.
+    """Returns the Python of the environment of all peers except Triton; creates it if needed.
 
     Raises PeerFailed.
     """
@@ -110,7 +111,7 @@ def make_environment(folder: Path) -> Path:
 
 
 def make_triton_environment(folder: Path) -> Path:
-    """Returns the Python of Triton's environment; makes it if it is not there. Raises PeerFailed."""
+    """Returns the Python of Triton's environment; creates it if needed. Raises PeerFailed."""
     # pytriton's own dependencies are not used: only the server inside its wheel is
     return _environment(folder, TRITON_PYTHON, [["--no-deps", "nvidia-pytriton"], [*TRITON_PACKAGES]])
 
@@ -130,7 +131,7 @@ def _environment(folder: Path, python: str, installed: list[list[str]]) -> Path:
 def start_server(name: ServerName, bundle: Bundle, files: Path, core: int, probe: bytes) -> RunningServer:
     """Starts a server pinned to `core` and waits until it answers. Raises PeerFailed.
 
-    files: the model for peers; their environments and logs stand beside it. probe: a request in JSON.
+    files: the model for peers; their environments and logs are next to it. probe: a request in JSON.
     """
     if name.is_polyrec:
         settings: dict[str, object] = {"bundle": bundle.path, "precision": name.precision}
@@ -163,7 +164,7 @@ def start_server(name: ServerName, bundle: Bundle, files: Path, core: int, probe
 def _pinned(
     command: list[str], environment: Mapping[str, str], core: int, log: Path
 ) -> subprocess.Popen[bytes]:
-    """Starts a process with one core, in a group of its own but in this session, whose priority it shares."""
+    """Starts a process on one core, in its own group but in this session, whose priority it shares."""
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})  # of this thread, which a child inherits
     try:
@@ -187,7 +188,7 @@ def free_port() -> int:
 
 
 def wait_until_it_answers(server: RunningServer, probe: bytes) -> None:
-    """Polls until the probe is answered with 200."""
+    """Polls until the probe is answered with status 200."""
     ends = time.monotonic() + START_S
     while time.monotonic() < ends:
         if server.process.poll() is not None:

@@ -1,11 +1,11 @@
-"""Triton: its server of the nvidia-pytriton wheel, the session in a model of its Python backend.
+"""Serves a peer model with Triton, from the nvidia-pytriton wheel, as a model of its Python backend.
 
     python -m benchmarks.peers.servers.triton_server FOLDER PORT [PRECISION]
 
-Writes a model repository and becomes `tritonserver`. The wheel has the Python backend only; the ONNX Runtime
-backend is distributed in NVIDIA's containers. The backend's own process executes the model, without the
-further hop of pytriton's proxy. Batching as Triton's guide says to begin: `dynamic_batching {}`, which merges
-what waits and never delays.
+Writes a model repository, then replaces itself by `tritonserver`. The wheel contains only the Python backend;
+the ONNX Runtime backend is distributed in NVIDIA's containers. The backend's own process executes the model,
+without the additional hop of pytriton's proxy. Batching follows the initial advice of Triton's guide:
+`dynamic_batching {}`, which merges waiting requests and never delays them.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from benchmarks.peers.servers.triton_server import TritonPythonModel
 
 
 class TritonPythonModel:
-    """The interface of Triton's Python backend."""
+    """Implements the interface of Triton's Python backend."""
 
     def initialize(self, args: dict[str, str]) -> None:
         folder, *precision = os.environ["PEER_MODEL"].split(":")
         self.session = PeerSession(Path(folder), *precision)
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Executes the requests of a batch as one."""
+        """Executes the requests of a batch at once."""
         import triton_python_backend_utils as triton  # of the backend's process
 
         given = [
@@ -67,7 +67,7 @@ class TritonPythonModel:
 
 
 def write_repository(path: Path, server: Path, dense: int, sparse: int) -> None:
-    """Writes the repository of one model, and the backend with this Python's stub. server: of the wheel."""
+    """Writes one model's repository, and the backend with this Python's stub. server: from the wheel."""
     model = path / "models" / "dlrm"
     (model / "1").mkdir(parents=True)
     packages = [str(ROOT), str(server.parents[1])]

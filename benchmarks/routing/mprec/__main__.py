@@ -2,9 +2,9 @@
 
     python -m benchmarks.routing.mprec     (writes docs/results/mprec.md; some minutes on one core)
 
-10,000 queries with lognormal sizes, Poisson; a CPU with a GPU, with a TPU v3 board, with an IPU-M2000; table,
-select, DHE and hybrid of the paper's two models. `page.py` tells what is assumed and puts the paper's figures
-beside.
+Simulates 10,000 Poisson queries with lognormal sizes on a CPU with a GPU, with a TPU v3 board, and with an
+IPU-M2000, with table, select, DHE and hybrid of the paper's two models. `page.py` lists the assumptions and
+the paper's figures for comparison.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Simulates MP-Rec's query serving: a model on a machine with an SLA, under both rules and both baselines.
 
-Every policy sees the same trace at each of several loads, shares of the machine's capacity (all lanes on
-their fastest paths). What is compared is the correct predictions a second within the SLA, at the load at
-which a policy gives most.
+Every policy gets the same trace at each of several loads, which are shares of the machine's capacity (all
+lanes on their fastest paths). Policies are compared by correct predictions per second within the SLA, each at
+its best load.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from polyrec.planner.simulation.simulator import Simulator
 SLA_MS = (10.0, 20.0, 50.0, 200.0)
 MERGED_SLA_MS = (10.0, 50.0)
 LOADS, FEW_LOADS = (0.25, 0.5, 0.9, 1.0, 1.5), (0.25, 0.9, 1.0)
-"""Loads, as shares of the capacity: for the shortest SLA on the GPU's machine, and for the others."""
+"""Loads as shares of the capacity: for the shortest SLA on the machine with a GPU, and for all others."""
 VARIED_LOADS = (0.5, 0.9, 1.0)
 QUERIES, FEW = 10_000, 2_500
-"""Queries of a run, and of one of the sensitivity."""
+"""Queries per run, and per run of the sensitivity analysis."""
 WARM_S = 0.3
-"""Earlier arrivals are not counted: until its first ticks a policy knows no rate."""
+"""Arrivals before this are not counted, because a policy knows no rate until its first ticks."""
 SIGMA = 0.2
 MATCHED_ROWS = (128, 4096)
 
@@ -63,7 +63,7 @@ class Case:
         return 4096 if self.merge else round(1.48 * self.assumed.rows)
 
     def trace(self, queries: int, rate: float) -> tuple[F64, I64]:
-        """Arrivals, seconds, and rows, [n], with `queries` after WARM_S; the same for all up to the rate."""
+        """Returns arrivals in seconds and rows, [n], with `queries` after WARM_S; equal up to the rate."""
         rng = np.random.default_rng(17)
         n = queries + round(WARM_S * rate)
         gaps = rng.exponential(1.0, n)
@@ -76,7 +76,7 @@ class Case:
         return np.cumsum(gaps) / rate, np.clip(rows, low, most).astype(np.int64)
 
     def capacity(self) -> float:
-        """Queries/s of all lanes on their fastest paths, in batches of half the SLA if queries are merged."""
+        """Returns queries/s of all lanes on their fastest paths, in batches of half the SLA if merged."""
         total, usual = 0.0, round(self.assumed.rows)
         for lane in self.lanes:
             speeds = [0.0]
@@ -90,7 +90,7 @@ class Case:
         return total / self.assumed.rows
 
     def simulate(self, policy: str, load: float, queries: int) -> dict[str, Any]:
-        """Figures of one run at `load` of the capacity."""
+        """Simulates one run at a share `load` of the capacity; returns its figures."""
         rate = load * self.capacity()
         arrival_s, rows = self.trace(queries, rate)
         outcomes = Simulator(
@@ -113,7 +113,7 @@ def serve(
     merge: bool,
     sla_ms: float,
 ) -> Case:
-    """The paths of a model on a machine, each on every device whose memory holds it."""
+    """Returns the paths of a model on a machine, each on every device whose memory can hold it."""
     paths, lanes = [], []
     for device in devices_of(name, ACCELERATORS[name][1], assumed):
         where = "cpu" if device.kind == "cpu" else name
@@ -125,7 +125,7 @@ def serve(
 
 
 def evaluate(case: Case, loads: Sequence[float] = LOADS, queries: int = QUERIES) -> dict[str, Any]:
-    """The baselines that fit the machine and both rules at every load."""
+    """Simulates the baselines that fit the machine and both rules, at every load."""
     baselines = [p.name for p in case.paths if p.name in ("table@cpu", f"table@{case.machine}")]
     policies = [*(f"static:{name}" for name in baselines), "mprec", "priced"]
     return {
@@ -138,13 +138,13 @@ def evaluate(case: Case, loads: Sequence[float] = LOADS, queries: int = QUERIES)
 
 
 def best(found: dict[str, Any], policy: str) -> dict[str, Any] | None:
-    """The policy's run with the most correct predictions a second, up to the capacity; None: no runs."""
+    """Returns the policy's run with the most correct predictions/s up to the capacity; None without runs."""
     runs = [run for run in found["runs"] if run["policy"] == policy and run["load"] <= 1]
     return max(runs, key=lambda run: float(run["correct_per_s"]), default=None)
 
 
 def factor(found: dict[str, Any], policy: str, over: str) -> float | None:
-    """Correct predictions a second of a policy over another's, each at its best load; None: one has none."""
+    """Returns the ratio of two policies' correct predictions/s at their best loads; None if one has none."""
     mine, other = best(found, policy), best(found, over)
     if mine is None or other is None or not other["correct_per_s"]:
         return None
@@ -153,14 +153,14 @@ def factor(found: dict[str, Any], policy: str, over: str) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Variation:
-    """An assumption changed alone."""
+    """A change of a single assumption."""
 
     name: str
     assumed: Assumptions
 
 
 def variations(base: Assumptions) -> list[Variation]:
-    """Every assumption halved and doubled, one at a time, and DHE with one hidden layer."""
+    """Returns variations with one assumption halved or doubled, and one with a single hidden layer of DHE."""
     found = [Variation("as assumed", base)]
     labels = {
         "flops": "FLOP/s achieved",
@@ -187,7 +187,7 @@ def run(
     queries: int = QUERIES,
     few: int = FEW,
 ) -> dict[str, Any]:
-    """Everything that the page tells. varied: of the sensitivity, with `few` queries a run; all if empty."""
+    """Computes the page's figures. varied: variations, simulated with `few` queries a run; all if empty."""
     base = Assumptions()
     first = slas[0]
     rest = [load for load in loads if load in FEW_LOADS] or loads
@@ -225,7 +225,7 @@ def run(
 
 
 def _figures(outcomes: Outcomes) -> dict[str, Any]:
-    """Shares of queries, correct predictions a second in time, and rows by path, of arrivals after WARM_S."""
+    """Returns query shares, correct predictions/s in time, and rows by path, for arrivals after WARM_S."""
     figures = outcomes.figures(WARM_S)
     assert figures.correct is not None
     return {

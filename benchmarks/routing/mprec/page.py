@@ -1,4 +1,4 @@
-"""Writes docs/results/mprec.md: the paper's figures beside ours, and all that is assumed."""
+"""Writes docs/results/mprec.md: the paper's figures and ours, and all assumptions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CPU, GPU, RULES = "static:table@cpu", "static:table@gpu", ("mprec", "priced")
 PAPER = {"kaggle": ("2.49", "0.19"), "terabyte": ("3.76", "0.22")}
 """By model: correct-prediction throughput over its baseline, and points of accuracy gained (abstract)."""
 MATCHED = "16.65"
-"""Speed-up by matching GPUs, TPUs and IPUs with compatible representations, at most (abstract)."""
+"""Maximum speed-up from matching GPUs, TPUs and IPUs with compatible representations (abstract)."""
 MIN_SHARE = 0.005
 SLOW_CPU = "the CPU's FLOP/s, halved"
 Found = dict[str, Any]
@@ -34,7 +34,7 @@ def write(found: Found, folder: Path) -> str:
 
 
 def page(found: Found, folder: Path) -> Page:
-    """The page of what `run` found; draws its chart into the folder."""
+    """Returns the page of the results of `run`; writes its chart to the folder."""
     charts = _charts(found)
     shown = picture(
         "Correct predictions a second within the SLA by load, one query a batch",
@@ -307,7 +307,7 @@ def _models(found: Found) -> list[str]:
 
 
 def _of(found: Found, model: str, machine: str, merge: bool) -> list[Found]:
-    """The model's results by SLA, the shortest first."""
+    """Returns the model's results by SLA, shortest first."""
     wanted = (model, machine, merge)
     return [f for f in found["serving"] if (f["model"], f["machine"], f["merge"]) == wanted]
 
@@ -339,7 +339,7 @@ def _factors(f: Found, over: str) -> str:
 
 
 def _gains(f: Found) -> str:
-    """Points of accuracy over table's at the lowest load, of each rule."""
+    """Returns each rule's accuracy above table's at the lowest load, in points."""
     low = min(run["load"] for run in f["runs"])
     at = {run["policy"]: run["accuracy"] for run in f["runs"] if run["load"] == low}
     return " / ".join(f"{100 * (at[policy] - at[CPU]):.2f}" for policy in RULES)

@@ -1,4 +1,4 @@
-"""MP-Rec's paths on described machines: what a representation takes on each device that holds it.
+"""Models MP-Rec's paths on described machines: the cost of a representation on each device that holds it.
 
 Devices are those of planner/machines/mprec-{large,tpu,ipu}.yaml, with the share of their data sheets' speeds
 that is assumed achieved; representations are those of mprec_machines.py; latencies are rooflines
@@ -22,7 +22,7 @@ ACCELERATORS: dict[Name, tuple[str, int]] = {
     "tpu": ("mprec-tpu", 4),
     "ipu": ("mprec-ipu", 4),
 }
-"""Machine, and chips of the accelerator: a TPU v3 board and an IPU-M2000 have four."""
+"""Machine, and number of its accelerator's chips; a TPU v3 board and an IPU-M2000 have four."""
 CHIPS: dict[str, tuple[Name, int]] = {
     "V100": ("gpu", 1),
     "TPU v3 chip": ("tpu", 1),
@@ -35,11 +35,11 @@ CHIPS: dict[str, tuple[Name, int]] = {
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """Assumptions beside the data sheets.
+    """Assumptions besides the data sheets.
 
-    flops, bandwidth: share of the data sheet's that is achieved; cpu_flops: factor on the CPU's. start_s,
-    cpu_start_s: start of a batch. link: factor on the speed from host to accelerator. differences: factor on
-    the differences of accuracy. rows: mean of a query. decoder: hidden widths of DHE.
+    flops, bandwidth: achieved share of the data sheet's. cpu_flops: factor on the CPU's. start_s,
+    cpu_start_s: start time of a batch. link: factor on the speed from host to accelerator. differences:
+    factor on the differences of accuracy. rows: mean rows of a query. decoder: hidden widths of DHE.
     """
 
     flops: float = 0.5
@@ -54,16 +54,16 @@ class Assumptions:
 
 
 def accuracy(model: PublishedModel, kind: str, differences: float) -> float:
-    """Accuracy of a representation; select's is assumed halfway between table's and DHE's."""
+    """Returns the accuracy of a representation; select's is assumed halfway between table's and DHE's."""
     table = model.accuracy["table"]
     own = (table + model.accuracy["dhe"]) / 2 if kind == "select" else model.accuracy[kind]
     return table + differences * (own - table)
 
 
 def devices_of(name: Name, chips: int, assumed: Assumptions) -> tuple[Device, Device]:
-    """The machine's CPU and its accelerator of so many chips, with the speeds that are assumed achieved.
+    """Returns the machine's CPU and its accelerator's chips, with the speeds assumed to be achieved.
 
-    A chip is a lane and has its own memory, so that each holds all of a path.
+    A chip is a lane with its own memory, so that each holds the whole path.
     """
     cpu, one = load_machine_of(ACCELERATORS[name][0]).devices
     return _achieved(cpu, assumed, assumed.cpu_flops, 1), _achieved(one, assumed, 1.0, chips)
@@ -72,7 +72,7 @@ def devices_of(name: Name, chips: int, assumed: Assumptions) -> tuple[Device, De
 def make_path(
     model: PublishedModel, kind: str, device: Device, where: str, assumed: Assumptions
 ) -> PathSpec | None:
-    """The path of a representation on a device, worth its accuracy; None: a copy does not fit its memory."""
+    """Returns a representation's path on a device, valued by accuracy; None if it does not fit the memory."""
     work, memory = cost(model, kind, 4.0 * model.width, assumed.decoder)
     copies = 1 if device.kind == "cpu" else device.lanes
     if copies * memory.total > device.memory_bytes:
@@ -83,7 +83,7 @@ def make_path(
 
 
 def matching(model: PublishedModel, assumed: Assumptions, rows: int) -> dict[str, dict[str, float | None]]:
-    """Rows/s of each representation alone over table's on the CPU, by device, in batches of `rows` rows."""
+    """Returns rows/s of each representation over table's on the CPU, by device, in batches of `rows` rows."""
     cpu = devices_of("gpu", 1, assumed)[0]
     table = make_path(model, "table", cpu, "cpu", assumed)
     assert table is not None

@@ -1,16 +1,16 @@
-"""All-hot queries of a server that holds an eighth of its model, beside queries with rows on disk.
+"""Measures hot queries of a server with an eighth of its model in memory, beside queries with rows on disk.
 
     python -m benchmarks.tiers.popular_first --json docs/results/popular-first.json
 
-Makes a model in Criteo's shape (benchmarks/tiers/served_model.py) and three cases that take turns, each in a
-process of its own: all rows in memory, and an eighth of them with `popular_first` and without (reading ahead
-for queries that wait for a busy lane). A share of the queries is all-hot: drawn by Zipf's law from the eighth
-of what memory holds that is hottest. The others are drawn from all ranks. Each case is measured in a closed
-loop (rows/s), then with Poisson arrivals at --load of what the slower tiered case did in its first turn. In
-process, without sockets: the difference is the dispatcher's and the tiers'.
+Makes a model in Criteo's shape (benchmarks/tiers/served_model.py). Three cases take turns, each in its own
+process: all rows in memory, and an eighth of them with and without `popular_first` (without it, rows are
+prefetched for queries that wait for a busy lane). A share of the queries is hot: drawn by Zipf's law from the
+hottest eighth of the rows in memory. The others are drawn from all ranks. Each case is measured in a closed
+loop (rows/s), then with Poisson arrivals at --load of the slower tiered case's rate in its first turn. Runs
+in process without sockets, so that differences come from dispatcher and tiers.
 
-With --store-delay-ms the other rows are not on disk but in a Redis server that answers after a delay, as one
-in another zone, or a busy one, does (delayed_store.py).
+With --store-delay-ms the other rows are in a Redis server instead of on disk, which answers after a delay,
+like one in another zone or a busy one (delayed_store.py).
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from polyrec.planner.plan import Plan, save_plan
 from polyrec.server.app.serving import measure
 
 SHARE = 8
-"""The model's bytes over those of its memory."""
+"""The model's bytes divided by those of its memory."""
 STORE_TIMEOUT_MS = 50.0
 
 
 def one(case: dict[str, Any]) -> dict[str, Any]:
-    """Runs a case in a process of its own."""
+    """Runs a case in a separate process."""
     command = [sys.executable, "-m", "benchmarks.tiers.popular_first.case", json.dumps(case)]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
@@ -53,13 +53,13 @@ def one(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def store_cuts(bundle: Bundle, memory: int) -> dict[str, TierCuts]:
-    """Cuts of tables whose rows beyond the memory are in a store; nothing of the memory is a cache then."""
+    """Returns cuts of tables whose other rows are in a store, in which case no memory is used as a cache."""
     cuts = tiers_within(bundle.encoder.vocabularies, 4 * WIDTH, {"host": memory, "remote": 1 << 60})
     return {table: TierCuts(**rows) for table, rows in cuts.items()}
 
 
 def tiered_plan(bundle: Bundle, directory: Path, memory: int, cuts: dict[str, TierCuts], url: str) -> Plan:
-    """Plan of a server with so many bytes of memory. cuts, url: of a store; without one, a disk is used."""
+    """Returns the plan of a server with some memory. cuts, url: of a store; without one, a disk is used."""
     plan = plan_of(bundle, directory, memory, True)
     if not url:
         return plan
@@ -73,7 +73,7 @@ def tiered_plan(bundle: Bundle, directory: Path, memory: int, cuts: dict[str, Ti
 
 
 def hot_rows(plan: Plan, bundle: Bundle) -> list[int]:
-    """Rows of each table that count as hot: an eighth of those that memory holds, or all if it holds all.
+    """Returns the number of hot rows per table: an eighth of those in memory, or all if all are in memory.
 
     Of a table with rows on disk, half of what memory holds is static prefix, and its colder part is released
     to the cache.

@@ -31,7 +31,7 @@ FEW_VALUES = 64
 MANY_VALUES = 1000
 """A vocabulary beyond this leaves out values seen once: their rows cannot be learned."""
 UNIQUE_SHARE = 0.9
-"""A text that differs in so many of the rows names the row, and says nothing about others."""
+"""Share of distinct values above which a text identifies its row and cannot describe others."""
 SEPARATORS = ("|", ";", ",")
 LISTED_FROM = 0.3
 """Share of a text's values with a separator from which on they may be lists, if their parts are far fewer."""
@@ -55,7 +55,7 @@ def guess_feature(name: str, column: pa.ChunkedArray) -> tuple[dict[str, Any] | 
         if _is_time_as_text(column):
             return None, "a time as text: write it as a timestamp, and rows are split by it"
         if distinct > UNIQUE_SHARE * len(column):
-            return None, f"{distinct:,} values in {len(column):,} rows: it names the row"
+            return None, f"{distinct:,} values in {len(column):,} rows: it identifies the row"
         return {"type": "string"} | rare(distinct), f"text, {distinct:,} values{_list_hint(column)}"
     if pt.is_boolean(type_):
         return {"type": "integer", "cardinality": 2}, "true or false, in a request 1 or 0"
@@ -85,7 +85,7 @@ def _integer(name: str, column: pa.ChunkedArray, distinct: int) -> tuple[dict[st
     low, high = (pc.min(column).as_py(), pc.max(column).as_py())
     if ID.search(name):
         if distinct > UNIQUE_SHARE * len(column):
-            return None, f"{distinct:,} values in {len(column):,} rows: it names the row"
+            return None, f"{distinct:,} values in {len(column):,} rows: it identifies the row"
         return {"type": "integer"} | rare(distinct), f"an id by its name, {distinct:,} values"
     if low >= 0 and high < FEW_VALUES and distinct > high / 2:
         return {"type": "integer", "cardinality": high + 1}, f"the integers 0 to {high}"

@@ -109,7 +109,7 @@ def guess_schema(
         reasons["group"] = why_group
         rest.remove(group)
         if ID.search(group) is None or CONTEXT.match(group) is None:
-            left_out[group] = "the group: tells requests apart"
+            left_out[group] = "the group: identifies the request"
     if time is not None:
         rest.remove(time)
         left_out[time] = "the time, by which rows are split"
@@ -122,7 +122,7 @@ def guess_schema(
             alone = _auc_alone(data[column], data[label_of["column"]], label_of.get("positive_above", 0.0))
             if alone > TELLING:
                 found = None
-                why = f"alone it tells the label (AUC {alone:.2f}): known only later? If not, add it"
+                why = f"alone it predicts the label (AUC {alone:.2f}): known only later? If not, add it"
         if found is None:
             left_out[column] = why
             continue
@@ -249,7 +249,7 @@ def _group(data: pa.Table, columns: Sequence[str], given: str | None) -> tuple[s
     for column in [given] if given else [c for c in columns if GROUP.search(c)]:
         if pt.is_nested(data[column].type) or pt.is_null(data[column].type):
             if given:
-                raise SchemaError(f"column '{column}' is {data[column].type}: it cannot tell requests apart")
+                raise SchemaError(f"column '{column}' is {data[column].type}: it cannot identify requests")
             continue
         runs = _runs(data[column])
         distinct = pc.count_distinct(data[column]).as_py()

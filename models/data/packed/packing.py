@@ -135,7 +135,7 @@ def _check_target(target: Path, replace: bool) -> None:
     if not target.exists():
         return
     if not replace:
-        raise DataError(f"'{target}' exists already; choose another --out or say --replace")
+        raise DataError(f"'{target}' exists already; choose another --out or add --replace")
     files = [f for f in target.rglob("*") if f.is_file()] if target.is_dir() else [target]
     if not target.is_dir() or any(f.suffix != ".parquet" or not is_packed(f) for f in files):
         raise DataError(f"'{target}' holds other things than packed data and will not be replaced")

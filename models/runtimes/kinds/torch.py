@@ -1,6 +1,6 @@
 """Executes bundles with torch: the whole model on one device (cpu, cuda), dense net in fp32 or bf16.
 
-On a GPU, the dense net is replayed as CUDA graphs (buckets.py), and tiered look-ups are one kernel.
+On a GPU, the dense net is replayed as CUDA graphs (buckets.py), and tiered lookups are one kernel.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Locates look-ups on the device: converts rows of the fused weight to the kernel's row codes.
+"""Locates lookups on the device: converts rows of the fused weight to the kernel's row codes.
 
 Requires that all rows are in device and host memory. A tier is a range of ranks, so within a range a code is
 a linear function of the row: row + shift in the device tier, -1 - address in host memory. The same
-computation takes ten nanoseconds per look-up on the CPU, longer than the look-up itself takes on a GPU.
+computation takes ten nanoseconds per lookup on the CPU, longer than the lookup itself takes on a GPU.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class DevicePlan:
         self._ranges = torch.arange(layout.starts.size, device=device)
 
     def codes(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns (codes for kernels.pool, int64 [n]; look-ups of each range). rows: int64 [n]."""
+        """Returns (codes for kernels.pool, int64 [n]; lookups of each range). rows: int64 [n]."""
         part = torch.searchsorted(self._starts, rows, right=True) - 1
         codes = torch.addcmul(self._shift[part], rows, self._factor[part])
         # unlike bincount, this does not synchronize with the device

@@ -1,4 +1,4 @@
-"""Gathers and pools all look-ups of a batch in one pass on the device.
+"""Gathers and pools all lookups of a batch in one pass on the device.
 
 Single values and bags of contexts and candidates become one list of bags in slot order, and a kernel gathers,
 dequantizes and pools all of them into the interaction's input. Rows of the device tier are read in place.
@@ -38,22 +38,22 @@ from polyrec.models.tiers.view import View
 from polyrec.models.transfer import on_device
 
 PLANNED = 4096
-"""Minimum look-ups for which locating rows on the device is faster than on the host."""
+"""Minimum lookups for which locating rows on the device is faster than on the host."""
 
 clock = time.perf_counter
 
 
 def can_fuse(stack: TierStack) -> bool:
-    """Returns whether look-ups can be fused: rows on a GPU, in a precision that the kernel reads."""
+    """Returns whether lookups can be fused: rows on a GPU, in a precision that the kernel reads."""
     return stack.device.type == "cuda" and available() and stack.tiers.row_format.precision in PRECISIONS
 
 
 class FusedLookups:
-    """Runs one lane's look-ups through a stack with a device tier. Its vectors are valid until the next
+    """Runs one lane's lookups through a stack with a device tier. Its vectors are valid until the next
     batch.
 
     mode: forces one transfer mode, for measurements.
-    planned: minimum number of look-ups from which the device locates the rows, if it can.
+    planned: minimum number of lookups from which the device locates the rows, if it can.
     batches_by_transfer: number of batches by mode; batches without a miss count as direct.
     """
 
@@ -95,7 +95,7 @@ class FusedLookups:
                 self._sum(there, slab, None, out)
 
     def vectors(self, view: View, lookups: Lookups) -> tuple[Vectors, int]:
-        """Returns a batch's vectors on the device, and the number of look-ups replaced by out-of-vocabulary
+        """Returns a batch's vectors on the device, and the number of lookups replaced by out-of-vocabulary
         rows.
 
         Raises OSError if a page of the disk tier cannot be read.
@@ -165,7 +165,7 @@ class FusedLookups:
         changed: I64,
         below: Callable[[I64, Tensor], I64],
     ) -> I64:
-        """Fills `out`; returns the look-ups that no tier answered. changed: look-ups of updated rows."""
+        """Fills `out`; returns the lookups that no tier answered. changed: lookups of updated rows."""
         self.learn()
         cold = where.tier != DEVICE
         cold[changed] = True
@@ -279,7 +279,7 @@ class FusedLookups:
 class _PendingBatch:
     """A batch in progress.
 
-    misses: number of misses, or a tensor that receives the number of look-ups per range.
+    misses: number of misses, or a tensor that receives the number of lookups per range.
     """
 
     mode: int

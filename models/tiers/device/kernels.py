@@ -1,6 +1,6 @@
-"""Gathers, dequantizes and pools the look-ups of a batch from device or host memory (a Triton kernel).
+"""Gathers, dequantizes and pools the lookups of a batch from device or host memory (a Triton kernel).
 
-Each look-up is a row of the device tier or of pinned host memory, which the GPU reads through unified
+Each lookup is a row of the device tier or of pinned host memory, which the GPU reads through unified
 addressing. A program sums the rows of a few bags (a single value is a bag of one) into the interaction's
 input. `pooled` is the reference in torch, also used where there is no GPU. Triton is not a dependency: CUDA
 builds of torch include it.
@@ -41,8 +41,8 @@ def pooled(
 
     hot: [n, units], rows of the device tier. cold: [m, units], rows of host memory, which may overlap (a
     slab's view).
-    rows: int64 [look-ups]; r >= 0 is row r of `hot`, r < 0 is row -1 - r of `cold`.
-    offsets: int64 [bags + 1]; None if every look-up is a bag of its own.
+    rows: int64 [lookups]; r >= 0 is row r of `hot`, r < 0 is row -1 - r of `cold`.
+    offsets: int64 [bags + 1]; None if every lookup is a bag of its own.
     scale: float32 [bags], factors applied to the sums.
     which: int64 [chosen], ascending; only these bags are computed and written to `out`.
     """
@@ -87,7 +87,7 @@ if triton is not None:
         column = tl.arange(0, BLOCK)[None, :]
         inside = column < WIDTH
         near, far = there & (row >= 0), there & (row < 0)
-        # of the two loads per look-up, one is masked and reads no memory
+        # of the two loads per lookup, one is masked and reads no memory
         a, b = hot + row * HOT, cold + (-1 - row) * COLD
         if INT8:
             # a row begins with its scale (bf16, two bytes) and its zero point

@@ -1,4 +1,4 @@
-"""Orders all look-ups of a batch as one list of bags, in the slot order of the interaction."""
+"""Orders all lookups of a batch as one list of bags, in the slot order of the interaction."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from polyrec.models.schema.batch import F32, I64
 
 @dataclass(frozen=True, slots=True)
 class LookupBags:
-    """All look-ups of a batch as bags, contexts first, each block row by row.
+    """All lookups of a batch as bags, contexts first, each block row by row.
 
-    rows: int64 [look-ups]. offsets: int64 [bags + 1], None if every bag is a single value.
+    rows: int64 [lookups]. offsets: int64 [bags + 1], None if every bag is a single value.
     scale: float32 [bags], None if no bag is averaged. shapes: (rows, slots) of contexts and candidates.
     """
 
@@ -29,7 +29,7 @@ class LookupBags:
         return sum(rows * slots for rows, slots in self.shapes)
 
     def having(self, lookups: I64) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Returns bool [bags], True for bags that contain any of these look-ups."""
+        """Returns bool [bags], True for bags that contain any of these lookups."""
         has = np.zeros(self.rows.size, bool)
         has[lookups] = True
         if self.offsets is None:
@@ -39,7 +39,7 @@ class LookupBags:
 
 
 def bags_in_slot_order(lookups: Lookups) -> LookupBags:
-    """Orders look-ups as the interaction reads their vectors."""
+    """Orders lookups as the interaction reads their vectors."""
     blocks = (lookups.context, lookups.candidate)
     shapes = [(b.singles.shape[0], b.singles.shape[1] + (b.bags.features if b.bags else 0)) for b in blocks]
     both = (shapes[0], shapes[1])

@@ -21,7 +21,7 @@ SIZES = 24
 
 
 class TransferCosts:
-    """Keeps moving averages, with weight KEPT of the past, of the seconds per look-up by batch size and
+    """Keeps moving averages, with weight KEPT of the past, of the seconds per lookup by batch size and
     miss rate.
     """
 

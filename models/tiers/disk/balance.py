@@ -8,7 +8,7 @@ trigger this:
 - Hits per slot in the colder half of the prefix, compared with the hits that one more cache slot would have
 had
   (rows that return soon after their eviction). Once per window, the colder half is released if it has fewer.
-- The share of look-ups that the prefix answers. If it drops suddenly, the whole prefix is released.
+- The share of lookups that the prefix answers. If it drops suddenly, the whole prefix is released.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from __future__ import annotations
 import math
 
 WINDOW = 8192
-"""Look-ups between two comparisons of the colder half with the cache."""
+"""Lookups between two comparisons of the colder half with the cache."""
 BLOCK = 1024
-"""Look-ups between two checks for a sudden fall."""
+"""Lookups between two checks for a sudden fall."""
 FALL = 0.8
-"""The prefix is released if its share of the look-ups falls below this share of its average."""
+"""The prefix is released if its share of the lookups falls below this share of its average."""
 SIGMAS = 4.0
 """And if chance does so less often than at this many standard deviations."""
 FAST, SLOW = 0.5, 0.02
@@ -29,7 +29,7 @@ MIN_RETURNS = 16
 
 
 class Balance:
-    """Counts look-ups and decides how many rows of the prefix to release. Not thread-safe."""
+    """Counts lookups and decides how many rows of the prefix to release. Not thread-safe."""
 
     def __init__(self) -> None:
         self._restart()
@@ -42,7 +42,7 @@ class Balance:
     def note(self, lookups: int, hits: int, colder_hits: int, returned: int) -> None:
         """Counts a batch.
 
-        hits: look-ups that the prefix answered. colder_hits: those answered by its colder half.
+        hits: lookups that the prefix answered. colder_hits: those answered by its colder half.
         returned: missing rows that were evicted recently.
         """
         self._lookups += lookups

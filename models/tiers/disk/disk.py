@@ -119,7 +119,7 @@ class DiskTier:
         """Pins rows in memory and starts reading missing pages. rows: int64 [n], addresses in this tier.
 
         The caller must call `ready`, which waits for the reads, and then `release`. Serves at least one
-        look-up; waits while other batches pin all page slots.
+        lookup; waits while other batches pin all page slots.
         """
         with self._lock:
             self._reap()
@@ -266,7 +266,7 @@ class DiskTier:
         self._ahead_pages += slots.size
 
     def keep(self, rows: I64, values: Callable[[I64], Bytes]) -> None:
-        """Fills the row cache before the first look-up.
+        """Fills the row cache before the first lookup.
 
         rows: int64 [n], distinct, hottest first.
         values: returns uint8 [m, bytes per row] for indices into `rows`.
@@ -378,7 +378,7 @@ class DiskTier:
             self._read_completed(ticket, slots)
 
     def _lost(self, ticket: int) -> None:
-        """Drops the pages of a failed read, so that the next look-up reads them again."""
+        """Drops the pages of a failed read, so that the next lookup reads them again."""
         with self._lock:
             for flying in list(self._flying):
                 if flying[0] == ticket:

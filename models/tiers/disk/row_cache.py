@@ -7,7 +7,7 @@ while; one that returns enters the main queue at once. So rows looked up once do
 often, and a cache of stale rows renews itself quickly.
 
 A batch is processed as a whole: all its rows are looked up first, then the missing ones enter. For a
-comparison with other policies, and with S3-FIFO one look-up at a time, see docs/results/tier-policies.md.
+comparison with other policies, and with S3-FIFO one lookup at a time, see docs/results/tier-policies.md.
 """
 
 from __future__ import annotations

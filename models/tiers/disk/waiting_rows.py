@@ -19,9 +19,9 @@ PAGE_SHARE = 0.125
 
 
 class WaitingRows:
-    """Look-ups of uncached rows whose pages are in memory. Not thread-safe.
+    """Lookups of uncached rows whose pages are in memory. Not thread-safe.
 
-    pins: int32 [page slots]; each waiting look-up pins its page once.
+    pins: int32 [page slots]; each waiting lookup pins its page once.
     """
 
     def __init__(self, pins: NDArray[np.int32]) -> None:
@@ -36,13 +36,13 @@ class WaitingRows:
         return self._count > self._most
 
     def add(self, rows: I64, slots: I64, places: I64) -> None:
-        """Adds look-ups, int64 [n] each: the row, the slot of its page, its position in the page."""
+        """Adds lookups, int64 [n] each: the row, the slot of its page, its position in the page."""
         np.add.at(self._pins, slots, 1)
         self._parts.append((rows, slots, places))
         self._count += rows.size
 
     def take(self) -> tuple[I64, I64, I64, I64]:
-        """Removes and unpins all; returns (distinct rows, slots, positions, look-ups of each), most wanted
+        """Removes and unpins all; returns (distinct rows, slots, positions, lookups of each), most wanted
         first.
         """
         rows, slots, places = (np.concatenate(part) for part in zip(*self._parts, strict=True))

@@ -149,7 +149,7 @@ class Changes:
         if stack in self._stacks:
             return stack
         if not self._stacks:
-            raise UpdateNotKept("update: these rows are not served any more")
+            raise UpdateNotKept("update: these rows are no longer served")
         return self._stacks[-1]
 
     @property

@@ -32,7 +32,7 @@ class UpdateLayer:
         self.rows: I64 = last
         self.values: Bytes = kept
         self._units: Tensor = torch.from_numpy(self.values).view(row_format.unit)
-        # most look-ups are not in a layer; a mask by low bits rules most of them out
+        # most lookups are not in a layer; a mask by low bits rules most of them out
         self._mask = (1 << max(int(4 * last.size).bit_length(), 10)) - 1
         self._maybe: NDArray[np.bool_] = np.zeros(self._mask + 1, bool)
         self._maybe[last & self._mask] = True

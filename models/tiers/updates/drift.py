@@ -1,6 +1,6 @@
 """Moves rows between tiers when their popularity changes (drift).
 
-Production batches are sampled by copying their look-ups; nothing is counted on the request path. From this
+Production batches are sampled by copying their lookups; nothing is counted on the request path. From this
 sample and the previous counts, rows that are now hotter than the coldest rows of the tier above swap places
 with them. Only rows that change tiers move, so a new order is small: an encoder with the new ranks, and the
 values of the moved rows, overlaid on the tiers. It is built in the background and installed by one
@@ -34,8 +34,8 @@ MAX_SWAPPED = 1 << 17
 class DriftReport:
     """The effect of a new order.
 
-    rows: number of moved rows. looked_up: look-ups in the sample.
-    before, after: share of the sample's look-ups in device and host memory, in the old and the new order.
+    rows: number of moved rows. looked_up: lookups in the sample.
+    before, after: share of the sample's lookups in device and host memory, in the old and the new order.
     """
 
     rows: int
@@ -47,8 +47,8 @@ class DriftReport:
 class Drift:
     """Adapts the row order of a stack to current popularity. All methods must run in one background thread.
 
-    memory: weight of the past, in look-ups. The default is the number that calibration counted, so that an
-    unusual hour has little effect. A sampled look-up counts for all those that it represents.
+    memory: weight of the past, in lookups. The default is the number that calibration counted, so that an
+    unusual hour has little effect. A sampled lookup counts for all those that it represents.
     every: one of this many batches is sampled.
     """
 

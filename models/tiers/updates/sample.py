@@ -12,7 +12,7 @@ SIZE = 1 << 20
 
 
 class Sample:
-    """The latest look-ups of every `every`th batch, as rows of the fused weight, at most `size`.
+    """The latest lookups of every `every`th batch, as rows of the fused weight, at most `size`.
 
     every: 0 until a sample is wanted; nothing is copied or held until then.
     """
@@ -25,7 +25,7 @@ class Sample:
         self._lock = threading.Lock()
 
     def note(self, order: int, rows: I64) -> None:
-        """Records a batch's look-ups in a row order. A new order starts a new sample."""
+        """Records a batch's lookups in a row order. A new order starts a new sample."""
         if not self.every:
             return
         with self._lock:
@@ -47,7 +47,7 @@ class Sample:
             self._held = min(self._held + rows.size, self._rows.size)
 
     def take(self, order: int) -> tuple[I64, int]:
-        """Returns the sample of an order and the number of look-ups it represents; starts a new sample."""
+        """Returns the sample of an order and the number of lookups it represents; starts a new sample."""
         with self._lock:
             if order != self._order:
                 return self._rows[:0].copy(), 0

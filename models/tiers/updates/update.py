@@ -320,7 +320,7 @@ def _unknown_row(stack: TierStack, table: str) -> Bytes:
     finally:
         stack.views.leave(view)
     if lost:
-        raise UpdateNotKept("update: the remote store does not give the row of unknown values")
+        raise UpdateNotKept("update: the remote store lacks the row of unknown values")
     return out.cpu().view(torch.uint8).numpy().reshape(1, -1)
 
 

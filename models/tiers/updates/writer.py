@@ -87,7 +87,7 @@ class Writer:
     def _write(self, layer: UpdateLayer) -> None:
         tiers, device = self._tiers, self._tiers.device
         if device is not None and device.is_cuda:
-            # readers of an older view may have left look-ups that the device is still executing
+            # readers of an older view may have left lookups that the device is still executing
             wait_for(device.device)
         segment = tiers.layout.segments(layer.rows)
         tier, local = tiers.layout.tier[segment], tiers.layout.local(layer.rows, segment)

@@ -97,9 +97,9 @@ class WarmStart:
         return model
 
     def with_known(self, encoder: Encoder, lookups: Mapping[str, I64]) -> dict[str, I64]:
-        """Returns look-ups by feature and rank, with at least one for each id that the bundle has.
+        """Returns lookups by feature and rank, with at least one for each id that the bundle has.
 
-        Id dropout counts look-ups of ids that were never trained, and the bundle's ids were.
+        Id dropout counts lookups of ids that were never trained, and the bundle's ids were.
         """
         found = {}
         for feature in encoder.schema.categorical:

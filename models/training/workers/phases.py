@@ -1,7 +1,7 @@
-"""Implements FAE's schedule: hot batches, with popular look-ups only, alternate with cold ones (Adnan et al.,
+"""Implements FAE's schedule: hot batches, with popular lookups only, alternate with cold ones (Adnan et al.,
 VLDB'22).
 
-A training row is hot if all of its look-ups are of replicated rows. A window is drawn as hot batches, which
+A training row is hot if all of its lookups are of replicated rows. A window is drawn as hot batches, which
 need no exchange of rows, and cold ones. They take turns; a round is one turn of each, and has an equal share
 of the cold and of the hot batches.
 

@@ -1,8 +1,8 @@
 """Tracks, in bounded memory, which rows are popular while training.
 
 A summary keeps counts of at most `capacity` rows, as Misra and Gries do: the count that does not fit is
-subtracted from all counts, so a row's count is too small by at most look-ups / (capacity + 1). Merged
-summaries of several workers are summaries of all their look-ups (Agarwal et al., PODS'12). Hotline counts in
+subtracted from all counts, so a row's count is too small by at most lookups / (capacity + 1). Merged
+summaries of several workers are summaries of all their lookups (Agarwal et al., PODS'12). Hotline counts in
 hardware beside the memory (Adnan et al., ISCA'24); here only a share of the steps is counted.
 """
 
@@ -21,11 +21,11 @@ FIRST_CHOICE, CHOICE_EVERY = 8, 256
 PLACES = 2
 """Rows that are counted, for each one that may be replicated."""
 DECAY = 0.5
-"""Weight of older look-ups after each choice."""
+"""Weight of older lookups after each choice."""
 
 
 class PopularityTracker:
-    """Counts look-ups and chooses the popular rows, the same on all workers.
+    """Counts lookups and chooses the popular rows, the same on all workers.
 
     chosen_rows: number of rows to choose, of `total`. rows: int64, rows counted now, ascending. counts:
     float32, of each.
@@ -40,7 +40,7 @@ class PopularityTracker:
         self._waiting: list[I64] = []
 
     def counts_step(self, step: int) -> bool:
-        """Returns whether the look-ups of a step (from 0) are counted."""
+        """Returns whether the lookups of a step (from 0) are counted."""
         return step % COUNTED_EVERY == 0
 
     def is_choice_step(self, step: int) -> bool:
@@ -49,7 +49,7 @@ class PopularityTracker:
         return step > 0 and (step % CHOICE_EVERY == 0 or (doubled and step < CHOICE_EVERY))
 
     def add(self, rows: I64) -> None:
-        """Counts look-ups, int64 [any]."""
+        """Counts lookups, int64 [any]."""
         self._waiting.append(rows)
         # merge rarely, because merging costs as much as sorting both
         if sum(part.size for part in self._waiting) >= self.capacity:
@@ -65,7 +65,7 @@ class PopularityTracker:
         """Returns the most popular rows, int64 [at most `chosen_rows`], the same on every worker, which must
         all call it.
 
-        Older look-ups count less from now on.
+        Older lookups count less from now on.
         """
         self._merge()
         own_counts = self.counts.astype(self._count_type).view(self._id_type)

@@ -3,7 +3,7 @@
 Row r of the fused weight belongs to worker r mod W. Tables are in popularity order, so each worker owns as
 many hot rows as any other. A batch takes three steps: ids go to their owners, rows come back, and after the
 backward pass gradients go to the owners, which sum them and update. The exchange of hybrid-parallel DLRM
-(Naumov et al., arXiv 1906.00091, section 4) sends every look-up; with `distinct`, each row travels once per
+(Naumov et al., arXiv 1906.00091, section 4) sends every lookup; with `distinct`, each row travels once per
 batch (RecD, MLSys'23, section 4). Replicated rows do not travel: all workers sum the gradients of a batch in
 the same order and make the same update.
 """
@@ -27,10 +27,10 @@ Pairs = Sequence[tuple[Tensor, Tensor]]
 
 @dataclass(slots=True)
 class Fetched:
-    """The rows of a batch's look-ups.
+    """The rows of a batch's lookups.
 
     values: [n, width], a leaf whose gradient `push` sends; fetched rows by owner, then replicated ones.
-    position: int64 [look-ups], index into `values`. cuts: number of fetched rows by owner.
+    position: int64 [lookups], index into `values`. cuts: number of fetched rows by owner.
     asked: own rows that other workers fetched; asked_cuts: their number by worker.
     slots: int64, replica slots of the replicated rows in `values`. local: whether nothing was exchanged.
     """
@@ -49,10 +49,10 @@ class WorkerRows:
 
     weight: the whole fused weight [rows, width], from which the own rows are copied.
     hot: bool [rows], the rows replicated initially; None: none.
-    distinct: whether equal look-ups of a batch travel once.
-    max_hot_rows: maximum number of replicated rows, if `replicate` will change them; 0: as many as initially.
+    distinct: whether equal lookups of a batch travel once.
+    room: maximum number of replicated rows, if `replicate` will change them; 0: as many as initially.
     hot_rows: int64, the row of each replica; -1: none.
-    use_hot: whether look-ups use the replicas; while it is False, the owners' rows are current (`switch`).
+    use_hot: whether lookups use the replicas; while it is False, the owners' rows are current (`switch`).
 
     Replicas differ from their owners' rows only where steps changed them since they were last equal; only
     these rows are copied at a switch.
@@ -95,7 +95,7 @@ class WorkerRows:
         return found
 
     def fetch(self, rows: I64, local: bool = False) -> Fetched:
-        """Fetches the values of rows, int64 [look-ups]; every worker must call it.
+        """Fetches the values of rows, int64 [lookups]; every worker must call it.
 
         local: asserts that all rows are replicated on all workers, so nothing is exchanged.
         """
@@ -109,7 +109,7 @@ class WorkerRows:
         position[order] = np.arange(wanted.size)
         cold = int(wanted.size - replicated.sum())
         if local and cold:
-            raise ValueError(f"{cold} of {rows.size} look-ups of a hot batch are not of replicated rows")
+            raise ValueError(f"{cold} of {rows.size} lookups of a hot batch are not of replicated rows")
         fetched, slots = wanted[order[:cold]], wanted[order[cold:]]
         slots = self._slot[slots] if slots.size else slots
         cuts = np.bincount(fetched % self.group.size, minlength=self.group.size).tolist()

@@ -13,10 +13,10 @@ Scheme = Literal["plain", "fae", "hotline"]
 class WorkerSettings:
     """Settings of the exchange of rows.
 
-    scheme: `plain` exchanges rows in every step; `fae` draws batches with popular look-ups only, which need
+    scheme: `plain` exchanges rows in every step; `fae` draws batches with popular lookups only, which need
     no exchange (models/training/workers/phases.py); `hotline` fetches the rows of one micro-batch while
     another is computed (models/training/workers/workers.py).
-    distinct: whether equal look-ups of a batch travel once.
+    distinct: whether equal lookups of a batch travel once.
     hot_bytes: bytes of the rows that fae and hotline replicate on every worker.
     replicated: table -> number of replicated rows, its hottest, from a training plan; None: the hottest of
     all tables within hot_bytes.

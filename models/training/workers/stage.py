@@ -20,8 +20,8 @@ from polyrec.models.training.workers.row_exchange import Fetched, WorkerRows
 class ShardedStage(nn.Module):
     """A TableStage whose rows are sharded over all workers; every worker must call it equally often.
 
-    hot: bool [rows of the fused weight], the replicated rows. max_hot_rows: see WorkerRows.
-    local: whether all look-ups of the next batches are of replicated rows.
+    hot: bool [rows of the fused weight], the replicated rows. room: see WorkerRows.
+    local: whether all lookups of the next batches are of replicated rows.
     pending: fetched since the last `push`. ahead: fetched for the next call.
     """
 
@@ -62,7 +62,7 @@ class ShardedStage(nn.Module):
         return assemble(moved, ComputedRows(fetched.values), self.width, self.rows.device)
 
     def join(self) -> None:
-        """Takes part in a call of the other workers, without look-ups of its own."""
+        """Takes part in a call of the other workers, without lookups of its own."""
         fetched = self.ahead or self.rows.fetch(np.zeros(0, np.int64), self.local)
         self.ahead = None
         if torch.is_grad_enabled():
@@ -74,7 +74,7 @@ class ShardedStage(nn.Module):
         self.pending = []
 
     def hot_rows_of(self, batch: Batch) -> NDArray[np.bool_]:
-        """Returns the rows of a batch whose look-ups are all of replicated rows, bool [rows]."""
+        """Returns the rows of a batch whose lookups are all of replicated rows, bool [rows]."""
         lookups = self.table_rows.lookups(batch)
         context, candidate = (self._hot(block) for block in (lookups.context, lookups.candidate))
         return candidate & (context if batch.context_row is None else context[batch.context_row])

@@ -4,7 +4,7 @@ Every worker draws the same batches and takes its share of each, in whole reques
 requests. The gradients of the dense net are summed over the workers, those of rows by their owners
 (models/training/workers/row_exchange.py); their sum is the gradient of the whole batch, up to the order of
 floating-point additions. In Hotline's scheme (Adnan et al., ISCA'24), a worker splits its share into rows
-whose look-ups are all replicated and other rows; a thread fetches for the latter while the former are
+whose lookups are all replicated and other rows; a thread fetches for the latter while the former are
 computed.
 """
 

@@ -33,10 +33,11 @@ WORTH = 1e-5
 class Choice:
     """A deployment and its shares of the load.
 
-    options: deployed ones, as indices into the problem's, those in reserve last. served: float64
-    [deployed, classes, levels], share of `Problem.queries` that each answers. value,
-    rows: a second. prices: value a second by one more lane's time, by device. gap:
-    relative, to the best that the solver could not exclude.
+    options: deployed options, as indices into the problem's; reserve paths last.
+    served: float64 [deployed, classes, levels], share of `Problem.queries` that each answers.
+    value, rows: value and rows per second.
+    prices: by device, value per second that one more lane's time would add.
+    gap: relative distance to the best value that the solver could not exclude.
     """
 
     options: tuple[int, ...]
@@ -62,7 +63,7 @@ def choose(problem: Problem, time_limit_s: float = TIME_LIMIT_S) -> Choice:
 
 
 def share_load(problem: Problem, deployed: list[int], gap: float) -> Choice:
-    """Returns the best shares of the load for these options, given as indexes into the problem's."""
+    """Returns the best division of the load among options, given as indices into the problem's."""
     served, prices, front_price = Program(problem, deployed).solve_shares()
     weights, _ = weights_of(problem)
     rows = (served * weights).sum(axis=(1, 2))
@@ -75,7 +76,8 @@ def share_load(problem: Problem, deployed: list[int], gap: float) -> Choice:
 def add_reserve(problem: Problem, choice: Choice) -> Choice:
     """Adds reserve paths, with all rows resident, in spare memory.
 
-    Cheaper ones for `swing` times the stated load, and better ones for that load divided by `swing`.
+    They are cheaper paths for `swing` times the stated load, and better ones for that load divided by
+    `swing`.
     """
     deployed = list(choice.options)
     for factor in (problem.requirements.swing, 1 / problem.requirements.swing):
@@ -103,7 +105,7 @@ def _add_reserve(problem: Problem, deployed: list[int]) -> None:
 
 
 def fits(problem: Problem, which: Sequence[int]) -> bool:
-    """Whether options fit their memories together."""
+    """Returns whether options fit their memories together."""
     used = memory_occupancy(problem, [problem.options[i] for i in which])
     return all(
         (budget := problem.budget.get(where)) is None or use.bytes <= budget * (1 + ROUNDING)
@@ -124,7 +126,7 @@ def without_time_limit(problem: Problem, device: str) -> Problem:
 
 
 def candidate_options(problem: Problem) -> list[int]:
-    """Returns options that fit alone; partly resident ones only on devices that cannot hold all rows."""
+    """Returns options that fit alone; partly resident ones only for devices that cannot hold all rows."""
     full: dict[str, float] = {}
     for option in problem.options:
         if option.tier is None:

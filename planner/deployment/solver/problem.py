@@ -34,10 +34,10 @@ HOPS: dict[LaneKind, Hop] = {
 class Problem:
     """Input of the solver.
 
-    values: what an answered row is worth, by path (planner/quality.py). lanes: by device, of those that have
-    paths. below: the tiers below each path's device. budget: bytes by memory, a device's or `disk`; None is
-    unlimited. host: the device whose memory is the host's. front_s: [classes], of a query, headroom
-    included; inline: the device whose lane shares a core with the front, if any.
+    values: value of an answered row, by path (planner/quality.py). lanes: by device that has paths. below:
+    the tiers below each path's device. budget: bytes by memory, a device's or `disk`; None is unlimited.
+    host: the device whose memory is the host's. front_s: [classes], the front's seconds per query, headroom
+    included. inline: the device whose lane shares a core with the front, if any.
     """
 
     requirements: Requirements
@@ -60,15 +60,15 @@ class Problem:
 
     @property
     def rows(self) -> F64:
-        """Rows of a query of each class, [classes]."""
+        """Rows per query of each class, [classes]."""
         return np.array([c.rows for c in self.classes])
 
     @property
     def queries(self) -> F64:
         """Queries per second of each class at each level, [classes, levels].
 
-        At most twice what all devices could answer of the class alone: more changes no choice, and its shares
-        would be below the solver's tolerances.
+        Capped at twice what all devices could answer of that class alone: more would not change the choice,
+        and shares of it would be below the solver's tolerances.
         """
         offered = np.outer([c.share for c in self.classes], [level.rate for level in self.levels])
         best = dict.fromkeys(self.lanes, np.zeros(len(self.classes)))
@@ -95,7 +95,7 @@ class Problem:
         )
 
     def fits_alone(self, option: Option) -> str | None:
-        """The memory in which the option does not fit even alone, or None."""
+        """Returns the memory in which the option does not fit even alone, or None."""
         for place, needed in self.needs(option).items():
             budget = self.budget.get(place)
             if budget is not None and needed > budget:
@@ -103,7 +103,7 @@ class Problem:
         return None
 
     def needs(self, option: Option) -> dict[str, float]:
-        """Bytes by memory that the option takes if nothing else is there."""
+        """Returns the bytes by memory that the option takes if it is deployed alone."""
         p = self.paths[option.path]
         device = p.path.device
         needs = {device: option.device_bytes + p.memory.fixed + p.memory.peak * self.lanes[device].count}
@@ -118,8 +118,8 @@ class Problem:
 def build_problem(profile: Profile, requirements: Requirements, tables: Sequence[Tables | None]) -> Problem:
     """Builds the problem of a profile.
 
-    tables: of each path; None where its bundle's counts are unknown, so that its rows are all resident or
-    none.
+    tables: of each path; None if its bundle's counts are unknown, in which case all of its rows are resident
+    or none.
     """
     machine, front = profile.machine, profile.front or NO_FRONT
     classes, levels = size_classes(requirements.traffic.sizes), load_levels(requirements.traffic)
@@ -169,7 +169,7 @@ def _options(
 ) -> tuple[Option, ...]:
     """Returns every way to deploy each path that can answer some query within the SLO.
 
-    disk: its bytes; None is unlimited.
+    disk: bytes of the disk; None is unlimited.
     """
     groups: dict[tuple[str, str], int] = {}
     options: list[Option] = []
@@ -183,7 +183,7 @@ def _options(
             tried[id(tables[i])] = residencies(tables[i])
         found = [costings[i].option(i, group, None)]
         for part in tried[id(tables[i])] if below[i].names else ():
-            # the disk for itself, or divided by size among the bundles
+            # the whole disk for one bundle, or divided among the bundles by size
             share = stored[bundle] / max(sum(stored.values()), 1.0)
             disk_bytes = () if disk is None else (disk, disk * share)
             reaches = _reaches(tables[i], part, disk_bytes, below[i].names)
@@ -202,8 +202,8 @@ def _front_seconds(front: Front, classes: Sequence[SizeClass], slo_s: float) -> 
     return spent
 
 
-def _tiers_below(profile: Profile, i: int, tables: Tables | None, lanes: Mapping[str, Lanes]) -> BelowMemory:
-    """Returns the tiers below a path's device. Plans give lanes in processes none."""
+def _below(profile: Profile, i: int, tables: Tables | None, lanes: Mapping[str, Lanes]) -> BelowMemory:
+    """Returns the tiers below a path's device; lanes in processes have none."""
     path = profile.paths[i].path
     on = lanes[path.device]
     if on.kind == "process" or tables is None:
@@ -231,10 +231,10 @@ def _lanes(
     requirements: Requirements,
     hops: Mapping[LaneKind, Hop],
 ) -> Lanes:
-    """Returns one lane per core, minus one core for the front and one per lane elsewhere, which a thread
-    feeds.
+    """Returns a device's lanes. A CPU has one per core, except for the front's core and one per other lane.
 
-    On two cores or fewer a single lane, inline in the front's event loop unless another kind is required.
+    A thread on that core feeds the other lane. On two cores or fewer, the CPU has a single lane, inline in
+    the front's event loop unless another kind is required.
     """
     if device.kind != "cpu":
         return Lanes(device, device.lanes * requirements.copies.get(device.name, 1), "thread", hops["thread"])

@@ -27,13 +27,13 @@ BEST = 1000.0
 
 
 class PlanImpossible(PolyrecError):
-    """No plan meets the requirements; the message says what is missing, and by how much."""
+    """Raised if no plan meets the requirements; the message names what is missing and how much of it."""
 
 
 def weights_of(problem: Problem) -> tuple[F64, F64]:
-    """Returns rows per second of each class and level, weighted by the level's share, and queries per second.
+    """Returns rows per second, weighted by the levels' shares of time, and queries per second.
 
-    Both [classes, levels].
+    Both are float64 [classes, levels].
     """
     queries = problem.queries
     return queries * problem.rows[:, None] * [level.share for level in problem.levels], queries
@@ -143,7 +143,7 @@ class Program:
         return by_path
 
     def _memory(self) -> None:
-        """Adds the constraints on memory; bytes are in units of their budget."""
+        """Adds the memory constraints, in which bytes are in units of their budget."""
         p = self.problem
         total = {
             place: self._constraints.row(1.0) for place, budget in p.budget.items() if budget is not None
@@ -153,7 +153,7 @@ class Program:
         self._memory_of_tiers(total, unit)
 
     def _memory_of_devices(self, total: Mapping[str, int], unit: Mapping[str, float]) -> None:
-        """Adds what paths take of their device's memory. total: rows of budgets; unit: bytes; by place."""
+        """Adds the memory that paths take on their devices. total: budget rows; unit: bytes; by place."""
         p = self.problem
         rows_of: dict[int, int] = {}
         working: dict[str, int] = {}
@@ -172,7 +172,7 @@ class Program:
                 self._constraints.put(total[device], k, profiled.memory.fixed / unit[device])
 
     def _memory_of_tiers(self, total: Mapping[str, int], unit: Mapping[str, float]) -> None:
-        """Adds what paths take of the host and the disk below their device, a bundle's rows once."""
+        """Adds the host memory and disk that paths take below their devices; a bundle's rows count once."""
         p = self.problem
         kept: dict[tuple[str, str], int] = {}
         for path, own in self._by_path().items():
@@ -257,7 +257,7 @@ class Program:
         return Solution(deployed, max(bound - best, 0.0) / best if best > 0 else 0.0)
 
     def relaxation_bound(self) -> float:
-        """Upper bound of the value per second, by the linear relaxation."""
+        """Returns an upper bound of the value per second, from the linear relaxation."""
         n = len(self.gain)
         upper = np.full(n, np.inf)
         upper[: self.shares_end] = 1.0
@@ -273,7 +273,8 @@ class Program:
     def solve_shares(self) -> tuple[F64, dict[str, float], float]:
         """Solves the linear program with all candidates deployed.
 
-        Returns shares [options, classes, levels], prices of the devices' time, and the price of the front's.
+        Returns shares [options, classes, levels], prices of the devices' time, and the price of the front's
+        time.
         """
         rows = self.memory_from
         served = np.zeros((self.n, len(self.problem.classes), self.levels))
@@ -289,7 +290,7 @@ class Program:
             method="highs",
         )
         if result.x is None:
-            raise PlanImpossible(f"the solver could not share out the load: {result.message}")
+            raise PlanImpossible(f"the solver could not distribute the load: {result.message}")
         for k, shares in self.share.items():
             for c, first in shares.items():
                 served[k, c] = result.x[first - self.n : first - self.n + self.levels]

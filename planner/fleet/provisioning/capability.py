@@ -32,9 +32,9 @@ Profiles = Mapping[tuple[str, str], Profile]
 class Runnable:
     """A path of a model on a node type.
 
-    usage: float64 [resources, classes], seconds per query; inf where it cannot meet the SLO. value: of an
-    answered row, equal for paths not shown different. quality: measured. rows_bytes: of its bundle, charged
-    once for all its paths on the device.
+    usage: float64 [resources, classes], seconds per query; inf if it cannot meet the SLO. value: value of an
+    answered row, equal for paths that are not shown to differ. quality: measured quality. rows_bytes: bytes
+    of its bundle's rows, charged once for all of the bundle's paths on the device.
     """
 
     model: int
@@ -70,8 +70,8 @@ class NodeOffer:
 class Demand:
     """A model's queries.
 
-    rows: of a query, [classes]. queries: per second, [classes, hours]. quality: least mean, in each hour if
-    `hourly`.
+    rows: rows per query, [classes]. queries: queries per second, [classes, hours]. quality: minimum mean
+    quality, in each hour if `hourly`.
     """
 
     name: str
@@ -191,7 +191,7 @@ def _offer(node: NodeType, models: tuple[FleetModel, ...], profiles: Profiles) -
 
 
 def _price(node: NodeType, machine: Machine) -> float:
-    """Dollars an hour. Raises FleetError if neither the node type nor its machine's devices have a price."""
+    """Returns dollars per hour. Raises FleetError if neither the type nor its machine's devices have one."""
     if node.price_per_hour is not None:
         return node.price_per_hour
     prices = [d.price_per_hour for d in machine.devices]
@@ -201,7 +201,7 @@ def _price(node: NodeType, machine: Machine) -> float:
 
 
 def _read(file: Path, node: NodeType) -> Profile:
-    """Reads a profile, or a plan, all of whose paths fit the node's memory together."""
+    """Reads a profile, or a plan whose paths all fit the node's memory together."""
     if _is_plan(file):
         if node.machine is None:
             raise FleetError(f"node type '{node.name}': a plan ('{file}') needs the machine it is for")

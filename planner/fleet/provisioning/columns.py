@@ -29,7 +29,7 @@ FEW = 200
 class SolvedFleet:
     """Whole nodes and their load, in dollars for all hours.
 
-    worth: by type, [hours], dollars per hour that one more node would save, at the relaxation's prices.
+    worth: by type, [hours], dollars per hour that another node would save, at the relaxation's prices.
     bound: lower bound of the cost of any fleet. proven: whether column generation converged.
     """
 
@@ -80,7 +80,7 @@ def solve_fleet(problem: FleetProblem) -> SolvedFleet:
 
 
 def _has_used(configurations: Sequence[Configuration], used: F64, one: Configuration) -> bool:
-    """Whether another configuration of the type is used by the relaxation."""
+    """Returns whether the relaxation uses another configuration of the type."""
     pairs = zip(configurations, used, strict=True)
     return any(bool(in_use) and other.offer == one.offer for other, in_use in pairs)
 
@@ -136,7 +136,7 @@ def _limit_to(up: F64, own: Sequence[int], most: int | None) -> None:
 
 
 def node_dollars(problem: FleetProblem, configurations: Sequence[Configuration], nodes: F64) -> float:
-    """Returns what nodes [configurations, hours] cost over all hours."""
+    """Returns the dollars that nodes [configurations, hours] cost over all hours."""
     total = 0.0
     for t, offer in enumerate(problem.offers):
         own = [k for k, one in enumerate(configurations) if one.offer == t]
@@ -146,7 +146,7 @@ def node_dollars(problem: FleetProblem, configurations: Sequence[Configuration],
 
 
 def hour_of(problem: FleetProblem, h: int) -> FleetProblem:
-    """Returns the problem of one hour alone."""
+    """Returns the problem restricted to one hour."""
     demands = tuple(replace(d, queries=d.queries[:, h : h + 1]) for d in problem.demands)
     return replace(problem, demands=demands, hours=1)
 

@@ -38,7 +38,7 @@ NO_NODE = BestNode(frozenset(), 0.0)
 
 
 def fits(offer: NodeOffer, paths: Collection[int]) -> bool:
-    """Whether a node can hold these paths together."""
+    """Returns whether a node can hold these paths together."""
     for device, budget in offer.bytes.items():
         own = [offer.runnables[i] for i in paths if offer.runnables[i].device == device]
         rows = {r.bundle: r.rows_bytes for r in own}
@@ -65,11 +65,11 @@ class _NodeProgram:
 
     @property
     def has_queries(self) -> bool:
-        """Whether any query can be answered with a gain."""
+        """Whether any query is worth answering."""
         return any(self._gain)
 
     def add_queries(self, path: int, worth: F64) -> None:
-        """Adds the classes that a path can answer. worth: of a query a second of each class, [classes]."""
+        """Adds the classes that a path can answer. worth: value of one query per second, [classes]."""
         usage, capacity = self._offer.runnables[path].usage, self._offer.capacity
         for c in np.flatnonzero(np.isfinite(usage).all(axis=0) & (worth > 0)).tolist():
             column = self._column(float(worth[c]))
@@ -83,7 +83,7 @@ class _NodeProgram:
             self._constraints.put(row, path, -1.0)
 
     def add_memory(self, device: str, budget: float) -> None:
-        """Limits the bytes of open paths on a device: rows once a bundle, working memory once a model."""
+        """Limits the bytes of open paths on a device; rows count once per bundle, buffers once per model."""
         unit = max(budget, 1.0)
         total = self._constraints.row(1.0)
         lanes = self._offer.lanes.get(device, 1)
@@ -128,9 +128,9 @@ class _NodeProgram:
 
 
 def best_node(offer: NodeOffer, worth: list[F64]) -> BestNode:
-    """Returns the node that is worth most.
+    """Returns the most valuable node.
 
-    worth: of a query a second of each class on each runnable, [classes] each.
+    worth: by runnable, the value of one query per second of each class, [classes].
     """
     program = _NodeProgram(offer)
     for path, by_class in enumerate(worth):
@@ -147,9 +147,10 @@ def best_node(offer: NodeOffer, worth: list[F64]) -> BestNode:
 
 
 def starting_paths(offer: NodeOffer) -> list[Paths]:
-    """Returns configurations to start from.
+    """Returns the configurations to start from.
 
-    All paths if they fit; all maximal sets of few paths; else each path with what fits beside it.
+    These are all paths together if they fit, otherwise all maximal sets if there are few paths, otherwise
+    each path with others that fit beside it.
     """
     everything = range(len(offer.runnables))
     if fits(offer, everything):
@@ -166,7 +167,7 @@ def starting_paths(offer: NodeOffer) -> list[Paths]:
 
 
 def _filled(offer: NodeOffer, chosen: list[int]) -> list[int]:
-    """Adds all paths that still fit, in order: more paths never make a node worse."""
+    """Adds all paths that still fit, in order, since more paths never make a node worse."""
     chosen = list(chosen)
     for i in range(len(offer.runnables)):
         if i not in chosen and fits(offer, [*chosen, i]):

@@ -23,15 +23,16 @@ MAX_STEPS = 24 * 7
 
 
 class FleetError(PolyrecError):
-    """A fleet file is missing, malformed, or does not fit its profiles."""
+    """Raised if a fleet file is missing, malformed, or does not fit its profiles."""
 
 
 class NodeType(Strict):
     """One kind of node.
 
-    machine: description to use instead of a profile's own, as `polyrec plan --machine`; plans need one.
-    price_per_hour: dollars; None: the sum of the machine's devices. most: nodes that can be rented at a time.
-    rented: `hourly`, or `daily`: as many at every hour. spot_loss: share that may be taken away at once.
+    machine: description to use instead of a profile's own, as for `polyrec plan --machine`; plans need one.
+    price_per_hour: dollars; None: the sum of the machine's devices. most: maximum number of nodes at a time.
+    rented: `hourly`, or `daily`, the same number at every hour. spot_loss: share of the nodes that may be
+    withdrawn at once.
     """
 
     name: Name
@@ -45,9 +46,9 @@ class NodeType(Strict):
 class FleetModel(Strict):
     """One model.
 
-    profiles: file by node type. rate: queries/s, one number for each hour. weight: dollars that a million
-    units of information are worth; 0: only cost and `quality` decide. quality: least mean of an answered
-    row, over the day or in each hour (`quality_over`).
+    profiles: file by node type. rate: queries/s, one number per hour. weight: value of a million units of
+    information in dollars; 0: only cost and `quality` decide. quality: minimum mean quality of the answered
+    rows, over the day or in each hour (`quality_over`).
     """
 
     name: Name
@@ -87,7 +88,7 @@ class Fleet(Strict):
 
     @property
     def hours(self) -> int:
-        """Hours that are planned."""
+        """Number of hours that are planned."""
         return len(self.models[0].rate)
 
 

@@ -31,7 +31,7 @@ class NodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class ModelForecast:
-    """One model over the day and by hour. served: share of the rows in time; quality: mean of those."""
+    """One model over the day and by hour. served: share of rows in time. quality: their mean quality."""
 
     name: str
     served: float
@@ -42,7 +42,7 @@ class ModelForecast:
 
 @dataclass(frozen=True, slots=True)
 class NodeWorth:
-    """Shadow price of a node type in dollars per hour: what one more node would save, at its price.
+    """Shadow price of a node type in dollars per hour: what another node would save, before its own price.
 
     worth: mean over the day. at_most: in the hour in which it is highest. A type worth less than it costs is
     not rented; one worth more is limited by its `most`.

@@ -33,7 +33,7 @@ TIME_LIMIT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """Paths together on one node. offer: the node's type, as an index."""
+    """Paths that run together on one node. offer: index of the node's type."""
 
     offer: int
     paths: Paths
@@ -136,7 +136,7 @@ class FleetProgram:
             self._divide_fairly(penalties)
 
     def _demand(self, asked: bool) -> None:
-        """Adds the rows of the queries to answer, and of the quality that is asked for."""
+        """Adds the constraints for the queries to answer and for the required quality."""
         for m, demand in enumerate(self.problem.demands):
             rows = np.array(
                 [[self._eq.row(float(q)) for q in by_hour] for by_hour in demand.queries], np.int64
@@ -148,7 +148,7 @@ class FleetProgram:
                     self._quality_rows[m, h] = self._le.row(0.0) if over_day is None else over_day
 
     def _time(self) -> None:
-        """Adds the time of the nodes' devices, and the queries that their paths answer in it."""
+        """Adds the constraints on device time, and the queries that paths answer within it."""
         hours = self.problem.hours
         for k, one in enumerate(self.configurations):
             offer = self.problem.offers[one.offer]
@@ -160,7 +160,7 @@ class FleetProgram:
                     self._share(k, i, offer.runnables[i], h, time)
 
     def _unserved(self, penalties: list[F64]) -> None:
-        """Adds the queries that are not answered, at a penalty by model and hour."""
+        """Adds the unanswered queries, with a penalty by model and hour."""
         for m, demand in enumerate(self.problem.demands):
             self._unserved_from.append(len(self._cost))
             for c, rows_of in enumerate(demand.rows):
@@ -244,7 +244,7 @@ class FleetProgram:
         )
 
     def solve(self, time_limit_s: float = TIME_LIMIT_S, gap: float = GAP) -> Solved | None:
-        """Solves with whole nodes; None if the solver found nothing within the time limit."""
+        """Solves for whole nodes; returns None if the solver found no solution within the time limit."""
         lower, upper = self._bounds()
         n = len(self._cost)
         result = milp(

@@ -1,4 +1,4 @@
-"""Tabulates a path's latency by rows, so that the hot path does a list look-up instead of a search.
+"""Tabulates a path's latency by rows, so that the hot path does a list lookup instead of a search.
 
 A `LatencyTable` is built once from the plan's `LatencyModel`. It has the median and tail seconds of a batch
 and the smallest efficient batch size.

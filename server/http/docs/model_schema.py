@@ -62,7 +62,8 @@ def _specialize_rows(schemas: Json, encoder: Encoder, max_rows: int) -> None:
         everything.append(schema.group)
         values[schema.group] = {
             "type": ["string", "integer", "null"],
-            "description": "Tells the rows of several requests apart. Left out: all are of one.",
+            "description": "Identifies the request of each row, for several requests in one call. "
+            "If omitted, all rows belong to one request.",
         }
     context, candidate = ([f.name for f in _features(schema, (role,))] for role in ROLES)
 

@@ -35,7 +35,7 @@ def trace(load: float, budget_s: float, seed: int, seconds: float = 2.0) -> Trac
 
 
 def model(traffic: Trace, lanes: int, share: ModelShare | None = None) -> SharedModel:
-    """Each lane on a core of its own, the same ones for every model."""
+    """Returns a model with each lane on its own core, the same lanes for every model."""
     return SharedModel(
         traffic,
         tuple(LaneSpec(f"cpu{i}", "cpu", "process") for i in range(lanes)),
@@ -118,7 +118,7 @@ def test_one_core_pays_for_batches_and_for_reading_and_answering_both_models():
     assert all(in_time(a) < in_time(b) for a, b in zip(found.outcomes, free.outcomes, strict=True))
 
 
-def test_a_flood_of_one_model_takes_nothing_of_what_the_other_is_guaranteed():
+def test_overload_of_one_model_leaves_the_others_guaranteed_time():
     calm = trace(0.4, 0.02, 0)
     alone = in_time(simulated([model(calm, 1)]).outcomes[0])
     for share in (ModelShare(), ModelShare(guaranteed=0.6)):

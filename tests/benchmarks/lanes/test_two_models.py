@@ -43,7 +43,7 @@ def test_the_bound_is_what_the_time_that_is_left_executes() -> None:
     assert bound(1024, 1.0, 0.5) == pytest.approx(half / 2, rel=0.1)
 
 
-def test_answers_that_the_bound_adds_take_what_they_cost_more_than_rejections() -> None:
+def test_answers_added_by_the_bound_cost_the_difference_to_rejections() -> None:
     front = Front(0.5, 2000, 500, 8e-4)
     # 1,500 rejections took the .1 s that 500 answers of .8 ms left
     assert front.seconds(500) == 0.5

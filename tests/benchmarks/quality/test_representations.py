@@ -68,7 +68,7 @@ def test_the_table_marks_real_differences() -> None:
     assert "±" not in markdown(found_with(0.1, 0.3, math.nan), "table")
 
 
-def test_only_what_stands_between_the_markers_is_replaced() -> None:
+def test_only_text_between_the_markers_is_replaced() -> None:
     page = "a\n<!-- begin x -->\nold\n<!-- end x -->\nb\n"
     assert between_markers(page, "x", r"new \1") == "a\n<!-- begin x -->\nnew \\1\n<!-- end x -->\nb\n"
     with pytest.raises(SystemExit, match="lacks the markers '<!-- begin y -->'"):

@@ -142,7 +142,7 @@ def test_a_day_tells_the_capacity_with_which_so_much_of_it_is_executed() -> None
         assert capacities(found)["a"] == pytest.approx(capacity, rel=0.01)
 
 
-def test_a_ratio_out_of_reach_is_told_from_one_that_was_missed() -> None:
+def test_unreachable_goals_are_distinguished_from_missed_ones() -> None:
     assert verdict((1.1, 1.06, 1.2), 1.05, 1.3) == "met"
     assert verdict((1.0, 1.0, 1.0), 1.05, 1.01) == "out of reach: at most 1.010"
     assert verdict((1.0, 0.9, 1.04), 1.05, 1.3) == "missed"

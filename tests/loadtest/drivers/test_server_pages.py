@@ -43,7 +43,7 @@ def test_series_of_a_histogram_are_added_and_interpolated() -> None:
     assert MetricSamples(PAGE).buckets("polyrec_request_seconds", path="b").total == 2
 
 
-def test_nothing_counted_has_no_quantile() -> None:
+def test_quantile_without_observations_is_nan() -> None:
     assert math.isnan(MetricSamples("").buckets("polyrec_request_seconds").quantile(0.5))
 
 

@@ -35,7 +35,7 @@ def test_a_rate_sets_the_speed() -> None:
 def test_times_that_cannot_be_replayed_are_an_error() -> None:
     with pytest.raises(LoadError, match="no requests"):
         replay(np.empty(0), np.empty(0, np.int64))
-    with pytest.raises(LoadError, match="all carry one time"):
+    with pytest.raises(LoadError, match="all requests have the same time"):
         replay(np.full(3, 7.5), np.arange(3), rate=10)
 
 

@@ -102,7 +102,7 @@ def test_a_given_quality_is_used_and_noted(small: Bundle) -> None:
     (alone,) = every({"small": small}, precisions=["fp32"], devices=(CPU,))
     found = bundle_quality(alone, {"small": small}, {"small": 0.75})
     assert (found.value, found.origin) == (0.75, "given")
-    assert found.note == "quality of 'small' as it was given"
+    assert found.note == "quality of 'small' as given"
 
 
 def test_the_derived_bundle_really_has_the_net_of_its_origin(bundle: Bundle, small: Bundle) -> None:

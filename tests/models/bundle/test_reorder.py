@@ -50,7 +50,7 @@ def rows(clicks: Path) -> pa.RecordBatch:
 
 
 def random_accesses(bundle: Bundle, seed: int = 1) -> dict[str, I64]:
-    """Look-ups in the order of stable ids, with ties and rows never looked up."""
+    """Lookups in the order of stable ids, with ties and rows never looked up."""
     random = np.random.default_rng(seed)
     return {t: random.poisson(1.5, v.rows) for t, v in bundle.encoder.vocabularies.items()}
 

@@ -58,6 +58,6 @@ def test_reserved_ids_have_the_row_of_unknown_values_and_no_value(bundle: Bundle
     np.testing.assert_array_equal(reserved, weight[base + new.oov_rank].expand(7, -1))
 
 
-def test_what_cannot_be_reserved_is_reported(bundle: Bundle) -> None:
+def test_reserving_rows_of_an_unknown_table_is_an_error(bundle: Bundle) -> None:
     with pytest.raises(BundleError, match="no table 'nothing'; there are"):
         reserve(bundle, {"nothing": 1})

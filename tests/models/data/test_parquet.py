@@ -127,7 +127,7 @@ def test_a_column_of_the_wrong_type_is_rejected_before_reading(
         open_data(path, small)
 
 
-def test_of_a_folder_of_csv_files_is_said_how_to_make_parquet(small: Schema, tmp_path: Path) -> None:
+def test_message_explains_how_to_convert_a_folder_of_csv_files(small: Schema, tmp_path: Path) -> None:
     # as Spark writes it, with checksums
     folder = tmp_path / "clicks.csv"
     for day in ("01", "02"):
@@ -147,7 +147,7 @@ def test_of_a_folder_of_csv_files_is_said_how_to_make_parquet(small: Schema, tmp
             file.unlink()
 
 
-def test_of_a_csv_file_is_said_how_to_make_parquet(small: Schema, tmp_path: Path) -> None:
+def test_message_explains_how_to_convert_a_csv_file(small: Schema, tmp_path: Path) -> None:
     path = tmp_path / "it's $HOME.csv"
     path.write_text("item,clicked\na,1\n")
     with pytest.raises(DataError, match=r".csv' is not Parquet; of a CSV file make one: python -c") as e:

@@ -77,7 +77,7 @@ def test_packed_data_have_the_same_features(clicks: Path, expected: np.ndarray, 
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
-def test_what_outgrows_memory_goes_to_files(
+def test_columns_larger_than_memory_are_stored_in_files(
     clicks: Path, expected: np.ndarray, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(request_columns, "MEMORY_BYTES", 1000)

@@ -59,7 +59,7 @@ def test_a_time_split_is_the_obvious_one(times: list[int], size: int, small: Sch
     assert labels_of(reader, fit_splitter(reader, small), size) == expected
 
 
-def test_of_a_few_large_requests_one_is_left_for_validation(small: Schema, write: Write) -> None:
+def test_with_few_large_requests_one_is_left_for_validation(small: Schema, write: Write) -> None:
     """A tenth of ten requests is less than the last of them, which training took too."""
     times = [t for t in range(12) for _ in range(40 if t == 9 else 20)]
     reader = open_data(write([{"request": t, "clicked": 0} for t in times]), small)
@@ -68,9 +68,7 @@ def test_of_a_few_large_requests_one_is_left_for_validation(small: Schema, write
 
 
 @pytest.mark.parametrize("days", [3, 4])
-def test_of_a_few_days_the_last_two_are_for_validation_and_test(
-    small: Schema, write: Write, days: int
-) -> None:
+def test_with_few_days_the_last_two_are_validation_and_test(small: Schema, write: Write, days: int) -> None:
     """The last day has more than the test's share, which refused the data."""
     times = [t for t in range(days) for _ in range(20)]
     reader = open_data(write([{"request": t, "clicked": 0} for t in times]), small)
@@ -154,7 +152,7 @@ INTEGER_HASHES = ["e220a8397b1dcdaf", "910a2dec89025cc1", "e4d971771b652c20", "2
 
 
 def test_hashes_stay_as_they_are() -> None:
-    """A new version must not move rows between training and test: these numbers are for ever."""
+    """A new version must not move rows between training and test, so these numbers must never change."""
     strings = stable_hash(pa.array(["", "a", "trivago", "longer than eight bytes", None]))
     assert [f"{h:016x}" for h in strings] == STRING_HASHES
     integers = stable_hash(pa.array([0, 1, -1, None]))

@@ -66,7 +66,7 @@ def random_batch(bundle: Bundle, contexts: int, random: np.random.Generator) -> 
 def by_hand(
     batch: Batch, encoder: Encoder, edges: dict[str, tuple[float, ...]]
 ) -> dict[str, list[dict[int, int]]]:
-    """For each feature and request, how many look-ups are in each bin; -1 counts unknown values."""
+    """For each feature and request, how many lookups are in each bin; -1 counts unknown values."""
     assert batch.context_row is not None
     plain = batch.exploded()
     found: dict[str, list[dict[int, int]]] = {}
@@ -153,7 +153,7 @@ def test_a_bundle_has_the_shares_of_its_test_rows(
 
 
 def drawn(shares: np.ndarray[Any, Any], requests: int, alike: int, seed: int) -> FeatureCounts:
-    """Look-ups of one feature: requests of `alike` rows, all in one bin."""
+    """Lookups of one feature: requests of `alike` rows, all in one bin."""
     places = np.random.default_rng(seed).choice(shares.size, requests, p=shares)
     counts = FeatureCounts.empty(1)
     hits = np.bincount(places, minlength=MAX_BINS).astype(float)

@@ -93,7 +93,7 @@ def test_no_single_client_confirms_a_difference(lies: bool) -> None:
     assert trusted.models[0].confirmed.low > 0
 
 
-def test_a_hostile_client_widens_what_is_confirmed_and_cannot_turn_it() -> None:
+def test_hostile_client_widens_confirmed_intervals_but_cannot_reverse_them() -> None:
     honest = [*scored(200, 1), *scored(200, 2, client="app")]
     attacked = estimate([*honest, *scored(3000, 3, client="hostile", lies=True)], reference=1)
     before = estimate(honest, reference=1)
@@ -139,7 +139,7 @@ def test_odd_windows_are_undefined_rather_than_wrong() -> None:
     assert np.isnan(found.models[0].auc.value)
 
 
-def test_what_a_tenth_of_the_resamples_does_not_define_has_no_interval() -> None:
+def test_no_interval_if_a_tenth_of_resamples_is_undefined() -> None:
     requests = [replace(r, labels=r.labels * 0) for r in scored(50, 1)]
     requests[0] = replace(requests[0], labels=requests[0].labels + 1)
     # a third of the resamples lacks the only request with positives

@@ -141,5 +141,5 @@ def test_labels_of_one_class_and_empty_splits_are_reported(
     with pytest.raises(DataError, match=r"all labels .* are equal"):
         observe_data(bundle, tmp_path / "zeros.parquet")
     (tmp_path / "log.jsonl").write_text('{"nothing": 1}\n')
-    with pytest.raises(DataError, match="none of its values is of the bundle's tables"):
+    with pytest.raises(DataError, match="none of its values is in the bundle's tables"):
         observe_log(bundle, tmp_path / "log.jsonl")

@@ -74,8 +74,8 @@ def broken(files: Files) -> bool:
         ("500", "status 500"),
         ("204", "status 204"),
         ("short", "peer closed connection"),
-        ("away", "redirects, which is not followed"),
-        ("away-here", "redirects, which is not followed"),
+        ("away", "redirects, which is not supported"),
+        ("away-here", "redirects, which is not supported"),
     ],
 )
 def test_answers_that_are_not_whole_files_are_errors(folder: Path, name: str, reason: str) -> None:
@@ -100,7 +100,7 @@ def test_an_unreadable_url_is_reported_in_one_line(url: str, reason: str) -> Non
 
 
 def compressed(files: Files) -> bool:
-    """Answers with much in few bytes, as nobody asked."""
+    """Answers with a compressed body that was not requested."""
     content = gzip.compress(bytes(64 * 2**20))
     files.send_response(200)
     files.send_header("Content-Encoding", "gzip")
@@ -111,7 +111,7 @@ def compressed(files: Files) -> bool:
     return True
 
 
-def test_what_is_sent_compressed_is_not_read(folder: Path) -> None:
+def test_compressed_files_are_not_read(folder: Path) -> None:
     with serving(folder, compressed) as (root, _), pytest.raises(FetchError, match="is sent compressed"):
         read(ModelUrl(f"{root}/x.bin"), 1000)
 

@@ -82,7 +82,7 @@ def test_prefixes_end_at_whole_parts_of_a_path() -> None:
 
 
 @given(st.text("ab./", max_size=20), st.text("ab./", max_size=20))
-def test_nothing_relative_leads_out_of_a_prefix_unseen(folder: str, relative: str) -> None:
+def test_relative_paths_cannot_escape_a_url_prefix(folder: str, relative: str) -> None:
     """`is_below` compares text; what it calls below has no part that leads elsewhere."""
     try:
         place = ModelUrl(f"s3://bucket/{folder}/plan.json").beside(Path(relative))

@@ -1,4 +1,4 @@
-"""A web server of a folder, whose answers a test can hold up."""
+"""A web server for a folder, whose answers a test can delay."""
 
 from __future__ import annotations
 

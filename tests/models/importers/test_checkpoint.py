@@ -175,9 +175,9 @@ def test_a_checkpoint_of_another_model_lists_its_content(saved: Any, offense: st
 @pytest.mark.parametrize(
     ("tensor", "offense"),
     [
-        (torch.eye(2).to_sparse(), "is no plain tensor"),
-        (torch.empty(2, 2, device="meta"), "is no plain tensor"),
-        (7, "is no plain tensor"),
+        (torch.eye(2).to_sparse(), "is not a plain tensor"),
+        (torch.empty(2, 2, device="meta"), "is not a plain tensor"),
+        (7, "is not a plain tensor"),
         (torch.ones(1).expand(1 << 20, 1 << 20), "claims shape [1048576, 1048576] but holds fewer numbers"),
         (torch.ones(2, 2, dtype=torch.uint8), "is uint8; weights are floats"),
         (torch.eye(2, dtype=torch.complex64), "is complex64; weights are floats"),

@@ -1,4 +1,4 @@
-"""Runtimes record nothing about their users, and send nothing."""
+"""Runtimes record and send no usage data."""
 
 from __future__ import annotations
 

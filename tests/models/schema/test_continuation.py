@@ -23,7 +23,7 @@ def counted(
 
 
 def counts_of(v: Vocabulary) -> dict[str | None, int]:
-    """Look-ups counted, by value; those of unknown values under '?'."""
+    """Lookups counted, by value; those of unknown values under '?'."""
     assert v.values is not None
     by_id = v.counts[v.rank_of_id].tolist()
     return dict(zip([*v.values.to_pylist(), None, "?"], by_id, strict=True))
@@ -115,8 +115,8 @@ def test_ids_stay_over_any_number_of_continuations(parts: list[list[str | None]]
 
 
 @pytest.mark.parametrize("forget", [None, 0])
-def test_nothing_new_keeps_the_order(forget: int | None) -> None:
-    new = counted(["a", None], PreviousVocabularies({"f": OLD}, forget))
+def test_order_is_kept_without_new_values(forget: int | None) -> None:
+    new = counted(["a", None], Previous({"f": OLD}, forget))
     assert new.values == OLD.values
     assert new.encode("f", ["a", "b", "c", "d"]).tolist() == OLD.encode("f", ["a", "b", "c", "d"]).tolist()
 

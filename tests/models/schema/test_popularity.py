@@ -39,7 +39,7 @@ def everything_trains(data: pa.RecordBatch) -> np.ndarray[Any, np.dtype[np.int8]
 
 
 def accesses(schema: Schema, table: str, rows: Sequence[Row], served: bool = False) -> Counter[Any]:
-    """Yields the look-ups of each feature of a table: per row, or as served, a context once per request."""
+    """Yields the lookups of each feature of a table: per row, or as served, a context once per request."""
     counter: Counter[Any] = Counter()
     for before, row in zip((None, *rows), rows, strict=False):
         again = before is not None and before["request"] == row["request"]
@@ -87,7 +87,7 @@ def test_counts_are_those_of_a_counter(
 
 
 @given(data=st.data())
-def test_of_equally_popular_rows_the_one_looked_up_last_comes_first(
+def test_equally_popular_rows_are_ordered_by_latest_lookup(
     data: st.DataObject, small: Schema, small_rows: Callable[..., Any], write: Write
 ) -> None:
     rows = data.draw(st.lists(small_rows(), min_size=1, max_size=30))
@@ -95,7 +95,7 @@ def test_of_equally_popular_rows_the_one_looked_up_last_comes_first(
     for table, v in found.vocabularies.items():
         last: dict[Any, int] = {}
         for number in range(len(rows)):
-            # what a row adds to the look-ups of those before it
+            # what a row adds to the lookups of those before it
             more = accesses(small, table, rows[: number + 1], True) - accesses(
                 small, table, rows[:number], True
             )

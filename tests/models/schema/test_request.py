@@ -214,7 +214,7 @@ def test_every_compute_is_tested_here() -> None:
     assert {f["compute"] for f in every_feature()} == set(get_args(Compute))
 
 
-def test_what_a_float_cannot_hold_is_missing() -> None:
+def test_values_beyond_float_range_are_missing() -> None:
     row = {"item": None, "last": None, "recent": []}
     rows = inputs([[row | {"price": price} for price in (-1.7e308, 1.7e308)]])
     assert not np.isinf(RequestFeatures(SCHEMA)(rows)).any()

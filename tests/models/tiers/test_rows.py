@@ -1,4 +1,4 @@
-"""Any tiers give the very rows of the flat table: the first thing that they must show."""
+"""Tiers of any cuts return exactly the rows of the flat table."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_arrays_of_an_update_may_change_after_it(tmp_path: Path, ids: list[int])
         views.leave(view)
 
 
-def test_what_is_wrong_is_told(tmp_path: Path) -> None:
+def test_invalid_arguments_are_reported(tmp_path: Path) -> None:
     rows = np.zeros((10, 4), np.float32)
     with pytest.raises(ValueError, match=r"counts must have the shape \(10,\)"):
         TieredTable(rows, 10**6, tmp_path, np.zeros(3, np.int64))

@@ -1,4 +1,4 @@
-"""Waiting for real servers by asking them, with an end to it."""
+"""Waits for real servers by polling them, in bounded time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PATIENCE_S = 30
 
 
 def wait_until(true: Callable[[], bool], otherwise: str) -> None:
-    """Asks again and again, PATIENCE_S at most."""
+    """Polls for at most PATIENCE_S."""
     until = time.monotonic() + PATIENCE_S
     while True:
         try:

@@ -34,7 +34,7 @@ def test_id_dropout_affects_the_given_share_of_large_tables_only(bundle: Bundle,
             assert abs(changed[known].mean() - 0.3) < 4 * (0.3 * 0.7 / known.sum()) ** 0.5
 
 
-def test_nothing_to_hide_gives_no_function(bundle: Bundle) -> None:
+def test_no_dropout_function_if_no_id_is_to_be_hidden(bundle: Bundle) -> None:
     for rate, from_rows in ((0.0, 1), (0.5, 10**9)):
         nothing = drop_from_large_tables(bundle.encoder, rate, from_rows)
         assert make_id_dropout(bundle.encoder, nothing) is None

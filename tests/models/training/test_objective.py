@@ -103,7 +103,7 @@ def test_ranks_are_kept_where_the_model_is_wrong_about_all_rows() -> None:
 
 
 def test_no_other_scale_and_level_are_more_probable() -> None:
-    """Newton's full steps went back and forth for ever where logits were far out, as of memorized rows."""
+    """Newton's full steps oscillated forever if logits were extreme, as for memorized rows."""
     random = np.random.default_rng(4)
     for _ in range(150):
         rows, rate = int(random.choice([2, 30, 300, 3000])), float(random.choice([1e-4, 0.05, 0.3, 0.9]))

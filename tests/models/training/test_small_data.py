@@ -47,7 +47,7 @@ def random_clicks(seed: int, rate: float = 0.3) -> np.ndarray:
     return np.random.default_rng([seed, 1]).random(PARTS.size) < rate
 
 
-def test_where_nothing_can_be_learned_the_default_is_close_to_the_base_rate(tmp_path: Path) -> None:
+def test_default_is_close_to_the_base_rate_on_random_clicks(tmp_path: Path) -> None:
     """The calibration on 30 rows made log-losses up to twice the constant's while its scale had no prior."""
     ratios = []
     for seed in range(12):
@@ -67,14 +67,14 @@ def test_training_rows_of_one_class_are_refused(tmp_path: Path, clicks: bool) ->
         learner(tmp_path / "data.parquet", clicked).learn(tmp_path / "bundle")
 
 
-def test_validation_and_test_rows_of_one_class_are_said(tmp_path: Path) -> None:
+def test_validation_and_test_rows_of_one_class_give_warnings(tmp_path: Path) -> None:
     clicked = np.where(PARTS == "train", random_clicks(0), False)
     told: list[str] = []
     trained = learner(tmp_path / "data.parquet", clicked)
     trained = Learner(trained.reader, SCHEMA, trained.training, notice=told.append)
     metrics = trained.learn(tmp_path / "bundle").manifest.metrics
     assert told == [
-        "warning: all 30 validation rows are without a click: they cannot tell a good model from a bad one"
+        "warning: all 30 validation rows are without a click: they cannot tell good models from bad ones"
     ]
     assert shortfalls(metrics) == [
         "among 1,000 test rows there is no click: information and AUC are undefined"

@@ -50,7 +50,7 @@ class Interrupted(Exception):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["table", "dhe", "hybrid"])
-def test_a_gpu_learns_what_a_cpu_learns(clicks: Path, tmp_path: Path, kind: Kind) -> None:
+def test_training_on_gpu_and_cpu_gives_equal_models(clicks: Path, tmp_path: Path, kind: Kind) -> None:
     """Dropout draws other numbers there, so it is left out."""
     plain = learner(clicks, kind, dropout=0.0)
     bundles = [

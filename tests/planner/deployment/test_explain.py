@@ -43,8 +43,8 @@ def test_a_full_machine_says_what_limits_it_and_what_upgrades_gain() -> None:
     assert "full" in device
     assert "information/s" in device
     assert "Bound by time of cpu (+" in shown
-    assert "1 core of cpu more would buy" in shown
-    assert "1 GB of cpu more would buy nothing" in shown
+    assert "1 core of cpu more would add" in shown
+    assert "1 GB of cpu more would add nothing" in shown
 
 
 def test_memory_that_binds_is_named() -> None:
@@ -52,7 +52,7 @@ def test_memory_that_binds_is_named() -> None:
     requirements = Requirements(0.01, traffic(10), memory={"cpu": 500_000})
     shown = "\n".join(page(propose(profile(GOOD, small), requirements, [None, None]).plan))
     assert "Bound by memory of cpu (+22 information/s without it)" in shown
-    assert "1 GB of cpu more would buy 22 information/s" in shown
+    assert "1 GB of cpu more would add 22 information/s" in shown
 
 
 def test_tiers_are_shown_with_their_share_of_the_look_ups() -> None:
@@ -62,7 +62,7 @@ def test_tiers_are_shown_with_their_share_of_the_look_ups() -> None:
     shown = "\n".join(page(plan))
     assert "kB host (" in shown
     assert "kB disk (" in shown
-    assert "(in brackets: share of the look-ups that find their row there)" in shown
+    assert "(in brackets: share of the lookups that find their row there)" in shown
     assert "popular_first" not in shown
 
 

@@ -86,7 +86,7 @@ def test_memory_disk_and_remote_are_divided_as_well_as_exhaustive_search_can(
     assert sum(reach) - sum(cuts) <= disk_rows
 
     def cost(n: int, down: int, table: list[int]) -> int:
-        """A look-up costs nothing in memory, 2 on disk, 5 in the remote store."""
+        """A lookup costs nothing in memory, 2 on disk, 5 in the remote store."""
         return 2 * sum(table[n:down]) + 5 * sum(table[down:])
 
     each = [

@@ -98,7 +98,7 @@ def test_without_a_disk_there_is_nothing_below_the_host() -> None:
         assert not below_memory(on.device("cpu"), on, 64.0).names
 
 
-def test_without_a_disk_what_was_measured_of_one_does_not_count() -> None:
+def test_disk_measurements_are_ignored_without_a_disk() -> None:
     on = machine(remote="redis://store")
     found = below_memory(on.device("cpu"), on, 64.0, [measured("table@cpu", 64)])
     assert (found.names, found.page_bytes, found.measured) == (("remote",), 0, None)

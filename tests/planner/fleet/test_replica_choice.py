@@ -18,12 +18,12 @@ def chooser(waits: list[float], candidates: int = 2, dispatchers: int = 1) -> Re
     return made
 
 
-def test_of_all_candidates_the_first_to_answer_is_picked() -> None:
+def test_replica_that_would_answer_first_is_picked_among_all() -> None:
     made = chooser([0.03, 0.01, 0.02], candidates=3)
     assert {made.pick(0.0) for _ in range(50)} == {1}
 
 
-def test_of_two_random_candidates_the_slowest_is_never_picked() -> None:
+def test_slowest_replica_is_never_picked_of_two_random_ones() -> None:
     made = chooser([0.03, 0.01, 0.02])
     picked = Counter(made.pick(0.0) for _ in range(600))
     assert picked[0] == 0

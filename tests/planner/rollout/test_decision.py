@@ -98,7 +98,7 @@ def test_a_bad_canary_is_rolled_back_with_the_reason(canary: ArmRecords, reason:
 
 
 @pytest.mark.parametrize("promote_after_s", [None, 30.0])
-def test_nothing_is_said_of_bounds_before_there_is_a_request(promote_after_s: float | None) -> None:
+def test_bounds_are_not_reported_as_met_before_the_first_request(promote_after_s: float | None) -> None:
     bounds = RolloutBounds(promote_after_s=promote_after_s)
     compared = Comparison(paired=True).compare(0.0)
     reason = "the canary has no requests that could be judged"
@@ -213,7 +213,7 @@ def test_one_value_of_the_field_rolls_nothing_back(hostile: ArmRecords) -> None:
     decision = decide(comparison.compare(0.0), 0, 60.0, RolloutBounds(promote_after_s=30))
     assert decision.verdict == "continue"
     assert decision.reason.startswith("only by one group of values or clients: ")
-    # where its requests are nearly all there are, nobody else shows what the version is worth
+    # if nearly all requests are its own, the other clients do not suffice to judge the version
     alone = Comparison()
     alone.add(0.0, records(4000, seed=1), [hostile, *[ArmRecords()] * (GROUPS - 1)])
     assert decide(alone.compare(0.0), 0, 60.0, RolloutBounds()).verdict == "rollback"
@@ -273,7 +273,7 @@ def test_groups_are_judged_together_as_one() -> None:
     assert figures[0] == figures[1]
 
 
-def test_a_budget_below_what_the_bounds_allow_fails_nobody() -> None:
+def test_budgets_below_the_bounds_do_not_count_as_failures() -> None:
     comparison = Comparison()
     comparison.add(0.0, ArmRecords(), spread(ArmRecords()))
     bounds = RolloutBounds(max_slowdown=2, slack_ms=0)

@@ -37,7 +37,7 @@ SERVERS = [
 
 
 def consistent(driver: RouterDriver) -> None:
-    """The queue's rows are those of the unsettled queries' pieces, and nobody is counted twice."""
+    """Asserts that the queue's rows are those of the unsettled queries' pieces, each counted once."""
     queue = driver.router.state.queue
     held = [query for query in queue.held if not query.settled]
     assert queue.rows == sum(piece.rows for piece in queue.unsettled()) + sum(query.rows for query in held)

@@ -213,7 +213,7 @@ def test_every_batch_from_anywhere_in_the_queue_is_judged_as_by_the_reference(
 
 @pytest.mark.parametrize("usual", [1, 30])
 @pytest.mark.parametrize("late", [0, 1, 30])
-def test_what_is_due_later_is_counted_from_either_end_of_the_queue(usual, late):
+def test_queries_due_later_are_counted_from_either_end_of_the_queue(usual, late):
     driver = RouterDriver(router(lanes=cpu_lanes(1)))
     for n in range(usual):
         driver.offer(1 + n, 0.05)

@@ -59,7 +59,7 @@ def test_bursts_vary_more_than_poisson_and_a_drift_does_not():
     assert steady.variance_s >= 0.9 * 1000 * 100
 
 
-def test_nothing_observed_is_no_rate():
+def test_rates_are_zero_without_observations():
     observed = ObservedTraffic(0.0)
     observed.tick(0.1)
     assert (observed.queries_s, observed.rows_s) == (0, 0)
@@ -81,7 +81,7 @@ def test_sizes_and_budgets_are_those_of_the_last_queries():
     assert observed.urgent_square == pytest.approx(np.mean(np.square(urgent)))
 
 
-def test_of_large_queries_with_ample_time_only_a_share_is_urgent():
+def test_only_a_share_of_large_queries_with_ample_time_is_urgent():
     observed, without = ObservedTraffic(0.0), ObservedTraffic(0.0)
     for tick in range(1, 60):
         for each in (observed, without):

@@ -292,7 +292,7 @@ def test_demand_is_known_while_no_lane_is_alive():
 
 
 @pytest.mark.parametrize("rows", [1, 23])
-def test_what_is_attempted_counts_as_demand_but_moves_nothing_else(rows):
+def test_attempted_queries_count_as_demand_and_change_nothing_else(rows):
     """A tail is 1.3 medians: queries with less than a tail and more than a median mostly are in time."""
     driver, without = (RouterDriver(router(lanes=cpu_lanes(1))) for _ in range(2))
     median_s = TABLE.latency.median(rows)

@@ -233,7 +233,7 @@ def test_rejections_take_loop_time():
     assert dear.goodput < 0.7 * free.goodput
 
 
-def test_a_loop_delayed_for_longer_than_a_budget_answers_what_it_then_reads():
+def test_requests_read_after_a_delay_longer_than_a_budget_are_answered():
     held = served(3_000, 1.0, 10, Costs(query_s=5e-5, held_rate=5.0, held_s=0.1))
     assert held.goodput > 0.6 * served(3_000, 1.0, 10, Costs(query_s=5e-5)).goodput
 
@@ -355,7 +355,7 @@ def cold_simulator(server: str, reads: RowReads | None = READS) -> Simulator:
 
 
 def latencies(simulator: Simulator) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Seconds to each answer, and which queries had all rows at hand."""
+    """Returns the seconds to each answer, and which queries had all rows in memory."""
     outcomes = simulator.run()
     assert (outcomes.status == Status.ANSWERED).all()
     pages = [any(simulator._reads.misses(i)) for i in range(outcomes.rows.size)]

@@ -1,6 +1,6 @@
 """One of two workers of test_exchange.py: fetches and pushes rows of random batches, tells the bytes sent.
 
-python send_rows.py OUT, in the environment of a worker. Rows have look-ups in two tables, each of Zipf's law.
+python send_rows.py OUT, in the environment of a worker. Rows have lookups in two tables, each of Zipf's law.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WIDTH, SHARE, STEPS, HOT = 4, 128, 60, 600
 
 
 def draw(random: np.random.Generator, rows: int) -> np.ndarray:
-    """Ids of look-ups, int64 [rows, tables], of the fused weight."""
+    """Ids of lookups, int64 [rows, tables], of the fused weight."""
     columns, base = [], 0
     for size, exponent in TABLES:
         p = np.arange(1, size + 1) ** -exponent

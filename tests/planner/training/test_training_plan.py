@@ -168,7 +168,7 @@ def test_the_command_writes_and_prints_the_plan(tmp_path: Path, capsys: pytest.C
     plan = json.loads(out.read_text())
     assert plan["chosen"]["rows_per_s"] >= 50_000
     assert main(["plan", "--train", str(file), "--slo-ms", "5"]) != 0
-    assert "--slo-ms belongs to a plan of one machine" in capsys.readouterr().err
+    assert "--slo-ms applies to a plan for one machine" in capsys.readouterr().err
 
 
 def test_a_calibration_gives_the_accesses(

@@ -54,7 +54,7 @@ def test_autoscaling_starts_with_the_least(plan: Path) -> None:
     [
         (["--plan", "none.json"], "no plan file"),
         (["--plan", "{plan}", "--set", "drain_grace_s=soon"], "--drain-grace-s"),
-        (["--plan", "{plan}", "--set", "drain_grace_s"], "it is NAME=VALUE"),
+        (["--plan", "{plan}", "--set", "drain_grace_s"], "write NAME=VALUE"),
         (["--plan", "a={plan}"], "TYPE=FILE is for --fleet-plan"),
         (["--plan", "{plan}", "--port", "70000"], "port"),
         (["--plan", "{plan}", "--resource", "CPU=-1"], "CPU"),
@@ -86,7 +86,7 @@ def test_a_group_is_waited_for_until_it_is_as_wanted() -> None:
     assert awaited(found)[0].endswith('; Resources required for each replica: {"GPU": 1.0}')
 
 
-def test_what_is_waited_for_is_said_when_it_changes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_wait_messages_are_printed_when_the_state_changes(capsys: pytest.CaptureFixture[str]) -> None:
     errors = pytest.importorskip("ray.exceptions", reason="the extra `cluster` is not installed")
     group = {"name": "gpu", "message": "", "replicas": {}}
     states = iter(["gone", "DEPLOYING", "DEPLOYING", "RUNNING", "UPDATING"])
@@ -97,7 +97,7 @@ def test_what_is_waited_for_is_said_when_it_changes(capsys: pytest.CaptureFixtur
         if state is None:
             all_asked.set()
         if state in (None, "gone"):
-            # as of an actor that starts or has ended, of which nobody is to see a trace
+            # as of an actor that starts or has ended, which must not show a traceback
             raise errors.RayError("the balancer has ended")
         return {"groups": [{**group, "state": state}]}
 

@@ -58,7 +58,7 @@ with start({"bundle": sys.argv[1], "drain_grace_s": 30}, lifeline=True, own_grou
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("to_group", [False, True])
-def test_a_signal_ends_what_it_serves_whoever_gets_it(
+def test_signal_to_the_demo_or_its_group_ends_the_server(
     bundle_dir: Path, tmp_path: Path, number: signal.Signals, to_group: bool
 ) -> None:
     """A supervisor signals the demo alone, a terminal its group; the server drains once in both cases."""

@@ -132,7 +132,7 @@ def test_no_server_is_one_line(url: str, capsys: pytest.CaptureFixture[str]) -> 
     assert said.count("\n") == 1
 
 
-def test_what_does_not_speak_http_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_that_is_not_http_is_reported_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def answer() -> None:
@@ -148,7 +148,7 @@ def test_what_does_not_speak_http_is_one_line(capsys: pytest.CaptureFixture[str]
     assert "the answer is not HTTP/1.1, or ends early" in capsys.readouterr().err
 
 
-def test_of_several_models_one_is_shown(bundle_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_of_several_models_is_shown(bundle_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = {"plans": f"news={bundle_dir},shop={bundle_dir}", "drain_grace_s": 0}
     with start(settings) as server:
         before = read_metrics(server.url)

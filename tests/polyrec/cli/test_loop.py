@@ -45,7 +45,7 @@ def test_one_iteration_is_held_by_a_person_released_and_shown(
 ) -> None:
     state = ["--state", str(tmp_path / "state")]
     assert main(["loop", "status", *state]) == 2
-    assert "is no folder of a loop" in capsys.readouterr().err
+    assert "is not a loop's folder" in capsys.readouterr().err
     (tmp_path / "state" / "control").mkdir(parents=True)
     assert main(["loop", "force", *state]) == 2
     assert main(["loop", "hold", "train", "--reason", "busy", *state]) == 0

@@ -34,7 +34,7 @@ def test_a_summary_is_printed(data: Path, tmp_path: Path, capsys: pytest.Capture
     assert run(data, "--schema", "trivago", "--out", out) == 0
     printed = capsys.readouterr().out
     assert f"{out}: 6,000 rows as " in printed
-    assert "stored once a request: request_id, timestamp, user_id" in printed
+    assert "stored once per request: request_id, timestamp, user_id" in printed
     assert "moved" not in printed
     reader = open_data(out, load_schema("trivago"))
     assert reader.rows_hint == 6000

@@ -32,14 +32,14 @@ def profiled(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "profile.json"
 
 
-def test_a_profile_of_a_busy_machine_is_said(
+def test_profile_of_a_busy_machine_gives_a_warning(
     profiled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = profiled.with_name("busy.json")
     save_profile(load_profile(profiled).model_copy(update={"cpu_wait": 0.47}), file)
     asked = ["--slo-ms", "50", "--traffic", TRAFFIC, "--out", str(tmp_path / "plan.json")]
     assert main(["plan", "--profile", str(file), *asked]) == 0
-    assert "measured beside other work, which held the core for 47% of the time" in capsys.readouterr().err
+    assert "on a busy machine: other work held the core for 47% of the time" in capsys.readouterr().err
     assert main(["plan", "--profile", str(profiled), *asked]) == 0
     assert capsys.readouterr().err == ""
 
@@ -203,7 +203,7 @@ def test_a_users_mistake_is_one_line(
 
 
 @pytest.mark.parametrize("kind", ["--profile", "--fleet", "--train"])
-def test_where_nothing_can_be_written_is_said_before_anything_is_read(
+def test_unwritable_output_is_reported_before_inputs_are_read(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = [kind, "nowhere"] + (["--slo-ms", "5", "--traffic", TRAFFIC] if kind == "--profile" else [])
@@ -260,5 +260,5 @@ def test_a_fleet_is_planned_written_and_drawn(tmp_path: Path, capsys: pytest.Cap
     assert written["models"][0]["served"] == pytest.approx(1.0)
     assert main([*common, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["nodes_by_type"] == written["nodes_by_type"]
-    assert "--slo-ms belongs to a plan of one machine" in error_line([*common[1:], "--slo-ms", "5"], capsys)
+    assert "--slo-ms applies to a plan for one machine" in error_line([*common[1:], "--slo-ms", "5"], capsys)
     assert "no fleet file" in error_line(["--fleet", "nowhere.yaml"], capsys)

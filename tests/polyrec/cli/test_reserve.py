@@ -24,7 +24,7 @@ def test_rows_are_reserved(bundle_dir: Path, tmp_path: Path, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("given", ["item", "item=", "=3", "item=0", "item=-1", "item=1.5"])
-def test_what_is_no_number_of_rows_is_reported(
+def test_invalid_numbers_of_rows_are_reported(
     given: str, bundle_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["reserve", str(bundle_dir), "--rows", given, "--out", str(tmp_path / "out")]) == 2

@@ -127,7 +127,7 @@ def roll_back(url: str) -> None:
         time.sleep(0.2)
 
 
-def test_of_several_models_one_must_be_named(
+def test_model_must_be_named_if_there_are_several(
     bundle_dir: Path, shop_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plans = f"hotels={bundle_dir},shop={shop_dir}"
@@ -182,5 +182,5 @@ def test_the_status_shows_both_versions_and_the_decision() -> None:
     assert shown[6].startswith("earlier: rolled back at")
     figures["canary"] = arm | {"waited_ms": 12.0, "excused": 7}
     shown = lines({"model": "m", "rollout": None, "ended": [ended | {"decision": decision}]})
-    assert "waited for a processor: 12.00 ms an answer" in shown[5]
-    assert "7 requests" in shown[5]
+    assert "waited for a CPU core: 12.00 ms per answer" in shown[5]
+    assert "7 unanswered requests" in shown[5]

@@ -1,4 +1,4 @@
-"""`polyrec simulate`: a plan's policies under imagined traffic."""
+"""`polyrec simulate`: a plan's policies under synthetic traffic."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def test_a_search_says_which_recipe_it_chose(
     clicks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train(monkeypatch, clicks, tmp_path, "--search", "10m", "--search-candidates", "1") == 0
-    said = "table.recipe.yaml: the base recipe, as no other is surely better, chosen in"
+    said = "table.recipe.yaml: the base recipe, as no other is shown to be better, chosen from"
     assert said in capsys.readouterr().out
 
 
@@ -84,7 +84,7 @@ def test_a_period_is_streamed_from_a_glob_and_written_into_the_manifest(
     ("options", "reason"),
     [
         (("--every", "5m"), "--every needs --checkpoint DIR"),
-        (("--device", "tpu"), "'tpu' is no device; take cpu, cuda or cuda:N"),
+        (("--device", "tpu"), "'tpu' is not a device; use cpu, cuda or cuda:N"),
         (("--device", "cuda:99"), "this machine has no device 'cuda:99'"),
         (("--search", "1m", "--checkpoint", "kept"), "--search cannot be combined with --checkpoint"),
         (("--search", "1m", "--window", "1000"), "--search cannot be combined with --window"),

@@ -75,9 +75,9 @@ def test_two_workers_replicate_what_the_plan_says_and_equal_one(planned: Path, c
 @pytest.mark.parametrize(
     ("options", "changes", "says"),
     [
-        ((), {}, "--plan is of several workers: start them with --workers"),
-        (("--workers", "3"), {}, "is of 2 nodes, not of 3 workers"),
-        (("--workers", "2", "--hot-mb", "1"), {}, "--hot-mb: the plan of --plan says it"),
+        ((), {}, "--plan needs several workers: start them with --workers"),
+        (("--workers", "3"), {}, "is for 2 nodes, not for 3 workers"),
+        (("--workers", "2", "--hot-mb", "1"), {}, "--hot-mb is set by the plan of --plan"),
         (
             ("--workers", "2"),
             {"tables": {"item": {"disk": 7}}},

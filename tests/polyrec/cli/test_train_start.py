@@ -40,10 +40,10 @@ def test_training_goes_on_from_a_bundle_with_its_schema_and_recipe(
     ("options", "reason"),
     [
         (("--from", "b", "--calibration", "c"), "the bundle's vocabularies are continued"),
-        (("--from", "b", "--representation", "dhe"), "it stays that of the bundle"),
-        (("--from", "b", "--search", "1m"), "--search does not go with --from"),
-        (("--schema", "trivago", "--forget-unseen", "3"), "say which bundle with --from BUNDLE"),
-        (("--schema", "trivago", "--new-standards"), "--new-standards is of a warm start"),
+        (("--from", "b", "--representation", "dhe"), "the bundle's representation is kept"),
+        (("--from", "b", "--search", "1m"), "--search cannot be combined with --from"),
+        (("--schema", "trivago", "--forget-unseen", "3"), "applies to a warm start: add --from BUNDLE"),
+        (("--schema", "trivago", "--new-standards"), "--new-standards applies to a warm start"),
         (("--from", "nowhere"), "no bundle at 'nowhere'"),
     ],
 )

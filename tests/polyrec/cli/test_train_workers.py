@@ -35,7 +35,7 @@ def train_by_two(folder: Path, without_clicks: str) -> subprocess.CompletedProce
 
 
 @pytest.mark.parametrize("part", ["train", "validation"])
-def test_rows_of_one_class_are_said_in_lines(tmp_path: Path, part: str) -> None:
+def test_rows_of_one_class_give_warnings(tmp_path: Path, part: str) -> None:
     done = train_by_two(tmp_path, part)
     assert "Traceback" not in done.stderr
     if part == "train":

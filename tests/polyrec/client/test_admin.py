@@ -46,7 +46,7 @@ def test_a_server_that_loads_or_has_too_much_to_do_may_answer_later(
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 409, 422])
-def test_what_is_refused_will_be_refused_again(failing: Callable[[int], AdminCalls], status: int) -> None:
+def test_rejections_are_not_retried(failing: Callable[[int], AdminCalls], status: int) -> None:
     with failing(status) as calls, pytest.raises(AdminFailed, match=f"{status}: no") as raised:
         calls.get("rollout")
     assert not isinstance(raised.value, NoAnswer)

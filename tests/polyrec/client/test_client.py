@@ -119,7 +119,7 @@ def test_coroutines_share_an_asynchronous_client(
         (pd.DataFrame({"price": []}), "'columns' has no rows"),
     ],
 )
-def test_a_mistake_is_told_alike_by_server_and_model(
+def test_server_and_model_report_mistakes_alike(
     server: polyrec.RunningServer, model: polyrec.Model, rows: Any, message: str
 ) -> None:
     with server.client() as client:

@@ -299,7 +299,7 @@ def test_an_update_whose_acknowledgment_was_lost_does_not_count_as_sent() -> Non
         (["redis://127.0.0.1:1", "--stream", "t", "--kafka-config", "FILE"], "is for kafka://"),
     ],
 )
-def test_what_cannot_go_on_ends_with_a_line(
+def test_feed_exits_with_one_line_for_a_permanent_error(
     arguments: list[str],
     offense: str,
     brokers: Brokers,

@@ -66,7 +66,7 @@ def test_updates_of_a_stream_are_served_and_acknowledged(
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
 
 
-def test_what_was_read_and_not_acknowledged_is_sent_again(
+def test_unacknowledged_entries_are_sent_again(
     store: RedisServer, server: ServerProcess, items: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     client = redis.Redis.from_url(store.url)
@@ -110,7 +110,7 @@ def test_a_feed_waits_for_its_server(
         (["STORE", "--stream", "s2", "--most-rows", "0"], "at least one row"),
     ],
 )
-def test_what_cannot_go_on_ends_with_a_line(
+def test_feed_exits_with_one_line_for_a_permanent_error(
     arguments: list[str],
     offense: str,
     store: RedisServer,
@@ -173,7 +173,7 @@ def test_entries_whose_reply_was_lost_are_sent(
     assert client.xpending(stream, "polyrec")["pending"] == 0
 
 
-def test_nothing_is_sent_after_what_the_end_kept_from_being_sent(store: RedisServer) -> None:
+def test_entries_after_one_unsent_at_shutdown_are_not_sent(store: RedisServer) -> None:
     client = redis.Redis.from_url(store.url)
     for content in (document("a", 1.0), b"{", document("b", 2.0)):
         client.xadd("ends", {"json": content})

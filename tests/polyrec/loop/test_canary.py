@@ -148,7 +148,7 @@ def record(tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.long
-def test_what_a_server_logs_is_learned_tried_and_served(
+def test_loop_trains_on_the_log_tries_a_canary_and_promotes_it(
     shop: Shop, server: ServerProcess, run: Callable[..., int], tmp_path: Path, bundle: Bundle
 ) -> None:
     with shop.visiting():

@@ -37,7 +37,7 @@ def test_a_damaged_record_is_one_line(folder: LoopFolder) -> None:
         folder.last()
 
 
-def test_what_a_person_puts_beside_the_iterations_is_left_alone(folder: LoopFolder) -> None:
+def test_other_files_beside_the_iterations_are_ignored(folder: LoopFolder) -> None:
     folder.save(iteration(1))
     copy = folder.folder_of(1).with_name("0001 (copy)")
     copy.mkdir()
@@ -76,5 +76,5 @@ def test_one_loop_at_a_time(folder: LoopFolder) -> None:
 
 
 def test_a_folder_without_a_loop_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(LoopError, match="is no folder of a loop"):
+    with pytest.raises(LoopError, match="is not a loop's folder"):
         LoopFolder(tmp_path).require()

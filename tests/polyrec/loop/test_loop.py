@@ -70,7 +70,7 @@ def test_a_day_with_shuffled_labels_is_held_back_before_training(
     looped.log_day(1, shuffled(days[1]))
     held = looped.until("held")
     assert held.step == "check"
-    assert "labels are wrong, or the world changed at once" in held.reason
+    assert "labels are wrong, or behavior changed suddenly" in held.reason
     assert held.figures("check")["information"][0] < 0
     assert looped.folder.plan.read_text() == serving
     # the next day is learned without it

@@ -51,7 +51,7 @@ def test_a_label_stands_closer_to_its_own_point_than_to_another() -> None:
     assert right[0] >= 120
 
 
-def test_where_nothing_is_free_a_label_stands_beside_its_point() -> None:
+def test_label_without_a_free_position_is_placed_beside_its_point() -> None:
     everything = np.array([[0.0, 0.0, 900.0, 560.0]])
     corners = place(np.array([[100.0, 100.0]]), np.array([[50.0, 20.0]]), everything, NOTHING, FRAME, gap=8)
     assert corners.tolist() == [[108.0, 90.0]]

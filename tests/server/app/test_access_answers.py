@@ -132,7 +132,7 @@ def test_an_act_of_administration_leaves_one_line_without_secrets(
     assert said == [
         "routing by 'on-call' from 127.0.0.1: 200",
         "routing by 'POLYREC_ADMIN_TOKEN' from 127.0.0.1: 200",
-        "reload by 'on-call' from 127.0.0.1: 422: the plan is not opened, the old one still serves: "
+        "reload by 'on-call' from 127.0.0.1: 422: the plan was not loaded, the old one is still served: "
         "no plan file 'plan.json'",
     ]
     assert not [line for line in caplog.messages if ADMIN_TOKEN in line or ONCALL in line]
@@ -186,7 +186,7 @@ def test_a_real_server_reads_its_tokens_again_on_sighup(served: Guarded) -> None
         assert served.ask(http, RANKING).status_code == 200
         write(served.file, b"{")
         served.child.process.send_signal(signal.SIGHUP)
-        while "the tokens are as before" not in served.log.read_text():
+        while "tokens were not reloaded" not in served.log.read_text():
             assert served.child.process.poll() is None
         assert served.ask(http, RANKING).status_code == 200
         write(served.file, {"clients": [{"name": "other", "token": ONCALL}]})

@@ -43,7 +43,7 @@ def wait_until(true: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def one_lane(plan: Plan, tmp_path: Path) -> Iterator[ServerProcess]:
-    """A server whose only lane is a process, with budgets that nobody uses up."""
+    """A server whose only lane is a process, with budgets that are never used up."""
     path = plan.paths[0].model_copy(update={"bundle": plan.paths[0].bundle.absolute()})
     lanes = (PlannedLane(name="cpu.0", kind="process"),)
     save_plan(plan.model_copy(update={"paths": (path,), "lanes": lanes}), tmp_path / "plan.json")
@@ -104,7 +104,7 @@ def test_requests_waiting_at_the_end_of_the_drain_get_503(one_lane: ServerProces
             answer = connection.makefile("rb").read()
             assert answer.startswith(b"HTTP/1.1 503")
             assert b"connection: close" in answer.lower()
-            assert b"the server ends before this could be answered" in answer
+            assert b"the server is shutting down and could not answer" in answer
     assert one_lane.process.wait(timeout=LIVENESS_S) == 0
 
 

@@ -49,7 +49,7 @@ def test_every_path_of_a_plan_answers_alike(bundle_dir: Path, bundle: Bundle, pl
 
     asyncio.run(run())
     engine.close()
-    with pytest.raises(NotReady, match="not served any more"):
+    with pytest.raises(NotReady, match="no longer served"):
         _ = engine.serving
 
 
@@ -142,7 +142,7 @@ def test_one_change_at_a_time_and_none_once_closed(plan: Plan) -> None:
                 async with engine.changing():
                     pass
         engine.close()
-        with pytest.raises(NotReady, match="not served any more"):
+        with pytest.raises(NotReady, match="no longer served"):
             async with engine.changing():
                 pass
 

@@ -1,4 +1,4 @@
-"""TLS handshakes in one process: which of them gives way, and what a finished one has become."""
+"""TLS handshakes in one process: which are dropped under pressure, and what follows a finished one."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def shown(folder: Path, limits: ConnectionLimits) -> tuple[ssl.SSLContext, HttpF
     return server_context(*certified(folder, "server")), HttpFrontend(app, {}, Engine(), limits)
 
 
-def test_no_other_handshake_ends_a_connection_whose_own_has_just_succeeded(tmp_path: Path) -> None:
+def test_connections_with_a_finished_handshake_are_not_ended_by_others(tmp_path: Path) -> None:
     one = replace(ConnectionLimits(), connections=1)
 
     async def run() -> bytes:

@@ -52,7 +52,7 @@ def test_a_server_that_is_not_ready_is_not_healthy() -> None:
             thread.join()
 
 
-def test_nothing_that_listens_is_not_healthy(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_process_that_does_not_listen_is_unhealthy(capsys: pytest.CaptureFixture[str]) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         assert healthcheck.main([str(process.pid)]) == 1
     assert capsys.readouterr().out == "nothing listens\n"

@@ -53,7 +53,7 @@ def test_a_port_that_is_a_number_stays_a_setting() -> None:
         ("POLYRECS_SERVICE_HOST", ADDRESS),
     ],
 )
-def test_what_is_only_similar_to_them_is_a_mistake(name: str, value: str) -> None:
+def test_similar_environment_variables_are_rejected(name: str, value: str) -> None:
     assert not is_service_variable(name, value)
     if name.startswith("POLYREC_"):
         with pytest.raises(SettingsError):

@@ -1,4 +1,4 @@
-"""Tests the message for an address that a server cannot have."""
+"""Tests the message for an address that cannot be bound."""
 
 from __future__ import annotations
 

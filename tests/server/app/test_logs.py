@@ -1,4 +1,4 @@
-"""The log's lines, whoever's words they quote."""
+"""Log lines stay well-formed whatever text they quote."""
 
 from __future__ import annotations
 

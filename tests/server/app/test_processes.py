@@ -65,7 +65,7 @@ def test_all_processes_answer_at_one_port_and_each_at_its_own(server: ServerProc
     assert sum(predictions(url) for url in server.processes) == asked + 3
 
 
-def test_what_concerns_one_process_is_rejected_at_the_shared_port(server: ServerProcess) -> None:
+def test_per_process_calls_are_rejected_at_the_shared_port(server: ServerProcess) -> None:
     for method, path in (
         ("GET", "/metrics"),
         ("POST", "/v1/admin/reload"),

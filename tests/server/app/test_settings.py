@@ -87,7 +87,7 @@ def test_a_bundle_on_the_command_line_replaces_a_plan_in_the_environment() -> No
         (
             {"models": "m", "model_share": ("a=.5", "b=.6")},
             {},
-            "shares of all models are more than 1 together",
+            "shares of all models add up to more than 1",
         ),
         ({"models": "m", "model_weight": ("a=2x",)}, {}, "--model-weight: 'a=2x' is not NAME=NUMBER"),
         ({"models": "m"}, {"POLYREC_MODEL_SHARE": "a=.1,a=.2"}, "model 'a' is given twice"),
@@ -113,9 +113,7 @@ def test_limits_that_contradict_the_plan_are_rejected() -> None:
 def test_tier_settings_apply_where_a_plan_has_a_placement_and_rejected_where_it_has_none() -> None:
     drift = {"drift_every": 4, "drift_memory": 1e6}
     given = load_settings({"plan": "p.json", "tier_directory": "/disk"} | drift, {"POLYREC_DRIFT_S": "600"})
-    with pytest.raises(
-        SettingsError, match=r"tier_directory and drift_\.\.\. are for updates, or a plan with"
-    ):
+    with pytest.raises(SettingsError, match=r"tier_directory and drift_\.\.\. need updates, or a plan with"):
         given.apply_to(PLAN)
     updatable = load_settings({"plan": "p.json", "tier_directory": "/disk", "updates": True}, {}).apply_to(
         PLAN

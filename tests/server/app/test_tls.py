@@ -76,7 +76,7 @@ def test_https_is_served_and_the_certificate_is_read_again_on_sighup(
 
             key.write_bytes(second[1].read_bytes())  # not that of the certificate, which is still the first
             server.process.send_signal(signal.SIGHUP)
-            while "the certificate is as before" not in log.read_text():
+            while "the certificate was not reloaded" not in log.read_text():
                 assert server.process.poll() is None
             assert presented(url) == shown
 

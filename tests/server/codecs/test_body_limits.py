@@ -138,7 +138,7 @@ def request(schema: Schema, rows: int, columns: bool, seed: int) -> Any:
     st.booleans(),
     st.integers(0, 2**32),
 )
-def test_what_a_request_of_ordinary_rows_needs_is_accepted(
+def test_body_limits_accept_ordinary_requests(
     name: str, rows: int, columns: bool, ascii_only: bool, seed: int
 ) -> None:
     decoder = Decoder(SCHEMAS[name], Limits())

@@ -46,7 +46,7 @@ def test_numbers_are_the_same_either_way(values: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("value", "got"), [('"1"', "str"), ("true", "bool"), ("[1]", "array"), ("{}", "object"), ("[]", "array")]
 )
-def test_what_is_no_number_is_rejected_in_the_same_words(value: str, got: str) -> None:
+def test_non_numbers_get_the_same_message_in_every_form(value: str, got: str) -> None:
     for text, place in (
         ('{"columns": {"price": [1, 2.5, %s]}}', "$.columns.price[2]"),
         ('{"instances": [{"price": 1}, {}, {"price": %s}]}', "$.instances[2].price"),

@@ -55,7 +55,7 @@ def test_rows_and_columns_say_the_same() -> None:
     assert by_rows.context_row is by_columns.context_row is None
 
 
-def test_what_is_left_out_or_null_is_missing() -> None:
+def test_omitted_and_null_values_are_missing() -> None:
     assert by_name(DECODER.predict(body({"columns": {"item": ["i"], "price": None}})))["price"] is None
     rows = by_name(DECODER.predict(body({"instances": [{"price": None}, {}]})))
     assert list(rows["price"]) == list(rows["user"]) == [None, None]

@@ -278,7 +278,7 @@ def test_large_data_are_read_as_small_ones(nested: bool) -> None:
     "odd", ['"1"', "true", "false", "null", "{}", "[]", "[[1]]", "[1]", "1e999", "1" * 500, "1e", "-"]
 )
 @pytest.mark.parametrize("nested", [False, True])
-def test_what_is_no_number_is_rejected_in_large_data(nested: bool, odd: str) -> None:
+def test_non_numbers_are_rejected_in_large_data(nested: bool, odd: str) -> None:
     row = "[1e-5,%s]" if nested else "1e-5,%s"
     data = ",".join([row % "1.5"] * 99 + [row % odd])
     header = '{"inputs":[{"name":"dense","datatype":"FP32","shape":[100,2],"data":[%s]}]}'

@@ -107,7 +107,7 @@ def test_ordinary_requests_are_read_as_by_the_reference(
 
 
 @given(st.lists(tensors(sound=False), max_size=3), others, separators, st.booleans())
-def test_no_other_request_is_read_differently(
+def test_any_request_is_read_like_the_reference_or_not_at_all(
     inputs: list[dict[str, Any]], more: dict[str, Any], sep: tuple[str, str], first: bool
 ) -> None:
     agrees(text_of(inputs, more, sep, first))
@@ -162,7 +162,7 @@ def test_brackets_beside_the_inputs_leave_a_request_ordinary(more: str) -> None:
         "",
     ],
 )
-def test_what_is_not_ordinary_is_left_to_the_reference(body: str) -> None:
+def test_unusual_bodies_are_left_to_the_reference_parser(body: str) -> None:
     assert PARSER.parse(body.encode()) is None
 
 

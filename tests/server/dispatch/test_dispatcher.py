@@ -126,7 +126,7 @@ def test_closing_cancels_what_waits_and_rejects_what_comes(
         lane.close()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        with pytest.raises(NotReady, match="not served any more"):
+        with pytest.raises(NotReady, match="no longer served"):
             submit(lane, ranking("b"))
 
     asyncio.run(run())

@@ -1,4 +1,4 @@
-"""Executed batches, as the router is told of them."""
+"""Executed batches, as they are reported to the router."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def executed(bundle: Bundle, ranking: Ranking, waited_s: float) -> tuple[RouterS
     return made.router.state, clock() - begun_s
 
 
-def test_what_a_lane_waited_is_not_its_speed(bundle: Bundle, ranking: Ranking) -> None:
+def test_cpu_waits_do_not_count_as_lane_speed(bundle: Bundle, ranking: Ranking) -> None:
     state, whole_s = executed(bundle, ranking, 0.0)
     assert SPENT_S <= state.lanes[0].busy_s <= whole_s
     state, whole_s = executed(bundle, ranking, SPENT_S)

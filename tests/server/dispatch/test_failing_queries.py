@@ -1,4 +1,4 @@
-"""Queries that break their batch, on real lanes."""
+"""Queries that make their batch fail, on real lanes."""
 
 from __future__ import annotations
 

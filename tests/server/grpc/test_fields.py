@@ -136,10 +136,10 @@ def test_a_message_of_many_small_fields_is_refused(
 def test_a_message_of_a_few_names_is_short(stub: Stub, refused: Callable[..., Any], method: str) -> None:
     error = refused(stub.channel.unary_unary(f"/{SERVICE}/{method}"), field(9, bytes(2**15)), timeout=60)
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "the most of this kind are 16384" in error.details()
+    assert "the limit for this kind is 16384" in error.details()
 
 
-def test_of_several_models_the_one_with_most_inputs_sets_the_limit(bundle_dir: Path, shop_dir: Path) -> None:
+def test_field_limit_is_that_of_the_model_with_most_inputs(bundle_dir: Path, shop_dir: Path) -> None:
     hotels = Engine("hotels")
     shop = Engine("shop", beside=hotels)
     both = ModelRepository((hotels, shop))

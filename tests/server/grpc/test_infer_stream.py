@@ -1,4 +1,4 @@
-"""Streams: order, bounds, errors and ends; of several the one that was not used for longest gives way."""
+"""Streams: order, bounds, errors and ends; the one unused for longest is closed if there are too many."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def test_as_many_calls_are_read_as_may_be_and_the_earliest_gives_way_to_the_next
     assert exceeded == ["grpc_reading"]
 
 
-def test_calls_without_a_message_keep_nobody_out() -> None:
+def test_calls_without_a_message_do_not_block_others() -> None:
     async def run() -> list[bytes]:
         reader = MessageReader(2, 600, [].append)
         silent, found = [], []

@@ -294,7 +294,7 @@ def test_the_deadline_of_a_call_is_its_budget(
         eventually(lambda: sum(counts(page, endpoint="infer", outcome=end) for end in ends) == 1)
 
 
-def test_what_waits_when_the_server_ends_is_told_that_it_is_unavailable(
+def test_waiting_calls_get_unavailable_when_the_server_stops(
     stalled: tuple[ServerProcess, httpx.Client], request_: Any, tensors: Tensors
 ) -> None:
     server, page = stalled
@@ -305,7 +305,7 @@ def test_what_waits_when_the_server_ends_is_told_that_it_is_unavailable(
         eventually(lambda: page.get("/v1/paths").json()["routing"]["lanes"][0]["busy"])
         server.process.terminate()
         assert waiting.code() is Code.UNAVAILABLE
-        assert waiting.details() == "the server ends before this could be answered; ask another"
+        assert waiting.details() == "the server is shutting down and could not answer; retry on another"
         assert server.process.wait(timeout=30) == 0
 
 

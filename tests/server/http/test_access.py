@@ -1,4 +1,4 @@
-"""Tokens, rights and rates: who a request is of, and what it may."""
+"""Tokens, rights and rates: identifies the client of a request and what it may do."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_requests_without_a_valid_token_get_401(access: Access, headers: list[tu
         access.client(headers, HERE)
 
 
-def test_anonymous_clients_share_what_the_file_leaves_them(tmp_path: Path, clock: Clock) -> None:
+def test_anonymous_clients_share_the_rest_of_the_limit(tmp_path: Path, clock: Clock) -> None:
     anonymous = {"rights": ["quality"], "requests_per_second": 2}
     file = write(tmp_path / "tokens.json", {"clients": CLIENTS, "anonymous": anonymous})
     access = Access(Metrics(), file, clock=clock)
@@ -216,7 +216,7 @@ def test_tokens_are_read_again_and_a_broken_file_changes_nothing(
         caplog.clear()
         access.reload()
         assert len(caplog.records) == 1
-        assert caplog.records[0].getMessage().startswith("the tokens are as before: ")
+        assert caplog.records[0].getMessage().startswith("tokens were not reloaded: ")
         assert access.client(bearer("new-token-0123456789"), HERE).name == "new"
     file.unlink()
     access.reload()

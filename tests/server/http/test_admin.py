@@ -186,8 +186,8 @@ def test_a_reload_says_what_clients_notice(
             said.append(act(admin, "reload", f'{{"plan": "{file}"}}'.encode()).json()["changes"])
     assert said[0][0].startswith("quality of the best path: 0.5, was ")
     assert said[1] == ["quality of the best path: 0.125, was 0.5"]
-    assert said[2][0].startswith("requests may not have any more: ")
-    assert said[2][1] == "requests have now: buyer, fruit, weight"
+    assert said[2][0].startswith("no longer allowed in requests: ")
+    assert said[2][1] == "new in requests: buyer, fruit, weight"
     assert "; quality of the best path: 0.125, was 0.5" in caplog.text
 
 
@@ -204,9 +204,9 @@ def test_every_change_is_in_the_log(
         act(admin, "drain")
     lines = [r.getMessage() for r in caplog.records if r.name == "polyrec.admin"]
     assert [line.split(":")[0] for line in lines] == [
-        "another plan serves",
-        "another plan serves",
-        "a plan is not opened, the old one still serves",
+        "new plan served",
+        "new plan served",
+        "a plan was not loaded, the old one is still served",
         "routing is changed",
         "draining, as /v1/admin/drain was called",
     ]
@@ -258,7 +258,7 @@ def scaled(bundle: Bundle, folder: Path, factor: float) -> Path:
     return write_bundle(folder, model, *parts, replace=folder.exists()).path
 
 
-def test_a_rollback_brings_back_what_answered_although_its_files_were_replaced(
+def test_rollback_restores_the_old_model_although_its_files_were_replaced(
     client_of: Any, plan: Plan, bundle: Bundle, tmp_path: Path
 ) -> None:
     folder = scaled(bundle, tmp_path / "table", 1.0)

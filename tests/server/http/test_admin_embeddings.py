@@ -108,7 +108,7 @@ def test_rows_change_by_id_by_value_and_by_file(
         ({"tables": {"item": {"retract": ["a"]}}, "expires_s": 3}, "give `add` too"),
         ({"tables": {"item": {"values": ["no such"], "rows": [[1.0] * 8]}}}, "no value 'no such'"),
         ({"tables": {"cat": {"ids": [1], "rows": [[1.0] * 8]}}}, "no table 'cat'"),
-        ({"path": "dhe@cpu", "file": "x"}, "path 'dhe@cpu' takes no updates; those that do: table@cpu"),
+        ({"path": "dhe@cpu", "file": "x"}, "path 'dhe@cpu' accepts no updates; paths that do: table@cpu"),
         ({"file": "/nothing"}, "no file of updates"),
         ({"file": "/dev/zero"}, "'zero' is not a file of updates: it is not a regular file"),
     ],
@@ -126,7 +126,7 @@ def test_updates_need_the_token(updates: Any) -> None:
     assert updates.post(page, b"{", TOKEN).status_code == 400
 
 
-def test_what_takes_long_to_parse_is_refused_before(updates: Any) -> None:
+def test_bodies_that_are_slow_to_parse_are_rejected_before_parsing(updates: Any) -> None:
     """Parsing 64 MiB of `[],` kept all other clients waiting for seconds, in whatever thread."""
     document = b'{"tables": {"item": {"ids": [1], "rows": [' + b"[]," * 2**21 + b"[]]}}}"
     assert updates.post("/v1/admin/embeddings", document, TOKEN).status_code == 413
@@ -160,7 +160,7 @@ def test_a_file_of_updates_may_be_the_body(
         ("", b"", "the body is not safetensors"),
         ("", b"{}", "the body is not safetensors"),
         ("", file.read_bytes()[:-1], "the body is not safetensors"),
-        ("?path=other", file.read_bytes(), "path 'other' takes no updates"),
+        ("?path=other", file.read_bytes(), "path 'other' accepts no updates"),
         ("?nothing=1", file.read_bytes(), "nothing"),
         ("?key=", file.read_bytes(), "key"),
     ):

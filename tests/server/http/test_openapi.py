@@ -365,7 +365,7 @@ REJECTED = [
 
 
 @pytest.mark.parametrize(("status", "raw"), REJECTED, ids=lambda v: v if isinstance(v, int) else "")
-def test_what_the_connection_rejects_is_documented(
+def test_rejections_by_the_connection_are_documented(
     engine: Engine, contract: Contract, status: int, raw: bytes
 ) -> None:
     async def exchange() -> bytes:

@@ -47,7 +47,7 @@ def test_the_smallest_budget_is_not_the_default_one() -> None:
         (b"x-polyrec-quality", b"best", "X-Polyrec-Quality is 'best'"),
     ],
 )
-def test_what_cannot_be_read_is_malformed(name: bytes, value: bytes, says: str) -> None:
+def test_unreadable_option_headers_are_malformed(name: bytes, value: bytes, says: str) -> None:
     with pytest.raises(Malformed, match=says):
         parse_options([(name, value)])
 

@@ -28,7 +28,7 @@ PATHS = ("table-torch@cpu", "table-onnx@cpu")
     contexts=st.none() | st.integers(1, 60),
 )
 @settings(max_examples=40)
-def test_a_lane_gives_what_its_runtime_gives(
+def test_lane_returns_its_runtimes_predictions(
     lane: Lane,
     runtimes: dict[str, Runtime],
     make_batch: MakeBatch,
@@ -54,7 +54,7 @@ def test_an_answer_outlives_the_next_batch(lane: Lane, make_batch: MakeBatch) ->
     asyncio.run(two())
 
 
-def test_what_a_runtime_raises_is_settled_and_the_lane_goes_on(
+def test_runtime_errors_are_reported_and_the_lane_continues(
     lane: Lane, make_batch: MakeBatch, runtimes: dict[str, Runtime]
 ) -> None:
     wrong, right = make_batch(1, 4), make_batch(2, 4)

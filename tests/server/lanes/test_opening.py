@@ -65,7 +65,7 @@ def test_a_plan_with_a_lane_that_cannot_be_opened_leaves_none_open(paths: Paths)
 def test_a_thread_is_pinned_and_leaves_the_loop_free(
     paths: Paths, runtimes: dict[str, Runtime], make_batch: MakeBatch
 ) -> None:
-    """The runtime waits for the loop: in the loop's own thread it would wait for ever."""
+    """The runtime waits for the loop, so in the loop's own thread it would wait forever."""
     gate = threading.Event()
     cores: list[set[int]] = []
 

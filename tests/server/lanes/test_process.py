@@ -60,7 +60,7 @@ def lane(paths: Paths, deaths: Deaths) -> Iterator[Lane]:
 
 @pytest.fixture(scope="module")
 def steady(paths: Paths) -> Iterator[Lane]:
-    """One that nobody kills."""
+    """A lane process that is never killed."""
     lane = open_lane(PlannedLane(name="steady", kind="process"), paths, Deaths())
     yield lane
     lane.close()
@@ -328,7 +328,7 @@ def test_a_worker_that_takes_long_to_end_is_reaped_later(paths: Paths) -> None:
     assert _children() == []
 
 
-def test_a_process_that_cannot_be_started_is_said_in_one_line(
+def test_process_that_cannot_be_started_is_reported_in_one_line(
     paths: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
@@ -340,9 +340,7 @@ def test_a_process_that_cannot_be_started_is_said_in_one_line(
     assert _open_files() == files
 
 
-def test_a_worker_that_ends_while_it_starts_is_said_to_have(
-    paths: Paths, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_worker_that_ends_during_its_start_is_reported(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONHOME", "/nowhere")  # the interpreter does not come up
     with pytest.raises(RuntimeUnavailable, match="its process exited with status 1 while it started"):
         open_lane(PROCESS, paths, Deaths())

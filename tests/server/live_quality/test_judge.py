@@ -145,7 +145,7 @@ def test_a_piece_of_work_that_took_long_does_not_stop_the_judge_for_long() -> No
     assert rest_after(600.0) == LONGEST_REST_S
 
 
-def test_positives_that_nearly_missed_the_window_are_told(
+def test_positives_late_in_the_window_are_counted(
     log_folder: LogFolder, judge_settings: JudgeSettings, requests: list[Request]
 ) -> None:
     for i, after_s in enumerate((1, 10, 100, WINDOW_S - 1)):
@@ -155,7 +155,7 @@ def test_positives_that_nearly_missed_the_window_are_told(
     assert Judge(judge_settings, unpaced).round(log_folder.final_s).late_positives == 0.25
 
 
-def test_a_path_that_no_longer_scores_as_it_answered_is_told(
+def test_path_that_scores_differently_than_it_answered_is_counted(
     log_folder: LogFolder, judge_settings: JudgeSettings, request_: Request, nested: Bundle
 ) -> None:
     log_folder.add(request_, "r", np.full(len(request_.rows), 0.9, np.float32), WIDE, nested.manifest.version)

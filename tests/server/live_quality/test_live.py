@@ -104,7 +104,7 @@ def test_values_follow_a_report_within_the_bound_and_return_when_it_is_old(
         ({}, "auc", "measure"),
     ],
 )
-def test_what_cannot_be_scored_again_is_refused(
+def test_live_quality_rejects_logs_and_plans_it_cannot_score(
     opened: Opened, nested: Bundle, tmp_path: Path, log: dict[str, tuple[str, ...]], metric: str, message: str
 ) -> None:
     engine = opened(plan_of_widths(nested).model_copy(update={"metric": metric}))

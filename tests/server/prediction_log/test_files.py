@@ -49,7 +49,7 @@ def test_the_log_tells_when_records_are_lost_and_when_they_are_written_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     files = label_files(tmp_path)
-    (tmp_path / FEEDBACK).touch()  # no folder can be made there, whoever runs this
+    (tmp_path / FEEDBACK).touch()  # no folder can be made there by any user
     for _ in range(2):
         files.add([label(0)])
         assert files.flush() == (0, 1)

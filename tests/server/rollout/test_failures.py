@@ -112,7 +112,7 @@ def body_of(request: Any) -> bytes:
 
 
 @pytest.mark.parametrize("waited_s", [0.0, 1200.0])
-def test_what_passed_before_a_request_was_read_is_not_the_canarys(
+def test_time_before_a_request_was_read_does_not_count_against_the_canary(
     trial: Trial, plan_of: PlanOf, requests: list[Any], waited_s: float
 ) -> None:
     """The event loop reads a request after more than half of its budget: the stable version answers."""

@@ -103,7 +103,7 @@ def test_a_plan_by_url_names_no_files_of_this_machine(
     raw = json.loads((store / "v1/plan.json").read_text())
     raw["placement"] = {"paths": [], "directory": "/etc"}
     (store / "v1/placed.json").write_text(json.dumps(raw))
-    with pytest.raises(PlanError, match="directory: a plan by URL names no files"):
+    with pytest.raises(PlanError, match="directory: a plan by URL may not name files"):
         source(tmp_path, plan=f"{root}/v1/placed.json").read()
 
 

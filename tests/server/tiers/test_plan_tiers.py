@@ -359,7 +359,7 @@ def test_a_reload_and_a_rollback_serve_from_tiers_too(
     assert client.post("/v1/admin/reload", act, ALLOWED).status_code == 200
     answer = client.post("/v1/admin/embeddings", b'{"tables": {}}', ALLOWED)
     assert answer.status_code == 422
-    assert "no path takes updates of rows" in answer.json()["error"]
+    assert "no path accepts row updates" in answer.json()["error"]
     assert client.post("/v1/admin/rollback", b"{}", ALLOWED).status_code == 200
     given = client.predict(request_)["predictions"]
     np.testing.assert_allclose(np.array(given, np.float32), whole(request_), rtol=0, atol=1e-6)

@@ -54,7 +54,7 @@ def file(columns: dict[str, Any], tmp_path: Path) -> Path:
     return tmp_path / "my clicks.parquet"
 
 
-def test_columns_become_what_they_look_like(file: Path) -> None:
+def test_columns_are_guessed_by_their_values(file: Path) -> None:
     guess = guess_schema(file)
     schema = guess.schema
     assert (schema.name, schema.group, schema.label.column) == ("my_clicks", "query_id", "clicked")
@@ -83,7 +83,7 @@ def test_a_number_that_tells_the_label_is_left_out(columns: dict[str, Any], tmp_
     }
     pq.write_table(pa.table(columns), tmp_path / "f.parquet")
     guess = guess_schema(tmp_path / "f.parquet")
-    assert "alone it tells the label (AUC 1.00)" in guess.left_out["seconds_read"]
+    assert "alone it predicts the label (AUC 1.00)" in guess.left_out["seconds_read"]
     assert "seconds_until_gone" in guess.left_out
     assert "hint" in guess.schema.candidate.names
 
@@ -96,7 +96,7 @@ def test_the_file_is_the_schema_and_says_why(file: Path, tmp_path: Path) -> None
     for column in ("price", "item", "tags"):
         (line,) = [line for line in text.splitlines() if re.search(rf"name: {column}[,}}]", line)]
         assert line.endswith(f"# {guess.reasons[column]}")
-    assert "#   row_key: 2,000 values in 2,000 rows: it names the row" in text
+    assert "#   row_key: 2,000 values in 2,000 rows: it identifies the row" in text
 
 
 def test_without_groups_and_time_rows_are_split_by_ids(columns: dict[str, Any], tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_a_column_of_any_type_is_a_feature_or_left_out_with_the_reason(
 
 def test_the_column_that_tells_requests_apart_may_be_their_time_but_no_list(file: Path) -> None:
     assert guess_schema(file, group="at").schema.group == "at"
-    with pytest.raises(SchemaError, match="column 'tags' is list<element: string>: it cannot tell requests"):
+    with pytest.raises(SchemaError, match="'tags' is list<element: string>: it cannot identify requests"):
         guess_schema(file, group="tags")
 
 
@@ -241,7 +241,7 @@ def test_a_label_in_words_is_refused_with_a_command_that_makes_one(
 @pytest.mark.parametrize(
     ("values", "positive"), [(["Good", "bad", "bad"], "Good"), (["true", "false", "true"], "true")]
 )
-def test_of_a_label_in_words_the_usual_or_rarer_one_is_positive(
+def test_text_label_uses_the_conventional_or_rarer_value_as_positive(
     values: list[str], positive: str, tmp_path: Path
 ) -> None:
     pq.write_table(pa.table({"user": ["a", "b", "a"], "label": values}), tmp_path / "words.parquet")
@@ -281,7 +281,7 @@ def test_beside_a_label_that_is_a_number_words_are_features_unless_they_tell_it(
     guess = guess_schema(tmp_path / "f.parquet")
     assert guess.schema.label.column == "clicked"
     assert {"gender", "label"} <= {f.name for f in guess.schema.categorical}
-    assert "alone it tells the label (AUC 1.00)" in guess.left_out["outcome"]
+    assert "alone it predicts the label (AUC 1.00)" in guess.left_out["outcome"]
 
 
 def test_few_clicks_tell_no_text(columns: dict[str, Any], tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ def test_a_label_of_more_than_two_words_has_no_command(tmp_path: Path) -> None:
         guess_schema(tmp_path / "words.parquet")
 
 
-def test_times_and_lists_written_as_text_are_said(columns: dict[str, Any], tmp_path: Path) -> None:
+def test_times_and_lists_stored_as_text_are_reported(columns: dict[str, Any], tmp_path: Path) -> None:
     texts = {"at": [str(t) for t in columns["at"]], "tags": [f"t{i % 9}|t{i % 11}" for i in range(ROWS)]}
     texts |= {"city": [f"Town {i % 50}, Land {i % 5}" for i in range(ROWS)]}
     pq.write_table(pa.table(columns | texts), tmp_path / "texts.parquet")
@@ -307,7 +307,7 @@ def test_times_and_lists_written_as_text_are_said(columns: dict[str, Any], tmp_p
     assert "lists" not in guess.reasons["city"]
 
 
-def test_of_a_folder_all_files_are_looked_at(columns: dict[str, Any], tmp_path: Path) -> None:
+def test_all_files_of_a_folder_are_examined(columns: dict[str, Any], tmp_path: Path) -> None:
     table = pa.table(columns)
     for day in range(4):
         folder = tmp_path / f"day={day}"

@@ -1,4 +1,4 @@
-"""Look-ups in one pass against the flat table: both ways, on the cpu; on a GPU where there is one."""
+"""Lookups in one pass against the flat table: both ways, on the cpu; on a GPU where there is one."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_look_ups_placed_by_the_device_are_counted_as_those_placed_by_the_host(
 def test_new_values_are_seen_before_and_after_they_are_written(tmp_path: Path, mode: int) -> None:
     world = World(tmp_path)
     stage, _ = world.over(mode)
-    held = world.stack.views.enter()  # somebody still reads by the older view: nothing can be written
+    held = world.stack.views.enter()  # the older view is still being read, so nothing can be written
     world.renew()
     assert world.stack.views.newest.layers
     world.same(stage, world.batch(30, 3))

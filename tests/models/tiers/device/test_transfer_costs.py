@@ -24,7 +24,7 @@ def test_the_faster_mode_is_chosen_except_for_retries(cheaper: int) -> None:
     taken = serve(TransferCosts(), 10 * EVERY, 26 * 64, 80, costs)
     assert set(taken[:2]) == {DIRECT, COPIED}
     assert taken.count(1 - cheaper) == 1 + 10
-    assert taken[-1] == 1 - cheaper  # and it is tried again for ever
+    assert taken[-1] == 1 - cheaper  # and it is retried indefinitely
 
 
 def test_each_miss_rate_and_size_is_chosen_separately() -> None:

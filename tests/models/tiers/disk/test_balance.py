@@ -6,7 +6,7 @@ from polyrec.models.tiers.disk.balance import BLOCK, WINDOW, Balance
 
 
 def noted(balance: Balance, lookups: int, share: float, colder: float, returned: float) -> int:
-    """Notes look-ups in batches of 256 until something is due; shares are of the look-ups."""
+    """Notes lookups in batches of 256 until something is due; shares are of the lookups."""
     for _ in range(0, lookups, 256):
         balance.note(256, int(256 * share), int(256 * colder), int(256 * returned))
         if due := balance.due(1000, 2000):
@@ -15,7 +15,7 @@ def noted(balance: Balance, lookups: int, share: float, colder: float, returned:
 
 
 def test_nothing_is_released_while_the_colder_half_has_more_hits_a_slot() -> None:
-    # 0.1 of the look-ups by 500 slots, against 0.2 of them by 2000
+    # 0.1 of the lookups by 500 slots, against 0.2 of them by 2000
     assert noted(Balance(), 20 * WINDOW, 0.6, 0.1, 0.2) == 0
 
 

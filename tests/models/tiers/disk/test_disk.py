@@ -124,7 +124,7 @@ def test_rows_wait_in_their_pages_and_enter_the_row_cache_together(roomy: DiskTi
     assert not roomy.staged.pins.any()
 
 
-def test_of_rows_to_keep_the_hottest_find_a_place(roomy: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hottest_rows_are_kept_if_not_all_fit(roomy: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ROWS_AT_ONCE", 50)
     slots = roomy.row_cache.slots
     roomy.keep(np.arange(2 * slots), rows_of)

@@ -68,7 +68,7 @@ def test_a_read_beyond_the_end_fails_only_its_ticket(file: int, kind: Kind) -> N
 
 @pytest.mark.parametrize("kind", ["io_uring", "threads"])
 def test_threads_share_a_reader(file: int, kind: Kind) -> None:
-    """Each waits for its own reads while others take completions: nobody is left asleep."""
+    """Each thread waits for its own reads while others take completions; none is left asleep."""
     reader, memory = opened(file, kind, 4 * 64)
     wrong: list[int] = []
 

@@ -1,4 +1,4 @@
-"""Getting into a real Redis by TLS and as a user of its access list; and what is shown of that."""
+"""Login to a real Redis by TLS and as a user of its access list, and what is shown of it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SIZES = {"a": 3000, "table_b": 50}
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    """A server that speaks TLS and lets nobody in but the user `rows`."""
+    """A TLS server that accepts only the user `rows`."""
     folder = tmp_path_factory.mktemp("redis")
     access = folder / "users.acl"
     rights = "~polyrec:* +get +mget +set +ping +info"

@@ -186,7 +186,7 @@ def test_no_batch_sees_a_wrong_row_or_half_an_update_under_load(tmp_path: Path) 
     stack.close()
 
 
-def test_what_is_remembered_counts_all_look_ups_not_only_the_sampled(tmp_path: Path) -> None:
+def test_memory_of_drift_counts_unsampled_lookups_too(tmp_path: Path) -> None:
     encoder = encoder_of(SIZES)
     coldest = np.flatnonzero(encoder.vocabularies["a"].rank_of_id >= 5900)
     memory = 10_000

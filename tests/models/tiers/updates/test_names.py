@@ -1,4 +1,4 @@
-"""Values that come and go while serving, against a dictionary of what is served."""
+"""Values added and retracted while serving, compared with a dictionary of what is served."""
 
 from __future__ import annotations
 
@@ -326,7 +326,7 @@ def test_an_update_reaches_the_tiers_that_a_reload_opened_meanwhile(changes: Cha
     assert apply_update(old, retraction(["n0", "v1"])).retracted == 2
     assert versions(new, ["n0", "v1"]) == [-1.0, -1.0]
     new.close()
-    with pytest.raises(UpdateNotKept, match="not served any more"):
+    with pytest.raises(UpdateNotKept, match="no longer served"):
         apply_update(new, named(["v1"], 3))
 
 

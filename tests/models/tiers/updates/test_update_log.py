@@ -191,7 +191,7 @@ while True:
 """
 
 
-def test_what_was_acknowledged_survives_kill_9(tmp_path: Path) -> None:
+def test_acknowledged_updates_survive_kill_9(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     writer = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=environment
@@ -230,7 +230,7 @@ def test_closing_answers_callers_that_wait_for_the_disk(tmp_path: Path) -> None:
     update_log.sync(position)
 
 
-def test_what_follows_a_damaged_record_is_kept_beside_the_log(
+def test_bytes_after_a_damaged_record_are_saved_beside_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "u"

@@ -129,7 +129,7 @@ def test_a_failed_training_goes_on_from_its_checkpoint(
         (("--memory", "much"), "'much' is not a size"),
         (("--memory", "10"), "--memory 10 B holds no row of 20 bytes"),
         (("--memory", "4KB"), "do not fit the cache of"),
-        (("--tier-directory", "rows"), "say how many"),
+        (("--tier-directory", "rows"), "add --memory BYTES"),
         (("--memory", "1MB", "--representation", "dhe"), "--memory trains tables without --representation"),
         (("--memory", "1MB", "--workers", "2"), "--memory trains tables without --workers"),
         (("--memory", "1MB", "--search", "1m"), "--memory trains tables without --search"),

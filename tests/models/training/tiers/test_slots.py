@@ -8,7 +8,7 @@ from polyrec.models.training.tiers.slots import SlotDirectory
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_finds_what_a_dictionary_finds(seed: int) -> None:
+def test_index_finds_the_same_slots_as_a_dictionary(seed: int) -> None:
     """The smallest caches leave rows out of the index."""
     random = np.random.default_rng(seed)
     rows, count = 2000, int(random.integers(8, 300))

@@ -1,4 +1,4 @@
-"""One of two processes of test_workers.py: takes steps in every scheme and saves what it found.
+"""One of two processes of test_workers.py: takes steps in every scheme and saves the results.
 
 python two_processes.py BUNDLE CLICKS OUT, in the environment of a worker.
 """

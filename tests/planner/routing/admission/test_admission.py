@@ -200,7 +200,7 @@ def test_an_empty_or_tiny_body_rejected_unparsed_says_nothing_about_the_rows_of_
     assert router.reject_early(0.0, 0.012, 4000, 0.0) is None  # 40 rows with more time
 
 
-def test_what_is_first_in_the_queue_waits_for_company_while_it_has_time():
+def test_head_of_the_queue_waits_to_be_merged_while_it_has_time():
     router = inline_router(1e-4, 0.0)
     assert not router.is_urgent(0.0)
     assert router.offer(Query(20, 0.0, 0.010), 0.0) is None
@@ -235,7 +235,7 @@ def test_a_query_goes_ahead_of_those_of_its_priority_with_later_deadlines(priori
 
 
 @given(st.lists(st.integers(1, 400), min_size=1, max_size=3), st.floats(0.0, 1.0), st.integers(1, 400))
-def test_on_busy_lanes_a_query_is_predicted_late_if_what_executes_makes_it_so(running, passed, rows):
+def test_query_is_predicted_late_if_running_batches_make_it_late(running, passed, rows):
     """The upper bound, which is enough for most, admits nothing that the exact prediction rejects."""
     driver = RouterDriver(router_of(lanes=cpu_lanes(3)))
     for each in running:

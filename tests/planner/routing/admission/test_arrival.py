@@ -1,4 +1,4 @@
-"""Arrivals of requests: an even stream is told from the order of reading; no estimate exceeds its bounds."""
+"""Arrivals of requests: even streams are reconstructed from reading order; estimates stay within bounds."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_budget_begins_between_the_last_look_and_now(pauses_s, count, budget_s
             assert starts == [looked_s] * count
 
 
-def test_after_a_pause_longer_than_the_budget_only_what_arrived_last_has_time_left():
+def test_after_a_long_pause_only_the_latest_requests_have_time_left():
     times = ArrivalTimes()
     times.look(1.0, slept=True)
     for step in range(1, 400):
@@ -62,7 +62,7 @@ def test_after_a_pause_longer_than_the_budget_only_what_arrived_last_has_time_le
     assert min(left_s[32:]) > 0
 
 
-def test_what_wakes_a_sleeping_loop_or_comes_alone_has_just_arrived():
+def test_request_that_wakes_the_loop_or_comes_alone_has_just_arrived():
     times = ArrivalTimes()
     times.look(1.0, slept=True)
     times.begin()

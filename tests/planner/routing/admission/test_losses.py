@@ -1,4 +1,4 @@
-"""Which losses tell something of the load: those of queries that had time to wait."""
+"""Which losses indicate the load: only those of queries that had time to wait."""
 
 import pytest
 
@@ -33,21 +33,21 @@ def test_one_that_the_full_queue_has_no_room_for_counts():
     assert driver.router.state.loss_backoff.level > 0
 
 
-def test_one_whose_execution_nearly_fills_its_budget_does_not():
+def test_loss_of_a_query_that_nearly_fills_its_budget_is_ignored():
     assert level_after_losing(1.1e-4) == 0
 
 
-def test_where_all_have_as_little_time_it_does():
+def test_loss_counts_if_all_budgets_are_equally_short():
     assert level_after_losing(1.1e-4, usual_budget_s=2.2e-4) > 0
 
 
 @pytest.mark.parametrize("budget_s", [1e-6, 6e-5])
-def test_an_impossible_one_never_does(budget_s):
+def test_loss_of_a_query_with_an_impossible_budget_is_ignored(budget_s):
     assert level_after_losing(budget_s, usual_budget_s=2.2e-4) == 0
 
 
 @pytest.mark.parametrize("lanes", [1, 2])
-def test_what_one_loses_lowers_quality_by_its_share_of_what_the_best_path_gains_all(lanes):
+def test_loss_of_a_query_lowers_quality_by_its_share_of_the_best_paths_gain(lanes):
     driver = RouterDriver(router(CPU, cpu_lanes(lanes)))
     rows = 400
     for _ in range(100):

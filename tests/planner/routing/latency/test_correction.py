@@ -74,7 +74,7 @@ def test_a_new_path_is_learned_quickly():
     assert fed(1.5 * MEDIAN_S * noise(20)).median[0] == pytest.approx(1.5, rel=0.12)
 
 
-def test_of_two_paths_six_per_cent_apart_the_faster_one_is_known():
+def test_paths_six_percent_apart_are_ordered_correctly():
     slow, fast = (fed(s * MEDIAN_S * noise(2000, seed)) for seed, s in enumerate((1.0, 0.94)))
     assert fast.median[0] < slow.median[0]
 
@@ -188,7 +188,7 @@ def test_a_path_measured_on_a_slower_core_is_not_held_slow_against_one_measured_
     assert correction.median[1] * USED.median[1] <= 6e-4
 
 
-def test_what_the_first_batches_of_a_path_say_hardly_changes_another_path():
+def test_first_batches_of_a_path_hardly_change_other_paths():
     correction = executed_alone(4e-4)
     fed([2 * 1.6e-3] * 30, correction, path=2)
     correction.tick(60.0, 0.1, 1)

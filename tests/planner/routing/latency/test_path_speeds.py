@@ -45,7 +45,7 @@ def test_a_core_that_speeds_up_moves_all_paths_and_a_fast_path_only_itself():
     assert speeds.errors == pytest.approx([-0.4, untried - 0.2, fast - 0.2], abs=0.05)
 
 
-def test_what_is_common_is_forgotten_at_rest_and_what_is_a_paths_own_later():
+def test_common_error_is_forgotten_at_rest_before_paths_own_errors():
     speeds = PathSpeeds(2)
     for _ in range(50):
         speeds.update(0.1, (40, 40), (0.5, 0.8), (1e-3, 1e-3))
@@ -58,7 +58,7 @@ def test_what_is_common_is_forgotten_at_rest_and_what_is_a_paths_own_later():
     assert speeds.errors[1] - speeds.errors[0] == pytest.approx(own * np.exp(-1), rel=0.15)
 
 
-def test_what_a_path_takes_by_itself_is_unknown_again_after_a_long_rest():
+def test_own_error_of_a_path_is_forgotten_after_a_long_rest():
     """Its error has been forgotten: what it then shows is no news of the other path."""
     speeds, profiles = PathSpeeds(2), (1e-3, 1e-3)
     for _ in range(50):

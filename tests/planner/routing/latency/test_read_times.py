@@ -46,7 +46,7 @@ def test_a_query_waits_for_its_slowest_tier():
     assert times.tail_s(Misses(50, 3)) == times.tail_s(Misses(remote=3)) > times.tail_s(Misses(50))
 
 
-def test_what_no_read_confirms_fades_within_seconds():
+def test_unconfirmed_read_times_fade_within_seconds():
     times = learned(factor=100.0)
     before = times.tail_s(Misses(50))
     for _ in range(100):
@@ -57,7 +57,7 @@ def test_what_no_read_confirms_fades_within_seconds():
     assert times.tail_s(Misses(50)) == 0.0
 
 
-def test_what_reads_confirm_stays():
+def test_confirmed_read_times_stay():
     times = ReadTimes()
     # few, as the tail would grow to make up for a line that fades
     for _ in range(10):

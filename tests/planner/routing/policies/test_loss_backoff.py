@@ -20,7 +20,7 @@ def test_losses_in_consecutive_ticks_leave_no_room_for_quality():
     assert loss_backoff.fill_share == 0
 
 
-def test_a_loss_lowers_quality_no_further_than_its_share_of_what_is_at_stake():
+def test_losses_lower_quality_at_most_by_their_share_of_the_stakes():
     backoff = LossBackoff()
     for _ in range(100):
         backoff.tick(10.0)

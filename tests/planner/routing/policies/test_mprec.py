@@ -72,7 +72,7 @@ def test_queries_that_expired_in_the_queue_leave_nothing_behind_that_later_ones_
     assert driver.router.paths[later.path].name == "hybrid@cpu"
 
 
-def test_of_paths_that_are_equally_fast_the_better_one_is_bound():
+def test_equally_fast_paths_bind_the_one_of_better_quality():
     fast = LatencyModel(rows=(1, 256), median_s=(1e-3, 2e-3), tail_s=(1e-3, 2e-3))
     paths = [PathSpec(f"{name}@cpu", "cpu", quality, fast) for name, quality in (("a", 0.8), ("b", 0.9))]
     for order in (paths, paths[::-1]):

@@ -73,7 +73,7 @@ def test_time_that_one_does_not_want_goes_to_the_others():
     assert allot(1.0, [small, large]) == pytest.approx([0.01, 0.99])
 
 
-def test_a_weight_moves_only_what_is_not_guaranteed():
+def test_weights_divide_only_time_that_is_not_guaranteed():
     one = TimeDemand(10_000, ((0.5, 1e-3),), 1, 1.0, 0.25)
     other = TimeDemand(10_000, ((0.5, 1e-3),), 1, 2.0, 0.25)
     assert allot(1.0, [one, other]) == pytest.approx([0.25, 0.75])

@@ -1,4 +1,4 @@
-"""The transport side of a connection: held bytes, paused reading, closing."""
+"""The transport side of a connection: buffered bytes, paused reading, closing."""
 
 from __future__ import annotations
 

@@ -21,14 +21,14 @@ from tests.server.http.connection.wire import connected, exchange, head, local, 
 BODY = b'{"instances": [{}]}'
 
 
-def test_what_is_not_http_gets_400_in_json(server: ServerProcess) -> None:
+def test_bytes_that_are_not_http_get_400_in_json(server: ServerProcess) -> None:
     for nonsense in (b"hello\r\n\r\n", b"\x16\x03\x01\x02\x00\x01", b"GET / HTTP/9.9\r\n\r\n"):
         status, body = status_and_body(exchange(server, nonsense))
         assert status == 400
         assert body == {"error": "the request is not valid HTTP/1.1"}
 
 
-def test_what_follows_a_request_and_is_not_http_cannot_fill_the_log(bundle_dir: Path, tmp_path: Path) -> None:
+def test_garbage_after_a_request_cannot_fill_the_log(bundle_dir: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     with log.open("w") as stderr, start({"bundle": bundle_dir, "drain_grace_s": 0}, stderr) as server:
         for good in (b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n", head("/v1/predict", len(BODY)) + BODY):

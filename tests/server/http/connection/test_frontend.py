@@ -25,7 +25,7 @@ async def read(frontend: HttpFrontend) -> float:
     return arrived_s
 
 
-def test_what_is_read_after_a_batch_may_have_arrived_before_it(engine: Engine) -> None:
+def test_requests_read_after_a_batch_may_have_arrived_before_it(engine: Engine) -> None:
     async def scene() -> tuple[float, float]:
         frontend = front_of(engine)
         looked_s = clock()
@@ -38,7 +38,7 @@ def test_what_is_read_after_a_batch_may_have_arrived_before_it(engine: Engine) -
     assert looked_s <= arrived_s < looked_s + BUSY_S
 
 
-def test_what_wakes_a_sleeping_loop_has_just_arrived(engine: Engine) -> None:
+def test_request_that_wakes_the_loop_has_just_arrived(engine: Engine) -> None:
     async def scene() -> tuple[float, float]:
         frontend = front_of(engine)
         await read(frontend)
@@ -73,7 +73,7 @@ def test_a_client_that_waited_for_an_answer_sent_its_next_request_after_it(engin
     assert after_s == arrived_s + 1
 
 
-def test_of_what_is_read_after_a_batch_the_first_probably_arrived_first(engine: Engine) -> None:
+def test_requests_read_after_a_batch_arrived_in_reading_order(engine: Engine) -> None:
     async def scene() -> list[float]:
         frontend = front_of(engine)
         likely = []

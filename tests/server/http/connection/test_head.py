@@ -1,4 +1,4 @@
-"""Heads of requests: what they mean, and which are no acceptable HTTP."""
+"""Heads of requests: how they are interpreted, and which are rejected."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ def test_a_request_that_has_not_arrived_when_the_server_ends_is_rejected(engine:
     for answer in unfinished:
         assert status_and_body(answer) == (
             503,
-            {"error": "the server ends before this has arrived; ask another"},
+            {"error": "the server is shutting down; retry on another"},
         )
         assert b"connection: close" in answer
     assert idle == b""

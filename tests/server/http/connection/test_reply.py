@@ -37,13 +37,11 @@ def test_an_error_has_its_status_and_headers() -> None:
     status, headers, body = sent(error_reply(Overloaded(2)))
     assert status == 429
     assert headers[b"retry-after"] == b"2"
-    assert json.loads(body) == {
-        "error": "overloaded: too much is waiting for the latency budget; retry in 2 s"
-    }
+    assert json.loads(body) == {"error": "overloaded: the backlog exceeds the latency budget; retry in 2 s"}
 
 
 @pytest.mark.parametrize("size", [COMPRESS_FROM_BYTES - 1, COMPRESS_FROM_BYTES])
-def test_only_what_pays_is_compressed(size: int) -> None:
+def test_only_large_replies_are_compressed(size: int) -> None:
     _, headers, body = sent(Reply(b"x" * size), (b"accept-encoding", b"gzip"))
     assert (b"content-encoding" in headers) == (size >= COMPRESS_FROM_BYTES)
     assert int(headers[b"content-length"]) == len(body)

@@ -232,7 +232,7 @@ def test_expect_100_continue_is_answered(url: str) -> None:
 
 
 @pytest.mark.parametrize(("raw", "statuses"), REFUSED.values(), ids=REFUSED.keys())
-def test_what_is_no_request_is_rejected_and_the_connection_closed(
+def test_invalid_requests_are_rejected_and_the_connection_closed(
     url: str, raw: bytes, statuses: set[int]
 ) -> None:
     with Talk(url) as client:

@@ -1,4 +1,4 @@
-"""Leaves out what Schemathesis reports and HTTP allows: a header that the document does not name."""
+"""Ignores a Schemathesis report of something HTTP allows: a header that the document does not name."""
 
 from __future__ import annotations
 

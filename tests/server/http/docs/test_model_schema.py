@@ -29,7 +29,7 @@ def imported(request: Any, client_of: Callable[[Plan], Any], tmp_path: Path) -> 
     return client_of(plan.model_copy(update={"default_budget_ms": 60_000.0}))
 
 
-def test_what_the_document_allows_is_answered_and_nothing_else(imported: Any) -> None:
+def test_exactly_the_documented_values_are_accepted(imported: Any) -> None:
     document = imported.send("GET", "/openapi.json").json()
     row = document["components"]["schemas"]["CandidateRow"]
     single = "required" in row
