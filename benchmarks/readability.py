@@ -3,7 +3,7 @@
     python -m benchmarks.readability                # the working tree
     python -m benchmarks.readability bd14473        # a revision
 
-tests/test_house.py checks the limits; this prints the figures, for comparison between revisions.
+tests/test_repository_layout.py checks the limits; this prints the figures, for comparison between revisions.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def folder_sizes(files: Mapping[str, Path]) -> Counter[str]:
 
 
 def duplicate_classes(files: Mapping[str, Path]) -> dict[str, list[str]]:
-    """Returns public classes with equal names in a top-level folder, without tests: `room:Name` -> paths."""
+    """Returns public classes with equal names in a top-level folder, without tests: `folder:Name` -> paths."""
     places: dict[str, list[str]] = {}
     for path, file in files.items():
         folder = path.split("/")[0]
@@ -63,7 +63,7 @@ def duplicate_classes(files: Mapping[str, Path]) -> dict[str, list[str]]:
     return {name: paths for name, paths in places.items() if len(paths) > 1}
 
 
-def import_circles(files: Mapping[str, Path]) -> list[list[str]]:
+def import_cycles(files: Mapping[str, Path]) -> list[list[str]]:
     """Returns groups of modules that import one another at load time."""
     names = {path.removesuffix(".py").replace("/", ".").removesuffix(".__init__"): path for path in files}
     graph: dict[str, set[str]] = {}
@@ -106,7 +106,7 @@ def _components(graph: Mapping[str, set[str]]) -> Iterator[set[str]]:
 
 
 def unmirrored_tests(files: Mapping[str, Path]) -> list[str]:
-    """Returns test files below tests/ROOM/ whose folder has no counterpart in the source."""
+    """Returns test files whose folder below tests/ has no counterpart in the source."""
     folders = {str(Path(path).parent) for path in files if not path.startswith("tests/")}
     lost = []
     for path in files:

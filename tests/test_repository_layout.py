@@ -79,7 +79,7 @@ def test_no_modules_import_each_other(files: dict[str, Path]) -> None:
 
 
 def test_tests_mirror_the_source_folders(files: dict[str, Path]) -> None:
-    assert house.unmirrored_tests(files) == []
+    assert readability.unmirrored_tests(files) == []
 
 
 def test_docstrings_begin_with_what_the_thing_does_or_is(files: dict[str, Path]) -> None:

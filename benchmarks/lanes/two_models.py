@@ -137,7 +137,7 @@ class Servers:
         self.apart = [serve({"plans": f"{t.name}={t.plan}"}) for t in tenants]
         self.latencies = [self._latency(i) for i in range(len(tenants))]
 
-    def of(self, way: str) -> list[ServerProcess]:
+    def arrangement(self, way: str) -> list[ServerProcess]:
         """Returns the server of each model."""
         return [self.shared] * len(self.tenants) if way == "shared" else self.apart
 

@@ -61,7 +61,7 @@ def alone(training: Training, width: int) -> Training:
     return training.model_copy(update={"architecture": shape.head(width)}).with_recipe(changes)
 
 
-def trained(path: Path, reader: DataReader, training: Training, name: str, bars: Bars) -> Bundle:
+def trained(path: Path, reader: DataReader, training: Training, name: str, bars: ProgressBars) -> Bundle:
     """Returns the bundle at `path` if it was made by this recipe from these data, else trains it."""
     try:
         kept = load_bundle(path)

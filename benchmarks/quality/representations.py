@@ -118,7 +118,7 @@ def _is_trained(bundle: Bundle, plan: Plan, training: Training, variant: Trained
     )
 
 
-def predictions_of(plan: Plan, runs: Mapping[tuple[str, int], Bundle], bars: Bars) -> Predictions:
+def predictions_of(plan: Plan, runs: Mapping[tuple[str, int], Bundle], bars: ProgressBars) -> Predictions:
     """Predicts the test rows with every run (`name-seed`), in one pass over the data per runtime."""
     ways: dict[tuple[str, DensePrecision], dict[str, Bundle]] = {}
     for (name, seed), bundle in runs.items():

@@ -215,7 +215,7 @@ def machine() -> str:
     return f"{processor()}, {os.cpu_count()} cores, one used"
 
 
-def parts(args: argparse.Namespace, bars: Bars) -> Iterator[Found]:
+def parts(args: argparse.Namespace, bars: ProgressBars) -> Iterator[Found]:
     """Measures the parts named by `--parts`."""
     folder = args.folder / "trivago"
     if "trivago" in args.parts:

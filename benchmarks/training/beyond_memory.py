@@ -169,10 +169,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if way == "memory":
         stage = TableStage.initial(schema, sizes, WIDTH, 0)
     elif way == "tiers":
-        room = room_in(memory, fused.total, RECORD_BYTES)
-        log = UndoLog(RowFile(folder / "tiers.rows", fused.total, WIDTH, 1, room.buffer_bytes))
+        division = divide_memory(memory, fused.total, RECORD_BYTES)
+        log = UndoLog(RowFile(folder / "tiers.rows", fused.total, WIDTH, 1, division.buffer_bytes))
         # all tables have as many rows and lookups
-        cuts = dict.fromkeys(schema.tables, room.prefix // TABLES)
+        cuts = dict.fromkeys(schema.tables, division.prefix // TABLES)
         resident = ResidentRows(
             fused, cuts, division.slots, log, lambda: (p.numpy() for p in initial_rows(fused, WIDTH, 0))
         )

@@ -120,7 +120,7 @@ class NearRows:
         return bool((candidate.ranks < second).all() and (context.ranks < first).all())
 
     def addresses(self, batch: Batch, out: I64) -> None:
-        """Writes the host memory addresses of a batch's rows, int64 [lookups]; requires `have`."""
+        """Writes the host memory addresses of a batch's rows, int64 [lookups]; requires `holds`."""
         _add(batch, self._first, out)
 
     def rows(self, batch: Batch) -> I64:

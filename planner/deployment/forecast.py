@@ -131,7 +131,7 @@ def _gained(choice: Choice, freed: Problem, kind: str, what: str) -> list[Bottle
     )
 
 
-def _more(problem: Problem, choice: Choice, others: Others) -> tuple[Upgrade, ...]:
+def _upgrades(problem: Problem, choice: Choice, others: Others) -> tuple[Upgrade, ...]:
     """Returns the gain of one more core, of one more of each accelerator, and of one more GB of each memory.
 
     Plans again for each.

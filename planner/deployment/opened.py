@@ -113,7 +113,7 @@ def batch_reads(tables: Tables, opened: OpenedCuts, lookups: float, cached: floa
 
 def rounds_of(reads: float, opened: OpenedCuts) -> float:
     """Returns the number of rounds in which a batch reads `reads` pages, on average."""
-    return any_of(reads) * max(reads / opened.page_slots, 1.0)
+    return probability_of_any(reads) * max(reads / opened.page_slots, 1.0)
 
 
 def _inside(tables: Tables, reach: tuple[int, ...]) -> Tables:

@@ -86,7 +86,7 @@ def _extend_cuts(
     served: np.ndarray,
     spare_bytes: float,
 ) -> dict[int, Cuts]:
-    """Extends cuts by `room` bytes in total, by the rows accessed most."""
+    """Extends cuts by `spare_bytes` bytes in total, by the rows accessed most."""
     joined, owners = _rest(problem, options, cuts, served)
     more = cuts_within(joined, spare_bytes)
     found = {}

@@ -77,7 +77,7 @@ class ComparisonFigures:
         """Number of requests that were repeated at the canary."""
         return 0 if self.pairs is None else self.pairs.requests + self.pairs.failed
 
-    def without_each_group(self) -> Iterator[Compared]:
+    def without_each_group(self) -> Iterator[ComparisonFigures]:
         """Yields, for each group, these sums without its requests."""
         for left_out in range(GROUPS):
             canary = merged(ArmSums, _others(self.groups, left_out))

@@ -109,7 +109,7 @@ def decide(
     live: tuple[float, float, float] | None = None,
 ) -> RolloutDecision:
     """Decides from both arms' sums in the window. age_s: age of the rollout. live: see `RolloutFigures`."""
-    decision = _decide_of_all(compared, lane_deaths, age_s, bounds, live)
+    decision = _decide_on_all(compared, lane_deaths, age_s, bounds, live)
     if decision.verdict == "rollback" and not lane_deaths:
         unshadowed = replace(compared, pairs=None, loss=None)
         by_own = _decide_on_all(unshadowed, 0, age_s, bounds, live).verdict == "rollback"

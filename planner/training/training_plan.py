@@ -103,11 +103,11 @@ def plan_training(description: TrainingDescription, popularity: Popularity) -> T
     return TrainingPlan(chosen, baseline, wanted, fastest, least)
 
 
-def node_counts(most: int) -> list[int]:
-    """Returns the numbers of nodes to evaluate, up to `most`."""
-    counts = list(range(1, min(most, DENSE_COUNTS) + 1))
-    while counts[-1] < most:
-        counts.append(min(most, int(counts[-1] * GROWTH) + 1))
+def node_counts(max_nodes: int) -> list[int]:
+    """Returns the numbers of nodes to evaluate, up to `max_nodes`."""
+    counts = list(range(1, min(max_nodes, DENSE_COUNTS) + 1))
+    while counts[-1] < max_nodes:
+        counts.append(min(max_nodes, int(counts[-1] * GROWTH) + 1))
     return counts
 
 

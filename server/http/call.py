@@ -347,9 +347,7 @@ class Call:
 
     def abandon(self, error: RequestError) -> None:
         """Cancels the query and records the error; called when the answer is no longer awaited."""
-        if self._query is not None:
-            assert self._serving is not None
-            self._serving.dispatcher.cancel(self._query, error)
+        self._cancel_query(error)
         self.reject(error)
 
     def _cancel_query(self, error: RequestError) -> bool:

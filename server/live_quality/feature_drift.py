@@ -83,7 +83,7 @@ class FeatureDrift:
         self._moved: dict[str, tuple[I64, I64]] = {}
 
     @classmethod
-    def of(cls, bundle: Bundle) -> FeatureDrift:
+    def from_bundle(cls, bundle: Bundle) -> FeatureDrift:
         """Measures against the reference of a bundle; measures nothing if it has no readable one."""
         try:
             reference = read_reference(bundle.manifest.training)

@@ -138,8 +138,8 @@ class LogSampler:
         self._seen &= there
         return found
 
-    def _read(self, file: Path, most: int) -> tuple[list[LoggedRequest], pa.Array]:
-        """Reads up to `most` random requests of a file, and all ids; nothing if it is gone or damaged."""
+    def _read(self, file: Path, max_requests: int) -> tuple[list[LoggedRequest], pa.Array]:
+        """Reads up to `max_requests` random requests of a file, and all ids; nothing if it is gone or damaged."""
         try:
             table = pq.read_table(file, use_threads=False)
             row = table.column(ROW).to_numpy()

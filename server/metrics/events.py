@@ -123,7 +123,7 @@ class Overload:
         log.warning("%s", text)
 
 
-class Loss:
+class LossDetector:
     """Detects the start and end of losses from cumulative counts of lost and kept items.
 
     began, ended: kind and text of the two events; `{lost}` is the number lost in between. calm: number of

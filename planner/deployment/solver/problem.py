@@ -202,7 +202,7 @@ def _front_seconds(front: Front, classes: Sequence[SizeClass], slo_s: float) -> 
     return spent
 
 
-def _below(profile: Profile, i: int, tables: Tables | None, lanes: Mapping[str, Lanes]) -> BelowMemory:
+def _tiers_below(profile: Profile, i: int, tables: Tables | None, lanes: Mapping[str, Lanes]) -> BelowMemory:
     """Returns the tiers below a path's device; lanes in processes have none."""
     path = profile.paths[i].path
     on = lanes[path.device]

@@ -116,7 +116,7 @@ def test_ids_stay_over_any_number_of_continuations(parts: list[list[str | None]]
 
 @pytest.mark.parametrize("forget", [None, 0])
 def test_order_is_kept_without_new_values(forget: int | None) -> None:
-    new = counted(["a", None], Previous({"f": OLD}, forget))
+    new = counted(["a", None], PreviousVocabularies({"f": OLD}, forget))
     assert new.values == OLD.values
     assert new.encode("f", ["a", "b", "c", "d"]).tolist() == OLD.encode("f", ["a", "b", "c", "d"]).tolist()
 

@@ -112,7 +112,7 @@ def test_a_budget_that_is_too_small_fails_no_version(engine: Engine, ranked: Cal
 def test_cpu_waits_of_a_lane_do_not_count_against_the_version(
     engine: Engine, ranked: Callable[[str], Rows]
 ) -> None:
-    arm = Arm(engine.serving, True, 0.02, look=lambda: Look(1.0, (5.03,)))
+    arm = Arm(engine.serving, True, 0.02, sample=lambda: WaitSample(1.0, (5.03,)))
     group = arm.groups[0]
     answer = Answer(np.zeros(2, np.float32), 0, None, 0.0, 0.0, 2, 0)
     group.answered(0.11, 0.1, answer, ranked("ann"), since=(5.0,))  # late by the wait
