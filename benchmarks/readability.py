@@ -52,7 +52,7 @@ def folder_sizes(files: Mapping[str, Path]) -> Counter[str]:
 
 
 def duplicate_classes(files: Mapping[str, Path]) -> dict[str, list[str]]:
-    """Returns public classes with equal names in a top-level folder, without tests: `folder:Name` -> paths."""
+    """Returns public classes of equal name in a folder at the top, without tests: `folder:Name` -> paths."""
     places: dict[str, list[str]] = {}
     for path, file in files.items():
         folder = path.split("/")[0]

@@ -106,7 +106,7 @@ def cuts_within(tables: Tables, budget: float) -> tuple[int, ...]:
 
 
 def rows_reached(tables: Tables, cuts: tuple[int, ...], memory_bytes: float) -> tuple[int, ...]:
-    """Returns the rank in each table that a tier of `memory_bytes` bytes reaches below a tier that holds `cuts`."""
+    """Returns the rank in each table that `memory_bytes` reach below a tier that holds `cuts`."""
     rest = Tables(
         tables.names,
         tuple(t.beyond(n) for t, n in zip(tables.accesses_by_rank, cuts, strict=True)),

@@ -139,7 +139,7 @@ class LogSampler:
         return found
 
     def _read(self, file: Path, max_requests: int) -> tuple[list[LoggedRequest], pa.Array]:
-        """Reads up to `max_requests` random requests of a file, and all ids; nothing if it is gone or damaged."""
+        """Reads `max_requests` random requests of a file, and all ids; nothing if it is gone or damaged."""
         try:
             table = pq.read_table(file, use_threads=False)
             row = table.column(ROW).to_numpy()
