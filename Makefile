@@ -82,7 +82,7 @@ site: setup  ## the documentation as a site that needs no network: build/site/in
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 documentation: setup
-	@$(BIN)/python -m pytest -q tests/test_docs.py tests/test_house.py
+	@$(BIN)/python -m pytest -q tests/test_docs.py tests/test_repository_layout.py
 
 format: setup  ## apply the formatter and the safe fixes of the linter
 	@$(BIN)/ruff check --fix .

@@ -36,7 +36,7 @@ def up(spec: ClusterSpec) -> None:
     if _balancer() is not None:
         raise ClusterError("a cluster is up; `polyrec cluster down` ends it")
     http = {"host": spec.host, "port": spec.port}
-    with _quiet():
+    with _progress_hidden():
         if spec.way == "balancer":
             serve.start(proxy_location="Disabled")
         else:
@@ -82,7 +82,7 @@ def down() -> None:
     if balancer is None:
         raise ClusterError("no cluster is up; `polyrec cluster up` starts one")
     spec = current()
-    with _quiet():
+    with _progress_hidden():
         for group in spec.groups:
             serve.delete(group.application)
     ray.get(balancer.close.remote())
@@ -112,7 +112,7 @@ def status() -> dict[str, Any]:
                 "revision": group.revision,
                 "wanted": group.replicas if group.autoscale is None else group.autoscale.model_dump(),
                 "state": "none" if found is None else str(found.status.value),
-                "message": "" if deployment is None else _brief(deployment.message),
+                "message": "" if deployment is None else _shortened(deployment.message),
                 "replicas": {} if deployment is None else dict(deployment.replica_states),
             }
         )
@@ -160,11 +160,11 @@ def _deploy(spec: ClusterSpec, group: GroupSpec) -> None:
     versioned = deployment.options(version=code_version(), _internal=True)
     prefix = None if spec.way == "balancer" else "/"
     try:
-        with _quiet():
+        with _progress_hidden():
             serve.run(versioned.bind(group.name, group.settings), name=group.application, route_prefix=prefix)
     except RuntimeError as e:
         found = serve.status().applications.get(group.application)
-        reasons = [] if found is None else [_brief(d.message) for d in found.deployments.values()]
+        reasons = [] if found is None else [_shortened(d.message) for d in found.deployments.values()]
         raise ClusterError(f"group '{group.name}': {' '.join(reasons) or e}") from None
 
 
@@ -231,7 +231,7 @@ def _balancer() -> Any:
         return None
 
 
-def _brief(message: str) -> str:
+def _shortened(message: str) -> str:
     """Returns the first sentence and the last line (the exception) of Serve's message."""
     lines = [line for line in message.splitlines() if line.strip()]
     if len(lines) < 2:
@@ -244,7 +244,7 @@ def _reason(error: Exception) -> str:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _progress_hidden() -> Iterator[None]:
     """Keeps Serve's progress off the terminal."""
     log = logging.getLogger("ray.serve")
     level = log.level

@@ -39,7 +39,7 @@ class PredictedCompletion(RequestRouter):
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         """Adds a sent request's work to its replica's backlog."""
         name = replica_id.unique_id
-        self._choice.sent(name, time.time(), self._work_s.get(name, 0.0))
+        self._choice.record_sent(name, time.time(), self._work_s.get(name, 0.0))
 
     def _update_reports(self, by_name: dict[str, RunningReplica], now_s: float) -> None:
         for name in self._known.keys() - by_name.keys():

@@ -16,9 +16,9 @@ _CREDENTIALS = re.compile(r"(?<=://)[^\s'\"]*@")
 _ABSOLUTE = re.compile(r"(?<![\w.~:/-])/(?!v[12]/)(?:[^/\s'\":,;]+/)+([^/\s'\":,;]+)?")
 
 
-def printable(text: str, most: int = MAX_CHARACTERS) -> str:
-    """Returns text as one line: cut to `most` characters, then unprintable ones escaped (`\\n`, `\\x1b`)."""
-    short = text if len(text) <= most else text[: most - 4] + " ..."
+def printable(text: str, max_length: int = MAX_CHARACTERS) -> str:
+    """Returns text as one line: cut to `max_length`, then unprintable characters escaped (`\\n`, `\\x1b`)."""
+    short = text if len(text) <= max_length else text[: max_length - 4] + " ..."
     return UNPRINTABLE.sub(lambda c: c[0].encode("unicode_escape").decode(), short)
 
 

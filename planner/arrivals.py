@@ -49,13 +49,15 @@ def _expected(arrivals: Arrivals, rate: float, seconds: float, rng: np.random.Ge
         at = np.concatenate([[0.0], inner[(inner > 0) & (inner < seconds)], [seconds]])
         rates = np.where((at[:-1] >= inner[0]) & (at[:-1] < inner[1]), arrivals.factor, 1.0) * rate
     elif arrivals.kind == "bursty":
-        at, rates = _two_states(arrivals, rate, seconds, rng)
+        at, rates = _two_state_chain(arrivals, rate, seconds, rng)
     else:
         at, rates = np.asarray([0.0, seconds]), np.asarray([rate])
     return at, np.concatenate([[0.0], np.cumsum(rates * np.diff(at))])
 
 
-def _two_states(arrivals: Arrivals, rate: float, seconds: float, rng: np.random.Generator) -> tuple[F64, F64]:
+def _two_state_chain(
+    arrivals: Arrivals, rate: float, seconds: float, rng: np.random.Generator
+) -> tuple[F64, F64]:
     """Returns the times at which a two-state Markov chain changes state, and the rates between them."""
     burst, calm = arrivals.burst_s, arrivals.period_s - arrivals.burst_s
     low = rate * arrivals.period_s / (calm + arrivals.factor * burst)

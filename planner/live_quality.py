@@ -32,12 +32,12 @@ def following_values(
     bound: maximum change of a value, as a share of the best offline value.
     """
     best = values[reference_path(values)]
-    most = bound * best
+    max_move = bound * best
     found: dict[str, float] = {}
     for name, value in values.items():
         known = value - best
         low, high = differences.get(name, (known, known))
         shown = low if known < low else high if known > high else known
-        moved = min(max(shown - known, -most), most)
+        moved = min(max(shown - known, -max_move), max_move)
         found[name] = max(value + moved, MIN_WORTH * best) if moved else value
     return found

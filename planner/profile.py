@@ -17,7 +17,7 @@ from polyrec.models.files import Strict, read_json, validate_as, write_text
 from polyrec.planner.devices import Machine
 from polyrec.planner.latency_model import LatencyModel
 from polyrec.planner.plan import LaneKind, PlannedPath
-from polyrec.planner.quality import Finite, QualityDifference, QualityMetric, given_differences
+from polyrec.planner.quality import Finite, QualityDifference, QualityMetric, differences_from_given
 from polyrec.planner.tier_times import CutTimes
 
 Count = Annotated[int, Field(ge=0)]
@@ -224,7 +224,7 @@ def with_given_quality(profile: Profile, given: Mapping[str, float]) -> Profile:
         else p.model_copy(update={"quality": given[p.path.name], "interval": None, "quality_from": "given"})
         for p in profile.paths
     )
-    differences = given_differences({p.path.name: p.quality for p in paths}, given, profile.differences)
+    differences = differences_from_given({p.path.name: p.quality for p in paths}, given, profile.differences)
     return profile.model_copy(update={"paths": paths, "differences": differences})
 
 

@@ -91,7 +91,7 @@ def differences_of(
     return tuple(d for d in differences if d.path in kept and d.other in kept)
 
 
-def given_differences(
+def differences_from_given(
     quality: Mapping[str, float], given: Mapping[str, float], differences: Iterable[QualityDifference]
 ) -> tuple[QualityDifference, ...]:
     """Returns the differences after the operator gave some qualities, which count as exact.

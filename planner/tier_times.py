@@ -52,7 +52,9 @@ class BatchReads:
     def multiples(self, ahead: bool) -> tuple[float, ...]:
         """Returns the factor of each coefficient in TIMES. ahead: whether reads were started beforehand."""
         waits = not ahead
-        below, remote = (float(n > 0) if self.certain else any_of(n) for n in (self.below, self.remote))
+        below, remote = (
+            float(n > 0) if self.certain else probability_of_any(n) for n in (self.below, self.remote)
+        )
         return (
             1.0,
             self.lookups,
@@ -67,7 +69,7 @@ class BatchReads:
         )
 
 
-def any_of(mean: float) -> float:
+def probability_of_any(mean: float) -> float:
     """Returns the probability of at least one event, if there are `mean` independent events on average."""
     return -math.expm1(-mean)
 

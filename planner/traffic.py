@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import exp, log
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -48,7 +49,7 @@ class Sizes(Strict):
     shares: tuple[Positive, ...] = ()
 
     @model_validator(mode="after")
-    def _says_how_many(self) -> Sizes:
+    def _has_mean_where_needed(self) -> Sizes:
         if self.kind == "fixed" and self.mean is None:
             raise ValueError("sizes 'fixed' need their mean: the rows of every query")
         if self.kind in ("mlperf", "measured") and self.mean is not None:
@@ -70,9 +71,9 @@ class Sizes(Strict):
         if self.kind == "mlperf":
             return float(np.mean(MLPERF))
         if self.kind == "fixed":
-            return float(_whole(np.asarray([self.mean])).item())
+            return float(_round_rows(np.asarray([self.mean])).item())
         normal = _normal_quantiles()
-        return float(_whole(np.exp(self._mu + self._sigma * normal)).mean())
+        return float(_round_rows(np.exp(self._mu + self._sigma * normal)).mean())
 
     def sample(self, n: int, rng: np.random.Generator) -> I64:
         """Draws the sizes of n queries: int64 [n], each at least 1."""
@@ -82,8 +83,8 @@ class Sizes(Strict):
             shares = np.asarray(self.shares or (1.0,) * len(self.values))
             return rng.choice(np.asarray(self.values, np.int64), n, p=shares / shares.sum())
         if self.kind == "fixed":
-            return _whole(np.full(n, self.mean, np.float64))
-        return _whole(rng.lognormal(self._mu, self._sigma, n))
+            return _round_rows(np.full(n, self.mean, np.float64))
+        return _round_rows(rng.lognormal(self._mu, self._sigma, n))
 
     @property
     def _sigma(self) -> float:
@@ -170,16 +171,10 @@ def _read(file: Path, what: str) -> dict[str, Any]:
 
 
 def _short(text: str) -> dict[str, Any]:
+    """Parses the short form into the fields of `Traffic`."""
     raw: dict[str, Any] = {}
     arrivals: dict[str, Any] = {}
-    seen = set()
-    for pair in text.split(","):
-        key, equals, value = (part.strip() for part in pair.partition("="))
-        if not equals or not value:
-            raise TrafficError(f"traffic '{text}': '{pair.strip()}' is not KEY=VALUE; like {SHORT}")
-        if key in seen:
-            raise TrafficError(f"traffic '{text}': '{key}' is given twice")
-        seen.add(key)
+    for key, value in _pairs(text):
         if key == "rate":
             raw["rate"] = _number(text, key, value)
         elif key == "sizes":
@@ -193,9 +188,20 @@ def _short(text: str) -> dict[str, Any]:
             arrivals[key] = _number(text, key, value)
         else:
             raise TrafficError(f"traffic '{text}': unknown key '{key}'; like {SHORT}")
-    if arrivals:
-        raw["arrivals"] = arrivals
-    return raw
+    return raw | {"arrivals": arrivals} if arrivals else raw
+
+
+def _pairs(text: str) -> Iterator[tuple[str, str]]:
+    """Yields the keys and values of the short form."""
+    seen = set()
+    for pair in text.split(","):
+        key, equals, value = (part.strip() for part in pair.partition("="))
+        if not equals or not value:
+            raise TrafficError(f"traffic '{text}': '{pair.strip()}' is not KEY=VALUE; like {SHORT}")
+        if key in seen:
+            raise TrafficError(f"traffic '{text}': '{key}' is given twice")
+        seen.add(key)
+        yield key, value
 
 
 def _number(text: str, key: str, value: str) -> float:
@@ -205,7 +211,7 @@ def _number(text: str, key: str, value: str) -> float:
         raise TrafficError(f"traffic '{text}': {key} '{value}' is not a number") from None
 
 
-def _whole(rows: NDArray[np.float64]) -> I64:
+def _round_rows(rows: NDArray[np.float64]) -> I64:
     return np.clip(np.rint(rows), 1, MAX_ROWS).astype(np.int64)
 
 

@@ -130,8 +130,8 @@ class Chart:
             return 0.0, self.y_high or high * 1.06 or 1.0
         # values that differ only by rounding count as equal, or the scale would magnify the difference
         spread = high - low if high - low > SAME * abs(high) else 0.0
-        room = spread * 0.1 or abs(high) * 0.01 or 0.5
-        return low - room, high + room
+        margin = spread * 0.1 or abs(high) * 0.01 or 0.5
+        return low - margin, high + margin
 
 
 def draw(charts: Sequence[Chart], theme: Theme = LIGHT, title: str = "") -> Figure:

@@ -13,16 +13,16 @@ T = TypeVar("T")
 
 
 class DisplacingSet(Generic[T]):
-    """A set of at most `most` members, iterated in order of last use."""
+    """A set of at most `max_members` members, iterated in order of last use."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, max_members: int) -> None:
+        self._max_members = max_members
         self._members: dict[T, None] = {}
 
     def add(self, member: T) -> T | None:
         """Adds a member; returns the displaced one, None if the limit was not reached."""
         displaced = None
-        if len(self._members) >= self._most:
+        if len(self._members) >= self._max_members:
             displaced = next(iter(self._members))
             del self._members[displaced]
         self._members[member] = None

@@ -30,7 +30,7 @@ def waited_s(schedstat: bytes) -> float:
     return int(schedstat.split()[1]) / 1e9
 
 
-class OwnWaits:
+class ThreadWaits:
     """Measures for how long this thread waited for a CPU, from the kernel's schedstat."""
 
     def __init__(self) -> None:

@@ -25,7 +25,7 @@ class RoundRobin:
     def report(self, name: int, reported_s: float, wait_s: float, service_s: float) -> None:
         """Ignores the report."""
 
-    def sent(self, name: int, now_s: float, work_s: float) -> None:
+    def record_sent(self, name: int, now_s: float, work_s: float) -> None:
         """Ignores the query."""
 
     def finished(self, name: int) -> None:
@@ -64,7 +64,7 @@ class LeastOutstanding(WeightedRandom):
         group = self._groups[self._least]
         return group[int(self._rng.random() * len(group))]
 
-    def sent(self, name: int, now_s: float, work_s: float) -> None:
+    def record_sent(self, name: int, now_s: float, work_s: float) -> None:
         """Counts a query."""
         self._move(name, 1)
 

@@ -156,7 +156,7 @@ def decision_s(policy: str, weights: Sequence[float]) -> float:
     began = perf_counter()
     for i in range(n):
         name = made.pick(i * 1e-5)
-        made.sent(name, i * 1e-5, 1e-5)
+        made.record_sent(name, i * 1e-5, 1e-5)
     return (perf_counter() - began) / n
 
 

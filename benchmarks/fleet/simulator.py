@@ -29,7 +29,7 @@ class Chooser(Protocol):
     def report(self, name: int, reported_s: float, wait_s: float, service_s: float) -> None:
         """Records a replica's report."""
 
-    def sent(self, name: int, now_s: float, work_s: float) -> None:
+    def record_sent(self, name: int, now_s: float, work_s: float) -> None:
         """Records a query that was sent."""
 
 
@@ -101,7 +101,7 @@ def simulate_fleet(
         end_s = node.offer(now_s, own, now_s + budget_s)
         if end_s < INF:
             # time on the fastest paths: a node with time to spare spends more, which is not load
-            chooser.sent(name, now_s, own / node.kind.capacity)
+            chooser.record_sent(name, now_s, own / node.kind.capacity)
             if counts_ends:
                 sequence += 1
                 heappush(ends, (end_s, sequence * n + name, chooser))

@@ -150,10 +150,10 @@ def kernel(world: GpuModel, size: Size, rates: Mapping[str, float]) -> Iterator[
             misses = 0
             for _ in range(ROTATED):
                 fused = bags_in_slot_order(stage.rows.lookups(world.batch(rows, hit))).rows
-                where = RowLocations.of(world.stack.tiers.layout, fused)
+                where = RowLocations.locate(world.stack.tiers.layout, fused)
                 cold = where.tier != DEVICE
                 misses += int(cold.sum())
-                codes = np.where(cold, -1 - slab.of_rows(where.local), where.local)
+                codes = np.where(cold, -1 - slab.row_addresses(where.local), where.local)
                 there = (torch.from_numpy(codes).to(world.device), torch.from_numpy(fused).to(world.device))
                 given.append((*there, torch.empty((fused.size, WIDTH), device=world.device)))
             count = given[0][0].numel()

@@ -137,12 +137,12 @@ class Servers:
         self.apart = [serve({"plans": f"{t.name}={t.plan}"}) for t in tenants]
         self.latencies = [self._latency(i) for i in range(len(tenants))]
 
-    def of(self, way: str) -> list[ServerProcess]:
+    def arrangement(self, way: str) -> list[ServerProcess]:
         """Returns the server of each model."""
         return [self.shared] * len(self.tenants) if way == "shared" else self.apart
 
     def target(self, way: str, index: int) -> Target:
-        url = f"{self.of(way)[index].url}/v1/models/{self.tenants[index].name}/rank"
+        url = f"{self.arrangement(way)[index].url}/v1/models/{self.tenants[index].name}/rank"
         return Target(url, {"Content-Type": "application/json"})
 
     def capacity(self, index: int, seconds: float) -> tuple[float, float]:
@@ -150,9 +150,9 @@ class Servers:
         target = self.target("apart", index)
         requests = self.tenants[index].requests(target, {BUDGET: ENDLESS})
         closed_loop(target.url, requests, CONNECTIONS, seconds / 4)
-        before = Counters.of(self, "apart")
+        before = Counters.read(self, "apart")
         answered = closed_loop(target.url, requests, CONNECTIONS, seconds)
-        spent = Counters.of(self, "apart").since(before)
+        spent = Counters.read(self, "apart").since(before)
         # lanes count elapsed time, which is more than the core's where other processes use it
         return answered / seconds, max(0.0, spent.beside_s) / answered
 
@@ -187,8 +187,8 @@ class Counters:
         return self.core_s - float(self.lanes.busy_s.sum())
 
     @staticmethod
-    def of(servers: Servers, way: str) -> Counters:
-        found = servers.of(way)
+    def read(servers: Servers, way: str) -> Counters:
+        found = servers.arrangement(way)
         pages = {server.url: read_metrics(server.url) for server in found}
         at = [(pages[s.url], t.name) for s, t in zip(found, servers.tenants, strict=True)]
 
@@ -237,10 +237,10 @@ def measure(
     random = np.random.default_rng((turn, round(1000 * load)))
     whole_s = WARM_UP_S + seconds
     due_s = [arrival_times(Arrivals(), rate, whole_s, random) for rate in rates]
-    before = Counters.of(servers, way)
+    before = Counters.read(servers, way)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         outcomes = runner.run(drive_both(servers, way, due_s, whole_s))
-    spent = Counters.of(servers, way).since(before)
+    spent = Counters.read(servers, way).since(before)
     counted = [outcome.since(WARM_UP_S) for outcome in outcomes]
     if max(float(np.quantile(o.lag_s, 0.99)) for o in counted) > MAX_LAG_S:
         return None

@@ -19,7 +19,7 @@ import numpy as np
 
 from polyrec.loadtest.machine import processor
 from polyrec.models.tiers.updates.changes import Changes
-from polyrec.models.tiers.updates.update import Stored, StoredUpdate
+from polyrec.models.tiers.updates.update import StoredTableUpdate, StoredUpdate
 from polyrec.models.tiers.updates.update_log import UpdateLog
 
 ROWS, ROW_BYTES = 1_000_000, 256
@@ -31,7 +31,7 @@ def rate(folder: Path, logged: bool, threads: int, rows: int, seconds: float) ->
         changes = Changes(Path(own), UpdateLog(Path(own) / "u") if logged else None)
         # the memory of all rows is taken before the clock runs
         every = np.arange(ROWS)
-        changes.apply(StoredUpdate({"t": Stored(every, np.zeros((ROWS, ROW_BYTES), np.uint8))}))
+        changes.apply(StoredUpdate({"t": StoredTableUpdate(every, np.zeros((ROWS, ROW_BYTES), np.uint8))}))
         end = time.monotonic() + seconds
         took: list[list[float]] = [[] for _ in range(threads)]
 
@@ -41,7 +41,7 @@ def rate(folder: Path, logged: bool, threads: int, rows: int, seconds: float) ->
             while time.monotonic() < end:
                 ids = np.minimum(random.zipf(1.3, rows), ROWS) - 1
                 begun = time.perf_counter()
-                changes.apply(StoredUpdate({"t": Stored(ids, values)}))
+                changes.apply(StoredUpdate({"t": StoredTableUpdate(ids, values)}))
                 took[i].append(time.perf_counter() - begun)
 
         workers = [threading.Thread(target=work, args=(i,)) for i in range(threads)]

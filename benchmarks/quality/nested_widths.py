@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from benchmarks.quality.tables import between_markers
-from polyrec.cli.progress import Bars
+from polyrec.cli.progress import ProgressBars
 from polyrec.loadtest.machine import processor
 from polyrec.models.allocator import retain_freed_memory
 from polyrec.models.bundle.bundle import Bundle, load_bundle, write_bundle
@@ -61,7 +61,7 @@ def alone(training: Training, width: int) -> Training:
     return training.model_copy(update={"architecture": shape.head(width)}).with_recipe(changes)
 
 
-def trained(path: Path, reader: DataReader, training: Training, name: str, bars: Bars) -> Bundle:
+def trained(path: Path, reader: DataReader, training: Training, name: str, bars: ProgressBars) -> Bundle:
     """Returns the bundle at `path` if it was made by this recipe from these data, else trains it."""
     try:
         kept = load_bundle(path)
@@ -93,7 +93,7 @@ def measure(name: str, data: Path, folder: Path, training: Training, seeds: Sequ
     widths = training.architecture.widths
     found: dict[str, list[dict[str, float]]] = {}
     shapes: dict[str, Any] = {}
-    with Bars() as bars:
+    with ProgressBars() as bars:
         for seed in seeds:
             seeded = training.with_recipe({"seed": seed})
             nested = trained(folder / f"{name}-nested-{seed}", reader, seeded, name, bars)

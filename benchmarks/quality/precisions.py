@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.quality.nested_widths import quantized
-from polyrec.cli.progress import Bars
+from polyrec.cli.progress import ProgressBars
 from polyrec.loadtest.machine import processor
 from polyrec.measure.machine.cpu import vectors
 from polyrec.models.allocator import retain_freed_memory
@@ -67,7 +67,7 @@ class Change:
     high: float
 
 
-def trained(name: str, kind: Kind, data: Path, folder: Path, bars: Bars) -> Bundle:
+def trained(name: str, kind: Kind, data: Path, folder: Path, bars: ProgressBars) -> Bundle:
     """Returns the bundle of the shipped recipe, from an earlier run or newly trained."""
     # half the time: models are compared as they were selected, not trained again on the validation rows
     training = load_training(name).with_recipe({"refit": False})
@@ -84,7 +84,7 @@ def trained(name: str, kind: Kind, data: Path, folder: Path, bars: Bars) -> Bund
     return learner.learn(path, replace=True)
 
 
-def changes(bundle: Bundle, data: Path, folder: Path, bars: Bars) -> dict[str, dict[str, Change]]:
+def changes(bundle: Bundle, data: Path, folder: Path, bars: ProgressBars) -> dict[str, dict[str, Change]]:
     """Returns changes by width ('' for a model of one width) and form."""
     probabilities: dict[str, dict[str, F32]] = {}
     for form, (rows, net, runtime) in FORMS.items():
@@ -131,7 +131,7 @@ def main() -> int:
     retain_freed_memory()
     args.runs.mkdir(parents=True, exist_ok=True)
     found = {}
-    with Bars() as bars:
+    with ProgressBars() as bars:
         for name in args.data:
             data = args.data_root / DATA[name]
             bundle = trained(name, args.kind, data, args.runs, bars)

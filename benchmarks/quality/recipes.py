@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 import torch
 
 from benchmarks.quality.representations import ROOT, machine
-from polyrec.cli.progress import Bars
+from polyrec.cli.progress import ProgressBars
 from polyrec.loadtest.arguments import duration
 from polyrec.models.allocator import retain_freed_memory
 from polyrec.models.data.reader import open_data
@@ -165,7 +165,7 @@ def measured(name: str, args: argparse.Namespace, found: dict[str, Any]) -> dict
     if data.recipe:
         recipes["shipped"] = load_training(data.recipe)
     found = {"what": data.what, "models": {}} | found
-    with Bars() as bars:
+    with ProgressBars() as bars:
         learner = Learner(
             open_data(path, schema), schema, Training(), phase=bars.phase, progress=bars.training
         )

@@ -30,7 +30,7 @@ import torch
 from benchmarks.quality.repeats import summarize_runs
 from benchmarks.quality.tables import between_markers, markdown
 from benchmarks.quality.variants import BASELINE, VARIANTS, Derived, ServedVariant, Trained, Variant
-from polyrec.cli.progress import Bars
+from polyrec.cli.progress import ProgressBars
 from polyrec.loadtest.machine import processor
 from polyrec.models.allocator import retain_freed_memory
 from polyrec.models.bundle.bundle import Bundle, load_bundle, write_bundle
@@ -70,7 +70,7 @@ class Plan:
         return self.training(variant.source, seed)
 
 
-def bundle_of(plan: Plan, name: str, seed: int, bars: Bars) -> Bundle:
+def bundle_of(plan: Plan, name: str, seed: int, bars: ProgressBars) -> Bundle:
     """Returns the bundle of one run, trained if it does not exist."""
     variant = plan.variants[name]
     if isinstance(variant, ServedVariant):
@@ -118,7 +118,7 @@ def _is_trained(bundle: Bundle, plan: Plan, training: Training, variant: Trained
     )
 
 
-def predictions_of(plan: Plan, runs: Mapping[tuple[str, int], Bundle], bars: Bars) -> Predictions:
+def predictions_of(plan: Plan, runs: Mapping[tuple[str, int], Bundle], bars: ProgressBars) -> Predictions:
     """Predicts the test rows with every run (`name-seed`), in one pass over the data per runtime."""
     ways: dict[tuple[str, DensePrecision], dict[str, Bundle]] = {}
     for (name, seed), bundle in runs.items():
@@ -137,7 +137,7 @@ def predictions_of(plan: Plan, runs: Mapping[tuple[str, int], Bundle], bars: Bar
 
 def measured(plan: Plan) -> dict[str, Any]:
     """Returns the figures of one data set, for JSON."""
-    with Bars() as bars:
+    with ProgressBars() as bars:
         runs = {(n, s): bundle_of(plan, n, s, bars) for n in plan.variants for s in plan.seeds}
         p = predictions_of(plan, runs, bars)
     drawn = samples(p.label, list(p.probabilities.values()), p.group)

@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.recd.tables import markdown
-from polyrec.cli.progress import Bars
+from polyrec.cli.progress import ProgressBars
 from polyrec.loadtest.machine import processor
 from polyrec.models.data.encoded import encode
 from polyrec.models.data.packed.packing import pack
@@ -189,7 +189,7 @@ def groups(folder: Path, reader: DataReader) -> list[Found]:
     return [{"features": list(g), "factor": repeats.factor(frozenset(g))} for g in repeats.groups()]
 
 
-def sweep(folder: Path, rounds: int, core: int, bars: Bars) -> list[Found]:
+def sweep(folder: Path, rounds: int, core: int, bars: ProgressBars) -> list[Found]:
     out = []
     for candidates in SWEEP:
         own = folder / f"sweep-{candidates}"
@@ -215,7 +215,7 @@ def machine() -> str:
     return f"{processor()}, {os.cpu_count()} cores, one used"
 
 
-def parts(args: argparse.Namespace, bars: Bars) -> Iterator[Found]:
+def parts(args: argparse.Namespace, bars: ProgressBars) -> Iterator[Found]:
     """Measures the parts named by `--parts`."""
     folder = args.folder / "trivago"
     if "trivago" in args.parts:
@@ -260,7 +260,7 @@ def main() -> None:
     )
     args = parser.parse_args()
     result: Found = json.loads(args.json.read_text()) if args.json.exists() else {}
-    with Bars() as bars:
+    with ProgressBars() as bars:
         for found in parts(args, bars):
             result |= found | {"machine": machine(), "date": f"{datetime.now(UTC):%Y-%m-%d}"}
             result["load_average"] = os.getloadavg()[1]

@@ -54,7 +54,7 @@ from polyrec.models.training.source import Rows
 from polyrec.models.training.stepper import Stepper
 from polyrec.models.training.tiers.resident import ResidentRows
 from polyrec.models.training.tiers.row_file import RowFile
-from polyrec.models.training.tiers.row_tiers import room_in
+from polyrec.models.training.tiers.row_tiers import divide_memory
 from polyrec.models.training.tiers.stage import ResidentStage
 from polyrec.models.training.tiers.undo_log import UndoLog
 
@@ -169,12 +169,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if way == "memory":
         stage = TableStage.initial(schema, sizes, WIDTH, 0)
     elif way == "tiers":
-        room = room_in(memory, fused.total, RECORD_BYTES)
-        log = UndoLog(RowFile(folder / "tiers.rows", fused.total, WIDTH, 1, room.buffer_bytes))
+        division = divide_memory(memory, fused.total, RECORD_BYTES)
+        log = UndoLog(RowFile(folder / "tiers.rows", fused.total, WIDTH, 1, division.buffer_bytes))
         # all tables have as many rows and lookups
-        cuts = dict.fromkeys(schema.tables, room.prefix // TABLES)
+        cuts = dict.fromkeys(schema.tables, division.prefix // TABLES)
         resident = ResidentRows(
-            fused, cuts, room.slots, log, lambda: (p.numpy() for p in initial_rows(fused, WIDTH, 0))
+            fused, cuts, division.slots, log, lambda: (p.numpy() for p in initial_rows(fused, WIDTH, 0))
         )
         stage = ResidentStage(fused, slots, resident)
     else:

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from polyrec.cli.progress import Bars
+from polyrec.cli.progress import ProgressBars
 from polyrec.loadtest.machine import processor
 from polyrec.models.allocator import retain_freed_memory
 from polyrec.models.data.reader import open_data
@@ -69,12 +69,12 @@ class Watch:
     peak_bytes: int = 0
     rows: int = 0
 
-    def phase(self, bars: Bars, name: str, rows: int | None) -> Any:
+    def phase(self, bars: ProgressBars, name: str, rows: int | None) -> Any:
         self.passes.append((name, time.perf_counter() - self.begin))
         print(f"{name} at {self.passes[-1][1]:.0f} s", flush=True)
         return bars.phase(name, rows)
 
-    def step(self, bars: Bars, report: StepReport) -> None:
+    def step(self, bars: ProgressBars, report: StepReport) -> None:
         if report.step == 1:
             self.passes.append(("train", time.perf_counter() - self.begin))
         self.rows += report.rows
@@ -102,7 +102,7 @@ def measure(data: Path, rows: int, window: int, folder: Path, precision: str) ->
         ).model_copy(update={"precision": precision}),
     )
     start = anonymous_bytes()
-    with Bars() as bars:
+    with ProgressBars() as bars:
         bundle = Learner(
             open_data(data, schema),
             schema,

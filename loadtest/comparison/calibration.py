@@ -109,21 +109,21 @@ class PathRounds:
 
     def batch(self) -> BatchCost:
         """Returns the cost of batches beyond the profile."""
-        one, many = _middle(self.alone), _middle(self.full)
+        one, many = _median_round(self.alone), _median_round(self.full)
         batch_s = one.batch_s - _mean_s(self.latency, round(one.queries * self.rows))
         further_s = many.batch_s - batch_s - _mean_s(self.latency, round(many.queries * self.rows))
         return BatchCost(batch_s=batch_s, query_s=further_s / max(many.queries - 1, 1))
 
     def left_s(self) -> float:
         """Returns the seconds of a round trip that no counter of the server explains."""
-        one = _middle(self.alone)
+        one = _median_round(self.alone)
         usual_s = one.batch_s * self.latency.median(self.rows) / _mean_s(self.latency, self.rows)
         return one.trip_s - usual_s - one.front_s
 
     def cooled(self) -> list[tuple[float, float]]:
         """Returns pairs of a pause and the extra seconds of a round trip after it."""
-        one = _middle(self.alone)
-        return [(m.rest_s, m.trip_s - one.trip_s) for m in map(_middle, self.rested)]
+        one = _median_round(self.alone)
+        return [(m.rest_s, m.trip_s - one.trip_s) for m in map(_median_round, self.rested)]
 
 
 def calibrate(
@@ -255,7 +255,7 @@ class _Prober:
         return Round(busy_s / batches, queries / batches, front_s, trip_s, rest_s)
 
 
-def _middle(rounds: Sequence[Round]) -> Round:
+def _median_round(rounds: Sequence[Round]) -> Round:
     """Returns the medians, which are robust to a disturbed round."""
     return Round(*(float(np.median([getattr(r, f) for r in rounds])) for f in Round.__slots__))
 

@@ -139,7 +139,7 @@ class PolicyComparison:
             for policy, rate in turn.items():
                 search = searches[policy]
                 seconds = self.conditions.seconds / (2 if search.is_growing else 1)
-                outcome = self._at(policy, rate, seconds, seed=len(search.verdicts))
+                outcome = self._run_at(policy, rate, seconds, seed=len(search.verdicts))
                 if outcome is None:
                     discarded[policy] += 1
                     if discarded[policy] >= MAX_DISCARDED:
@@ -181,7 +181,7 @@ class PolicyComparison:
 
     def _run_rung(self, policy: str, trial: Trial, rate: float, repeat: int) -> None:
         before = request_buckets(self.server.url)
-        outcome = self._at(policy, rate, self.conditions.seconds, LADDER_SEED + repeat)
+        outcome = self._run_at(policy, rate, self.conditions.seconds, LADDER_SEED + repeat)
         if outcome is not None:
             since = request_buckets(self.server.url) - before
             trial.ladder.setdefault(rate, []).append(figures(outcome, self.quality, self.accuracy))
@@ -237,7 +237,7 @@ class PolicyComparison:
                 trial.stepped = outcome
                 trial.step = step_of(outcome, self.quality, up, down, base, factor)
 
-    def _at(self, policy: str, rate: float, seconds: float, seed: int) -> Outcome | None:
+    def _run_at(self, policy: str, rate: float, seconds: float, seed: int) -> Outcome | None:
         """Runs at a rate; returns the outcome without its warm-up, or None if it was discarded."""
         self._progress(f"{policy} at {rate:.0f}/s")
         c = self.conditions

@@ -89,7 +89,7 @@ class MetricSamples:
         named = (labels.get("model") for labels, _ in self.series("polyrec_path_value"))
         return list(dict.fromkeys(name for name in named if name is not None))
 
-    def of_model(self, model: str) -> MetricSamples:
+    def for_model(self, model: str) -> MetricSamples:
         """Returns the series of one of several models, and those of the whole server."""
         found = MetricSamples("")
         for name, series in self._series.items():

@@ -59,7 +59,7 @@ class Queries:
             raise LoadError("there are no rows to make requests from")
         self._data = data.combine_chunks()
         self._context, self._candidate = schema.context.names, schema.candidate.names
-        self._features = Features.of(schema.model_dump())
+        self._features = Features.from_schema(schema.model_dump())
         self._ids = {} if encoder is None else _ids(self._data, schema, encoder)
         if schema.group is None:
             firsts = np.arange(0, data.num_rows, UNGROUPED_ROWS)

@@ -75,7 +75,7 @@ class Features:
     candidate: Layout
 
     @staticmethod
-    def of(schema: Mapping[str, Any]) -> Features:
+    def from_schema(schema: Mapping[str, Any]) -> Features:
         """Creates it from a schema file as parsed from YAML or JSON, with lists `dense` and `categorical`."""
 
         def layout(*roles: str) -> Layout:

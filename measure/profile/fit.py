@@ -172,7 +172,7 @@ def knots(rows: F64, curves: F64, limits: F64) -> list[int]:
     """
     kept = list(range(rows.size))
     while len(kept) > 2:
-        costs = [_worst(rows, curves, limits, kept[:i] + kept[i + 1 :]) for i in range(1, len(kept) - 1)]
+        costs = [_max_error(rows, curves, limits, kept[:i] + kept[i + 1 :]) for i in range(1, len(kept) - 1)]
         least = int(np.argmin(costs))
         if costs[least] > 1.0:
             break
@@ -180,7 +180,7 @@ def knots(rows: F64, curves: F64, limits: F64) -> list[int]:
     return kept
 
 
-def _worst(rows: F64, curves: F64, limits: F64, kept: list[int]) -> float:
+def _max_error(rows: F64, curves: F64, limits: F64, kept: list[int]) -> float:
     """Returns the largest interpolation error through `kept`, in units of the curve's limit."""
     lines = np.stack([np.interp(rows, rows[kept], curve[kept]) for curve in curves])
     return float((np.abs(lines / curves - 1) / limits).max())

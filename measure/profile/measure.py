@@ -87,7 +87,7 @@ def _group(
     unusable: list[str] = []
     scouted: dict[str, dict[int, float]] = {}
     opened: dict[str, Candidate] = {}
-    rest = REST_SHARE if _real_time() else 0.0
+    rest = REST_SHARE if _has_real_time_priority() else 0.0
     with ExitStack() as stack:
         workers: dict[str, Worker] = {}
 
@@ -120,7 +120,7 @@ def _group(
     return list(opened.values()), unusable
 
 
-def _real_time() -> bool:
+def _has_real_time_priority() -> bool:
     known = hasattr(os, "sched_getscheduler")
     return known and os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR)
 
@@ -146,10 +146,10 @@ def _timed(
     at = sorted(scouted)
     expected = block.batches * float(np.interp(block.rows, at, [scouted[r] for r in at]))
     # at most twice the expected time, so that a disturbed block ends with fewer samples instead of late
-    most = 2 * expected + settings.seconds / 100
+    max_s = 2 * expected + settings.seconds / 100
     if block.evicted:
-        most += block.batches * settings.seconds / 100
-    return worker.measure(block.rows, block.batches, most, settings.evict_bytes if block.evicted else 0)
+        max_s += block.batches * settings.seconds / 100
+    return worker.measure(block.rows, block.batches, max_s, settings.evict_bytes if block.evicted else 0)
 
 
 def cpu_wait_share(found: Sequence[Candidate], settings: ProfileSettings, log: SampleLog) -> float | None:

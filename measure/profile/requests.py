@@ -60,7 +60,7 @@ class Requests:
         for role in ROLES:
             layout = schema.layout(role)
             draws = self._columns[role] = {}
-            for d in layout.given:
+            for d in layout.supplied:
                 draws[d.name] = _Numbers(d, encoder.standards.get(d.name, Standard()), random)
             for f in layout.singles:
                 draws[f.name] = _Singles(values[f.table_name], random)

@@ -342,8 +342,8 @@ def _max_abs(values: Tensor) -> float:
     """Returns the largest absolute value, or NaN or infinity if present, in one pass without allocation."""
     if not values.is_floating_point() or not values.numel():
         return 0.0
-    least, most = torch.aminmax(values)
-    return max(abs(float(least)), float(most), key=lambda x: math.inf if math.isnan(x) else x)
+    low, high = torch.aminmax(values)
+    return max(abs(float(low)), float(high), key=lambda x: math.inf if math.isnan(x) else x)
 
 
 def _digest(file: Path) -> FileDigest:

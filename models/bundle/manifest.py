@@ -138,7 +138,7 @@ def read_manifest(folder: Path | str, file: Path | None = None) -> Manifest:
     what = f"bundle '{folder}': {MANIFEST}"
     try:
         raw = json.loads(read_regular(file or Path(folder) / MANIFEST, MAX_SERVED_BYTES))
-        offense = _unfit_string(raw)
+        offense = _invalid_string(raw)
     except (FileNotFoundError, NotADirectoryError):
         raise BundleError(f"no bundle at '{folder}': there is no {MANIFEST}") from None
     except (OSError, ValueError, RecursionError) as e:
@@ -159,7 +159,7 @@ def read_manifest(folder: Path | str, file: Path | None = None) -> Manifest:
     return manifest
 
 
-def _unfit_string(raw: Any, where: str = "") -> str | None:
+def _invalid_string(raw: Any, where: str = "") -> str | None:
     """Describes the first string (key or value) that is too long or has a control character, else returns
     None.
     """
@@ -168,10 +168,10 @@ def _unfit_string(raw: Any, where: str = "") -> str | None:
             return f"{where[1:]} has more than {MAX_STRING} characters"
         return f"{where[1:]} has a control character: {raw[:80]!r}" if UNPRINTABLE.search(raw) else None
     if isinstance(raw, list):
-        return next((found for value in raw if (found := _unfit_string(value, where))), None)
+        return next((found for value in raw if (found := _invalid_string(value, where))), None)
     if isinstance(raw, dict):
         for key, value in raw.items():
-            found = _unfit_string(key, f"{where}.key") or _unfit_string(value, f"{where}.{key}")
+            found = _invalid_string(key, f"{where}.key") or _invalid_string(value, f"{where}.{key}")
             if found:
                 return found
     return None

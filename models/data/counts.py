@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from polyrec.models.errors import DataError
 from polyrec.models.schema.batch import I64
-from polyrec.models.schema.continuation import Counted, Previous, continued
+from polyrec.models.schema.continuation import CountedTable, PreviousVocabularies, continued
 from polyrec.models.schema.schema import Categorical
 from polyrec.models.schema.vocabulary import Vocabulary
 
@@ -66,7 +66,7 @@ class AccessCounts:
         self._pending = self._merged = total.num_rows
         return total
 
-    def vocabulary(self, table: str, whole: bool, previous: Previous | None = None) -> Vocabulary:
+    def vocabulary(self, table: str, whole: bool, previous: PreviousVocabularies | None = None) -> Vocabulary:
         """Returns the table's values in popularity order.
 
         All rows determine which values get a row and an id, ties by value; sampled lookups determine the
@@ -81,7 +81,7 @@ class AccessCounts:
         accessed = total.column("sampled").to_numpy()
         missing = int(self._missing[1])
         if previous is not None:
-            counted = Counted(
+            counted = CountedTable(
                 total.column("value").combine_chunks(),
                 accessed,
                 total.column("last").to_numpy(),
@@ -119,13 +119,13 @@ class AccessCounts:
             oov=self._head.oov,
         )
 
-    def _kept(self, total: pa.Table, most: int | None) -> I64:
+    def _kept(self, total: pa.Table, max_values: int | None) -> I64:
         """Returns the positions in `total` of the values that get a row, most frequent first, ties by
         value.
         """
         order = pc.sort_indices(total, [("every", "descending"), ("value", "ascending")]).to_numpy()
         frequent = total.column("every").to_numpy()[order] >= self._head.min_count
-        kept: I64 = order[frequent][:most].astype(np.int64)
+        kept: I64 = order[frequent][:max_values].astype(np.int64)
         return kept
 
 

@@ -75,7 +75,7 @@ class RequestReader:
         given = [name for name in columns if name not in self._names] or [self._schema.label.column]
         first = 0
         for data in self._reader.batches(given, rows):
-            yield self._with(data, first, computed).select(list(columns))
+            yield self._with_computed(data, first, computed).select(list(columns))
             first += data.num_rows
 
     def requests(self, columns: Sequence[str]) -> Iterator[Requests]:
@@ -85,10 +85,10 @@ class RequestReader:
         first = 0
         for found in self._reader.requests([name for name in columns if name not in self._names]):
             rows = found.rows
-            yield Requests(found.shared, self._with(found.per_row, first, computed), found.lengths)
+            yield Requests(found.shared, self._with_computed(found.per_row, first, computed), found.lengths)
             first += rows
 
-    def _with(self, data: pa.RecordBatch, first: int, computed: Sequence[str]) -> pa.RecordBatch:
+    def _with_computed(self, data: pa.RecordBatch, first: int, computed: Sequence[str]) -> pa.RecordBatch:
         if self._computed is None:
             self._computed = self._compute()
         values = self._computed[first : first + data.num_rows]

@@ -154,13 +154,13 @@ def split_requests(batches: Iterable[pa.RecordBatch], shared: Sequence[str]) -> 
         if end == 0 and data.num_rows >= MAX_ROWS:
             end = data.num_rows
         if end:
-            yield _of(data.slice(0, end), starts[starts < end], shared)
+            yield _split_columns(data.slice(0, end), starts[starts < end], shared)
         buffered = [data.slice(end)] if end < data.num_rows else []
     if buffered:
-        yield _of(buffered[0], np.zeros(1, np.int64), shared)
+        yield _split_columns(buffered[0], np.zeros(1, np.int64), shared)
 
 
-def _of(data: pa.RecordBatch, starts: I64, shared: Sequence[str]) -> Requests:
+def _split_columns(data: pa.RecordBatch, starts: I64, shared: Sequence[str]) -> Requests:
     per_row = [name for name in data.schema.names if name not in shared]
     return Requests(
         data.select(list(shared)).take(pa.array(starts)),

@@ -42,13 +42,13 @@ def start_linear(net: DenseNet) -> None:
         first, *others = _linear(net.bottom)
         first.weight[0] *= DENSE
         first.weight[1] = -first.weight[0]
-        _carry(others)
+        _pass_through(others)
     weight = top[0].weight
     weight[:2] = 0
     weight[0, ::width], weight[1, ::width] = 1, -1
     if net.bottom is not None:
         weight[0, 1], weight[1, 1] = -1, 1
-    _carry(top[1:])
+    _pass_through(top[1:])
     if isinstance(net.interaction, Cross):
         for up in _linear(net.interaction.up):
             up.weight[::width] = 0
@@ -63,7 +63,7 @@ def _linear(layers: nn.Sequential | nn.ModuleList) -> list[nn.Linear]:
     return [layer for layer in layers if isinstance(layer, nn.Linear)]
 
 
-def _carry(layers: list[nn.Linear]) -> None:
+def _pass_through(layers: list[nn.Linear]) -> None:
     """Makes the first two units pass on the first two units of the previous layer."""
     for layer in layers:
         layer.weight[:2] = 0

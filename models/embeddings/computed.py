@@ -21,7 +21,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from polyrec.models.dlrm.precision import Precision
-from polyrec.models.embeddings.decoder import Activation, Decoders, DecodersByRows, hidden_by_rows
+from polyrec.models.embeddings.decoder import Activation, Decoders, DecodersByRows, hidden_widths
 from polyrec.models.embeddings.hashing import VARIANCE, CodeTransform, UniversalHashes
 from polyrec.models.embeddings.lookups import FusedRows
 from polyrec.models.embeddings.pooling import assemble
@@ -39,7 +39,7 @@ class Encoding(Strict):
     """The shape of a DHE: k hashes into [0, m), the decoder's hidden widths, the seed of the hashes.
 
     batch_norm: used in training only; bundles have it folded into the weights.
-    by_rows: tables with few rows have narrower decoders, see `hidden_by_rows`.
+    by_rows: tables with few rows have narrower decoders, see `hidden_widths`.
     """
 
     k: Annotated[int, Field(ge=1, le=2**16)] = 1024
@@ -124,7 +124,7 @@ class ComputedStage(nn.Module):
         shape, tables = self.encoding, self.computed_tables
         if not shape.by_rows:
             return Decoders(len(tables), shape.k, shape.hidden, width, shape.activation, norms)
-        hidden = [hidden_by_rows(shape.hidden, self._first_rows[t]) for t in tables]
+        hidden = [hidden_widths(shape.hidden, self._first_rows[t]) for t in tables]
         return DecodersByRows(shape.k, hidden, width, shape.activation, norms)
 
     @property

@@ -40,11 +40,13 @@ def tiers_within(
     """
     cuts: dict[str, dict[str, int]] = {t: {} for t in vocabularies}
     held = dict.fromkeys(vocabularies, 0)
-    room = 0
+    rows_held = 0
     for place, (tier, budget) in enumerate(budgets.items()):
-        room += max(budget, 0) // row_bytes
+        rows_held += max(budget, 0) // row_bytes
         last = place == len(budgets) - 1
-        upto = {t: v.rows for t, v in vocabularies.items()} if last else stored_within(vocabularies, room)
+        upto = (
+            {t: v.rows for t, v in vocabularies.items()} if last else stored_within(vocabularies, rows_held)
+        )
         for table in vocabularies:
             cuts[table][tier] = upto.get(table, 0) - held[table]
             held[table] = upto.get(table, 0)

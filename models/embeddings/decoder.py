@@ -190,7 +190,7 @@ class DecodersByRows(nn.Module):
         return [module for module in self.tables if isinstance(module, Decoders)]
 
 
-def hidden_by_rows(hidden: Sequence[int], rows: int) -> tuple[int, ...]:
+def hidden_widths(hidden: Sequence[int], rows: int) -> tuple[int, ...]:
     """Limits hidden widths to a table's rows, rounded up to a power of two and at least MIN_HIDDEN.
 
     With as many units as there are distinct inputs, a layer can represent any function of them.

@@ -39,7 +39,7 @@ class HostTable:
         self._index = np.empty(0, np.int64)
 
     @staticmethod
-    def of(stage: Stage) -> HostTable | None:
+    def from_stage(stage: Stage) -> HostTable | None:
         """Wraps a stage; None for other stages and stores, and for pooled features."""
         if not isinstance(stage, TableStage) or stage.rows.has_bags:
             return None

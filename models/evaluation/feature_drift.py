@@ -128,7 +128,7 @@ class FeatureBinner:
 
     def __init__(self, encoder: Encoder, edges: Mapping[str, Sequence[float]]) -> None:
         self._encoder = encoder
-        self._layouts = [_Layout.of(encoder, encoder.schema.layout(role), edges) for role in ROLES]
+        self._layouts = [_Layout.from_encoder(encoder, encoder.schema.layout(role), edges) for role in ROLES]
         self.features = tuple(name for layout in self._layouts for name in layout.names)
 
     def count(self, batch: Batch, request: I64 | None = None) -> FeatureCounts:
@@ -169,7 +169,9 @@ class _Layout:
     bags: list[tuple[int, F64, int, int]]
 
     @classmethod
-    def of(cls, encoder: Encoder, layout: RoleLayout, edges: Mapping[str, Sequence[float]]) -> _Layout:
+    def from_encoder(
+        cls, encoder: Encoder, layout: RoleLayout, edges: Mapping[str, Sequence[float]]
+    ) -> _Layout:
         def ids(features: Sequence[Any]) -> list[tuple[int, F64, int, int]]:
             found = []
             for i, f in enumerate(features):
@@ -289,8 +291,8 @@ def stability_index(reference: FeatureBins, counts: FeatureCounts, feature: int)
     smoothed = counts.counts[feature, :used] + SMOOTHING
     p = smoothed / smoothed.sum()
     q = np.array(reference.shares)
-    least = SMOOTHING / max(reference.independent, 1.0)
-    q = np.maximum(q, least) / np.maximum(q, least).sum()
+    floor = SMOOTHING / max(reference.independent, 1.0)
+    q = np.maximum(q, floor) / np.maximum(q, floor).sum()
     psi = float(((p - q) * np.log(p / q)).sum())
     variance = counts.variances(feature)[:used] + q * (1 - q) / max(reference.independent, 1.0)
     return max(0.0, psi - float((variance / ((p + q) / 2)).sum()))

@@ -48,7 +48,7 @@ def read(url: ModelUrl, max_bytes: int) -> bytes:
 
 def pieces(url: ModelUrl) -> Iterator[bytes]:
     """Reads a file from its beginning. Raises FetchError, also if it arrives too slowly; FileMissing."""
-    return _web(url) if url.text.partition(SCHEME)[0] in WEB else paced(_fsspec(url), f"'{url}'")
+    return _read_url(url) if url.text.partition(SCHEME)[0] in WEB else paced(_fsspec(url), f"'{url}'")
 
 
 class Pace:
@@ -126,7 +126,7 @@ class Watch:
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
 
-def _web(url: ModelUrl) -> Iterator[bytes]:
+def _read_url(url: ModelUrl) -> Iterator[bytes]:
     # imported here, because servers of local files do not need it
     import httpx
 

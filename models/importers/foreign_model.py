@@ -183,7 +183,7 @@ def _schema(
 
 def _in_order_of(schema: Schema, model: ForeignModel) -> ForeignModel:
     """Returns the model with its inputs in the order of the schema's roles; `features` is unchanged."""
-    dense = [schema.dense.index(d) for d in schema.context.given + schema.candidate.given]
+    dense = [schema.dense.index(d) for d in schema.context.supplied + schema.candidate.supplied]
     slots = [schema.categorical.index(f) for f in schema.slots]
     (bottom, *others), (top, *above) = model.bottom, model.top
     columns = joined_columns(model.interaction, model.itself, model.bottom[-1].weight.shape[0], slots)

@@ -16,7 +16,7 @@ class Embedder:
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
-        self._host_table = HostTable.of(stage)
+        self._host_table = HostTable.from_stage(stage)
 
     def __call__(self, batch: Batch) -> tuple[Inputs, ...]:
         """Returns the inputs of the dense net: for plain rows, then for ranking rows."""

@@ -89,8 +89,8 @@ class GraphWriter:
 
         largest: absolute value of x beyond which int8 saturates; None: a scale per row.
         """
-        least = QUANTIZED_FROM if largest is None else STATIC_FROM
-        if self.precision == "int8" and weight.numel() >= least:
+        min_values = QUANTIZED_FROM if largest is None else STATIC_FROM
+        if self.precision == "int8" and weight.numel() >= min_values:
             return self._product_int8(x, weight, bias, added, largest)
         if bias is not None:
             added = self.constant(bias)

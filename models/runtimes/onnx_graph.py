@@ -104,10 +104,10 @@ def ranking_graph(
         r = g.node("Reshape", y, g.shape(-1, own * width))
     # parts of one layer's input; products that are not part of it have weight zero and may saturate
     halved = _linear(net.interaction.down[0]) if isinstance(net.interaction, Cross) else first_layer(net)
-    most = g.largest.get(halved)
-    constant = g.product(c, once.get_buffer("context_weight"), once.get_buffer("bias"), largest=most)
+    largest_input = g.largest.get(halved)
+    constant = g.product(c, once.get_buffer("context_weight"), once.get_buffer("bias"), largest=largest_input)
     added = constant if row is None else g.node("Gather", constant, row, axis=0)
-    hidden = g.product(r, row_weight, added=added, largest=most)
+    hidden = g.product(r, row_weight, added=added, largest=largest_input)
     if isinstance(net.interaction, Cross):
         assert row is not None
         vectors_of_rows = _vectors_of_rows(g, g.node("Gather", x, row, axis=0), y, own, once.bottom_per_row)
@@ -137,14 +137,14 @@ def _bottom_of_rows(g: GraphWriter, net: DenseNet, row: str | None) -> str:
     assert net.bottom is not None
     first, *others = net.bottom
     layer = _linear(first)
-    weight, most = layer.weight, g.largest.get(layer)
+    weight, largest_input = layer.weight, g.largest.get(layer)
     if net.dense.context:
-        added = g.product("dense_context", weight[:, : net.dense.context], layer.bias, largest=most)
+        added = g.product("dense_context", weight[:, : net.dense.context], layer.bias, largest=largest_input)
         added = added if row is None else g.node("Gather", added, row, axis=0)
         own = weight[:, net.dense.context :]
-        sums = g.product("dense_candidate", own, added=added, largest=most)
+        sums = g.product("dense_candidate", own, added=added, largest=largest_input)
     else:
-        sums = g.product("dense_candidate", weight, layer.bias, largest=most)
+        sums = g.product("dense_candidate", weight, layer.bias, largest=largest_input)
     return g.mlp(sums, nn.Sequential(*others))
 
 

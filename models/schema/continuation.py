@@ -25,7 +25,7 @@ NEW = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Previous:
+class PreviousVocabularies:
     """The vocabularies to continue.
 
     forget: maximum previous count of values that may give their rows to new values, if the new data do not
@@ -39,7 +39,7 @@ class Previous:
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class CountedTable:
     """Accesses of one table, counted in new data.
 
     values: distinct, as pyarrow array [n].
@@ -58,10 +58,12 @@ class Counted:
     whole: bool
 
 
-def continued(table: str, previous: Previous, found: Counted, most: int | None = None) -> Vocabulary:
+def continued(
+    table: str, previous: PreviousVocabularies, found: CountedTable, max_values: int | None = None
+) -> Vocabulary:
     """Returns the vocabulary of a table after new data.
 
-    most: maximum number of values; known values are kept even beyond it.
+    max_values: maximum number of values; known values are kept even beyond it.
     """
     old = previous.vocabularies[table]
     ids = _known_ids(old, found.values)
@@ -71,8 +73,8 @@ def continued(table: str, previous: Previous, found: Counted, most: int | None =
     seen = np.zeros(old.rows, bool)
     seen[ids[known]] = True
     free = _free(old, before, seen, previous.forget)
-    if most is not None:
-        new = new[: free.size + max(0, most - old.size)]
+    if max_values is not None:
+        new = new[: free.size + max(0, max_values - old.size)]
     free = free[: new.size]
     values, size = old.values, old.size + new.size - free.size
     if old.values is not None and new.size:

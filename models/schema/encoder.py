@@ -48,7 +48,7 @@ class Encoder:
         self._integers = {role: RangeColumns(schema.layout(role).singles, ranks) for role in ROLES}
         self._both_ids = IdColumns((*context.singles, *candidate.singles), ranks)
         dense, singles = schema.tensor_columns()
-        self._dense_order = column_order(dense, [d.name for d in (*context.given, *candidate.given)])
+        self._dense_order = column_order(dense, [d.name for d in (*context.supplied, *candidate.supplied)])
         self._singles_order = column_order(singles, [f.name for f in (*context.singles, *candidate.singles)])
 
     def prepare(self) -> None:
@@ -86,7 +86,7 @@ class Encoder:
                 raise FeatureError(name, f"{len(column)} values for {rows} rows")
         raw = np.full((rows, len(layout.dense)), np.nan)
         if request is not None:
-            raw[:, len(layout.given) :] = request
+            raw[:, len(layout.supplied) :] = request
         self._numbers(layout, columns, raw)
         ranks = self._single_ranks(role, columns, rows)
         bags = [self._bags(f, columns.get(f.name), rows) for f in layout.bags]
@@ -97,7 +97,7 @@ class Encoder:
 
         Columns of features left out stay unchanged. Raises FeatureError for an integer beyond float64.
         """
-        given = {i: c for i, d in enumerate(layout.given) if (c := columns.get(d.name)) is not None}
+        given = {i: c for i, d in enumerate(layout.supplied) if (c := columns.get(d.name)) is not None}
         try:
             # one conversion for all columns: each takes several microseconds, as long as converting a hundred
             # numbers
@@ -107,7 +107,7 @@ class Encoder:
                 try:
                     raw[:, i] = np.array(column, np.float64)
                 except OverflowError:
-                    raise FeatureError(layout.given[i].name, "a value is too large for a number") from None
+                    raise FeatureError(layout.supplied[i].name, "a value is too large for a number") from None
 
     def _single_ranks(self, role: Role, columns: Mapping[str, Sequence[Any] | None], rows: int) -> I64:
         """Encodes the single-valued features of one role, int64 [rows, features]. Raises as `block`."""

@@ -33,7 +33,7 @@ from polyrec.models.data.split import TRAIN, Splitter
 from polyrec.models.errors import DataError
 from polyrec.models.files import Strict, atomic_path
 from polyrec.models.schema.batch import I64
-from polyrec.models.schema.continuation import Previous
+from polyrec.models.schema.continuation import PreviousVocabularies
 from polyrec.models.schema.dense_transform import Standard
 from polyrec.models.schema.schema import ROLES, Role, Schema
 from polyrec.models.schema.vocabulary import Vocabulary
@@ -75,7 +75,7 @@ def calibrate(
     sample: float | None = None,
     seed: int = 0,
     progress: Callable[[int], object] | None = None,
-    previous: Previous | None = None,
+    previous: PreviousVocabularies | None = None,
 ) -> Calibration:
     """Calibrates on the rows of the splits `which`, in one pass.
 

@@ -62,7 +62,7 @@ def check_same_features(was: Schema, now: Schema, poolings: bool = True) -> dict
 
 def check_same_order(was: Schema, now: Schema) -> None:
     """Raises SchemaError unless a model reads the features of both schemas in the same order."""
-    _check_order(was.dense, was.context.given + was.candidate.given, now.dense, now)
+    _check_order(was.dense, was.context.supplied + was.candidate.supplied, now.dense, now)
     _check_order(was.categorical, was.slots, now.categorical, now)
 
 
@@ -74,7 +74,7 @@ def _check_order(
 ) -> None:
     """Raises SchemaError unless the model would read the renamed features in the original order."""
     wanted = [renamed[in_file.index(f)].name for f in in_model]
-    read = [d.name for d in now.context.given + now.candidate.given] + [f.name for f in now.slots]
+    read = [d.name for d in now.context.supplied + now.candidate.supplied] + [f.name for f in now.slots]
     read = [name for name in read if name in wanted]
     for expected, got in zip(wanted, read, strict=True):
         if expected != got:

@@ -129,7 +129,7 @@ class RequestFeatures:
             match: [(i, r.compute) for i, r in places if (r.of, r.to) == match] for match in matches
         }
 
-    def of_groups(self, rows: RequestRows, group: I64) -> F64:
+    def compute_grouped(self, rows: RequestRows, group: I64) -> F64:
         """Returns the features of rows that each have their own context, float64 [rows, features].
 
         rows: in any order; `lengths` are ignored. group: int64 [rows], the request of each row.
@@ -143,13 +143,13 @@ class RequestFeatures:
 
     def __call__(self, rows: RequestRows) -> F64:
         """Returns the features, float64 [rows, features], NaN where missing."""
-        place = _Places.of(rows.lengths)
+        place = _Places.from_lengths(rows.lengths)
         # stored [features, rows], so that each column is written contiguously
         out = np.empty((len(self.names), place.rows))
         for i, compute in self._of_rows:
             out[i] = place.relative() if compute == "relative_position" else place.spread(place.lengths)
         matches = {
-            (of, to): _Match.of(rows.candidate[of], rows.context[to], rows.context_row, place)
+            (of, to): _Match.from_values(rows.candidate[of], rows.context[to], rows.context_row, place)
             for of, to in self._of_matches
         }
         for key, computes in self._of_matches.items():
@@ -184,7 +184,7 @@ class _Places:
         self.index = row if request is None else row - starts[request]
 
     @staticmethod
-    def of(lengths: I64) -> _Places:
+    def from_lengths(lengths: I64) -> _Places:
         if lengths.size == 1:
             return _Places(lengths, np.zeros(1, np.int64), np.arange(float(lengths[0])), None)
         ends = lengths.cumsum()
@@ -294,7 +294,7 @@ class _Match:
         self._matching_row = np.where(matching, place.row, np.inf)
 
     @staticmethod
-    def of(values: I64, context: Jagged, context_row: I64 | None, place: _Places) -> _Match:
+    def from_values(values: I64, context: Jagged, context_row: I64 | None, place: _Places) -> _Match:
         """Compares rows with their contexts. values: int64 [rows]; context, context_row: as in
         RequestRows.
         """

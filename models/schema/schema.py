@@ -188,7 +188,7 @@ class RoleLayout:
     request: tuple[RequestFeature, ...] = ()
 
     @property
-    def given(self) -> tuple[Dense, ...]:
+    def supplied(self) -> tuple[Dense, ...]:
         """The dense features that clients and data supply."""
         return self.dense[: len(self.dense) - len(self.request)]
 
@@ -199,7 +199,7 @@ class RoleLayout:
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the features that clients and data supply."""
-        return (*(f.name for f in self.given), *(f.name for f in self.categorical))
+        return (*(f.name for f in self.supplied), *(f.name for f in self.categorical))
 
 
 class Schema(Strict):
@@ -313,7 +313,7 @@ class Schema(Strict):
         if role is None:
             return [d.name for d in self.dense], [f.name for f in self.singles]
         layout = self.layout(role)
-        return [d.name for d in layout.given], [f.name for f in layout.singles]
+        return [d.name for d in layout.supplied], [f.name for f in layout.singles]
 
     @cached_property
     def slots(self) -> tuple[Categorical, ...]:

@@ -78,7 +78,7 @@ class MissingRows:
             return np.array([_unique(pages).size]), np.array([_unique(rows).size])
         return _distinct(owner[self.filed[waits]], pages, owners), _distinct(owner[self.remote], rows, owners)
 
-    def of(self, owns: NDArray[np.bool_] | None) -> tuple[I64, I64]:
+    def distinct(self, owns: NDArray[np.bool_] | None) -> tuple[I64, I64]:
         """Returns the distinct pages and remote rows of selected lookups. owns: bool [lookups]; None for
         all.
         """
@@ -197,4 +197,4 @@ class RowsAhead:
             rows, values = rows[at], values[at]
         if view.layers:
             view.over(rows, torch.from_numpy(values).view(tiers.row_format.unit), NONE)
-        return FetchedRows.of(rows, values)
+        return FetchedRows.from_unsorted(rows, values)

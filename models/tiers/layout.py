@@ -124,7 +124,7 @@ class RowLocations:
     local: I64
 
     @staticmethod
-    def of(layout: TierLayout, rows: I64, prefix_ends: I64 | None = None) -> RowLocations:
+    def locate(layout: TierLayout, rows: I64, prefix_ends: I64 | None = None) -> RowLocations:
         """Locates rows.
 
         prefix_ends: int64 [ranges], in each range the first row that is on disk although the layout puts it

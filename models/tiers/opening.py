@@ -19,7 +19,7 @@ from polyrec.models.errors import RuntimeUnavailable
 from polyrec.models.schema.batch import I64
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.vocabulary import Vocabulary, ids_of_ranks
-from polyrec.models.tiers.disk.cache_room import CacheRoom, divide, multiple
+from polyrec.models.tiers.disk.cache_division import CacheDivision, divide_cache, multiple
 from polyrec.models.tiers.disk.disk import DiskTier
 from polyrec.models.tiers.disk.page_file import sector_bytes, write_pages
 from polyrec.models.tiers.layout import DEVICE, DISK, HOST, REMOTE, TierLayout
@@ -79,13 +79,13 @@ def open_stack(
     since = 0
     if changes is not None and encoder is not None:
         since, source = changes.latest, changes.over(source, sizes, encoder)
-    room = _room(row_format, layout, placement, counts is not None)
-    rows = layout.rows[HOST] + room.slots
-    slab = Slab(row_format, rows, room.pages, room.page_bytes, placement.huge_pages, placement.shared)
+    division = _divide(row_format, layout, placement, counts is not None)
+    rows = layout.rows[HOST] + division.slots
+    slab = Slab(row_format, rows, division.pages, division.page_bytes, placement.huge_pages, placement.shared)
     fill(slab.row_bytes(), layout, HOST, source)
     hot = _device_rows(row_format, layout, source, torch.device(device)) if layout.rows[DEVICE] else None
-    disk = _open_disk(slab, layout, source, placement, room, counts) if layout.rows[DISK] else None
-    prefix = Prefix(layout, counts, room.joining) if counts is not None and room.joining else None
+    disk = _open_disk(slab, layout, source, placement, division, counts) if layout.rows[DISK] else None
+    prefix = Prefix(layout, counts, division.joining) if counts is not None and division.joining else None
     ids, remote = None, None
     if layout.rows[REMOTE] and placement.remote is not None:
         ids = _remote_ids(layout, vocabularies)
@@ -135,13 +135,15 @@ def _device_rows(
     return out
 
 
-def _room(row_format: RowFormat, layout: TierLayout, placement: TierSettings, counted: bool) -> CacheRoom:
+def _divide(
+    row_format: RowFormat, layout: TierLayout, placement: TierSettings, counted: bool
+) -> CacheDivision:
     """Divides the cache's bytes. Raises RuntimeUnavailable if the folder cannot be written.
 
     counted: whether accesses are known, which decide the host rows that may join the cache.
     """
     if not layout.rows[DISK]:
-        return CacheRoom(slots=0, pages=1, page_bytes=multiple(row_format.bytes, PAGE_BYTES), joining=0)
+        return CacheDivision(slots=0, pages=1, page_bytes=multiple(row_format.bytes, PAGE_BYTES), joining=0)
     assert placement.directory is not None
     try:
         placement.directory.mkdir(parents=True, exist_ok=True)
@@ -151,7 +153,7 @@ def _room(row_format: RowFormat, layout: TierLayout, placement: TierSettings, co
     joining = 0
     if counted and not layout.rows[DEVICE]:  # a device reads host rows by their addresses, so they stay
         joining = int(layout.counts[(layout.tier == HOST) & layout.is_filed].sum())
-    return divide(
+    return divide_cache(
         placement.cache_bytes, row_format.bytes, page_bytes, layout.file_rows, layout.rows[HOST], joining
     )
 
@@ -166,7 +168,7 @@ def _open_disk(
     layout: TierLayout,
     source: RowSource,
     placement: TierSettings,
-    room: CacheRoom,
+    division: CacheDivision,
     counts: Sequence[I64] | None,
 ) -> DiskTier:
     assert placement.directory is not None
@@ -177,7 +179,7 @@ def _open_disk(
         try:
             write_pages(path, slab, file_parts(layout, source))
             kept = layout.rows[HOST]
-            disk = DiskTier(path, slab, layout.file_rows, kept, room.joining, placement.reader)
+            disk = DiskTier(path, slab, layout.file_rows, kept, division.joining, placement.reader)
         finally:
             # an unlinked file disappears with the process, even if it is killed
             path.unlink(missing_ok=True)
@@ -204,12 +206,12 @@ def _keep_next(disk: DiskTier, layout: TierLayout, source: RowSource, counts: Se
     _, local = layout.locate(fused)
 
     def values(which: I64) -> Bytes:
-        return _at(source, fused[which])
+        return _read_rows(source, fused[which])
 
     disk.keep(local, values)
 
 
-def _at(source: RowSource, rows: I64) -> Bytes:
+def _read_rows(source: RowSource, rows: I64) -> Bytes:
     """Reads rows of a source, in contiguous runs. rows: int64 [n], distinct."""
     order = np.argsort(rows)
     wanted = rows[order]

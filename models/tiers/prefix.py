@@ -22,20 +22,20 @@ class Prefix:
 
     counts: accesses of each table by rank. Ranges that do not begin at rank 0, below device memory, release
     no rows.
-    most: maximum number of rows released.
+    max_released: maximum number of rows released.
     ends: int64 [ranges of the layout], the first released row of the fused weight in each range.
     colder: int64 [ranges], the first row of the colder half of the releasable rows.
     outdated: bool [rows of host memory], by address; True if the file has an older value, since updates reach
     it late.
     """
 
-    def __init__(self, layout: TierLayout, counts: Sequence[I64], most: int) -> None:
+    def __init__(self, layout: TierLayout, counts: Sequence[I64], max_released: int) -> None:
         self._layout = layout
         self._ranges = np.flatnonzero((layout.tier == HOST) & layout.is_filed)
         self._starts, self._sizes = layout.starts[self._ranges], layout.counts[self._ranges]
         self._counts = counts
         self.rows = int(self._sizes.sum())
-        self.releasable = min(self.rows, most)
+        self.releasable = min(self.rows, max_released)
         self.released = 0
         # ranges that cannot be released end beyond all rows
         self.ends: I64 = np.full(layout.tier.size, layout.total, np.int64)
@@ -57,7 +57,7 @@ class Prefix:
         for i, r in enumerate(self._ranges.tolist()):
             own = np.arange(ends[r], self.ends[r])
             rows.append(own)
-            heat.append(self._heat(i)[own - self._starts[i]])
+            heat.append(self._accesses(i)[own - self._starts[i]])
         order = np.argsort(np.concatenate(heat), kind="stable")
         return np.concatenate(rows)[order]
 
@@ -73,11 +73,11 @@ class Prefix:
         ends = self.ends.copy()
         if without:
             sizes = (self.ends[self._ranges] - self._starts).tolist()
-            left = [self._heat(i)[:n] for i, n in enumerate(sizes)]
+            left = [self._accesses(i)[:n] for i, n in enumerate(sizes)]
             ends[self._ranges] = self._starts + hottest(left, sum(sizes) - without)
         return ends
 
-    def _heat(self, i: int) -> I64:
+    def _accesses(self, i: int) -> I64:
         """Returns the accesses of one range's rows, int64 [rows], non-increasing."""
         return self._counts[int(self._layout.table[self._ranges[i]])][: self._sizes[i]]
 
@@ -102,7 +102,7 @@ class NearRows:
         ]
         self._ranges = [np.bincount(own, minlength=layout.tier.size) for own in self._range]
 
-    def have(self, batch: Batch) -> bool:
+    def holds(self, batch: Batch) -> bool:
         """Returns whether host memory has all rows of a batch; False for batches with bags, which are not
         checked.
         """
@@ -120,7 +120,7 @@ class NearRows:
         return bool((candidate.ranks < second).all() and (context.ranks < first).all())
 
     def addresses(self, batch: Batch, out: I64) -> None:
-        """Writes the host memory addresses of a batch's rows, int64 [lookups]; requires `have`."""
+        """Writes the host memory addresses of a batch's rows, int64 [lookups]; requires `holds`."""
         _add(batch, self._first, out)
 
     def rows(self, batch: Batch) -> I64:
@@ -174,16 +174,18 @@ def hottest(counts: Sequence[I64], rows: int) -> list[int]:
     low, high = 0, max((int(c[0]) for c in counts if c.size), default=0) + 1
     while high - low > 1:  # invariant: at most `rows` rows have `high` accesses or more
         middle = (low + high) // 2
-        low, high = (middle, high) if sum(_from(c, middle) for c in counts) > rows else (low, middle)
-    taken = [_from(c, high) for c in counts]
+        low, high = (
+            (middle, high) if sum(_count_at_least(c, middle) for c in counts) > rows else (low, middle)
+        )
+    taken = [_count_at_least(c, high) for c in counts]
     left = rows - sum(taken)
     for i, own in enumerate(counts):
-        more = min(_from(own, low) - taken[i], left)
+        more = min(_count_at_least(own, low) - taken[i], left)
         taken[i] += more
         left -= more
     return taken
 
 
-def _from(counts: I64, least: int) -> int:
-    """Returns the number of rows with at least `least` accesses."""
-    return int(counts.size - np.searchsorted(counts[::-1], least))
+def _count_at_least(counts: I64, min_accesses: int) -> int:
+    """Returns the number of rows with at least `min_accesses` accesses."""
+    return int(counts.size - np.searchsorted(counts[::-1], min_accesses))

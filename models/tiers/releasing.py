@@ -31,7 +31,7 @@ class Gathers:
         self._closed = False
 
     @contextmanager
-    def one(self) -> Iterator[None]:
+    def gathering(self) -> Iterator[None]:
         """Marks the gathering of a batch as a context manager. Raises OSError if closed."""
         number = self.begin()
         try:

@@ -31,7 +31,7 @@ RowSource = Callable[[int, int], Bytes]
 class Slab:
     """Host memory: `rows` contiguous rows, then `pages` pages of `page_bytes`.
 
-    `gather` takes addresses (int64, in grains), which `of_rows` and `of_pages` compute.
+    `gather` takes addresses (int64, in grains), which `row_addresses` and `page_row_addresses` compute.
 
     huge_pages: asks the kernel for huge pages, if available.
     view: [addresses, units], the row starting at every address.
@@ -124,10 +124,10 @@ class Slab:
         strides = (self.page_bytes, self.row_format.bytes, 1)
         return np.lib.stride_tricks.as_strided(self.all_pages(), shape, strides)
 
-    def of_rows(self, rows: I64) -> I64:
+    def row_addresses(self, rows: I64) -> I64:
         return rows * (self.row_format.bytes // self.grain)
 
-    def of_pages(self, slots: I64, places: I64) -> I64:
+    def page_row_addresses(self, slots: I64, places: I64) -> I64:
         """Returns the addresses of the rows at `places` within pages."""
         first = self._first_page // self.grain
         return (

@@ -104,7 +104,7 @@ class TierStack:
         Raises OSError if a page of the file cannot be read or the tiers are closed.
         """
         counters = self._counters if counted else self._aside
-        with self._gathers.one():
+        with self._gathers.gathering():
             return self._gathered(counters, view, rows, out, counted)
 
     def gather_near(self, view: View, near: NearRows, batch: Batch, address: I64, out: Bytes) -> bool:
@@ -113,9 +113,9 @@ class TierStack:
 
         address: int64 [lookups], overwritten. out: uint8 [lookups, bytes per row].
         """
-        if view.layers or not near.have(batch):
+        if view.layers or not near.holds(batch):
             return False
-        with self._gathers.one():
+        with self._gathers.gathering():
             start = clock()
             near.addresses(batch, address)
             # "clip" skips bounds checks, for which numpy would buffer its output
@@ -133,13 +133,15 @@ class TierStack:
 
         read: called with the locations of the rows, and those of them with updates that the tiers lack.
         """
-        with self._gathers.one():
-            where = RowLocations.of(self.tiers.layout, rows)
+        with self._gathers.gathering():
+            where = RowLocations.locate(self.tiers.layout, rows)
             self.sample.note(view.order, rows)
             changed = [layer.find(rows)[0] for layer in view.layers]
 
             def below(at: I64, out: Tensor) -> I64:
-                return view.over(rows[at], out, self._below(self._counters, view, where.at(at), out))[1]
+                return view.over(
+                    rows[at], out, self._gather_on_host(self._counters, view, where.at(at), out)
+                )[1]
 
             lost = read(where, np.concatenate(changed) if changed else where.local[:0], below)
             with self._count:
@@ -154,7 +156,7 @@ class TierStack:
 
         They report lookups later through `count`. The view must have no updates.
         """
-        with self._gathers.one():
+        with self._gathers.gathering():
             self.sample.note(view.order, rows)
             read()
             with self._count:
@@ -168,7 +170,7 @@ class TierStack:
     def _gathered(self, counters: Counters, view: View, rows: I64, out: Tensor, counted: bool) -> int:
         where = self.tiers.locate(rows)
         if self.tiers.device is None:
-            lost = self._below(counters, view, where, out)
+            lost = self._gather_on_host(counters, view, where, out)
         else:
             lost = self._with_device(self.tiers.device, counters, view, where, out)
         if counted:
@@ -216,7 +218,7 @@ class TierStack:
             values = torch.empty((at.size, tiers.row_format.units), dtype=tiers.row_format.unit)
             replaced, lost = 0, at[:0]
             if at.size:
-                lost = self._below(self._counters, view, where.at(at), values)
+                lost = self._gather_on_host(self._counters, view, where.at(at), values)
                 replaced, lost = view.over(rows[at], values, lost)
             self.sample.note(view.order, rows)
             self._counted(self._counters, where, replaced, lost.size)
@@ -225,7 +227,7 @@ class TierStack:
         except BaseException:
             self._gathers.end(number)
             raise
-        addresses = tiers.slab.of_rows(where.address(HOST))
+        addresses = tiers.slab.row_addresses(where.address(HOST))
         return Resolved(addresses, at, values.view(torch.uint8).numpy(), lost.size, self._gathers, number)
 
     def _with_device(
@@ -236,7 +238,7 @@ class TierStack:
         cold = np.flatnonzero(where.tier != DEVICE)
         if cold.size == where.tier.size:
             staged = self._staging(cold.size)
-            lost = self._below(counters, view, where, staged)
+            lost = self._gather_on_host(counters, view, where, staged)
             out.copy_(staged, non_blocking=True)
             return lost
         address = torch.from_numpy(where.address(DEVICE))
@@ -245,7 +247,7 @@ class TierStack:
         if not cold.size:
             return cold
         staged = self._staging(cold.size)
-        lost = self._below(counters, view, where.at(cold), staged)
+        lost = self._gather_on_host(counters, view, where.at(cold), staged)
         there = torch.from_numpy(cold).to(hot.device, non_blocking=True)
         out.index_copy_(0, there, staged.to(hot.device, non_blocking=True))
         return cold[lost]
@@ -256,7 +258,7 @@ class TierStack:
             (rows, row_format.units), dtype=row_format.unit, pin_memory=self.device.type == "cuda"
         )
 
-    def _below(self, counters: Counters, view: View, where: RowLocations, out: Tensor) -> I64:
+    def _gather_on_host(self, counters: Counters, view: View, where: RowLocations, out: Tensor) -> I64:
         """Gathers rows of host, disk and remote tiers into `out` [n, units] on the host.
 
         Returns the indices of rows that the remote store did not return.
@@ -264,7 +266,7 @@ class TierStack:
         if where.in_memory:
             # updated rows of a device are requested too
             address = where.local if self.tiers.device is None else where.address(HOST)
-            self._from_slab(counters, self.tiers.slab.of_rows(address), out)
+            self._from_slab(counters, self.tiers.slab.row_addresses(address), out)
             return where.local[:0]
         remote = self.tiers.remote
         away = np.flatnonzero(where.tier == REMOTE) if remote is not None else where.local[:0]
@@ -304,7 +306,7 @@ class TierStack:
         if disk is not None and on_disk.size:
             self._through_cache(disk, counters, where, on_disk, out)
         else:
-            self._from_slab(counters, self.tiers.slab.of_rows(where.address(HOST)), out)
+            self._from_slab(counters, self.tiers.slab.row_addresses(where.address(HOST)), out)
 
     def _through_cache(
         self, disk: DiskTier, counters: Counters, where: RowLocations, on_disk: I64, out: Tensor
@@ -314,7 +316,7 @@ class TierStack:
         Rows that find no free slot in the first pass are gathered in further passes.
         """
         slab = self.tiers.slab
-        addresses, left = slab.of_rows(where.address(HOST)), on_disk
+        addresses, left = slab.row_addresses(where.address(HOST)), on_disk
         while True:
             start = clock()
             held = disk.acquire(where.local[left])

@@ -73,11 +73,11 @@ def open_stage(
 ) -> Stage:
     """Opens the bundle's stage on a device, over tiers of its rows if given."""
     if tiers is not None:
-        return stage_over(bundle, tiers, device)
+        return stage_on_tiers(bundle, tiers, device)
     return bundle.stage().to(torch.device(device))
 
 
-def stage_over(
+def stage_on_tiers(
     bundle: Bundle | BundleWeights, tiers: TierStack | Slab, device: torch.device | str = "cpu"
 ) -> Stage:
     """Creates a stage of the bundle that gathers through a stack, or reads the slab of another process's

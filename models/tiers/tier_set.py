@@ -38,7 +38,7 @@ class TierSet:
         """Locates rows of the fused weight, int64 [n]."""
         prefix = self.prefix
         ends = prefix.ends if prefix is not None and prefix.released else None
-        return RowLocations.of(self.layout, rows, ends)
+        return RowLocations.locate(self.layout, rows, ends)
 
     @property
     def host_bytes(self) -> int:

@@ -106,7 +106,7 @@ def _most_probable(x: F64, offset: F64, label: F32, prior: F64, weight: F64) -> 
         given = np.logaddexp(0, logits) - label * logits
         return float(given.sum() + (weight * (weights - prior) ** 2).sum() / 2)
 
-    found, least = prior.copy(), loss(prior)
+    found, min_loss = prior.copy(), loss(prior)
     for _ in range(NEWTON_STEPS):
         q = (1 + np.tanh((offset + x @ found) / 2)) / 2
         gradient = x.T @ (q - label) + weight * (found - prior)
@@ -115,11 +115,11 @@ def _most_probable(x: F64, offset: F64, label: F32, prior: F64, weight: F64) -> 
         if gain < MIN_GAIN:
             break
         # a full step overshoots where the sigmoid is flat, possibly forever, so halve it until the loss falls
-        while (then := loss(found - step)) > least - gain / 10 and gain > MIN_GAIN:
+        while (then := loss(found - step)) > min_loss - gain / 10 and gain > MIN_GAIN:
             step, gain = step / 2, gain / 2
-        if then >= least:
+        if then >= min_loss:
             break
-        found, least = found - step, then
+        found, min_loss = found - step, then
     return found
 
 

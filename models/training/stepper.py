@@ -114,7 +114,7 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class StepRows:
     """The rows of a step.
 
     batch: the batch of these rows, with ids hidden; None if workers draw their own.
@@ -182,7 +182,7 @@ class Stepper:
                 self._resident.resident.release()
             draws.close()
 
-    def _draws(self) -> Generator[Drawn]:
+    def _draws(self) -> Generator[StepRows]:
         """Yields the batches of the remaining steps."""
         left, number, drawn = self.total - self.step, self._at.window, self._at.drawn
         resume_at = self._at if self._at.random else None
@@ -201,7 +201,7 @@ class Stepper:
                     drawn, left = drawn + 1, left - 1
                     batch = None if self._workers else self._draw(window, chosen)
                     at = Position(number, drawn, began, self._random.bit_generator.state)
-                    yield Drawn(window, chosen, batch, at)
+                    yield StepRows(window, chosen, batch, at)
                     if not left:
                         return
                 number, drawn = number + 1, 0
@@ -209,7 +209,7 @@ class Stepper:
                 raise DataError("there are no rows to train on")
             number = 0
 
-    def _prepared(self, draws: Iterator[Drawn], stage: ResidentStage) -> Generator[Drawn]:
+    def _prepared(self, draws: Iterator[StepRows], stage: ResidentStage) -> Generator[StepRows]:
         """Yields the batches after their rows have been brought into memory."""
         for drawn in draws:
             assert drawn.batch is not None
@@ -234,7 +234,7 @@ class Stepper:
             )
         return group
 
-    def _take(self, drawn: Drawn) -> float:
+    def _take(self, drawn: StepRows) -> float:
         recipe, window, chosen = self._recipe, drawn.window, drawn.rows
         self._model.train()
         self._dense.zero_grad(set_to_none=True)

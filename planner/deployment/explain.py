@@ -31,7 +31,7 @@ def page(plan: Plan) -> list[str]:
         lines += ["", *_memory(plan.placement), *_tiers(plan.placement)]
     if expected is not None:
         lines += ["", *_bounds(expected)]
-        lines += _more(expected)
+        lines += _upgrade_lines(expected)
     routing, limits = plan.routing, plan.limits
     front = ""
     if routing.query_s or routing.row_s:
@@ -173,7 +173,7 @@ def _bounds(e: Expected) -> Iterator[str]:
         yield f"{'Bound by' if not i else '     and'} {describe_bottleneck(bound)}"
 
 
-def _more(e: Expected) -> Iterator[str]:
+def _upgrade_lines(e: Expected) -> Iterator[str]:
     useful = [m for m in e.more if m.information_per_s > MIN_GAIN]
     for m in useful:
         rows = "" if abs(m.rows_per_s) < MIN_GAIN else f", {m.rows_per_s:+,.0f} rows/s"

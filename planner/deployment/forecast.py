@@ -48,7 +48,7 @@ def forecast(problem: Problem, choice: Choice, bounds: bool = True, others: Othe
     more: tuple[Upgrade, ...] = ()
     if choice.value < offered * best * (1 - MIN_GAIN):
         bound = _bounds(problem, choice, offered * unserved * best) if bounds else ()
-        more = _more(problem, choice, others) if others is not None else ()
+        more = _upgrades(problem, choice, others) if others is not None else ()
     return Expected(
         traffic=problem.requirements.traffic,
         slo_ms=1e3 * problem.requirements.slo_s,
@@ -131,7 +131,7 @@ def _gained(choice: Choice, freed: Problem, kind: str, what: str) -> list[Bottle
     )
 
 
-def _more(problem: Problem, choice: Choice, others: Others) -> tuple[Upgrade, ...]:
+def _upgrades(problem: Problem, choice: Choice, others: Others) -> tuple[Upgrade, ...]:
     """Returns the gain of one more core, of one more of each accelerator, and of one more GB of each memory.
 
     Plans again for each.

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from polyrec.models.tiers.disk.cache_room import divide
+from polyrec.models.tiers.disk.cache_division import divide_cache
 from polyrec.models.tiers.tier_settings import CACHED, PAGE_BYTES
 from polyrec.planner.deployment.residency import Tables, cuts_within, rows_reached
-from polyrec.planner.tier_times import BatchReads, any_of
+from polyrec.planner.tier_times import BatchReads, probability_of_any
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def opened_cuts(
     )
     shared = int(max(memory - whole, PAGE_BYTES))
     kept = max(min(int(shared * (1 - CACHED)), shared - PAGE_BYTES), 0)
-    own = cuts_within(_only(inside, partly), kept)
+    own = cuts_within(_select(inside, partly), kept)
     prefix = list(reached)
     for i, n in zip(partly, own, strict=True):
         prefix[i] = n
@@ -67,8 +67,10 @@ def opened_cuts(
     row_bytes = max(round(tables.mean_row_bytes), 1)
     page_bytes = -(-row_bytes // page_bytes) * page_bytes
     joining = sum(own)
-    room = divide(cache_bytes, row_bytes, page_bytes, sum(down[i] for i in partly), sum(prefix), joining)
-    return OpenedCuts(tuple(prefix), reach, cache_bytes, room.slots, room.pages, page_bytes)
+    division = divide_cache(
+        cache_bytes, row_bytes, page_bytes, sum(down[i] for i in partly), sum(prefix), joining
+    )
+    return OpenedCuts(tuple(prefix), reach, cache_bytes, division.slots, division.pages, page_bytes)
 
 
 def resident_cuts(cuts: tuple[int, ...], reach: tuple[int, ...] | None = None) -> OpenedCuts:
@@ -111,7 +113,7 @@ def batch_reads(tables: Tables, opened: OpenedCuts, lookups: float, cached: floa
 
 def rounds_of(reads: float, opened: OpenedCuts) -> float:
     """Returns the number of rounds in which a batch reads `reads` pages, on average."""
-    return any_of(reads) * max(reads / opened.page_slots, 1.0)
+    return probability_of_any(reads) * max(reads / opened.page_slots, 1.0)
 
 
 def _inside(tables: Tables, reach: tuple[int, ...]) -> Tables:
@@ -122,7 +124,7 @@ def _inside(tables: Tables, reach: tuple[int, ...]) -> Tables:
     return Tables(tables.names, ranked, tables.row_bytes, tables.lookups)
 
 
-def _only(tables: Tables, which: list[int]) -> Tables:
+def _select(tables: Tables, which: list[int]) -> Tables:
     return Tables(
         tuple(tables.names[i] for i in which),
         tuple(tables.accesses_by_rank[i] for i in which),

@@ -152,15 +152,15 @@ def check_feasible(problem: Problem) -> None:
     """Raises PlanImpossible if no path meets the SLO, or none that does fits the memory."""
     requirements = problem.requirements
     if not problem.options:
-        least = problem.classes[0].largest
+        smallest = problem.classes[0].largest
         needed = []
         for i in range(len(problem.paths)):
             costing = problem.costing(i)
-            tail = problem.paths[i].latency.tail(least)
-            front = problem.front.query_s + problem.front.row_s * least
+            tail = problem.paths[i].latency.tail(smallest)
+            front = problem.front.query_s + problem.front.row_s * smallest
             needed.append((tail / costing.on.share + front, tail, front, i))
         total, tail, front, i = min(needed)
-        rows = f"{least} {'row' if least == 1 else 'rows'}"
+        rows = f"{smallest} {'row' if smallest == 1 else 'rows'}"
         parts = f"execution {ms(tail)}, waiting for a lane {ms(total - tail - front)}"
         raise PlanImpossible(
             f"no path answers {rows} (the smallest queries) within {ms(requirements.slo_s)}: the fastest, "

@@ -105,15 +105,15 @@ def cuts_within(tables: Tables, budget: float) -> tuple[int, ...]:
     return tuple(cuts.tolist())
 
 
-def rows_reached(tables: Tables, cuts: tuple[int, ...], room: float) -> tuple[int, ...]:
-    """Returns the rank in each table that a tier of `room` bytes reaches below a tier that holds `cuts`."""
+def rows_reached(tables: Tables, cuts: tuple[int, ...], memory_bytes: float) -> tuple[int, ...]:
+    """Returns the rank in each table that `memory_bytes` reach below a tier that holds `cuts`."""
     rest = Tables(
         tables.names,
         tuple(t.beyond(n) for t, n in zip(tables.accesses_by_rank, cuts, strict=True)),
         tables.row_bytes,
         tables.lookups,
     )
-    return tuple(n + more for n, more in zip(cuts, cuts_within(rest, room), strict=True))
+    return tuple(n + more for n, more in zip(cuts, cuts_within(rest, memory_bytes), strict=True))
 
 
 def residency(tables: Tables, cuts: tuple[int, ...]) -> Residency:

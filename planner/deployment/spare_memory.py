@@ -44,8 +44,10 @@ def fill_spare_memory(problem: Problem, choice: Choice) -> Problem:
             continue
         # options of one bundle share its rows: the widest stands for all
         widest = {chosen[k].group: k for k in sorted(partial, key=lambda k: chosen[k].device_bytes)}
-        room = max(budget - used[device].bytes, 0.0)
-        cuts = _extend_cuts(problem, chosen, {k: _cuts(chosen[k]) for k in widest.values()}, served, room)
+        spare_bytes = max(budget - used[device].bytes, 0.0)
+        cuts = _extend_cuts(
+            problem, chosen, {k: _cuts(chosen[k]) for k in widest.values()}, served, spare_bytes
+        )
         grown = {k: residency(_tables(problem, chosen[k]), own) for k, own in cuts.items()}
         reach = _extend_reach(problem, chosen, cuts, served, sum(own.bytes for own in grown.values()))
         for j in partial:
@@ -78,11 +80,15 @@ def _extend_reach(
 
 
 def _extend_cuts(
-    problem: Problem, options: Sequence[Option], cuts: Mapping[int, Cuts], served: np.ndarray, room: float
+    problem: Problem,
+    options: Sequence[Option],
+    cuts: Mapping[int, Cuts],
+    served: np.ndarray,
+    spare_bytes: float,
 ) -> dict[int, Cuts]:
-    """Extends cuts by `room` bytes in total, by the rows accessed most."""
+    """Extends cuts by `spare_bytes` bytes in total, by the rows accessed most."""
     joined, owners = _rest(problem, options, cuts, served)
-    more = cuts_within(joined, room)
+    more = cuts_within(joined, spare_bytes)
     found = {}
     for k, own in cuts.items():
         grown = np.array(own)

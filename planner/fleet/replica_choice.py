@@ -117,7 +117,7 @@ class ReplicaChoice(Generic[Name]):
         for at_s, work_s in sent:
             state.advance(at_s, work_s)
 
-    def sent(self, name: Name, now_s: float, work_s: float) -> None:
+    def record_sent(self, name: Name, now_s: float, work_s: float) -> None:
         """Records a query that this dispatcher sends.
 
         work_s: by how much it lengthens the replica's wait, on its fastest paths. The actual time would

@@ -15,8 +15,8 @@ MAX_WEIGHT = 100
 
 def capacity_weights(rows_s: Sequence[float]) -> list[int]:
     """Returns weights from 1 to MAX_WEIGHT in proportion to capacities; equal ones if none is known (0)."""
-    most = max(rows_s, default=0.0)
-    return [max(round(MAX_WEIGHT * one / most), 1) if most > 0 else MAX_WEIGHT for one in rows_s]
+    largest = max(rows_s, default=0.0)
+    return [max(round(MAX_WEIGHT * one / largest), 1) if largest > 0 else MAX_WEIGHT for one in rows_s]
 
 
 def weight_percent(lane_share: float, backlog_s: float, budget_s: float) -> int:

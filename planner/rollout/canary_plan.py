@@ -31,9 +31,9 @@ def canary_plan(plan: Plan, known: Mapping[str, LatencyModel], other: LatencyMod
         path.model_copy(update={"latency": path.latency or known.get(path.name, other)})
         for path in plan.paths
     )
-    return plan.model_copy(update={"paths": paths, "lanes": tuple(map(_apart, plan.all_lanes()))})
+    return plan.model_copy(update={"paths": paths, "lanes": tuple(map(_isolated, plan.all_lanes()))})
 
 
-def _apart(lane: PlannedLane) -> PlannedLane:
+def _isolated(lane: PlannedLane) -> PlannedLane:
     kind = "process" if lane.device == "cpu" else lane.kind
     return lane.model_copy(update={"name": (PREFIX + lane.name)[:MAX_NAME], "kind": kind})

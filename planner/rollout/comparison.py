@@ -50,14 +50,14 @@ class ArmFigures:
     excused: int = 0
 
     @classmethod
-    def of(cls, total: ArmSums) -> ArmFigures:
+    def from_sums(cls, total: ArmSums) -> ArmFigures:
         p50, p95, p99 = (_milliseconds(total.quantile_s(share)) for share in (0.5, 0.95, 0.99))
         waited_ms = round(1e3 * total.waited_s / max(1, total.answered), 3)
         return cls(total.requests, total.failed, total.late, p50, p95, p99, waited_ms, total.excused)
 
 
 @dataclass(slots=True)
-class Compared:
+class ComparisonFigures:
     """Sums of both arms in the window, the shift of their scores, and the answers to the same requests.
 
     pairs: None without a shadow. shift, loss: None with too few requests. groups, pair_groups: the sums of
@@ -77,7 +77,7 @@ class Compared:
         """Number of requests that were repeated at the canary."""
         return 0 if self.pairs is None else self.pairs.requests + self.pairs.failed
 
-    def without_each_group(self) -> Iterator[Compared]:
+    def without_each_group(self) -> Iterator[ComparisonFigures]:
         """Yields, for each group, these sums without its requests."""
         for left_out in range(GROUPS):
             canary = merged(ArmSums, _others(self.groups, left_out))
@@ -127,12 +127,12 @@ class Comparison:
                 scores, arm.waiting = arm.waiting, []
             arm.window.current(now_s).add(records, scores, self._edges)
 
-    def compare(self, now_s: float) -> Compared:
+    def compare(self, now_s: float) -> ComparisonFigures:
         """Returns the window's sums."""
         stable = self._stable.window.total(now_s)
         groups = [arm.window.total(now_s) for arm in self._canary]
         canary = merged(ArmSums, groups)
-        compared = Compared(stable, canary, score_shift(stable.scores, canary.scores), groups=groups)
+        compared = ComparisonFigures(stable, canary, score_shift(stable.scores, canary.scores), groups=groups)
         if self._pairs is not None:
             compared.pair_groups = [window.total(now_s) for window in self._pairs]
             compared.pairs = merged(PairSums, compared.pair_groups)

@@ -20,7 +20,7 @@ from pydantic import Field
 
 from polyrec.models.files import Strict
 from polyrec.planner.rollout.arm_sums import ArmSums
-from polyrec.planner.rollout.comparison import ArmFigures, Compared
+from polyrec.planner.rollout.comparison import ArmFigures, ComparisonFigures
 
 ROLLBACK_Z, PROMOTE_Z = 4.0, 2.0
 ROLLBACK_CHANCE, PROMOTE_CHANCE = 3e-5, 0.025
@@ -102,21 +102,21 @@ class RolloutDecision:
 
 
 def decide(
-    compared: Compared,
+    compared: ComparisonFigures,
     lane_deaths: int,
     age_s: float,
     bounds: RolloutBounds,
     live: tuple[float, float, float] | None = None,
 ) -> RolloutDecision:
     """Decides from both arms' sums in the window. age_s: age of the rollout. live: see `RolloutFigures`."""
-    decision = _decide_of_all(compared, lane_deaths, age_s, bounds, live)
+    decision = _decide_on_all(compared, lane_deaths, age_s, bounds, live)
     if decision.verdict == "rollback" and not lane_deaths:
         unshadowed = replace(compared, pairs=None, loss=None)
-        by_own = _decide_of_all(unshadowed, 0, age_s, bounds, live).verdict == "rollback"
+        by_own = _decide_on_all(unshadowed, 0, age_s, bounds, live).verdict == "rollback"
         for others in compared.without_each_group():
             if (others.canary.requests if by_own else others.shadowed) < bounds.min_requests:
                 continue
-            if _decide_of_all(others, 0, age_s, bounds, live).verdict != "rollback":
+            if _decide_on_all(others, 0, age_s, bounds, live).verdict != "rollback":
                 reason = f"only by one group of values or clients: {decision.reason}"
                 return RolloutDecision("continue", reason, decision.figures)
     return decision
@@ -137,8 +137,8 @@ def _limit_s(stable: ArmSums, bounds: RolloutBounds) -> float | None:
     return None if p95_s is None else max(bounds.max_slowdown * p95_s, p95_s + bounds.slack_ms / 1e3)
 
 
-def _decide_of_all(
-    compared: Compared,
+def _decide_on_all(
+    compared: ComparisonFigures,
     lane_deaths: int,
     age_s: float,
     bounds: RolloutBounds,
@@ -149,8 +149,8 @@ def _decide_of_all(
     shift, pairs, loss = compared.shift, compared.pairs, compared.loss
     figures = RolloutFigures(
         round(age_s, 3),
-        ArmFigures.of(compared.stable),
-        ArmFigures.of(compared.canary),
+        ArmFigures.from_sums(compared.stable),
+        ArmFigures.from_sums(compared.canary),
         slow,
         None if limit_s is None else round(1e3 * limit_s, 3),
         None if shift is None else round(shift.psi, 4),

@@ -161,17 +161,10 @@ def _best_batch(
             continue
         path = option.path
         allowed_s = left_s / (tails if option.last else safes)[path]
-        if rows > option.max_rows or option.tail[rows] > allowed_s:
-            if peers == 1 and rows <= option.max_rows:
-                continue  # without another idle lane, splitting is not faster overall
-            part = _part_rows(state, option, rows, allowed_s, peers)
-            if not part:
-                continue
-            batch, batch_rows = [piece], part
-        elif start + 1 < len(pieces) and rows + pieces[start + 1].rows <= option.merge_rows:
-            batch, batch_rows = _merge(state, lane, option, pieces, start, left_s, allowed_s, peers)
-        else:
-            batch, batch_rows = [piece], rows
+        formed = _batch_on(state, lane, option, pieces, start, left_s, allowed_s, peers)
+        if formed is None:
+            continue
+        batch, batch_rows = formed
         if option.last or leaves_rest_feasible(
             state, lane, option, pieces, start, len(batch), batch_rows, now_s, work
         ):
@@ -183,6 +176,32 @@ def _best_batch(
         if rows <= option.max_rows and option.median[rows] * lane.correction.median[path] <= left_s:
             return BatchChoice(path, [piece], start, rows, degraded_reason(state, path, query))
     return None
+
+
+def _batch_on(
+    state: RouterState,
+    lane: LaneState,
+    option: PathOption,
+    pieces: list[Piece],
+    start: int,
+    left_s: float,
+    allowed_s: float,
+    peers: int,
+) -> tuple[list[Piece], int] | None:
+    """Returns the pieces and rows of a batch on one path: merged, a single piece or a part of it.
+
+    None if the piece at `start` is late on this path. left_s, allowed_s: as in `_merge`.
+    """
+    piece = pieces[start]
+    rows = piece.rows
+    if rows <= option.max_rows and option.tail[rows] <= allowed_s:
+        if start + 1 < len(pieces) and rows + pieces[start + 1].rows <= option.merge_rows:
+            return _merge(state, lane, option, pieces, start, left_s, allowed_s, peers)
+        return [piece], rows
+    if peers == 1 and rows <= option.max_rows:
+        return None  # without another idle lane, splitting is not faster overall
+    part = _part_rows(state, option, rows, allowed_s, peers)
+    return ([piece], part) if part else None
 
 
 def _options_of(state: RouterState, lane: LaneState, piece: Piece) -> list[PathOption]:

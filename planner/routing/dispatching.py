@@ -68,20 +68,19 @@ def complete(state: RouterState, dispatch: Dispatch, now_s: float, learner: Poli
     for part in dispatch.parts:
         query = part.query
         if is_copy:
-            if not query.settled and part.rows == query.rows and not query.done_rows:
-                query.settled = True
+            completes = not query.settled and part.rows == query.rows and not query.done_rows
+            if completes:
                 query.done_rows = query.rows
                 query.path, query.reason = dispatch.path, dispatch.reason
-                if learner is not None:
-                    learner.finished(query, now_s)
         else:
             query.done_rows += part.rows
-            if query.done_rows >= query.rows:
-                query.settled = True
-                if query.deadline_s < now_s:
-                    record_loss(state, query.rows, query.deadline_s - query.arrival_s, query.required)
-                if learner is not None:
-                    learner.finished(query, now_s)
+            completes = query.done_rows >= query.rows
+            if completes and query.deadline_s < now_s:
+                record_loss(state, query.rows, query.deadline_s - query.arrival_s, query.required)
+        if completes:
+            query.settled = True
+            if learner is not None:
+                learner.finished(query, now_s)
         if query.settled and query.dispatched_rows < query.rows:
             state.queue.discount(query)
 

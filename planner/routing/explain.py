@@ -73,8 +73,8 @@ def _explain(
         reason, why = "unavailable", "no lane is alive"
     elif (over := state.queue.excess_rows(rows, False, state.limits.max_queued_rows)) > 0:
         retry = over / state.total_rate
-        most = state.limits.max_queued_rows
-        why = f"{rows} rows do not fit into the queue: {state.queue.rows} of {most} rows wait"
+        max_rows = state.limits.max_queued_rows
+        why = f"{rows} rows do not fit into the queue: {state.queue.rows} of {max_rows} rows wait"
     elif (over_s := policy.admit(state, query, now_s)) > 0 and not worth_accepting(state, query, now_s):
         retry = over_s
         why = f"answering takes {1e3 * over_s:.2f} ms more than the budget of {1e3 * budget_s:g} ms"

@@ -121,8 +121,8 @@ def leaves_rest_feasible(
     rate = state.total_rate
     fill_share = state.loss_backoff.fill_share
     # all waiting rows count here, as rows that are not urgent occupy the queue too
-    room = fill_share * state.max_queued_rows - waiting
-    if _arriving(observed, observed.rows_s, observed.mean_square, batch_s) > room:
+    free_rows = fill_share * state.max_queued_rows - waiting
+    if _arriving(observed, observed.rows_s, observed.mean_square, batch_s) > free_rows:
         return False
     arriving = _arriving(observed, observed.urgent_s, observed.urgent_square, batch_s)
     busy_rows = work.busy_rows + batch_s * lane.rate * state.front_factor

@@ -221,13 +221,13 @@ def _row_costs(
         if window < 0:
             break
         come = total[np.searchsorted(arrival_s, arrival_s + window, side="right")] - total[:-1]
-        possible = _near(arrival_s, come > lower, window, bins, width)
+        possible = _may_overlap(arrival_s, come > lower, window, bins, width)
         least[possible] = nearest[min(size, int(come.max())) - 1]
         lower = int(size)
     return least
 
 
-def _near(
+def _may_overlap(
     arrival_s: F64, start: NDArray[np.bool_], window: float, bins: I64, width: float
 ) -> NDArray[np.bool_]:
     """Returns for each bin whether a marked window [arrival, arrival + window] may overlap it."""

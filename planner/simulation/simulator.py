@@ -170,7 +170,7 @@ class Simulator:
             loop_time = LoopTime(self._front_s, self._answering_s, self._answers)
             self.router.tick(polled_s, loop_time if self._observed else None)
             self._front_s, self._answering_s, self._answers = 0.0, 0.0, 0
-            self._work(self._costs.tick_s * self._factor)
+            self._pass_time(self._costs.tick_s * self._factor)
             self._tick_s += TICK_S
             self._wake()
         if self._wake_s <= polled_s:
@@ -318,7 +318,7 @@ class Simulator:
                     service_s += max(0.0, ready_s - self._now_s)
                 if self._inline[lane]:
                     began_s = self._now_s
-                    self._work(service_s)
+                    self._pass_time(service_s)
                     self._preempt()
                     self._complete(dispatch, self._now_s - began_s)
                 else:
@@ -350,20 +350,20 @@ class Simulator:
             if query.settled and not status[i] and query.done_rows >= query.rows:
                 self._path[i] = query.path
                 self._answer(i, Status.ANSWERED)
-        self._ready.append(self._tidy)
+        self._ready.append(self._finish_requests)
         self._wake()
 
-    def _tidy(self) -> None:
+    def _finish_requests(self) -> None:
         self._spend(self._costs.after_s)
 
     def _spend(self, seconds: float) -> float:
         """Spends loop time outside of lanes. seconds: at calibration speed. Returns the slowed seconds."""
         seconds *= self._factor
-        self._work(seconds)
+        self._pass_time(seconds)
         self._front_s += seconds
         return seconds
 
-    def _work(self, seconds: float) -> None:
+    def _pass_time(self, seconds: float) -> None:
         """Advances time by work on the loop's core, including preemptions."""
         if self._core:
             self._now_s = self._core.done_s(self._now_s, seconds)

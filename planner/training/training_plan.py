@@ -103,11 +103,11 @@ def plan_training(description: TrainingDescription, popularity: Popularity) -> T
     return TrainingPlan(chosen, baseline, wanted, fastest, least)
 
 
-def node_counts(most: int) -> list[int]:
-    """Returns the numbers of nodes to evaluate, up to `most`."""
-    counts = list(range(1, min(most, DENSE_COUNTS) + 1))
-    while counts[-1] < most:
-        counts.append(min(most, int(counts[-1] * GROWTH) + 1))
+def node_counts(max_nodes: int) -> list[int]:
+    """Returns the numbers of nodes to evaluate, up to `max_nodes`."""
+    counts = list(range(1, min(max_nodes, DENSE_COUNTS) + 1))
+    while counts[-1] < max_nodes:
+        counts.append(min(max_nodes, int(counts[-1] * GROWTH) + 1))
     return counts
 
 
@@ -175,14 +175,14 @@ def _budgets(
     if form not in REPLICATING:
         yield 0
         return
-    room = max(node.memory - description.fixed_bytes, 0) // description.record_bytes
+    memory_rows = max(node.memory - description.fixed_bytes, 0) // description.record_bytes
     share = 1.0
     while share >= MIN_SHARE:
-        rows = int(room * share)
+        rows = int(memory_rows * share)
         if 0 < rows <= popularity.total_rows:
             yield rows
         share /= 2
-    if popularity.total_rows < room:
+    if popularity.total_rows < memory_rows:
         yield popularity.total_rows
 
 

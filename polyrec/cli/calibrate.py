@@ -101,7 +101,7 @@ def _calibrate_data(args: argparse.Namespace) -> int:
 def _calibrate_bundle(args: argparse.Namespace) -> int:
     import torch
 
-    from polyrec.cli.progress import Bars
+    from polyrec.cli.progress import ProgressBars
     from polyrec.models.bundle.bundle import load_bundle, require_target
     from polyrec.models.bundle.rename import with_schema
     from polyrec.models.data.split import NAMES
@@ -116,7 +116,7 @@ def _calibrate_bundle(args: argparse.Namespace) -> int:
     bundle = load_bundle(args.source)
     if args.schema is not None:
         bundle = with_schema(bundle, load_schema(args.schema))
-    with Bars() as bars:
+    with ProgressBars() as bars:
         if args.data:
             splits = None if args.split == "all" else (NAMES.index(args.split),)
             observed = observe_data(bundle, args.data, splits, args.on_malformed, bars.phase)

@@ -45,7 +45,7 @@ def run_call(args: argparse.Namespace) -> int:
                 raise
             nodes.start_head(spec.way)
             nodes.connect(None)
-        with waiting_told(control.status):
+        with report_waiting(control.status):
             control.up(spec)
         count = sum(g.replicas for g in spec.groups)
         print(f"{count} replica{'s' * (count > 1)} behind http://{spec.host}:{spec.port}")
@@ -56,11 +56,11 @@ def run_call(args: argparse.Namespace) -> int:
         print(json.dumps(status) if args.json else "\n".join(lines(status)))
     elif args.call == "roll":
         name, file = typed_file(args.plan)
-        with waiting_told(control.status):
+        with report_waiting(control.status):
             spec = control.roll(control.current(), name, checked_plan(file))
         print(f"every replica of group '{spec.group(name).name}' serves {file}")
     elif args.call == "scale":
-        with waiting_told(control.status):
+        with report_waiting(control.status):
             spec = control.scale(control.current(), args.type, args.replicas)
         print(f"group '{spec.group(args.type).name}' has {args.replicas} replica{'s' * (args.replicas > 1)}")
     else:
@@ -143,7 +143,7 @@ def checked_plan(file: Path) -> Path:
 
 
 @contextmanager
-def waiting_told(status: Callable[[], Mapping[str, Any]], every_s: float = WAITING_S) -> Iterator[None]:
+def report_waiting(status: Callable[[], Mapping[str, Any]], every_s: float = WAITING_S) -> Iterator[None]:
     """Reports on stderr, on each change, what a call waits for, because nodes with free capacity may never
     come.
 

@@ -145,11 +145,11 @@ def serve_until_signaled(server: ServerProcess) -> int:
 
 def _generate(out: Path, rows: int, seed: int, say: Say) -> tuple[Path, Schema]:
     """Generates the clicks; returns the file and its schema."""
-    from polyrec.cli.progress import Bars
+    from polyrec.cli.progress import ProgressBars
     from polyrec.models.data.synthetic.generator import generate
     from polyrec.models.schema.schema import load_schema
 
-    with Bars() as bars:
+    with ProgressBars() as bars:
         planted = generate(out / "clicks.parquet", rows, seed, progress=bars.phase("generate", rows))
     say(f"1. {planted.rows:,} rows, {planted.requests:,} requests, {planted.clicks:,} clicks: {planted.path}")
     return planted.path, load_schema("trivago")
@@ -161,7 +161,7 @@ def _train(out: Path, clicks: Path, schema: Schema, say: Say) -> tuple[dict[str,
     """
     from math import nan
 
-    from polyrec.cli.progress import Bars
+    from polyrec.cli.progress import ProgressBars
     from polyrec.models.data.reader import open_data
     from polyrec.models.data.split import fit_splitter
     from polyrec.models.data.synthetic.ceiling import best_possible_quality
@@ -169,7 +169,7 @@ def _train(out: Path, clicks: Path, schema: Schema, say: Say) -> tuple[dict[str,
     from polyrec.models.training.recipe import default_training
 
     reader = open_data(clicks, schema)
-    with Bars() as bars:
+    with ProgressBars() as bars:
         training = default_training(schema).with_shape(SHAPE).with_widths(WIDTHS).with_recipe(RECIPE)
         learner = Learner(reader, schema, training, phase=bars.phase, progress=bars.training)
         bundle = learner.learn(out / "table", replace=True)
@@ -279,7 +279,7 @@ def _load(url: str, out: Path, clicks: Path, say: Say) -> list[dict[str, Any]]:
     budget_s = plan.default_budget_ms / 1e3
     quality, accuracy = path_qualities(url)
     profile = load_profile(out / "profile.json")
-    most = (SECOND_LANE if len(plan.all_lanes()) > 1 else 1.0) / _request_s(profile, WIDTHS[0])
+    max_rate = (SECOND_LANE if len(plan.all_lanes()) > 1 else 1.0) / _request_s(profile, WIDTHS[0])
     sizes = Sizes(kind="lognormal", mean=CANDIDATES)
     found = []
     say(f"7. which width answers, {LOAD_SECONDS:g} s at each load, requests of {CANDIDATES} candidates")
@@ -288,7 +288,7 @@ def _load(url: str, out: Path, clicks: Path, say: Say) -> list[dict[str, Any]]:
         say(f"   (this machine is busy: other work held the core for {profile.cpu_wait:.0%} of the profile's")
         say("   time, so fewer may be in time than on an idle one)")
     for name, share in LOADS:
-        rate = share * most
+        rate = share * max_rate
         random = np.random.default_rng(0)
         due = arrival_times(Arrivals(), rate, LOAD_SECONDS, random)
         rows, body = source.sampled(sizes.sample(due.size, random), 0)

@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
 
     import torch
 
-    from polyrec.cli.progress import Bars
+    from polyrec.cli.progress import ProgressBars
     from polyrec.models.bundle.bundle import load_bundle, require_target, write_bundle
     from polyrec.models.bundle.derive import quantize_bundle
     from polyrec.models.data.reader import open_data
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         training = training.with_share(args.share)
     begin = time.perf_counter()
     result: dict[str, object] = {"bytes_before": bundle.bytes}
-    with Bars() as bars:
+    with ProgressBars() as bars:
         if args.representation in PRECISIONS:
             model, representation = quantize_bundle(bundle, args.representation)
         else:

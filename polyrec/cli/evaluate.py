@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import torch
 
-    from polyrec.cli.progress import Bars
+    from polyrec.cli.progress import ProgressBars
     from polyrec.models.data.split import NAMES
     from polyrec.models.errors import PolyrecError
     from polyrec.models.evaluation.metrics import evaluate
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     torch.set_num_threads(1)
     bundles, baseline_label = _bundles(args.bundles, baseline)
     which = tuple(range(len(NAMES))) if args.split == "all" else (NAMES.index(args.split),)
-    with Bars() as bars:
+    with ProgressBars() as bars:
         predictions = predict_all(
             bundles,
             args.data,

@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
     import torch
 
-    from polyrec.cli.progress import Bars
+    from polyrec.cli.progress import ProgressBars
     from polyrec.models.bundle.bundle import require_target
     from polyrec.models.importers.dlrm import read_dlrm
     from polyrec.models.importers.foreign_model import write_foreign_model
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         tables = args.tables.split(",") if args.tables else ()
         parts = read_torchrec(args.checkpoint, tables, args.quantized)
-    with Bars() as bars:
+    with ProgressBars() as bars:
         bundle = write_foreign_model(
             parts,
             args.out,

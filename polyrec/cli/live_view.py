@@ -254,12 +254,12 @@ def _cut(line: str, columns: int) -> str:
     return "".join(parts)
 
 
-def _shortened(name: str, most: int) -> str:
+def _shortened(name: str, max_length: int) -> str:
     """Shortens a long name in the middle, because paths differ at their ends."""
-    if len(name) <= most:
+    if len(name) <= max_length:
         return name
-    tail = (most - 2) // 2
-    return f"{name[: most - 2 - tail]}..{name[len(name) - tail :]}"
+    tail = (max_length - 2) // 2
+    return f"{name[: max_length - 2 - tail]}..{name[len(name) - tail :]}"
 
 
 def _phases(phases_s: Mapping[str, float], color: bool) -> str:
@@ -330,7 +330,7 @@ def one_model(samples: MetricSamples, model: str | None) -> MetricSamples:
     if model is not None and model not in models:
         known = ", ".join(f"'{name}'" for name in models)
         raise PolyrecError(f"no model '{model}'; " + (f"there are {known}" if known else "there is only one"))
-    return samples.of_model(model or models[0]) if models else samples
+    return samples.for_model(model or models[0]) if models else samples
 
 
 def _finite(value: object) -> object:

@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     import json
     from pathlib import Path
 
-    from polyrec.cli.progress import Bars
+    from polyrec.cli.progress import ProgressBars
     from polyrec.models.data.packed.packing import pack
     from polyrec.models.data.parquet import parquet_files
     from polyrec.models.data.reader import open_data
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
 
     schema = load_schema(args.schema)
     reader = open_data(args.data, schema, args.on_malformed)
-    with Bars() as bars:
+    with ProgressBars() as bars:
         done = pack(
             reader, schema, args.out, cluster_by=args.cluster_by, replace=args.replace, phase=bars.phase
         )

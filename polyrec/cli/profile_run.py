@@ -253,13 +253,13 @@ def _qualities(
     given: Mapping[str, float],
     log: SampleLog,
 ) -> dict[str, PathQuality]:
-    from polyrec.cli.progress import Bars
+    from polyrec.cli.progress import ProgressBars
     from polyrec.measure.profile.quality import bundle_quality, measure_quality
 
     if args.data is None:
         qualities = {c.name: bundle_quality(c, bundles, given, args.metric) for c in found}
     else:
-        with Bars() as bars:
+        with ProgressBars() as bars:
             qualities = measure_quality(found, args.data, log, bars.phase, args.metric)
     if args.metric == "accuracy":
         metrics = next(iter(qualities.values())).metrics

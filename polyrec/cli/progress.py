@@ -18,7 +18,7 @@ from polyrec.models.training.trainer import StepReport
 LINE_EVERY_S = 30.0
 
 
-class Bars:
+class ProgressBars:
     """Progress bars for models/training/pipeline.py; each new bar closes the previous one.
 
     stream: output, by default standard error. If it is not a terminal, training writes a line every
@@ -86,7 +86,7 @@ class Bars:
             self._bar.close()
             self._bar = None
 
-    def __enter__(self) -> Bars:
+    def __enter__(self) -> ProgressBars:
         return self
 
     def __exit__(

@@ -47,7 +47,7 @@ def run_call(args: argparse.Namespace) -> int:
             return _wait(calls, status, args)
         except KeyboardInterrupt:
             if args.call == "start":
-                print(_goes_on(args), file=sys.stderr)
+                print(_how_to_end(args), file=sys.stderr)
             raise
 
 
@@ -60,7 +60,7 @@ def _wait(calls: AdminCalls, status: dict[str, Any], args: argparse.Namespace) -
         left = end - time.monotonic()
         if left <= 0:
             _print(status, args.json)
-            print(_goes_on(args), file=sys.stderr)
+            print(_how_to_end(args), file=sys.stderr)
             return STILL_RUNNING
         time.sleep(min(POLL_S, left))
         try:
@@ -82,7 +82,7 @@ def _wait(calls: AdminCalls, status: dict[str, Any], args: argparse.Namespace) -
     return 0 if ended[0]["outcome"] == "promoted" else ROLLED_BACK
 
 
-def _goes_on(args: argparse.Namespace) -> str:
+def _how_to_end(args: argparse.Namespace) -> str:
     """Explains that a rollout outlives the command that started it, and how to end it."""
     at = f" --url {args.url}" if args.model is None else f" --url {args.url} --model {args.model}"
     return (

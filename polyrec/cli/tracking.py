@@ -149,7 +149,7 @@ class TrainingRecord:
             tracker.values(step, found)
 
 
-def both(first: Progress, second: Progress) -> Progress:
+def call_both(first: Progress, second: Progress) -> Progress:
     """Returns a callback that calls both callbacks."""
 
     def call(report: StepReport) -> None:

@@ -134,8 +134,8 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import torch
 
-    from polyrec.cli.progress import Bars
-    from polyrec.cli.tracking import both, record_of
+    from polyrec.cli.progress import ProgressBars
+    from polyrec.cli.tracking import call_both, record_of
     from polyrec.models.data.reader import open_data
     from polyrec.models.schema.popularity import load_calibration
     from polyrec.models.training.checkpoint import CheckpointSettings
@@ -156,7 +156,7 @@ def run(args: argparse.Namespace) -> int:
     with (
         workers_of(args) as workers,
         tiers_of(args) as tiers,
-        Bars(StringIO() if workers and workers.rank else None) as bars,
+        ProgressBars(StringIO() if workers and workers.rank else None) as bars,
     ):
         # with several workers, only the first one prints
         terminal = StringIO() if workers and workers.rank else sys.stderr
@@ -185,7 +185,7 @@ def run(args: argparse.Namespace) -> int:
             learner = _searched(learner, args)
         with record_of(args.tensorboard, args.mlflow, Path(args.out).name) as record:
             record.parameters(learner.training.recipe.model_dump() | {"data": reader.path.name})
-            bundle = replace(learner, progress=both(bars.training, record)).learn(args.out, args.replace)
+            bundle = replace(learner, progress=call_both(bars.training, record)).learn(args.out, args.replace)
             record.result(bundle.test_metrics, bundle.manifest.training["best_step"])
     _report(bundle, reader.malformed, args.json)
     return 0

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from polyrec.cli.train_workers import several
+from polyrec.cli.train_workers import has_several_workers
 
 if TYPE_CHECKING:
     from polyrec.models.training.tiers.row_tiers import RowTiers
@@ -40,7 +40,7 @@ def refuse_with_memory(args: argparse.Namespace) -> None:
             raise PolyrecError("--tier-directory stores the rows beyond --memory: add --memory BYTES")
         return
     for flag, given in (
-        ("--workers", several(args)),
+        ("--workers", has_several_workers(args)),
         ("--search", args.search),
         ("--from", args.start),
         ("--device", args.device != "cpu"),

@@ -65,7 +65,7 @@ def refuse_with_workers(args: argparse.Namespace) -> None:
     """Raises PolyrecError for options that are not supported with several workers."""
     from polyrec.models.errors import PolyrecError
 
-    if not several(args):
+    if not has_several_workers(args):
         if args.plan:
             raise PolyrecError(
                 "--plan needs several workers: start them with --workers or torchrun; for a single worker, "
@@ -82,7 +82,7 @@ def refuse_with_workers(args: argparse.Namespace) -> None:
             raise PolyrecError(f"several workers train tables without {flag}: omit {flag}")
 
 
-def several(args: argparse.Namespace) -> bool:
+def has_several_workers(args: argparse.Namespace) -> bool:
     """Returns whether there are several workers, by the options or by torchrun's environment."""
     return (args.workers or 1) > 1 or int(os.environ.get("WORLD_SIZE", "1")) > 1
 
@@ -92,7 +92,7 @@ def workers_of(args: argparse.Namespace) -> Iterator[Workers | None]:
     """Starts the other workers, unless torchrun did, and joins their group; yields None for a single
     worker.
     """
-    if not several(args):
+    if not has_several_workers(args):
         yield None
         return
     from polyrec.models.training.workers.group import WorkerGroup

@@ -40,9 +40,9 @@ def parse_entry(message: Message) -> Entry:
     larger than the call allows, because parsing takes time and memory that grow with the message.
     """
     fields = message.fields
-    for name, most in ((b"json", MAX_JSON_BYTES), (b"safetensors", MAX_BODY_BYTES)):
-        if len(fields.get(name, b"")) > most:
-            raise UpdateError(f"`{name.decode()}` of {len(fields[name])} bytes; at most {most}")
+    for name, max_bytes in ((b"json", MAX_JSON_BYTES), (b"safetensors", MAX_BODY_BYTES)):
+        if len(fields.get(name, b"")) > max_bytes:
+            raise UpdateError(f"`{name.decode()}` of {len(fields[name])} bytes; at most {max_bytes}")
     names = {name.decode(errors="replace") for name in fields}
     if "safetensors" in names and not names - {"safetensors", *OPTIONS}:
         given = {name: fields[name.encode()].decode(errors="replace") for name in names & set(OPTIONS)}

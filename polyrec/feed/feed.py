@@ -40,7 +40,7 @@ class Rejected(PolyrecError):
     """Raised when the server refuses an update and would refuse it again."""
 
 
-class Ended(Exception):
+class FeedEnded(Exception):
     """Raised when a signal ended the feed before an update was sent; later ones must not be sent either."""
 
 
@@ -75,7 +75,7 @@ class Feed:
                 if once and not messages:
                     return
                 self._send(messages)
-            except Ended:
+            except FeedEnded:
                 return
             except SourceAway as e:
                 log.warning("the source does not answer, trying again in %.1f s: %s", wait_s, e)
@@ -118,7 +118,7 @@ class Feed:
                             self._reject(entry.message, str(of_one))
 
     def _post(self, run: Sequence[Entry]) -> None:
-        """Posts a run and acknowledges it. Raises Rejected, FeedFailed, Ended."""
+        """Posts a run and acknowledges it. Raises Rejected, FeedFailed, FeedEnded."""
         messages = [entry.message for entry in run]
         body, wait_s = encode_update(joined(run)), FIRST_WAIT_S
         query = {**run[0].options, "key": _key(self.source.name, run, body)}
@@ -156,7 +156,7 @@ class Feed:
             log.warning("the server did not take an update, trying again in %.1f s: %s", wait_s, failed)
             self.ending.wait(wait_s)
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
-        raise Ended
+        raise FeedEnded
 
     def _reject(self, message: Message, reason: str) -> None:
         reason = printable(reason)  # it may quote the message, including line breaks

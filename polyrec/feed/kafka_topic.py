@@ -124,7 +124,7 @@ class KafkaTopic:
         self._partitions = 0
         self._assigned: tuple[int, ...] = ()
         self._ends: dict[int, int] = {}
-        self._looked_s = 0.0
+        self._counted_s = 0.0
         self._at_end: set[int] = set()
 
     def open(self) -> None:
@@ -134,7 +134,7 @@ class KafkaTopic:
         self.open()
 
     def read(self, block: bool) -> list[Message]:
-        if time.monotonic() - self._looked_s > PARTITIONS_S and (count := self._count()) != self._partitions:
+        if time.monotonic() - self._counted_s > PARTITIONS_S and (count := self._count()) != self._partitions:
             self._assign(count)
         if self._ends and self._reached_ends():
             self._assign_all()
@@ -212,7 +212,7 @@ class KafkaTopic:
             topic = self._consumer.list_topics(self.name, timeout=ANSWER_S).topics[self.name]
         if topic.error is not None:
             self._raise(topic.error)
-        self._looked_s = time.monotonic()
+        self._counted_s = time.monotonic()
         return len(topic.partitions)
 
     def _assign(self, count: int) -> None:

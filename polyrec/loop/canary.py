@@ -16,7 +16,7 @@ from typing import Any
 from polyrec.client.admin import AdminCalls, AdminFailed
 from polyrec.loop.folder import PLAN, LoopFolder
 from polyrec.loop.iteration import Iteration, LoopError, StepResult
-from polyrec.loop.steps import Dropped
+from polyrec.loop.steps import IterationDropped
 
 POLL_S = 1.0
 NOTE_S, MAX_NOTE = 10.0, 500
@@ -80,7 +80,7 @@ class Canary:
         while (status := self.calls.get("rollout"))["rollout"] is not None:
             if ended():
                 self.calls.post("rollout/rollback", {"reason": "the loop's iteration was dropped"})
-                raise Dropped("ended by a person; the canary was rolled back")
+                raise IterationDropped("ended by a person; the canary was rolled back")
             if clock() - iteration.step_began > self.max_s:
                 decision = status["rollout"]["decision"]
                 missing = decision["reason"] if decision else "no decision"

@@ -66,14 +66,15 @@ class LoopFolder:
         """Returns the folder of an iteration."""
         return self._iterations / f"{number:04}"
 
-    def iterations(self, most: int | None = None) -> list[Iteration]:
-        """Reads the records of iterations, oldest first. most: number of newest records to read. Raises
-        LoopError.
+    def iterations(self, max_count: int | None = None) -> list[Iteration]:
+        """Reads the records of iterations, oldest first. max_count: number of newest ones to read.
+
+        Raises LoopError.
         """
         numbered = (f for f in self._iterations.glob(f"*/{RECORD}") if f.parent.name.isdecimal())
         files = sorted(numbered, key=lambda file: int(file.parent.name))
         found = []
-        for file in files if most is None else files[-most:]:
+        for file in files if max_count is None else files[-max_count:]:
             what = f"record '{file}'"
             found.append(validate_as(Iteration, read_json(file, what, LoopError), what, LoopError))
         return found

@@ -27,7 +27,7 @@ from polyrec.loop.iteration import (
     failed,
     forced,
 )
-from polyrec.loop.steps import Dropped, LoopSettings
+from polyrec.loop.steps import IterationDropped, LoopSettings
 from polyrec.models.bundle.bundle import load_bundle
 from polyrec.models.data.prediction_log import load_rules
 from polyrec.models.errors import PolyrecError
@@ -88,7 +88,7 @@ class Loop:
         number = iteration.number
         try:
             result = self._execute(iteration)
-        except Dropped:
+        except IterationDropped:
             self._after_commands(iteration)
             return 0.0
         except PolyrecError as e:

@@ -12,9 +12,9 @@ from polyrec.loop.iteration import FORCED, Iteration
 from polyrec.models.text_table import aligned
 
 
-def lines(folder: LoopFolder, most: int = 10) -> list[str]:
-    """Formats the status for a terminal. most: number of iterations. Raises LoopError."""
-    found = folder.iterations(most)
+def lines(folder: LoopFolder, max_count: int = 10) -> list[str]:
+    """Formats the status for a terminal. max_count: number of iterations. Raises LoopError."""
+    found = folder.iterations(max_count)
     shown = ["a loop runs here" if folder.is_running else "no loop runs here; what is recorded:"]
     shown += [f"held before {step}: {reason}" for step, reason in folder.holds().items()]
     if not found:
@@ -30,13 +30,13 @@ def lines(folder: LoopFolder, most: int = 10) -> list[str]:
     ]
 
 
-def as_json(folder: LoopFolder, most: int = 10) -> dict[str, Any]:
+def as_json(folder: LoopFolder, max_count: int = 10) -> dict[str, Any]:
     """Returns the status as JSON. Raises LoopError."""
     return {
         "running": folder.is_running,
         "holds": folder.holds(),
         "plan": str(folder.plan),
-        "iterations": [i.model_dump(mode="json") for i in folder.iterations(most)],
+        "iterations": [i.model_dump(mode="json") for i in folder.iterations(max_count)],
     }
 
 

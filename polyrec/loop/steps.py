@@ -39,7 +39,7 @@ POLL_S = 0.5
 SERVING, NEW = "serving", "new"
 
 
-class Dropped(LoopError):
+class IterationDropped(LoopError):
     """Raised when an operator dropped the iteration during a step."""
 
 
@@ -176,7 +176,7 @@ def _trained(out: Path, iteration: Iteration) -> Bundle | None:
 
 
 def _execute(command: list[str], log: Path, ended: Callable[[], bool]) -> None:
-    """Runs a command at low priority, with its output in a file. Raises LoopError or Dropped."""
+    """Runs a command at low priority, with its output in a file. Raises LoopError or IterationDropped."""
     with log.open("a", encoding="utf-8") as output:
         print("$", " ".join(command), file=output, flush=True)
         with subprocess.Popen(command, stdout=output, stderr=output) as process:
@@ -184,7 +184,7 @@ def _execute(command: list[str], log: Path, ended: Callable[[], bool]) -> None:
             try:
                 while process.poll() is None:
                     if ended():
-                        raise Dropped("ended by a person")
+                        raise IterationDropped("ended by a person")
                     time.sleep(POLL_S)
             finally:
                 if process.poll() is None:

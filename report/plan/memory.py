@@ -49,8 +49,10 @@ def _memories(axes: Axes, plan: Plan, memories: list[MemoryUse]) -> list[str]:
     parts = {m.place: rows_by_bundle(plan, m) for m in memories}
     bundles = list(dict.fromkeys(name for by in parts.values() for name in by))
     # draw the whole budget if its parts stay visible
-    most = max(m.budget_bytes if m.budget_bytes < 2 * m.used_bytes else 1.25 * m.used_bytes for m in memories)
-    unit = 1000 ** max(0, min(4, (len(str(int(most))) - 1) // 3))
+    max_bytes = max(
+        m.budget_bytes if m.budget_bytes < 2 * m.used_bytes else 1.25 * m.used_bytes for m in memories
+    )
+    unit = 1000 ** max(0, min(4, (len(str(int(max_bytes))) - 1) // 3))
     for y, m in enumerate(memories):
         left = 0.0
         segments = [(n, LIGHT.color(bundles.index(name))) for name, n in parts[m.place].items()]
@@ -58,16 +60,16 @@ def _memories(axes: Axes, plan: Plan, memories: list[MemoryUse]) -> list[str]:
             axes.barh(y, n / unit, BAR, left=left / unit, color=fill)
             left += n
         if left < m.budget_bytes:
-            free = min(m.budget_bytes, most) - left
+            free = min(m.budget_bytes, max_bytes) - left
             axes.barh(y, free / unit, BAR, left=left / unit, color=FREE, ec=LIGHT.grid, linewidth=0.8)
         axes.text(
-            min(max(left, m.budget_bytes), most) / unit, y,
+            min(max(left, m.budget_bytes), max_bytes) / unit, y,
             f" {size(m.used_bytes)} of {size(m.budget_bytes)}",
             va="center", size=FONT - 1, color=LIGHT.text,
         )  # fmt: skip
     unit_name = ("bytes", "kB", "MB", "GB", "TB")[len(str(unit)) // 3]
     style_axes(axes, x=f"{unit_name} in memory")
-    axes.set_xlim(0, most / unit * 1.25)
+    axes.set_xlim(0, max_bytes / unit * 1.25)
     axes.set_yticks(range(len(memories)), [m.place for m in memories], size=FONT, color=LIGHT.text)
     axes.invert_yaxis()
     return bundles

@@ -81,7 +81,7 @@ def touching(a: F64, b: F64) -> NDArray[np.bool_]:
     return np.logical_not(apart.any(axis=2))
 
 
-def dodge(x: F64, apart: float) -> F64:
+def spread_apart(x: F64, apart: float) -> F64:
     """Moves positions at least `apart` from each other, as little as possible, preserving their order.
 
     x: float64 [n]; equal positions keep the given order. Solves least squares under an order by pooling

@@ -146,15 +146,15 @@ def _scale(axes: Axes, cost: Cost, metric: str, theme: Theme, p: Points) -> None
     if not x.size:
         return
     if log:
-        room = max(float(x.max() / x.min()) ** 0.15, 1.15)
-        log_axis(axes, "x", float(x.min()) / room, float(x.max()) * room, cost.show)
+        margin = max(float(x.max() / x.min()) ** 0.15, 1.15)
+        log_axis(axes, "x", float(x.min()) / margin, float(x.max()) * margin, cost.show)
     else:
-        room = max(0.15 * float(np.ptp(x)), 0.1 * float(x.max()))
-        axes.set_xlim(max(float(x.min()) - room, 0.0), float(x.max()) + room)
+        margin = max(0.15 * float(np.ptp(x)), 0.1 * float(x.max()))
+        axes.set_xlim(max(float(x.min()) - margin, 0.0), float(x.max()) + margin)
         axes.xaxis.set_major_locator(MaxNLocator(6))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: cost.show(value)))
-    room = max(0.12 * float(np.ptp(y)), 1e-5)
-    axes.set_ylim(float(y.min()) - room, float(y.max()) + room)
+    margin = max(0.12 * float(np.ptp(y)), 1e-5)
+    axes.set_ylim(float(y.min()) - margin, float(y.max()) + margin)
     axes.yaxis.set_major_locator(MaxNLocator(6))
     axes.ticklabel_format(axis="y", useOffset=False)
 
@@ -172,7 +172,7 @@ def _fill(canvas: FigureCanvasAgg, axes: Axes, p: Points, theme: Theme) -> None:
     to_pixels = axes.transData.transform
     to_data = axes.transData.inverted().transform
     at = to_pixels(np.stack((p.cost, p.quality), axis=1))
-    at[:, 0] = labels.dodge(at[:, 0], 1.7 * RADIUS)
+    at[:, 0] = labels.spread_apart(at[:, 0], 1.7 * RADIUS)
     x, y = to_data(at).T
     lines = []
     if p.baseline is not None:

@@ -93,7 +93,7 @@ class Engine:
         self._retiring: dict[asyncio.Task[None], Serving] = {}
         self._kept: tuple[Changes, ...] = ()
         """Row updates of the current generation and of the one that a rollback would restore."""
-        self.metrics.ask_ready(lambda: self.unready() is None)
+        self.metrics.ask_ready(lambda: self.why_unready() is None)
 
     def load(self, plan: Plan, loaded: Mapping[Path, Bundle] = NOTHING) -> None:
         """Opens a plan and puts it into service; blocks.
@@ -233,7 +233,7 @@ class Engine:
         self.metrics.events.add(clock(), "routing", f"routing set: {routing.policy}{weights}")
         self.routing = routing
 
-    def unready(self) -> str | None:
+    def why_unready(self) -> str | None:
         """Returns why the server is not ready, None if it is."""
         if self.state is not LifecycleState.READY:
             return f"the server is {self.state.value}"

@@ -24,7 +24,7 @@ VARIABLE = "POLYREC_LOG_FORMAT"
 INDENT = "    "
 
 
-class Lines(logging.Formatter):
+class LineFormatter(logging.Formatter):
     """Formats records as `time LEVEL logger: message key=value`.
 
     prefix: text after the logger's name, such as a lane's name.
@@ -45,7 +45,7 @@ class Lines(logging.Formatter):
         return "\n".join([line, *(INDENT + part for part in trace.splitlines())])
 
 
-class JsonLines(Lines):
+class JsonLines(LineFormatter):
     """Formats each record as a JSON object on one line, with `fields` merged into its keys."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -74,7 +74,7 @@ def log_to_stderr(level: str, prefix: str = "", log_format: LogFormat | None = N
     else:
         os.environ[VARIABLE] = log_format  # inherited by lanes and the trace exporter
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines(prefix) if log_format == "json" else Lines(prefix))
+    handler.setFormatter(JsonLines(prefix) if log_format == "json" else LineFormatter(prefix))
     logging.basicConfig(level=level.upper(), handlers=[handler])
 
 

@@ -132,8 +132,8 @@ class _Supervisor:
                 if self._stopping:
                     return max(status, 0)
                 if not self._announced:
-                    raise ProcessFailed(f"a server process {_how_ended(status)} before it was ready")
-                log.error("server process %d %s; another one starts", process.pid, _how_ended(status))
+                    raise ProcessFailed(f"a server process {_exit_description(status)} before it was ready")
+                log.error("server process %d %s; another one starts", process.pid, _exit_description(status))
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, MAX_DELAY_S)
             if self._stopping:
@@ -194,5 +194,5 @@ def _environment(settings: Settings, grpc: socket.socket | None) -> dict[str, st
     return kept | settings.variables() | own
 
 
-def _how_ended(status: int) -> str:
+def _exit_description(status: int) -> str:
     return f"ended with status {status}" if status >= 0 else f"was killed by {signal.Signals(-status).name}"

@@ -20,7 +20,7 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -159,29 +159,21 @@ async def _serve(
 ) -> int:
     files = settings.model_files()
     source = ModelSource(settings)
-    names = list(files)
-    settings.check_shares(names)
-    engine = Engine(names[0] if names else None)
-    if not names:
-        engine.model_name = settings.model_name
-    engine.access = Access(
-        engine.metrics, settings.tokens, settings.admin_token, settings.open_rights, clock=clock
-    )
-    engine.tracer = open_tracer(os.environ)
-    models = ModelRepository([engine, *(Engine(name, engine) for name in names[1:])])
+    settings.check_shares(list(files))
+    models = _make_models(settings, list(files))
     loader = None
-    if names:
-        models.share_time(frozenset(os.sched_getaffinity(0)), settings.share_of)
+    if files:
         open_model = partial(_open_model, settings, source)
         loader = ModelLoader(models, settings.model_files, open_model, settings.drain_timeout_s)
 
     def application(of: Engine) -> Application:
-        load = partial(source.read_for_admin, of.model_name if names else None)
+        load = partial(source.read_for_admin, of.model_name if files else None)
         return create_app(of, Admin(of, load), settings.docs, models, loader)
 
+    engine = models.default
     app = ModelsApplication(models, application)
     served: ASGIApp = app if shared is None else SharedPort(app, shared.getsockname()[1])
-    access_log = AccessLog.of(settings.access_log)
+    access_log = AccessLog.from_rate(settings.access_log)
     frontend = HttpFrontend(served, app.hot, engine, settings.connection_limits, access_log)
     context = None
     if settings.tls_cert is not None and settings.tls_key is not None:
@@ -198,15 +190,40 @@ async def _serve(
     shutdown_s = math.ceil(settings.drain_timeout_s) + 1
     server = Server(_uvicorn_config(served, connection_class(frontend, context), shutdown_s), drain)
     _handle_sighup(server, engine, context, settings, grpc)
+    url = url_of("http" if context is None else "https", listener)  # before a signal can close the listener
     with GcTimer(engine.metrics.collected):
-        load = partial(_load, models, settings, source, files)
-        await _run_until_stopped(server, models, frontend, settings, load, listener, on_ready, shared, grpc)
+        await _run_until_stopped(
+            server,
+            models,
+            frontend,
+            grpc,
+            load=partial(_load, models, settings, source, files),
+            announce=partial(_announce, models, url, grpc, on_ready),
+            # of a shared socket, one accept per iteration: connections go to the process with the idlest loop
+            sockets=duplicate_listener(listener) if shared is None else [shared, listener],
+            accept_while_loading=shared is None,
+        )
     models.close()
     log.warning("the server has ended")
     if is_working():
         # a thread is opening a plan and would crash during interpreter shutdown
         os._exit(0)
     return 0
+
+
+def _make_models(settings: Settings, names: Sequence[str]) -> ModelRepository:
+    """Creates the engines, not loaded yet, of several models or, without names, of the only one."""
+    engine = Engine(names[0] if names else None)
+    if not names:
+        engine.model_name = settings.model_name
+    engine.access = Access(
+        engine.metrics, settings.tokens, settings.admin_token, settings.open_rights, clock=clock
+    )
+    engine.tracer = open_tracer(os.environ)
+    models = ModelRepository([engine, *(Engine(name, engine) for name in names[1:])])
+    if names:
+        models.share_time(frozenset(os.sched_getaffinity(0)), settings.share_of)
+    return models
 
 
 def _uvicorn_config(app: ASGIApp, connections: type[asyncio.Protocol], shutdown_s: int) -> uvicorn.Config:
@@ -251,22 +268,16 @@ async def _run_until_stopped(
     server: Server,
     models: ModelRepository,
     frontend: HttpFrontend,
-    settings: Settings,
-    load: Callable[[], None],
-    listener: socket.socket,
-    on_ready: Callable[[Ready], object],
-    shared: socket.socket | None,
     grpc: GrpcPort | None,
+    load: Callable[[], None],
+    announce: Callable[[], Awaitable[None]],
+    sockets: list[socket.socket],
+    accept_while_loading: bool,
 ) -> None:
+    """Loads and serves until a signal ends the server. load: blocks. Raises PolyrecError from `load`."""
     background = [start_task(frontend.sweep(), "the timeouts of connections")]
-    scheme = "http" if settings.tls_cert is None else "https"
-    url = url_of(scheme, listener)  # before a signal can close the listener
     loading = run_in_thread(load)
-    if shared is None:
-        sockets = duplicate_listener(listener)
-    else:
-        # one accept per iteration, so that connections go to the process with the least busy loop
-        sockets = [shared, listener]
+    if not accept_while_loading:
         await asyncio.wait((loading,))
     serving = asyncio.create_task(server.serve(sockets=sockets))
     try:
@@ -279,7 +290,7 @@ async def _run_until_stopped(
             gc.collect()
             gc.freeze()
             if models.state is LifecycleState.READY:  # unless a signal already began the drain
-                await _announce(models, url, grpc, on_ready)
+                await announce()
     except BaseException:
         server.should_exit = True
         raise
@@ -291,7 +302,7 @@ async def _run_until_stopped(
             task.cancel()
         _end_processes(models)
         if not loading.done():
-            # the loading thread would crash during interpreter shutdown
+            # the loading thread still changes the models and would crash during interpreter shutdown
             os._exit(0)
 
 
@@ -361,10 +372,10 @@ def _open_model(
 
 def _open_log(engine: Engine, settings: Settings, folder: Path, serving: Serving) -> None:
     """Opens a model's prediction log and its live quality measurement. Raises PolyrecError."""
-    log_settings = settings.of_prediction_log(folder)
+    log_settings = settings.prediction_log_settings(folder)
     # live quality first: it starts no process until the model is served, so an error leaves none behind
     if settings.live_quality != "off":
-        engine.open_live_quality(settings.of_live_quality(), log_settings, serving)
+        engine.open_live_quality(settings.live_quality_settings(), log_settings, serving)
     engine.open_prediction_log(log_settings, serving)
 
 

@@ -242,7 +242,7 @@ class Settings(Strict):
             raise ValueError("model_share: the shares of all models add up to more than 1")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("give both --tls-cert FILE and --tls-key FILE, or neither")
-        if self.store_url is not None and Login.of_url(self.store_url).password is not None:
+        if self.store_url is not None and Login.from_url(self.store_url).password is not None:
             raise ValueError(
                 "store_url: leave the password out; POLYREC_STORE_PASSWORD and a file keep it secret"
             )
@@ -323,22 +323,24 @@ class Settings(Strict):
     @property
     def connection_limits(self) -> ConnectionLimits:
         """Returns the connection limits, which apply to HTTP and gRPC separately."""
-        most = self.max_connections or descriptor_limit(self.tls_cert is not None, self.grpc_port is not None)
+        connections = self.max_connections or descriptor_limit(
+            self.tls_cert is not None, self.grpc_port is not None
+        )
         return ConnectionLimits(
             head_s=self.head_timeout_s,
             body_s=self.body_timeout_s,
             write_s=self.write_timeout_s,
             idle_s=self.keep_alive_s,
-            connections=most,
+            connections=connections,
             buffered_bytes=self.max_buffered_bytes,
         )
 
-    def of_prediction_log(self, folder: Path) -> PredictionLogSettings:
+    def prediction_log_settings(self, folder: Path) -> PredictionLogSettings:
         """Returns the settings of a prediction log in `folder`."""
         given = {n: v for n in LOG_SETTINGS if (v := getattr(self, PREDICTION_LOG + n)) is not None}
         return PredictionLogSettings(folder=folder, **given)
 
-    def of_live_quality(self) -> LiveQualitySettings:
+    def live_quality_settings(self) -> LiveQualitySettings:
         """Returns the settings of live quality."""
         return LiveQualitySettings(
             mode=self.live_quality,

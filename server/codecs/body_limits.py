@@ -50,7 +50,7 @@ class BodyLimits:
     max_containers: int
 
     @staticmethod
-    def of(schema: Schema, limits: Limits) -> BodyLimits:
+    def from_schema(schema: Schema, limits: Limits) -> BodyLimits:
         """Derives the limits from the schema and `max_request_rows`; `max_body_bytes`, if set, wins."""
         features: tuple[Dense | Categorical, ...] = (*schema.dense, *schema.categorical)
         lists = [f for f in schema.categorical if f.multi]
@@ -90,9 +90,9 @@ class BodyLimits:
             raise TooLarge(f"the request has more than {MAX_MARKS} quotes and braces; its tensors have none")
 
 
-def _check_commas(body: bytes, most: int) -> None:
-    if count(body, b",") > most:
-        raise TooLarge(f"the body has more than {most} values; send fewer rows, or binary tensors")
+def _check_commas(body: bytes, limit: int) -> None:
+    if count(body, b",") > limit:
+        raise TooLarge(f"the body has more than {limit} values; send fewer rows, or binary tensors")
 
 
 def count(text: bytes, byte: bytes) -> int:
@@ -100,9 +100,9 @@ def count(text: bytes, byte: bytes) -> int:
     return int(np.count_nonzero(np.frombuffer(text, np.uint8) == ord(byte)))
 
 
-def _bounded(rows: int, full: int, most: int, average: int) -> int:
-    """Returns max(min(rows * full, most), rows * average), where average <= full."""
-    return max(min(rows * full, most), rows * min(full, average))
+def _bounded(rows: int, full: int, limit: int, average: int) -> int:
+    """Returns max(min(rows * full, limit), rows * average), where average <= full."""
+    return max(min(rows * full, limit), rows * min(full, average))
 
 
 def _feature_bytes(feature: Dense | Categorical) -> int:

@@ -75,7 +75,7 @@ class Decoder:
 
     def __init__(self, schema: Schema, limits: Limits, computes: bool = True) -> None:
         self._limits = limits
-        self.body_limits = BodyLimits.of(schema, limits)
+        self.body_limits = BodyLimits.from_schema(schema, limits)
         self._context = _features(schema, "context")
         self._candidate = _features(schema, "candidate")
         self._everything = self._context + self._candidate

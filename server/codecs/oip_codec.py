@@ -77,7 +77,7 @@ class OipCodec:
         self, schema: Schema, limits: Limits, vocabularies: Mapping[str, Vocabulary] | None = None
     ) -> None:
         self.inputs = Inputs(schema, limits, vocabularies)
-        self._body_limits = BodyLimits.of(schema, limits)
+        self._body_limits = BodyLimits.from_schema(schema, limits)
         self._requests = RequestParser()
 
     def decode(self, body: bytes, header_bytes: int | None) -> InferRequest:
@@ -191,13 +191,13 @@ def _converted(name: str, values: Array, dtype: np.dtype[Any], shape: tuple[int,
         if dtype.itemsize < values.itemsize:
             limits = np.iinfo(dtype)
             if values.min() < limits.min or values.max() > limits.max:
-                raise _beyond(name)
+                raise _out_of_range(name)
         return values.astype(dtype, copy=False).reshape(shape)
     with np.errstate(over="ignore"):
         return values.astype(dtype, copy=False).reshape(shape)
 
 
-def _beyond(name: str) -> Malformed:
+def _out_of_range(name: str) -> Malformed:
     return Malformed(f"input '{name}': a value is beyond the range of the datatype")
 
 
@@ -248,7 +248,7 @@ def json_tensor(name: str, raw: bytes, shape: tuple[int, ...], dtype: np.dtype[A
     try:
         array = np.array(values, np.float64 if dtype.kind == "f" else dtype)
     except OverflowError:
-        raise _beyond(name) from None
+        raise _out_of_range(name) from None
     with np.errstate(over="ignore"):
         return array.astype(dtype, copy=False).reshape(shape)
 

@@ -89,7 +89,7 @@ class _InputGroup:
     bags: tuple[str, ...]
 
     @staticmethod
-    def of(prefix: str, dense: int, sparse: int, bags: Iterable[str]) -> _InputGroup:
+    def from_counts(prefix: str, dense: int, sparse: int, bags: Iterable[str]) -> _InputGroup:
         return _InputGroup(
             TensorSpec(f"{prefix}dense", "FP32", (-1, dense), optional=not dense),
             TensorSpec(f"{prefix}sparse", "INT64", (-1, sparse), optional=not sparse),
@@ -165,12 +165,14 @@ class Inputs:
         self._request = TensorFeatures(schema, vocabularies or {}) if schema.request else None
         self._repeated = RepeatedContexts(schema)
         bags = [f.name for f in schema.categorical if f.multi]
-        self._plain = _InputGroup.of("", len(schema.dense), len(schema.singles), bags)
+        self._plain = _InputGroup.from_counts("", len(schema.dense), len(schema.singles), bags)
         self._groups: dict[Role, _InputGroup] = {}
         for role in ROLES:
             layout = schema.layout(role)
             role_bags = (f.name for f in layout.bags)
-            self._groups[role] = _InputGroup.of(f"{role}.", len(layout.given), len(layout.singles), role_bags)
+            self._groups[role] = _InputGroup.from_counts(
+                f"{role}.", len(layout.supplied), len(layout.singles), role_bags
+            )
         bag_inputs = [
             TensorSpec(f"{name}.{part}", "INT64", (-1,), optional=True)
             for name in bags

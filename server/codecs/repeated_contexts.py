@@ -36,7 +36,7 @@ class RepeatedContexts:
 
     def __call__(self, rows: Tensors) -> Tensors | RankedTensors:
         """Returns a ranking that has each run of equal contexts once, or `rows` if that does not pay."""
-        if not self._saves or rows.rows < FROM_ROWS or self._differs_at_once(rows):
+        if not self._saves or rows.rows < FROM_ROWS or self._first_rows_differ(rows):
             return rows
         changed = self._changed(rows)
         if np.count_nonzero(changed) * FROM_ROWS > rows.rows:
@@ -53,7 +53,7 @@ class RepeatedContexts:
         bags = {name: rows.bags[name] for name in self._bags[role]}
         return RoleTensors(rows.dense[:, self._dense[role]], rows.sparse[:, self._sparse[role]], bags)
 
-    def _differs_at_once(self, rows: Tensors) -> bool:
+    def _first_rows_differ(self, rows: Tensors) -> bool:
         """Whether the first two rows differ in context ids; a cheap test that catches independent rows."""
         first, second = rows.sparse[:2, self._sparse["context"]]
         return bool(first.tobytes() != second.tobytes())

@@ -55,7 +55,7 @@ class ColumnFeatures:
         if group is None:
             return self._features(raw)
         (codes,) = codes_of_values([group])
-        return self._features.of_groups(raw, codes)
+        return self._features.compute_grouped(raw, codes)
 
     def _rows(self, context: Columns, contexts: int, candidate: Columns, rows: int) -> RequestRows:
         features = self._features

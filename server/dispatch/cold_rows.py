@@ -146,7 +146,7 @@ class ColdRows:
             # retry one by one; the query that cannot be encoded fails later, in its dispatch
             return [seen for q in queries for seen in self.look(path, [q])] if len(queries) > 1 else []
         seen = SeenQueries(stack, view, encoder, ordered, batch)
-        if near.have(batch):
+        if near.holds(batch):
             self.figures.hot += len(ordered)
             return [seen]
         lookups = fused.lookups(batch)
@@ -160,7 +160,7 @@ class ColdRows:
         cold = np.flatnonzero(misses).tolist()
         for i in cold:
             seen.cold[ordered[i]] = Misses(int(pages[i]), int(remote[i]))
-        seen.pages, seen.remote = missing.of(None if owner is None else misses[owner] > 0)
+        seen.pages, seen.remote = missing.distinct(None if owner is None else misses[owner] > 0)
         figures = self.figures
         figures.hot += len(ordered) - len(cold)
         figures.cold += len(cold)
@@ -170,7 +170,7 @@ class ColdRows:
 
     def read(self, seen: SeenQueries, queries: Sequence[Query], done: OnRead) -> None:
         """Starts reading the missing rows of cold queries; calls `done` for each on the running loop."""
-        Reading(seen, queries, self.figures, done, asyncio.get_running_loop()).begin(
+        ColdReads(seen, queries, self.figures, done, asyncio.get_running_loop()).begin(
             self._readers, self._fetcher
         )
 
@@ -200,7 +200,7 @@ def owners(batch: Batch, lookups: Lookups, queries: Sequence[Query]) -> I64:
 
 
 @dataclass(slots=True, eq=False)
-class Reading:
+class ColdReads:
     """The disk and remote reads of the cold queries of one `SeenQueries`; they run in parallel."""
 
     seen: SeenQueries

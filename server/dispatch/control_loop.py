@@ -92,7 +92,7 @@ class ControlLoop:
     def _tick(self, loop: asyncio.AbstractEventLoop, due_s: float) -> None:
         now_s = clock()
         spent_s = time.thread_time()
-        self._router.tick(now_s, self._own_time(spent_s - self._spent_s))
+        self._router.tick(now_s, self._loop_time_share(spent_s - self._spent_s))
         self._spent_s, self.executing_s = spent_s, 0.0
         self._observer.ticked(max(0.0, now_s - due_s), clock() - now_s)
         self.idle_ticks += 1
@@ -101,7 +101,7 @@ class ControlLoop:
         else:
             self.running = False
 
-    def _own_time(self, loop_s: float) -> LoopTime:
+    def _loop_time_share(self, loop_s: float) -> LoopTime:
         """Returns this dispatcher's share of the loop's CPU time; reading time is split by arrivals."""
         answering_s, answers = self._answering()
         queries = self._router.state.observed.new_queries

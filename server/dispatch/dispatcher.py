@@ -160,7 +160,7 @@ class Dispatcher:
         self._schedule_dispatch()
         return query
 
-    def _look_for_rows(self, cold_rows: ColdRows) -> None:
+    def _look_up_rows(self, cold_rows: ColdRows) -> None:
         """Looks up the rows of newly arrived queries, and holds those with rows that are not in memory."""
         arrived = [query for query in self._arrived if not query.settled]
         self._arrived.clear()
@@ -259,7 +259,7 @@ class Dispatcher:
         turns = self.turns
         try:
             if self._arrived and self.cold_rows is not None:
-                self._look_for_rows(self.cold_rows)
+                self._look_up_rows(self.cold_rows)
             expired = self.router.expire(clock())
             for lane in tuple(self.router.lane_order):
                 if self._executor.is_free(lane):

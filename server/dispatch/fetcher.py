@@ -15,22 +15,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from selectors import EVENT_READ, DefaultSelector
 from socket import socket
+from typing import TYPE_CHECKING
 
 from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.ahead import Fetch, RowsAhead
 from polyrec.models.tiers.remote.fetched import FetchedRows, clock
 from polyrec.models.tiers.view import View
 
+if TYPE_CHECKING:
+    from polyrec.models.tiers.remote.remote import ServerRequest
+
 log = logging.getLogger("polyrec.serving")
 
-MAX_UNDER_WAY = 64
+MAX_IN_FLIGHT = 64
 """Maximum requests in flight, each on its own connection; further ones wait."""
 
 Done = Callable[[FetchedRows | None], None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Wanted:
+class QueuedFetch:
     """Remote rows to fetch in a view. done: called in the thread with the rows, or None if that failed."""
 
     ahead: RowsAhead
@@ -40,20 +44,25 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class UnderWay:
-    """A fetch in flight. silent: sockets whose replies are still outstanding."""
+class SentFetch:
+    """A fetch in flight. unanswered: sockets whose replies are still outstanding."""
 
-    wanted: Wanted
+    queued: QueuedFetch
     fetch: Fetch
-    silent: set[socket] = field(default_factory=set)
+    unanswered: set[socket] = field(default_factory=set)
+
+    @property
+    def until_s(self) -> float:
+        """Time at which it is given up, on `clock`."""
+        return self.fetch.batch.until_s
 
 
 class Fetcher:
     """The fetching thread and its queue. Thread-safe."""
 
     def __init__(self) -> None:
-        self._queue: deque[Wanted] = deque()
-        self._under_way: set[UnderWay] = set()
+        self._queue: deque[QueuedFetch] = deque()
+        self._in_flight: set[SentFetch] = set()
         self._selector = DefaultSelector()
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector.register(self._event, EVENT_READ)
@@ -67,7 +76,7 @@ class Fetcher:
         """Queues a fetch; never blocks. After `close`, `done` gets None. view, rows: see `RowsAhead.send`."""
         with self._closing:
             if not self._closed:
-                self._queue.append(Wanted(ahead, view, rows, done))
+                self._queue.append(QueuedFetch(ahead, view, rows, done))
                 os.eventfd_write(self._event, 1)
                 return
         done(None)
@@ -84,59 +93,63 @@ class Fetcher:
         os.close(self._event)
 
     def _run(self) -> None:
-        while not self._closed or self._queue or self._under_way:
+        while not self._closed or self._queue or self._in_flight:
             for key, _ in self._selector.select(self._timeout_s()):
                 if key.data is None:
                     os.eventfd_read(self._event)
-                    continue
-                sent, request, receiver = key.data  # a failed request has already closed its socket
-                while not request.ended and request.read(0.0):
-                    pass
-                if request.ended:
-                    self._forget(sent, receiver)
-                    if not sent.silent:
-                        self._receive(sent)
+                else:
+                    self._read_reply(*key.data)
             now_s = clock()
-            for sent in tuple(self._under_way):
-                if sent.fetch.batch.until_s <= now_s:
-                    self._receive(sent)
-            while self._queue and len(self._under_way) < MAX_UNDER_WAY:
+            for sent in tuple(self._in_flight):
+                if sent.until_s <= now_s:
+                    self._end(sent)
+            while self._queue and len(self._in_flight) < MAX_IN_FLIGHT:
                 self._send(self._queue.popleft())
 
     def _timeout_s(self) -> float | None:
         """Returns the seconds until the first request times out, None if none is in flight."""
-        until_s = [sent.fetch.batch.until_s for sent in self._under_way]
+        until_s = [sent.until_s for sent in self._in_flight]
         return max(min(until_s) - clock(), 0.0) if until_s else None
 
-    def _send(self, wanted: Wanted) -> None:
+    def _send(self, queued: QueuedFetch) -> None:
         try:
-            fetch = wanted.ahead.send(wanted.view, wanted.rows)
+            fetch = queued.ahead.send(queued.view, queued.rows)
         except Exception:
             log.exception("fetching rows failed")
             fetch = None
         if fetch is None:
-            wanted.done(None)
+            queued.done(None)
             return
-        sent = UnderWay(wanted, fetch)
-        self._under_way.add(sent)
+        sent = SentFetch(queued, fetch)
+        self._in_flight.add(sent)
         for request in fetch.batch.requests:
-            receiver = request.receiver
-            sent.silent.add(receiver)
-            self._selector.register(receiver, EVENT_READ, (sent, request, receiver))
-        if not sent.silent:
-            self._receive(sent)
+            sent.unanswered.add(request.receiver)
+            # a request that fails closes its receiver, so the socket is passed along to be unregistered
+            self._selector.register(request.receiver, EVENT_READ, (sent, request, request.receiver))
+        if not sent.unanswered:
+            self._end(sent)
 
-    def _forget(self, sent: UnderWay, one: socket) -> None:
-        sent.silent.discard(one)
-        self._selector.unregister(one)
+    def _read_reply(self, sent: SentFetch, request: ServerRequest, receiver: socket) -> None:
+        """Reads what has arrived of a request's reply, and ends the fetch if it was the last one."""
+        while not request.ended and request.read(0.0):
+            pass
+        if request.ended:
+            self._forget(sent, receiver)
+            if not sent.unanswered:
+                self._end(sent)
 
-    def _receive(self, sent: UnderWay) -> None:
-        for one in tuple(sent.silent):
-            self._forget(sent, one)
-        self._under_way.discard(sent)
-        layer = None
+    def _forget(self, sent: SentFetch, receiver: socket) -> None:
+        sent.unanswered.discard(receiver)
+        self._selector.unregister(receiver)
+
+    def _end(self, sent: SentFetch) -> None:
+        """Ends a fetch, whether or not all replies have arrived, and passes its rows on."""
+        for receiver in tuple(sent.unanswered):
+            self._forget(sent, receiver)
+        self._in_flight.discard(sent)
+        fetched = None
         try:
-            layer = sent.wanted.ahead.receive(sent.fetch)
+            fetched = sent.queued.ahead.receive(sent.fetch)
         except Exception:
             log.exception("fetching rows failed")
-        sent.wanted.done(layer)
+        sent.queued.done(fetched)

@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.errors import FeatureError
 from polyrec.models.tiers.stack import TierStack
-from polyrec.models.tiers.stage import prefetch, stage_over
+from polyrec.models.tiers.stage import prefetch, stage_on_tiers
 from polyrec.server.codecs.rows import Rows, encode
 
 log = logging.getLogger("polyrec.serving")
@@ -34,7 +34,7 @@ class Prefetcher:
     """
 
     def __init__(self, paths: Mapping[int, tuple[TierStack, Bundle]]) -> None:
-        self._stages = {i: (stack, stage_over(bundle, stack)) for i, (stack, bundle) in paths.items()}
+        self._stages = {i: (stack, stage_on_tiers(bundle, stack)) for i, (stack, bundle) in paths.items()}
         self._first = next(iter(paths))
         self._waiting: SimpleQueue[tuple[int, Rows] | None] = SimpleQueue()
         self.dropped = 0

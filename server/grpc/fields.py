@@ -32,14 +32,14 @@ def nested_fields(descriptor: Any) -> Nested:
     return nested
 
 
-def check_fields(message: bytes, nested: Nested, most: int) -> None:
-    """Counts the fields of a message and its nested messages. Raises TooLarge above `most`, or Malformed."""
+def check_fields(message: bytes, nested: Nested, max_fields: int) -> None:
+    """Counts the fields of a message and its nested ones. Raises TooLarge if there are more, or Malformed."""
     try:
-        left = _count(message, 0, len(message), nested, most)
+        left = _count(message, 0, len(message), nested, max_fields)
     except IndexError:
         raise Malformed("the message ends within a field") from None
     if left < 0:
-        raise TooLarge(f"the message has more than {most} fields")
+        raise TooLarge(f"the message has more than {max_fields} fields")
 
 
 def _count(message: bytes, at: int, end: int, nested: Nested, left: int) -> int:

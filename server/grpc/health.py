@@ -74,4 +74,4 @@ class HealthService:
     def _status(self, name: str) -> int:
         if name not in ("", SERVICE):
             return int(Status.SERVICE_UNKNOWN)
-        return int(Status.SERVING if self._models.unready() is None else Status.NOT_SERVING)
+        return int(Status.SERVING if self._models.why_unready() is None else Status.NOT_SERVING)

@@ -229,7 +229,7 @@ def _raw_tensors(serving: Serving, request: Any) -> dict[str, Array]:
 
 
 def _typed_tensors(serving: Serving, request: Any) -> dict[str, Array]:
-    most = serving.decoder.body_limits.max_tensor_commas
+    left = serving.decoder.body_limits.max_tensor_commas
     tensors: dict[str, Array] = {}
     for tensor in request.inputs:
         declared, shape = _declared(serving, tensor, tensors)
@@ -242,8 +242,8 @@ def _typed_tensors(serving: Serving, request: Any) -> dict[str, Array]:
                 f"shape {list(shape)} takes {math.prod(shape)}"
             )
         # each value becomes a Python object on the event loop
-        most -= len(values)
-        if most < 0:
+        left -= len(values)
+        if left < 0:
             raise TooLarge(
                 f"the request has more than {serving.decoder.body_limits.max_tensor_commas} typed values; "
                 "send fewer rows, or raw_input_contents"

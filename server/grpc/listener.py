@@ -44,13 +44,13 @@ class GrpcServer:
         access_log: AccessLog | None = None,
     ) -> None:
         max_bytes = max(engine.serving.max_body_bytes for engine in models.engines)
-        most = max(MIN_READERS, limits.buffered_bytes // max_bytes)
+        max_reading = max(MIN_READERS, limits.buffered_bytes // max_bytes)
         limited = models.default.metrics.limited
 
         def exceeded(limit: str) -> None:
             limited.labels(limit).inc()
 
-        self._streams = OpenStreams(most, exceeded)
+        self._streams = OpenStreams(max_reading, exceeded)
         self._tls = tls
         self._stopping: asyncio.Task[None] | None = None
         logged = () if access_log is None else (LoggedCalls(access_log),)
@@ -59,7 +59,7 @@ class GrpcServer:
             options=_options(limits, max_bytes),
             maximum_concurrent_rpcs=limits.connections,
         )
-        reader = MessageReader(most, limits.body_s, exceeded)
+        reader = MessageReader(max_reading, limits.body_s, exceeded)
         inference = InferenceService(
             models, reader, self._streams, tls is not None, limits.write_s, max_bytes
         )

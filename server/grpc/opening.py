@@ -30,7 +30,7 @@ class GrpcPort:
     def __init__(self, settings: Settings, address: str) -> None:
         self.address = address
         self._limits = settings.connection_limits
-        self._access_log = AccessLog.of(settings.access_log)
+        self._access_log = AccessLog.from_rate(settings.access_log)
         self._drain_timeout_s = settings.drain_timeout_s
         self._key = None
         if settings.tls_cert is not None and settings.tls_key is not None:

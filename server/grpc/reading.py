@@ -18,16 +18,16 @@ from polyrec.server.errors import Malformed, TooBusy, TooSlow
 
 
 class MessageReader:
-    """Reads the single message of calls, for at most `most` calls at a time.
+    """Reads the single message of calls, for at most `max_reading` calls at a time.
 
     exceeded: called with the name of a limit that a call exceeds.
     """
 
-    def __init__(self, most: int, timeout_s: float, exceeded: Callable[[str], object]) -> None:
-        self._most = most
+    def __init__(self, max_reading: int, timeout_s: float, exceeded: Callable[[str], object]) -> None:
+        self._max_reading = max_reading
         self._exceeded = exceeded
         self._timeout_s = timeout_s
-        self._reading: DisplacingSet[asyncio.Timeout] = DisplacingSet(most)
+        self._reading: DisplacingSet[asyncio.Timeout] = DisplacingSet(max_reading)
 
     async def only(self, context: Any) -> bytes:
         """Reads a call's only message. Raises TooBusy, TooSlow, or Malformed if there is none."""
@@ -41,7 +41,7 @@ class MessageReader:
         except TimeoutError:
             if waiting not in self._reading:
                 self._exceeded("grpc_reading")
-                raise TooBusy("grpc_reading", f"more than {self._most} calls are sending") from None
+                raise TooBusy("grpc_reading", f"more than {self._max_reading} calls are sending") from None
             self._exceeded("grpc_message")
             raise TooSlow("grpc_message", f"the message did not arrive in {self._timeout_s:g} s") from None
         finally:

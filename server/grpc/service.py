@@ -66,15 +66,15 @@ class InferenceService:
         """Returns the handler of the service's methods."""
         documents: dict[str, Document] = {
             "ServerLive": lambda _: {"live": True},
-            "ServerReady": lambda _: {"ready": self._models.unready() is None},
+            "ServerReady": lambda _: {"ready": self._models.why_unready() is None},
             "ServerMetadata": lambda _: _server_metadata(),
             "ModelReady": self._model_ready,
             "ModelMetadata": self._model_metadata,
             "ModelConfig": self._model_config,
             "ModelStatistics": self._statistics,
             "RepositoryIndex": self._index,
-            "RepositoryModelLoad": _no_loading,
-            "RepositoryModelUnload": _no_loading,
+            "RepositoryModelLoad": _refuse_loading,
+            "RepositoryModelUnload": _refuse_loading,
         }
         handlers = {
             name: grpc.stream_unary_rpc_method_handler(self._answering(name, make))
@@ -143,7 +143,7 @@ class InferenceService:
             engine = self._models.find(request.name, request.version or None)
         except (NotFound, NotReady):
             return {"ready": False}
-        return {"ready": engine.unready() is None}
+        return {"ready": engine.why_unready() is None}
 
     def _model_metadata(self, request: Any) -> dict[str, Any]:
         return metadata(self._models.find(request.name, request.version or None).serving)
@@ -165,5 +165,5 @@ def _server_metadata() -> dict[str, Any]:
     return {"name": SERVER, "version": code_version(), "extensions": list(EXTENSIONS)}
 
 
-def _no_loading(request: Any) -> Any:
+def _refuse_loading(request: Any) -> Any:
     raise Forbidden("loading and unloading models over this interface is not allowed")

@@ -33,12 +33,12 @@ class OpenStream:
 
 
 class OpenStreams:
-    """The open streams of one server, at most `most`. exceeded: see MessageReader."""
+    """The open streams of one server, at most `max_open`. exceeded: see MessageReader."""
 
-    def __init__(self, most: int, exceeded: Callable[[str], object]) -> None:
-        self._most = most
+    def __init__(self, max_open: int, exceeded: Callable[[str], object]) -> None:
+        self._max_open = max_open
         self._exceeded = exceeded
-        self._open: DisplacingSet[OpenStream] = DisplacingSet(most)
+        self._open: DisplacingSet[OpenStream] = DisplacingSet(max_open)
         self._stopping = False
 
     @contextmanager
@@ -50,7 +50,7 @@ class OpenStreams:
         displaced = self._open.add(stream)
         if displaced is not None:
             self._exceeded("grpc_streams")
-            displaced.end(TooBusy("grpc_streams", f"more than {self._most} streams are open"))
+            displaced.end(TooBusy("grpc_streams", f"more than {self._max_open} streams are open"))
         try:
             yield stream
         finally:

@@ -29,7 +29,7 @@ from polyrec.models.files import MAX_SERVED_BYTES, Strict, one_line
 from polyrec.models.text import public
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.updates.update import (
-    Adding,
+    AddOptions,
     TableUpdate,
     Update,
     UpdateError,
@@ -103,11 +103,11 @@ class UpdateOptions(Strict):
             raise ValueError("`expires_s` is of values that are added: give `add` too")
         return self
 
-    def adding(self) -> Adding | None:
+    def adding(self) -> AddOptions | None:
         """Returns how new values are added, None if they are errors."""
         if not self.add:
             return None
-        return Adding(0.0 if self.expires_s is None else time.time() + self.expires_s)
+        return AddOptions(0.0 if self.expires_s is None else time.time() + self.expires_s)
 
 
 class UpdateRequest(UpdateOptions):

@@ -100,34 +100,11 @@ class Call:
     """
 
     __slots__ = (
-        "_answer",
-        "_answered_s",
-        "_arrival_s",
-        "_begun_s",
-        "_budget_s",
-        "_client",
-        "_codec",
-        "_counters",
-        "_deadline_is_budget",
-        "_deadline_s",
-        "_engine",
-        "_group",
-        "_logged_body",
-        "_options",
-        "_outcomes",
-        "_parsed",
-        "_parsed_by",
-        "_parsed_s",
-        "_path",
-        "_query",
-        "_rows",
-        "_scope",
-        "_serving",
-        "_suspect",
-        "_trace",
-        "_waited",
-        "_written_s",
-    )
+        "_answer", "_answered_s", "_arrival_s", "_begun_s", "_budget_s", "_client", "_codec", "_counters",
+        "_deadline_is_budget", "_deadline_s", "_engine", "_group", "_logged_body", "_options", "_outcomes",
+        "_parsed", "_parsed_by", "_parsed_s", "_path", "_query", "_rows", "_scope", "_serving",
+        "_suspect", "_trace", "_waited", "_written_s",
+    )  # fmt: skip
     _answer: Answer
     _client: Client
     _counters: EndpointMetrics
@@ -363,18 +340,21 @@ class Call:
     def disconnect(self) -> None:
         """Cancels the query of a client that has left; its `Pending` answer raises ClientGone."""
         error = ClientGone("the client closed the connection")
-        if self._query is None:
+        if not self._cancel_query(error):
             self.reject(error)
-        else:
-            assert self._serving is not None
-            self._serving.dispatcher.cancel(self._query, error)
 
     def abandon(self, error: RequestError) -> None:
         """Cancels the query and records the error; called when the answer is no longer awaited."""
-        if self._query is not None:
-            assert self._serving is not None
-            self._serving.dispatcher.cancel(self._query, error)
+        self._cancel_query(error)
         self.reject(error)
+
+    def _cancel_query(self, error: RequestError) -> bool:
+        """Cancels the query with an error; returns False if none was queued."""
+        if self._query is None:
+            return False
+        assert self._serving is not None
+        self._serving.dispatcher.cancel(self._query, error)
+        return True
 
     def _record_failure(self, outcome: str, status: int) -> float:
         end_s = clock()

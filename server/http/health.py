@@ -14,7 +14,7 @@ from polyrec.server.repository.repository import ModelRepository
 
 def readiness(models: ModelRepository) -> Reply:
     """Returns a 200 reply if all models are ready, otherwise 503 with the reason."""
-    reason = models.unready()
+    reason = models.why_unready()
     if reason is None:
         return json_reply({"ready": True})
     return json_reply({"ready": False, "error": reason}, 503)

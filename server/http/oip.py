@@ -136,7 +136,7 @@ def _model_routes(models: ModelRepository, infer: HotEndpoint) -> list[Endpoint]
             engine = named(request)
         except (NotFound, NotReady) as e:
             return error_reply(e)
-        reason = engine.unready()
+        reason = engine.why_unready()
         if reason is not None:
             return error_reply(NotReady(reason))
         return json_reply({"name": engine.name, "ready": True})

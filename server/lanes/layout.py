@@ -16,7 +16,7 @@ from typing import Self
 import numpy as np
 
 from polyrec.models.schema.batch import F32, I64, Batch, Block
-from polyrec.models.tiers.shared.resolved import Found
+from polyrec.models.tiers.shared.resolved import ResolvedRows
 
 # 0-6: size of the data area, offset of the answer in it (in float32), path, rows, contexts, whether rows
 # share contexts, plain rows 7-14, each for context and candidate: columns of ranks, bag values, bag offsets,
@@ -38,10 +38,10 @@ class Layout:
     path: int
     batch: Batch
     answer: F32
-    found: Found | None
+    found: ResolvedRows | None
 
     @classmethod
-    def of(cls, head: bytes, ints: I64, floats: F32) -> Self:
+    def from_header(cls, head: bytes, ints: I64, floats: F32) -> Self:
         """Creates the views that a header describes. ints, floats: the data area as either type.
 
         Raises ValueError if the sizes do not add up to the offset of the answer.
@@ -82,5 +82,5 @@ class Layout:
         found = None
         if addresses >= 0:
             found_values = floats[last:at].view(np.uint8)[:valued].reshape(others, row_bytes)
-            found = Found(ints[end:g], ints[g:h], found_values)
+            found = ResolvedRows(ints[end:g], ints[g:h], found_values)
         return cls(path, batch, floats[at : at + rows], found)

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from polyrec.models.schema.batch import F32, Batch
-from polyrec.models.tiers.shared.resolved import Found
+from polyrec.models.tiers.shared.resolved import ResolvedRows
 from polyrec.server.lanes.lane import Executed, ExecutionFailed
 from polyrec.server.lanes.layout import HEAD, NO_TIERS, Layout
 
@@ -97,7 +97,7 @@ class Mailbox:
         self._layouts.clear()
         del self._ints, self._floats, self._answer, self._memory
 
-    def put(self, path: int, batch: Batch, found: Found | None = None) -> None:
+    def put(self, path: int, batch: Batch, found: ResolvedRows | None = None) -> None:
         """Writes a batch (server only). Raises TypeError if ranks or offsets are not int64.
 
         path: index of the path.
@@ -171,7 +171,7 @@ class Mailbox:
             start += size
         return end // 4
 
-    def take(self) -> tuple[int, Batch, Found | None]:
+    def take(self) -> tuple[int, Batch, ResolvedRows | None]:
         """Returns the path's index, the batch and its resolved rows (worker only).
 
         The arrays are views, valid until the answer is written.
@@ -187,7 +187,7 @@ class Mailbox:
             self._map()
         if len(self._layouts) == MAX_LAYOUTS:
             del self._layouts[next(iter(self._layouts))]
-        self._layouts[head] = layout = Layout.of(head, self._ints, self._floats)
+        self._layouts[head] = layout = Layout.from_header(head, self._ints, self._floats)
         return layout
 
     def answer(self, probabilities: F32, embed_s: float, dense_s: float, waited_s: float = 0.0) -> None:

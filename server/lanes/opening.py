@@ -130,7 +130,7 @@ def task_of(
                 device=path.device,
                 precision=path.precision,
                 width=path.width,
-                slab=SlabTask.of(stacks[path.name].tiers.slab) if path.name in stacks else None,
+                slab=SlabTask.from_slab(stacks[path.name].tiers.slab) if path.name in stacks else None,
             )
             for path, bundle in paths
         ),

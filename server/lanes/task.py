@@ -31,7 +31,7 @@ class SlabTask(Strict):
     page_bytes: int
 
     @classmethod
-    def of(cls, slab: Slab) -> Self:
+    def from_slab(cls, slab: Slab) -> Self:
         """Describes a shared slab."""
         assert slab.fd is not None
         form = slab.row_format

@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from polyrec.server.priority import OwnWaits, lower_priority, take_spare_time
+from polyrec.server.priority import ThreadWaits, lower_priority, take_spare_time
 
 if TYPE_CHECKING:
     from polyrec.models.runtimes.runtime import Runtime
@@ -59,7 +59,7 @@ def main(name: str, mailbox_fd: int, wake: int, done: int, lifeline: int, spare:
         take_spare_time()
     mailbox.put_message(WorkerState.READY)
     os.eventfd_write(done, 1)
-    _work(mailbox, paths, wake, done, OwnWaits() if spare else None)
+    _work(mailbox, paths, wake, done, ThreadWaits() if spare else None)
 
 
 def die_with(lifeline: int) -> None:
@@ -95,7 +95,7 @@ def _open_paths(task_json: str) -> OpenPaths:
     return paths
 
 
-def _work(mailbox: Mailbox, paths: OpenPaths, wake: int, done: int, waits: OwnWaits | None) -> None:
+def _work(mailbox: Mailbox, paths: OpenPaths, wake: int, done: int, waits: ThreadWaits | None) -> None:
     from polyrec.server.lanes.mailbox import WorkerState
 
     while True:
@@ -108,7 +108,7 @@ def _work(mailbox: Mailbox, paths: OpenPaths, wake: int, done: int, waits: OwnWa
             os.eventfd_write(done, 1)
 
 
-def _execute(mailbox: Mailbox, paths: OpenPaths, done: int, waits: OwnWaits | None) -> None:
+def _execute(mailbox: Mailbox, paths: OpenPaths, done: int, waits: ThreadWaits | None) -> None:
     """Executes one batch. Intermediate arrays are freed only after the waiting server was signaled."""
     path, batch, found = mailbox.take()
     runtime, reader = paths[path]

@@ -83,7 +83,7 @@ class FeatureDrift:
         self._moved: dict[str, tuple[I64, I64]] = {}
 
     @classmethod
-    def of(cls, bundle: Bundle) -> FeatureDrift:
+    def from_bundle(cls, bundle: Bundle) -> FeatureDrift:
         """Measures against the reference of a bundle; measures nothing if it has no readable one."""
         try:
             reference = read_reference(bundle.manifest.training)
@@ -186,5 +186,5 @@ def drifts_of(bundles: Sequence[Bundle]) -> list[FeatureDrift]:
     for bundle in bundles:
         version = bundle.manifest.version
         if version not in by_version:
-            by_version[version] = FeatureDrift.of(bundle)
+            by_version[version] = FeatureDrift.from_bundle(bundle)
     return [by_version[bundle.manifest.version] for bundle in bundles]

@@ -138,14 +138,14 @@ class LogSampler:
         self._seen &= there
         return found
 
-    def _read(self, file: Path, most: int) -> tuple[list[LoggedRequest], pa.Array]:
-        """Reads up to `most` random requests of a file, and all ids; nothing if it is gone or damaged."""
+    def _read(self, file: Path, max_requests: int) -> tuple[list[LoggedRequest], pa.Array]:
+        """Reads `max_requests` random requests of a file, and all ids; nothing if it is gone or damaged."""
         try:
             table = pq.read_table(file, use_threads=False)
             row = table.column(ROW).to_numpy()
             first = np.flatnonzero(row == 0)
             end = np.append(first[1:], row.size)
-            picked = sorted(self._random.sample(range(first.size), min(most, first.size)))
+            picked = sorted(self._random.sample(range(first.size), min(max_requests, first.size)))
             ids = table.column(REQUEST_ID).combine_chunks().take(pa.array(first))
             times = table.column(TIME).cast(pa.int64()).to_numpy()
             requests = [

@@ -129,7 +129,7 @@ class Overload:
         log.warning("%s", text)
 
 
-class Loss:
+class LossDetector:
     """Detects the start and end of losses from cumulative counts of lost and kept items.
 
     began, ended: kind and text of the two events; `{lost}` is the number lost in between. calm: number of
@@ -192,13 +192,13 @@ class Incidents:
     def __init__(self, events: Events) -> None:
         self._overload = Overload(events)
         self.stalls = Stalls(events)
-        self._records = Loss(
+        self._records = LossDetector(
             events,
             ("records_lost", "prediction log: records are lost (log: polyrec.prediction_log)"),
             ("records_written", "prediction log: records are written again; {lost} were lost"),
             calm=1,  # files are written seldom
         )
-        self._rows = Loss(
+        self._rows = LossDetector(
             events,
             ("rows_lost", "remote store: fails, is slow or lacks rows (log: polyrec.tiers)"),
             ("rows_found", "remote store: serves all rows again; {lost} were replaced"),

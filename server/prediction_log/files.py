@@ -141,11 +141,11 @@ def remove_old(folder: Path, keep_h: float, max_bytes: int | None, now_s: float)
     sizes = {hour: sum(size for _, size, _ in files[hour]) for hour in hours}
     total = sum(sizes.values())
 
-    def trim(hour: Path, least: int, most: float) -> None:
-        """Removes an hour's oldest files while it has more than `most` bytes, but keeps `least` files."""
+    def trim(hour: Path, min_files: int, limit: float) -> None:
+        """Removes an hour's oldest files while it has more than `limit` bytes, but keeps `min_files`."""
         nonlocal total
-        for _, size, file in files[hour][: len(files[hour]) - least]:
-            if max_bytes is None or total <= max_bytes or sizes[hour] <= most:
+        for _, size, file in files[hour][: len(files[hour]) - min_files]:
+            if max_bytes is None or total <= max_bytes or sizes[hour] <= limit:
                 break
             file.unlink(missing_ok=True)
             total -= size

@@ -21,7 +21,7 @@ from polyrec.server.app.serving import OpenPath, Serving
 from polyrec.server.codecs.rows import RankedTensors, Rows, Tensors
 from polyrec.server.dispatch.answer import Answer
 from polyrec.server.prediction_log.counts import Outcome, SharedCounts
-from polyrec.server.prediction_log.privacy import hiding, load_key
+from polyrec.server.prediction_log.privacy import hide_functions, load_key
 from polyrec.server.prediction_log.records import (
     Feedback,
     IdRows,
@@ -60,7 +60,7 @@ class PredictionLog:
         folder = settings.folder.resolve()
         if settings.session is not None and settings.session not in schema.context.names:
             raise PredictionLogError(f"the schema has no context feature '{settings.session}' to shard by")
-        hiding(schema, settings.leave_out, settings.hash, b"")
+        hide_functions(schema, settings.leave_out, settings.hash, b"")
         _begin(folder, settings, schema)
         if settings.hash:
             load_key(folder)
@@ -90,7 +90,7 @@ class PredictionLog:
         pipe = self._living()
         manifest = path.bundle.manifest
         if isinstance(rows, Tensors | RankedTensors):
-            asked: JsonRows | IdRows = IdRows.of(rows)
+            asked: JsonRows | IdRows = IdRows.from_rows(rows)
             if manifest.version not in self._known:
                 # of another schema if a plan was loaded while the request was executed
                 if manifest.schema_ != self._schema or not pipe.send(pack(vocabulary_file(path.bundle))):

@@ -27,7 +27,9 @@ class PrivacyError(PolyrecError):
     """Raised if a feature is unknown or cannot be hashed, or the key cannot be read."""
 
 
-def hiding(schema: Schema, left_out: Sequence[str], hashed: Sequence[str], key: bytes) -> dict[str, Hide]:
+def hide_functions(
+    schema: Schema, left_out: Sequence[str], hashed: Sequence[str], key: bytes
+) -> dict[str, Hide]:
     """Returns, by feature, the functions that replace values before they are written.
 
     A string is replaced by 16 hexadecimal digits, an integer by a 62-bit integer; equal values get equal

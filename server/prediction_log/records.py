@@ -33,12 +33,12 @@ class IdTensors(msgspec.Struct, array_like=True, frozen=True):
     bags: dict[str, tuple[bytes, bytes]]
 
     @classmethod
-    def of(cls, tensors: RoleTensors | Tensors) -> Self:
+    def from_tensors(cls, tensors: RoleTensors | Tensors) -> Self:
         bags = {name: (_bytes(ids), _bytes(lengths)) for name, (ids, lengths) in tensors.bags.items()}
         return cls(tensors.rows, tensors.dense.tobytes(), tensors.sparse.tobytes(), bags)
 
     def read(self) -> RoleTensors:
-        """The inverse of `of`."""
+        """The inverse of `from_tensors`."""
         dense = np.frombuffer(self.dense, np.float32).reshape(self.rows, -1)
         sparse = np.frombuffer(self.sparse, np.int64).reshape(self.rows, -1)
         bags = {name: (_integers(ids), _integers(lengths)) for name, (ids, lengths) in self.bags.items()}
@@ -58,11 +58,11 @@ class IdRows(msgspec.Struct, array_like=True, frozen=True, tag="ids"):
     request_lengths: bytes | None
 
     @classmethod
-    def of(cls, rows: Tensors | RankedTensors) -> Self:
+    def from_rows(cls, rows: Tensors | RankedTensors) -> Self:
         lengths = None if rows.request_lengths is None else _bytes(rows.request_lengths)
         if isinstance(rows, Tensors):
-            return cls(None, IdTensors.of(rows), None, lengths)
-        context, candidate = IdTensors.of(rows.context), IdTensors.of(rows.candidate)
+            return cls(None, IdTensors.from_tensors(rows), None, lengths)
+        context, candidate = IdTensors.from_tensors(rows.context), IdTensors.from_tensors(rows.candidate)
         return cls(context, candidate, _bytes(rows.context_row), lengths)
 
     @property
@@ -72,7 +72,7 @@ class IdRows(msgspec.Struct, array_like=True, frozen=True, tag="ids"):
         return sum(len(ids) for block in blocks for ids, _ in block.bags.values()) // ID_BYTES
 
     def read(self) -> Tensors | RankedTensors:
-        """The inverse of `of`, without features of the request."""
+        """The inverse of `from_rows`, without features of the request."""
         lengths = None if self.request_lengths is None else _integers(self.request_lengths)
         rows = self.rows.read()
         if self.context is None or self.context_row is None:

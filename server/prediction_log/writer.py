@@ -45,7 +45,7 @@ from polyrec.server.errors import RequestError
 from polyrec.server.prediction_log.counts import SharedCounts
 from polyrec.server.prediction_log.files import PartFiles, label_files, remove_old
 from polyrec.server.prediction_log.id_values import IdValues, ValuesByTable, load_values
-from polyrec.server.prediction_log.privacy import hiding, load_key
+from polyrec.server.prediction_log.privacy import hide_functions, load_key
 from polyrec.server.prediction_log.records import (
     Feedback,
     JsonRows,
@@ -102,7 +102,7 @@ class Writer:
         self._counts = counts
         self._decoder = Decoder(schema, LIMITS, computes=False)
         key = load_key(folder) if self._settings.hash else b""
-        self._hide = hiding(schema, self._settings.leave_out, self._settings.hash, key)
+        self._hide = hide_functions(schema, self._settings.leave_out, self._settings.hash, key)
         self._id_values = IdValues(schema)
         self._versions: dict[str, VocabularyFile] = {}
         self._values_of = lru_cache(MAX_VERSIONS)(_loaded)

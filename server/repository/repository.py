@@ -38,7 +38,7 @@ class ModelRepository:
         shared = SharedTime(cores)
 
         def share(engine: Engine) -> None:
-            sharer = TimeSharer(shared, share_of(engine.name), partial(self._beside, engine))
+            sharer = TimeSharer(shared, share_of(engine.name), partial(self._dispatcher_of_another, engine))
             engine.on_adopt.append(sharer)
 
         self._share = share
@@ -61,7 +61,7 @@ class ModelRepository:
         for changed in self.on_change:
             changed()
 
-    def _beside(self, engine: Engine) -> Dispatcher | None:
+    def _dispatcher_of_another(self, engine: Engine) -> Dispatcher | None:
         """Returns a dispatcher of another model on the same loop."""
         for other in self.engines:
             if other is not engine and other.has_loaded:
@@ -109,10 +109,10 @@ class ModelRepository:
         """Enters another state, for all models."""
         self.default.enter(state)
 
-    def unready(self) -> str | None:
+    def why_unready(self) -> str | None:
         """Returns why the server is not ready, from the first model that is not; None if all are."""
         for engine in self.engines:
-            reason = engine.unready()
+            reason = engine.why_unready()
             if reason is not None:
                 several = len(self.engines) > 1 and self.state is LifecycleState.READY
                 return f"model '{engine.name}': {reason}" if several else reason

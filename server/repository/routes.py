@@ -118,7 +118,7 @@ def model_states(models: ModelRepository, unloaded: Sequence[str] = ()) -> list[
 
 
 def _model_state(engine: Engine) -> dict[str, Any]:
-    reason = engine.unready() or ""
+    reason = engine.why_unready() or ""
     state = "UNAVAILABLE" if reason else "READY"
     try:
         version = engine.serving.model.number

@@ -117,7 +117,7 @@ class RolloutControl:
             shadow = Shadow(stable, canary, arguments.shadow) if arguments.shadow else None
             traffic = RolloutTraffic(
                 Arm(stable, False, engine.default_budget_s, shadow),
-                Arm(canary, True, engine.default_budget_s, None, lambda: waits.look(clock())),
+                Arm(canary, True, engine.default_budget_s, None, lambda: waits.sample(clock())),
                 Split(arguments.share, canary.version),
                 value_of,
                 same_ids(stable.paths[0].encoder, canary.paths[0].encoder),

@@ -33,7 +33,7 @@ class StartRequest(Strict):
     bounds: RolloutBounds = RolloutBounds()
 
     @model_validator(mode="after")
-    def _gets_requests(self) -> StartRequest:
+    def _has_share_or_shadow(self) -> StartRequest:
         if not (self.share or self.shadow):
             raise ValueError("share and shadow are 0: the version would get no request")
         return self

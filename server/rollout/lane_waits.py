@@ -3,7 +3,7 @@
 A canary's lanes run in the kernel's idle scheduling class, so other programs delay them in a way that will
 not delay the version once it is promoted. /proc/PID/schedstat has the total time that a thread was runnable
 but did not run (see sched-stats in the kernel's documentation). The kernel adds a wait when it ends; a wait
-in progress shows as a runnable thread that has not run since the last look.
+in progress shows as a runnable thread that has not run since the last sample.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import NamedTuple
 from polyrec.server.lanes.lane import Lane
 from polyrec.server.priority import waited_s
 
-LOOK_S = 5e-4
+MIN_SAMPLE_S = 5e-4
 """Minimum interval between two reads of the files."""
 Waits = tuple[float, ...]
 """Total seconds of waiting so far, by lane."""
 
 
-class Look(NamedTuple):
+class WaitSample(NamedTuple):
     """Waits of some lanes at one time; empty if they are not watched."""
 
     at_s: float = 0.0
@@ -35,9 +35,9 @@ class WaitClock:
 
     def __init__(self) -> None:
         self._seen: bytes | None = None
-        self._looked_s = self._lasting_s = 0.0
+        self._sampled_s = self._lasting_s = 0.0
 
-    def look(self, now_s: float, schedstat: bytes, is_ready: Callable[[], bool]) -> float:
+    def sample(self, now_s: float, schedstat: bytes, is_ready: Callable[[], bool]) -> float:
         """Returns the seconds waited so far.
 
         schedstat: see `waited_s`.
@@ -46,8 +46,8 @@ class WaitClock:
         if schedstat != self._seen:
             self._seen, self._lasting_s = schedstat, 0.0
         elif is_ready():
-            self._lasting_s += now_s - self._looked_s
-        self._looked_s = now_s
+            self._lasting_s += now_s - self._sampled_s
+        self._sampled_s = now_s
         return waited_s(schedstat) + self._lasting_s
 
 
@@ -61,14 +61,14 @@ class LaneWaits:
     def __init__(self, lanes: Sequence[Lane]) -> None:
         self._lanes = [_WatchedLane(lane) for lane in lanes]
         self._waits: Waits = ()
-        self._looked_s = -math.inf
+        self._sampled_s = -math.inf
 
-    def look(self, now_s: float) -> Look:
+    def sample(self, now_s: float) -> WaitSample:
         """Reads the waits so far."""
-        if now_s - self._looked_s >= LOOK_S:
-            self._looked_s = now_s
-            self._waits = tuple(lane.look(now_s) for lane in self._lanes)
-        return Look(now_s, self._waits)
+        if now_s - self._sampled_s >= MIN_SAMPLE_S:
+            self._sampled_s = now_s
+            self._waits = tuple(lane.sample(now_s) for lane in self._lanes)
+        return WaitSample(now_s, self._waits)
 
 
 class _WatchedLane:
@@ -79,14 +79,14 @@ class _WatchedLane:
         self._pid: int | None = None
         self._clock = WaitClock()
 
-    def look(self, now_s: float) -> float:
+    def sample(self, now_s: float) -> float:
         pid = self._lane.pid
         if pid is None:
             return 0.0
         if pid != self._pid:
             self._pid, self._clock = pid, WaitClock()
         with suppress(OSError, IndexError):
-            return self._clock.look(now_s, _read(pid, "schedstat"), lambda: _state(pid) == b"R")
+            return self._clock.sample(now_s, _read(pid, "schedstat"), lambda: _state(pid) == b"R")
         return 0.0
 
 

@@ -25,12 +25,12 @@ from polyrec.server.clock import clock
 from polyrec.server.codecs.rows import Columns, RankedTensors, Rows, Tensors
 from polyrec.server.dispatch.answer import Answer
 from polyrec.server.errors import Invalid
-from polyrec.server.rollout.lane_waits import Look, Waits
+from polyrec.server.rollout.lane_waits import Waits, WaitSample
 from polyrec.server.rollout.shadow import Shadow
 
 MAX_SCORED = 2000
 """Maximum requests per arm and comparison whose scores are kept; others are only counted."""
-LATELY_S = 0.2
+RECENT_S = 0.2
 """Time before a rejection (up to twice as long) in which waits of lanes for a CPU may explain it."""
 HEADER = "header:"
 Headers = Iterable[tuple[bytes, bytes]]
@@ -46,14 +46,14 @@ class Arm:
     groups: the arm's requests by group of values or clients.
     min_budget_s: requests with a smaller budget are answered but failing them does not count against the
         version; the server's default budget until the first comparison.
-    look: reads how long the canary's lanes have waited for a CPU.
+    sample: reads how long the canary's lanes have waited for a CPU.
     scored: number of requests whose scores were kept since the last comparison.
     """
 
     __slots__ = (
         "_before",
         "_last",
-        "_look",
+        "_sample",
         "groups",
         "header",
         "is_canary",
@@ -69,7 +69,7 @@ class Arm:
         is_canary: bool,
         min_budget_s: float,
         shadow: Shadow | None = None,
-        look: Callable[[], Look] = Look,
+        sample: Callable[[], WaitSample] = WaitSample,
     ) -> None:
         self.serving = serving
         self.is_canary = is_canary
@@ -78,8 +78,8 @@ class Arm:
         self.scored = 0
         self.header = (b"x-polyrec-arm", b"canary" if is_canary else b"stable")
         self.groups = tuple(ArmGroup(self, number) for number in range(GROUPS))
-        self._look = look
-        self._before = self._last = look()
+        self._sample = sample
+        self._before = self._last = sample()
 
     def group(self, value: bytes) -> ArmGroup:
         """Returns the group of a value that traffic is split by, or of a client."""
@@ -92,20 +92,20 @@ class Arm:
 
     def waited(self) -> Waits:
         """Returns the seconds that each of the canary's lanes has waited for a CPU so far."""
-        look = self._look()
-        if look.at_s >= self._last.at_s + LATELY_S:
-            self._before, self._last = self._last, look
-        return look.waits
+        sampled = self._sample()
+        if sampled.at_s >= self._last.at_s + RECENT_S:
+            self._before, self._last = self._last, sampled
+        return sampled.waits
 
     def watch(self, now_s: float) -> None:
-        """Reads the lanes' waits every LATELY_S, even if the canary gets few requests."""
-        if now_s >= self._last.at_s + LATELY_S:
+        """Reads the lanes' waits every RECENT_S, even if the canary gets few requests."""
+        if now_s >= self._last.at_s + RECENT_S:
             self.waited()
 
-    def waited_lately_s(self) -> float:
+    def recent_wait_s(self) -> float:
         """Returns the recent wait of the lane that waited most, in seconds.
 
-        "Recent" is the last LATELY_S to 2 * LATELY_S, or longer if both versions together get fewer requests.
+        "Recent" is the last RECENT_S to 2 * RECENT_S, or longer if both versions together get fewer requests.
         """
         now = self.waited()
         return max(_waited_since(self._before.waits, now), default=0.0)
@@ -163,7 +163,7 @@ class ArmGroup:
         A lane that waits for a CPU is overdue and its queue grows. So the rejection does not count if a lane
         has recently waited long enough to explain it; the canary's answers show whether it is too slow.
         """
-        self._unanswered(budget_s, is_excused=self.arm.waited_lately_s() >= OVERDUE_EXTRA_S)
+        self._unanswered(budget_s, is_excused=self.arm.recent_wait_s() >= OVERDUE_EXTRA_S)
 
     def _unanswered(self, budget_s: float, is_excused: bool) -> None:
         if budget_s >= self.arm.min_budget_s:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from polyrec.planner.tier_times import TIMES, BatchReads, TierCost, any_of
+from polyrec.planner.tier_times import TIMES, BatchReads, TierCost, probability_of_any
 
 COST = TierCost(
     batch_s=1e-4,
@@ -44,6 +44,6 @@ def test_remote_rows_come_in_one_request() -> None:
 
 
 def test_a_batch_that_seldom_reads_waits_seldom() -> None:
-    assert any_of(0.0) == 0.0
-    assert any_of(0.1) == pytest.approx(0.095, abs=1e-3)
-    assert any_of(20.0) == pytest.approx(1.0)
+    assert probability_of_any(0.0) == 0.0
+    assert probability_of_any(0.1) == pytest.approx(0.095, abs=1e-3)
+    assert probability_of_any(20.0) == pytest.approx(1.0)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from polyrec.server.priority import OwnWaits
+from polyrec.server.priority import ThreadWaits
 
 
 def counted_s() -> float:
@@ -16,7 +16,7 @@ def counted_s() -> float:
 
 def test_the_waits_between_two_calls_are_what_the_kernel_counted() -> None:
     low_s = counted_s()
-    waits = OwnWaits()
+    waits = ThreadWaits()
     high_s = counted_s()
     total_s = 0.0
     for _ in range(20):

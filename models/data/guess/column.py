@@ -82,13 +82,13 @@ def _bag(type_: pa.DataType, column: pa.ChunkedArray) -> tuple[dict[str, Any] | 
 
 
 def _integer(name: str, column: pa.ChunkedArray, distinct: int) -> tuple[dict[str, Any] | None, str]:
-    least, most = (pc.min(column).as_py(), pc.max(column).as_py())
+    low, high = (pc.min(column).as_py(), pc.max(column).as_py())
     if ID.search(name):
         if distinct > UNIQUE_SHARE * len(column):
             return None, f"{distinct:,} values in {len(column):,} rows: it identifies the row"
         return {"type": "integer"} | rare(distinct), f"an id by its name, {distinct:,} values"
-    if least >= 0 and most < FEW_VALUES and distinct > most / 2:
-        return {"type": "integer", "cardinality": most + 1}, f"the integers 0 to {most}"
+    if low >= 0 and high < FEW_VALUES and distinct > high / 2:
+        return {"type": "integer", "cardinality": high + 1}, f"the integers 0 to {high}"
     return _number(column)
 
 
@@ -97,11 +97,11 @@ def _number(column: pa.ChunkedArray) -> tuple[dict[str, Any] | None, str]:
     values = values[np.isfinite(values)]
     if not values.size:
         return None, "missing or infinite in all rows"
-    least, most = float(values.min()), float(values.max())
-    skewed = least >= 0 and most > 10 * max(float(np.median(values)), 1e-9)
+    low, high = float(values.min()), float(values.max())
+    skewed = low >= 0 and high > 10 * max(float(np.median(values)), 1e-9)
     steps = ["log1p", "standardise"] if skewed else ["standardise"]
     why = "most small, some large" if skewed else "no long tail"
-    return {"transform": steps}, f"a number from {least:g} to {most:g}, {why}"
+    return {"transform": steps}, f"a number from {low:g} to {high:g}, {why}"
 
 
 def rare(distinct: int) -> dict[str, int]:

@@ -75,11 +75,11 @@ class Guess:
         for kind in ("dense", "categorical"):
             if kind in schema:
                 lines.append(f"{kind}:")
-                lines += [f"  - {_flow(f)}  # {self.reasons[f['name']]}" for f in schema[kind]]
-        lines.append(f"label: {_flow(schema['label'])}  # {self.reasons['label']}")
+                lines += [f"  - {_inline_yaml(f)}  # {self.reasons[f['name']]}" for f in schema[kind]]
+        lines.append(f"label: {_inline_yaml(schema['label'])}  # {self.reasons['label']}")
         if "group" in schema:
             lines.append(f"group: {schema['group']}  # {self.reasons['group']}")
-        lines.append(f"split: {_flow(schema['split'])}  # {self.reasons['split']}")
+        lines.append(f"split: {_inline_yaml(schema['split'])}  # {self.reasons['split']}")
         if self.left_out:
             lines.append("# No features:")
             lines += [f"#   {name}: {why}" for name, why in self.left_out.items()]
@@ -385,6 +385,6 @@ def _name(path: DataPath) -> str:
     return found if re.match(r"[A-Za-z_]", found) else f"data_{found}"
 
 
-def _flow(value: object) -> str:
+def _inline_yaml(value: object) -> str:
     """Formats a value as one line of YAML."""
     return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000).strip()

@@ -66,7 +66,7 @@ class KeyOccurrences:
         return self._parts[0]
 
     @property
-    def together(self) -> bool:
+    def contiguous(self) -> bool:
         """Whether the rows of every key are contiguous."""
         return self.runs == self.table()[0].size
 
@@ -107,7 +107,7 @@ class Survey:
 
     rows: int
     requests: int
-    together: bool
+    contiguous: bool
     clusters: tuple[U64, I64, I64]
 
 
@@ -134,7 +134,7 @@ def survey(
         raise DataError(f"{reader.path}: there are no rows")
     different = requests.table()[0].size
     return Survey(
-        clusters.rows, different, clusters.together and requests.runs == different, clusters.table()
+        clusters.rows, different, clusters.contiguous and requests.runs == different, clusters.table()
     )
 
 
@@ -150,7 +150,7 @@ def cluster_rows(
 
     columns: must include the clustering's. folder: existing folder for temporary files.
     """
-    if found.together:
+    if found.contiguous:
         for data in reader.batches(columns, ROWS):
             if progress is not None:
                 progress(data.num_rows)

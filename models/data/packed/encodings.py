@@ -47,11 +47,11 @@ def choose_encodings(sample: pa.Table) -> Encodings:
     for name in sample.column_names:
         column = sample.select([name])
         leaf, size = _written(column, {"use_dictionary": True, "dictionary_pagesize_limit": DICTIONARY_BYTES})
-        best, least = None, size * (1 - MIN_GAIN)
-        for encoding in _fitting(column.schema.field(name).type):
+        best, size_limit = None, size * (1 - MIN_GAIN)
+        for encoding in _encodings_for(column.schema.field(name).type):
             _, size = _written(column, {"use_dictionary": False, "column_encoding": {leaf: encoding}})
-            if size < least:
-                best, least = encoding, size
+            if size < size_limit:
+                best, size_limit = encoding, size
         if best is None:
             dictionary.append(leaf)
         else:
@@ -68,7 +68,7 @@ def _written(column: pa.Table, options: dict[str, Any]) -> tuple[str, int]:
     return groups[0].path_in_schema, sum(g.total_compressed_size for g in groups)
 
 
-def _fitting(type_: pa.DataType) -> tuple[str, ...]:
+def _encodings_for(type_: pa.DataType) -> tuple[str, ...]:
     while pt.is_list(type_):
         type_ = type_.value_type
     if pt.is_string(type_):

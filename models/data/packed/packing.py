@@ -113,7 +113,7 @@ def pack(
         shared=shared,
         per_row=per_row,
         left_out=left_out,
-        moved=not found.together,
+        moved=not found.contiguous,
         repeats=_repeats(first, schema),
     )
 

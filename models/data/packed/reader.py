@@ -107,7 +107,7 @@ class PackedReader:
             per_row = (name for name in self.packing.columns if name not in self.packing.shared)
             # a column of single values has one leaf per row
             flat = next(name for name in per_row if not pt.is_list(there.field(name).type.value_type))
-            return _leaves(parquet.metadata, flat)
+            return _leaf_count(parquet.metadata, flat)
 
     @property
     def rows_hint(self) -> int | None:
@@ -184,7 +184,7 @@ class PackedReader:
         )
 
 
-def _leaves(metadata: pq.FileMetaData, column: str) -> int:
+def _leaf_count(metadata: pq.FileMetaData, column: str) -> int:
     """Returns the number of values of a column of lists, from the file's footer."""
     total = 0
     for group in range(metadata.num_row_groups):

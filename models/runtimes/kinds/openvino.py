@@ -97,9 +97,9 @@ def padded_size(n: int) -> int:
     return -(-n // step) * step
 
 
-def sizes_up_to(most: int) -> list[int]:
-    """Returns all padded sizes up to `most`."""
-    return sorted({padded_size(n) for n in range(1, most + 1)})
+def sizes_up_to(max_size: int) -> list[int]:
+    """Returns all padded sizes up to `max_size`."""
+    return sorted({padded_size(n) for n in range(1, max_size + 1)})
 
 
 def padded(inputs: Inputs) -> Inputs:

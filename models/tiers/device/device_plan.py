@@ -23,7 +23,7 @@ class DevicePlan:
             raise ValueError("rows beyond host memory have no fixed address")
         near = layout.tier == DEVICE
         shift = layout.local(np.zeros_like(layout.starts), np.arange(layout.starts.size))
-        step = int(slab.of_rows(np.ones(1, np.int64))[0])
+        step = int(slab.row_addresses(np.ones(1, np.int64))[0])
         self._starts = torch.from_numpy(layout.starts).to(device)
         self._factor = torch.from_numpy(np.where(near, 1, -step)).to(device)
         self._shift = torch.from_numpy(np.where(near, shift, -1 - shift * step)).to(device)

@@ -117,7 +117,7 @@ class FusedLookups:
             self._out = torch.empty(shape, device=self._hot.device)
         out = self._out[: slots.bags]
 
-        if self._unplaced(view, slots):
+        if self._locates_on_device(view, slots):
             self.stack.pool_placed_on_device(view, slots.rows, lambda: self._in_place(slots, out))
             return self._split(slots, out), 0
 
@@ -132,7 +132,7 @@ class FusedLookups:
         split, width = contexts * own, out.shape[1]
         return Vectors(out[:split].view(contexts, own, width), out[split:].view(rows, other, width))
 
-    def _unplaced(self, view: View, slots: LookupBags) -> bool:
+    def _locates_on_device(self, view: View, slots: LookupBags) -> bool:
         """Returns whether the device should locate the rows; misses are then read in place."""
         self._chosen = None
         count = slots.rows.size
@@ -175,7 +175,7 @@ class FusedLookups:
         begun = self._mark()
         if mode == DIRECT:
             slab = self.stack.tiers.slab
-            codes = np.where(cold, -1 - slab.of_rows(where.local), where.local)
+            codes = np.where(cold, -1 - slab.row_addresses(where.local), where.local)
             self._sum(self._to_device(slots, codes), slab.view, None, out)
             lost = misses[:0]
         else:

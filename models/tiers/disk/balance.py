@@ -58,7 +58,7 @@ class Balance:
         """
         if not prefix:
             return 0
-        release = prefix if self._lookups >= BLOCK and self._has_fallen() else 0
+        release = prefix if self._lookups >= BLOCK and self._hit_rate_fell() else 0
         if self._seen >= WINDOW:
             per_slot = self._colder_hits / max(prefix // 2, 1)
             if self._returned >= MIN_RETURNS and self._returned / max(remembered, 1) > per_slot:
@@ -68,7 +68,7 @@ class Balance:
             self._present = self._average = math.nan
         return release
 
-    def _has_fallen(self) -> bool:
+    def _hit_rate_fell(self) -> bool:
         share, lookups = self._hits / self._lookups, self._lookups
         self._lookups = self._hits = 0
         if math.isnan(self._average):

@@ -129,7 +129,7 @@ class DiskTier:
             kept = slots[here]
             self.row_cache.use(kept)
             self.row_cache.pins[kept] += 1
-            addresses = self._slab.of_rows(np.maximum(slots, 0) + self._first)
+            addresses = self._slab.row_addresses(np.maximum(slots, 0) + self._first)
             away = np.flatnonzero(~here)
             none = away[:0]
             if not away.size:
@@ -149,7 +149,7 @@ class DiskTier:
         if served.size < slot_of_page.size:
             staged = slot != NOWHERE
             left, away, row, slot, place = (away[~staged], *(x[staged] for x in (away, row, slot, place)))
-        addresses[away] = self._slab.of_pages(slot, place)
+        addresses[away] = self._slab.page_row_addresses(slot, place)
         return PinnedRows(
             addresses, left, served, kept, tuple(tickets), missed, int(read.sum()), (row, slot, place)
         )
@@ -168,7 +168,7 @@ class DiskTier:
         # pin before claiming: this batch's own pages must not be evicted
         self.staged.pins[here] += 1
         if self._ahead_pages:
-            self._let_go(here)
+            self._unpin(here)
         away = np.flatnonzero(slots == NOWHERE)
         read = self._read(pages[away])
         self.staged.pins[read] += 1
@@ -242,17 +242,17 @@ class DiskTier:
         """
         with self._lock:
             while self._ahead and self._ahead[0][0] + AHEAD_BATCHES < self._batches:
-                self._let_go(self._ahead.popleft()[1])
-            room = int(AHEAD * self.staged.slots) - self._ahead_pages
-            if room <= 0:
+                self._unpin(self._ahead.popleft()[1])
+            free = int(AHEAD * self.staged.slots) - self._ahead_pages
+            if free <= 0:
                 return NO_READS
             slots = self.staged.find(pages)
             away = slots == NOWHERE
             # staged pages must not be evicted for missing ones
             here = slots[~away]
-            here = here[~self._is_ahead[here]][:room]
+            here = here[~self._is_ahead[here]][:free]
             self._keep_ahead(here)
-            read = self._read(pages[away][: room - here.size])
+            read = self._read(pages[away][: free - here.size])
             self._keep_ahead(read)
             self._ahead.append((self._batches, np.concatenate((here, read))))
             tickets = set(self._ticket_of_slot[slots[~away]].tolist()) | set(
@@ -332,7 +332,7 @@ class DiskTier:
         os.close(self._direct)
         os.close(self._file)
 
-    def _let_go(self, slots: I64) -> None:
+    def _unpin(self, slots: I64) -> None:
         """Unpins prefetched pages. slots: distinct."""
         ahead = slots[self._is_ahead[slots]]
         self._is_ahead[ahead] = False
@@ -375,7 +375,7 @@ class DiskTier:
             except OSError as e:
                 log.warning("%s: %s", self.path, e)
                 self.staged.drop(slots)
-            self._landed(ticket, slots)
+            self._read_completed(ticket, slots)
 
     def _lost(self, ticket: int) -> None:
         """Drops the pages of a failed read, so that the next lookup reads them again."""
@@ -384,9 +384,9 @@ class DiskTier:
                 if flying[0] == ticket:
                     self._flying.remove(flying)
                     self.staged.drop(flying[1])
-                    self._landed(*flying)
+                    self._read_completed(*flying)
 
-    def _landed(self, ticket: int, slots: I64) -> None:
+    def _read_completed(self, ticket: int, slots: I64) -> None:
         self._ticket_of_slot[slots[self._ticket_of_slot[slots] == ticket]] = 0
         self.staged.pins[slots] -= 1
 

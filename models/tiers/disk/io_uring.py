@@ -115,12 +115,12 @@ class Ring:
         while start < offsets.size:
             self._reap_unless_awaited()
             with self._state:
-                room = min(self._capacity - self._flying, self.entries, offsets.size - start)
-                if room:
-                    part = slice(start, start + room)
+                count = min(self._capacity - self._flying, self.entries, offsets.size - start)
+                if count:
+                    part = slice(start, start + count)
                     self._start(offsets[part], targets[part], length, ticket)
-                    start += room
-            if not room:
+                    start += count
+            if not count:
                 self._sleep()
         return ticket
 

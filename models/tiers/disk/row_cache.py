@@ -38,9 +38,9 @@ class RowCache:
     """
 
     def __init__(self, rows: int, slots: int, first: int = 0, joining: int = 0) -> None:
-        most = slots + joining
-        self.index = RowIndex(rows, most, first + slots)
-        self._remembered = RecentRows(rows, most)
+        max_keys = slots + joining
+        self.index = RowIndex(rows, max_keys, first + slots)
+        self._remembered = RecentRows(rows, max_keys)
         small = min(max(round(slots * SMALL), 1), slots)
         # in order of arrival, starting at the hand
         self._small: NDArray[np.int32] = np.arange(first, first + small, dtype=np.int32)

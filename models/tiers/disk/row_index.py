@@ -27,13 +27,13 @@ _LOW = 0xFFFFFFFF
 class RowIndex:
     """Finds the slots of keys. Not thread-safe.
 
-    keys: keys are 0 ... keys - 1. most: maximum number of keys in the index. slots: slots are 0 ... slots -
-    1.
+    keys: keys are 0 ... keys - 1. max_keys: maximum number of keys in the index. slots: slots are
+    0 ... slots - 1.
     """
 
-    def __init__(self, keys: int, most: int, slots: int) -> None:
+    def __init__(self, keys: int, max_keys: int, slots: int) -> None:
         number = np.int32 if keys < 2**31 else np.int64
-        self._buckets = max(-(-most // int(WAYS * LOAD)), 1)
+        self._buckets = max(-(-max_keys // int(WAYS * LOAD)), 1)
         self._key: NDArray[Any] = np.full((self._buckets, WAYS), NOWHERE, number)
         self._slot = np.zeros(self._buckets * WAYS, np.int32)
         self._entry = np.full(slots, NOWHERE, np.int32)

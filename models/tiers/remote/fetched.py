@@ -32,7 +32,7 @@ class FetchedRows:
     values: Bytes
 
     @classmethod
-    def of(cls, rows: I64, values: Bytes) -> Self:
+    def from_unsorted(cls, rows: I64, values: Bytes) -> Self:
         """Creates it from rows in any order; of equal rows, the last counts."""
         return cls(*last_of_equal(rows, values))
 
@@ -41,7 +41,9 @@ class FetchedRows:
         """Returns the rows of all parts."""
         if len(parts) == 1:
             return parts[0]
-        return cls.of(np.concatenate([p.rows for p in parts]), np.concatenate([p.values for p in parts]))
+        return cls.from_unsorted(
+            np.concatenate([p.rows for p in parts]), np.concatenate([p.values for p in parts])
+        )
 
     def find(self, rows: I64) -> tuple[NDArray[np.bool_], I64]:
         """Returns (bool [n], which of `rows` are here; their positions)."""

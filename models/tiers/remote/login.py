@@ -30,7 +30,7 @@ class Login:
     ca_file: Path | None = None
 
     @staticmethod
-    def of_url(url: str) -> Login:
+    def from_url(url: str) -> Login:
         """Parses the credentials in a URL."""
         parts = urlsplit(url)
         return Login(unquote(parts.username or "") or None, unquote(parts.password or "") or None)
@@ -41,7 +41,7 @@ def login_of(store: RemoteStore) -> Login:
 
     Raises RuntimeUnavailable if the file with the password or the authorities cannot be read.
     """
-    in_url = Login.of_url(store.url)
+    in_url = Login.from_url(store.url)
     password, file = in_url.password, "password_file"
     try:
         if store.password is not None:
@@ -57,7 +57,7 @@ def login_of(store: RemoteStore) -> Login:
     return Login(in_url.username, password, store.ca_file)
 
 
-def bare(url: str) -> str:
+def without_login(url: str) -> str:
     """Returns the URL without user and password."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"

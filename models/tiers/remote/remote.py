@@ -30,7 +30,7 @@ from redis.exceptions import RedisError
 from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.remote.cluster import Cluster, ServerRows
 from polyrec.models.tiers.remote.fetched import clock
-from polyrec.models.tiers.remote.login import Login, bare
+from polyrec.models.tiers.remote.login import Login, without_login
 from polyrec.models.tiers.remote.server import Server
 from polyrec.models.tiers.slab import Bytes
 
@@ -123,10 +123,10 @@ class RemoteTier:
         prefix: str = "polyrec:",
         login: Login | None = None,
     ) -> None:
-        self.url, self.timeout_s = bare(url), timeout_s
+        self.url, self.timeout_s = without_login(url), timeout_s
         self.fallback = fallback
         self._heads = [f"{prefix}{table}:".encode() for table in tables]
-        self._cluster = Cluster(self.url, login or Login.of_url(url), timeout_s)
+        self._cluster = Cluster(self.url, login or Login.from_url(url), timeout_s)
 
     @property
     def up(self) -> bool:
@@ -222,7 +222,7 @@ class RemoteTier:
             if len(there) < len(part.rows):
                 absent = sum(reply is None or type(reply) is bytes for reply in replies) - len(there)
                 if absent:
-                    part.server.lacks(absent, len(replies))
+                    part.server.log_absent(absent, len(replies))
                 moved += self._redirected(part, replies)
         return moved
 

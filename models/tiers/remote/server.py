@@ -119,7 +119,7 @@ class Server:
             self._ask(timeout_s, ("PING",))
             self.up = True
 
-    def lacks(self, absent: int, asked: int) -> None:
+    def log_absent(self, absent: int, asked: int) -> None:
         """Logs, at most once per LACKS_EVERY_S, that rows are absent, as after a restart with an empty
         store.
         """

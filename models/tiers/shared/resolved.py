@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ResolvedRows:
     """Rows of a batch, by address or by value.
 
     addresses: int64 [n], addresses in the slab.
@@ -30,7 +30,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Resolved(Found):
+class Resolved(ResolvedRows):
     """The result of `TierStack.resolve`, to be released when the other process has read it.
 
     lost: number of rows that the remote store did not return.
@@ -45,4 +45,4 @@ class Resolved(Found):
         self.gathers.end(self.number)
 
 
-NOTHING_FOUND = Found(np.empty(0, np.int64), np.empty(0, np.int64), np.empty((0, 0), np.uint8))
+NOTHING_FOUND = ResolvedRows(np.empty(0, np.int64), np.empty(0, np.int64), np.empty((0, 0), np.uint8))

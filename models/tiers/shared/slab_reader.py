@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from polyrec.models.embeddings.store import first_columns, pool_gathered
-from polyrec.models.tiers.shared.resolved import NOTHING_FOUND, Found
+from polyrec.models.tiers.shared.resolved import NOTHING_FOUND, ResolvedRows
 from polyrec.models.tiers.slab import Slab
 
 
@@ -29,11 +29,11 @@ class SlabReader:
         self._slab, self.rows = slab, rows
         self.row_format = slab.row_format
         self.width = width or self.row_format.width
-        self._found: Found = NOTHING_FOUND
+        self._found: ResolvedRows = NOTHING_FOUND
         self._taken = 0
         self._buffer = torch.empty((0, self.row_format.units), dtype=self.row_format.unit)
 
-    def begin(self, found: Found) -> None:
+    def begin(self, found: ResolvedRows) -> None:
         """Sets the rows of the next batch. Values outside the slab must stay valid until the batch ends."""
         self._found, self._taken = found, 0
 

@@ -28,7 +28,7 @@ from polyrec.models.tiers.updates.kept_values import KeptValues
 from polyrec.models.tiers.updates.last import last_of_equal
 from polyrec.models.tiers.updates.names import Names
 from polyrec.models.tiers.updates.update import (
-    Stored,
+    StoredTableUpdate,
     StoredUpdate,
     TableUpdate,
     UpdateNotKept,
@@ -272,7 +272,9 @@ class Changes:
         for table, kept in self._tables.items():
             for first in range(0, kept.ids.size, ROWS_PER_RECORD):
                 part = slice(first, first + ROWS_PER_RECORD)
-                yield record_of("", {table: Stored(kept.ids[part], self._values[kept.slots[part]])})
+                yield record_of(
+                    "", {table: StoredTableUpdate(kept.ids[part], self._values[kept.slots[part]])}
+                )
 
     def over(self, source: RowSource, sizes: Mapping[str, int], encoder: Encoder) -> RowSource:
         """Returns the source with updates applied. encoder: the bundle's, for its row order."""
@@ -293,7 +295,7 @@ class Changes:
         """Overlays updates later than `since` on the stack, and includes the stack in every later update."""
         with self._lock:
             missed = {
-                table: Stored(kept.ids[late], self._values[kept.slots[late]])
+                table: StoredTableUpdate(kept.ids[late], self._values[kept.slots[late]])
                 for table, kept in self._tables.items()
                 if (late := kept.at > since).any()
             }
@@ -328,7 +330,7 @@ class Changes:
                 os.close(self._file)
                 self._file = None
 
-    def _keep(self, update: Mapping[str, Stored]) -> None:
+    def _keep(self, update: Mapping[str, StoredTableUpdate]) -> None:
         self._make_room(update)
         self._latest += 1
         for table, given in update.items():
@@ -340,7 +342,7 @@ class Changes:
             # in place, since all reads hold the lock
             self._values[slots] = values
 
-    def _make_room(self, update: Mapping[str, Stored]) -> None:
+    def _make_room(self, update: Mapping[str, StoredTableUpdate]) -> None:
         wanted = self._rows + sum(given.ids.size for given in update.values())
         if wanted <= len(self._values):
             return

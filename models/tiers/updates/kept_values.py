@@ -46,7 +46,7 @@ class KeptValues:
 
         Returns (the file's row for each id, number of new ids).
         """
-        self._reach(int(ids.max(initial=-1)) + 1)
+        self._grow_to(int(ids.max(initial=-1)) + 1)
         place = self._place_after.take(ids).astype(np.int64) - 1
         new = np.flatnonzero(place < 0)
         if new.size:
@@ -60,7 +60,7 @@ class KeptValues:
         self._columns[2, place] = number
         return self._columns[1].take(place), new.size
 
-    def _reach(self, size: int) -> None:
+    def _grow_to(self, size: int) -> None:
         """Grows the array to hold ids below `size`."""
         if size > self._place_after.size:
             self._place_after = np.zeros(max(size, 2 * self._place_after.size), np.int32)

@@ -68,7 +68,7 @@ Update = Mapping[str, TableUpdate]
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredTableUpdate:
     """An update of one table in the stored format. ids: int64 [n]; values: uint8 [n, bytes per row].
 
     If an id repeats, its last values count. Distinct, ascending ids are fastest.
@@ -79,7 +79,7 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class Adding:
+class AddOptions:
     """Permits an update to add values that a table does not know, with reserved ids.
 
     expires: Unix time in seconds at which the update's values with reserved ids are removed; 0: never.
@@ -89,7 +89,7 @@ class Adding:
 
 
 @dataclass(frozen=True, slots=True)
-class Applied:
+class AppliedUpdate:
     """The effect of an update.
 
     rows: rows in the update. added: rows of new values. retracted: number of values retracted.
@@ -109,7 +109,7 @@ class StoredUpdate:
     rows: by table, at least one row each. added, retracted: number of values.
     """
 
-    rows: dict[str, Stored] = field(default_factory=dict)
+    rows: dict[str, StoredTableUpdate] = field(default_factory=dict)
     names: dict[str, list[NamedId]] = field(default_factory=dict)
     added: int = 0
     retracted: int = 0
@@ -119,9 +119,9 @@ def apply_update(
     stack: TierStack,
     update: Update,
     key: str = "",
-    adding: Adding | None = None,
+    adding: AddOptions | None = None,
     produced: float | None = None,
-) -> Applied:
+) -> AppliedUpdate:
     """Overlays an update on the tiers, and stores it if the stack has `changes`.
 
     key: the caller's name for the update; an update whose key was applied before is ignored.
@@ -141,9 +141,9 @@ def install_update(
     stack: TierStack,
     update: Update,
     key: str = "",
-    adding: Adding | None = None,
+    adding: AddOptions | None = None,
     produced: float | None = None,
-) -> tuple[Applied, int]:
+) -> tuple[AppliedUpdate, int]:
     """Applies an update without waiting for the log; also returns the log position to `sync`."""
     changes = stack.changes
     given = sum(len(t.ids if t.names is None else t.names) for t in update.values())
@@ -152,13 +152,13 @@ def install_update(
     with held:
         if changes is not None:
             if changes.has_applied(key):
-                return Applied(given, repeated=True), changes.position
+                return AppliedUpdate(given, repeated=True), changes.position
             # a reload may have closed the caller's stack, which then lacks values added since
             stack = changes.open_one(stack)
         packed = StoredUpdate()
         for table, one in update.items():
             _pack(stack, packed, table, one, Names() if changes is None else changes.names, adding)
-        applied = Applied(given, packed.added, packed.retracted)
+        applied = AppliedUpdate(given, packed.added, packed.retracted)
         if changes is None and packed.names:
             raise UpdateError("update: these tiers keep no updates, so no value can be added")
         if changes is None:
@@ -172,7 +172,9 @@ def install_update(
 
 
 def overlay(
-    stack: TierStack, update: Mapping[str, Stored], added: Mapping[str, Mapping[Value, int]] | None = None
+    stack: TierStack,
+    update: Mapping[str, StoredTableUpdate],
+    added: Mapping[str, Mapping[Value, int]] | None = None,
 ) -> None:
     """Overlays validated values on the tiers atomically. update: at least one row.
 
@@ -209,7 +211,7 @@ def _pack(
     table: str,
     given: TableUpdate,
     names: Names,
-    adding: Adding | None,
+    adding: AddOptions | None,
 ) -> None:
     """Validates the update of one table and adds it to `packed`. Raises UpdateError."""
     row_format, layout = stack.tiers.row_format, stack.tiers.layout
@@ -235,7 +237,7 @@ def _pack(
         ids, stored = last_of_equal(ids, stored)
         named += [NamedId(value, None) for value in gone if value in new or value in vocabulary.added]
     if ids.size:
-        packed.rows[table] = Stored(ids, stored)
+        packed.rows[table] = StoredTableUpdate(ids, stored)
     if named:
         packed.names[table] = named
     packed.added += len(new)
@@ -243,7 +245,7 @@ def _pack(
 
 
 def _ids_of_names(
-    vocabulary: Vocabulary, given: Sequence[Value | None], names: Names, adding: Adding | None
+    vocabulary: Vocabulary, given: Sequence[Value | None], names: Names, adding: AddOptions | None
 ) -> tuple[I64, list[NamedId]]:
     """Returns the ids of values, after assigning reserved ids to new ones. Raises UpdateError."""
     ids = vocabulary.ids_of_values(given)

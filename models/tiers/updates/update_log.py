@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from polyrec.models.errors import PolyrecError
 from polyrec.models.tiers.updates.names import NameChanges, NamedId
-from polyrec.models.tiers.updates.update import Stored
+from polyrec.models.tiers.updates.update import StoredTableUpdate
 
 Buffer = bytes | memoryview
 
@@ -67,13 +67,13 @@ class Record(msgspec.Struct, array_like=True, frozen=True):
     tables: dict[str, StoredRows]
     names: dict[str, list[tuple[str | int, int | None, float]]] = {}
 
-    def updates(self) -> dict[str, Stored]:
+    def updates(self) -> dict[str, StoredTableUpdate]:
         """Returns the rows by table. Raises ValueError."""
         found = {}
         for table, rows in self.tables.items():
             ids = np.frombuffer(rows.ids, "<i8")
             values = np.frombuffer(rows.values, np.uint8).reshape(ids.size, -1)
-            found[table] = Stored(ids, values)
+            found[table] = StoredTableUpdate(ids, values)
         return found
 
     def name_changes(self) -> NameChanges:
@@ -81,7 +81,7 @@ class Record(msgspec.Struct, array_like=True, frozen=True):
         return {table: [NamedId(*name) for name in names] for table, names in self.names.items()}
 
 
-def record_of(key: str, update: Mapping[str, Stored], names: NameChanges | None = None) -> Record:
+def record_of(key: str, update: Mapping[str, StoredTableUpdate], names: NameChanges | None = None) -> Record:
     """Creates the record of an update."""
     return Record(
         key,

@@ -150,11 +150,13 @@ class Writer:
     def _settle_soon(self) -> None:
         with self.writing:
             if self._thread is None and not self._closed.is_set():
-                self._thread = threading.Thread(target=self._settle_on, name="polyrec-tiers", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._settle_periodically, name="polyrec-tiers", daemon=True
+                )
                 self._thread.start()
         self._work.set()
 
-    def _settle_on(self) -> None:
+    def _settle_periodically(self) -> None:
         while not self._closed.is_set():
             self._work.wait()
             self._work.clear()

@@ -110,7 +110,7 @@ class ResidentRows:
             done = self._done
             with self._residency:
                 self._open()
-                slots = self._bring(rows, step, done)
+                slots = self._load_missing(rows, step, done)
             if slots is not None:
                 return PreparedRows(step, slots)
             if done >= step:
@@ -135,7 +135,7 @@ class ResidentRows:
             self._done = done
             self._steps.notify_all()
 
-    def _bring(self, rows: I64, step: int, done: int) -> I64 | None:
+    def _load_missing(self, rows: I64, step: int, done: int) -> I64 | None:
         """Returns the slots of rows after reading missing ones into memory; None if there is no free slot."""
         slots = self._prefix_slots(rows)
         cold = np.flatnonzero(slots == NOWHERE)

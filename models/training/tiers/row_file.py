@@ -177,10 +177,10 @@ class RowFile:
         length = each * self.page_bytes
         unit = page // each
         begins = np.flatnonzero(np.diff(unit, prepend=-1))
-        most = capacity // each
-        for number, start in enumerate(range(0, begins.size, most)):
-            chosen = begins[start : start + most]
-            end = int(begins[start + most]) if start + most < begins.size else rows.size
+        max_reads = capacity // each
+        for number, start in enumerate(range(0, begins.size, max_reads)):
+            chosen = begins[start : start + max_reads]
+            end = int(begins[start + max_reads]) if start + max_reads < begins.size else rows.size
             part = slice(int(chosen[0]), end)
             which = np.repeat(np.arange(chosen.size), np.diff(chosen, append=end))
             first = number % 2 * capacity

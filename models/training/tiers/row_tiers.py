@@ -33,7 +33,7 @@ CHANGED_BYTES = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class MemoryDivision:
     """A division of memory. prefix: rows, over all tables, that are always in memory. slots: slots of the
     cache.
     """
@@ -43,7 +43,7 @@ class Room:
     buffer_bytes: int
 
 
-def room_in(memory_bytes: int, rows: int, record_bytes: int) -> Room:
+def divide_memory(memory_bytes: int, rows: int, record_bytes: int) -> MemoryDivision:
     """Divides memory between hot prefixes, the cache and the buffer of reads and writes.
 
     record_bytes: bytes of a row in memory with its optimizer state. Raises DataError if no row fits.
@@ -51,12 +51,12 @@ def room_in(memory_bytes: int, rows: int, record_bytes: int) -> Room:
     buffer = min(int(memory_bytes * BUFFER_SHARE), MAX_BUFFER_BYTES)
     each = record_bytes + CHANGED_BYTES
     if rows * each <= memory_bytes - buffer:
-        return Room(rows, 0, buffer)
+        return MemoryDivision(rows, 0, buffer)
     slots = int(memory_bytes * CACHE_SHARE / (each + SLOT_BYTES))
     prefix = int((memory_bytes - buffer - slots * (each + SLOT_BYTES)) // each)
     if not slots or prefix < 0:
         raise DataError(f"--memory {size(memory_bytes)} holds no row of {record_bytes} bytes")
-    return Room(prefix, min(slots, rows - prefix), buffer)
+    return MemoryDivision(prefix, min(slots, rows - prefix), buffer)
 
 
 class RowTiers:
@@ -83,19 +83,19 @@ class RowTiers:
     ) -> ResidentStage:
         """Creates a stage with the rows of `TableStage.initial`.
 
-        training: names the file. squares: accumulators per row. Raises DataError as `room_in` does.
+        training: names the file. squares: accumulators per row. Raises DataError as `divide_memory` does.
         """
         rows = FusedRows(schema, {t: v.rows for t, v in vocabularies.items()})
-        room = room_in(self.memory_bytes, rows.total, 4 * (width + squares))
-        file = RowFile(self.folder / f"{training}.rows", rows.total, width, squares, room.buffer_bytes)
+        division = divide_memory(self.memory_bytes, rows.total, 4 * (width + squares))
+        file = RowFile(self.folder / f"{training}.rows", rows.total, width, squares, division.buffer_bytes)
         self._logs[training] = UndoLog(file)
 
         def initial() -> Iterator[F32]:
             for part in initial_rows(rows, width, seed, spread):
                 yield part.numpy()
 
-        cuts = stored_within(vocabularies, room.prefix)
-        resident = ResidentRows(rows, cuts, room.slots, self._logs[training], initial)
+        cuts = stored_within(vocabularies, division.prefix)
+        resident = ResidentRows(rows, cuts, division.slots, self._logs[training], initial)
         slots = PerBlock(len(schema.context.categorical), len(schema.candidate.categorical))
         return ResidentStage(rows, slots, resident)
 

@@ -16,7 +16,7 @@ from polyrec.models.dlrm.dlrm import DLRM
 from polyrec.models.dlrm.representation import Representation
 from polyrec.models.errors import DataError
 from polyrec.models.schema.batch import I64
-from polyrec.models.schema.continuation import NEW, Previous, old_ranks
+from polyrec.models.schema.continuation import NEW, PreviousVocabularies, old_ranks
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.popularity import Calibration
 from polyrec.models.schema.schema import Schema
@@ -32,7 +32,7 @@ STEP_SIZE = 0.5
 class WarmStart:
     """Settings of a warm start.
 
-    forget: see polyrec.models.schema.continuation.Previous.
+    forget: see polyrec.models.schema.continuation.PreviousVocabularies.
     new_standards: whether to use means and deviations of the new data instead of the bundle's.
     step_size: factor applied to the recipe's step sizes.
     Raises DataError for a bundle with rows that are not fp32, or with a materialized prefix.
@@ -74,9 +74,11 @@ class WarmStart:
         smaller = {key: getattr(recipe, key) * self.step_size for key in ("dense_lr", "sparse_lr")}
         return recipe.model_copy(update=smaller)
 
-    def previous(self) -> Previous:
+    def previous(self) -> PreviousVocabularies:
         """Returns the vocabularies to continue, with the settings for it."""
-        return Previous(self.bundle.encoder.vocabularies, self.forget, stored_in_part(self.bundle))
+        return PreviousVocabularies(
+            self.bundle.encoder.vocabularies, self.forget, stored_in_part(self.bundle)
+        )
 
     def encoder(self, found: Calibration) -> Encoder:
         """Returns the encoder with continued vocabularies."""

@@ -27,12 +27,12 @@ DECAY = 0.5
 class PopularityTracker:
     """Counts lookups and chooses the popular rows, the same on all workers.
 
-    most: number of rows to choose, of `total`. rows: int64, rows counted now, ascending. counts: float32, of
-    each.
+    chosen_rows: number of rows to choose, of `total`. rows: int64, rows counted now, ascending. counts:
+    float32, of each.
     """
 
-    def __init__(self, most: int, total: int) -> None:
-        self.most, self.capacity = most, PLACES * most
+    def __init__(self, chosen_rows: int, total: int) -> None:
+        self.chosen_rows, self.capacity = chosen_rows, PLACES * chosen_rows
         # ids and counts travel in one message, so both have the same width
         self._id_type = index_type(total)
         self._count_type = np.float32 if self._id_type is np.int32 else np.float64
@@ -43,7 +43,7 @@ class PopularityTracker:
         """Returns whether the lookups of a step (from 0) are counted."""
         return step % COUNTED_EVERY == 0
 
-    def chooses_before(self, step: int) -> bool:
+    def is_choice_step(self, step: int) -> bool:
         """Returns whether popular rows are to be chosen before a step (from 0)."""
         doubled = step >= FIRST_CHOICE and step & (step - 1) == 0
         return step > 0 and (step % CHOICE_EVERY == 0 or (doubled and step < CHOICE_EVERY))
@@ -62,8 +62,8 @@ class PopularityTracker:
         self.rows, self.counts = summary(*both, self.capacity)
 
     def choose(self, group: WorkerGroup) -> I64:
-        """Returns the most popular rows, int64 [at most `most`]; every worker must call it and gets the same
-        rows.
+        """Returns the most popular rows, int64 [at most `chosen_rows`], the same on every worker, which must
+        all call it.
 
         Older lookups count less from now on.
         """
@@ -72,7 +72,7 @@ class PopularityTracker:
         own = np.stack((self.rows.astype(self._id_type), own_counts), axis=1)
         found = torch.cat(group.gather(torch.from_numpy(own))).numpy()
         counts: F32 = found[:, 1].copy().view(self._count_type).astype(np.float32)
-        rows, _ = summary(found[:, 0].astype(np.int64), counts, self.most)
+        rows, _ = summary(found[:, 0].astype(np.int64), counts, self.chosen_rows)
         self.counts *= np.float32(DECAY)
         return rows
 

@@ -64,7 +64,7 @@ class WorkerRows:
         weight: Tensor,
         hot: NDArray[np.bool_] | None = None,
         distinct: bool = True,
-        room: int = 0,
+        max_hot_rows: int = 0,
     ) -> None:
         self.group, self.distinct = group, distinct
         self.total, self.width = weight.shape
@@ -72,7 +72,7 @@ class WorkerRows:
         self._id_type = index_type(-(-self.total // group.size))
         self.shard = nn.Parameter(weight[group.rank :: group.size].detach().clone())
         first = np.flatnonzero(hot) if hot is not None else np.zeros(0, np.int64)
-        self.hot_rows = np.full(max(first.size, room), -1, np.int64)
+        self.hot_rows = np.full(max(first.size, max_hot_rows), -1, np.int64)
         self.hot_rows[: first.size] = first
         self.use_hot = self.hot_rows.size > 0
         self._slot = np.full(self.total if self.hot_rows.size else 0, -1, np.int64)

@@ -31,12 +31,12 @@ class ShardedStage(nn.Module):
         group: WorkerGroup,
         hot: NDArray[np.bool_] | None,
         distinct: bool,
-        room: int = 0,
+        max_hot_rows: int = 0,
     ) -> None:
         super().__init__()
         self.table_rows, self.slots, self.width = table.rows, table.slots, table.width
         (weight,) = table.sparse_parameters()
-        self.rows = WorkerRows(group, weight.detach(), hot, distinct, room)
+        self.rows = WorkerRows(group, weight.detach(), hot, distinct, max_hot_rows)
         self.shard, self.replicas = self.rows.shard, self.rows.replicas
         self.local = False
         self.pending: list[Fetched] = []

@@ -82,16 +82,16 @@ class Workers:
         planned = self.settings.replicated
         if planned is not None:
             require_cuts(planned, vocabularies)
-        hot, room = None, 0
+        hot, max_hot_rows = None, 0
         self.tracker, self.replicated = None, {}
         if self.settings.scheme != "plain":
             rows = min(self.settings.hot_bytes // (4 * table.width), table.rows.total)
             if self.settings.follow:
-                self.tracker, room = PopularityTracker(rows, table.rows.total), rows
+                self.tracker, max_hot_rows = PopularityTracker(rows, table.rows.total), rows
             else:
                 self.replicated = stored_within(vocabularies, rows) if planned is None else planned
                 hot = hot_prefix(table, vocabularies, self.replicated)
-        return DLRM(ShardedStage(table, self.group, hot, self.settings.distinct, room), model.net)
+        return DLRM(ShardedStage(table, self.group, hot, self.settings.distinct, max_hot_rows), model.net)
 
     def whole(self, model: DLRM, table: Stage) -> DLRM:
         """Returns an ordinary model with all rows, in `table`. Call it after `settle` or a check."""
@@ -169,7 +169,7 @@ class Workers:
         draw: returns the batch of given rows. loss_of: returns the mean loss of a batch of given rows.
         """
         tracker = self.tracker
-        if tracker and self.settings.scheme == "hotline" and tracker.chooses_before(self._steps):
+        if tracker and self.settings.scheme == "hotline" and tracker.is_choice_step(self._steps):
             self._replicate_popular(tracker)
         own = self.share(chosen, group)
         total = torch.zeros((), device=self._stage.rows.device, dtype=self._stage.shard.dtype)

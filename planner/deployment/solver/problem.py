@@ -75,8 +75,8 @@ class Problem:
         for option in self.options:
             device = self.paths[option.path].path.device
             capacity = self.capacity[device]
-            most = np.inf if capacity is None else capacity / option.cost_s
-            best[device] = np.maximum(best[device], np.where(np.isfinite(option.cost_s), most, 0.0))
+            rate = np.inf if capacity is None else capacity / option.cost_s
+            best[device] = np.maximum(best[device], np.where(np.isfinite(option.cost_s), rate, 0.0))
         able: F64 = 2 * np.sum(list(best.values()), axis=0)
         capped: F64 = np.minimum(offered, np.where(able > 0, able, np.inf)[:, None])
         return capped
@@ -133,7 +133,7 @@ def build_problem(profile: Profile, requirements: Requirements, tables: Sequence
     budget["disk"] = (
         float(requirements.memory["disk"]) if "disk" in requirements.memory else machine.disk_bytes
     )
-    below = tuple(_below(profile, i, tables[i], lanes) for i in range(len(profile.paths)))
+    below = tuple(_tiers_below(profile, i, tables[i], lanes) for i in range(len(profile.paths)))
     costings = [
         Costing(path, tables[i], lanes[path.path.device], front, requirements, below[i], classes)
         for i, path in enumerate(profile.paths)
@@ -185,8 +185,8 @@ def _options(
         for part in tried[id(tables[i])] if below[i].names else ():
             # the whole disk for one bundle, or divided among the bundles by size
             share = stored[bundle] / max(sum(stored.values()), 1.0)
-            rooms = () if disk is None else (disk, disk * share)
-            reaches = _reaches(tables[i], part, rooms, below[i].names)
+            disk_bytes = () if disk is None else (disk, disk * share)
+            reaches = _reaches(tables[i], part, disk_bytes, below[i].names)
             found += [costings[i].option(i, group, part, reach) for reach in reaches]
         options += [option for option in found if option.largest_rows]
     return tuple(options)
@@ -202,7 +202,7 @@ def _front_seconds(front: Front, classes: Sequence[SizeClass], slo_s: float) -> 
     return spent
 
 
-def _below(profile: Profile, i: int, tables: Tables | None, lanes: Mapping[str, Lanes]) -> BelowMemory:
+def _tiers_below(profile: Profile, i: int, tables: Tables | None, lanes: Mapping[str, Lanes]) -> BelowMemory:
     """Returns the tiers below a path's device; lanes in processes have none."""
     path = profile.paths[i].path
     on = lanes[path.device]
@@ -214,13 +214,13 @@ def _below(profile: Profile, i: int, tables: Tables | None, lanes: Mapping[str, 
 
 
 def _reaches(
-    tables: Tables | None, resident: Residency, rooms: Sequence[float], below: Sequence[str]
+    tables: Tables | None, resident: Residency, disk_bytes: Sequence[float], below: Sequence[str]
 ) -> list[tuple[int, ...] | None]:
     """Cuts between disk and remote store to try, by table; None: no remote rows."""
     if tables is None or "remote" not in below or below[0] != "disk":
         return [None]
     whole = tuple(t.size for t in tables.accesses_by_rank)
-    found = [rows_reached(tables, resident.cuts, max(room - resident.bytes, 0.0)) for room in rooms]
+    found = [rows_reached(tables, resident.cuts, max(size - resident.bytes, 0.0)) for size in disk_bytes]
     return [None if reach == whole else reach for reach in dict.fromkeys([whole, *found])]
 
 

@@ -97,27 +97,32 @@ class Program:
                     self._constraints.put(row, first + s, 1.0)
 
     def _time(self) -> None:
+        """Adds the constraints on the time of devices and of the front."""
         p = self.problem
         for s in range(self.levels):
-            front = None if p.front_capacity is None or p.inline else self._constraints.row(p.front_capacity)
-            if front is not None:
-                self.time_rows["front", s] = front
-            for device, capacity in p.capacity.items():
-                if capacity is not None:
-                    self.time_rows[device, s] = self._constraints.row(capacity)
+            self._add_time_rows(s)
+            front_row = self.time_rows.get((p.inline or "front", s))
             for k, shares in self.share.items():
-                option = p.options[self.candidates[k]]
-                device = p.paths[option.path].path.device
+                option = self._option(k)
+                device_row = self.time_rows.get((p.paths[option.path].path.device, s))
                 for c, first in shares.items():
-                    spent: dict[int, float] = {}
-                    if (device, s) in self.time_rows:
-                        spent[self.time_rows[device, s]] = float(option.cost_s[c])
-                    reader = self.time_rows.get((p.inline, s)) if p.inline else front
-                    if reader is not None:
-                        spent[reader] = spent.get(reader, 0.0) + float(p.front_s[c])
-                    for row, seconds in spent.items():
-                        if seconds:
+                    device_s, front_s = float(option.cost_s[c]), float(p.front_s[c])
+                    if device_row == front_row:
+                        spent = [(device_row, device_s + front_s)]
+                    else:
+                        spent = [(device_row, device_s), (front_row, front_s)]
+                    for row, seconds in spent:
+                        if row is not None and seconds:
                             self._constraints.put(row, first + s, seconds * float(self.queries[c, s]))
+
+    def _add_time_rows(self, s: int) -> None:
+        """Adds a constraint on each limited device at a level, and on the front unless a lane runs in it."""
+        p = self.problem
+        if p.front_capacity is not None and not p.inline:
+            self.time_rows["front", s] = self._constraints.row(p.front_capacity)
+        for device, capacity in p.capacity.items():
+            if capacity is not None:
+                self.time_rows[device, s] = self._constraints.row(capacity)
 
     def _linked_and_single(self) -> None:
         for k, shares in self.share.items():

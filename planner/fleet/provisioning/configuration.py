@@ -73,13 +73,13 @@ class _NodeProgram:
         usage, capacity = self._offer.runnables[path].usage, self._offer.capacity
         for c in np.flatnonzero(np.isfinite(usage).all(axis=0) & (worth > 0)).tolist():
             column = self._column(float(worth[c]))
-            most = np.inf
+            max_rate = np.inf
             for resource in np.flatnonzero(usage[:, c]).tolist():
                 self._constraints.put(resource, column, float(usage[resource, c]))
-                most = min(most, float(capacity[resource] / usage[resource, c]))
+                max_rate = min(max_rate, float(capacity[resource] / usage[resource, c]))
             # only on an open path
             row = self._constraints.row(0.0)
-            self._constraints.put(row, column, 1.0 / most)
+            self._constraints.put(row, column, 1.0 / max_rate)
             self._constraints.put(row, path, -1.0)
 
     def add_memory(self, device: str, budget: float) -> None:

@@ -104,21 +104,28 @@ class FleetProgram:
         return len(self._cost) - 1
 
     def _limit_nodes(self) -> None:
+        """Adds the limits on the nodes of each type, and the nodes that are paid for by the day."""
         hours = self.problem.hours
         for t, offer in enumerate(self.problem.offers):
-            own = [k for k, one in enumerate(self.configurations) if one.offer == t]
             if offer.daily:
                 upper = np.inf if offer.most is None else float(offer.most)
                 self._daily[t] = self._variable(offer.price * hours, upper)
-            elif offer.most is None:
-                continue
-            for h in range(hours):
-                row = self._le.row(0.0 if offer.daily else float(offer.most or 0))
-                (self._daily_rows if offer.daily else self._max_rows)[t, h] = row
-                for k in own:
-                    self._le.put(row, k * hours + h, 1.0)
-                if offer.daily:
+                for h, row in enumerate(self._node_rows(t, 0.0)):
                     self._le.put(row, self._daily[t], -1.0)
+                    self._daily_rows[t, h] = row
+            elif offer.most is not None:
+                for h, row in enumerate(self._node_rows(t, float(offer.most))):
+                    self._max_rows[t, h] = row
+
+    def _node_rows(self, t: int, limit: float) -> list[int]:
+        """Adds a constraint per hour on the number of nodes of a type; returns their rows."""
+        hours = self.problem.hours
+        rows = [self._le.row(limit) for _ in range(hours)]
+        for k, one in enumerate(self.configurations):
+            if one.offer == t:
+                for h, row in enumerate(rows):
+                    self._le.put(row, k * hours + h, 1.0)
+        return rows
 
     def _load(self, asked: bool) -> None:
         penalties = unserved_prices(self.problem, whole=self.fixed is None)
@@ -292,19 +299,19 @@ def unserved_prices(problem: FleetProblem, whole: bool) -> list[F64]:
 
     whole: whether leaving a share of NEGLIGIBLE of an hour's rows unserved must cost more than a whole node.
     """
-    most = 0.0
+    dearest = 0.0
     for offer in problem.offers:
         for r in offer.runnables:
             demand = problem.demands[r.model]
             nodes = (r.usage / offer.capacity[:, None]).max(axis=0) / demand.rows
             usable = nodes[np.isfinite(nodes)]
             if usable.size:
-                most = max(most, max(offer.price, 1e-3) * float(usable.max()))
-            most = max(most, abs(hourly_worth(demand.weight, r.value)))
+                dearest = max(dearest, max(offer.price, 1e-3) * float(usable.max()))
+            dearest = max(dearest, abs(hourly_worth(demand.weight, r.value)))
     node = max((offer.price for offer in problem.offers if offer.runnables), default=0.0)
     found = []
     for demand in problem.demands:
         rows = (demand.rows[:, None] * demand.queries).sum(axis=0)
-        least = node / np.maximum(rows * NEGLIGIBLE, 1e-6) if whole else np.zeros(problem.hours)
-        found.append(np.maximum(PENALTY * most, np.where(rows > 0, least, 0.0)))
+        min_price = node / np.maximum(rows * NEGLIGIBLE, 1e-6) if whole else np.zeros(problem.hours)
+        found.append(np.maximum(PENALTY * dearest, np.where(rows > 0, min_price, 0.0)))
     return found

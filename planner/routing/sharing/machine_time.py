@@ -62,13 +62,24 @@ class SharingModel:
         self.passes = 0
         self.pools: list[SharedPool | None] = [None] * len(self.places)
         self.yielded = False
-        self.let_first: dict[SharedPool, tuple[int, dict[SharingModel, int]]] = {}
-        """By pool: its number of batches, and the models let go first since the last, with their passes."""
+        self._yields: dict[SharedPool, tuple[int, dict[SharingModel, int]]] = {}
 
     def passed(self, scheduled: bool) -> None:
         """Records the end of a pass over the free lanes. scheduled: whether another one will follow."""
         self.passes += 1
         self.scheduled, self.yielded = scheduled, False
+
+    def yielded_to(self, pool: SharedPool) -> dict[SharingModel, int]:
+        """Returns the models let go first since the last batch of a pool began, with their passes then."""
+        started, models = self._yields.get(pool, (-1, {}))
+        if started != pool.started:
+            models = {}
+            self._yields[pool] = pool.started, models
+        return models
+
+    def forget_yields(self) -> None:
+        """Forgets which models were let go first, as the pools have changed."""
+        self._yields.clear()
 
     def contender(self) -> Contender[SharingModel]:
         """Returns the model's claim to the next turn. Its queue must not be empty."""
@@ -135,6 +146,42 @@ class SharedPool:
         guaranteed = model.guaranteed * max(0.0, self.capacity - self.rejecting)
         return TimeDemand(rows_s, paths, lanes, weight, guaranteed)
 
+    def rivals(self, model: SharingModel) -> list[SharingModel]:
+        """Returns the other models that could start a batch in the pool at their next pass."""
+        return [m for m in self.models if m is not model and m.scheduled and m.waits_in(self)]
+
+    def divide(self, rows_s: dict[SharingModel, float]) -> None:
+        """Allots the pool's time to its models, and tells their routers.
+
+        rows_s: rows per second that no earlier pool takes, by model; reduced by those that this one takes.
+        """
+        demands = [self.demand(model, rows_s[model]) for model in self.models]
+        capacity = max(MIN_SHARE, self.capacity - self.rejecting)
+        allotted = allot(capacity, demands)
+        spare = capacity - sum(allotted)
+        self.rejecting = 0.0
+        for model, demand, seconds in zip(self.models, demands, allotted, strict=True):
+            self.turns.shares[model] = (seconds + spare * model.guaranteed) / capacity
+            rows_s[model] = rows_left(demand, seconds)
+            if self.is_loop and demand.rows_s:
+                left_over = rows_s[model] / demand.rows_s
+                self.rejecting += model.router.state.front.read_share * left_over
+            model.allotted += seconds
+            self._tell(model, demand.lanes, max(seconds + spare, MIN_SHARE))
+
+    def _tell(self, model: SharingModel, lanes: float, seconds: float) -> None:
+        """Tells a model's router its share of the lanes, and the shortest usual budget of other models.
+
+        lanes: usable lanes of the model here. seconds: seconds per second that other models leave to them.
+        """
+        state = model.router.state
+        for other, i in self.lanes:
+            if other is model:
+                state.lanes[i].share = min(1.0, seconds / lanes) if lanes else 1.0
+            elif other.router.state.observed.possible_s > ACTIVE_QUERIES_S:
+                budget_s = other.router.state.observed.budget_s
+                state.others_budget_s = min(state.others_budget_s, budget_s)
+
 
 class MachineTime:
     """The models that share a machine. cores: the CPU cores that lanes may use."""
@@ -169,25 +216,15 @@ class MachineTime:
             return True
         if pool.running() >= pool.capacity:
             return False
-        state = model.router.state
-        begun, let_first = model.let_first.get(pool, (-1, {}))
-        if begun != pool.started:
-            let_first = {}
-            model.let_first[pool] = pool.started, let_first
-        rivals = [
-            m
-            for m in pool.models
-            if m is not model
-            and m.scheduled
-            and m.waits_in(pool)
-            and let_first.get(m, m.passes) == m.passes  # otherwise it had its pass and started nothing
-        ]
-        if not rivals or not state.queue.pieces:
+        yielded_to = model.yielded_to(pool)
+        # a model that was let go first, and has had a pass without starting a batch, no longer counts
+        rivals = [m for m in pool.rivals(model) if yielded_to.get(m, m.passes) == m.passes]
+        if not rivals or not model.router.state.queue.pieces:
             return True
         first = pool.turns.choose([m.contender() for m in (model, *rivals)])
         if first is model:
             return True
-        let_first[first] = first.passes
+        yielded_to[first] = first.passes
         model.yielded = True
         return False
 
@@ -215,26 +252,7 @@ class MachineTime:
             model.allotted = 0.0
             model.router.state.others_budget_s = INF
         for pool in self.pools:
-            demands = [pool.demand(model, rows_s[model]) for model in pool.models]
-            capacity = max(MIN_SHARE, pool.capacity - pool.rejecting)
-            given = allot(capacity, demands)
-            spare = capacity - sum(given)
-            pool.rejecting = 0.0
-            for model, demand, seconds in zip(pool.models, demands, given, strict=True):
-                pool.turns.shares[model] = (seconds + spare * model.guaranteed) / capacity
-                rows_s[model] = rows_left(demand, seconds)
-                if pool.is_loop and demand.rows_s:
-                    left_over = rows_s[model] / demand.rows_s
-                    pool.rejecting += model.router.state.front.read_share * left_over
-                model.allotted += seconds
-                left = max(seconds + spare, MIN_SHARE)
-                state = model.router.state
-                for other, i in pool.lanes:
-                    if other is model:
-                        state.lanes[i].share = min(1.0, left / demand.lanes) if demand.lanes else 1.0
-                    elif other.router.state.observed.possible_s > ACTIVE_QUERIES_S:
-                        budget_s = other.router.state.observed.budget_s
-                        state.others_budget_s = min(state.others_budget_s, budget_s)
+            pool.divide(rows_s)
 
     def _pool(self) -> None:
         """Rebuilds the pools, and divides the unassigned time equally among models without a share."""
@@ -247,7 +265,7 @@ class MachineTime:
             asked = model.asked.guaranteed
             model.guaranteed = max(0.0, free) / len(equal) if asked is None else asked
             model.pools = [None] * len(model.places)
-            model.let_first.clear()
+            model.forget_yields()
             for lane in model.router.state.lanes:
                 lane.share = 1.0
         self.pools = []

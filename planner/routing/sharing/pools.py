@@ -51,7 +51,7 @@ def pools_of(models: Sequence[Sequence[LanePlace]], cores: frozenset[int]) -> tu
                 accelerators.setdefault(lane.device, []).append((m, i))
             else:
                 pinned = _joined(pinned, lane.cores or cores, (m, i))
-    found = [(_most_of_one(ids), ids) for ids in accelerators.values()]
+    found = [(_max_lanes_of_one_model(ids), ids) for ids in accelerators.values()]
     found += [(len(pool_cores), ids) for pool_cores, ids in pinned]
     found.append((1, loop))
     return tuple(
@@ -74,7 +74,7 @@ def _joined(
     return [*apart, (cores, ids)]
 
 
-def _most_of_one(lanes: Sequence[LaneId]) -> int:
+def _max_lanes_of_one_model(lanes: Sequence[LaneId]) -> int:
     """Returns the largest number of lanes of one model, as its plan assumes that all may run at a time."""
     models = [m for m, _ in lanes]
     return max(models.count(m) for m in models)

@@ -52,7 +52,7 @@ class AccessLog:
         log.setLevel(logging.INFO)
 
     @staticmethod
-    def of(rate: float) -> AccessLog | None:
+    def from_rate(rate: float) -> AccessLog | None:
         """Returns a log of that share of answers, None if the share is 0."""
         return AccessLog(rate) if rate else None
 

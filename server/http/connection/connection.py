@@ -70,7 +70,7 @@ class Connection(asyncio.Protocol):
         if self._frontend.join(self):
             self._await_request()
         else:
-            self._violate(TooBusy("connections", "the server has no room for more connections"))
+            self._reject_and_close(TooBusy("connections", "the server has no room for more connections"))
             self._close()  # the sweep does not know this connection
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -119,9 +119,13 @@ class Connection(asyncio.Protocol):
         """Rejects the request or closes the connection; called when its state's deadline has passed."""
         limits = self._frontend.limits
         if self._state is READING_HEAD and self._head_begun:
-            self._violate(TooSlow("head_time", f"the head did not arrive within {limits.head_s:g} s"))
+            self._reject_and_close(
+                TooSlow("head_time", f"the head did not arrive within {limits.head_s:g} s")
+            )
         elif self._state is READING_BODY:
-            self._violate(TooSlow("body_time", f"the body did not arrive within {limits.body_s:g} s"))
+            self._reject_and_close(
+                TooSlow("body_time", f"the body did not arrive within {limits.body_s:g} s")
+            )
         elif self._state is READING_HEAD and not self._channel.has_unsent_bytes:
             self._frontend.count("idle_time")
             self._close()
@@ -137,7 +141,7 @@ class Connection(asyncio.Protocol):
         if self.idle:
             self._close()
         elif self._state in (READING_HEAD, READING_BODY):
-            self._violate(Stopping())
+            self._reject_and_close(Stopping())
         if self._state is not WAITING:
             self.deadline_s = min(self.deadline_s, clock() + LAST_S)
 
@@ -187,7 +191,9 @@ class Connection(asyncio.Protocol):
     def _release_memory(self) -> None:
         """Ends this connection's unfinished request; called when all connections hold too many bytes."""
         if self._state in (READING_HEAD, READING_BODY):
-            self._violate(TooBusy("buffered_bytes", "unfinished requests use all memory allowed for them"))
+            self._reject_and_close(
+                TooBusy("buffered_bytes", "unfinished requests use all memory allowed for them")
+            )
         elif self._state in (WAITING, WRITING) and self._buffer:
             self._frontend.exceeded("buffered_bytes", f"{self._channel.name} sent more than it read answers")
             self.abort()
@@ -201,7 +207,7 @@ class Connection(asyncio.Protocol):
             if self._state is READING_BODY:
                 return self._take_body()
         except HttpViolation as violation:
-            self._violate(violation)
+            self._reject_and_close(violation)
             return True
         if self._state is DISCARDING:
             return self._discard()
@@ -303,7 +309,7 @@ class Connection(asyncio.Protocol):
         else:
             self._send(reply)
 
-    def _violate(self, violation: HttpViolation) -> None:
+    def _reject_and_close(self, violation: HttpViolation) -> None:
         """Answers a request that violates HTTP or a limit, and closes, as the next one cannot be located."""
         if not self._request_id:
             self._request_id = new_request_id()

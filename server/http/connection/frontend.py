@@ -143,10 +143,10 @@ class HttpFrontend:
     def join(self, connection: SweptConnection) -> bool:
         """Adds a new connection; returns False if the limit is reached.
 
-        At the limit, closes another connection in favor of the new one if `_giving_way` finds one.
+        At the limit, closes another connection in favor of the new one if `_find_evictable` finds one.
         """
         if len(self.connections) >= self.limits.connections:
-            other = self._giving_way(connection.network)
+            other = self._find_evictable(connection.network)
             if other is None:
                 return False
             what = "an idle" if other.idle else "an unfinished"
@@ -162,22 +162,22 @@ class HttpFrontend:
         self.connections.pop(connection, None)
         self._networks.discard(connection, connection.network)
 
-    def _giving_way(self, network: str) -> SweptConnection | None:
+    def _find_evictable(self, network: str) -> SweptConnection | None:
         """Returns the connection to close in favor of a new one from `network`, None if there is none.
 
         Takes it from the network with the most connections, even one that is slowly sending a request; else
         an idle one from a network with at least as many. So a client with thousands keeps out only itself.
         """
         size = self._networks.size
-        most = size(network)
+        count = size(network)
         largest = tuple(islice(self._networks.largest(), MAX_EVICTION_CANDIDATES))
-        if largest and size(largest[0].network) > most + 1:
+        if largest and size(largest[0].network) > count + 1:
             for other in (*(each for each in largest if each.idle), *largest):
                 if not other.waiting:
                     return other
         examined = (*largest, *islice(self.connections, MAX_EVICTION_CANDIDATES))
         for other in examined:
-            if other.idle and size(other.network) >= most:
+            if other.idle and size(other.network) >= count:
                 return other
         for other in examined:  # examine others next time, or busy ones would keep out all new ones
             self.connections[other] = self.connections.pop(other)

@@ -79,12 +79,12 @@ def example_rows(encoder: Encoder) -> ExampleRows:
     )
 
 
-def frequent_ids(vocabulary: Vocabulary, most: int) -> list[int]:
-    """Returns stable ids of up to `most` most frequent values, the most frequent first."""
+def frequent_ids(vocabulary: Vocabulary, count: int) -> list[int]:
+    """Returns stable ids of up to `count` most frequent values, the most frequent first."""
     ranks = vocabulary.rank_of_id[: vocabulary.size]
     # two more, as the two special rows may be among them
-    first = np.flatnonzero(ranks < most + 2)
-    found: list[int] = first[np.argsort(ranks[first])][:most].tolist()
+    first = np.flatnonzero(ranks < count + 2)
+    found: list[int] = first[np.argsort(ranks[first])][:count].tolist()
     return found
 
 

@@ -98,9 +98,9 @@ def test_old_reports_cost_less_where_they_are_continued(report_s: float) -> None
 def test_least_outstanding_takes_the_emptiest() -> None:
     made = LeastOutstanding([1.0] * 3, Random(0))
     for name in (0, 0, 1):
-        made.sent(name, 0.0, 0.0)
+        made.record_sent(name, 0.0, 0.0)
     assert {made.pick(0.0) for _ in range(20)} == {2}
-    made.sent(2, 0.0, 0.0)
+    made.record_sent(2, 0.0, 0.0)
     assert {made.pick(0.0) for _ in range(50)} == {1, 2}
     made.finished(0)
     made.finished(0)

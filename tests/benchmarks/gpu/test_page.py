@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.gpu.page import page
-from benchmarks.house import ROOT
+from benchmarks.readability import ROOT
 
 RESULTS = ROOT / "docs" / "results"
 

@@ -37,7 +37,7 @@ SCHEMA = {
         {"name": "labels", "role": "candidate", "pooling": "sum"},
     ],
 }
-FEATURES = Features.of(SCHEMA)
+FEATURES = Features.from_schema(SCHEMA)
 CONTEXT = {"age": [30], "user": [1], "tags": ([7, 8], [2])}
 CANDIDATES = {"price": [1.5, 2.0], "item": [4, 5], "labels": ([9], [0, 1])}
 

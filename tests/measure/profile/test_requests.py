@@ -135,7 +135,7 @@ def test_numbers_have_their_mean_and_deviation_after_the_transforms(bundle: Bund
     requests = drawn(bundle)
     schema = bundle.manifest.schema_
     dense = requests.encode(*requests.request(4096), 4096).candidate.dense
-    for i, d in enumerate(schema.candidate.given):
+    for i, d in enumerate(schema.candidate.supplied):
         assert isinstance(d, Dense)
         if "standardise" in d.transform and "log1p" not in d.transform:
             assert abs(float(dense[:, i].mean())) < 0.1

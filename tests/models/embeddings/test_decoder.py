@@ -14,7 +14,7 @@ from polyrec.models.embeddings.decoder import (
     Decoders,
     DecodersByRows,
     fold_norms,
-    hidden_by_rows,
+    hidden_widths,
     keep_decoders,
     runs,
 )
@@ -186,7 +186,7 @@ def test_decoders_by_rows_equal_one_mlp_a_table(counts: list[int], norms: bool, 
     [(1, (16, 16, 8)), (17, (32, 32, 8)), (256, (256, 256, 8)), (257, (512, 256, 8)), (10**9, (512, 256, 8))],
 )
 def test_a_layer_is_no_wider_than_its_table_has_rows(rows: int, hidden: tuple[int, ...]) -> None:
-    assert hidden_by_rows((512, 256, 8), rows) == hidden
+    assert hidden_widths((512, 256, 8), rows) == hidden
 
 
 @pytest.mark.parametrize("by_rows", [False, True])

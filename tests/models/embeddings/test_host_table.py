@@ -34,7 +34,7 @@ def stage_of(random: np.random.Generator, bags: bool) -> tuple[Schema, dict[str,
 def test_vectors_are_those_of_the_stage(seed: int) -> None:
     random = np.random.default_rng(seed)
     schema, rows, stage = stage_of(random, bags=False)
-    host = HostTable.of(stage)
+    host = HostTable.from_stage(stage)
     assert host is not None
     for size, contexts in [(1, None), (23, None), (17, 2), (300, 1), (5, None)]:
         batch = random_batch(random, schema, rows, size, contexts)
@@ -61,7 +61,7 @@ def test_vectors_of_tiered_rows_are_those_of_the_stage(
     settings = TierSettings.model_validate({"cuts": cuts, "cache_bytes": 8 * 4096, "directory": tmp_path})
     stack = open_stack(row_format, rows, rows_of_weight(weight, row_format), settings)
     stage = TableStage.over(schema, rows, TieredRows(stack, width))
-    host = HostTable.of(stage)
+    host = HostTable.from_stage(stage)
     assert host is not None
     for size, contexts in [(1, None), (23, None), (17, 2), (300, 1)]:
         batch = random_batch(random, schema, rows, size, contexts)
@@ -96,7 +96,7 @@ def test_no_batch_mixes_rows_of_before_and_after_an_update(
         """Returns the number of batches of a lane until the updates are done; each is of one version."""
         own, batches = np.random.default_rng(lane), 0
         stage = TableStage.over(schema, rows, TieredRows(stack, (8, 4)[lane]))
-        host = HostTable.of(stage)
+        host = HostTable.from_stage(stage)
         assert host is not None
         hot = {table: n - n // 2 for table, n in rows.items()}
         while batches < 20 or not updated.is_set():
@@ -123,7 +123,7 @@ def test_no_batch_mixes_rows_of_before_and_after_an_update(
 def test_updated_rows_are_seen() -> None:
     random = np.random.default_rng(0)
     schema, rows, stage = stage_of(random, bags=False)
-    host = HostTable.of(stage)
+    host = HostTable.from_stage(stage)
     assert host is not None
     with torch.no_grad():
         stage.state_dict()["store.weight"].fill_(2.0)
@@ -133,8 +133,8 @@ def test_updated_rows_are_seen() -> None:
 def test_other_rows_are_left_to_the_stage() -> None:
     schema, rows, stage = stage_of(np.random.default_rng(0), bags=False)
     weight = stage.state_dict()["store.weight"]
-    assert HostTable.of(TableStage(schema, rows, weight[:, :4])) is None
+    assert HostTable.from_stage(TableStage(schema, rows, weight[:, :4])) is None
     stage.store = QuantizedRows(quantize(weight, "int8"), "int8")
-    assert HostTable.of(stage) is None
+    assert HostTable.from_stage(stage) is None
     *_, pooled = stage_of(np.random.default_rng(1), bags=True)
-    assert HostTable.of(pooled) is None
+    assert HostTable.from_stage(pooled) is None

@@ -206,7 +206,7 @@ def test_rows_in_any_order_are_grouped(requests: list[list[Row]], random: Any) -
     order = sorted(range(len(rows)), key=lambda i: rows[i][0])
     again = [[row for of, row in rows if of == number] for number in range(len(requests))]
     group = np.array([number for number, _ in rows]) * 5 - 7
-    found = RequestFeatures(SCHEMA).of_groups(inputs([[row for _, row in rows]]), group)
+    found = RequestFeatures(SCHEMA).compute_grouped(inputs([[row for _, row in rows]]), group)
     compare(found[order], reference(again, every_feature()))
 
 

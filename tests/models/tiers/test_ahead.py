@@ -81,11 +81,13 @@ def test_misses_are_those_of_a_row_by_row_count_and_of_the_batch(
             assert missing.nothing == (not pages.any() and not remote.any())
             alone = [int(count.item()) for count in missing.counts(None, 1)]
             assert tuple(alone) == counted(stack, index)
-            for every, own in zip(missing.of(None), missing.of(np.ones(index.size, bool)), strict=True):
+            for every, own in zip(
+                missing.distinct(None), missing.distinct(np.ones(index.size, bool)), strict=True
+            ):
                 np.testing.assert_array_equal(every, own)
             if random.random() < 0.5:
                 owns = random.random(index.size) < 0.5
-                own_pages, own_rows = missing.of(owns)
+                own_pages, own_rows = missing.distinct(owns)
                 assert own_rows.size == counted(stack, index[owns])[1]
                 stack.ahead.wait(stack.ahead.read(own_pages))
                 # earlier reads ahead may have left no room for all

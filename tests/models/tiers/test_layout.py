@@ -65,4 +65,4 @@ def test_rows_are_in_memory_if_none_is_on_disk_or_remote(
     layout = TierLayout(sizes, {f"t{i}": c for i, c in enumerate(cuts)})
     rows = np.array(data.draw(st.lists(st.integers(0, layout.total - 1), max_size=4)), np.int64)
     tier, _ = layout.locate(rows)
-    assert RowLocations.of(layout, rows).in_memory == all(t <= HOST for t in tier.tolist())
+    assert RowLocations.locate(layout, rows).in_memory == all(t <= HOST for t in tier.tolist())

@@ -89,12 +89,12 @@ def test_rows_of_hot_batches_are_those_that_the_layout_finds_in_host_memory(seed
         contexts = None if random.random() < 0.5 else int(random.integers(1, 4))
         batch = random_batch(random, schema, hottest, int(random.integers(1, 6)), contexts)
         lookups = fused.lookups(batch)
-        where = RowLocations.of(layout, lookups.rows(), None if prefix is None else prefix.ends)
+        where = RowLocations.locate(layout, lookups.rows(), None if prefix is None else prefix.ends)
         bags = any(b.bags is not None and b.bags.rows.size for b in (lookups.context, lookups.candidate))
         found = bool((where.tier == HOST).all())
         # behind rows of a device they are left to the layout
-        assert near.have(batch) == (found and not bags) or (layout.rows[DEVICE] and not near.have(batch))
-        if near.have(batch):
+        assert near.holds(batch) == (found and not bags) or (layout.rows[DEVICE] and not near.holds(batch))
+        if near.holds(batch):
             assert found
             addresses = np.empty(where.rows.size, np.int64)
             near.addresses(batch, addresses)

@@ -180,12 +180,12 @@ def test_a_stale_calibration_makes_the_whole_memory_a_cache(stack: TierStack) ->
 
 def test_a_gather_that_began_before_is_waited_for() -> None:
     gathers = Gathers()
-    with gathers.one():
+    with gathers.gathering():
         number = gathers.begun
         assert not gathers.ended(number)
-        with gathers.one():
+        with gathers.gathering():
             assert not gathers.close(0.01)
     assert gathers.ended(number)
     assert gathers.close(0)
-    with pytest.raises(OSError, match="closed"), gathers.one():
+    with pytest.raises(OSError, match="closed"), gathers.gathering():
         pass

@@ -136,7 +136,7 @@ def test_rows_of_hot_batches_are_those_of_any_gather(
         before = stack.figures().tables
         stack.sample.take(0)
         found = rows.gather_near(near, batch, np.empty(index.size, np.int64))
-        assert (found is not None) == (settled and near.have(batch))
+        assert (found is not None) == (settled and near.holds(batch))
         if found is None:
             assert stack.figures().tables == before
             continue

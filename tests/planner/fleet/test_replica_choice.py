@@ -63,7 +63,7 @@ def test_waits_are_those_of_a_replay_whatever_the_age_of_reports(data: st.DataOb
     sent: list[tuple[float, float]] = []
     reported = [(0.0, 0.1)]
     for at_s, work_s in zip(times, works, strict=True):
-        made.sent(0, at_s, work_s)
+        made.record_sent(0, at_s, work_s)
         sent.append((at_s, work_s))
         if data.draw(st.booleans()):
             # the replica saw what had been sent until then, and the report comes late
@@ -85,7 +85,7 @@ def test_an_older_report_than_the_last_is_ignored() -> None:
 
 def test_a_query_stands_for_those_of_the_other_dispatchers() -> None:
     made = chooser([0.0], dispatchers=4)
-    made.sent(0, 0.0, 0.01)
+    made.record_sent(0, 0.0, 0.01)
     assert made.predicted_s(0, 0.0) == pytest.approx(0.041)
 
 
@@ -107,7 +107,7 @@ def test_excluded_and_removed_replicas_are_not_picked() -> None:
 def test_reports_of_unknown_replicas_are_ignored() -> None:
     made = chooser([0.0])
     made.report(7, 0.0, 0.0, 0.0)
-    made.sent(7, 0.0, 1.0)
+    made.record_sent(7, 0.0, 1.0)
     made.remove(7)
     assert len(made) == 1
 

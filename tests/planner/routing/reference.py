@@ -228,8 +228,8 @@ def rest_is_feasible(
         return rows_s * took_s + feasibility.DEVIATIONS * deviation
 
     waiting = state.queue.rows - rows
-    room = fill_share * state.limits.max_queued_rows - waiting
-    if arriving(observed.rows_s, observed.mean_square) > room:
+    free_rows = fill_share * state.limits.max_queued_rows - waiting
+    if arriving(observed.rows_s, observed.mean_square) > free_rows:
         return False
     coming = arriving(observed.urgent_s, observed.urgent_square)
     done = busy(state, lane, now_s) + took_s * lane.rate * state.front_factor

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from polyrec.cli.cluster_call import awaited, cluster_spec, lines, waiting_told
+from polyrec.cli.cluster_call import awaited, cluster_spec, lines, report_waiting
 from polyrec.cli.main import build_parser, main
 from polyrec.cluster.spec import Autoscale, ClusterSpec
 from polyrec.models.bundle.bundle import Bundle
@@ -101,7 +101,7 @@ def test_wait_messages_are_printed_when_the_state_changes(capsys: pytest.Capture
             raise errors.RayError("the balancer has ended")
         return {"groups": [{**group, "state": state}]}
 
-    with waiting_told(status, every_s=1e-4):
+    with report_waiting(status, every_s=1e-4):
         assert all_asked.wait(60)
     said = capsys.readouterr().err.splitlines()
     assert said == [f"waiting for group 'gpu': {state}, no replica" for state in ("deploying", "updating")]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from polyrec.cli.main import VERBS, build_parser, main
-from polyrec.cli.progress import Bars, StatusLine
+from polyrec.cli.progress import ProgressBars, StatusLine
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -69,7 +69,7 @@ def test_an_os_error_is_one_line_that_names_the_file(capsys: pytest.CaptureFixtu
 
 
 def test_progress_is_shown_on_terminals_only(capsys: pytest.CaptureFixture[str]) -> None:
-    with Bars() as bars:
+    with ProgressBars() as bars:
         bars.phase("read", 10)(3)
     with StatusLine("bench") as status:
         status.show("the next thing")

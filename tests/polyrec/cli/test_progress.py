@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from polyrec.cli.progress import Bars
+from polyrec.cli.progress import ProgressBars
 from polyrec.models.training.trainer import Check, StepReport
 
 
@@ -15,7 +15,7 @@ class Terminal(io.StringIO):
 
 def test_training_writes_lines_where_there_is_no_terminal() -> None:
     now, stream = [0.0], io.StringIO()
-    with Bars(stream, line_every_s=10, clock=lambda: now[0]) as bars:
+    with ProgressBars(stream, line_every_s=10, clock=lambda: now[0]) as bars:
         bars.phase("encode", 100)(100)
         for step in range(1, 101):
             now[0] += 0.5
@@ -32,7 +32,7 @@ def test_training_writes_lines_where_there_is_no_terminal() -> None:
 
 def test_a_short_training_writes_no_line() -> None:
     stream = io.StringIO()
-    with Bars(stream, line_every_s=10, clock=lambda: 0.0) as bars:
+    with ProgressBars(stream, line_every_s=10, clock=lambda: 0.0) as bars:
         for step in (1, 2):
             bars.training(StepReport(step, 2, 64, 0.25))
     assert stream.getvalue() == ""
@@ -42,7 +42,7 @@ def test_a_short_training_writes_no_line() -> None:
 def test_a_terminal_has_one_line_for_each_training(first: int) -> None:
     """Also of one that was resumed, whose speed is that of this process."""
     now, stream = [0.0], Terminal()
-    with Bars(stream, clock=lambda: now[0]) as bars:
+    with ProgressBars(stream, clock=lambda: now[0]) as bars:
         for _ in range(2):
             for step in range(first, 101):
                 now[0] += 1

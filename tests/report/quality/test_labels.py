@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyrec.report.quality.labels import dodge, place, touching
+from polyrec.report.quality.labels import place, spread_apart, touching
 
 FRAME = (0.0, 0.0, 900.0, 560.0)
 NOTHING = np.empty((0, 4))
@@ -60,7 +60,7 @@ def test_label_without_a_free_position_is_placed_beside_its_point() -> None:
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=9), st.floats(0.5, 20))
 def test_dodged_positions_are_apart_and_only_moved_where_needed(x: list[float], apart: float) -> None:
     values = np.array(x)
-    moved = dodge(values, apart)
+    moved = spread_apart(values, apart)
     order = np.argsort(values, kind="stable")
     assert (np.diff(moved[order]) >= apart - 1e-9).all()
     assert moved.mean() == pytest.approx(values.mean())

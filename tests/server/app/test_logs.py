@@ -8,7 +8,7 @@ import re
 import sys
 from typing import Any
 
-from polyrec.server.app.logs import JsonLines, Lines
+from polyrec.server.app.logs import JsonLines, LineFormatter
 
 FORGED = "a\nWARNING polyrec.x: forged\x1b[2J\u2028\ud800"
 
@@ -26,7 +26,7 @@ def record(message: str, *arguments: object, trace: bool = False, **fields: Any)
 
 
 def line(message: str, *arguments: object, **given: Any) -> str:
-    return Lines(" cpu.0").format(record(message, *arguments, **given))
+    return LineFormatter(" cpu.0").format(record(message, *arguments, **given))
 
 
 def test_a_line_begins_with_the_time_and_ends_with_the_fields() -> None:

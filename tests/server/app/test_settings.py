@@ -158,7 +158,7 @@ def test_a_stores_password_comes_from_the_environment_or_a_file_and_is_shown_now
 def test_a_prediction_log_has_the_settings_that_are_given_and_its_own_defaults(tmp_path: Path) -> None:
     flags = {"bundle": "b", "prediction_log_leave_out": "city,price", "prediction_log_max_bytes": 2**20}
     settings = load_settings(flags, {"POLYREC_PREDICTION_LOG_FLUSH_S": "5"})
-    assert settings.of_prediction_log(tmp_path) == PredictionLogSettings(
+    assert settings.prediction_log_settings(tmp_path) == PredictionLogSettings(
         folder=tmp_path, leave_out=("city", "price"), max_bytes=2**20, flush_s=5
     )
     with pytest.raises(SettingsError, match="--prediction-log-flush-s"):

@@ -18,7 +18,7 @@ from polyrec.server.errors import TooLarge
 
 SCHEMAS = {file.stem: load_schema(file.stem) for file in sorted(Path(BUILT_IN).glob("*.yaml"))}
 TRIVAGO = SCHEMAS["trivago"]
-LIMITS = BodyLimits.of(TRIVAGO, Limits())
+LIMITS = BodyLimits.from_schema(TRIVAGO, Limits())
 FULL = 2**20
 
 
@@ -28,13 +28,14 @@ def filled(head: bytes, unit: bytes, tail: bytes) -> bytes:
 
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_by_default_a_body_has_a_mebibyte_at_most(name: str) -> None:
-    limits = BodyLimits.of(SCHEMAS[name], Limits())
+    limits = BodyLimits.from_schema(SCHEMAS[name], Limits())
     assert 2**16 <= limits.max_bytes <= 2**20
 
 
 def test_the_limits_follow_from_the_rows_and_the_schema() -> None:
     by_rows = [
-        BodyLimits.of(TRIVAGO, Limits(max_request_rows=n)).max_bytes for n in (1, 50, 1024, 4096, 16384)
+        BodyLimits.from_schema(TRIVAGO, Limits(max_request_rows=n)).max_bytes
+        for n in (1, 50, 1024, 4096, 16384)
     ]
     assert by_rows == [2**16, 50 * (by_rows[1] // 50), 2**20, 2**20, 4 * 2**20]
     assert by_rows[1] > 50 * (64 + 32) * 64  # full lists of long ids
@@ -46,14 +47,14 @@ def test_the_limits_follow_from_the_rows_and_the_schema() -> None:
             "split": {"rule": "time", "columns": ["c"]},
         }
     )
-    assert BodyLimits.of(one, Limits()).max_bytes < by_rows[2] / 2
+    assert BodyLimits.from_schema(one, Limits()).max_bytes < by_rows[2] / 2
     huge = Limits(max_request_rows=2**20, max_queued_rows=2**20)
-    assert BodyLimits.of(TRIVAGO, huge).max_bytes == 16 * 2**20
+    assert BodyLimits.from_schema(TRIVAGO, huge).max_bytes == 16 * 2**20
 
 
 def test_an_operators_limit_wins() -> None:
     for given_bytes in (1, 10**9):
-        assert BodyLimits.of(TRIVAGO, Limits(max_body_bytes=given_bytes)).max_bytes == given_bytes
+        assert BodyLimits.from_schema(TRIVAGO, Limits(max_body_bytes=given_bytes)).max_bytes == given_bytes
 
 
 @pytest.mark.parametrize(

@@ -244,10 +244,10 @@ def test_a_ranking_is_the_plain_request_without_the_repetition(
         ("candidate", rows, np.arange(rows)),
     ):
         layout = schema.layout(role)
-        once[f"{role}.dense"] = random.normal(10, 3, (count, len(layout.given))).astype(np.float32)
+        once[f"{role}.dense"] = random.normal(10, 3, (count, len(layout.supplied))).astype(np.float32)
         ids = [random.integers(0, encoder.vocabulary(f).rows, count) for f in layout.singles]
         once[f"{role}.sparse"] = np.array(ids, np.int64).reshape(-1, count).T
-        for i, d in enumerate(layout.given):
+        for i, d in enumerate(layout.supplied):
             plain[d.name] = once[f"{role}.dense"][index, i]
         for i, f in enumerate(layout.singles):
             plain[f.name] = once[f"{role}.sparse"][index, i]

@@ -16,13 +16,13 @@ import pytest
 
 from polyrec.models.tiers.remote.fetched import FetchedRows
 from polyrec.models.tiers.stack import TierStack
-from polyrec.server.dispatch.fetcher import MAX_UNDER_WAY, Fetcher
+from polyrec.server.dispatch.fetcher import MAX_IN_FLIGHT, Fetcher
 from tests.models.tiers.redis_cluster import RedisCluster
 from tests.models.tiers.redis_server import RedisServer
 from tests.models.tiers.worlds import encoder_of, flat_weight, world
 
 ENCODER = encoder_of({"a": 3000, "b": 500})
-FETCHES = MAX_UNDER_WAY + 20
+FETCHES = MAX_IN_FLIGHT + 20
 REMOTE = np.arange(2100, 3000)
 """Rows of table a that `opened` leaves to the store."""
 WAIT_S = 60.0

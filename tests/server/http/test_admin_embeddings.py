@@ -21,7 +21,7 @@ from polyrec.models.tiers.tier_settings import TierSettings
 from polyrec.models.tiers.updates.update import TableUpdate
 from polyrec.models.tiers.updates.update_file import encode_update
 from polyrec.server.app.engine import Engine
-from polyrec.server.app.logs import Lines
+from polyrec.server.app.logs import LineFormatter
 from polyrec.server.http.access import Access
 from polyrec.server.http.admin import Admin
 from polyrec.server.http.admin_embeddings import Embeddings, RowUpdate, embeddings_route, table_update
@@ -62,7 +62,7 @@ def test_the_audit_line_names_what_was_updated(updates: Any, caplog: pytest.LogC
     assert post(updates, {"tables": one, "key": "feed:7"})[0] == 200
     assert post(updates, {"tables": {"no such\n": one["item"]}, "key": "feed:8"})[0] == 422
     assert post(updates, {"tables": {"item": {"retract": ["no such"]}}})[0] == 200
-    first, second, third = (Lines().format(r) for r in caplog.records if r.name == "polyrec.audit")
+    first, second, third = (LineFormatter().format(r) for r in caplog.records if r.name == "polyrec.audit")
     assert first.endswith(" key=feed:7 path=table@cpu tables=item rows=1")
     assert second.endswith(r" key=feed:8 path=table@cpu tables=no such\n")
     assert third.endswith(" path=table@cpu tables=item rows=0 retracted=0")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyrec.models.schema.batch import Batch, Block
-from polyrec.models.tiers.shared.resolved import Found
+from polyrec.models.tiers.shared.resolved import ResolvedRows
 from polyrec.server.lanes.lane import Executed, ExecutionFailed
 from polyrec.server.lanes.layout import HEAD, Layout
 from polyrec.server.lanes.mailbox import FIRST_BYTES, JOINED_ROWS, MAX_LAYOUTS, Mailbox, WorkerState
@@ -35,7 +35,7 @@ def arrays(batch: Batch) -> list[np.ndarray]:
     return blocks if batch.context_row is None else [*blocks, batch.context_row]
 
 
-def exchanged(ends: Ends, path: int, put: Batch, seed: int, found: Found | None = None) -> Batch:
+def exchanged(ends: Ends, path: int, put: Batch, seed: int, found: ResolvedRows | None = None) -> Batch:
     """Returns what the worker took, after checking everything that must hold of a batch and its answer."""
     server, worker = ends
     server.put(path, put, found)
@@ -77,7 +77,7 @@ def test_a_batch_is_read_as_it_was_written(
     found = None
     if row_bytes is not None:
         addresses, at = random.integers(0, 99, 7), random.integers(0, 7, int(random.integers(0, 7)))
-        found = Found(addresses, at, random.integers(0, 256, (at.size, row_bytes)).astype(np.uint8))
+        found = ResolvedRows(addresses, at, random.integers(0, 256, (at.size, row_bytes)).astype(np.uint8))
     exchanged(ends, path, Batch.concat([*leading, batch]), seed, found)
 
 
@@ -137,7 +137,7 @@ def test_a_head_that_does_not_add_up_is_rejected(ends: Ends) -> None:
     torn = bytearray(os.pread(server.fd, HEAD.size, 0))
     torn[8:16] = (1).to_bytes(8, "little")
     with pytest.raises(ValueError, match="its answer begins at 1"):
-        Layout.of(bytes(torn), np.empty(9, np.int64), np.empty(18, np.float32))
+        Layout.from_header(bytes(torn), np.empty(9, np.int64), np.empty(18, np.float32))
 
 
 def wide(rows: int) -> Batch:

@@ -75,7 +75,7 @@ class LogFolder:
         version, at_us = bundle.manifest.version, round(1e6 * self.at_s)
         scores = np.full(rows.rows, 0.5, np.float32).tobytes()
         self._writer.add(vocabulary_file(bundle))
-        self._writer.add(Prediction(request_id, at_us, WIDE, version, None, scores, IdRows.of(rows)))
+        self._writer.add(Prediction(request_id, at_us, WIDE, version, None, scores, IdRows.from_rows(rows)))
 
     def label(
         self,

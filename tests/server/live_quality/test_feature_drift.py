@@ -53,7 +53,7 @@ def test_a_window_has_what_was_counted_within_its_span() -> None:
 
 
 def test_one_batch_in_a_while_is_counted(bundle: Bundle, requests: list[Request]) -> None:
-    drift = FeatureDrift.of(bundle)
+    drift = FeatureDrift.from_bundle(bundle)
     batch = batch_of(bundle, requests[:3])
     for step in range(100):
         drift.note(batch, None, step * SAMPLE_S / 10)
@@ -61,7 +61,7 @@ def test_one_batch_in_a_while_is_counted(bundle: Bundle, requests: list[Request]
 
 
 def test_served_test_rows_have_not_drifted_and_others_have(bundle: Bundle, requests: list[Request]) -> None:
-    drift, shifted = FeatureDrift.of(bundle), FeatureDrift.of(bundle)
+    drift, shifted = FeatureDrift.from_bundle(bundle), FeatureDrift.from_bundle(bundle)
     for step in range(MIN_REQUESTS + 1):
         assert not drift.document(2 * 2 * step * SAMPLE_S).features or step >= MIN_REQUESTS
         drift.note(batch_of(bundle, [requests[step % len(requests)]]), None, 2 * step * SAMPLE_S)
@@ -80,7 +80,7 @@ def test_rows_that_were_reordered_are_counted_by_their_ids(bundle: Bundle, reque
     own = bundle.encoder
     orders = {t: v.reordered(random.permutation(v.rows), v.counts) for t, v in own.vocabularies.items()}
     moved = Encoder(own.schema, orders, own.standards)
-    here, there = FeatureDrift.of(bundle), FeatureDrift.of(bundle)
+    here, there = FeatureDrift.from_bundle(bundle), FeatureDrift.from_bundle(bundle)
     for step in range(MIN_REQUESTS):
         some = [requests[step % len(requests)]]
         here.note(batch_of(bundle, some), None, 2 * step * SAMPLE_S)

@@ -8,7 +8,7 @@ from polyrec.server.metrics.events import (
     MIN_REJECTED,
     STALL_S,
     Events,
-    Loss,
+    LossDetector,
     Overload,
     Stalls,
 )
@@ -87,8 +87,8 @@ def test_a_few_requests_with_impossible_budgets_are_no_overload() -> None:
     assert texts(events) == []
 
 
-def losing(events: Events) -> Loss:
-    return Loss(events, ("rows_lost", "lost"), ("rows_found", "{lost} were lost"), calm=2)
+def losing(events: Events) -> LossDetector:
+    return LossDetector(events, ("rows_lost", "lost"), ("rows_found", "{lost} were lost"), calm=2)
 
 
 def test_a_loss_begins_once_and_ends_when_things_are_kept_for_a_while() -> None:

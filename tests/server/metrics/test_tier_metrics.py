@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from polyrec.models.tiers.updates.changes import Changes
-from polyrec.models.tiers.updates.update import Stored, StoredUpdate, UpdateNotKept
+from polyrec.models.tiers.updates.update import StoredTableUpdate, StoredUpdate, UpdateNotKept
 from polyrec.server.metrics.instruments import Registry
 from polyrec.server.metrics.tier_metrics import UpdateMetrics
 
@@ -25,7 +25,7 @@ def two(tmp_path: Path) -> Iterator[list[Changes]]:
 
 
 def update(changes: Changes, times: int) -> None:
-    rows = Stored(np.arange(2), np.zeros((2, 8), np.uint8))
+    rows = StoredTableUpdate(np.arange(2), np.zeros((2, 8), np.uint8))
     for _ in range(times):
         changes.apply(StoredUpdate({"t": rows}))
 

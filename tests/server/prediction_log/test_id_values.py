@@ -61,7 +61,7 @@ def values_of(bundle: Bundle) -> ValuesByTable:
 
 def sent(rows: Tensors | RankedTensors) -> Tensors | RankedTensors:
     """The rows as the writer gets them."""
-    framed = pack(Prediction("r", 1, "table@cpu", "v", None, b"", IdRows.of(rows)))
+    framed = pack(Prediction("r", 1, "table@cpu", "v", None, b"", IdRows.from_rows(rows)))
     record = decode(*unframe(bytearray(framed)))
     assert isinstance(record, Prediction)
     assert isinstance(record.rows, IdRows)

@@ -83,7 +83,7 @@ def ids_in_bags(bundle: Bundle, ids: int) -> Tensors:
 def answered(bundle: Bundle, rows: Tensors) -> Prediction:
     scores = np.full(rows.rows, 0.5, np.float32).tobytes()
     version, at_us = bundle.manifest.version, time.time_ns() // 1000
-    return Prediction("r", at_us, "table@cpu", version, None, scores, IdRows.of(rows))
+    return Prediction("r", at_us, "table@cpu", version, None, scores, IdRows.from_rows(rows))
 
 
 def test_files_are_written_before_their_time_when_many_ids_of_few_rows_wait(

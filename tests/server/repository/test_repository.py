@@ -42,10 +42,10 @@ def test_nothing_is_found_before_it_has_loaded() -> None:
 
 
 def test_the_state_is_the_servers_and_readiness_needs_every_model(models: ModelRepository) -> None:
-    assert models.unready() is None
+    assert models.why_unready() is None
     shop = models.engines[1]
     shop.close()
-    assert models.unready() == "model 'shop': no plan is in service"
+    assert models.why_unready() == "model 'shop': no plan is in service"
     models.enter(LifecycleState.DRAINING)
     assert shop.state is LifecycleState.DRAINING
-    assert models.unready() == "the server is draining"
+    assert models.why_unready() == "the server is draining"

@@ -20,7 +20,7 @@ from polyrec.models.bundle.bundle import load_bundle
 from polyrec.models.tiers.updates.update import Stored, StoredUpdate
 from polyrec.models.tiers.updates.update_log import UpdateLogError
 from polyrec.planner.plan import Plan, load_plan, save_plan, single_path_plan
-from polyrec.server.app.logs import Lines
+from polyrec.server.app.logs import LineFormatter
 from polyrec.server.errors import Defect
 from polyrec.server.tiers.update_store import UpdateStore
 from tests.server.placing import ALLOWED
@@ -72,7 +72,7 @@ def test_shifted_scores_are_rolled_back_without_labels(
     assert ended["outcome"] == "rolled_back"
     assert ended["reason"].startswith("scores shifted: PSI")
     assert ended["decision"]["figures"]["psi_low"] > 0.1
-    (line,) = [r for r in map(Lines().format, caplog.records) if "rolled back: scores shifted" in r]
+    (line,) = [r for r in map(LineFormatter().format, caplog.records) if "rolled back: scores shifted" in r]
     assert orjson.loads(line.partition(" figures=")[2])["psi_low"] > 0.1
     assert trial.client.metric("polyrec_rollouts_total", outcome="rolled_back") == 1
     assert trial.client.metric("polyrec_rollout_share") == 0

@@ -31,12 +31,12 @@ def test_waits_that_ended_are_the_kernels_and_one_that_lasts_is_added_until_then
         (0.100, (16, 43, 2), READY, 0.043),  # it runs
     ]
     for now_s, figures, ready, waited_s in looks:
-        assert clock.look(now_s, schedstat(*figures), lambda ready=ready: ready) == pytest.approx(waited_s)
+        assert clock.sample(now_s, schedstat(*figures), lambda ready=ready: ready) == pytest.approx(waited_s)
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50), st.integers(1, 50)), max_size=20))
-def test_looks_at_any_time_find_the_waits_of_a_thread(cycles: list[tuple[int, int, int]]) -> None:
-    """A thread is blocked, waits, and runs; the kernel adds a wait when it ends. A look each millisecond."""
+def test_samples_at_any_time_find_the_waits_of_a_thread(cycles: list[tuple[int, int, int]]) -> None:
+    """A thread is blocked, waits, and runs; the kernel adds a wait when it ends. One sample a millisecond."""
     clock = WaitClock()
     ran = waited = lasting = times = now_ms = 0
     for blocked_ms, wait_ms, run_ms in cycles:
@@ -45,8 +45,8 @@ def test_looks_at_any_time_find_the_waits_of_a_thread(cycles: list[tuple[int, in
             lasting += kind == "w"
             if kind == "r":
                 ran, times, waited, lasting = ran + 1, times + (lasting > 0), waited + lasting, 0
-            found = clock.look(now_ms / 1e3, schedstat(ran, waited, times), lambda kind=kind: kind != "b")
-            # the first millisecond is not seen where the thread ran at the look before
+            found = clock.sample(now_ms / 1e3, schedstat(ran, waited, times), lambda kind=kind: kind != "b")
+            # the first millisecond is not seen where the thread ran at the sample before
             assert (waited + lasting - 1) / 1e3 - 1e-9 <= found <= (waited + lasting) / 1e3 + 1e-9
 
 
@@ -59,11 +59,11 @@ def test_a_canarys_waits_are_what_the_kernel_counts_for_its_process(trial: Trial
     waits = LaneWaits([lane, inline])
     file = Path(f"/proc/{lane.pid}/schedstat")
     low = int(file.read_text().split()[1])
-    seen = waits.look(0.0).waits
+    seen = waits.sample(0.0).waits
     high = int(file.read_text().split()[1])
     assert low - 1 <= seen[0] * 1e9 <= high + 1
     assert seen[1] == 0.0
-    assert waits.look(0.0).waits == seen
+    assert waits.sample(0.0).waits == seen
     assert len(rollout.canary.waited()) == 1
     assert rollout.stable.waited() == ()
     trial.call("rollback")

@@ -14,7 +14,7 @@ from polyrec.server.app.engine import Engine
 from polyrec.server.codecs.rows import Rows
 from polyrec.server.dispatch.answer import Answer
 from polyrec.server.errors import Invalid
-from polyrec.server.rollout.lane_waits import Look
+from polyrec.server.rollout.lane_waits import WaitSample
 from polyrec.server.rollout.traffic import Arm, RolloutTraffic, value_reader
 
 
@@ -112,7 +112,7 @@ def test_a_budget_that_is_too_small_fails_no_version(engine: Engine, ranked: Cal
 def test_cpu_waits_of_a_lane_do_not_count_against_the_version(
     engine: Engine, ranked: Callable[[str], Rows]
 ) -> None:
-    arm = Arm(engine.serving, True, 0.02, look=lambda: Look(1.0, (5.03,)))
+    arm = Arm(engine.serving, True, 0.02, sample=lambda: WaitSample(1.0, (5.03,)))
     group = arm.groups[0]
     answer = Answer(np.zeros(2, np.float32), 0, None, 0.0, 0.0, 2, 0)
     group.answered(0.11, 0.1, answer, ranked("ann"), since=(5.0,))  # late by the wait
@@ -128,11 +128,11 @@ def test_cpu_waits_of_a_lane_do_not_count_against_the_version(
 
 
 def test_refusals_count_unless_lanes_waited_lately(engine: Engine) -> None:
-    looks = [Look(0.0, (5.0, 0.0))]
-    arm = Arm(engine.serving, True, 0.02, look=lambda: looks[-1])
+    samples = [WaitSample(0.0, (5.0, 0.0))]
+    arm = Arm(engine.serving, True, 0.02, sample=lambda: samples[-1])
     group = arm.groups[0]
     for at_s, waited_s, failed in ((0.1, 5.0, 1), (0.2, 5.004, 1), (0.3, 5.006, 0), (0.5, 5.006, 1)):
-        looks.append(Look(at_s, (waited_s, 0.0)))
+        samples.append(WaitSample(at_s, (waited_s, 0.0)))
         group.refused(0.01)  # a budget that is too small for any version
         group.refused(0.1)
         taken = arm.take()[0]
@@ -140,11 +140,11 @@ def test_refusals_count_unless_lanes_waited_lately(engine: Engine) -> None:
 
 
 def test_lanes_are_watched_while_other_requests_come(engine: Engine, ranked: Callable[[str], Rows]) -> None:
-    looks = [Look(0.0, (5.0,))]
-    canary = Arm(engine.serving, True, 0.02, look=lambda: looks[-1])
+    samples = [WaitSample(0.0, (5.0,))]
+    canary = Arm(engine.serving, True, 0.02, sample=lambda: samples[-1])
     traffic = RolloutTraffic(Arm(engine.serving, False, 0.02), canary, Split(0.0, "v2"), None, same_ids=True)
     for at_s in (0.5, 1.0, 1.5):
-        looks.append(Look(at_s, (6.0,)))  # it waited once, more than a second before the refusal
+        samples.append(WaitSample(at_s, (6.0,)))  # it waited once, more than a second before the refusal
         assert traffic.choose(ranked("ann"), [], pinned=False, sender=b"") in traffic.stable.groups
     canary.groups[0].refused(0.1)
     taken = canary.take()[0]

@@ -70,7 +70,7 @@ def test_clusters_are_contiguous_in_order_of_first_occurrence(
         assert all(0 < b.num_rows <= 3 for b in batches)
         assert found.rows == len(rows)
         assert found.requests == len({tuple(row[n] for n in names) for row in rows})
-        assert found.together == (expected == [{c: row[c] for c in COLUMNS} for row in rows])
+        assert found.contiguous == (expected == [{c: row[c] for c in COLUMNS} for row in rows])
         assert list(tmp_path.iterdir()) == []
 
     check()
@@ -88,7 +88,7 @@ def test_mentions_tell_where_each_key_is_first_met(batches: list[list[int]]) -> 
     assert rows.tolist() == [flat.count(key) for key in sorted(set(flat))]
     runs = 1 + sum(a != b for a, b in pairwise(flat))
     assert mentions.runs == runs
-    assert mentions.together == (runs == len(set(flat)))
+    assert mentions.contiguous == (runs == len(set(flat)))
 
 
 @pytest.mark.parametrize(("by", "column"), [(None, "request"), ("user", "user")])
@@ -115,7 +115,7 @@ def test_memory_does_not_grow_with_the_data(
     reader = open_data(tmp_path / "f.parquet", small)
     clustering = Clustering("request")
     found = survey(reader, clustering)
-    assert not found.together
+    assert not found.contiguous
     before, most, total = pa.total_allocated_bytes(), 0, 0
     for batch in cluster_rows(reader, COLUMNS, clustering, found, tmp_path):
         most = max(most, pa.total_allocated_bytes() - before)

@@ -25,7 +25,9 @@ def test_the_devices_codes_are_the_layouts_places(
     rows = np.random.default_rng(seed).integers(0, layout.total, 40)
     codes, counts = DevicePlan(layout, slab, torch.device("cpu")).codes(torch.from_numpy(rows))
     tier, local = layout.locate(rows)
-    np.testing.assert_array_equal(codes.numpy(), np.where(tier == DEVICE, local, -1 - slab.of_rows(local)))
+    np.testing.assert_array_equal(
+        codes.numpy(), np.where(tier == DEVICE, local, -1 - slab.row_addresses(local))
+    )
     wanted = np.bincount(layout.segments(rows), minlength=layout.starts.size)
     np.testing.assert_array_equal(counts.numpy(), wanted)
 

@@ -44,7 +44,7 @@ def grained(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
     """The cold rows in a slab, as its view of overlapping rows, and the lookups in its addresses."""
     slab = Slab(case.row_format, case.cold.shape[0], 1, 8192)
     slab.row_bytes()[:] = case.cold.contiguous().view(torch.uint8).reshape(30, -1).numpy()
-    there = torch.from_numpy(slab.of_rows((-1 - case.rows).numpy()))
+    there = torch.from_numpy(slab.row_addresses((-1 - case.rows).numpy()))
     return slab.view, torch.where(case.rows < 0, -1 - there, case.rows)
 
 

@@ -16,7 +16,7 @@ def test_fetched_rows_are_copied_to_where_they_are_looked_up(seed: int) -> None:
     for _ in range(random.integers(1, 4)):
         rows = random.integers(0, 100, count)
         values = random.integers(0, 256, (count, 8)).astype(np.uint8)
-        parts.append(FetchedRows.of(rows, values))
+        parts.append(FetchedRows.from_unsorted(rows, values))
         value_of |= zip(rows.tolist(), (v.tobytes() for v in values), strict=True)
     fetched = FetchedRows.merged(parts)
     assert fetched.rows.tolist() == sorted(value_of)

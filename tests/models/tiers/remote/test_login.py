@@ -12,7 +12,7 @@ import torch
 from pydantic import SecretStr
 
 from polyrec.models.errors import RuntimeUnavailable
-from polyrec.models.tiers.remote.login import Login, bare, login_of, place
+from polyrec.models.tiers.remote.login import Login, login_of, place, without_login
 from polyrec.models.tiers.remote.remote import RemoteTier
 from polyrec.models.tiers.remote.server import Server
 from polyrec.models.tiers.rows import TieredRows
@@ -94,7 +94,7 @@ def test_a_rejected_login_names_the_server_alone(
 ) -> None:
     store = named(guarded, **changed)
     with pytest.raises(OSError, match=why) as caught:
-        Server(bare(store.url), login_of(store)).connect(5.0)
+        Server(without_login(store.url), login_of(store)).connect(5.0)
     assert "s3cret" not in str(caught.value)
 
 
@@ -134,8 +134,8 @@ def test_a_wrong_password_is_not_quoted_by_an_old_server(tmp_path: Path) -> None
 
 
 def test_urls_are_shown_without_secrets() -> None:
-    assert bare("rediss://u:p@h:1/2") == "rediss://h:1/2"
-    assert bare("unix:///a/b.sock") == "unix:///a/b.sock"
+    assert without_login("rediss://u:p@h:1/2") == "rediss://h:1/2"
+    assert without_login("unix:///a/b.sock") == "unix:///a/b.sock"
     assert place("unix:///a/b.sock") == "unix://b.sock"
     assert place("redis://:a@b@[fd00::1]") == "redis://[fd00::1]"
-    assert "s3cret" not in repr(Login.of_url("redis://u:s3cret@h"))
+    assert "s3cret" not in repr(Login.from_url("redis://u:s3cret@h"))

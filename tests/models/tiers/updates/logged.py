@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from polyrec.models.tiers.updates.changes import Changes
-from polyrec.models.tiers.updates.update import Stored, StoredUpdate
+from polyrec.models.tiers.updates.update import StoredTableUpdate, StoredUpdate
 from polyrec.models.tiers.updates.update_log import UpdateLog
 
 WIDTH = 12
@@ -15,7 +15,9 @@ Rows = dict[int, bytes]
 
 
 def stored(ids: list[int], value: int) -> StoredUpdate:
-    return StoredUpdate({"t": Stored(np.array(ids, np.int64), np.full((len(ids), WIDTH), value, np.uint8))})
+    return StoredUpdate(
+        {"t": StoredTableUpdate(np.array(ids, np.int64), np.full((len(ids), WIDTH), value, np.uint8))}
+    )
 
 
 def rows_of(changes: Changes) -> Rows:

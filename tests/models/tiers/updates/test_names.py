@@ -22,7 +22,7 @@ from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.updates.changes import Changes
 from polyrec.models.tiers.updates.drift import Drift
 from polyrec.models.tiers.updates.update import (
-    Adding,
+    AddOptions,
     StoredUpdate,
     TableUpdate,
     UpdateError,
@@ -115,9 +115,9 @@ def test_served_values_are_those_of_a_dictionary(
             new = {v for v in values if v in NEW} - taken
             if len(taken | new) > RESERVED:
                 with pytest.raises(UpdateError, match="reserved rows are free"):
-                    apply_update(stack, named(values, version), adding=Adding())
+                    apply_update(stack, named(values, version), adding=AddOptions())
             else:
-                applied = apply_update(stack, named(values, version), adding=Adding())
+                applied = apply_update(stack, named(values, version), adding=AddOptions())
                 assert (applied.rows, applied.added) == (len(values), len(new))
                 taken |= new
                 expected |= dict.fromkeys(values, float(version))
@@ -166,15 +166,15 @@ def test_a_value_that_a_table_cannot_have_is_reported(
     stack = world(ENCODER, tmp_path, changes=changes)
     update = {"t": TableUpdate(np.empty(0, np.int64), np.zeros((1, 3), np.float32), [value])}
     with pytest.raises(UpdateError, match=offense):
-        apply_update(stack, update, adding=Adding())
+        apply_update(stack, update, adding=AddOptions())
     stack.close()
 
 
 def test_a_repeated_update_neither_adds_nor_retracts_again(changes: Changes, tmp_path: Path) -> None:
     stack = world(ENCODER, tmp_path, changes=changes)
-    assert apply_update(stack, named(["n0"], 1), "first", Adding()).added == 1
+    assert apply_update(stack, named(["n0"], 1), "first", AddOptions()).added == 1
     apply_update(stack, retraction(["n0"]), "second")
-    again = apply_update(stack, named(["n0"], 1), "first", Adding())
+    again = apply_update(stack, named(["n0"], 1), "first", AddOptions())
     assert (again.repeated, again.added) == (True, 0)
     assert versions(stack, ["n0"]) == [-1.0]
     stack.close()
@@ -183,16 +183,16 @@ def test_a_repeated_update_neither_adds_nor_retracts_again(changes: Changes, tmp
 def test_tiers_that_keep_no_updates_add_nothing(tmp_path: Path) -> None:
     stack = world(ENCODER, tmp_path)
     with pytest.raises(UpdateError, match="keep no updates"):
-        apply_update(stack, named(["n0"], 1), adding=Adding())
+        apply_update(stack, named(["n0"], 1), adding=AddOptions())
     stack.close()
 
 
 def test_values_expire_by_themselves_and_a_newer_update_keeps_them(changes: Changes, tmp_path: Path) -> None:
     stack = world(ENCODER, tmp_path, changes=changes)
     soon = time.time() + 1.5
-    apply_update(stack, named(["n0", "n1", "v1"], 1), adding=Adding(soon))
+    apply_update(stack, named(["n0", "n1", "v1"], 1), adding=AddOptions(soon))
     assert versions(stack, ["n0", "n1", "v1"]) == [1.0, 1.0, 1.0]
-    apply_update(stack, named(["n1"], 2), adding=Adding())
+    apply_update(stack, named(["n1"], 2), adding=AddOptions())
     wait_until(lambda: versions(stack, ["n0"]) == [-1.0], "nothing removes the value")
     # a value that was trained does not expire
     assert versions(stack, ["n1", "v1"]) == [2.0, 1.0]
@@ -205,8 +205,8 @@ def test_an_update_that_expires_may_name_trained_values_beside_added_ones(
 ) -> None:
     stack = world(ENCODER, tmp_path, changes=changes)
     later, much_later = time.time() + 1000, time.time() + 2000
-    apply_update(stack, named(["n0"], 1), adding=Adding(later))
-    apply_update(stack, named(["v1", "n0", "n1"], 2), adding=Adding(much_later))
+    apply_update(stack, named(["n0"], 1), adding=AddOptions(later))
+    apply_update(stack, named(["v1", "n0", "n1"], 2), adding=AddOptions(much_later))
     assert versions(stack, ["v1", "n0", "n1"]) == [2.0, 2.0, 2.0]
     assert changes.names.next_expiry() == much_later
     assert set(changes.names.expired(much_later)["t"]) == {"n0", "n1"}
@@ -217,7 +217,7 @@ def test_an_expiry_that_cannot_be_kept_is_a_line_and_tried_again_later(
     changes: Changes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     stack = world(ENCODER, tmp_path, changes=changes)
-    apply_update(stack, named(["n0"], 1), adding=Adding(time.time() - 1))
+    apply_update(stack, named(["n0"], 1), adding=AddOptions(time.time() - 1))
 
     def full(update: StoredUpdate, key: str) -> None:
         raise UpdateNotKept("update: the disk is full")
@@ -235,7 +235,7 @@ def test_an_expiry_that_cannot_be_kept_is_a_line_and_tried_again_later(
 def test_values_that_expired_while_no_server_ran_are_removed_at_the_start(tmp_path: Path) -> None:
     changes = Changes(tmp_path, UpdateLog(tmp_path / "log"))
     stack = world(ENCODER, tmp_path, changes=changes)
-    apply_update(stack, named(["n0"], 1), adding=Adding(time.time() - 1))
+    apply_update(stack, named(["n0"], 1), adding=AddOptions(time.time() - 1))
     stack.close()
     changes.close(remove=False)
     changes = Changes(tmp_path, UpdateLog(tmp_path / "log"))
@@ -248,11 +248,11 @@ def test_values_that_expired_while_no_server_ran_are_removed_at_the_start(tmp_pa
 def test_a_batch_sees_a_value_and_its_row_or_neither(changes: Changes, tmp_path: Path) -> None:
     """An id changes hands while a batch is between encoding and gathering."""
     stack = world(ENCODER, tmp_path, changes=changes)
-    apply_update(stack, named(NEW[:RESERVED], 1), adding=Adding())
+    apply_update(stack, named(NEW[:RESERVED], 1), adding=AddOptions())
     rows = TieredRows(stack)
     with rows.generation() as view:
         apply_update(stack, retraction(["n0"]))
-        apply_update(stack, named(["n7"], 2), adding=Adding())
+        apply_update(stack, named(["n7"], 2), adding=AddOptions())
         assert view.encoder is not None
         ranks = view.encoder.vocabularies["t"].encode("t", ["n0", "n7"])
         got = rows.gather(torch.from_numpy(ranks))
@@ -267,7 +267,7 @@ def test_a_log_that_is_written_again_keeps_the_names(
 ) -> None:
     monkeypatch.setattr("polyrec.models.tiers.updates.update_log.MIN_REWRITTEN_BYTES", 1024)
     stack = world(ENCODER, tmp_path, changes=changes)
-    apply_update(stack, named(["n0", "n1"], 1), adding=Adding(time.time() + 1000))
+    apply_update(stack, named(["n0", "n1"], 1), adding=AddOptions(time.time() + 1000))
     apply_update(stack, retraction(["n1"]))
     for version in range(2, 60):
         apply_update(stack, named(KNOWN, version))
@@ -286,7 +286,7 @@ def test_a_value_added_and_retracted_by_one_update_is_unknown(changes: Changes, 
     stack = world(ENCODER, tmp_path, changes=changes)
     given = named(["n0", "n1"], 1)["t"]
     update = {"t": TableUpdate(given.ids, given.values, given.names, retracted=("n0", "n0"))}
-    applied = apply_update(stack, update, adding=Adding())
+    applied = apply_update(stack, update, adding=AddOptions())
     assert (applied.added, applied.retracted, changes.taken) == (2, 1, 1)
     assert stack.figures().batches == 0, "the row of unknown values was not read for a request"
     assert versions(stack, ["n0", "n1"]) == [-1.0, 1.0]
@@ -320,7 +320,7 @@ def test_an_update_reaches_the_tiers_that_a_reload_opened_meanwhile(changes: Cha
     old = world(ENCODER, tmp_path, changes=changes)
     new = world(ENCODER, tmp_path, changes=changes)
     old.close()
-    apply_update(new, named(["n0"], 1), adding=Adding())
+    apply_update(new, named(["n0"], 1), adding=AddOptions())
     apply_update(old, named(["n0"], 2))
     assert (versions(new, ["n0"]), changes.taken) == ([2.0], 1)
     assert apply_update(old, retraction(["n0", "v1"])).retracted == 2
@@ -333,7 +333,7 @@ def test_an_update_reaches_the_tiers_that_a_reload_opened_meanwhile(changes: Cha
 def test_a_retraction_that_found_nothing_is_not_applied_later(changes: Changes, tmp_path: Path) -> None:
     stack = world(ENCODER, tmp_path, changes=changes)
     apply_update(stack, retraction(["n0"]), "first")
-    apply_update(stack, named(["n0"], 1), adding=Adding())
+    apply_update(stack, named(["n0"], 1), adding=AddOptions())
     assert apply_update(stack, retraction(["n0"]), "first").repeated
     assert versions(stack, ["n0"]) == [1.0]
     stack.close()
@@ -347,7 +347,7 @@ def test_names_count_as_a_part_of_the_log(
     stack = world(ENCODER, tmp_path, changes=changes)
     long = ["x" * 1000 + str(i) for i in range(RESERVED)]
     for value in long:
-        apply_update(stack, named([value], 1), adding=Adding())
+        apply_update(stack, named([value], 1), adding=AddOptions())
     file = (tmp_path / "log").stat().st_ino
     for version in range(5):
         apply_update(stack, named(["v1"], version))

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from polyrec.models.tiers.updates import update_log as update_log_module
 from polyrec.models.tiers.updates.changes import Changes
 from polyrec.models.tiers.updates.names import NamedId
-from polyrec.models.tiers.updates.update import Stored
+from polyrec.models.tiers.updates.update import StoredTableUpdate
 from polyrec.models.tiers.updates.update_log import MAGIC, Record, UpdateLog, UpdateLogError, record_of
 from tests.models.tiers.updates.logged import WIDTH, reopened, rows_of, stored
 
@@ -128,7 +128,7 @@ def test_a_record_in_the_file_is_what_msgpack_encodes_however_the_kernel_cuts_wr
         count = int(random.integers(1, 4))
         values = random.integers(0, 256, (2 * count, WIDTH), np.uint8)
         # not contiguous
-        update[f"table {number}"] = Stored(random.integers(0, 2**40, count), values[::2])
+        update[f"table {number}"] = StoredTableUpdate(random.integers(0, 2**40, count), values[::2])
     names = {"table 0": [NamedId("Köln", 3, 1.5), NamedId(7, None)]}
     record = record_of("key", update, names)
 
@@ -163,7 +163,7 @@ def test_a_file_that_is_no_log_is_refused(tmp_path: Path, caplog: pytest.LogCapt
     with pytest.raises(UpdateLogError, match="in use by another server"):
         UpdateLog(file)
     first.append(record_of("", stored([1], 1).rows))
-    first.append(record_of("", {"t": Stored(np.array([1]), np.ones((1, 3), np.uint8))}))
+    first.append(record_of("", {"t": StoredTableUpdate(np.array([1]), np.ones((1, 3), np.uint8))}))
     first.close()
     with pytest.raises(UpdateLogError, match="rows of another format"):
         reopened(file)
@@ -179,12 +179,13 @@ from pathlib import Path
 import numpy as np
 from polyrec.models.tiers.updates.changes import Changes
 from polyrec.models.tiers.updates.update_log import UpdateLog
-from polyrec.models.tiers.updates.update import StoredUpdate, Stored
+from polyrec.models.tiers.updates.update import StoredUpdate, StoredTableUpdate
 folder = Path(sys.argv[1])
 changes = Changes(folder, UpdateLog(folder / "u"))
 i = 0
 while True:
-    changes.apply(StoredUpdate({"t": Stored(np.array([i]), np.full((1, 12), i % 256, np.uint8))}), str(i))
+    table = StoredTableUpdate(np.array([i]), np.full((1, 12), i % 256, np.uint8))
+    changes.apply(StoredUpdate({"t": table}), str(i))
     print(i, flush=True)
     i += 1
 """

@@ -17,7 +17,7 @@ from polyrec.models.bundle.bundle import load_bundle
 from polyrec.models.data.synthetic.generator import generate
 from polyrec.models.errors import DataError
 from polyrec.models.training.checkpoint import Checkpoints
-from polyrec.models.training.tiers.row_tiers import room_in
+from polyrec.models.training.tiers.row_tiers import divide_memory
 from polyrec.models.training.tiers.slots import SLOT_BYTES
 
 DEADLINE_S = 120
@@ -58,8 +58,8 @@ def test_the_bundle_is_that_of_training_in_memory(
         assert main() == 0
     bundle = load_bundle(tmp_path / "plain")
     rows, shape = bundle.rows["store.weight"].shape[0], bundle.manifest.architecture
-    room = room_in(18_000, rows, 4 * (shape.width + len(shape.blocks)))
-    assert room.prefix + room.slots < 0.8 * rows
+    division = divide_memory(18_000, rows, 4 * (shape.width + len(shape.blocks)))
+    assert division.prefix + division.slots < 0.8 * rows
     assert bundle.manifest.version == version(tmp_path / "tiered")
     assert not list(tmp_path.glob("polyrec-rows-*"))
 
@@ -152,9 +152,9 @@ def test_options_that_do_not_go_with_it_are_refused(
 @pytest.mark.parametrize("memory", [20_000, 100_000, 10_000_000])
 @pytest.mark.parametrize("record", [8, 68, 516])
 def test_rows_cache_and_buffer_fit_the_memory(memory: int, record: int) -> None:
-    room = room_in(memory, 10_000, record)
-    used = room.prefix * (record + 1) + room.slots * (record + 1 + SLOT_BYTES) + room.buffer_bytes
-    assert memory - record - 1 <= used <= memory or room.prefix == 10_000
-    assert room.prefix + room.slots <= 10_000
+    division = divide_memory(memory, 10_000, record)
+    used = division.prefix * (record + 1) + division.slots * (record + 1 + SLOT_BYTES) + division.buffer_bytes
+    assert memory - record - 1 <= used <= memory or division.prefix == 10_000
+    assert division.prefix + division.slots <= 10_000
     with pytest.raises(DataError, match="holds no row"):
-        room_in(10, 10_000, record)
+        divide_memory(10, 10_000, record)

@@ -11,7 +11,7 @@ from polyrec.models.bundle.bundle import Bundle, write_bundle
 from polyrec.models.data.reader import open_data
 from polyrec.models.data.split import TRAIN, fit_splitter
 from polyrec.models.runtimes import open_runtime
-from polyrec.models.schema.continuation import NEW, Previous, old_ranks
+from polyrec.models.schema.continuation import NEW, PreviousVocabularies, old_ranks
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.popularity import calibrate
 from polyrec.models.training.warm.rows import continued_model, continued_representation, stored_in_part
@@ -22,7 +22,7 @@ NAMES = ("table", "dhe", "select", "hybrid", "parts", "nested")
 def continued_encoder(bundle: Bundle, data: Path, forget: int | None = None) -> Encoder:
     schema = bundle.manifest.schema_
     reader = open_data(data, schema)
-    previous = Previous(bundle.encoder.vocabularies, forget, stored_in_part(bundle))
+    previous = PreviousVocabularies(bundle.encoder.vocabularies, forget, stored_in_part(bundle))
     found = calibrate(reader, schema, fit_splitter(reader, schema), which=(TRAIN,), previous=previous)
     return Encoder(schema, found.vocabularies, bundle.encoder.standards)
 

@@ -84,4 +84,4 @@ def test_rows_are_chosen_by_their_whole_number(alone: WorkerGroup, total: int) -
 
 def test_choices_come_twice_as_late_each_time_until_they_are_regular() -> None:
     tracker = PopularityTracker(1, ROWS)
-    assert [n for n in range(800) if tracker.chooses_before(n)] == [8, 16, 32, 64, 128, 256, 512, 768]
+    assert [n for n in range(800) if tracker.is_choice_step(n)] == [8, 16, 32, 64, 128, 256, 512, 768]

@@ -133,7 +133,7 @@ def look_ups(move: int, rank: int) -> tuple[I64, NDArray[np.float32]]:
 
 def moves(group: WorkerGroup) -> Arrays:
     """The rows and accumulators after steps between which other rows are replicated, or none are used."""
-    rows = WorkerRows(group, moved_weight(), room=20)
+    rows = WorkerRows(group, moved_weight(), max_hot_rows=20)
     optimizer = RowWiseAdagrad([rows.shard, rows.replicas], 0.1)
     own, replicated = optimizer.accumulators()
     pairs = [(rows.shard.data, rows.replicas.data), (own, replicated)]

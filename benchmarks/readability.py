@@ -1,9 +1,9 @@
 """Counts what makes the repository easy or hard to read: sizes, duplicate names, import cycles, words.
 
-    python -m benchmarks.house                # the working tree
-    python -m benchmarks.house bd14473        # a revision
+    python -m benchmarks.readability                # the working tree
+    python -m benchmarks.readability bd14473        # a revision
 
-tests/test_house.py checks the limits; this prints the figures, for comparison between revisions.
+tests/test_repository_layout.py checks the limits; this prints the figures, for comparison between revisions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-ROOMS = (
+FOLDERS = (
     "models",
     "planner",
     "server",
@@ -38,8 +38,8 @@ MAX_SUBJECT = 72
 def modules(root: Path) -> dict[str, Path]:
     """Returns every Python file of the top-level folders by its path; does not follow symbolic links."""
     found = {}
-    for room in ROOMS:
-        for file in sorted((root / room).rglob("*.py")):
+    for folder in FOLDERS:
+        for file in sorted((root / folder).rglob("*.py")):
             path = file.relative_to(root)
             if not any((root / parent).is_symlink() for parent in path.parents):
                 found[str(path)] = file
@@ -52,18 +52,18 @@ def folder_sizes(files: Mapping[str, Path]) -> Counter[str]:
 
 
 def duplicate_classes(files: Mapping[str, Path]) -> dict[str, list[str]]:
-    """Returns public classes with equal names in a top-level folder, without tests: `room:Name` -> paths."""
+    """Returns public classes of equal name in a folder at the top, without tests: `folder:Name` -> paths."""
     places: dict[str, list[str]] = {}
     for path, file in files.items():
-        room = path.split("/")[0]
-        if room != "tests":
+        folder = path.split("/")[0]
+        if folder != "tests":
             for node in ast.parse(file.read_text()).body:
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                    places.setdefault(f"{room}:{node.name}", []).append(path)
+                    places.setdefault(f"{folder}:{node.name}", []).append(path)
     return {name: paths for name, paths in places.items() if len(paths) > 1}
 
 
-def import_circles(files: Mapping[str, Path]) -> list[list[str]]:
+def import_cycles(files: Mapping[str, Path]) -> list[list[str]]:
     """Returns groups of modules that import one another at load time."""
     names = {path.removesuffix(".py").replace("/", ".").removesuffix(".__init__"): path for path in files}
     graph: dict[str, set[str]] = {}
@@ -106,7 +106,7 @@ def _components(graph: Mapping[str, set[str]]) -> Iterator[set[str]]:
 
 
 def unmirrored_tests(files: Mapping[str, Path]) -> list[str]:
-    """Returns test files below tests/ROOM/ whose folder has no counterpart in the source."""
+    """Returns test files whose folder below tests/ has no counterpart in the source."""
     folders = {str(Path(path).parent) for path in files if not path.startswith("tests/")}
     lost = []
     for path in files:
@@ -159,20 +159,22 @@ def tree_of(revision: str | None) -> Iterator[Path]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.house", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.readability", description=__doc__.split("\n")[0]
+    )
     parser.add_argument("revision", nargs="?", help="default: the working tree")
     revision = parser.parse_args().revision
     with tree_of(revision) as root:
         files = modules(root)
-        print("| room | files | lines |\n|---|---|---|")
-        for room in ROOMS:
-            own = [file for path, file in files.items() if path.startswith(f"{room}/")]
-            print(f"| {room} | {len(own)} | {sum(len(f.read_text().splitlines()) for f in own):,} |")
+        print("| folder | files | lines |\n|---|---|---|")
+        for folder in FOLDERS:
+            inside = [file for path, file in files.items() if path.startswith(f"{folder}/")]
+            print(f"| {folder} | {len(inside)} | {sum(len(f.read_text().splitlines()) for f in inside):,} |")
         large = {folder: n for folder, n in folder_sizes(files).most_common() if n > 15}
         print(f"\nfolders with more than 15 modules: {large or 'none'}")
         double = duplicate_classes(files)
-        print(f"public class names twice in a room: {len(double)} {sorted(double)}")
-        print(f"import circles: {import_circles(files) or 'none'}")
+        print(f"public class names twice in a folder: {len(double)} {sorted(double)}")
+        print(f"import cycles: {import_cycles(files) or 'none'}")
         print(f"test files without a mirrored folder: {len(unmirrored_tests(files))}")
         counted = words(root)
         over = {page: n for page, n in counted.items() if n > 1200}

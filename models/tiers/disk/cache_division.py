@@ -18,7 +18,7 @@ ROUNDING_BYTES = 512
 
 
 @dataclass(frozen=True, slots=True)
-class CacheRoom:
+class CacheDivision:
     """How the memory of a disk tier is divided.
 
     slots: number of slots for single rows. pages: number of slots for pages of `page_bytes`.
@@ -36,9 +36,9 @@ def multiple(number: int, of: int) -> int:
     return -(-number // of) * of
 
 
-def divide(
+def divide_cache(
     cache_bytes: int, row_bytes: int, page_bytes: int, file_rows: int, host_rows: int, joining: int
-) -> CacheRoom:
+) -> CacheDivision:
     """Divides `cache_bytes`; these and the rows of host memory are all the memory that the tiers use.
 
     file_rows: rows in the disk tier's file. host_rows: rows of host memory. joining: those of them that may
@@ -55,6 +55,6 @@ def divide(
     if joining:
         left -= joining * SLOT_BYTES + (host_rows - joining) * UNUSED_SLOT_BYTES
         if left < 0:
-            return divide(cache_bytes, row_bytes, page_bytes, file_rows, host_rows, 0)
+            return divide_cache(cache_bytes, row_bytes, page_bytes, file_rows, host_rows, 0)
     slots = min(int(left / (row_bytes + SLOT_BYTES)), file_rows)
-    return CacheRoom(slots, pages, page_bytes, joining)
+    return CacheDivision(slots, pages, page_bytes, joining)

@@ -1,4 +1,4 @@
-"""The house as a whole: what no single room can promise."""
+"""Tests of the repository as a whole: layout, pinned versions, the command line's imports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from benchmarks import house
+from benchmarks import readability
 from polyrec.cli.main import VERBS, build_parser
 
 ROOT = Path(__file__).parent.parent
@@ -62,32 +62,32 @@ def test_container_starts_the_server_with_arguments_that_it_takes() -> None:
 
 @pytest.fixture(scope="module")
 def files() -> dict[str, Path]:
-    return house.modules(ROOT)
+    return readability.modules(ROOT)
 
 
 def test_no_folder_has_more_than_15_modules(files: dict[str, Path]) -> None:
     verbs = ("polyrec/cli", "tests/polyrec/cli")
-    assert {f: n for f, n in house.folder_sizes(files).items() if n > 15 and f not in verbs} == {}
+    assert {f: n for f, n in readability.folder_sizes(files).items() if n > 15 and f not in verbs} == {}
 
 
-def test_no_public_class_name_stands_twice_in_a_room(files: dict[str, Path]) -> None:
-    assert house.duplicate_classes(files) == {}
+def test_no_public_class_name_stands_twice_in_a_top_level_folder(files: dict[str, Path]) -> None:
+    assert readability.duplicate_classes(files) == {}
 
 
 def test_no_modules_import_each_other(files: dict[str, Path]) -> None:
-    assert house.import_circles(files) == []
+    assert readability.import_cycles(files) == []
 
 
 def test_tests_mirror_the_source_folders(files: dict[str, Path]) -> None:
-    assert house.unmirrored_tests(files) == []
+    assert readability.unmirrored_tests(files) == []
 
 
 def test_docstrings_begin_with_what_the_thing_does_or_is(files: dict[str, Path]) -> None:
-    assert house.relative_docstrings(files) == []
+    assert readability.relative_docstrings(files) == []
 
 
 def test_readme_and_pages_are_short() -> None:
-    words = house.words(ROOT)
+    words = readability.words(ROOT)
     assert words.pop("README.md") <= 800
     # references, read by looking up: metrics are generated, the protocol has every endpoint
     references = {"docs/metrics.md", "docs/protocol.md", "docs/findings.md"}
