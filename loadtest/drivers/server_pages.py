@@ -170,7 +170,7 @@ def read_counters(url: str, model: str | None = None) -> ServerCounters:
     """
     counted = read_metrics(url)
     if counted.models:
-        counted = counted.of_model(model if model in counted.models else counted.models[0])
+        counted = counted.for_model(model if model in counted.models else counted.models[0])
     tiers = {
         labels["tier"]: (lookups, counted.total("polyrec_embedding_hits_total", tier=labels["tier"]))
         for labels, lookups in counted.series("polyrec_embedding_lookups_total")
