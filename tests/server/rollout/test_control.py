@@ -17,7 +17,7 @@ import orjson
 import pytest
 
 from polyrec.models.bundle.bundle import load_bundle
-from polyrec.models.tiers.updates.update import Stored, StoredUpdate
+from polyrec.models.tiers.updates.update import StoredTableUpdate, StoredUpdate
 from polyrec.models.tiers.updates.update_log import UpdateLogError
 from polyrec.planner.plan import Plan, load_plan, save_plan, single_path_plan
 from polyrec.server.app.logs import LineFormatter
@@ -234,7 +234,7 @@ def test_the_log_of_a_version_that_was_only_tried_stays(
     bundle = load_bundle(load_plan(plan_of(0.5)).paths[0].bundle)
     row = np.zeros((1, 4 * bundle.shape.width), np.uint8)
     earlier.changes_of(bundle, "cpu", tmp_path).apply(
-        StoredUpdate({"item": Stored(np.zeros(1, np.int64), row)})
+        StoredUpdate({"item": StoredTableUpdate(np.zeros(1, np.int64), row)})
     )
     earlier.close()
 
