@@ -8,6 +8,7 @@ process. A single descriptor is a lifeline pipe (server/child.py).
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import sys
@@ -20,7 +21,8 @@ def main(inherited: Sequence[int] = ()) -> int:
     """Serves until a signal ends the server; returns the exit status."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
     with exit_on_sigterm():
-        # these imports take seconds
+        # these imports take seconds, a fifth of them in the garbage collector, which finds nothing to free
+        gc.disable()
         from polyrec.models.errors import PolyrecError
         from polyrec.server.app.listening import Ready
         from polyrec.server.app.settings import load_settings
@@ -38,14 +40,17 @@ def main(inherited: Sequence[int] = ()) -> int:
             if len(inherited) > 1:
                 from polyrec.server.app.run import serve
 
+                gc.enable()
                 shared, own = sockets
                 return serve(settings, announce, socket.socket(fileno=shared), socket.socket(fileno=own))
             if settings.processes > 1:
                 from polyrec.server.app.processes import supervise
 
+                gc.enable()
                 return supervise(settings, announce)
             from polyrec.server.app.run import serve
 
+            gc.enable()
             return serve(settings, announce)
         except PolyrecError as e:
             print(f"polyrec: error: {e}", file=sys.stderr)

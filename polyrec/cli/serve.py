@@ -261,6 +261,7 @@ def _add_running(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    import gc
     import os
 
     from polyrec.server.app.signals import exit_on_sigterm
@@ -273,7 +274,8 @@ def run(args: argparse.Namespace) -> int:
         flags = {k: v for k, v in vars(args).items() if k not in ("verb", "run", "json", "version")}
         settings = load_settings(_several(flags), os.environ)
 
-        # slow imports, after the command line is validated
+        # slow imports, after the command line is validated; the garbage collector would find nothing to free
+        gc.disable()
         from polyrec.server.app.listening import Ready
 
         def ready(server: Ready) -> None:
@@ -288,9 +290,11 @@ def run(args: argparse.Namespace) -> int:
         if settings.processes > 1:
             from polyrec.server.app.processes import supervise
 
+            gc.enable()
             return supervise(settings, ready)
         from polyrec.server.app.run import serve
 
+        gc.enable()
         return serve(settings, ready)
 
 
