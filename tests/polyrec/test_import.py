@@ -74,7 +74,7 @@ def torchrec(folder: Path) -> State:
 def lists(dlrm: State, folder: Path) -> Iterator[ServerProcess]:
     """A server of the DLRM, its features multi-valued."""
     run("dlrm", folder / "dlrm.pt", "--out", folder / "lists", "--name", "ads")
-    with start({"bundle": folder / "lists", "default_budget_ms": 60_000}) as server:
+    with start({"bundle": folder / "lists", "default_budget_ms": 60_000, "drain_grace_s": 0}) as server:
         yield server
 
 
@@ -122,7 +122,9 @@ def test_an_id_without_a_row_is_422(lists: ServerProcess, values: list[int | Non
 def test_a_served_torchrec_model_with_one_id_a_feature(torchrec: State, folder: Path) -> None:
     run("torchrec", folder / "torchrec.pt", "--out", folder / "one", "--single-valued")
     request = random_request(np.random.default_rng(3), SHAPE.rows, SHAPE.dense, ROWS, single=True)
-    with start({"bundle": folder / "one", "runtime": "torch", "default_budget_ms": 60_000}) as server:
+    with start(
+        {"bundle": folder / "one", "runtime": "torch", "default_budget_ms": 60_000, "drain_grace_s": 0}
+    ) as server:
         got = ask(server, request, True)
         instance = {"d0": 1, "d1": 1, "d2": 1, "c0": 0, "c2": 0}
         answer = httpx.post(f"{server.url}/v1/predict", json={"instances": [instance]})

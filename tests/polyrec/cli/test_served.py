@@ -160,7 +160,9 @@ def by_inference_ranking(url: str, bundle: Bundle, rows: pa.Table) -> np.ndarray
 def test_served_probabilities_equal_the_evaluated_ones(
     runtime: str, trained: Bundle, rows: pa.Table, offline: np.ndarray
 ) -> None:
-    with start({"bundle": trained.path, "runtime": runtime, "default_budget_ms": 10_000}) as server:
+    with start(
+        {"bundle": trained.path, "runtime": runtime, "default_budget_ms": 10_000, "drain_grace_s": 0}
+    ) as server:
         for served in (
             by_predict(server.url, trained, rows),
             by_rank(server.url, trained, rows),

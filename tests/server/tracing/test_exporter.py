@@ -26,7 +26,9 @@ def test_a_request_is_a_span_with_its_phases_inside(
     lane: str, bundle_dir: Path, collector: Collector
 ) -> None:
     before_ns = time.time_ns()
-    with start({"bundle": bundle_dir, "lane": lane, "default_budget_ms": 60_000}) as server:
+    with start(
+        {"bundle": bundle_dir, "lane": lane, "default_budget_ms": 60_000, "drain_grace_s": 0}
+    ) as server:
         wish = {"X-Latency-Budget-Ms": "30000"}
         answer = httpx.post(f"{server.url}/v1/predict", json=ROWS, headers=TRACED | wish, timeout=60)
         path = answer.json()["path"]
@@ -67,7 +69,7 @@ def test_a_request_is_a_span_with_its_phases_inside(
 
 def test_a_batch_and_its_requests_are_linked_both_ways(bundle_dir: Path, collector: Collector) -> None:
     with (
-        start({"bundle": bundle_dir, "default_budget_ms": 60_000}) as server,
+        start({"bundle": bundle_dir, "default_budget_ms": 60_000, "drain_grace_s": 0}) as server,
         httpx.Client(base_url=server.url, timeout=60) as http,
     ):
         for endpoint, body in (("predict", ROWS), ("rank", {"context": {}, "candidates": [{}] * 3})):
@@ -94,7 +96,7 @@ def test_the_senders_decision_counts_before_the_ratio(
     monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0")
     unsampled = TRACED | {"traceparent": f"00-{TRACE}-{CALLER}-00"}
     with (
-        start({"bundle": bundle_dir, "default_budget_ms": 60_000}) as server,
+        start({"bundle": bundle_dir, "default_budget_ms": 60_000, "drain_grace_s": 0}) as server,
         httpx.Client(base_url=server.url, timeout=60) as http,
     ):
         for headers in ({}, unsampled, {"traceparent": "nonsense"}, TRACED):
@@ -107,7 +109,7 @@ def test_errors_have_their_status_and_only_server_failures_are_5xx(
     bundle_dir: Path, collector: Collector
 ) -> None:
     with (
-        start({"bundle": bundle_dir, "default_budget_ms": 60_000}) as server,
+        start({"bundle": bundle_dir, "default_budget_ms": 60_000, "drain_grace_s": 0}) as server,
         httpx.Client(base_url=server.url, timeout=60) as http,
     ):
         assert http.post("/v1/predict", content=b"{").status_code == 400
@@ -127,7 +129,7 @@ def test_errors_have_their_status_and_only_server_failures_are_5xx(
 
 def test_a_version_in_the_address_is_no_part_of_the_name(bundle_dir: Path, collector: Collector) -> None:
     with (
-        start({"bundle": bundle_dir, "default_budget_ms": 60_000}) as server,
+        start({"bundle": bundle_dir, "default_budget_ms": 60_000, "drain_grace_s": 0}) as server,
         httpx.Client(base_url=server.url, timeout=60) as http,
     ):
         (version,) = http.get("/v2/models/dlrm").json()["versions"]
@@ -139,7 +141,7 @@ def test_a_version_in_the_address_is_no_part_of_the_name(bundle_dir: Path, colle
 
 def test_without_a_collector_nothing_is_started(bundle_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
-    with start({"bundle": bundle_dir, "default_budget_ms": 60_000}) as server:
+    with start({"bundle": bundle_dir, "default_budget_ms": 60_000, "drain_grace_s": 0}) as server:
         tasks = Path(f"/proc/{server.process.pid}/task")
         children = [(task / "children").read_text().split() for task in tasks.iterdir()]
         assert not any(children)
