@@ -6,10 +6,12 @@ Redirects are not followed, so that a model comes from the place that its URL na
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import cache
 from typing import Any, Self
 
 from polyrec.models.errors import PolyrecError
@@ -126,6 +128,14 @@ class Watch:
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
 
+@cache
+def _tls() -> ssl.SSLContext:
+    """Returns the TLS context of all connections; reading the trusted certificates takes 50 ms."""
+    import httpx
+
+    return httpx.create_ssl_context()
+
+
 def _read_url(url: ModelUrl) -> Iterator[bytes]:
     # imported here, because servers of local files do not need it
     import httpx
@@ -136,7 +146,7 @@ def _read_url(url: ModelUrl) -> Iterator[bytes]:
     try:
         with (
             watch,
-            httpx.Client(headers=headers, timeout=TIMEOUT_S, follow_redirects=False) as client,
+            httpx.Client(headers=headers, timeout=TIMEOUT_S, follow_redirects=False, verify=_tls()) as client,
             client.stream("GET", url.text, extensions={"trace": watch.trace}) as answer,
         ):
             if answer.status_code in ABSENT:

@@ -72,20 +72,21 @@ def test_without_a_lane_a_server_is_not_ready_until_one_is_back(one_lane: Server
 
     def unready() -> bool:
         for page in pages:
-            answer = httpx.get(one_lane.url + page)
+            answer = client.get(page)
             if answer.status_code != 200:
                 seen.setdefault(page, (answer.status_code, answer.json()["error"]))
-        text = httpx.get(f"{one_lane.url}/metrics").text
+        text = client.get("/metrics").text
         if f"{gauge}0.0" in text:
             seen.setdefault("gauge", (0, "no lane can answer"))
         return len(seen) == len(pages) + 1
 
-    wait_until(unready)
-    os.close(lane)
-    assert all("no lane can answer" in why for _, why in seen.values())
-    assert {status for status, _ in seen.values()} == {0, 503}
-    wait_until(lambda: httpx.get(f"{one_lane.url}/readyz").status_code == 200)
-    assert f"{gauge}1.0" in httpx.get(f"{one_lane.url}/metrics").text
+    with httpx.Client(base_url=one_lane.url) as client:
+        wait_until(unready)
+        os.close(lane)
+        assert all("no lane can answer" in why for _, why in seen.values())
+        assert {status for status, _ in seen.values()} == {0, 503}
+        wait_until(lambda: client.get("/readyz").status_code == 200)
+        assert f"{gauge}1.0" in client.get("/metrics").text
 
 
 def test_requests_waiting_at_the_end_of_the_drain_get_503(one_lane: ServerProcess) -> None:
