@@ -17,6 +17,8 @@ _LETTER, _SHAPE_AT, _OPTIONS_AT = b"p", 4, 1
 """A letter in both keys, and its places there."""
 MAX_LETTERS = 256
 """Number of letters p in a body of tensors at which the search ends."""
+MIN_VALUE_BYTES = 2
+"""Minimum bytes of a value of a tensor: a digit and a comma, or four bytes in binary."""
 
 
 class _Predict(msgspec.Struct):
@@ -55,7 +57,8 @@ def rows_of_tensors(body: bytes) -> int | None:
     """Returns the most rows of any matrix of an inference request in JSON.
 
     Of a ranking these are the candidates. Vectors are left out, also as [n, 1], since one of ids has more
-    values than rows.
+    values than rows. A matrix that the body has too few bytes for is left to the parser: nobody else's
+    answers may depend on rows that were only claimed.
     """
     if _ESCAPE in body:
         return None
@@ -69,7 +72,9 @@ def rows_of_tensors(body: bytes) -> int | None:
         if body.startswith(_OPTIONS, max(0, at - _OPTIONS_AT)):
             return None
         shape = _SHAPE.match(body, max(0, at - _SHAPE_AT))
-        if shape is not None and int(shape[2]) > 1:
+        if shape is not None and (width := int(shape[2])) > 1:
+            if MIN_VALUE_BYTES * int(shape[1]) * width > len(body):
+                return None
             rows = max(rows or 0, int(shape[1]))
     return None
 

@@ -162,8 +162,8 @@ class Stalls:
 
     def __init__(self, events: Events) -> None:
         self._events = events
-        self._stalled: dict[str, float] = {}
-        """Start of the batch by lane, in seconds."""
+        self._stalled: dict[LaneState, float] = {}
+        """Start of the batch by lane, in seconds; a reload replaces lanes by others of the same names."""
 
     def note(self, now_s: float, lanes: Iterable[tuple[str, LaneState]]) -> None:
         """Takes the lanes' states, by name; to be called every tick."""
@@ -171,14 +171,14 @@ class Stalls:
         for name, lane in lanes:
             batch = lane.in_flight
             if lane.alive and batch is not None and batch.lost and now_s - batch.started_s >= STALL_S:
-                self._stalled[name] = batch.started_s
-                if name not in before:
+                self._stalled[lane] = batch.started_s
+                if lane not in before:
                     text = (
                         f"lane {name} stalled: a batch has not returned for {now_s - batch.started_s:.1f} s"
                     )
                     self._report(now_s, "lane_stalled", f"{text}; until then it gets no work")
-            elif name in before and lane.alive:
-                text = f"lane {name} returned its batch after {now_s - before[name]:.1f} s"
+            elif lane in before and lane.alive:
+                text = f"lane {name} returned its batch after {now_s - before[lane]:.1f} s"
                 self._report(now_s, "lane_resumed", text)
 
     def _report(self, now_s: float, kind: EventKind, text: str) -> None:

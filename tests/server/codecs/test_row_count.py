@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import orjson
 import pytest
 from hypothesis import given
@@ -50,7 +52,10 @@ def test_rows_of_tensors_are_those_of_the_largest_matrix(
     shapes = {"context.dense": [contexts, width], "candidate.dense": [rows + contexts, width]}
     vectors = {"bag.values": [99], "bag.lengths": [99, 1]}  # more values than rows
     inputs = [
-        {key: {"name": name, "shape": shape, "datatype": "FP32", "data": [0.5, 1e-9]}[key] for key in keys}
+        {
+            key: {"name": name, "shape": shape, "datatype": "FP32", "data": [5] * math.prod(shape)}[key]
+            for key in keys
+        }
         for name, shape in {**shapes, **vectors}.items()
     ]
     assert rows_of_tensors(orjson.dumps({"inputs": inputs}, option=indent)) == rows + contexts
@@ -87,3 +92,9 @@ def test_of_any_other_body_nothing_is_said(body: bytes) -> None:
     assert rows_of_predict(body) is None
     assert rows_of_rank(body) is None
     assert rows_of_tensors(body) is None
+
+
+@pytest.mark.parametrize("rows", [1_000, 4_096, 999_999_999])
+def test_rows_that_a_small_body_only_claims_are_not_counted(rows: int) -> None:
+    tensor = {"name": "dense", "shape": [rows, 13], "datatype": "FP32", "data": [0] * 13}
+    assert rows_of_tensors(orjson.dumps({"inputs": [tensor]})) is None

@@ -145,3 +145,15 @@ def test_a_stalled_lane_that_dies_has_returned_nothing() -> None:
     driver.router.lane_down(0)
     stalls.note(2 * STALL_S, [("cpu", lane)])
     assert [event.kind for event in events.since(-1)] == ["lane_stalled"]
+
+
+def test_a_stalled_lane_that_a_reload_replaces_has_returned_nothing() -> None:
+    driver, events = RouterDriver(router(lanes=cpu_lanes(1), policy="static:table@cpu")), Events(0)
+    stalls, (lane,) = Stalls(events), driver.router.state.lanes
+    driver.offer(10, 10)
+    for driver.now_s in (0.0, STALL_S / 2):
+        driver.turn()
+    stalls.note(STALL_S, [("cpu", lane)])
+    (other,) = router(lanes=cpu_lanes(1), policy="static:table@cpu").state.lanes
+    stalls.note(2 * STALL_S, [("cpu", other)])
+    assert [event.kind for event in events.since(-1)] == ["lane_stalled"]
