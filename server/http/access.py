@@ -136,6 +136,19 @@ class Access:
         self._take(holder, address)
         return holder.client
 
+    def recognizes(self, headers: Iterable[tuple[bytes, bytes]], peer: Peer) -> bool:
+        """Whether a prediction request has an accepted token and an address that used it before.
+
+        Counts nothing, and reveals nothing to an address that guesses tokens: for all others call `client`.
+        """
+        if not self.needs_tokens:
+            return True
+        token = _bearer(headers)
+        if token is None:
+            return self._anonymous is not None
+        holder = self._find(token)
+        return holder is not None and (peer[0] if peer else "") in holder.addresses
+
     def authorized(
         self, right: Literal["admin", "feedback"], headers: Iterable[tuple[bytes, bytes]], peer: Peer
     ) -> Client:
@@ -204,12 +217,14 @@ class Access:
     def _named(self, name: str, allowed: Allowance) -> Client:
         return Client(name, self._open.union(allowed.rights))
 
-    def _holder(self, token: bytes, address: str) -> TokenHolder:
-        """Returns the holder of a token. Raises Unauthorized or RateLimited."""
+    def _find(self, token: bytes) -> TokenHolder | None:
         digest = digest_of(token)
         holder = self._holders.get(digest[:PREFIX])
-        if holder is not None and not hmac.compare_digest(holder.digest, digest):
-            holder = None
+        return holder if holder is not None and hmac.compare_digest(holder.digest, digest) else None
+
+    def _holder(self, token: bytes, address: str) -> TokenHolder:
+        """Returns the holder of a token. Raises Unauthorized or RateLimited."""
+        holder = self._find(token)
         if holder is not None and address in holder.addresses:
             return holder
         now_s = self._clock()

@@ -49,8 +49,8 @@ class HotEndpoint:
         """Returns the rejection of a request before it is parsed, None if it may be processed.
 
         An overloaded server spends most of its time on rejections, and this costs a fraction of a `Call` with
-        the same result. The client is not authenticated yet, so requests with options that depend on its
-        rights (priority, quality) are never rejected here.
+        the same result. Never rejected here are requests with options that depend on the client's rights
+        (priority, quality), and those of clients that are yet to be authenticated.
 
         size: bytes of the body, None if unknown.
         scope: creates the ASGI scope, for traces.
@@ -75,6 +75,8 @@ class HotEndpoint:
             rows = _rows(codec, serving, body, size)
             if rows is None:
                 return None
+        if engine.access.needs_tokens and not engine.access.recognizes(headers, scope().get("client")):
+            return None
         rejected = dispatcher.reject_early(arrival_s, budget_s, rows, now_s)
         if rejected is None:
             return None

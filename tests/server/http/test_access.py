@@ -125,6 +125,21 @@ def test_a_rate_is_a_clients_own(access: Access, clock: Clock) -> None:
         access.client(bearer(SHOP), HERE)
 
 
+@pytest.mark.parametrize("anonymous", [None, {}])
+def test_a_client_is_recognized_where_its_token_was_accepted_before(
+    tmp_path: Path, anonymous: dict[str, Any] | None
+) -> None:
+    file = write(tmp_path / "tokens.json", {"clients": CLIENTS, "anonymous": anonymous})
+    access = Access(Metrics(), file)
+    assert not access.recognizes(bearer(RANKING), HERE)
+    access.client(bearer(RANKING), HERE)
+    assert access.recognizes(bearer(RANKING), HERE)
+    assert not access.recognizes(bearer(RANKING), THERE)
+    assert not access.recognizes(bearer("a wrong token"), HERE)
+    assert access.recognizes([], THERE) == (anonymous is not None)
+    assert Access(Metrics()).recognizes(bearer("a wrong token"), HERE)
+
+
 def test_wrong_tokens_of_an_address_are_slowed_down_and_the_right_holder_is_not(
     access: Access, clock: Clock
 ) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -10,6 +11,7 @@ import pytest
 from polyrec.planner.plan import Plan
 from polyrec.server.app.engine import Engine
 from polyrec.server.errors import DeadlinePassed, Overloaded
+from polyrec.server.http.access import Access
 from polyrec.server.http.app import create_app
 from polyrec.server.http.connection.hot_endpoint import HotEndpoint
 
@@ -129,6 +131,35 @@ def test_past_capacity_a_request_is_rejected_unparsed_unless_its_headers_ask_for
         ):
             assert status(size, body, budget, header) is None, header
         engine.close()  # answers what waits, in the event loop
+
+    asyncio.run(scene())
+
+
+def test_past_capacity_a_client_that_is_not_authenticated_gets_no_early_rejection(
+    plan: Plan, tmp_path: Path
+) -> None:
+    """It would get 429 instead of 401, and its rows would be recorded as lost."""
+    file = tmp_path / "tokens.json"
+    file.write_bytes(orjson.dumps({"clients": [{"name": "shop", "token": "shop-token-0123456789"}]}))
+    engine = Engine()
+    engine.load(plan)
+    engine.access = Access(engine.metrics, file)
+    hot = create_app(engine).hot[b"/v1/predict"]
+    body = b'{"instances": [%s]}' % b",".join([b"{}"] * 128)
+
+    def scope(token: bytes) -> dict[str, Any]:
+        headers = [(b"x-latency-budget-ms", b"1000"), (b"authorization", b"Bearer " + token)]
+        return {"type": "http", "path": "/v1/predict", "headers": headers, "client": ("10.0.0.1", 4711)}
+
+    def status(token: bytes) -> int | None:
+        rejected = hot.reject_early(scope(token)["headers"], len(body), lambda: scope(token), None, body)
+        return None if rejected is None else rejected.status
+
+    async def scene() -> None:
+        overload(hot, scope(b"shop-token-0123456789"), body)
+        assert status(b"shop-token-0123456789") == 429
+        assert status(b"a wrong token") is None
+        engine.close()
 
     asyncio.run(scene())
 
