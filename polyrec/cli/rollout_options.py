@@ -25,7 +25,7 @@ def add_start_options(parser: argparse._ActionsContainer) -> None:
         "--by",
         metavar="FIELD",
         help="split requests by this context feature or header:NAME, so that each of its values gets one "
-        "version (default: split at random)",
+        "version (default: individually)",
     )
     parser.add_argument(
         "--promote-after",
