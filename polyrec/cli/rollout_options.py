@@ -31,7 +31,7 @@ def add_start_options(parser: argparse._ActionsContainer) -> None:
         "--promote-after",
         type=duration,
         metavar="TIME",
-        help="promote once all bounds are shown to hold, not before this time: 1h (default: by command)",
+        help="promote once all bounds are shown to hold, not before this time: 1h (default: only by command)",
     )
     parser.add_argument(
         "--max-psi", type=positive_float, help="maximum shift of the scores, as PSI (default .1)"
