@@ -6,9 +6,8 @@
 In each of three parts, all implementations are first compared on the same batches, then timed in turns
 (A B A B); figures are medians:
     kernel        the lookup kernel alone, on the device's clock, with lookups of different rows in sequence,
-    at
-                  hit rates of 100, 99, 95 and 80%; the floor is the bytes moved divided by the bandwidth of
-                  copies in the same run (device memory for hits, the bus for misses)
+                  at hit rates of 100, 99, 95 and 80%; the floor is the bytes moved divided by the bandwidth
+                  of copies in the same run (device memory for hits, the bus for misses)
     lookups       a batch's lookups from ranks on the host to vectors on the device, on the wall clock: misses
                   read in place, gathered and copied, or chosen while serving; and alternatives, see
                   benchmarks/gpu/model.py

@@ -1,8 +1,8 @@
 """Defines the variants that benchmarks/quality/representations.py compares, and how to build each.
 
-Trained    learned from the data with the data set's recipe, and `changes` to it for some kinds
-Derived    made by a function from another variant's bundle with the same seed
-ServedVariant     another variant's unchanged bundle, with its dense net executed in another precision
+Trained          learned from the data with the data set's recipe, and `changes` to it for some kinds
+Derived          made by a function from another variant's bundle with the same seed
+ServedVariant    another variant's unchanged bundle, with its dense net executed in another precision
 """
 
 from __future__ import annotations

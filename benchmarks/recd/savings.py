@@ -143,7 +143,7 @@ def training(folder: Path, kind: str, core: int, **more: Any) -> dict[str, Found
     }
     jobs["shared, half"] = jobs["shared"] | {"batch_rows": 256}
     if kind != "table":
-        jobs = {"rows, every look-up": plain | {"distinct": False}} | jobs
+        jobs = {"rows, every lookup": plain | {"distinct": False}} | jobs
     return jobs
 
 
@@ -162,7 +162,7 @@ def qualities(folder: Path, kinds: Sequence[str], seeds: int, core: int, bar: An
     out: dict[str, Any] = {}
     for kind in kinds:
         for name, job in training(folder, kind, core).items():
-            if name == "rows, every look-up":
+            if name == "rows, every lookup":
                 continue
             found = []
             for seed in range(seeds):

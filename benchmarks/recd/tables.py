@@ -14,7 +14,7 @@ FORMS = {
     "packed": "packed",
     "packed, default encodings": "packed, but with default encodings",
     "packed by session": "packed, sessions together",
-    "rows, every look-up": "random rows, every look-up computed",
+    "rows, every lookup": "random rows, every lookup computed",
     "rows": "random rows",
     "requests": "whole requests",
     "shared": "whole requests, contexts shared",

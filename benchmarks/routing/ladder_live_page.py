@@ -181,9 +181,9 @@ def _paired(pairs: Sequence[tuple[Run, Run]]) -> tuple[float, float, float]:
 def comparisons(found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Returns `compared` by load for one file, in its order."""
     widest = max(found["paths"], key=lambda path: path["quality"])["name"]
-    max_s = capacities(found)
+    capacity = capacities(found)
     usual = _usual_speed(found)
-    paths = [path | {"capacity": max_s[path["name"]]} for path in found["paths"]]
+    paths = [path | {"capacity": capacity[path["name"]]} for path in found["paths"]]
     told = {}
     for load, schedule in sorted(found["loads"].items()):
         turns = [turn for turn in found["turns"] if turn["load"] == load]

@@ -58,7 +58,7 @@ DATA = {
 BATCH_ROWS, LOOKED_AT = 512, 20_000
 HOT_BYTES = 2**20
 FORMS = {
-    "every look-up": WorkerSettings("plain", distinct=False),
+    "every lookup": WorkerSettings("plain", distinct=False),
     "RecD": WorkerSettings("plain"),
     "FAE, cold batch": WorkerSettings("fae", hot_bytes=HOT_BYTES),
     "FAE, hot batch": WorkerSettings("fae", hot_bytes=HOT_BYTES),

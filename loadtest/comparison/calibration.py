@@ -282,7 +282,7 @@ def read_counters(url: str) -> Counters:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m polyrec.loadtest.comparison.calibration",
-        description="Measure the costs of serving a plan that its profile does not include.",
+        description="Measure the costs of serving that a plan's profile does not include.",
     )
     parser.add_argument("plan")
     parser.add_argument("--data", help="Parquet file whose requests are sent (default: synthetic rows)")

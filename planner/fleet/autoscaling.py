@@ -27,8 +27,8 @@ class ReplicaLoad:
     """Load of one replica.
 
     demand: arriving rows/s divided by the rows/s that its lanes can execute on their fastest paths.
-    backlog_s: seconds that all lanes need for its waiting rows. price: value of a second of all its devices,
-    in information; 0 without prices.
+    backlog_s: seconds that all lanes need for its waiting rows. price: value of a second of its most
+    expensive device, in information; 0 without prices.
     """
 
     demand: float

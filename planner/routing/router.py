@@ -67,8 +67,8 @@ class Router:
 
         Above capacity, goodput depends on the time of the core that rejections leave. A query is rejected if
         its deadline has passed, or if the reading round is overloaded and the query would be late. Only for
-        queries without priority or required quality. It is judged by its own rows: bytes of a body say
-        nothing about them, and rejections of others only that a look at them is worthwhile.
+        queries without priority or required quality. Its own rows and deadline decide: the size of a
+        body says nothing about its rows, and an earlier rejection only that counting rows may pay.
 
         rows: None if unknown.
         """

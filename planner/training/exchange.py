@@ -15,8 +15,8 @@ import numpy as np
 from polyrec.models.schema.batch import F64, I64
 from polyrec.planner.training.popularity import Popularity
 
-Form = Literal["every look-up", "distinct", "fae", "hotline"]
-FORMS: tuple[Form, ...] = ("every look-up", "distinct", "fae", "hotline")
+Form = Literal["every lookup", "distinct", "fae", "hotline"]
+FORMS: tuple[Form, ...] = ("every lookup", "distinct", "fae", "hotline")
 REPLICATING: tuple[Form, ...] = ("fae", "hotline")
 COUNT_BYTES = 8
 
@@ -64,7 +64,7 @@ def expected_exchange(form: Form, popularity: Popularity, step: Step, hot: int) 
     summed = 2 * others / step.workers * (step.net_bytes + 4)
     own = step.rows / step.workers
     all_rows = popularity.rows
-    if form == "every look-up":
+    if form == "every lookup":
         return _by_owner(own * float(popularity.expanded.sum()), step, summed)
     if form == "distinct":
         return _by_owner(popularity.distinct(own, all_rows), step, summed)

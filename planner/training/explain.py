@@ -16,7 +16,7 @@ def page(plan: TrainingPlan) -> list[str]:
     lines = ["Computed from the description; nothing was measured.", "", _summary(chosen, plan)]
     if plan.baseline is not None and chosen.nodes > 1:
         lines.append(
-            "against every look-up exchanged, on the same nodes: "
+            "against every lookup exchanged, on the same nodes: "
             f"{chosen.rows_per_s / plan.baseline.rows_per_s:.2f} times the rows/s, "
             f"{chosen.sent_per_row / plan.baseline.sent_per_row:.2f} times the bytes"
         )

@@ -95,7 +95,7 @@ def plan_training(description: TrainingDescription, popularity: Popularity) -> T
     else:
         chosen = max(options, key=lambda o: o.rows_per_s)
     node = next(n for n in description.nodes if n.name == chosen.node)
-    baseline = option_of(description, popularity, node, chosen.nodes, "every look-up", 0)
+    baseline = option_of(description, popularity, node, chosen.nodes, "every lookup", 0)
     least = {
         name: next((o.nodes for o in by_count if wanted is None or o.rows_per_s >= wanted), None)
         for name, by_count in fastest.items()

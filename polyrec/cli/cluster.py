@@ -27,12 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     count = up.add_mutually_exclusive_group()
     count.add_argument("--replicas", type=positive_int, metavar="N", help="replicas (default 1)")
     count.add_argument(
-        "--fleet-plan", metavar="FILE", help="start one replica on each node of this fleet plan"
+        "--fleet-plan", metavar="FILE", help="plan of `polyrec plan --fleet`: one replica on each node"
     )
     count.add_argument(
         "--autoscale", type=replica_range, metavar="MIN:MAX", help="scale replicas with the backlog"
     )
-    up.add_argument("--hour", type=int, help="hour of the fleet plan (default: the hour with most nodes)")
+    up.add_argument("--hour", type=int, help="hour of the fleet plan (default: the most nodes of each type)")
     up.add_argument(
         "--target-demand",
         type=positive_float,

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="consumer group that tracks what was sent; use one per server (default: %(default)s)",
     )
     parser.add_argument("--model", help="model, if the server has several")
-    parser.add_argument("--path", help="path whose rows to update, if several bundles have rows in tiers")
+    parser.add_argument("--path", help="path whose rows to update, if several bundles take updates")
     parser.add_argument(
         "--most-rows",
         type=int,

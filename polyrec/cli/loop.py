@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "run", parents=[state], help="run iterations until Ctrl-C; resumes an interrupted one"
     )
     run.epilog = f"example: {EXAMPLE}"
-    run.add_argument("--plan", required=True, help="plan served at the first iteration")
+    run.add_argument("--plan", required=True, help="plan that the server serves when the loop is first run")
     run.add_argument("--log", required=True, metavar="DIR", help="prediction log of the server")
     run.add_argument("--once", action="store_true", help="run or finish one iteration now, then exit")
     _add_when(run)
@@ -96,7 +96,7 @@ def _add_held(run: argparse.ArgumentParser) -> None:
         "--margin",
         type=positive_float,
         default=0.005,
-        help="maximum information gain that a new bundle may be shown to lose (default .005)",
+        help="hold a bundle unless it is shown to lose no more information gain than this (default .005)",
     )
     held.add_argument(
         "--max-drop",

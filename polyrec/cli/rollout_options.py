@@ -25,13 +25,13 @@ def add_start_options(parser: argparse._ActionsContainer) -> None:
         "--by",
         metavar="FIELD",
         help="split requests by this context feature or header:NAME, so that each of its values gets one "
-        "version (default: split at random)",
+        "version (default: individually)",
     )
     parser.add_argument(
         "--promote-after",
         type=duration,
         metavar="TIME",
-        help="promote after this time if all bounds are shown to hold: 10m, 1h (default: only manually)",
+        help="promote once all bounds are shown to hold, not before this time: 1h (default: only by command)",
     )
     parser.add_argument(
         "--max-psi", type=positive_float, help="maximum shift of the scores, as PSI (default .1)"
@@ -49,12 +49,12 @@ def add_start_options(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--max-failed",
         type=positive_float,
-        help="maximum share of failures above that of the stable version (default .01)",
+        help="maximum excess of the share of failures over the stable version's (default .01)",
     )
     parser.add_argument(
         "--max-late",
         type=positive_float,
-        help="maximum share of late answers above that of the stable version (default .02)",
+        help="maximum excess of the share of late answers over the stable version's (default .02)",
     )
     parser.add_argument(
         "--max-slowdown",

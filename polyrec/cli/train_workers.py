@@ -156,7 +156,7 @@ def planned_settings(args: argparse.Namespace) -> WorkerSettings:
             )
     scheme: Scheme = plan.form if plan.form in ("fae", "hotline") else "plain"
     replicated = {name: places.get("replicated", 0) for name, places in plan.tables.items()}
-    return WorkerSettings(scheme, plan.form != "every look-up", replicated=replicated)
+    return WorkerSettings(scheme, plan.form != "every lookup", replicated=replicated)
 
 
 def local_environment(size: int) -> dict[str, str]:

@@ -94,7 +94,7 @@ class Loop:
         except PolyrecError as e:
             iteration = failed(iteration, str(e))
             self.folder.save(iteration)
-            self._report(f"iteration {number}: {iteration.step} failed, and is tried again: {e}")
+            self._report(f"iteration {number}: {iteration.step} failed and will be retried: {e}")
             return float(min(self.every_s, FIRST_RETRY_S * 2 ** (iteration.attempts - 1)))
         step, iteration = iteration.step, after(iteration, result, self.clock(), self._last_step)
         if iteration.state in LEARNED:
@@ -122,7 +122,7 @@ class Loop:
             except LoopError as e:
                 self._report(str(e))
             else:
-                self._report(f"iteration {number}: goes on with {iteration.step}, forced by a person")
+                self._report(f"iteration {number}: continues with {iteration.step}, forced by a person")
         if self.folder.has("drop", number):
             self.folder.remove("drop", number)
             if iteration.state == "running":

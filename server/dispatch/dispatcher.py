@@ -109,7 +109,7 @@ class Dispatcher:
 
     @property
     def overloaded(self) -> bool:
-        """Whether a request was rejected since the last dispatch, so that others may be unparsed."""
+        """Whether this reading round has rejected a request, so that `reject_early` may reject others."""
         return self.router.overloaded
 
     def reject_early(

@@ -22,14 +22,14 @@ Behavior = Callable[[Any, Any], Awaitable[Any]]
 
 
 class OpenCalls(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """The calls in progress of one server, at most `most`.
+    """The calls in progress of one server, at most `max_calls`.
 
     A network's new call is rejected while the network has as many calls as there are free places: one network
     gets at most half of the places, and places remain for others. exceeded: see MessageReader.
     """
 
-    def __init__(self, most: int, exceeded: Callable[[str], object]) -> None:
-        self._free = most
+    def __init__(self, max_calls: int, exceeded: Callable[[str], object]) -> None:
+        self._free = max_calls
         self._exceeded = exceeded
         self._by_network: Counter[str] = Counter()
 

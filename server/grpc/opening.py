@@ -41,7 +41,7 @@ class GrpcPort:
         """Serves models that have loaded. Raises PortInUse."""
         # gRPC's core logs bad handshakes and requests, so any client could flood the log
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-        logging.getLogger("grpc._cython.cygrpc").addFilter(_is_no_clients_doing)
+        logging.getLogger("grpc._cython.cygrpc").addFilter(_is_not_caused_by_client)
         from polyrec.server.grpc.listener import GrpcServer
 
         self._server = GrpcServer(models, self._limits, self._key, self._access_log)
@@ -64,8 +64,8 @@ class GrpcPort:
             await self._server.stopped()
 
 
-def _is_no_clients_doing(record: logging.LogRecord) -> bool:
-    """Whether a gRPC log record is none that any client can cause.
+def _is_not_caused_by_client(record: logging.LogRecord) -> bool:
+    """Returns whether a gRPC log record is kept, as no client can cause it at will.
 
     gRPC logs metadata that is not UTF-8, even tokens, and a traceback when a client leaves responses unread.
     """

@@ -316,10 +316,10 @@ class EventDocument(Document):
 class StatusResponse(Document):
     """Data of the status page.
 
-    promised_share: the SLO. broken: outcomes that count against it. generation: count of served plans.
-    metric: of the paths' quality; null, like `serving`, while the server loads. live_quality: null without a
-    report. feature_drift: one report per bundle. events: the latest, oldest first. now: a sample taken at
-    `unix_time`. history: earlier samples, oldest first.
+    promised_share: the SLO. broken: outcomes that count against it. generation: number of plans put into
+    service so far. metric: of the paths' quality; null, like `serving`, while the server loads. live_quality:
+    null without a report. feature_drift: one report per bundle. events: the latest, oldest first. now: a
+    sample taken at `unix_time`. history: earlier samples, oldest first.
     """
 
     state: StateName

@@ -173,10 +173,9 @@ class Stalls:
             if lane.alive and batch is not None and batch.lost and now_s - batch.started_s >= STALL_S:
                 self._stalled[lane] = batch.started_s
                 if lane not in before:
-                    text = (
-                        f"lane {name} stalled: a batch has not returned for {now_s - batch.started_s:.1f} s"
-                    )
-                    self._report(now_s, "lane_stalled", f"{text}; until then it gets no work")
+                    waited_s = now_s - batch.started_s
+                    text = f"lane {name} stalled: a batch has not returned for {waited_s:.1f} s"
+                    self._report(now_s, "lane_stalled", f"{text}; until it does, the lane gets no work")
             elif lane in before and lane.alive:
                 text = f"lane {name} returned its batch after {now_s - before[lane]:.1f} s"
                 self._report(now_s, "lane_resumed", text)

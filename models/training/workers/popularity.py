@@ -62,10 +62,9 @@ class PopularityTracker:
         self.rows, self.counts = summary(*both, self.capacity)
 
     def choose(self, group: WorkerGroup) -> I64:
-        """Returns the most popular rows, int64 [at most `chosen_rows`], the same on every worker, which must
-        all call it.
+        """Returns the most popular rows, int64 [at most `chosen_rows`].
 
-        Older lookups count less from now on.
+        Every worker must call it and gets the same rows. Older lookups count less from now on.
         """
         self._merge()
         own_counts = self.counts.astype(self._count_type).view(self._id_type)

@@ -53,8 +53,8 @@ def main(out: str) -> None:
     with WorkerGroup.join() as group:
         random = np.random.default_rng(group.rank)
         found: dict[str, float] = {}
-        for form in ("every look-up", "distinct", "hotline"):
-            rows = WorkerRows(group, weight, mask if form == "hotline" else None, form != "every look-up")
+        for form in ("every lookup", "distinct", "hotline"):
+            rows = WorkerRows(group, weight, mask if form == "hotline" else None, form != "every lookup")
             found[form] = np.mean([sent(group, rows, draw(random, SHARE)) for _ in range(STEPS)])
         rows = WorkerRows(group, weight, mask)
         drawn = draw(random, SHARE * STEPS * 10)

@@ -55,7 +55,7 @@ def test_contexts_travel_once_a_request_but_in_the_baseline() -> None:
     tables = [DescribedTable(name="user", rows=10**6, zipf=0.0, role="context", lookups=2)]
     shared = described_popularity(tables, 8.0)
     step = Step(4, 1024, 16, 0)
-    every = expected_exchange("every look-up", shared, step, 0)
+    every = expected_exchange("every lookup", shared, step, 0)
     distinct = expected_exchange("distinct", shared, step, 0)
     assert distinct.pushed / every.pushed == pytest.approx(1 / 8, rel=1e-3)
 

@@ -129,7 +129,7 @@ def test_a_lane_that_does_not_return_a_batch_is_told_once_and_again_when_it_does
     tick(4 * STALL_S)
     tick(5 * STALL_S)
     assert texts(events) == [
-        "lane cpu stalled: a batch has not returned for 0.5 s; until then it gets no work",
+        "lane cpu stalled: a batch has not returned for 0.5 s; until it does, the lane gets no work",
         "lane cpu returned its batch after 2.0 s",
     ]
     assert caplog.messages == texts(events)
