@@ -175,7 +175,7 @@ class _Loop:
             tenant.answering_s, tenant.answers = 0.0, 0
             self._schedule(tenant)
         self._read_s = 0.0
-        self.machine.tick(self._now_s)
+        self.machine.tick()
 
     def _read(self, tenant: _Tenant, i: int) -> None:
         """Reads and offers a request, whose budget begins at its arrival as estimated by the server."""
@@ -220,7 +220,7 @@ class _Loop:
         expired = router.expire(self._now_s)
         for lane in tuple(router.lane_order):
             state = router.state.lanes[lane]
-            if state.in_flight is not None or not self.machine.may_start(sharing, lane, self._now_s):
+            if state.in_flight is not None or not self.machine.may_start(sharing, lane):
                 continue
             dispatch = router.next(lane, self._now_s)
             if dispatch is None:

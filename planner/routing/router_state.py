@@ -54,7 +54,7 @@ class RouterState:
     specs: paths and lanes as passed by the caller.
     usable: lanes with a closed breaker or, if there are none, all live lanes.
     sole_inline_lane: the only usable lane if it is inline, otherwise None.
-    broken: whether a lane with a path of the highest value is dead or has lost work.
+    best_lane_failed: whether a lane with a path of the highest value is dead or has lost work.
     total_rate: rows/s that the usable lanes on their fastest paths, and the front, can do.
     front_factor: total_rate over the lanes' own rate, for work that has already passed the front.
     service_times: service times of a query, as corrected now.
@@ -73,7 +73,7 @@ class RouterState:
     """
 
     __slots__ = (
-        "allowed_paths", "alone_times", "best_alone_times", "best_paths", "best_value", "broken", "devices",
+        "allowed_paths", "alone_times", "best_alone_times", "best_lane_failed", "best_paths", "best_value", "devices",
         "front", "front_factor", "lanes", "last_completion_s", "limits", "loss_backoff", "max_merge_rows",
         "max_queued_rows", "min_latency_s", "observed", "others_budget_s", "paths", "prices", "queue",
         "reads", "reserve_s", "routing", "service_times", "sole_inline_lane", "specs", "start_s",
@@ -133,7 +133,7 @@ class RouterState:
         self.usable: list[LaneState] = []
         self.best_paths: list[BestPath] = []
         self.sole_inline_lane: LaneState | None = None
-        self.broken = False
+        self.best_lane_failed = False
         self.allowed_paths: frozenset[int] = frozenset(range(len(paths)))
         self.set_routing(routing)
 
@@ -221,7 +221,7 @@ class RouterState:
         self.max_merge_rows = max((lane.merge_rows[lane.fastest] for lane in self.usable), default=1)
 
     def _find_best_paths(self) -> None:
-        """Sets the paths of the highest value by usable lane, and whether a lane with one is broken."""
+        """Sets the paths of the highest value by usable lane, and whether a lane with one failed."""
         best = {p.index: p.latency for p in self.paths if p.value >= self.best_value}
         self.best_paths = [
             BestPath(
@@ -234,7 +234,7 @@ class RouterState:
             for p in lane.paths
             if p in best
         ]
-        self.broken = any(
+        self.best_lane_failed = any(
             not lane.alive or lane.breaker.broken for lane in self.lanes if any(p in best for p in lane.paths)
         )
 
