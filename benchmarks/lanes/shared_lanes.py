@@ -157,7 +157,7 @@ class _Loop:
                 _, _, tenant, dispatch = heappop(ends)
                 ready.append(partial(self._complete, tenant, dispatch))
             if arriving and arriving[-1][0] <= polled_s:
-                self._arrivals.look(self._now_s, slept)
+                self._arrivals.begin_reading(self._now_s, slept)
                 slept = False
                 while arriving and arriving[-1][0] <= polled_s:
                     _, m, i = arriving.pop()
@@ -179,7 +179,7 @@ class _Loop:
 
     def _read(self, tenant: _Tenant, i: int) -> None:
         """Reads and offers a request, whose budget begins at its arrival as estimated by the server."""
-        self._arrivals.begin()
+        self._arrivals.count_request()
         rows, budget_s = tenant.rows[i], tenant.budgets[i]
         since_s = self._arrivals.arrival().budget_start_s(budget_s, self._now_s)
         router = tenant.router
