@@ -92,9 +92,9 @@ def _prefixes(given: tuple[str, ...]) -> tuple[str, ...]:
 
 def _default_cache() -> Path:
     """Returns the default folder for fetched models. Raises SettingsError if there is no home folder."""
-    given = os.environ.get("XDG_CACHE_HOME")
+    cache_home = os.environ.get("XDG_CACHE_HOME")
     try:
-        return (Path(given) if given else Path.home() / ".cache") / "polyrec" / "models"
+        return (Path(cache_home) if cache_home else Path.home() / ".cache") / "polyrec" / "models"
     except RuntimeError:
         raise SettingsError("there is no home folder for fetched models; give --model-cache DIR") from None
 
