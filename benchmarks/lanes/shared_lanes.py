@@ -157,7 +157,7 @@ class _Loop:
                 _, _, tenant, dispatch = heappop(ends)
                 ready.append(partial(self._complete, tenant, dispatch))
             if arriving and arriving[-1][0] <= polled_s:
-                self._arrivals.look(self._now_s, slept)
+                self._arrivals.begin_reading(self._now_s, slept)
                 slept = False
                 while arriving and arriving[-1][0] <= polled_s:
                     _, m, i = arriving.pop()
@@ -175,11 +175,11 @@ class _Loop:
             tenant.answering_s, tenant.answers = 0.0, 0
             self._schedule(tenant)
         self._read_s = 0.0
-        self.machine.tick(self._now_s)
+        self.machine.tick()
 
     def _read(self, tenant: _Tenant, i: int) -> None:
         """Reads and offers a request, whose budget begins at its arrival as estimated by the server."""
-        self._arrivals.begin()
+        self._arrivals.count_request()
         rows, budget_s = tenant.rows[i], tenant.budgets[i]
         since_s = self._arrivals.arrival().budget_start_s(budget_s, self._now_s)
         router = tenant.router
@@ -220,7 +220,7 @@ class _Loop:
         expired = router.expire(self._now_s)
         for lane in tuple(router.lane_order):
             state = router.state.lanes[lane]
-            if state.in_flight is not None or not self.machine.may_start(sharing, lane, self._now_s):
+            if state.in_flight is not None or not self.machine.may_start(sharing, lane):
                 continue
             dispatch = router.next(lane, self._now_s)
             if dispatch is None:

@@ -19,6 +19,8 @@ import httptools
 from polyrec.models.errors import PolyrecError
 
 NO_ANSWER = 0
+FIRST_ERROR = 400
+"""The lowest HTTP status of an error, whose body gives the reason."""
 PATH = b"x-polyrec-path"
 DEGRADED = b'"degraded":true'
 
@@ -31,7 +33,7 @@ class Answer:
     path: header X-Polyrec-Path, empty if absent.
     degraded: whether the body says that quality was degraded; found by a byte search, since parsing every
     answer would make the driver late.
-    body: only if the pool keeps bodies.
+    body: only of an error, or if the pool keeps bodies.
     """
 
     status: int
@@ -122,7 +124,7 @@ class Connection(asyncio.Protocol):
             self._path = value
 
     def on_body(self, body: bytes) -> None:
-        if self.pool.bodies:
+        if self.pool.bodies or self.parser.get_status_code() >= FIRST_ERROR:
             self._body.append(body)
         # keep the tail, because an answer may be split inside the pattern
         whole = self._tail + body if self._tail else body
@@ -153,7 +155,7 @@ class Pool:
     """Sends requests to one target and reports how each ended.
 
     limit: maximum number of open connections. held_back: number of requests that found all of them busy.
-    bodies: whether to keep the bodies of answers.
+    bodies: whether to keep the bodies of all answers, not only of errors.
     """
 
     def __init__(self, target: Target, limit: int, answered: Answered, bodies: bool = False) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import os
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,10 +24,11 @@ from time import perf_counter, sleep
 import numpy as np
 import uvloop
 
-from polyrec.loadtest.drivers.connection import NO_ANSWER, Answer, LoadError, Pool, Target
+from polyrec.loadtest.drivers.connection import FIRST_ERROR, NO_ANSWER, Answer, LoadError, Pool, Target
 from polyrec.loadtest.drivers.load import Load
 from polyrec.loadtest.results.outcome import NO_PATH, Outcome
 from polyrec.models.schema.batch import F64
+from polyrec.models.text import printable
 
 NAP_S = 6e-5
 POLLED_S = 0.02
@@ -69,6 +71,7 @@ class Answers:
         self._degraded = np.zeros(requests, bool)
         self._paths: dict[bytes, int] = {b"": NO_PATH}
         self._errors: dict[int, str] = {}
+        self._reasons: dict[int, str] = {}
 
     def add(self, index: int, answer: Answer) -> None:
         """Records how a request ended."""
@@ -79,6 +82,8 @@ class Answers:
             self._status[index] = answer.status
             self._path[index] = self._paths.setdefault(answer.path, len(self._paths) - 1)
             self._degraded[index] = answer.degraded
+            if answer.status >= FIRST_ERROR and answer.status not in self._reasons:
+                self._reasons[answer.status] = _reason(answer.body)
             if self._bodies is not None:
                 self._bodies[index] = answer.body
         self._pending -= 1
@@ -108,7 +113,17 @@ class Answers:
             pool.connections,
             pool.held_back,
             self.start_s,
+            dict(self._reasons),
         )
+
+
+def _reason(body: bytes) -> str:
+    """Returns the reason that the body of an error gives: its `error`, or the text itself."""
+    try:
+        text = str(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        text = body.decode(errors="replace").strip()
+    return printable(text)
 
 
 async def drive(

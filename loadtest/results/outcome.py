@@ -8,7 +8,7 @@ accepts that lag.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 import numpy as np
@@ -49,6 +49,7 @@ class Outcome:
     errors: request number -> reason for no answer. begin_s, end_s: the time that the schedule covers.
     connections: open at the end. held_back: requests of the whole run that found all connections busy.
     started_s: time zero of the schedule, by perf_counter; 0 for a simulated run.
+    reasons: HTTP status -> the reason in the first such answer of the whole run.
     """
 
     due_s: F64
@@ -66,6 +67,7 @@ class Outcome:
     connections: int
     held_back: int
     started_s: float = 0.0
+    reasons: dict[int, str] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
@@ -131,13 +133,14 @@ class Report:
     """Latency figures of a run.
 
     Percentiles are of answers with a 2xx status, not interpolated. All other requests are errors, counted in
-    `failures`.
+    `failures`; `reasons` has the reason in the first answer of each such status.
     rate: requests per second of the schedule.
     """
 
     requests: int
     errors: int
     failures: dict[str, int]
+    reasons: dict[str, str]
     rate: float
     p50_ms: float | None
     p90_ms: float | None
@@ -162,6 +165,7 @@ def report(outcome: Outcome, max_lag_s: float = 0.001) -> Report:
         requests=n,
         errors=int(n - good.sum()),
         failures=dict(failures.most_common()),
+        reasons={f"HTTP {code}": outcome.reasons[code] for code in sorted(outcome.reasons)},
         rate=round((n - 1) / span, 1) if span else float(n),
         p50_ms=p50,
         p90_ms=p90,

@@ -76,12 +76,17 @@ def observe_data(
     are not needed. Raises DataError as `encode` does, and if there are no such rows or they have one class.
     """
     schema = bundle.manifest.schema_
-    rule = schema.split
-    if splits is None:
-        # a rule that every data file can follow, because it only reads the label
-        rule = Split(rule="hash", columns=(schema.label.column,))
-    readable = schema.model_copy(update={"split": rule})
-    reader = open_data(path, readable, on_malformed)
+    # a rule that every data file can follow, because it only reads the label
+    any_file = schema.model_copy(update={"split": Split(rule="hash", columns=(schema.label.column,))})
+    readable = any_file if splits is None else schema
+    try:
+        reader = open_data(path, readable, on_malformed)
+    except DataError as e:
+        if splits is None:
+            raise
+        # if the data cannot be read without the split's columns either, that is the error
+        open_data(path, any_file, on_malformed)
+        raise DataError(f"{e}; to measure quality on all rows, without a split, give --split all") from None
     splitter = fit_splitter(reader, readable, phase("split", reader.rows_hint))
     encoder = Encoder(readable, bundle.encoder.vocabularies, bundle.encoder.standards)
     counts = LookupCounts(encoder)
@@ -92,7 +97,7 @@ def observe_data(
                 counts.add_block(role, block)
         rows = np.arange(data.rows) if splits is None else data.select(*splits)
         if not rows.size:
-            raise DataError(f"{path}: no row is in the split to measure; choose another split, or all rows")
+            raise DataError(f"{path}: no row is in the split to measure; choose another, or --split all")
         if len(np.unique(data.label[rows])) < 2:
             raise DataError(f"{path}: all labels of the rows to measure are equal: quality is undefined")
         for view in bundle.by_width():

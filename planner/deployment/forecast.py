@@ -77,11 +77,13 @@ def _devices(problem: Problem, choice: Choice, queries: F64) -> list[ExpectedDev
     front = float((queries * problem.front_s).sum())
     devices = []
     for device, on in problem.lanes.items():
-        own = [k for k, o in enumerate(options) if problem.paths[o.path].path.device == device]
-        if not own:
+        on_device = [k for k, o in enumerate(options) if problem.paths[o.path].path.device == device]
+        if not on_device:
             continue
         busy = sum(
-            float(queries[k, c] * options[k].cost_s[c]) for k in own for c in np.flatnonzero(queries[k] > 0)
+            float(queries[k, c] * options[k].cost_s[c])
+            for k in on_device
+            for c in np.flatnonzero(queries[k] > 0)
         )
         busy += front if device == problem.inline else 0.0
         price = choice.prices.get(device, 0.0)

@@ -133,9 +133,9 @@ def _overflows(problem: Problem) -> bool:
     if device is None or device not in problem.lanes:
         return False
     on, budget = problem.lanes[device], problem.budget[device]
-    own = [p for p in problem.paths if p.path.device == device]
-    rows = {str(p.path.bundle): sum(p.memory.tables.values()) for p in own}
-    whole = sum(rows.values()) + sum(p.memory.fixed for p in own)
+    on_device = [p for p in problem.paths if p.path.device == device]
+    rows = {str(p.path.bundle): sum(p.memory.tables.values()) for p in on_device}
+    whole = sum(rows.values()) + sum(p.memory.fixed for p in on_device)
     below = bool(tiers_below(on.device, problem.machine))
     return below and on.kind == "process" and budget is not None and whole > budget
 

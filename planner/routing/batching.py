@@ -154,13 +154,13 @@ def _best_batch(
     options = lane.options
     if query.required or query.path >= 0:
         options = _options_of(state, lane, piece)
-    tails, safes = lane.correction.tail, lane.correction.safe
+    tails, cautious_tails = lane.correction.tail, lane.correction.cautious_tail
     has_rejected = False
     for option in options:
         if has_rejected and not option.after_rejection:
             continue
         path = option.path
-        allowed_s = left_s / (tails if option.last else safes)[path]
+        allowed_s = left_s / (tails if option.last else cautious_tails)[path]
         formed = _batch_on(state, lane, option, pieces, start, left_s, allowed_s, peers)
         if formed is None:
             continue
@@ -239,7 +239,7 @@ def _merge(
     batch = [first]
     rows = first.rows
     tail = option.tail
-    factor = (lane.correction.tail if option.last else lane.correction.safe)[option.path]
+    factor = (lane.correction.tail if option.last else lane.correction.cautious_tail)[option.path]
     max_rows = option.merge_rows
     share = -(-state.queue.rows // peers)
     if share < max_rows:

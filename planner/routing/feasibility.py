@@ -234,4 +234,4 @@ def degraded_reason(state: RouterState, path: int, query: Query) -> Reason:
     for max_rows, tail, factors, best in state.best_paths:
         if rows <= max_rows and tail[rows] * factors[best] <= budget_s:
             return LOAD
-    return FAILURE if state.broken and not state.best_paths else DEADLINE
+    return FAILURE if state.best_lane_failed and not state.best_paths else DEADLINE

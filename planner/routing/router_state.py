@@ -54,12 +54,12 @@ class RouterState:
     specs: paths and lanes as passed by the caller.
     usable: lanes with a closed breaker or, if there are none, all live lanes.
     sole_inline_lane: the only usable lane if it is inline, otherwise None.
-    broken: whether a lane with a path of the highest value is dead or has lost work.
+    best_lane_failed: whether a lane with a path of the highest value is dead or has lost work.
     total_rate: rows/s that the usable lanes on their fastest paths, and the front, can do.
     front_factor: total_rate over the lanes' own rate, for work that has already passed the front.
     service_times: service times of a query, as corrected now.
-    alone_times, best_alone_times: the same at the lanes' lasting speed, on the fastest paths and on those of
-        the highest value. Without a usable lane they keep their values.
+    alone_times, best_alone_times: the same at the lanes' undisturbed speed, on the fastest paths and on
+        those of the highest value. Without a usable lane they keep their values.
     last_completion_s: latest predicted completion of a running batch.
     max_merge_rows: the largest `merge_rows` of a usable lane on its fastest path.
     min_latency_s: shortest time to an answer ever observed.
@@ -73,8 +73,9 @@ class RouterState:
     """
 
     __slots__ = (
-        "allowed_paths", "alone_times", "best_alone_times", "best_paths", "best_value", "broken", "devices",
-        "front", "front_factor", "lanes", "last_completion_s", "limits", "loss_backoff", "max_merge_rows",
+        "allowed_paths", "alone_times", "best_alone_times", "best_lane_failed", "best_paths", "best_value",
+        "devices", "front", "front_factor", "lanes", "last_completion_s", "limits", "loss_backoff",
+        "max_merge_rows",
         "max_queued_rows", "min_latency_s", "observed", "others_budget_s", "paths", "prices", "queue",
         "reads", "reserve_s", "routing", "service_times", "sole_inline_lane", "specs", "start_s",
         "total_rate", "usable",
@@ -133,7 +134,7 @@ class RouterState:
         self.usable: list[LaneState] = []
         self.best_paths: list[BestPath] = []
         self.sole_inline_lane: LaneState | None = None
-        self.broken = False
+        self.best_lane_failed = False
         self.allowed_paths: frozenset[int] = frozenset(range(len(paths)))
         self.set_routing(routing)
 
@@ -152,7 +153,7 @@ class RouterState:
         inline_s = min(max(MIN_INLINE_BATCH_S, batch_s), MAX_INLINE_BATCH_S)
         batch_rows = self.limits.max_batch_rows
         for lane in self.lanes:
-            factors = lane.correction.lasting
+            factors = lane.correction.undisturbed
             for p in lane.paths:
                 latency = self.paths[p].latency
                 max_rows = min(batch_rows, latency.rows)
@@ -184,7 +185,7 @@ class RouterState:
         if max_rows is not None and max_rows < rows:
             rows = max_rows
         latency = self.paths[path].latency
-        seconds = latency.median[rows] * latency.mean_factor * lane.correction.lasting[path] / rows
+        seconds = latency.median[rows] * latency.mean_factor * lane.correction.undisturbed[path] / rows
         if lane.inline:
             seconds += self.front.row_s + self.front.query_s / self.observed.mean_rows
         return seconds
@@ -214,27 +215,27 @@ class RouterState:
         lane_paths = self._lane_paths()
         self.service_times = ServiceTimes(lane_paths)
         if lane_paths:  # otherwise keep the old ones, or no query would count as possible demand
-            self.alone_times = ServiceTimes(self._lane_paths(lasting=True))
-            self.best_alone_times = ServiceTimes(self._lane_paths(required=True, lasting=True))
+            self.alone_times = ServiceTimes(self._lane_paths(undisturbed=True))
+            self.best_alone_times = ServiceTimes(self._lane_paths(required=True, undisturbed=True))
         lanes_rate = sum(lane.rate for lane in self.usable)
         self.front_factor = self.total_rate / lanes_rate if lanes_rate else 1.0
         self.max_merge_rows = max((lane.merge_rows[lane.fastest] for lane in self.usable), default=1)
 
     def _find_best_paths(self) -> None:
-        """Sets the paths of the highest value by usable lane, and whether a lane with one is broken."""
+        """Sets the paths of the highest value by usable lane, and whether a lane with one failed."""
         best = {p.index: p.latency for p in self.paths if p.value >= self.best_value}
         self.best_paths = [
             BestPath(
                 best[p].rows,
                 best[p].tail,
-                lane.correction.tail if p == lane.fastest else lane.correction.safe,
+                lane.correction.tail if p == lane.fastest else lane.correction.cautious_tail,
                 p,
             )
             for lane in self.usable
             for p in lane.paths
             if p in best
         ]
-        self.broken = any(
+        self.best_lane_failed = any(
             not lane.alive or lane.breaker.broken for lane in self.lanes if any(p in best for p in lane.paths)
         )
 
@@ -366,11 +367,11 @@ class RouterState:
         """Returns `service_time_s`, alone and on paths of the highest value; infinity if no lane has one."""
         return service_time_s(self._lane_paths(required=True), rows)
 
-    def _lane_paths(self, required: bool = False, lasting: bool = False) -> list[LanePath]:
+    def _lane_paths(self, required: bool = False, undisturbed: bool = False) -> list[LanePath]:
         """Returns each usable lane with its fastest path.
 
         required: whether to take lanes' paths of the highest value instead.
-        lasting: whether to use the lanes' lasting speed.
+        undisturbed: whether to use the lanes' undisturbed speed.
         """
         lanes = [0] * len(self.devices)
         for lane in self.usable:
@@ -382,7 +383,7 @@ class RouterState:
                 p = next((p for p in lane.paths if self.paths[p].value >= self.best_value), -1)
             if p >= 0:
                 tail = self.paths[p].latency.tail
-                factors = lane.correction.lasting if lasting else lane.correction.tail
+                factors = lane.correction.undisturbed if undisturbed else lane.correction.tail
                 merge_rows, max_rows = lane.merge_rows[p], lane.max_rows[p]
                 found.append(LanePath(tail, factors, p, merge_rows, max_rows, lanes[lane.device]))
         return found

@@ -191,7 +191,7 @@ class Simulator:
             else:
                 self._ready.append(partial(self._rows_read, ended))
         if self._at < len(arrival) and arrival[self._at] <= polled_s:
-            self._arrivals.look(self._now_s, self._slept)
+            self._arrivals.begin_reading(self._now_s, self._slept)
             self._slept = False
             while self._at < len(arrival) and arrival[self._at] <= polled_s:
                 self._read(self._at)
@@ -245,7 +245,7 @@ class Simulator:
     def _read(self, i: int) -> None:
         """Reads and offers a request. Its budget begins at the server's estimate of its arrival."""
         costs = self._costs
-        self._arrivals.begin()
+        self._arrivals.count_request()
         since_s = self._arrivals.arrival().budget_start_s(self._budget[i], self._now_s)
         rows, deadline_s = self._rows[i], since_s + self._budget[i]
         if self.router.reject_early(since_s, deadline_s, rows, self._now_s) is not None:

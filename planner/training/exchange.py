@@ -62,18 +62,18 @@ def expected_exchange(form: Form, popularity: Popularity, step: Step, hot: int) 
     if not others:
         return Exchange(0, 0, 0, 0, 1.0)
     summed = 2 * others / step.workers * (step.net_bytes + 4)
-    own = step.rows / step.workers
+    own_rows = step.rows / step.workers
     all_rows = popularity.rows
     if form == "every lookup":
-        return _by_owner(own * float(popularity.expanded.sum()), step, summed)
+        return _by_owner(own_rows * float(popularity.expanded.sum()), step, summed)
     if form == "distinct":
-        return _by_owner(popularity.distinct(own, all_rows), step, summed)
+        return _by_owner(popularity.distinct(own_rows, all_rows), step, summed)
     replicated = popularity.between(0, hot)
     shares = _shares(popularity, replicated)
     popular = _popular_share(popularity, shares, step.whole)
     if form == "hotline":
-        cold = popularity.distinct(own, all_rows - replicated)
-        gathered = _gathered(popularity.distinct(own, replicated), step)
+        cold = popularity.distinct(own_rows, all_rows - replicated)
+        gathered = _gathered(popularity.distinct(own_rows, replicated), step)
         by_owner = _by_owner(cold, step, summed)
         return Exchange(by_owner.fetched, by_owner.pushed + gathered, summed, by_owner.messages + 2, popular)
     return _fae(popularity, step, summed, replicated, shares, popular)
@@ -83,15 +83,15 @@ def _fae(
     popularity: Popularity, step: Step, summed: float, replicated: I64, shares: F64, popular: float
 ) -> Exchange:
     """Returns the exchange of fae: hot batches send only gradients of replicas, cold batches all rows."""
-    own = step.rows / step.workers
+    own_rows = step.rows / step.workers
     run_shares = np.maximum(shares[popularity.table], 1e-300)
-    gathered = _gathered(popularity.distinct(own, replicated, 1 / run_shares), step) if popular else 0.0
+    gathered = _gathered(popularity.distinct(own_rows, replicated, 1 / run_shares), step) if popular else 0.0
     if popular >= 1:
         return Exchange(0, gathered, summed, 3, 1.0)
     # rows of cold batches look up replicated rows too, less often than an average one; not at all in a table
     # that so few rows look up that the product over all tables is greater than its own share
-    rest = popularity.distinct(own, replicated, np.maximum(1 - popular / run_shares, 0) / (1 - popular))
-    rest += popularity.distinct(own, popularity.rows - replicated, 1 / (1 - popular))
+    rest = popularity.distinct(own_rows, replicated, np.maximum(1 - popular / run_shares, 0) / (1 - popular))
+    rest += popularity.distinct(own_rows, popularity.rows - replicated, 1 / (1 - popular))
     cold = _by_owner(rest, step, summed)
     share = 1 - popular
     return Exchange(

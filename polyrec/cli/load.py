@@ -12,6 +12,8 @@ DRIVER_TOO_SLOW = 3
 """Exit status if the driver itself was late, so that the figures are unreliable; no report is written."""
 SLO_MISSED = 4
 """Exit status if fewer requests than --slo-share were answered in time."""
+NOTHING_SERVED = 5
+"""Exit status if every request failed for another reason than load (429, 504)."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -16,13 +16,13 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from polyrec.cli.load import DRIVER_TOO_SLOW, SLO_MISSED
+from polyrec.cli.load import DRIVER_TOO_SLOW, NOTHING_SERVED, SLO_MISSED
 from polyrec.loadtest.drivers.connection import LoadError, Target
 from polyrec.loadtest.drivers.load import Body, Load, load_of
 from polyrec.loadtest.drivers.open_loop import Limits, run
 from polyrec.loadtest.drivers.server_pages import ServerCounters, path_qualities, read_counters
 from polyrec.loadtest.machine import machine
-from polyrec.loadtest.results.outcome import DriverTooSlow, Outcome, report
+from polyrec.loadtest.results.outcome import DriverTooSlow, Fate, Outcome, report
 from polyrec.loadtest.traffic.replay import read_times, replay
 from polyrec.loadtest.traffic.request_bodies import RANK
 from polyrec.planner.arrivals import arrival_times
@@ -111,7 +111,7 @@ def _load(args: argparse.Namespace) -> tuple[Target, Load]:
 
 
 def run_load(args: argparse.Namespace) -> int:
-    """Runs the load; returns the exit status: 0, DRIVER_TOO_SLOW or SLO_MISSED. Raises PolyrecError."""
+    """Runs the load; returns the exit status: 0 or one of cli/load.py. Raises PolyrecError."""
     if args.slo_share is not None and args.budget_ms is None:
         raise LoadError("--slo-share needs --budget-ms")
     if args.core is not None:
@@ -143,7 +143,12 @@ def run_load(args: argparse.Namespace) -> int:
             print(f"{key:12} {value}")
     if "unreliable" in result:
         return DRIVER_TOO_SLOW
-    return SLO_MISSED if args.slo_share is not None and result["ok"] < args.slo_share else 0
+    if args.slo_share is not None and result["ok"] < args.slo_share:
+        return SLO_MISSED
+    if np.isin(outcome.fate, (Fate.UNAVAILABLE, Fate.OTHER)).all():
+        print("polyrec: error: no request was served; see 'failures' and 'reasons'", file=sys.stderr)
+        return NOTHING_SERVED
+    return 0
 
 
 def _service_figures(

@@ -53,7 +53,7 @@ def supervise(settings: Settings, on_ready: Callable[[Ready], object]) -> int:
     with ExitStack() as opened:
         shared = opened.enter_context(listen(settings.host, settings.port))
         first = 0 if settings.port == 0 else settings.port + 1
-        own = [
+        own_sockets = [
             opened.enter_context(listen(settings.host, first and first + i))
             for i in range(settings.processes)
         ]
@@ -62,7 +62,7 @@ def supervise(settings: Settings, on_ready: Callable[[Ready], object]) -> int:
             require_packages()
             # held until the end, so that nobody takes the port while a process restarts
             grpc = opened.enter_context(reserve(settings.host, settings.grpc_port))
-        return asyncio.run(_Supervisor(settings, shared, own, grpc, on_ready).run())
+        return asyncio.run(_Supervisor(settings, shared, own_sockets, grpc, on_ready).run())
 
 
 class _Supervisor:
@@ -146,11 +146,11 @@ class _Supervisor:
         """
         # the kernel kills the child when this end of the pipe closes, also if this process crashes
         child_end, own_end = os.pipe()
-        given = (self._shared.fileno(), self._own[i].fileno(), child_end)
+        descriptors = (self._shared.fileno(), self._own[i].fileno(), child_end)
         try:
             process = self._processes[i] = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "polyrec.server", *map(str, given)),
-                pass_fds=given,
+                *(sys.executable, "-P", "-m", "polyrec.server", *map(str, descriptors)),
+                pass_fds=descriptors,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 env=_environment(self._settings, self._grpc),

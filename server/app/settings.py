@@ -92,9 +92,9 @@ def _prefixes(given: tuple[str, ...]) -> tuple[str, ...]:
 
 def _default_cache() -> Path:
     """Returns the default folder for fetched models. Raises SettingsError if there is no home folder."""
-    given = os.environ.get("XDG_CACHE_HOME")
+    cache_home = os.environ.get("XDG_CACHE_HOME")
     try:
-        return (Path(given) if given else Path.home() / ".cache") / "polyrec" / "models"
+        return (Path(cache_home) if cache_home else Path.home() / ".cache") / "polyrec" / "models"
     except RuntimeError:
         raise SettingsError("there is no home folder for fetched models; give --model-cache DIR") from None
 
@@ -253,15 +253,15 @@ class Settings(Strict):
             raise ValueError("--live-quality needs --prediction-log FOLDER")
         return self
 
-    def model_files(self) -> dict[str, Path | ModelUrl]:
+    def model_files(self, invalid: dict[str, str] | None = None) -> dict[str, Path | ModelUrl]:
         """Returns the file of each of several models by name, the default first; empty for a single model.
 
-        Raises SettingsError if the folder of models has none, or one that cannot be a name.
+        Raises SettingsError for a folder without models or, unless `invalid` takes them, with invalid names.
         """
         if self.models is None:
             return files_of(self.plans)
         try:
-            return files_of(models_in(self.models))
+            return files_of(models_in(self.models, invalid))
         except ValueError as e:
             raise SettingsError(f"--models {self.models}: {e}") from None
 

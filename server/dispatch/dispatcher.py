@@ -282,7 +282,7 @@ class Dispatcher:
     def _start_batch(self, lane: int, turns: LaneTurns | None) -> None:
         """Starts the router's next dispatch on a free lane, if there is one and it is this model's turn."""
         now_s = clock()
-        if turns is not None and not turns.may_start(lane, now_s):
+        if turns is not None and not turns.may_start(lane):
             return
         dispatch = self.router.next(lane, now_s)
         if dispatch is None:

@@ -23,9 +23,9 @@ class LaneTurns:
         self.wake = wake
         self._shared = shared
 
-    def may_start(self, lane: int, now_s: float) -> bool:
+    def may_start(self, lane: int) -> bool:
         """Whether a free lane may start a batch now."""
-        return self._shared.machine.may_start(self.model, lane, now_s)
+        return self._shared.machine.may_start(self.model, lane)
 
     def started(self, dispatch: Dispatch) -> None:
         """Records the start of a batch."""
@@ -87,4 +87,4 @@ class SharedTime:
         """Recomputes the allotments, at most once per TICK_S for all dispatchers."""
         if now_s - self._ticked_s >= TICK_S / 2:
             self._ticked_s = now_s
-            self.machine.tick(now_s)
+            self.machine.tick()

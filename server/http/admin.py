@@ -200,8 +200,10 @@ class Admin:
             left_behind = engine.adopt(serving)
             engine.attach()
             names = [p.name for p in serving.paths]
-            told = "".join(f"; {change}" for change in changes)
-            log.warning("new plan served: %s, bundle version %s%s", ", ".join(names), serving.version, told)
+            listed_changes = "".join(f"; {change}" for change in changes)
+            log.warning(
+                "new plan served: %s, bundle version %s%s", ", ".join(names), serving.version, listed_changes
+            )
             return {
                 "paths": names,
                 "bundle_version": serving.version,

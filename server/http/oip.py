@@ -63,10 +63,10 @@ class InferCodec:
         parameters = scope.get("path_params")
         if parameters:
             serving.model.check(parameters["model"], parameters.get("version"))
-        given = header(scope["headers"], HEADER_BYTES)
-        if given is not None and (not given.isdigit() or len(given) > 18):
+        header_bytes = header(scope["headers"], HEADER_BYTES)
+        if header_bytes is not None and (not header_bytes.isdigit() or len(header_bytes) > 18):
             raise Malformed("header Inference-Header-Content-Length is not a number of bytes")
-        request = serving.codec.decode(body, None if given is None else int(given))
+        request = serving.codec.decode(body, None if header_bytes is None else int(header_bytes))
         budget_s = request.timeout_us / 1e6 if request.timeout_us else None
         options = RequestOptions(budget_s, request.priority, request.required)
         pinned = parameters is not None and "version" in parameters

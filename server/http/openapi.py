@@ -130,6 +130,7 @@ class Endpoint(APIRoute):
     errors: statuses in addition to CONNECTION_ERRORS.
     responses: models of error bodies other than `Error`.
     token: whether clients need a token; `maybe` if that depends on the server's settings.
+    include_in_schema: whether the document lists the endpoint.
     """
 
     def __init__(
@@ -152,6 +153,7 @@ class Endpoint(APIRoute):
         errors: Sequence[int] = (),
         responses: Mapping[int, type[BaseModel]] | None = None,
         token: Literal["never", "maybe", "always"] = "never",
+        include_in_schema: bool = True,
     ) -> None:
         annotations: dict[str, Any] = {}
         if query is not None:
@@ -181,6 +183,7 @@ class Endpoint(APIRoute):
             responses={200: success, **{s: {"model": model} for s, model in (responses or {}).items()}},
             dependencies=[] if token == "never" else [Security(BEARER)],
             openapi_extra=extra,
+            include_in_schema=include_in_schema,
         )
         self.description = description  # otherwise FastAPI takes the docstring of _Declaration
         self.method = method.lower()
@@ -235,7 +238,7 @@ def _operation_id(method: str, path: str) -> str:
 
 def openapi_document(app: FastAPI) -> dict[str, Any]:
     """Generates the OpenAPI 3.1 document of an application's endpoints; takes tenths of a second."""
-    endpoints = [route for route in app.routes if isinstance(route, Endpoint)]
+    endpoints = [r for r in app.routes if isinstance(r, Endpoint) and r.include_in_schema]
     document = get_openapi(
         title=app.title,
         version=app.version,

@@ -81,8 +81,8 @@ def parse_options(headers: Headers) -> RequestOptions:
         elif name == QUALITY:
             required = parse_quality(value)
     # callers compare with `is NO_OPTIONS` to skip checks
-    given = budget_s is not None or priority is not None or required is not None
-    return RequestOptions(budget_s, priority, required) if given else NO_OPTIONS
+    has_options = budget_s is not None or priority is not None or required is not None
+    return RequestOptions(budget_s, priority, required) if has_options else NO_OPTIONS
 
 
 def parse_budget_s(value: bytes, where: str = "header X-Latency-Budget-Ms") -> float:

@@ -92,9 +92,9 @@ class EndpointMetrics:
         self._pending.clear()
         for outcome, within in ((OK, True), ("late", False)):
             if within in in_time:
-                which = [one is within for one in in_time]
-                self.outcomes.finished(outcome, *compress(took_s, which))
-                counted = sum(compress(rows, which))
+                selected = [one is within for one in in_time]
+                self.outcomes.finished(outcome, *compress(took_s, selected))
+                counted = sum(compress(rows, selected))
                 self._rows[within].value += counted
                 if within:
                     self._information.value += counted * self._quality

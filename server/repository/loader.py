@@ -28,6 +28,9 @@ from polyrec.server.repository.repository import ModelRepository
 
 log = logging.getLogger("polyrec.repository")
 
+UNLOADED = "unloaded"
+"""Reason of a model that could be loaded, in the repository index."""
+
 Open = Callable[[Engine, Path | ModelUrl], Serving]
 """Opens a file as a generation of an engine, including its logs; blocks. Raises PolyrecError."""
 
@@ -35,14 +38,14 @@ Open = Callable[[Engine, Path | ModelUrl], Serving]
 class ModelLoader:
     """Loads and unloads the models of a repository, except the default.
 
-    files: returns the operator's files by name.
+    files: returns the operator's files by name, and fills a dict with the reasons to leave others out.
     drain_s: maximum wait for an unloaded model's remaining answers.
     """
 
     def __init__(
         self,
         models: ModelRepository,
-        files: Callable[[], Mapping[str, Path | ModelUrl]],
+        files: Callable[[dict[str, str]], Mapping[str, Path | ModelUrl]],
         open_model: Open,
         drain_s: float,
     ) -> None:
@@ -53,13 +56,15 @@ class ModelLoader:
         self._lock = asyncio.Lock()
         self._watching: dict[Engine, asyncio.Task[None]] = {}
 
-    def unloaded(self) -> tuple[str, ...]:
-        """Names of models that could be loaded."""
+    def unloaded(self) -> list[tuple[str, str]]:
+        """Returns (name, why it is not served) of other models, and of files whose name is invalid."""
+        invalid: dict[str, str] = {}
         try:
-            names = self._files()
+            names = self._files(invalid)
         except PolyrecError:
-            return ()
-        return tuple(name for name in names if name not in self._models.names)
+            return []
+        reasons = ((public(file), f"invalid name: {reason}") for file, reason in invalid.items())
+        return [*((name, UNLOADED) for name in names if name not in self._models.names), *reasons]
 
     async def load(self, name: str) -> Engine:
         """Serves a model. Raises NotFound, Invalid, Conflict or NotReady, and then changes nothing."""
@@ -108,10 +113,13 @@ class ModelLoader:
         return next((engine for engine in self._models.engines if engine.name == name), None)
 
     def _file(self, name: str) -> Path | ModelUrl:
+        invalid: dict[str, str] = {}
         try:
-            files = self._files()
+            files = self._files(invalid)
         except PolyrecError as e:
             raise Invalid(public(str(e))) from None
+        for file, reason in invalid.items():
+            log.warning("file '%s' of the models folder is not loaded: %s", public(file), reason)
         if name not in files:
             known = ", ".join(f"'{each}'" for each in files)
             raise NotFound(f"there is no model '{shortened(name)}' to load; there are {known}")

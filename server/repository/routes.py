@@ -19,10 +19,8 @@ from polyrec.server.http.admin import MAX_BODY_BYTES, Admin, parse_arguments
 from polyrec.server.http.connection.reply import Reply, json_reply
 from polyrec.server.http.oip_documents import ModelState
 from polyrec.server.http.openapi import ADMIN_ERRORS, Endpoint
-from polyrec.server.repository.loader import ModelLoader
+from polyrec.server.repository.loader import UNLOADED, ModelLoader
 from polyrec.server.repository.repository import ModelRepository
-
-UNLOADED = "unloaded"
 
 
 class NoParameters(Strict):
@@ -109,11 +107,11 @@ def repository_routes(models: ModelRepository, admin: Admin, loader: ModelLoader
     ]
 
 
-def model_states(models: ModelRepository, unloaded: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Returns the repository index: the models and their states. unloaded: names that could be loaded."""
+def model_states(models: ModelRepository, unloaded: Sequence[tuple[str, str]] = ()) -> list[dict[str, Any]]:
+    """Returns the repository index: the models and their states. unloaded: (name, reason) of others."""
     return [
         *(_model_state(engine) for engine in models.engines),
-        *({"name": n, "version": "", "state": "UNAVAILABLE", "reason": UNLOADED} for n in unloaded),
+        *({"name": n, "version": "", "state": "UNAVAILABLE", "reason": reason} for n, reason in unloaded),
     ]
 
 

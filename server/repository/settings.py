@@ -41,12 +41,23 @@ def files_of(named: Sequence[str]) -> dict[str, Path | ModelUrl]:
     return {name: model_place(path) for name, _, path in (file.partition("=") for file in named)}
 
 
-def models_in(folder: Path) -> tuple[str, ...]:
-    """Returns NAME=FILE of each plan (NAME.json) and bundle (NAME/) in a folder, in the order of names."""
+def models_in(folder: Path, invalid: dict[str, str] | None = None) -> tuple[str, ...]:
+    """Returns NAME=FILE of each plan (NAME.json) and bundle (NAME/) in a folder, in the order of names.
+
+    invalid: if given, files of invalid names are left out and added to it, with the reason.
+    """
     found = [p for p in folder.glob("[!.]*") if p.suffix == ".json" or p.is_dir()]
     if not found:
         raise ValueError("no model is there, NAME.json or the folder of a bundle")
-    return named_files(tuple(f"{p.name.removesuffix('.json')}={p}" for p in sorted(found)))
+    named: tuple[str, ...] = ()
+    for file in sorted(found):
+        try:
+            named = named_files((*named, f"{file.name.removesuffix('.json')}={file}"))
+        except ValueError as e:
+            if invalid is None:
+                raise
+            invalid[file.name] = str(e)
+    return named
 
 
 def named_numbers(given: tuple[str, ...]) -> tuple[str, ...]:

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import glob
 import logging
 import os
 import struct
 import threading
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +105,7 @@ class UpdateLog:
 
     def __init__(self, file: Path) -> None:
         self.path = file
-        self._lock_file, self._cut_file = (file.with_name(file.name + end) for end in (".lock", ".cut"))
+        self._lock_file = self._sibling(".lock")
         self._encoder = msgspec.msgpack.Encoder()
         self._syncing = threading.Lock()
         self._broken: str | None = None
@@ -167,10 +169,12 @@ class UpdateLog:
         self.bytes = at
 
     def _cut_off(self, at: int, size: int) -> None:
-        """Truncates the log before an incomplete record; keeps the rest in another file."""
-        kept = f"kept in '{self._cut_file.name}'"
+        """Truncates the log before an incomplete record; keeps the rest in another file, of a new name."""
+        cut_file = next(file for n in count(1) if not (file := self._sibling(f".cut-{n}")).exists())
+        kept = f"kept in '{cut_file.name}'"
         try:
-            self._cut_file.write_bytes(_read_at(self._fd, size - at, at))
+            # on disk before the truncation, or a second crash could lose both
+            _write_durably(cut_file, _read_at(self._fd, size - at, at))
         except OSError as e:
             kept = f"not kept: {e.strerror or e}"
         log.warning(
@@ -180,6 +184,9 @@ class UpdateLog:
         )
         os.ftruncate(self._fd, at)
         os.fsync(self._fd)
+
+    def _sibling(self, ending: str) -> Path:
+        return self.path.with_name(self.path.name + ending)
 
     def _payload(self, at: int, size: int) -> bytes | None:
         """Returns the record at a byte offset; None if it is torn."""
@@ -258,7 +265,7 @@ class UpdateLog:
         After a failure, the log must grow further before it `is_mostly_superseded` again, because the next
         attempt would fail as well.
         """
-        partial = self.path.with_name(self.path.name + ".partial")
+        partial = self._sibling(".partial")
         fd = folder = -1
         try:
             fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -302,7 +309,8 @@ class UpdateLog:
             self._synced = self._appended
             os.close(self._fd)
         if remove:
-            for file in (self.path, self._cut_file, self._lock_file):
+            cut_files = self.path.parent.glob(glob.escape(self.path.name) + ".cut*")
+            for file in (self.path, *cut_files, self._lock_file):
                 file.unlink(missing_ok=True)
         os.close(self._lock)
 
@@ -339,6 +347,18 @@ def _is_named(fd: int, file: Path) -> bool:
         return os.path.samestat(os.fstat(fd), file.stat())
     except FileNotFoundError:
         return False
+
+
+def _write_durably(file: Path, data: bytes) -> None:
+    """Creates a file; returns once it and its folder's entry are on disk. Raises OSError, with no file."""
+    with file.open("xb", buffering=0) as f:
+        try:
+            _write_at(f.fileno(), [data], 0)
+            os.fsync(f.fileno())
+            _sync_folder(file.parent)
+        except OSError:
+            file.unlink(missing_ok=True)
+            raise
 
 
 def _sync_folder(folder: Path) -> None:

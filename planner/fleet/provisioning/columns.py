@@ -120,9 +120,9 @@ def _solve_or_round(problem: FleetProblem, configurations: Sequence[Configuratio
         relaxed = program.relax()
         up = np.ceil(relaxed.nodes - WHOLE)
         for t, offer in enumerate(problem.offers):
-            own = [k for k, one in enumerate(configurations) if one.offer == t]
+            of_offer = [k for k, one in enumerate(configurations) if one.offer == t]
             for h in range(problem.hours):
-                _limit_to(up[:, h], own, offer.most)
+                _limit_to(up[:, h], of_offer, offer.most)
         solved = FleetProgram(problem, configurations, fixed=up).relax()
         cost = node_dollars(problem, configurations, up)
         solved = replace(solved, dollars=solved.dollars + cost, bound=relaxed.dollars)
@@ -139,8 +139,8 @@ def node_dollars(problem: FleetProblem, configurations: Sequence[Configuration],
     """Returns the dollars that nodes [configurations, hours] cost over all hours."""
     total = 0.0
     for t, offer in enumerate(problem.offers):
-        own = [k for k, one in enumerate(configurations) if one.offer == t]
-        by_hour = nodes[own].sum(axis=0)
+        of_offer = [k for k, one in enumerate(configurations) if one.offer == t]
+        by_hour = nodes[of_offer].sum(axis=0)
         total += offer.price * float(by_hour.max() * by_hour.size if offer.daily else by_hour.sum())
     return total
 

@@ -131,15 +131,15 @@ def what_ifs(problem: FleetProblem, found: SolvedFleet) -> tuple[WhatIf, ...]:
     nodes = found.solved.nodes
     cases: list[tuple[str, F64, float]] = [(f"{SURGE:g} times the rate", nodes, SURGE)]
     for t, offer in enumerate(problem.offers):
-        own = [k for k, one in enumerate(found.configurations) if one.offer == t]
-        if offer.spot_loss and nodes[own].any():
+        of_offer = [k for k, one in enumerate(found.configurations) if one.offer == t]
+        if offer.spot_loss and nodes[of_offer].any():
             left = nodes.copy()
-            left[own] = np.floor(left[own] * (1 - offer.spot_loss) + 1e-9)
+            left[of_offer] = np.floor(left[of_offer] * (1 - offer.spot_loss) + 1e-9)
             cases.append((f"{offer.spot_loss:.0%} of {offer.name} lost", left, 1.0))
-        elif nodes[own].any():
+        elif nodes[of_offer].any():
             left = nodes.copy()
             for h in range(problem.hours):
-                largest = max(own, key=lambda k, h=h: float(left[k, h]))  # type: ignore[misc]
+                largest = max(of_offer, key=lambda k, h=h: float(left[k, h]))  # type: ignore[misc]
                 left[largest, h] = max(left[largest, h] - 1, 0)
             cases.append((f"one {offer.name} lost", left, 1.0))
     return tuple(_what_if(problem, found.configurations, *case) for case in cases)
@@ -221,7 +221,7 @@ def _hour_dollars(
 ) -> float:
     total = 0.0
     for t, offer in enumerate(problem.offers):
-        own = [k for k, one in enumerate(configurations) if one.offer == t]
-        counts = nodes[own].sum(axis=0)
-        total += offer.price * float(counts.max() if offer.daily else counts[h]) if own else 0.0
+        of_offer = [k for k, one in enumerate(configurations) if one.offer == t]
+        counts = nodes[of_offer].sum(axis=0)
+        total += offer.price * float(counts.max() if offer.daily else counts[h]) if of_offer else 0.0
     return total

@@ -43,36 +43,36 @@ class Arrival(NamedTuple):
 
 
 class ArrivalTimes:
-    """Tracks the arrivals that one event loop reads. looked_s: when it last began to read sockets."""
+    """Tracks the arrivals that one event loop reads. reading_since_s: when it last began to read sockets."""
 
-    __slots__ = ("_count", "_earliest_s", "_passed_s", "_rate", "looked_s")
+    __slots__ = ("_count", "_earliest_s", "_passed_s", "_rate", "reading_since_s")
 
     def __init__(self) -> None:
-        self.looked_s = 0.0
+        self.reading_since_s = 0.0
         self._earliest_s = self._passed_s = self._rate = 0.0
         self._count = 0
 
-    def look(self, now_s: float, slept: bool) -> None:
+    def begin_reading(self, now_s: float, slept: bool) -> None:
         """Records that the loop begins to read sockets.
 
         slept: whether the loop slept until data came, which means that the data arrived just now. Otherwise
-            they arrived some time since the last look. Sockets are read in the order in which they became
+            they arrived some time since the last call. Sockets are read in the order in which they became
             readable, so at an even rate a request's position indicates its arrival.
         """
         if self._passed_s > 0:
             weight = min(1.0, self._passed_s / RATE_MEMORY_S)
             self._rate += weight * (self._count / self._passed_s - self._rate)
-        self._passed_s = now_s - self.looked_s
-        self._earliest_s = now_s if slept else self.looked_s
-        self.looked_s = now_s
+        self._passed_s = now_s - self.reading_since_s
+        self._earliest_s = now_s if slept else self.reading_since_s
+        self.reading_since_s = now_s
         self._count = 0
 
-    def begin(self) -> None:
+    def count_request(self) -> None:
         """Counts a request that is being read."""
         self._count += 1
 
     def arrival(self, answered_s: float = 0.0) -> Arrival:
-        """Returns the arrival of the request last begun. answered_s: time of its client's previous answer."""
+        """Returns the arrival of the request last counted. answered_s: of its client's previous answer."""
         after_s = self._earliest_s
         between_s = 1 / self._rate if self._rate > 0 else INF
         return Arrival(max(after_s, answered_s), after_s + (self._count - 0.5) * between_s, between_s)

@@ -3,15 +3,15 @@
 The result is a factor on the profiled median and tail of each path. Each state variable is the logarithm of a
 ratio of observed to profiled seconds:
 
-    bias     per path: an EWMA with clipped steps, so that outliers hardly move it
-    shift    per lane: the median of its last three residuals, 0 while that is within the noise. If the lane
-             slows down tenfold (noisy neighbor, heat), the shift follows after two batches; likewise
-             when the lane recovers
-    wider    per path: its tail relative to the profiled tail, by quantile tracking
+    bias         per path: an EWMA with clipped steps, so that outliers hardly move it
+    shift        per lane: the median of its last three residuals, 0 while that is within the noise. If the
+                 lane slows down tenfold (noisy neighbor, heat), the shift follows after two batches;
+                 likewise when the lane recovers
+    tail_bias    per path: its tail relative to the profiled tail, by quantile tracking
 
 Five rules keep a disturbance from affecting predictions for longer than it lasts:
 
-    - State that new batches do not confirm decays: shift with time constant SHIFT_MEMORY_S, wider with
+    - State that new batches do not confirm decays: shift with time constant SHIFT_MEMORY_S, tail_bias with
       TAIL_MEMORY_S.
     - The bias of a path that is not executed follows the executed paths at each tick (`PathSpeeds`).
       Otherwise paths measured at different core speeds would be compared, and a path whose bias decays to its
@@ -68,8 +68,8 @@ class Correction:
     """Correction factors of one lane, by path index.
 
     median, tail: factors on the profiled median and tail.
-    lasting: factor on the profiled median, with the smallest shift between the last two ticks.
-    safe: factor on the profiled tail for a batch that must not be late.
+    undisturbed: factor on the profiled median, with the smallest shift between the last two ticks.
+    cautious_tail: factor on the profiled tail for a batch that must not be late.
     quickest: shortest observed service time over the profiled median; at most 1, as the profiler observed
         the median.
     """
@@ -77,22 +77,22 @@ class Correction:
     __slots__ = (
         "_batches", "_begun_s", "_bias", "_biased", "_count", "_count_before",
         "_delay_before_s", "_delay_s", "_latencies", "_min_shift", "_recent", "_seen", "_shift", "_slowest",
-        "_slowest_before", "_speeds", "_ticked_count", "_ticked_error", "_unproven", "_usual", "_wider",
-        "lasting", "median", "quickest", "safe", "tail",
+        "_slowest_before", "_speeds", "_tail_bias", "_ticked_count", "_ticked_error", "_unproven", "_usual",
+        "cautious_tail", "median", "quickest", "tail", "undisturbed",
     )  # fmt: skip
 
     def __init__(self, latencies: Sequence[LatencyTable]) -> None:
         """Starts without corrections. latencies: by path index."""
         paths = len(latencies)
         self.median = [1.0] * paths
-        self.lasting = [1.0] * paths
+        self.undisturbed = [1.0] * paths
         self.tail = [1.0] * paths
-        self.safe = [latency.safe_factor for latency in latencies]
+        self.cautious_tail = [latency.safe_factor for latency in latencies]
         self.quickest = [1.0] * paths
         self._latencies = latencies
         self._usual = [(table.tail[1], exp(-table.spread[1]), table.safe_factor) for table in latencies]
         """Profiled tail, median over tail, and safe_factor of a usual batch, by path."""
-        self._bias, self._wider, self._seen = [0.0] * paths, [0.0] * paths, [0.0] * paths
+        self._bias, self._tail_bias, self._seen = [0.0] * paths, [0.0] * paths, [0.0] * paths
         self._biased = [1.0] * paths  # exp(bias)
         self._unproven = [FIRST_BATCHES] * paths
         self._begun_s = 0.0
@@ -172,9 +172,9 @@ class Correction:
         self._seen[path] = seen + 1
         bias = _bounded(self._bias[path] + _bounded(weight * off, most), MAX_BIAS)
         self._bias[path], self._biased[path] = bias, exp(bias)
-        wider = self._wider[path]
-        wider += STEP_UP if off - spread > wider else STEP_DOWN
-        self._wider[path] = min(max(wider, MIN_TAIL), MAX_TAIL)
+        tail_bias = self._tail_bias[path]
+        tail_bias += STEP_UP if off - spread > tail_bias else STEP_DOWN
+        self._tail_bias[path] = min(max(tail_bias, MIN_TAIL), MAX_TAIL)
 
     def _update(self, path: int) -> None:
         """Recomputes a path's factors, bounded by the observed maxima."""
@@ -186,18 +186,18 @@ class Correction:
         shifted = biased * exp(shift) if shift else biased
         median = shifted if shifted * to_median < longest else longest / to_median
         self.median[path] = median
-        tail = shifted * exp(self._wider[path])
-        safe = (tail if tail < longest else longest) * sure
+        tail = shifted * exp(self._tail_bias[path])
+        cautious = (tail if tail < longest else longest) * sure
         if self._count[path] + self._count_before[path] >= ENOUGH:
             now, before = self._slowest[path], self._slowest_before[path]
             slowest = MARGIN * (now if now > before else before) * to_median
             if slowest < longest:
                 longest = slowest
-            if slowest < safe:
-                safe = slowest
+            if slowest < cautious:
+                cautious = slowest
         median *= to_median
         self.tail[path] = tail = median if longest < median else longest if longest < tail else tail
-        self.safe[path] = safe if safe > tail else tail
+        self.cautious_tail[path] = cautious if cautious > tail else tail
 
     def tick(self, now_s: float, passed_s: float, rows: int) -> None:
         """Decays state that no batch has confirmed since the last tick, passed_s ago.
@@ -218,10 +218,10 @@ class Correction:
         for path, latency in enumerate(self._latencies):
             at = rows if rows < latency.rows else latency.rows
             self._usual[path] = latency.tail[at], exp(-latency.spread[at]), latency.safe_factor
-            self._wider[path] *= kept_tail
+            self._tail_bias[path] *= kept_tail
             self._update(path)
-            lasting = self._biased[path] * exp(min(self._shift, self._min_shift))
-            self.lasting[path] = min(self.median[path], lasting)
+            undisturbed = self._biased[path] * exp(min(self._shift, self._min_shift))
+            self.undisturbed[path] = min(self.median[path], undisturbed)
         self._min_shift = self._shift
 
     def _follow_executed(self, passed_s: float, rows: int) -> None:
@@ -255,7 +255,7 @@ class Correction:
         self._min_shift = 0.0
         for path in range(len(self.median)):
             self._update(path)
-            self.lasting[path] = self.median[path]
+            self.undisturbed[path] = self.median[path]
 
     def _next_window(self) -> None:
         paths = len(self.median)

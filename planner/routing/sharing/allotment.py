@@ -69,7 +69,7 @@ def allot(capacity: float, demands: Sequence[TimeDemand]) -> list[float]:
 
     The sum of guaranteed times must not exceed the capacity.
     """
-    given = [0.0] * len(demands)
+    allotted_s = [0.0] * len(demands)
     left = capacity
     wanted: list[tuple[float, int, float]] = []
     for m, demand in enumerate(demands):
@@ -80,15 +80,15 @@ def allot(capacity: float, demands: Sequence[TimeDemand]) -> list[float]:
             spare -= seconds
             first = min(seconds, guaranteed)
             guaranteed = 0.0  # covers the most efficient path only; more time is allotted by value
-            given[m] += first
+            allotted_s[m] += first
             left -= first
             if seconds > first:
                 wanted.append((-demand.weight * segment.slope, m, seconds - first))
     for _, m, seconds in sorted(wanted):
         more = max(0.0, min(seconds, left))
-        given[m] += more
+        allotted_s[m] += more
         left -= more
-    return given
+    return allotted_s
 
 
 def rows_left(demand: TimeDemand, seconds: float) -> float:

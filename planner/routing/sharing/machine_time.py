@@ -3,7 +3,7 @@
 `tick` allots the time of each pool by value (allotment.py), and tells every router the share of lane time
 that other models leave, which affects its prices, paths and admission control. `may_start` decides whether a
 lane may start a batch now, which requires free capacity in its pool and the model's turn (turns.py). The code
-is pure: callers pass the time. server/dispatch/shared_time.py and the simulator use the same object.
+is pure and reads no clock. server/dispatch/shared_time.py and the simulator use the same object.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ class MachineTime:
         model.pools = [None] * len(model.places)
         self._pool()
 
-    def may_start(self, model: SharingModel, lane: int, now_s: float) -> bool:
+    def may_start(self, model: SharingModel, lane: int) -> bool:
         """Whether a free lane may start a batch.
 
         After False, ask again soon if the model has `yielded`, otherwise when a batch of the pool ends.
@@ -245,7 +245,7 @@ class MachineTime:
         pool.turns.correct(model, took_s - dispatch.median_s)
         return tuple(m for m in pool.models if m is not model and m.waits_in(pool))
 
-    def tick(self, now_s: float) -> None:
+    def tick(self) -> None:
         """Recomputes the allotments from observed rates. Call it about ten times a second."""
         rows_s = {m: DEMAND_MARGIN * m.router.state.observed.rows_s for m in self.models}
         for model in self.models:

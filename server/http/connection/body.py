@@ -135,17 +135,17 @@ class Inflater:
             if len(self._pending) < 2:
                 return False
             self._stream = zlib.decompressobj(_deflate_window(self._pending))
-        given = bytes(self._pending[:MAX_STEP_BYTES])
+        chunk = bytes(self._pending[:MAX_STEP_BYTES])
         try:
             out = self._stream.decompress(
-                given, min(MAX_STEP_OUTPUT_BYTES, self._max_bytes + 1 - len(self._out))
+                chunk, min(MAX_STEP_OUTPUT_BYTES, self._max_bytes + 1 - len(self._out))
             )
         except zlib.error as e:
             raise Malformed(f"the body is not {self._encoding}: {e}") from None
         # this also rejects a second gzip member; a million empty ones would be a cheap attack
         if self._stream.unused_data:
             raise Malformed(f"bytes follow the end of the {self._encoding} body")
-        taken = len(given) - len(self._stream.unconsumed_tail)
+        taken = len(chunk) - len(self._stream.unconsumed_tail)
         del self._pending[:taken]
         self._in_bytes += taken
         self._out += out

@@ -113,7 +113,7 @@ class HttpFrontend:
     def begin_request(self) -> None:
         """Counts a request whose head was read."""
         self._begin_reading()
-        self._arrivals.begin()
+        self._arrivals.count_request()
 
     def arrival(self, answered_s: float = 0.0) -> Arrival:
         """Estimates when the bytes being read arrived, in seconds on `clock`.
@@ -134,7 +134,7 @@ class HttpFrontend:
             now_s = clock()
             # a voluntary context switch means the loop slept; preemption is involuntary
             sleeps = getrusage(RUSAGE_THREAD).ru_nvcsw
-            self._arrivals.look(now_s, slept=sleeps != self._sleeps)
+            self._arrivals.begin_reading(now_s, slept=sleeps != self._sleeps)
             self._sleeps = sleeps
 
     def _end_reading(self) -> None:

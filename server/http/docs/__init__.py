@@ -113,4 +113,5 @@ def _file_endpoint(path: str, name: str, media_type: str) -> Endpoint:
         tag="status",
         summary=f"Page of this document: {path.rpartition('/')[2]}",
         content=text_content(media_type),
+        include_in_schema=path == "/docs",
     )

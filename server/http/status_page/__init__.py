@@ -67,7 +67,12 @@ def status_routes(engine: Engine, docs: bool) -> list[Endpoint]:
             return reply
 
         return Endpoint(
-            path, send, tag="status", summary=f"Status page: {name}", content=text_content(media_type)
+            path,
+            send,
+            tag="status",
+            summary=f"Status page: {name}",
+            content=text_content(media_type),
+            include_in_schema=path == "/",
         )
 
     async def status(request: Request) -> Reply:

@@ -19,7 +19,7 @@ from polyrec.models.evaluation.metrics import evaluate
 from polyrec.models.evaluation.recalibration import observe_data, observe_log, write_recalibrated
 from polyrec.models.runtimes import open_runtime
 from polyrec.models.schema.popularity import calibrate
-from polyrec.models.schema.schema import Schema
+from polyrec.models.schema.schema import Schema, Split
 from polyrec.models.schema.vocabulary import Vocabulary, ids_of_ranks
 
 
@@ -75,6 +75,21 @@ def test_all_rows_can_be_measured_without_the_columns_of_the_split(
     p = open_runtime("torch", bare).predict(batch)
     label = (table[schema.label.column].to_numpy() > schema.label.positive_above).astype(np.float32)
     assert observed.metrics["test"]["auc"] == pytest.approx(evaluate(p, label).auc, abs=1e-6)
+
+
+def test_data_without_the_column_of_the_split_name_the_remedy(
+    bare: Bundle, clicks: Path, tmp_path: Path
+) -> None:
+    schema = bare.manifest.schema_
+    split = Split(rule="column", columns=("split",))
+    imported = with_schema(bare, schema.model_copy(update={"split": split}))
+    with pytest.raises(DataError, match=r"no column 'split'; .*; to measure .* give --split all$"):
+        observe_data(imported, clicks, (TEST,))
+    assert observe_data(imported, clicks).rows == 6000
+    no_label = tmp_path / "no_label.parquet"
+    pq.write_table(pq.read_table(clicks).drop_columns([schema.label.column]), no_label)
+    with pytest.raises(DataError, match=f"no column '{schema.label.column}'; the columns are [^;]*$"):
+        observe_data(imported, no_label, (TEST,))
 
 
 def test_nested_widths_are_measured_each(nested: Bundle, clicks: Path, tmp_path: Path) -> None:

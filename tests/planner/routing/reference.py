@@ -163,7 +163,7 @@ def formed(
     tail = path.latency.tail
     first = pieces[start]
     rows = first.rows
-    factor = lane.correction.tail[p] if last else lane.correction.safe[p]
+    factor = lane.correction.tail[p] if last else lane.correction.cautious_tail[p]
     allowed = left / factor
     if rows > lane.max_rows[p] or tail[rows] > allowed:
         part = part_of(state, lane, p, rows, allowed)
@@ -293,7 +293,7 @@ def reason(state: RouterState, p: int, query: Query) -> Reason:
     ]
     for lane, p in best:
         latency = state.paths[p].latency
-        factors = lane.correction.tail if p == lane.fastest else lane.correction.safe
+        factors = lane.correction.tail if p == lane.fastest else lane.correction.cautious_tail
         if query.rows <= latency.rows and latency.tail[query.rows] * factors[p] <= budget_s:
             return Reason.LOAD
     lost = [

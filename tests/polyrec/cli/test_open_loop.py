@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from polyrec.cli.load import DRIVER_TOO_SLOW, SLO_MISSED
+from polyrec.cli.load import DRIVER_TOO_SLOW, NOTHING_SERVED, SLO_MISSED
 from polyrec.cli.main import main
 from polyrec.cli.open_loop import bodies
 from polyrec.loadtest.drivers.connection import LoadError
@@ -80,6 +80,39 @@ def test_figures_are_marked_as_unreliable_if_the_driver_was_late(tmp_path: Path)
     assert not any(tmp_path.iterdir())
     assert err.startswith("polyrec: error: the driver could not keep up: ")
     assert err.count("\n") == 1
+
+
+def error(status: int, body: str) -> bytes:
+    return f"HTTP/1.1 {status} E\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+
+
+UNKNOWN = error(404, '{"error": "no model \'x\'"}')
+OVERLOADED = error(429, '{"error": "overloaded"}')
+STARTING, EXPIRED = error(503, "starting"), error(504, "[]")
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected", "reasons"),
+    [
+        ([UNKNOWN], NOTHING_SERVED, {"HTTP 404": "no model 'x'"}),
+        ([STARTING, UNKNOWN], NOTHING_SERVED, {"HTTP 404": "no model 'x'", "HTTP 503": "starting"}),
+        ([OK, UNKNOWN], 0, {"HTTP 404": "no model 'x'"}),
+        ([OVERLOADED], 0, {"HTTP 429": "overloaded"}),
+        ([EXPIRED, UNKNOWN], 0, {"HTTP 404": "no model 'x'", "HTTP 504": "[]"}),
+    ],
+)
+def test_a_load_without_any_result_fails_and_reasons_are_shown(
+    answers: list[bytes], expected: int, reasons: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def scene() -> int:
+        async with serving(lambda i: answers[i % len(answers)]) as server:
+            flags = ("--rate", "100", "--seconds", "0.3", "--warmup", "0", "--max-lag-ms", "60000", "--json")
+            return await asyncio.to_thread(main, ["load", server.url(), *flags])
+
+    assert asyncio.run(scene()) == expected
+    out, err = capsys.readouterr()
+    assert json.loads(out)["reasons"] == reasons
+    assert ("no request was served" in err) == (expected == NOTHING_SERVED)
 
 
 def test_command_sends_rankings_of_a_bundle_and_writes_a_report(

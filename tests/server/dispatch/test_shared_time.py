@@ -208,11 +208,11 @@ def test_the_end_of_a_batch_wakes_the_other_model_at_once() -> None:
     dispatch = first.model.router.next(0, 0.0)
     assert dispatch is not None
     first.started(dispatch)
-    assert not second.may_start(0, 0.0)
+    assert not second.may_start(0)
     first.model.router.done(dispatch, 0.1, 0.1)
     first.ended(dispatch, 0.1)
     assert woken == ["second"]
-    assert second.may_start(0, 0.1)
+    assert second.may_start(0)
 
 
 def test_time_is_allotted_once_per_tick_however_many_models_tick() -> None:

@@ -135,6 +135,22 @@ def test_a_model_that_has_come_into_the_folder_is_loaded_and_a_broken_one_is_not
     assert index(http) == {"a": "READY", "b": "READY"}
 
 
+def test_a_file_with_an_invalid_name_is_reported_and_the_others_are_loaded(
+    http: httpx.Client, folder: Path, loading: ServerProcess
+) -> None:
+    (folder / "not valid.json").write_text("{}")
+    (folder / "b.json").write_text("{}")
+    states = {m["name"]: m for m in http.post("/v2/repository/index").json()}
+    assert states["not valid.json"]["reason"].startswith("invalid name: it has letters, digits")
+    assert states["b.json"]["reason"] == "invalid name: model 'b' is given twice"
+    assert states["b"]["state"] == "READY"
+    assert http.post(f"{MODELS}/b/load").status_code == 200
+    assert http.post(f"{MODELS}/not valid/load").status_code == 404
+    for name in ("not valid.json", "b.json"):
+        (folder / name).unlink()
+    assert index(http) == {"a": "READY", "b": "READY"}
+
+
 def test_a_model_that_cannot_be_judged_leaves_no_log_open(bundle_dir: Path, tmp_path: Path) -> None:
     models, log = tmp_path / "models", tmp_path / "log"
     shutil.copytree(bundle_dir, models / "a")

@@ -245,11 +245,58 @@ def test_bytes_after_a_damaged_record_are_saved_beside_the_log(
     file.write_bytes(damaged)
     with caplog.at_level(logging.WARNING):
         assert reopened(file) == {0: bytes([0]) * WIDTH}
-    assert "kept in 'u.cut'" in caplog.text
-    assert (tmp_path / "u.cut").read_bytes() == damaged[ends[0] :]
+    assert "kept in 'u.cut-1'" in caplog.text
+    assert (tmp_path / "u.cut-1").read_bytes() == damaged[ends[0] :]
+    with file.open("ab") as f:
+        f.write(b"torn")
+    with caplog.at_level(logging.WARNING):
+        reopened(file)
+    assert "kept in 'u.cut-2'" in caplog.text
+    assert (tmp_path / "u.cut-1").read_bytes() == damaged[ends[0] :]
+    assert (tmp_path / "u.cut-2").read_bytes() == b"torn"
     Changes(tmp_path, UpdateLog(file)).close(remove=True)
     assert not file.exists()
-    assert not (tmp_path / "u.cut").exists()
+    assert not list(tmp_path.glob("u*"))
+
+
+def test_cut_bytes_are_on_disk_before_the_log_is_truncated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, calls = UpdateLog(tmp_path / "u"), list[tuple[str, str]]()
+    os.pwrite(log._fd, b"torn", len(MAGIC))
+    fsync, ftruncate = os.fsync, os.ftruncate
+
+    def recorded_fsync(fd: int) -> None:
+        calls.append(("fsync", Path(f"/proc/self/fd/{fd}").readlink().name))
+        fsync(fd)
+
+    def recorded_truncation(fd: int, length: int) -> None:
+        calls.append(("ftruncate", Path(f"/proc/self/fd/{fd}").readlink().name))
+        ftruncate(fd, length)
+
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    monkeypatch.setattr(os, "ftruncate", recorded_truncation)
+    assert not list(log.replay())
+    log.close()
+    written = [("fsync", "u.cut-1"), ("fsync", tmp_path.name), ("ftruncate", "u"), ("fsync", "u")]
+    assert calls == written
+
+
+def test_a_cut_that_cannot_be_kept_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = UpdateLog(tmp_path / "u")
+    os.pwrite(log._fd, b"torn", len(MAGIC))
+
+    def full(*args: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "pwritev", full)
+    with caplog.at_level(logging.WARNING):
+        assert not list(log.replay())
+    log.close()
+    assert "not kept: No space left on device" in caplog.text
+    assert not list(tmp_path.glob("u.cut*"))
 
 
 def test_zeros_that_a_loss_of_power_leaves_are_no_record(tmp_path: Path) -> None:

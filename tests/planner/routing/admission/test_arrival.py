@@ -14,10 +14,10 @@ PAUSES_S = st.lists(st.floats(1e-4, 0.05), min_size=1, max_size=20)
 
 def read(times: ArrivalTimes, now_s: float, count: int) -> list[Arrival]:
     """A round that reads `count` requests after a batch."""
-    times.look(now_s, slept=False)
+    times.begin_reading(now_s, slept=False)
     arrivals = []
     for _ in range(count):
-        times.begin()
+        times.count_request()
         arrivals.append(times.arrival())
     return arrivals
 
@@ -26,7 +26,7 @@ def read(times: ArrivalTimes, now_s: float, count: int) -> list[Arrival]:
 def test_the_arrivals_of_an_even_stream_are_found_by_their_place(pause_s: float) -> None:
     rate = 5000.0
     times, now_s, arrived = ArrivalTimes(), 1.0, 0
-    times.look(now_s, slept=True)
+    times.begin_reading(now_s, slept=True)
     found, true = [], []
     for _ in range(500):
         now_s += pause_s
@@ -40,7 +40,7 @@ def test_the_arrivals_of_an_even_stream_are_found_by_their_place(pause_s: float)
 @given(PAUSES_S, st.integers(1, 40), st.floats(1e-3, 0.1))
 def test_a_budget_begins_between_the_last_look_and_now(pauses_s, count, budget_s):
     times, now_s = ArrivalTimes(), 1.0
-    times.look(now_s, slept=True)
+    times.begin_reading(now_s, slept=True)
     for pause_s in pauses_s:
         looked_s, now_s = now_s, now_s + pause_s
         starts = [each.budget_start_s(budget_s, now_s) for each in read(times, now_s, count)]
@@ -53,10 +53,10 @@ def test_a_budget_begins_between_the_last_look_and_now(pauses_s, count, budget_s
 
 def test_after_a_long_pause_only_the_latest_requests_have_time_left():
     times = ArrivalTimes()
-    times.look(1.0, slept=True)
+    times.begin_reading(1.0, slept=True)
     for step in range(1, 400):
         read(times, 1.0 + 0.01 * step, 10)
-    now_s = times.looked_s + 0.04
+    now_s = times.reading_since_s + 0.04
     left_s = [0.01 - (now_s - each.budget_start_s(0.01, now_s)) for each in read(times, now_s, 40)]
     assert max(left_s[:28]) <= 0
     assert min(left_s[32:]) > 0
@@ -64,11 +64,11 @@ def test_after_a_long_pause_only_the_latest_requests_have_time_left():
 
 def test_request_that_wakes_the_loop_or_comes_alone_has_just_arrived():
     times = ArrivalTimes()
-    times.look(1.0, slept=True)
-    times.begin()
+    times.begin_reading(1.0, slept=True)
+    times.count_request()
     assert times.arrival().earliest_s == 1.0
-    times.look(5.0, slept=True)
-    times.begin()
+    times.begin_reading(5.0, slept=True)
+    times.count_request()
     assert times.arrival().earliest_s == 5.0
     (alone,) = read(times, 5.02, 1)
     assert alone.budget_start_s(0.01, 5.02) == 5.02
@@ -76,19 +76,19 @@ def test_request_that_wakes_the_loop_or_comes_alone_has_just_arrived():
 
 def test_a_client_that_waited_for_its_answer_sent_the_next_request_after_it():
     times = ArrivalTimes()
-    times.look(1.0, slept=True)
-    times.look(2.0, slept=False)
-    times.begin()
+    times.begin_reading(1.0, slept=True)
+    times.begin_reading(2.0, slept=False)
+    times.count_request()
     assert times.arrival(1.5).earliest_s == 1.5
     assert times.arrival(1.995).budget_start_s(0.004, 2.0) >= 1.995
 
 
 def test_a_budget_shorter_than_the_time_between_arrivals_begins_now():
     times = ArrivalTimes()
-    times.look(1.0, slept=True)
+    times.begin_reading(1.0, slept=True)
     for step in range(1, 100):
         read(times, 1.0 + 0.01 * step, 10)
-    now_s = times.looked_s + 0.01
+    now_s = times.reading_since_s + 0.01
     for each in read(times, now_s, 10):
         assert each.budget_start_s(1e-8, now_s) == now_s
         assert each.budget_start_s(0.002, now_s) < now_s

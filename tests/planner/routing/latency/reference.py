@@ -75,12 +75,16 @@ class Correction:
     def __init__(self, latencies: Sequence[LatencyTable]) -> None:
         paths = range(len(latencies))
         self.latencies = latencies
-        self.bias, self.wider, self.known = [0.0 for _ in paths], [0.0 for _ in paths], [0.0 for _ in paths]
+        self.bias, self.tail_bias, self.known = (
+            [0.0 for _ in paths],
+            [0.0 for _ in paths],
+            [0.0 for _ in paths],
+        )
         self.batches = [0 for _ in paths]
         self.recent = [0.0, 0.0, 0.0]
         self.shift = 0.0
         self.shifts = [0.0]
-        self.lasting = [1.0 for _ in paths]
+        self.undisturbed = [1.0 for _ in paths]
         self.new = 0
         self.latest: list[tuple[int, float]] = []
         """(path, logarithm of observed over profiled seconds), without shift and outliers, of this tick"""
@@ -117,9 +121,9 @@ class Correction:
         self.known[path] += 1
         bias += max(-step, min(step, weight * off))
         self.bias[path] = max(-correction.MAX_BIAS, min(correction.MAX_BIAS, bias))
-        above = off - spread > self.wider[path]
+        above = off - spread > self.tail_bias[path]
         up = correction.TAIL_STEP * (correction.TAIL_QUANTILE if above else correction.TAIL_QUANTILE - 1)
-        self.wider[path] = max(correction.MIN_TAIL, min(correction.MAX_TAIL, self.wider[path] + up))
+        self.tail_bias[path] = max(correction.MIN_TAIL, min(correction.MAX_TAIL, self.tail_bias[path] + up))
 
     def tick(self, now_s: float, passed_s: float, rows: int) -> None:
         if self.new < 3:
@@ -135,7 +139,7 @@ class Correction:
         self.speeds.update(passed_s, self.latest, medians, at_rest)
         for path, latency in enumerate(self.latencies):
             self.usual[path] = min(rows, latency.rows)
-            self.wider[path] *= exp(-passed_s / correction.TAIL_MEMORY_S)
+            self.tail_bias[path] *= exp(-passed_s / correction.TAIL_MEMORY_S)
             is_recent = bool(self.recent_residuals(path))
             is_executed = path in [executed for executed, _ in self.latest]
             if not is_executed and (self.latest or not is_recent):
@@ -146,7 +150,7 @@ class Correction:
                 self.bias[path] = max(-correction.MAX_BIAS, min(correction.MAX_BIAS, error))
         self.latest = []
         least = min(*self.shifts, self.shift)
-        self.lasting = [min(exp(bias + least), m) for bias, m in zip(self.bias, self.median, strict=True)]
+        self.undisturbed = [min(exp(bias + least), m) for bias, m in zip(self.bias, self.median, strict=True)]
         self.shifts = [self.shift]
 
     def recent_residuals(self, path: int) -> list[float]:
@@ -173,7 +177,7 @@ class Correction:
         return max(min(seconds, max_s), self.median[p] * latency.median[rows])
 
     def tail_s(self, p: int) -> float:
-        return exp(self.bias[p] + self.shift + self.wider[p]) * self.latencies[p].tail[self.usual[p]]
+        return exp(self.bias[p] + self.shift + self.tail_bias[p]) * self.latencies[p].tail[self.usual[p]]
 
     @property
     def tail(self) -> list[float]:
@@ -183,7 +187,7 @@ class Correction:
         ]
 
     @property
-    def safe(self) -> list[float]:
+    def cautious_tail(self) -> list[float]:
         found = []
         for p, latency in enumerate(self.latencies):
             safe_s = self.bounded(p, min(self.tail_s(p), self.longest_s(p)) * latency.safe_factor, inf)

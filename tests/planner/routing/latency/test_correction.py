@@ -105,13 +105,13 @@ def test_a_tick_ignores_delays_that_do_not_last_from_one_tick_to_the_next():
     fed([*MEDIAN_S * noise(50), *[20 * MEDIAN_S] * 3], correction)
     correction.tick(0.2, 0.1, 1)
     assert correction.median[0] == pytest.approx(20, rel=0.3)
-    assert correction.lasting == pytest.approx([1.0, 1.0], rel=0.2)
+    assert correction.undisturbed == pytest.approx([1.0, 1.0], rel=0.2)
     fed([20 * MEDIAN_S] * 50, correction)
     correction.tick(0.3, 0.1, 1)
-    assert correction.lasting[0] == pytest.approx(20, rel=0.3)
+    assert correction.undisturbed[0] == pytest.approx(20, rel=0.3)
     fed([MEDIAN_S] * 2, correction)
     correction.tick(0.4, 0.1, 1)
-    assert correction.lasting[0] == pytest.approx(1.0, rel=0.6)
+    assert correction.undisturbed[0] == pytest.approx(1.0, rel=0.6)
 
 
 @pytest.mark.parametrize("every", [2, 5])
@@ -161,7 +161,7 @@ def test_a_dearer_path_that_is_not_executed_is_expected_to_take_the_same_extra_s
 def test_a_cheaper_path_that_is_not_executed_is_expected_to_be_off_by_the_same_factor(factor):
     correction = executed_alone(factor * 4e-4)
     assert correction.median[0] == pytest.approx(factor, rel=0.01)
-    assert correction.lasting[0] == pytest.approx(factor, rel=0.01)
+    assert correction.undisturbed[0] == pytest.approx(factor, rel=0.01)
 
 
 @pytest.mark.parametrize("slowdown", [0.8, 1.25])
@@ -273,8 +273,8 @@ def test_corrections_equal_the_reference(steps):
         now_s += 0.0 if isinstance(one, tuple) else one
         assert fast.median == pytest.approx(plain.median)
         assert fast.tail == pytest.approx(plain.tail)
-        assert fast.safe == pytest.approx(plain.safe)
-        assert fast.lasting == pytest.approx(plain.lasting)
+        assert fast.cautious_tail == pytest.approx(plain.cautious_tail)
+        assert fast.undisturbed == pytest.approx(plain.undisturbed)
 
 
 def test_a_path_slower_than_its_profile_is_still_known_to_be_after_ten_seconds_of_another_path():
@@ -308,7 +308,7 @@ def test_the_most_valuable_path_is_found_on_a_core_whose_speed_changes(own, best
         correction.tick(0.1 * i, 0.1, 1)
         used.append(path)
         per_second = [
-            v / (f * t.median[1]) for v, f, t in zip(values, correction.lasting, tables, strict=True)
+            v / (f * t.median[1]) for v, f, t in zip(values, correction.undisturbed, tables, strict=True)
         ]
         path = int(np.argmax(per_second))
     earned = [v / (o * t.median[1]) for v, o, t in zip(values, own, tables, strict=True)]
