@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -352,9 +353,11 @@ def _open_files() -> int:
 
 def _children() -> list[str]:
     """Processes of lanes that this one has started and that still are."""
-    tasks = Path("/proc/self/task")
-    pids = [pid for task in tasks.iterdir() for pid in (task / "children").read_text().split()]
-    lines = [Path(f"/proc/{pid}/cmdline").read_bytes().decode() for pid in pids]
+    lines: list[str] = []
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread or process that has just ended
+            for pid in (task / "children").read_text().split():
+                lines.append(Path(f"/proc/{pid}/cmdline").read_bytes().decode())
     return [line for line in lines if "polyrec.server.lanes.worker" in line and "cpu-1" in line.split("\0")]
 
 
