@@ -20,7 +20,8 @@ INTRODUCTION = """# Polyrec beside other servers, at real size
 
 On an AMD EPYC, at equal p99, Polyrec answers 1.19 times the requests of the best peer in fp32 with 23 rows,
 as many with 270 rows, and 1.7 to 1.9 times in int8. If the context has all dense features, it answers 1.4 to
-2.4 times in fp32 and 2.1 to 5.4 times in int8. On an Intel Xeon with 23 rows it is 0.92 and 1.48 times.
+2.4 times in fp32 and 2.1 to 5.4 times in int8. On a slower Intel Xeon it is 1.12 and 1.45 times with 23
+rows, 0.60 and 2.28 with 270, whose limit is 4 times what a request takes.
 
 Each server has one core, and the load comes from another. All figures are medians over turns in which the
 servers alternate. Every answer is compared with a float64 reference. Models and method:
@@ -93,6 +94,10 @@ Recorded and profiled on 2026-11-26 while other programs ran, in one hour.
   pairs; at 1,400/s in 14, at 1,000/s in 12).
 - **int8** saves execution only: a batch of 16 requests takes 3.3 ms instead of 5.7, of a round of 7.7 and 9.8
   ms. Reading and answering a request takes 0.27 ms in both.
+- **270 rows** take 5 to 7 ms, and the limit is 25, so a third waiting request is often expected to be late.
+  In another run (7 or 8 trials of 2 s a rate) .994 were in time at 70/s, .982 at 90 and .981 at 120; all
+  others were rejected. Judged by median times below 70% of capacity, by tails at 100% and gradually between,
+  it was .994, .993 and .939, so this was not kept.
 - **Alone**, fp32 takes 1.01 ms of processor time, 0.46 of it in the interpreter and 0.28 in the session;
   FastAPI takes 0.85, 0.34 and 0.28 (`perf`, 1,600 requests each). No function has more than a few percent.
 """
