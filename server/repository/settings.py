@@ -23,17 +23,22 @@ def valid_name(name: str) -> str:
 
 def named_files(files: tuple[str, ...]) -> tuple[str, ...]:
     """Validates NAME=FILE of each model."""
-    names = []
+    names: set[str] = set()
     for file in files:
-        name, equals, path = file.partition("=")
-        if not equals or not path:
-            raise ValueError(f"'{file}' is not NAME=FILE")
-        names.append(valid_name(name))
-        model_place(path)
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"model '{name}' is given twice")
+        _add_name(file, names)
     return files
+
+
+def _add_name(file: str, names: set[str]) -> None:
+    """Validates one NAME=FILE, and adds its name to those before it."""
+    name, equals, path = file.partition("=")
+    if not equals or not path:
+        raise ValueError(f"'{file}' is not NAME=FILE")
+    valid_name(name)
+    model_place(path)
+    if name in names:
+        raise ValueError(f"model '{name}' is given twice")
+    names.add(name)
 
 
 def files_of(named: Sequence[str]) -> dict[str, Path | ModelUrl]:
@@ -49,15 +54,19 @@ def models_in(folder: Path, invalid: dict[str, str] | None = None) -> tuple[str,
     found = [p for p in folder.glob("[!.]*") if p.suffix == ".json" or p.is_dir()]
     if not found:
         raise ValueError("no model is there, NAME.json or the folder of a bundle")
-    named: tuple[str, ...] = ()
+    named: list[str] = []
+    names: set[str] = set()
     for file in sorted(found):
+        name_and_file = f"{file.name.removesuffix('.json')}={file}"
         try:
-            named = named_files((*named, f"{file.name.removesuffix('.json')}={file}"))
+            _add_name(name_and_file, names)
         except ValueError as e:
             if invalid is None:
                 raise
             invalid[file.name] = str(e)
-    return named
+        else:
+            named.append(name_and_file)
+    return tuple(named)
 
 
 def named_numbers(given: tuple[str, ...]) -> tuple[str, ...]:
