@@ -70,13 +70,13 @@ class HotEndpoint:
         is_late = arrival_s + budget_s <= now_s
         if not (is_late or dispatcher.overloaded):
             return None
+        if engine.access.needs_tokens and not engine.access.recognizes(headers, scope().get("client")):
+            return None
         rows = None
         if codec.has_options or not is_late:
             rows = _rows(codec, serving, body, size)
             if rows is None:
                 return None
-        if engine.access.needs_tokens and not engine.access.recognizes(headers, scope().get("client")):
-            return None
         rejected = dispatcher.reject_early(arrival_s, budget_s, rows, now_s)
         if rejected is None:
             return None
