@@ -8,12 +8,12 @@ process. A single descriptor is a lifeline pipe (server/child.py).
 
 from __future__ import annotations
 
-import gc
 import os
 import socket
 import sys
 from collections.abc import Sequence
 
+from polyrec.models.slow_imports import slow_imports
 from polyrec.server.app.signals import exit_on_sigterm
 
 
@@ -21,11 +21,10 @@ def main(inherited: Sequence[int] = ()) -> int:
     """Serves until a signal ends the server; returns the exit status."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
     with exit_on_sigterm():
-        # these imports take seconds, a fifth of them in the garbage collector, which finds nothing to free
-        gc.disable()
-        from polyrec.models.errors import PolyrecError
-        from polyrec.server.app.listening import Ready
-        from polyrec.server.app.settings import load_settings
+        with slow_imports():
+            from polyrec.models.errors import PolyrecError
+            from polyrec.server.app.listening import Ready
+            from polyrec.server.app.settings import load_settings
 
         def announce(ready: Ready) -> None:
             print(ready.line(), flush=True)
@@ -37,20 +36,15 @@ def main(inherited: Sequence[int] = ()) -> int:
 
                 *sockets, lifeline = inherited
                 die_with(lifeline)
-            if len(inherited) > 1:
+            if len(inherited) <= 1 and settings.processes > 1:
+                with slow_imports():
+                    from polyrec.server.app.processes import supervise
+                return supervise(settings, announce)
+            with slow_imports():
                 from polyrec.server.app.run import serve
-
-                gc.enable()
+            if len(inherited) > 1:
                 shared, own = sockets
                 return serve(settings, announce, socket.socket(fileno=shared), socket.socket(fileno=own))
-            if settings.processes > 1:
-                from polyrec.server.app.processes import supervise
-
-                gc.enable()
-                return supervise(settings, announce)
-            from polyrec.server.app.run import serve
-
-            gc.enable()
             return serve(settings, announce)
         except PolyrecError as e:
             print(f"polyrec: error: {e}", file=sys.stderr)

@@ -261,9 +261,9 @@ def _add_running(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    import gc
     import os
 
+    from polyrec.models.slow_imports import slow_imports
     from polyrec.server.app.signals import exit_on_sigterm
 
     # before torch is imported: lanes provide the parallelism, and idle threads would spin
@@ -274,9 +274,9 @@ def run(args: argparse.Namespace) -> int:
         flags = {k: v for k, v in vars(args).items() if k not in ("verb", "run", "json", "version")}
         settings = load_settings(_several(flags), os.environ)
 
-        # slow imports, after the command line is validated; the garbage collector would find nothing to free
-        gc.disable()
-        from polyrec.server.app.listening import Ready
+        # after the command line is validated
+        with slow_imports():
+            from polyrec.server.app.listening import Ready
 
         def ready(server: Ready) -> None:
             if args.json:
@@ -288,13 +288,11 @@ def run(args: argparse.Namespace) -> int:
                 )
 
         if settings.processes > 1:
-            from polyrec.server.app.processes import supervise
-
-            gc.enable()
+            with slow_imports():
+                from polyrec.server.app.processes import supervise
             return supervise(settings, ready)
-        from polyrec.server.app.run import serve
-
-        gc.enable()
+        with slow_imports():
+            from polyrec.server.app.run import serve
         return serve(settings, ready)
 
 

@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from polyrec.models.slow_imports import slow_imports
 from polyrec.server.priority import ThreadWaits, lower_priority, take_spare_time
 
 if TYPE_CHECKING:
@@ -78,19 +79,19 @@ def die_with(lifeline: int) -> None:
 
 
 def _open_paths(task_json: str) -> OpenPaths:
-    gc.disable()  # a fifth of the time of the imports, and it finds nothing to free
-    from polyrec.server.lanes.task import WorkerTask
+    with slow_imports():
+        from polyrec.server.lanes.task import WorkerTask
 
     task = WorkerTask.model_validate_json(task_json)
     if task.cores:
         os.sched_setaffinity(0, task.cores)
 
-    import torch
+    with slow_imports():
+        import torch
 
-    from polyrec.models.allocator import retain_freed_memory
-    from polyrec.models.tiers.stage import slab_reader
+        from polyrec.models.allocator import retain_freed_memory
+        from polyrec.models.tiers.stage import slab_reader
 
-    gc.enable()
     torch.set_num_threads(1)
     paths = [(runtime, slab_reader(runtime.stage)) for runtime in task.open()]
     retain_freed_memory()  # not earlier, so that memory used only for opening is returned
