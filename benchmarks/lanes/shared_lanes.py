@@ -114,7 +114,8 @@ class _Loop:
     ) -> None:
         self.machine = MachineTime(cores)
         self.tenants = [_Tenant(model, self.machine, rng) for model in models]
-        self._by_sharing = {tenant.sharing: tenant for tenant in self.tenants}
+        for tenant in self.tenants:
+            tenant.sharing.wake = partial(self._schedule, tenant)
         self._is_observed = any(model.costs != NO_COSTS for model in models)
         self._now_s = 0.0
         self._ready: deque[Callable[[], None]] = deque()
@@ -220,12 +221,12 @@ class _Loop:
         expired = router.expire(self._now_s)
         for lane in tuple(router.lane_order):
             state = router.state.lanes[lane]
-            if state.in_flight is not None or not self.machine.may_start(sharing, lane):
+            if state.in_flight is not None or not sharing.may_start(lane):
                 continue
             dispatch = router.next(lane, self._now_s)
             if dispatch is None:
                 continue
-            self.machine.started(sharing, dispatch)
+            sharing.started(dispatch)
             self._spend(tenant.costs.turn_s)
             service_s = tenant.execution.draw_s(dispatch, self._now_s, 1.0)
             if state.inline:
@@ -262,8 +263,7 @@ class _Loop:
                 tenant.answers += 1
                 tenant.path[i] = query.path
                 tenant.end(i, Status.ANSWERED, self._now_s)
-        for other in self.machine.ended(tenant.sharing, dispatch, took_s):
-            self._schedule(self._by_sharing[other])
+        tenant.sharing.ended(dispatch, took_s)
         self._schedule(tenant)
 
 

@@ -135,9 +135,9 @@ class RouterMetrics:
         self._rows.only.set(snapshot.demand_rows_s)
         self._capacity.only.set(snapshot.total_rate)
         self._budget.only.set(self.now()[1])
-        turns = self._dispatcher.turns
-        self._allotted.only.set(0.0 if turns is None else turns.model.allotted)
-        self._guaranteed.only.set(1.0 if turns is None else turns.model.guaranteed)
+        sharing = self._dispatcher.sharing
+        self._allotted.only.set(0.0 if sharing is None else sharing.allotted)
+        self._guaranteed.only.set(1.0 if sharing is None else sharing.guaranteed)
         self._policy.clear()
         self._policy.labels(snapshot.policy).set(1)
         for path in snapshot.paths:
