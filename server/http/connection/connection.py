@@ -118,14 +118,10 @@ class Connection(asyncio.Protocol):
     def time_out(self) -> None:
         """Rejects the request or closes the connection; called when its state's deadline has passed."""
         limits = self._frontend.limits
-        if self._state is READING_HEAD and self._head_begun:
-            self._reject_and_close(
-                TooSlow("head_time", f"the head did not arrive within {limits.head_s:g} s")
-            )
-        elif self._state is READING_BODY:
-            self._reject_and_close(
-                TooSlow("body_time", f"the body did not arrive within {limits.body_s:g} s")
-            )
+        if self._state is READING_BODY or (self._state is READING_HEAD and self._head_begun):
+            is_body = self._state is READING_BODY
+            part, limit_s = ("body", limits.body_s) if is_body else ("head", limits.head_s)
+            self._reject_and_close(TooSlow(f"{part}_time", f"the {part} did not arrive within {limit_s:g} s"))
         elif self._state is READING_HEAD and not self._channel.has_unsent_bytes:
             self._frontend.count("idle_time")
             self._close()
@@ -167,8 +163,9 @@ class Connection(asyncio.Protocol):
                 self._channel.pause_reading()
                 self._frontend.queue_turn(self)
         except Exception:
-            client, extra = self._channel.name, log_extra(self._request_id)
-            log.exception("the connection of %s failed", client, extra=extra)
+            log.exception(
+                "the connection of %s failed", self._channel.name, extra=log_extra(self._request_id)
+            )
             self.abort()
         finally:
             self._advancing = False
@@ -248,8 +245,8 @@ class Connection(asyncio.Protocol):
         try:
             if hot is not None:
                 frontend.begin_request()
-                body = self._buffer
-                rejected = hot.reject_early(head.headers, head.length, self._scope, self._arrival(), body)
+                body, arrival = self._buffer, self._arrival()
+                rejected = hot.reject_early(head.headers, head.length, self._scope, arrival, body)
                 if rejected is not None:
                     self._send(rejected)
                     return
@@ -257,8 +254,8 @@ class Connection(asyncio.Protocol):
                 self._request = request = HotRequest(call, head, self._reply, self._reject, self._arrival)
                 request.admit()
             else:
-                resume = self._channel.resume_reading
-                self._request = AsgiRequest(frontend.app, self._scope(), self._reply, resume)
+                scope, resume = self._scope(), self._channel.resume_reading
+                self._request = AsgiRequest(frontend.app, scope, self._reply, resume)
                 self._request.start(self._server_state.tasks)
         except Exception as e:
             self._reject(e)
