@@ -91,7 +91,7 @@ class _Tenant:
         self.status[i], self.finish[i] = status, now_s
 
     def outcomes(self) -> Outcomes:
-        arrival_s, paths = self.trace.arrival_s, self.router.paths
+        arrival_s, paths = self.trace.arrival_s, self.router.state.path_specs
         return Outcomes(
             tuple(p.name for p in paths),
             tuple(p.quality for p in paths),
@@ -179,7 +179,7 @@ class _Loop:
         self.machine.tick()
 
     def _read(self, tenant: _Tenant, i: int) -> None:
-        """Reads and offers a request, whose budget begins at its arrival as estimated by the server."""
+        """Reads and submits a request, whose budget begins at its arrival as estimated by the server."""
         self._arrivals.count_request()
         rows, budget_s = tenant.rows[i], tenant.budgets[i]
         since_s = self._arrivals.arrival().budget_start_s(budget_s, self._now_s)
@@ -190,7 +190,7 @@ class _Loop:
             return
         self._spend(tenant.query_s(i) * READ_SHARE)
         query = Query(rows, since_s, since_s + budget_s, payload=i)
-        if router.offer(query, self._now_s) is not None:
+        if router.submit(query, self._now_s) is not None:
             self._spend(tenant.reject_s * (1 - READ_SHARE))
             tenant.end(i, Status.REJECTED, self._now_s)
             return

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from polyrec.planner.routing.fair_share import turn
+from polyrec.planner.routing.fair_share import head_index
 from polyrec.planner.routing.feasibility import (
     OtherWork,
     degraded_reason,
@@ -56,7 +56,7 @@ def choose(state: RouterState, lane: LaneState, now_s: float) -> BatchChoice | N
             return None
     work = other_work(state, lane, now_s)
     is_full = _is_full(state, pieces, now_s, work)
-    head = turn(state, lane) if is_full or not is_helper else 0
+    head = head_index(state, lane) if is_full or not is_helper else 0
     while True:
         first = head
         if is_full:

@@ -148,7 +148,7 @@ class Dispatcher:
         if not control.running:
             self.attach()
             control.start(loop)
-        rejected = self.router.offer(query, clock())
+        rejected = self.router.submit(query, clock())
         if rejected is not None:
             raise rejection(rejected.reason, rejected.retry_header_s, budget_s)
         query.payload = QueryPayload(rows, Pending(outbox), trace=trace)

@@ -43,9 +43,9 @@ def arrive(model: SharingModel, rows_s: float, budget_s: float = 0.02) -> None:
         observed.tick(begin_s + second)
 
 
-def offer(model: SharingModel, budget_s: float, now_s: float = 0.0) -> Query:
+def submit(model: SharingModel, budget_s: float, now_s: float = 0.0) -> Query:
     query = Query(10, now_s, now_s + budget_s)
-    assert model.router.offer(query, now_s) is None
+    assert model.router.submit(query, now_s) is None
     return query
 
 
@@ -145,11 +145,11 @@ def test_the_time_of_a_model_that_left_is_the_others():
 def test_one_batch_at_a_time_and_the_next_one_is_the_most_urgent():
     machine = MachineTime(CORES)
     calm, hurried = joined(machine), joined(machine)
-    offer(calm, 0.5)
+    submit(calm, 0.5)
     assert calm.may_start(0)
     dispatch = start(calm)
-    offer(calm, 0.5)
-    offer(hurried, 0.05)
+    submit(calm, 0.5)
+    submit(hurried, 0.05)
     assert not hurried.may_start(0)
     assert not hurried.yielded
     assert end(machine, calm, dispatch, 1e-4) == (hurried,)
@@ -161,8 +161,8 @@ def test_one_batch_at_a_time_and_the_next_one_is_the_most_urgent():
 def test_a_turn_that_the_other_does_not_use_is_not_lost():
     machine = MachineTime(CORES)
     calm, hurried = joined(machine), joined(machine)
-    offer(calm, 0.5)
-    offer(hurried, 0.05)
+    submit(calm, 0.5)
+    submit(hurried, 0.05)
     assert not calm.may_start(0)
     assert not calm.may_start(0)  # the other has not been asked yet
     hurried.passed(scheduled=True)
@@ -170,7 +170,7 @@ def test_a_turn_that_the_other_does_not_use_is_not_lost():
     assert calm.may_start(0)
     # with the next batch it has another turn
     end(machine, calm, start(calm), 1e-4)
-    offer(calm, 0.5)
+    submit(calm, 0.5)
     assert not calm.may_start(0)
     # one that is not about to ask is not waited for
     hurried.scheduled = False
@@ -188,7 +188,7 @@ def test_models_that_begin_nothing_do_not_let_one_another_go_first_for_ever(pool
         models.append(machine.join(Router(state), places, ModelShare()))
     assert len(machine.pools) == pools
     for model in models:
-        offer(model, 0.05)
+        submit(model, 0.05)
         model.scheduled = True
     for ahead, pool in zip(models, machine.pools, strict=False):
         pool.turns.charge(ahead, 10.0, models)
@@ -207,9 +207,9 @@ def test_models_that_begin_nothing_do_not_let_one_another_go_first_for_ever(pool
 def test_a_stalled_batch_does_not_hold_the_others_up():
     machine = MachineTime(CORES)
     stalled, other = joined(machine), joined(machine)
-    offer(stalled, 0.5)
+    submit(stalled, 0.5)
     dispatch = start(stalled)
-    offer(other, 0.5)
+    submit(other, 0.5)
     assert not other.may_start(0)
     stalled.router.expire(60.0)
     assert dispatch.lost
@@ -227,7 +227,7 @@ def test_a_model_that_leaves_wakes_those_that_waited():
     machine.leave(gone)
     assert not woken
     assert machine.models == [waiting, idle]
-    offer(waiting, 0.5)
+    submit(waiting, 0.5)
     machine.leave(idle)
     assert woken == [waiting]
 
