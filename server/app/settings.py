@@ -353,7 +353,7 @@ class Settings(Strict):
         )
 
     def _store(self) -> dict[str, Any]:
-        """Returns the remote store's settings; with a password both its forms, to replace either of the plan."""
+        """Returns the given settings of the remote store; one form of a password replaces the other too."""
         given: dict[str, Any] = {} if self.store_url is None else {"url": self.store_url}
         if self.store_password is not None or self.store_password_file is not None:
             given |= {"password": self.store_password, "password_file": self.store_password_file}

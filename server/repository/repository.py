@@ -19,7 +19,7 @@ from polyrec.server.live_quality.live import LiveQuality
 
 
 class ModelRepository:
-    """The engines of one server, at least one. All share the state of the first (`Engine(beside=...)`)."""
+    """The engines of one server, at least one. All share the state of the first (`Engine(sibling=...)`)."""
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         self.engines = tuple(engines)
@@ -56,7 +56,7 @@ class ModelRepository:
             share(engine)
 
     def add(self, engine: Engine, serving: Serving) -> None:
-        """Adds a model to those served. engine: created with `Engine(beside=...)`."""
+        """Adds a model to those served. engine: created with `Engine(sibling=...)`."""
         self._share(engine)
         self.engines = (*self.engines, engine)
         engine.adopt(serving)

@@ -23,7 +23,7 @@ from polyrec.server.http.connection.frontend import HttpFrontend, ServerState
 from polyrec.server.http.connection.head import REQUEST_ID, Head, find_end, parse_head
 from polyrec.server.http.connection.hot_request import HotRequest
 from polyrec.server.http.connection.limits import CLOSE_S, LAST_S
-from polyrec.server.http.connection.reply import HeaderList, Reply, error_reply, to_wire
+from polyrec.server.http.connection.reply import HeaderList, error_reply, to_wire
 from polyrec.server.http.connection.states import (
     CLOSED,
     DISCARDING,
@@ -163,9 +163,8 @@ class Connection(asyncio.Protocol):
                 self._channel.pause_reading()
                 self._frontend.queue_turn(self)
         except Exception:
-            log.exception(
-                "the connection of %s failed", self._channel.name, extra=log_extra(self._request_id)
-            )
+            extra = log_extra(self._request_id)
+            log.exception("the connection of %s failed", self._channel.name, extra=extra)
             self.abort()
         finally:
             self._advancing = False
@@ -248,7 +247,7 @@ class Connection(asyncio.Protocol):
                 body, arrival = self._buffer, self._arrival()
                 rejected = hot.reject_early(head.headers, head.length, self._scope, arrival, body)
                 if rejected is not None:
-                    self._send(rejected)
+                    self._reply(rejected.status, *rejected.encoded(()))
                     return
                 call = hot.call(self._scope())
                 self._request = request = HotRequest(call, head, self._reply, self._reject, self._arrival)
@@ -304,7 +303,7 @@ class Connection(asyncio.Protocol):
         if reply is None:
             self._request = None
         else:
-            self._send(reply)
+            self._reply(reply.status, *reply.encoded(()))
 
     def _reject_and_close(self, violation: HttpViolation) -> None:
         """Answers a request that violates HTTP or a limit, and closes, as the next one cannot be located."""
@@ -319,9 +318,7 @@ class Connection(asyncio.Protocol):
         self._reader = BodyReader(0)
         self._state = READING_BODY
         self._keep_alive = False
-        self._send(error_reply(violation))
-
-    def _send(self, reply: Reply) -> None:
+        reply = error_reply(violation)
         self._reply(reply.status, *reply.encoded(()))
 
     def _reply(self, status: int, headers: HeaderList, body: bytes, close: bool = False) -> None:

@@ -16,7 +16,7 @@ from polyrec.server.repository.repository import ModelRepository
 def models(bundle_dir: Path, shop_dir: Path) -> Iterator[ModelRepository]:
     """Two that have loaded."""
     first = Engine("hotels")
-    models = ModelRepository((first, Engine("shop", beside=first)))
+    models = ModelRepository((first, Engine("shop", sibling=first)))
     for engine, folder in zip(models.engines, (bundle_dir, shop_dir), strict=True):
         engine.load(single_path_plan(folder, "table", "torch"))
     yield models
@@ -56,7 +56,7 @@ def test_a_new_generation_shares_lane_time_in_place_of_the_one_before(
     bundle_dir: Path, shop_dir: Path
 ) -> None:
     first = Engine("hotels")
-    models = ModelRepository((first, Engine("shop", beside=first)))
+    models = ModelRepository((first, Engine("shop", sibling=first)))
     shares = {"hotels": ModelShare(), "shop": ModelShare(guaranteed=0.3)}
     models.share_time(frozenset({0}), lambda name: shares[name])
     for engine, folder in zip(models.engines, (bundle_dir, shop_dir), strict=True):
