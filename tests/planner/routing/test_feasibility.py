@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from polyrec.planner.routing.feasibility import (
     BUDGET_KEPT,
-    OtherWork,
+    FreeLane,
+    free_lane,
     later_rows,
     leaves_rest_feasible,
-    other_work,
     usually_due_s,
 )
 from polyrec.planner.routing.lanes.lane import LaneState
@@ -163,14 +163,14 @@ def test_the_best_path_leaves_time_for_what_usually_arrives_and_for_a_burst_of_i
     assert path_beside_others(100.0, 2000.0**2, 2 * enough_s) == "table@cpu"
 
 
-def work_beside(driver: RouterDriver, lane: LaneState) -> OtherWork:
+def checked(driver: RouterDriver, lane: LaneState) -> FreeLane:
     state, now_s = driver.router.state, driver.now_s
     busy = [o for o in reference.others(state, lane) if o.in_flight is not None and o.device == lane.device]
-    work = other_work(state, lane, now_s)
-    assert work.busy_rows == pytest.approx(reference.busy(state, lane, now_s))
-    assert work.peers == reference.peers(state, lane)
-    assert work.next_peer_s == min((max(0.0, o.free_s - now_s) for o in busy), default=inf)
-    return work
+    free = free_lane(state, lane, state.queue.pieces, now_s)
+    assert free.busy_rows == pytest.approx(reference.busy(state, lane, now_s))
+    assert free.peers == reference.peers(state, lane)
+    assert free.next_peer_s == min((max(0.0, o.free_s - now_s) for o in busy), default=inf)
+    return free
 
 
 @settings(max_examples=150, deadline=None)
@@ -196,7 +196,7 @@ def test_every_batch_from_anywhere_in_the_queue_is_judged_as_by_the_reference(
     state.observed.possible_s = rates[0] / state.observed.urgent_mean
     pieces = state.queue.trim()
     for lane in state.lanes:
-        work = work_beside(driver, lane)
+        free = checked(driver, lane)
         for option in lane.options:
             for start, first in enumerate(pieces):
                 for count in range(1, len(pieces) + 1 - start):
@@ -204,9 +204,7 @@ def test_every_batch_from_anywhere_in_the_queue_is_judged_as_by_the_reference(
                     rows = min(option.max_rows, sum(piece.rows for piece in batch))
                     if any(p.query.settled for p in batch) or (count > 1 and rows == option.max_rows):
                         continue
-                    judged = leaves_rest_feasible(
-                        state, lane, option, pieces, start, count, rows, now_s, work
-                    )
+                    judged = leaves_rest_feasible(free, option, start, count, rows)
                     assert judged == reference.rest_is_feasible(
                         state, lane, option.path, pieces, start, count, rows, now_s
                     ), (option.path, start, count, first)
@@ -250,9 +248,8 @@ def leaves_the_next_in_time(budget_s: float, waited: float) -> bool:
     for _ in range(2):
         driver.submit(20, budget_s)
     lane = state.lanes[0]
-    alone = OtherWork(0.0, inf, 0, 0, 1, inf)
-    pieces = list(state.queue.pieces)
-    return leaves_rest_feasible(state, lane, lane.options[0], pieces, 0, 1, 20, waited * budget_s, alone)
+    free = FreeLane(state, lane, state.queue.pieces, waited * budget_s, 0.0, inf, 0, 0, 1, inf)
+    return leaves_rest_feasible(free, lane.options[0], 0, 1, 20)
 
 
 def test_the_best_path_leaves_the_next_query_a_share_of_its_time_and_of_its_budget():
