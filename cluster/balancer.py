@@ -41,7 +41,7 @@ class Balancer:
             write_text(self._file, spec)
         self._spec = ClusterSpec.model_validate_json(self._file.read_text())
         self._haproxy: HAProxy | None = None
-        if self._spec.way == "balancer":
+        if self._spec.ingress == "balancer":
             self._haproxy = HAProxy(self._folder, self._spec.host, self._spec.port)
         self._endpoints: dict[str, Endpoint] = {}
         self._applied: dict[str, Endpoint] = {}

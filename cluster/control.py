@@ -37,7 +37,7 @@ def up(spec: ClusterSpec) -> None:
         raise ClusterError("a cluster is up; `polyrec cluster down` ends it")
     http = {"host": spec.host, "port": spec.port}
     with _progress_hidden():
-        if spec.way == "balancer":
+        if spec.ingress == "balancer":
             serve.start(proxy_location="Disabled")
         else:
             serve.start(proxy_location="HeadOnly", http_options=http)
@@ -117,7 +117,7 @@ def status() -> dict[str, Any]:
             }
         )
     return {
-        "way": spec.way,
+        "way": spec.ingress,
         "url": f"http://{spec.host}:{spec.port}",
         "groups": groups,
         "replicas": replicas(),
@@ -144,7 +144,7 @@ def _deploy(spec: ClusterSpec, group: GroupSpec) -> None:
     deployment = serve.deployment(
         name="Replica",
         ray_actor_options=actor,
-        user_config=group.served(),
+        user_config=group.user_config(),
         max_ongoing_requests=MAX_ONGOING,
         health_check_period_s=1.0,
         health_check_timeout_s=10.0,
@@ -158,7 +158,7 @@ def _deploy(spec: ClusterSpec, group: GroupSpec) -> None:
     # use the code version as Serve's version, so that Serve replaces replicas only for new code; replicas
     # open new plans themselves, but with Serve's automatic versions every change would replace them
     versioned = deployment.options(version=code_version(), _internal=True)
-    prefix = None if spec.way == "balancer" else "/"
+    prefix = None if spec.ingress == "balancer" else "/"
     try:
         with _progress_hidden():
             serve.run(versioned.bind(group.name, group.settings), name=group.application, route_prefix=prefix)

@@ -12,7 +12,7 @@ from pathlib import Path
 import ray
 
 from polyrec.cluster.balancer import NAMESPACE
-from polyrec.cluster.spec import ClusterError, Way
+from polyrec.cluster.spec import ClusterError, Ingress
 
 HAPROXY_MODE = "RAY_SERVE_ENABLE_HA_PROXY"
 PORT = 6379
@@ -38,32 +38,32 @@ def connect(address: str | None) -> None:
         raise ClusterError(f"no Ray is running at {where}: {str(e).splitlines()[0]}") from None
 
 
-def start_head(way: Way, arguments: Sequence[str] = ()) -> None:
+def start_head(ingress: Ingress, arguments: Sequence[str] = ()) -> None:
     """Starts Ray's head on this machine, reachable only locally. Raises ClusterError.
 
     arguments: additional arguments for `ray start`.
     """
-    _start(["--head", f"--port={PORT}", "--include-dashboard=false", *arguments], "127.0.0.1", way)
+    _start(["--head", f"--port={PORT}", "--include-dashboard=false", *arguments], "127.0.0.1", ingress)
 
 
-def start_worker(head: str, ip: str, way: Way, arguments: Sequence[str] = ()) -> None:
+def start_worker(head: str, ip: str, ingress: Ingress, arguments: Sequence[str] = ()) -> None:
     """Starts another node of a cluster on this machine. head: host:port. Raises ClusterError."""
-    _start([f"--address={head}", *arguments], ip, way)
+    _start([f"--address={head}", *arguments], ip, ingress)
 
 
-def ray_environment(way: Way) -> Mapping[str, str]:
+def ray_environment(ingress: Ingress) -> Mapping[str, str]:
     """Returns the environment variables that Ray's processes need for an ingress."""
     return {
         "RAY_USAGE_STATS_ENABLED": "0",
         # a replica's child processes end with it, even if it is killed
         "RAY_process_group_cleanup_enabled": "1",
-        HAPROXY_MODE: "1" if way == "ray-haproxy" else "0",
+        HAPROXY_MODE: "1" if ingress == "ray-haproxy" else "0",
     }
 
 
-def _start(arguments: Sequence[str], ip: str, way: Way) -> None:
+def _start(arguments: Sequence[str], ip: str, ingress: Ingress) -> None:
     program = Path(sys.executable).with_name("ray")
-    environ = {**os.environ, **ray_environment(way)}
+    environ = {**os.environ, **ray_environment(ingress)}
     command = [str(program), "start", f"--node-ip-address={ip}", "--disable-usage-stats", *arguments]
     done = subprocess.run(command, env=environ, capture_output=True, text=True)
     if done.returncode:

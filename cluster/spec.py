@@ -15,7 +15,7 @@ from polyrec.planner.fleet.autoscaling import TARGET_DEMAND
 from polyrec.planner.plan import Plan
 
 GroupName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", max_length=40)]
-Way = Literal["balancer", "ray", "ray-haproxy"]
+Ingress = Literal["balancer", "ray", "ray-haproxy"]
 DEFAULT_GROUP = "default"
 
 
@@ -60,7 +60,7 @@ class GroupSpec(Strict):
         """Name of the group's Serve application."""
         return f"polyrec-{self.name}"
 
-    def served(self) -> dict[str, object]:
+    def user_config(self) -> dict[str, object]:
         """Returns a replica's `user_config`, whose change makes the replica reload its server."""
         return {"plan": str(self.plan), "revision": self.revision}
 
@@ -68,13 +68,13 @@ class GroupSpec(Strict):
 class ClusterSpec(Strict):
     """A cluster.
 
-    way: the kind of ingress. `balancer`: our HAProxy, which forwards to the servers' ports. `ray`: Ray
-        Serve's proxy. `ray-haproxy`: Ray Serve's HAProxy mode.
+    ingress: what listens for clients (`--way`). `balancer`: our HAProxy, which forwards to the servers'
+        ports. `ray`: Ray Serve's proxy. `ray-haproxy`: Ray Serve's HAProxy mode.
     """
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
-    way: Way = "balancer"
+    ingress: Ingress = "balancer"
     groups: Annotated[tuple[GroupSpec, ...], Field(min_length=1)]
 
     @model_validator(mode="after")
@@ -82,8 +82,8 @@ class ClusterSpec(Strict):
         names = [group.name for group in self.groups]
         if len(set(names)) < len(names):
             raise ValueError("two groups have the same name")
-        if self.way != "balancer" and len(names) > 1:
-            raise ValueError(f"way '{self.way}' supports one group of replicas; there are {len(names)}")
+        if self.ingress != "balancer" and len(names) > 1:
+            raise ValueError(f"way '{self.ingress}' supports one group of replicas; there are {len(names)}")
         return self
 
     def group(self, name: str | None) -> GroupSpec:

@@ -25,7 +25,7 @@ from polyrec.planner.plan import LaneKind, PlannedLane, PlannedPath
 from polyrec.planner.profile import Hop
 from polyrec.server.clock import clock
 from polyrec.server.lanes.lane import Executed, Lane
-from polyrec.server.lanes.opening import open_lane
+from polyrec.server.lanes.opening import LaneOpening
 
 KINDS: tuple[LaneKind, ...] = ("thread", "process")
 ROWS = 23
@@ -50,7 +50,7 @@ def measure_hops(path: PlannedPath, bundle: Bundle, seconds: float, seed: int = 
             lanes: dict[LaneKind, Lane] = {}
             for kind in KINDS:
                 planned = PlannedLane(name=kind, kind=kind, cores=(max(usable),))
-                lanes[kind] = open_lane(planned, [(path, bundle)], lambda _: None)
+                lanes[kind] = LaneOpening(planned, [(path, bundle)], lambda _: None).open()
                 opened.callback(lanes[kind].close)
             os.sched_setaffinity(0, {min(usable)})
             end_s = perf_counter() + seconds

@@ -256,6 +256,15 @@ def write_text(target: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8")
 
 
+def sync(path: Path) -> None:
+    """Waits until a file, or the entries of a folder, are on disk. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 def _remove(path: Path) -> None:
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)

@@ -39,7 +39,7 @@ from benchmarks.fleet.cluster_page import page
 from benchmarks.http.protocols import http_asker, http_request, random_tensors
 from polyrec.cli.main import main as polyrec
 from polyrec.cluster import control, nodes
-from polyrec.cluster.spec import Way
+from polyrec.cluster.spec import Ingress
 from polyrec.loadtest.drivers.connection import Target
 from polyrec.loadtest.drivers.load import load_of
 from polyrec.loadtest.drivers.open_loop import Limits, run
@@ -52,7 +52,7 @@ from polyrec.planner.plan import load_plan
 from polyrec.planner.traffic import Arrivals
 from polyrec.server.child import start
 
-WAYS: tuple[Way | None, ...] = (None, "balancer", "ray", "ray-haproxy")
+WAYS: tuple[Ingress | None, ...] = (None, "balancer", "ray", "ray-haproxy")
 """None: a single server, called directly."""
 PORT = 8000
 IN_FLIGHT = (1, 16)
@@ -64,7 +64,7 @@ PHASES = ("before", "server killed", "actor killed", "rolled", "scaled to 1", "s
 
 
 @contextmanager
-def cluster(way: Way, plan: Path) -> Iterator[None]:
+def cluster(way: Ingress, plan: Path) -> Iterator[None]:
     """Runs two nodes with one replica each behind PORT."""
     one = ["--num-cpus=1"]
     nodes.start_head(way, arguments=one)
@@ -119,7 +119,7 @@ async def closed_loop(url: str, requests: Sequence[bytes], in_flight: int, secon
     }
 
 
-def measure_way(way: Way | None, args: argparse.Namespace) -> list[dict[str, Any]]:
+def measure_way(way: Ingress | None, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Returns the turns of one way."""
     bundle = load_bundle(load_plan(args.plan).paths[0].bundle)
     random = np.random.default_rng(0)
@@ -287,7 +287,7 @@ def about(plan: Path) -> str:
     return f"{rows:,} rows of width {bundle.shape.width}"
 
 
-def _way(name: str) -> Way | None:
+def _way(name: str) -> Ingress | None:
     return next(way for way in WAYS if (way or "single") == name)
 
 

@@ -38,7 +38,7 @@ from polyrec.models.bundle.bundle import Bundle, load_bundle
 from polyrec.models.schema.batch import F32, Batch
 from polyrec.planner.plan import LaneKind, PlannedLane, PlannedPath
 from polyrec.server.lanes.lane import Executed, Lane, Settle
-from polyrec.server.lanes.opening import open_lane
+from polyrec.server.lanes.opening import LaneOpening
 
 CORES = sorted(os.sched_getaffinity(0))
 LOOP_CORE, OTHER_CORE = CORES[0], CORES[-1]
@@ -117,7 +117,7 @@ Open = Callable[[PlannedPath, Bundle], Lane]
 def opens(kind: str, *cores: int) -> Open:
     """Opens a lane of a kind on some cores."""
     planned = PlannedLane.model_validate({"name": kind, "kind": kind, "cores": cores})
-    return lambda path, bundle: open_lane(planned, [(path, bundle)], _died)
+    return lambda path, bundle: LaneOpening(planned, [(path, bundle)], _died).open()
 
 
 def _died(lane: Lane) -> None:

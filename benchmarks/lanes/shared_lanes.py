@@ -91,7 +91,7 @@ class _Tenant:
         self.status[i], self.finish[i] = status, now_s
 
     def outcomes(self) -> Outcomes:
-        arrival_s, paths = self.trace.arrival_s, self.router.paths
+        arrival_s, paths = self.trace.arrival_s, self.router.state.path_specs
         return Outcomes(
             tuple(p.name for p in paths),
             tuple(p.quality for p in paths),
@@ -114,7 +114,8 @@ class _Loop:
     ) -> None:
         self.machine = MachineTime(cores)
         self.tenants = [_Tenant(model, self.machine, rng) for model in models]
-        self._by_sharing = {tenant.sharing: tenant for tenant in self.tenants}
+        for tenant in self.tenants:
+            tenant.sharing.wake = partial(self._schedule, tenant)
         self._is_observed = any(model.costs != NO_COSTS for model in models)
         self._now_s = 0.0
         self._ready: deque[Callable[[], None]] = deque()
@@ -178,7 +179,7 @@ class _Loop:
         self.machine.tick()
 
     def _read(self, tenant: _Tenant, i: int) -> None:
-        """Reads and offers a request, whose budget begins at its arrival as estimated by the server."""
+        """Reads and submits a request, whose budget begins at its arrival as estimated by the server."""
         self._arrivals.count_request()
         rows, budget_s = tenant.rows[i], tenant.budgets[i]
         since_s = self._arrivals.arrival().budget_start_s(budget_s, self._now_s)
@@ -189,7 +190,7 @@ class _Loop:
             return
         self._spend(tenant.query_s(i) * READ_SHARE)
         query = Query(rows, since_s, since_s + budget_s, payload=i)
-        if router.offer(query, self._now_s) is not None:
+        if router.submit(query, self._now_s) is not None:
             self._spend(tenant.reject_s * (1 - READ_SHARE))
             tenant.end(i, Status.REJECTED, self._now_s)
             return
@@ -220,12 +221,12 @@ class _Loop:
         expired = router.expire(self._now_s)
         for lane in tuple(router.lane_order):
             state = router.state.lanes[lane]
-            if state.in_flight is not None or not self.machine.may_start(sharing, lane):
+            if state.in_flight is not None or not sharing.may_start(lane):
                 continue
             dispatch = router.next(lane, self._now_s)
             if dispatch is None:
                 continue
-            self.machine.started(sharing, dispatch)
+            sharing.started(dispatch)
             self._spend(tenant.costs.turn_s)
             service_s = tenant.execution.draw_s(dispatch, self._now_s, 1.0)
             if state.inline:
@@ -262,8 +263,7 @@ class _Loop:
                 tenant.answers += 1
                 tenant.path[i] = query.path
                 tenant.end(i, Status.ANSWERED, self._now_s)
-        for other in self.machine.ended(tenant.sharing, dispatch, took_s):
-            self._schedule(self._by_sharing[other])
+        tenant.sharing.ended(dispatch, took_s)
         self._schedule(tenant)
 
 

@@ -54,7 +54,7 @@ def trace(machine: Machine, arrivals: Arrivals, load: float, seconds: float, see
 
 
 def decision_costs(queries: int = QUERIES) -> list[dict[str, Any]]:
-    """Returns routing microseconds per query: its offer, and its share of its batch's `next` and `done`."""
+    """Returns routing microseconds per query: `submit`, and its share of its batch's `next` and `done`."""
     found = []
     for name, load in CASES:
         machine = MACHINES[name]
@@ -83,7 +83,7 @@ class _Timed(Router):
         super().__init__(state)
         self.spent: dict[str, list[int]] = {}
         self._share: list[float] = []
-        self._offers: dict[int, int] = {}
+        self._submits: dict[int, int] = {}
         self._nexts: dict[int, int] = {}
 
     def _time(self, name: str, call: Callable[[], T]) -> T:
@@ -98,9 +98,9 @@ class _Timed(Router):
         call = partial(super().reject_early, arrival_s, deadline_s, rows, now_s)
         return self._time("reject_early", call)
 
-    def offer(self, query: Query, now_s: float) -> Rejection | None:
-        result = self._time("offer", partial(super().offer, query, now_s))
-        self._offers[query.payload] = self.spent["offer"][-1]
+    def submit(self, query: Query, now_s: float) -> Rejection | None:
+        result = self._time("submit", partial(super().submit, query, now_s))
+        self._submits[query.payload] = self.spent["submit"][-1]
         return result
 
     def next(self, lane: int, now_s: float) -> Dispatch | None:
@@ -113,7 +113,7 @@ class _Timed(Router):
     def done(self, dispatch: Dispatch, now_s: float, took_s: float) -> None:
         self._time("done", partial(super().done, dispatch, now_s, took_s))
         each = (self._nexts.pop(id(dispatch)) + self.spent["done"][-1]) / len(dispatch.parts)
-        self._share += [self._offers[part.query.payload] + each for part in dispatch.parts]
+        self._share += [self._submits[part.query.payload] + each for part in dispatch.parts]
 
     def expire(self, now_s: float) -> list[Query]:
         return self._time("expire", partial(super().expire, now_s))

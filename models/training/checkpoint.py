@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from polyrec.models.errors import PolyrecError
-from polyrec.models.files import atomic_path
+from polyrec.models.files import atomic_path, sync
 
 FORMAT = "polyrec-checkpoint-1"
 LOCK = "lock"
@@ -140,8 +139,8 @@ class Checkpoints:
         try:
             with atomic_path(file) as partial:
                 save_file(tensors, partial, {"checkpoint": json.dumps(header)})
-                _sync(partial)
-            _sync(self._folder)
+                sync(partial)
+            sync(self._folder)
         except (OSError, SafetensorError) as e:
             raise ResumeError(f"cannot write checkpoint '{file}': {e}") from None
         self._next = self._clock() + self._every_s
@@ -178,12 +177,3 @@ def _flat(found: Identity, before: str = "") -> dict[str, Any]:
 def _shown(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
-
-
-def _sync(path: Path) -> None:
-    """Waits until a file, or the entries of a folder, are on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

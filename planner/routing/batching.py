@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from polyrec.planner.routing.fair_share import turn
+from polyrec.planner.routing.fair_share import head_index
 from polyrec.planner.routing.feasibility import (
-    OtherWork,
+    FreeLane,
     degraded_reason,
+    free_lane,
     leaves_rest_feasible,
-    other_work,
 )
 from polyrec.planner.routing.lanes.lane import LaneState
 from polyrec.planner.routing.path_option import PathOption, path_options
@@ -54,35 +54,36 @@ def choose(state: RouterState, lane: LaneState, now_s: float) -> BatchChoice | N
         if excess_s <= 0:
             lane.recheck_s = now_s - excess_s
             return None
-    work = other_work(state, lane, now_s)
-    is_full = _is_full(state, pieces, now_s, work)
-    head = turn(state, lane) if is_full or not is_helper else 0
+    free = free_lane(state, lane, pieces, now_s)
+    is_full = _is_full(free)
+    head = head_index(state, lane) if is_full or not is_helper else 0
     while True:
         first = head
         if is_full:
-            first = _skip_urgent_head(state, lane, pieces, head, now_s)
+            first = _skip_urgent_head(free, head)
         elif is_helper:
             first = _start_of_last_batch(lane, pieces)
         for start in range(first, min(first + MAX_STARTS, len(pieces))):
             if pieces[start].query.settled:
                 continue
-            choice = _best_batch(state, lane, pieces, start, now_s, work)
-            if choice is not None:
-                return choice
+            batch = _best_batch(free, start)
+            if batch is not None:
+                return batch
         if not head:
             return None
         head = 0
 
 
-def _is_full(state: RouterState, pieces: list[Piece], now_s: float, work: OtherWork) -> bool:
+def _is_full(free: FreeLane) -> bool:
     """Whether the backlog takes most of the time until the last usual deadline.
 
     Pieces with later deadlines are ignored, as a single one would hide a full queue.
     """
-    last, backlog_rows = pieces[-1], work.busy_rows + state.queue.rows
-    if work.later_start:
-        last, backlog_rows = pieces[work.later_start - 1], backlog_rows - work.later_rows
-    return backlog_rows > BACKLOG_THRESHOLD * state.total_rate * (last.order_s - now_s)
+    state, pieces = free.state, free.pieces
+    last, backlog_rows = pieces[-1], free.busy_rows + state.queue.rows
+    if free.later_start:
+        last, backlog_rows = pieces[free.later_start - 1], backlog_rows - free.later_rows
+    return backlog_rows > BACKLOG_THRESHOLD * state.total_rate * (last.order_s - free.now_s)
 
 
 def _excess_s(state: RouterState, lane: LaneState, pieces: list[Piece], now_s: float) -> float:
@@ -110,14 +111,13 @@ def _start_of_last_batch(lane: LaneState, pieces: list[Piece]) -> int:
     return start
 
 
-def _skip_urgent_head(
-    state: RouterState, lane: LaneState, pieces: list[Piece], head: int, now_s: float
-) -> int:
+def _skip_urgent_head(free: FreeLane, head: int) -> int:
     """Returns the index of the head, or if the queue is full, of the first piece that allows efficiency.
 
     An urgent head forces a small, inefficient batch, after which the next head is just as urgent. Most
     queries gained that way are lost again in other batches.
     """
+    state, lane, pieces, now_s = free[:4]
     p = lane.fastest
     factor = lane.correction.tail[p]
     latency = state.paths[p].latency
@@ -137,15 +137,13 @@ def _skip_urgent_head(
     return start if small / median[small] < EFFICIENCY_THRESHOLD * large / median[large] else head
 
 
-def _best_batch(
-    state: RouterState, lane: LaneState, pieces: list[Piece], start: int, now_s: float, work: OtherWork
-) -> BatchChoice | None:
+def _best_batch(free: FreeLane, start: int) -> BatchChoice | None:
     """Forms the most valuable batch that begins with the piece at `start`; None if none is in time."""
+    state, lane, pieces, now_s = free[:4]
     piece = pieces[start]
     query = piece.query
     rows = piece.rows
     front = state.front
-    peers = work.peers
     left_s = query.deadline_s - now_s - (front.answer_s + front.answer_row_s * query.rows)
     if query.reading:
         left_s -= state.reads.tail_s(query.misses)
@@ -161,13 +159,11 @@ def _best_batch(
             continue
         path = option.path
         allowed_s = left_s / (tails if option.last else cautious_tails)[path]
-        formed = _batch_on(state, lane, option, pieces, start, left_s, allowed_s, peers)
+        formed = _batch_on(free, option, start, left_s, allowed_s)
         if formed is None:
             continue
         batch, batch_rows = formed
-        if option.last or leaves_rest_feasible(
-            state, lane, option, pieces, start, len(batch), batch_rows, now_s, work
-        ):
+        if option.last or leaves_rest_feasible(free, option, start, len(batch), batch_rows):
             return BatchChoice(path, batch, start, batch_rows, degraded_reason(state, path, query))
         has_rejected = True
     if options:
@@ -179,28 +175,22 @@ def _best_batch(
 
 
 def _batch_on(
-    state: RouterState,
-    lane: LaneState,
-    option: PathOption,
-    pieces: list[Piece],
-    start: int,
-    left_s: float,
-    allowed_s: float,
-    peers: int,
+    free: FreeLane, option: PathOption, start: int, left_s: float, allowed_s: float
 ) -> tuple[list[Piece], int] | None:
     """Returns the pieces and rows of a batch on one path: merged, a single piece or a part of it.
 
     None if the piece at `start` is late on this path. left_s, allowed_s: as in `_merge`.
     """
+    pieces, peers = free.pieces, free.peers
     piece = pieces[start]
     rows = piece.rows
     if rows <= option.max_rows and option.tail[rows] <= allowed_s:
         if start + 1 < len(pieces) and rows + pieces[start + 1].rows <= option.merge_rows:
-            return _merge(state, lane, option, pieces, start, left_s, allowed_s, peers)
+            return _merge(free, option, start, left_s, allowed_s)
         return [piece], rows
     if peers == 1 and rows <= option.max_rows:
         return None  # without another idle lane, splitting is not faster overall
-    part = _part_rows(state, option, rows, allowed_s, peers)
+    part = _part_rows(free.state, option, rows, allowed_s, peers)
     return ([piece], part) if part else None
 
 
@@ -219,14 +209,7 @@ def _options_of(state: RouterState, lane: LaneState, piece: Piece) -> list[PathO
 
 
 def _merge(
-    state: RouterState,
-    lane: LaneState,
-    option: PathOption,
-    pieces: list[Piece],
-    start: int,
-    left_s: float,
-    allowed_s: float,
-    peers: int,
+    free: FreeLane, option: PathOption, start: int, left_s: float, allowed_s: float
 ) -> tuple[list[Piece], int]:
     """Returns the pieces from `start` on that this path executes in time, and their number of rows.
 
@@ -235,13 +218,14 @@ def _merge(
     left_s: time left to the first piece, which by itself is in time.
     allowed_s: the same, converted to uncorrected tail seconds.
     """
+    state, lane, pieces = free.state, free.lane, free.pieces
     first = pieces[start]
     batch = [first]
     rows = first.rows
     tail = option.tail
     factor = (lane.correction.tail if option.last else lane.correction.cautious_tail)[option.path]
     max_rows = option.merge_rows
-    share = -(-state.queue.rows // peers)
+    share = -(-state.queue.rows // free.peers)
     if share < max_rows:
         max_rows = share
     front = state.front

@@ -29,7 +29,7 @@ MAX_S = 1.0
 """Maximum credit while lower priorities wait, possibly for lack of a usable lane."""
 
 
-def turn(state: RouterState, lane: LaneState) -> int:
+def head_index(state: RouterState, lane: LaneState) -> int:
     """Returns the index in the queue from which this lane chooses.
 
     That is 0, the highest waiting priority, unless the credit covers the most urgent piece of lower priority;
@@ -52,10 +52,10 @@ def turn(state: RouterState, lane: LaneState) -> int:
     return first if first and _min_s(state, lane, pieces[first].query, pieces[first].rows) <= credit_s else 0
 
 
-def in_turn(state: RouterState, lane: LaneState) -> list[Piece]:
-    """Returns all pieces, rotated to start with the one at `turn`."""
+def pieces_from_head(state: RouterState, lane: LaneState) -> list[Piece]:
+    """Returns all pieces, rotated to start with the one at `head_index`."""
     pieces = state.queue.trim()
-    first = turn(state, lane)
+    first = head_index(state, lane)
     return [*pieces[first:], *pieces[:first]] if first else pieces
 
 

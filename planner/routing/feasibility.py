@@ -28,9 +28,10 @@ DEVIATIONS = 2.0
 ROUNDED_UP = 1 + 1e-6
 
 
-class OtherWork(NamedTuple):
-    """Work other than the batch in question.
+class FreeLane(NamedTuple):
+    """A free lane, with all that the choice of its batch depends on: the queue, and work besides the batch.
 
+    pieces: of the queue.
     busy_rows: work executing on other lanes, in rows at total_rate.
     due_s: see `usually_due_s`.
     later_start, later_rows: index of the first waiting piece that is due after due_s, and rows of all such
@@ -39,6 +40,10 @@ class OtherWork(NamedTuple):
     next_peer_s: seconds until the next busy lane of the device is free.
     """
 
+    state: RouterState
+    lane: LaneState
+    pieces: list[Piece]
+    now_s: float
     busy_rows: float
     due_s: float
     later_start: int
@@ -47,8 +52,8 @@ class OtherWork(NamedTuple):
     next_peer_s: float
 
 
-def other_work(state: RouterState, lane: LaneState, now_s: float) -> OtherWork:
-    """Returns the work other than the batch that a free lane is about to execute."""
+def free_lane(state: RouterState, lane: LaneState, pieces: list[Piece], now_s: float) -> FreeLane:
+    """Collects what the choice of a free lane's batch depends on."""
     busy_rows = 0.0
     peers = 1
     next_peer_s = inf
@@ -62,7 +67,8 @@ def other_work(state: RouterState, lane: LaneState, now_s: float) -> OtherWork:
             next_peer_s = left_s
     due_s = usually_due_s(state, now_s)
     start, later = later_rows(state.queue, due_s)
-    return OtherWork(busy_rows * state.front_factor, due_s, start, later, peers, next_peer_s)
+    busy_rows *= state.front_factor
+    return FreeLane(state, lane, pieces, now_s, busy_rows, due_s, start, later, peers, next_peer_s)
 
 
 def usually_due_s(state: RouterState, now_s: float) -> float:
@@ -96,17 +102,7 @@ def _arriving(observed: ObservedTraffic, rows_s: float, square: float, seconds: 
     return rows + DEVIATIONS * sqrt(observed.possible_s * seconds * square) if rows else 0.0
 
 
-def leaves_rest_feasible(
-    state: RouterState,
-    lane: LaneState,
-    option: PathOption,
-    pieces: list[Piece],
-    start: int,
-    count: int,
-    rows: int,
-    now_s: float,
-    work: OtherWork,
-) -> bool:
+def leaves_rest_feasible(free: FreeLane, option: PathOption, start: int, count: int, rows: int) -> bool:
     """Whether waiting and expected queries can still execute in time on the fastest paths.
 
     Checks the free space in the queue, the backlog against the usual budget, and the deadlines of the next,
@@ -114,6 +110,7 @@ def leaves_rest_feasible(
 
     start, count, rows: the batch has `count` pieces from index `start` on, with `rows` rows.
     """
+    state, lane, pieces = free.state, free.lane, free.pieces
     path = option.path
     batch_s = option.median[rows] * lane.correction.median[path]
     observed = state.observed
@@ -125,11 +122,11 @@ def leaves_rest_feasible(
     if _arriving(observed, observed.rows_s, observed.mean_square, batch_s) > free_rows:
         return False
     arriving = _arriving(observed, observed.urgent_s, observed.urgent_square, batch_s)
-    busy_rows = work.busy_rows + batch_s * lane.rate * state.front_factor
+    busy_rows = free.busy_rows + batch_s * lane.rate * state.front_factor
     service_times, max_merge_rows = state.service_times, state.max_merge_rows
-    later = work.later_rows
+    later = free.later_rows
     if later:
-        later = _later_rows_left(state, lane, option, pieces[start : start + count], rows, now_s, work)
+        later = _later_rows_left(free, option, pieces[start : start + count], rows)
     ahead = waiting - later + arriving
     size = int(observed.urgent_mean)
     if size < max_merge_rows:
@@ -143,20 +140,12 @@ def leaves_rest_feasible(
     if start or count >= len(pieces):
         return True
     free_in_s = 0.0
-    if work.peers == 1:
-        free_in_s = min(option.tail[rows] * lane.correction.tail[path], work.next_peer_s)
-    return _pieces_fit(state, pieces, count, now_s, free_in_s, busy_rows, waiting)
+    if free.peers == 1:
+        free_in_s = min(option.tail[rows] * lane.correction.tail[path], free.next_peer_s)
+    return _pieces_fit(free, count, free_in_s, busy_rows, waiting)
 
 
-def _pieces_fit(
-    state: RouterState,
-    pieces: list[Piece],
-    count: int,
-    now_s: float,
-    free_in_s: float,
-    busy_rows: float,
-    waiting: int,
-) -> bool:
+def _pieces_fit(free: FreeLane, count: int, free_in_s: float, busy_rows: float, waiting: int) -> bool:
     """Whether the next, the middle and the last piece behind the batch can still be in time.
 
     count: pieces in the batch.
@@ -164,6 +153,7 @@ def _pieces_fit(
     busy_rows: executing rows, including the batch.
     waiting: rows behind the batch.
     """
+    state, pieces, now_s = free.state, free.pieces, free.now_s
     rate, fill_share = state.total_rate, state.loss_backoff.fill_share
     service_times, max_merge_rows = state.service_times, state.max_merge_rows
     following, middle, last = pieces[count], pieces[(count + len(pieces)) // 2], pieces[-1]
@@ -187,22 +177,15 @@ def _pieces_fit(
     return True
 
 
-def _later_rows_left(
-    state: RouterState,
-    lane: LaneState,
-    option: PathOption,
-    batch: list[Piece],
-    rows: int,
-    now_s: float,
-    work: OtherWork,
-) -> int:
+def _later_rows_left(free: FreeLane, option: PathOption, batch: list[Piece], rows: int) -> int:
     """Returns how many of `later_rows` usual queries can still overtake once a batch of `rows` rows runs.
 
     A batch that begins with such rows cannot be overtaken itself. So the result is 0 if it takes too much of
     the usual budget, or if its whole query takes too much of the time that usual queries leave.
     """
+    state, lane = free.state, free.lane
     observed, fill_share = state.observed, state.loss_backoff.fill_share
-    first, later, due_s = batch[0], work.later_rows, work.due_s
+    first, later, due_s = batch[0], free.later_rows, free.due_s
     if batch[-1].order_s > due_s:
         # rows in the batch no longer wait, but the remaining parts of a split query do
         later -= min(rows, sum(p.rows for p in batch if p.order_s > due_s and p.level == LOWEST))
@@ -210,7 +193,7 @@ def _later_rows_left(
         path = option.path
         tail_s = option.tail[rows] * lane.correction.tail[path]
         query_s = option.median[rows] * lane.correction.median[path] * first.rows / rows
-        spare_s = (1 - min(1.0, observed.urgent_s / state.total_rate)) * (first.query.deadline_s - now_s)
+        spare_s = (1 - min(1.0, observed.urgent_s / state.total_rate)) * (first.query.deadline_s - free.now_s)
         if (
             tail_s + state.service_times[int(observed.urgent_mean)] > fill_share * observed.budget_s
             or query_s > fill_share * spare_s

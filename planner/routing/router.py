@@ -1,7 +1,7 @@
 """The router: admission control, dispatch to free lanes, expiry, and recovery from failing lanes.
 
 server/dispatch and the simulator run the same router, as it is pure: callers pass the time, and nothing
-blocks. They offer queries and report lane events; the router returns dispatches, rejections and expired
+blocks. They submit queries and report lane events; the router returns dispatches, rejections and expired
 queries. A policy (policies/) chooses paths. The router does what all policies share: the queue, splitting of
 queries, deadlines, and lanes that fail, stall, slow down or come back.
 """
@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from polyrec.planner.plan import Routing
-from polyrec.planner.routing import explain as explaining
 from polyrec.planner.routing.admission import losses
 from polyrec.planner.routing.admission.attempt import record_arrival, worth_accepting
 from polyrec.planner.routing.admission.reading_round import ReadingRound
 from polyrec.planner.routing.decision import decide, other_usable_lanes
 from polyrec.planner.routing.dispatching import complete, dispatch_batch, expire_executing
-from polyrec.planner.routing.explanation import Explanation, RouterSnapshot
+from polyrec.planner.routing.explain import Explanation, RouterSnapshot, explain, snapshot
 from polyrec.planner.routing.holding import hold, mark_ready, queue_ready
 from polyrec.planner.routing.lanes.breaker import CLOSED, OPEN, BreakerState
 from polyrec.planner.routing.lanes.lane import LaneState
@@ -41,17 +40,16 @@ URGENT_SHARE = 0.25
 class Router:
     """Makes the routing decisions of one model.
 
-    Query.path and Dispatch.path are indexes of `paths`, Dispatch.lane is an index of `lanes`.
+    Query.path and Dispatch.path are indexes of the state's paths, Dispatch.lane is an index of its lanes.
     """
 
     def __init__(self, state: RouterState) -> None:
         self.state = state
-        self.paths, self.lanes = state.specs
         self.policy = make_policy(state.routing, state)
         self.policy.prepare(state)
         self._ticked_s = state.start_s
         self._round = ReadingRound()
-        self.lane_order = list(range(len(self.lanes)))
+        self.lane_order = list(range(len(state.lanes)))
         """Lane indexes in the order in which free lanes get work; lanes to be probed come first, as otherwise
         no work would be left for them."""
 
@@ -63,7 +61,7 @@ class Router:
     def reject_early(
         self, arrival_s: float, deadline_s: float, rows: int | None, now_s: float
     ) -> Rejection | None:
-        """Rejects a query before it is parsed if `offer` would reject it; None means parse and offer it.
+        """Rejects a query before it is parsed if `submit` would reject it; None means parse and submit it.
 
         Above capacity, goodput depends on the time of the core that rejections leave. A query is rejected if
         its deadline has passed, or if the reading round is overloaded and the query would be late. Only for
@@ -87,10 +85,10 @@ class Router:
                 losses.record_loss(state, rows, deadline_s - arrival_s)
         return rejection
 
-    def offer(self, query: Query, now_s: float) -> Rejection | None:
+    def submit(self, query: Query, now_s: float) -> Rejection | None:
         """Queues a query, or rejects it.
 
-        Queries offered before the next `expire` belong to one reading round of the caller's event loop
+        Queries submitted before the next `expire` belong to one reading round of the caller's event loop
         (reading_round.py).
         """
         state = self.state
@@ -120,13 +118,13 @@ class Router:
             return Rejection(RejectReason.OVERLOAD, excess_rows / state.total_rate, queue.rows)
         if query.deadline_s <= now_s:
             return Rejection(RejectReason.EXPIRED, 0.0, queue.rows)
-        excess_s = self.policy.admit(state, query, end_s)
+        excess_s = self.policy.excess_s(state, query, end_s)
         if excess_s <= 0 or worth_accepting(state, query, end_s):
             return None
         return Rejection(RejectReason.OVERLOAD, excess_s, queue.rows)
 
     def hold(self, query: Query, misses: Misses, now_s: float) -> Rejection | None:
-        """Holds an offered query, of which no rows were dispatched, while its missing rows are read."""
+        """Holds a submitted query, of which no rows were dispatched, while its missing rows are read."""
         return hold(self.state, query, misses, now_s)
 
     def rows_read(self, query: Query, took_s: ReadSeconds) -> None:
@@ -316,11 +314,11 @@ class Router:
 
     def explain(self, rows: int, budget_s: float, now_s: float, required: bool = False) -> Explanation:
         """Explains which path a query of `rows` rows would get now. Changes nothing."""
-        return explaining.explain(self.state, self.policy, rows, budget_s, now_s, required)
+        return explain(self.state, self.policy, rows, budget_s, now_s, required)
 
     def snapshot(self) -> RouterSnapshot:
         """Returns the state as plain numbers."""
-        return explaining.snapshot(self.state, self.policy)
+        return snapshot(self.state, self.policy)
 
     def set_policy(self, routing: Routing) -> None:
         """Changes policy and weights; waiting queries are routed by the new policy."""

@@ -51,7 +51,7 @@ class BestPath(NamedTuple):
 class RouterState:
     """Paths, lanes, queue and observations, and the values derived from them.
 
-    specs: paths and lanes as passed by the caller.
+    path_specs, lane_specs: as passed by the caller; `paths` and `lanes` have their states, in the same order.
     usable: lanes with a closed breaker or, if there are none, all live lanes.
     sole_inline_lane: the only usable lane if it is inline, otherwise None.
     best_lane_failed: whether a lane with a path of the highest value is dead or has lost work.
@@ -74,11 +74,10 @@ class RouterState:
 
     __slots__ = (
         "allowed_paths", "alone_times", "best_alone_times", "best_lane_failed", "best_paths", "best_value",
-        "devices", "front", "front_factor", "lanes", "last_completion_s", "limits", "loss_backoff",
-        "max_merge_rows",
-        "max_queued_rows", "min_latency_s", "observed", "others_budget_s", "paths", "prices", "queue",
-        "reads", "reserve_s", "routing", "service_times", "sole_inline_lane", "specs", "start_s",
-        "total_rate", "usable",
+        "devices", "front", "front_factor", "lane_specs", "lanes", "last_completion_s", "limits",
+        "loss_backoff", "max_merge_rows", "max_queued_rows", "min_latency_s", "observed", "others_budget_s",
+        "path_specs", "paths", "prices", "queue", "reads", "reserve_s", "routing", "service_times",
+        "sole_inline_lane", "start_s", "total_rate", "usable",
     )  # fmt: skip
 
     def __init__(
@@ -89,7 +88,7 @@ class RouterState:
         limits: Limits,
         now_s: float,
     ) -> None:
-        self.specs = tuple(paths), tuple(lanes)
+        self.path_specs, self.lane_specs = tuple(paths), tuple(lanes)
         self.limits = limits
         self.max_queued_rows = limits.max_queued_rows
         self.start_s = now_s

@@ -200,9 +200,9 @@ class Simulator:
     def _outcomes(self) -> Outcomes:
         arrival_s, rows, deadline_s = self._arrays
         return Outcomes(
-            tuple(p.name for p in self.router.paths),
-            tuple(p.quality for p in self.router.paths),
-            tuple(p.accuracy for p in self.router.paths),
+            tuple(p.name for p in self.router.state.path_specs),
+            tuple(p.quality for p in self.router.state.path_specs),
+            tuple(p.accuracy for p in self.router.state.path_specs),
             arrival_s,
             rows,
             deadline_s,
@@ -243,7 +243,7 @@ class Simulator:
             self._next_preemption_s = self._now_s + float(self._rng.exponential(1 / costs.held_rate))
 
     def _read(self, i: int) -> None:
-        """Reads and offers a request. Its budget begins at the server's estimate of its arrival."""
+        """Reads and submits a request. Its budget begins at the server's estimate of its arrival."""
         costs = self._costs
         self._arrivals.count_request()
         since_s = self._arrivals.arrival().budget_start_s(self._budget[i], self._now_s)
@@ -254,7 +254,7 @@ class Simulator:
             return
         self._spend((costs.query_s + costs.row_s * rows) * READ_SHARE)
         query = Query(rows, since_s, deadline_s, payload=i)
-        if self.router.offer(query, self._now_s) is not None:
+        if self.router.submit(query, self._now_s) is not None:
             self._answer(i, Status.REJECTED)
             return
         misses = self._reads.misses(i)

@@ -43,7 +43,7 @@ def run_call(args: argparse.Namespace) -> int:
         except ClusterError:
             if args.address is not None:
                 raise
-            nodes.start_head(spec.way)
+            nodes.start_head(spec.ingress)
             nodes.connect(None)
         with report_waiting(control.status):
             control.up(spec)
@@ -104,7 +104,7 @@ def cluster_spec(args: argparse.Namespace) -> ClusterSpec:
             if args.target_demand is not None:
                 group["autoscale"]["target_demand"] = args.target_demand
         groups.append(validate_as(GroupSpec, group, f"group '{name}'", ClusterError))
-    whole = {"host": args.host, "port": args.port, "way": args.way, "groups": tuple(groups)}
+    whole = {"host": args.host, "port": args.port, "ingress": args.way, "groups": tuple(groups)}
     return validate_as(ClusterSpec, whole, "the cluster", ClusterError)
 
 

@@ -42,8 +42,8 @@ NO_PATH = "none"
 COLLECTED_AFTER_S = 1.0
 """Delay before a garbage collection that frees a retired generation."""
 STILL_LOADING = "the server is still loading; ask /readyz"
-GONE = "this model is no longer served"
-NOTHING: Mapping[Path, Bundle] = {}
+NO_LONGER_SERVED = "this model is no longer served"
+NO_BUNDLES: Mapping[Path, Bundle] = {}
 
 
 class LifecycleState(Enum):
@@ -65,14 +65,14 @@ class Engine:
     """The generations of one model, and the state that outlives them: metrics, access control, row updates.
 
     name: the model's name, which labels its metrics; None for the only model of a server.
-    beside: another engine of the same server, with which to share state, access control and tracer.
+    sibling: another engine of the same server, whose state, access control and tracer this one shares.
     """
 
-    def __init__(self, name: str | None = None, beside: Engine | None = None) -> None:
+    def __init__(self, name: str | None = None, sibling: Engine | None = None) -> None:
         self.metrics = Metrics(name)
-        self.access: Access = Access(self.metrics) if beside is None else beside.access
-        self.tracer: Tracer | None = None if beside is None else beside.tracer
-        self.lifecycle: Lifecycle = Lifecycle() if beside is None else beside.lifecycle
+        self.access: Access = Access(self.metrics) if sibling is None else sibling.access
+        self.tracer: Tracer | None = None if sibling is None else sibling.tracer
+        self.lifecycle: Lifecycle = Lifecycle() if sibling is None else sibling.lifecycle
         self.prediction_log: PredictionLog | None = None
         self.live_quality: LiveQuality | None = None
         self.rollout: RolloutTraffic | None = None
@@ -86,16 +86,16 @@ class Engine:
         self.previous: Generation | None = None
         self.update_store = UpdateStore()
         self.routing = Routing()
-        self.without_path = {e: self.metrics.outcomes(e, NO_PATH) for e in ENDPOINTS}
+        self.outcomes_without_path = {e: self.metrics.outcomes(e, NO_PATH) for e in ENDPOINTS}
         self._serving: Serving | None = None
         self._changing = asyncio.Lock()
         self._closed = False
         self._retiring: dict[asyncio.Task[None], Serving] = {}
-        self._kept: tuple[Changes, ...] = ()
+        self._kept_updates: tuple[Changes, ...] = ()
         """Row updates of the current generation and of the one that a rollback would restore."""
         self.metrics.ask_ready(lambda: self.why_unready() is None)
 
-    def load(self, plan: Plan, loaded: Mapping[Path, Bundle] = NOTHING) -> None:
+    def load(self, plan: Plan, loaded: Mapping[Path, Bundle] = NO_BUNDLES) -> None:
         """Opens a plan and puts it into service; blocks.
 
         loaded: bundles that are open already, by folder.
@@ -103,11 +103,11 @@ class Engine:
         """
         self.adopt(self.open(plan, loaded))
 
-    def open(self, plan: Plan, loaded: Mapping[Path, Bundle] = NOTHING) -> Serving:
+    def open(self, plan: Plan, loaded: Mapping[Path, Bundle] = NO_BUNDLES) -> Serving:
         """Opens a plan without serving it; `adopt` does that. Blocks. Raises the same errors as `load`."""
         return open_serving(plan, self.metrics, loaded, self.update_store, self.model_name)
 
-    def open_beside(self, plan: Plan, loaded: Mapping[Path, Bundle] = NOTHING) -> Serving:
+    def open_canary(self, plan: Plan, loaded: Mapping[Path, Bundle] = NO_BUNDLES) -> Serving:
         """Opens another version of the model for a rollout; its process lanes use only spare CPU time.
         Blocks.
 
@@ -123,7 +123,7 @@ class Engine:
         Raises NotReady if one is running.
         """
         if self._closed:
-            raise NotReady(GONE)
+            raise NotReady(NO_LONGER_SERVED)
         if self._changing.locked():
             raise NotReady("another plan is being opened; try again when it is done")
         if self.state is LifecycleState.LOADING:
@@ -176,16 +176,16 @@ class Engine:
         self.metrics.live.watch(serving.drifts)
         self.routing = serving.plan.routing
         left: dict[str, int] = {}
-        self._kept = tuple(serving.tiers.changes.values())
-        for changes in self._kept:
+        self._kept_updates = tuple(serving.tiers.changes.values())
+        for changes in self._kept_updates:
             changes.served = True
         if old is not None:
             what = f"{model.name} {model.version}"
             self.metrics.events.add(clock(), "reload", f"reload: {what} took over")
             self.previous = old.generation
             left = left_behind(old.tiers.changes, serving.tiers.changes)
-            self._kept += tuple(old.tiers.changes.values())
-            self.update_store.keep_only(self._kept)
+            self._kept_updates += tuple(old.tiers.changes.values())
+            self.update_store.keep_only(self._kept_updates)
             self.retire(old)
         for path, rows in left.items():
             log.warning("updates of %d rows of path '%s' were left behind: other rows are served", rows, path)
@@ -214,7 +214,7 @@ class Engine:
     def serving(self) -> Serving:
         """The generation in service. Raises NotReady before the first one and after `close`."""
         if self._serving is None:
-            raise NotReady(GONE if self._closed else STILL_LOADING)
+            raise NotReady(NO_LONGER_SERVED if self._closed else STILL_LOADING)
         return self._serving
 
     @property
@@ -286,7 +286,7 @@ class Engine:
         if self.rollout is not None:
             used.append(self.rollout.canary.serving)
         trial = [changes for serving in used for changes in serving.tiers.changes.values()]
-        self.update_store.keep_only([*self._kept, *trial])
+        self.update_store.keep_only([*self._kept_updates, *trial])
 
     def retire(self, old: Serving) -> None:
         """Closes a replaced generation after its last answer, in a background task."""

@@ -157,7 +157,7 @@ async def _serve(
     shared: socket.socket | None,
     grpc: GrpcPort | None,
 ) -> int:
-    files = settings.model_files()
+    files = settings.model_files(strict=True).by_name
     source = ModelSource(settings)
     settings.check_shares(list(files))
     models = _make_models(settings, list(files))

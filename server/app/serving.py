@@ -91,8 +91,8 @@ class Serving:
     paths: tuple[OpenPath, ...]
     lanes: tuple[Lane, ...]
     dispatcher: Dispatcher
-    decoder: Decoder
-    codec: OipCodec
+    json_decoder: Decoder
+    oip_codec: OipCodec
     statistics: Statistics
     tiers: TierSet
     drifts: tuple[FeatureDrift, ...]
@@ -108,7 +108,7 @@ class Serving:
     @property
     def max_body_bytes(self) -> int:
         """Maximum request body, compressed or not: the plan's limit, or one derived from its maximum rows."""
-        return self.decoder.body_limits.max_bytes
+        return self.json_decoder.body_limits.max_bytes
 
     @property
     def generation(self) -> Generation:

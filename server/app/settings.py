@@ -48,6 +48,7 @@ from polyrec.server.prediction_log.settings import (
     WindowSeconds,
 )
 from polyrec.server.repository.settings import (
+    ModelFiles,
     files_of,
     models_in,
     named_files,
@@ -253,17 +254,17 @@ class Settings(Strict):
             raise ValueError("--live-quality needs --prediction-log FOLDER")
         return self
 
-    def model_files(self, invalid: dict[str, str] | None = None) -> dict[str, Path | ModelUrl]:
-        """Returns the file of each of several models by name, the default first; empty for a single model.
-
-        Raises SettingsError for a folder without models or, unless `invalid` takes them, with invalid names.
-        """
+    def model_files(self, strict: bool = False) -> ModelFiles:
+        """Returns the files of several models. Raises SettingsError, if `strict` also for an invalid name."""
         if self.models is None:
-            return files_of(self.plans)
+            return ModelFiles(files_of(self.plans), {})
         try:
-            return files_of(models_in(self.models, invalid))
+            files = models_in(self.models)
+            if strict and files.invalid:
+                raise ValueError(next(iter(files.invalid.values())))
         except ValueError as e:
             raise SettingsError(f"--models {self.models}: {e}") from None
+        return files
 
     def allows(self, url: ModelUrl) -> bool:
         """Whether admin calls may load from this URL."""
@@ -352,9 +353,7 @@ class Settings(Strict):
         )
 
     def _store(self) -> dict[str, Any]:
-        """Returns the remote store settings that were given. If a password is among them, both of its forms
-        are included, so that the plan's other form does not win.
-        """
+        """Returns the given settings of the remote store; one form of a password replaces the other too."""
         given: dict[str, Any] = {} if self.store_url is None else {"url": self.store_url}
         if self.store_password is not None or self.store_password_file is not None:
             given |= {"password": self.store_password, "password_file": self.store_password_file}

@@ -100,7 +100,7 @@ class Pending:
 class Outbox:
     """Delivers settled answers to their listeners, at the end of a dispatch or in the next loop iteration.
 
-    open: number of answers not delivered yet.
+    open: answers not delivered yet, with or without an outcome.
     held: while true, settled answers only accumulate; the code that sets it must call `deliver` afterwards.
     """
 

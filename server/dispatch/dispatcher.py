@@ -17,7 +17,7 @@ from polyrec.models.tiers.stack import TierStack
 from polyrec.planner.routing.latency.read_times import ReadSeconds
 from polyrec.planner.routing.query import Dispatch, Query, Rejection, RejectReason
 from polyrec.planner.routing.router import Router
-from polyrec.planner.routing.sharing.machine_time import ModelShare
+from polyrec.planner.routing.sharing.machine_time import MachineTime, ModelShare, SharingModel
 from polyrec.planner.routing.sharing.pools import LanePlace
 from polyrec.server.clock import clock
 from polyrec.server.codecs.rows import Rows
@@ -27,7 +27,6 @@ from polyrec.server.dispatch.control_loop import ControlLoop
 from polyrec.server.dispatch.executor import Executor
 from polyrec.server.dispatch.observer import Observer
 from polyrec.server.dispatch.prefetcher import Prefetcher
-from polyrec.server.dispatch.shared_time import LaneTurns, SharedTime
 from polyrec.server.dispatch.supervisor import LaneSupervisor
 from polyrec.server.errors import DeadlinePassed, NotReady, Overloaded, RequestError
 from polyrec.server.lanes.lane import Lane
@@ -69,8 +68,8 @@ class Dispatcher:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = math.inf
         self._closed = False
-        self.turns: LaneTurns | None = None
-        """Turns on lanes shared with other models; None without sharing."""
+        self.sharing: SharingModel | None = None
+        """This model's share of lane time and its turns; None unless other models may share the lanes."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._outbox: Outbox | None = None
         self._control = ControlLoop(router, observer, self._on_tick, self._answering)
@@ -92,15 +91,15 @@ class Dispatcher:
         """Shares accounting of the event loop's CPU time with another dispatcher on it."""
         self._control.share(other._control)
 
-    def share_time(self, shared: SharedTime, places: Sequence[LanePlace], asked: ModelShare) -> None:
+    def share_time(self, machine: MachineTime, places: Sequence[LanePlace], asked: ModelShare) -> None:
         """Starts to share lane time with the machine's other models. places: where each lane runs."""
-        self.turns = shared.join(self.router, places, asked, self._schedule_dispatch)
+        self.sharing = machine.join(self.router, places, asked, self._schedule_dispatch)
 
-    def leave_turns(self) -> None:
+    def stop_sharing(self) -> None:
         """Stops sharing lane time; waiting queries execute without turns."""
-        if self.turns is not None:
-            self.turns.leave()
-            self.turns = None
+        if self.sharing is not None:
+            self.sharing.machine.leave(self.sharing)
+            self.sharing = None
 
     def attach(self) -> None:
         """Starts to watch for lane deaths on the running loop; otherwise the first query does."""
@@ -149,7 +148,7 @@ class Dispatcher:
         if not control.running:
             self.attach()
             control.start(loop)
-        rejected = self.router.offer(query, clock())
+        rejected = self.router.submit(query, clock())
         if rejected is not None:
             raise rejection(rejected.reason, rejected.retry_header_s, budget_s)
         query.payload = QueryPayload(rows, Pending(outbox), trace=trace)
@@ -193,7 +192,6 @@ class Dispatcher:
     def cancel(self, query: Query, error: Exception) -> None:
         """Removes a query from the queue and answers it with `error`."""
         self.router.cancel(query)
-        query.settled = True
         fail(query, error)
 
     def fail_all(self, error: RequestError) -> None:
@@ -209,7 +207,7 @@ class Dispatcher:
         if self._shutdown_error is None:
             # no lane is left to answer later queries
             self._shutdown_error = NotReady("this version is no longer served; retry")
-        self.leave_turns()
+        self.stop_sharing()
         self._executor.close()
         self._supervisor.close()
         self._control.close()
@@ -235,8 +233,8 @@ class Dispatcher:
         loop = self._loop
         if loop is not None and self._scheduled is None:
             self._scheduled = loop.call_soon(self._dispatch_soon, loop)
-            if self.turns is not None:
-                self.turns.model.scheduled = True
+            if self.sharing is not None:
+                self.sharing.scheduled = True
 
     def _dispatch_soon(self, loop: asyncio.AbstractEventLoop) -> None:
         """Dispatches after another loop iteration, or now if the earliest deadline requires it.
@@ -256,14 +254,14 @@ class Dispatcher:
         if self._closed or outbox is None:
             return
         outbox.held = True
-        turns = self.turns
+        sharing = self.sharing
         try:
             if self._arrived and self.cold_rows is not None:
                 self._look_up_rows(self.cold_rows)
             expired = self.router.expire(clock())
             for lane in tuple(self.router.lane_order):
                 if self._executor.is_free(lane):
-                    self._start_batch(lane, turns)
+                    self._start_batch(lane, sharing)
             for query in expired:
                 fail(query, DeadlinePassed(query.deadline_s - query.arrival_s))
         finally:
@@ -273,28 +271,28 @@ class Dispatcher:
             self._executor.end_executed()
         if self._to_read and self.cold_rows is not None:
             self._read_rows(self.cold_rows)
-        if turns is not None:
-            if turns.yielded and self._scheduled is None:
+        if sharing is not None:
+            if sharing.yielded and self._scheduled is None:
                 self._scheduled = loop.call_soon(self._dispatch_all, loop)
-            turns.passed(self._scheduled is not None)
+            sharing.passed(self._scheduled is not None)
         self._set_timer(loop)
 
-    def _start_batch(self, lane: int, turns: LaneTurns | None) -> None:
+    def _start_batch(self, lane: int, sharing: SharingModel | None) -> None:
         """Starts the router's next dispatch on a free lane, if there is one and it is this model's turn."""
         now_s = clock()
-        if turns is not None and not turns.may_start(lane):
+        if sharing is not None and not sharing.may_start(lane):
             return
         dispatch = self.router.next(lane, now_s)
         if dispatch is None:
             return
-        if turns is not None:
-            turns.started(dispatch)
+        if sharing is not None:
+            sharing.started(dispatch)
         self._last_path = dispatch.path
         self._executor.execute(lane, dispatch)
 
     def _freed(self, dispatch: Dispatch) -> None:
-        if self.turns is not None:
-            self.turns.ended(dispatch, clock() - dispatch.started_s)
+        if self.sharing is not None:
+            self.sharing.ended(dispatch, clock() - dispatch.started_s)
         self._schedule_dispatch()
 
     def _deliver(self) -> None:
@@ -321,8 +319,8 @@ class Dispatcher:
 
     def _on_tick(self) -> bool:
         """Dispatches waiting queries; returns whether any were waiting."""
-        if self.turns is not None:
-            self.turns.tick(clock())
+        if self.sharing is not None:
+            self.sharing.machine.tick_if_due(clock())
         if not self.waiting:
             return False
         self._schedule_dispatch()

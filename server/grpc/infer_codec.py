@@ -92,7 +92,7 @@ class GrpcInferCodec:
         wanted = request.parameters
         marks_final = FINAL_WANTED in wanted and wanted[FINAL_WANTED].bool_param
         form = InferForm(request.id, raw, marks_final)
-        rows = serving.codec.inputs.rows(tensors)
+        rows = serving.oip_codec.inputs.rows(tensors)
         return Parsed(rows, form, options, bool(request.model_version), request.id)
 
     def write(self, serving: Serving, parsed: Parsed, answer: Answer, path: OpenPath) -> Reply:
@@ -138,7 +138,7 @@ def parse_message(kind: Any, body: bytes) -> Any:
 
 def _inputs_of(serving: Serving) -> int:
     """Returns the maximum number of inputs in a request to this model."""
-    inputs = serving.codec.inputs
+    inputs = serving.oip_codec.inputs
     return len(inputs.plain) + len(inputs.ranking)
 
 
@@ -194,7 +194,7 @@ def _declared(
     serving: Serving, tensor: Any, found: Mapping[str, Array]
 ) -> tuple[TensorSpec, tuple[int, ...]]:
     """Returns the declaration of an input and the shape to use. Raises Malformed or TooLarge."""
-    inputs = serving.codec.inputs
+    inputs = serving.oip_codec.inputs
     declared = inputs.declared(tensor.name)
     if declared.name in found:
         raise Malformed(f"input '{declared.name}' is given twice")
@@ -229,7 +229,7 @@ def _raw_tensors(serving: Serving, request: Any) -> dict[str, Array]:
 
 
 def _typed_tensors(serving: Serving, request: Any) -> dict[str, Array]:
-    left = serving.decoder.body_limits.max_tensor_commas
+    max_values = left = serving.json_decoder.body_limits.max_tensor_commas
     tensors: dict[str, Array] = {}
     for tensor in request.inputs:
         declared, shape = _declared(serving, tensor, tensors)
@@ -245,8 +245,7 @@ def _typed_tensors(serving: Serving, request: Any) -> dict[str, Array]:
         left -= len(values)
         if left < 0:
             raise TooLarge(
-                f"the request has more than {serving.decoder.body_limits.max_tensor_commas} typed values; "
-                "send fewer rows, or raw_input_contents"
+                f"the request has more than {max_values} typed values; send fewer rows, or raw_input_contents"
             )
         tensors[name] = np.fromiter(values, DTYPES[datatype], len(values)).reshape(shape)
     return tensors

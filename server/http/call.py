@@ -132,7 +132,7 @@ class Call:
         self._suspect: ArmGroup | None = None
         self._waited: Waits = ()
         self._rows = 0
-        self._outcomes = engine.without_path[codec.endpoint]
+        self._outcomes = engine.outcomes_without_path[codec.endpoint]
         self._budget_s = self._begun_s = self._parsed_s = self._answered_s = self._written_s = 0.0
         self._arrival_s = clock()
         self._logged_body: bytes | None = None
@@ -155,7 +155,7 @@ class Call:
     def use_engine(self, engine: Engine, begun_s: float) -> None:
         """Sets the engine before `submit`, if the body names the model. begun_s: when the body was read."""
         self._engine = engine
-        self._outcomes = engine.without_path[self._codec.endpoint]
+        self._outcomes = engine.outcomes_without_path[self._codec.endpoint]
         # `admit` capped the budget for another model; parse again, and `submit` checks and caps again
         self._options = parse_options(self._scope["headers"])
         self._begun_s = begun_s

@@ -17,7 +17,7 @@ from polyrec.models.schema.schema import Schema
 from polyrec.planner.latency_model import LatencyModel
 from polyrec.planner.plan import BudgetMs
 from polyrec.planner.quality import QualityMetric
-from polyrec.planner.routing.explanation import RouterSnapshot
+from polyrec.planner.routing.explain import RouterSnapshot
 from polyrec.planner.routing.query import MAX_PRIORITY
 from polyrec.server.live_quality.feature_drift import DriftDocument
 from polyrec.server.live_quality.report import LiveQualityDocument

@@ -66,7 +66,7 @@ class InferCodec:
         header_bytes = header(scope["headers"], HEADER_BYTES)
         if header_bytes is not None and (not header_bytes.isdigit() or len(header_bytes) > 18):
             raise Malformed("header Inference-Header-Content-Length is not a number of bytes")
-        request = serving.codec.decode(body, None if header_bytes is None else int(header_bytes))
+        request = serving.oip_codec.decode(body, None if header_bytes is None else int(header_bytes))
         budget_s = request.timeout_us / 1e6 if request.timeout_us else None
         options = RequestOptions(budget_s, request.priority, request.required)
         pinned = parameters is not None and "version" in parameters
@@ -210,7 +210,7 @@ def metadata(serving: Serving) -> dict[str, Any]:
         "platform": f"polyrec_{serving.paths[0].planned.runtime}",
         "inputs": [
             {"name": d.name, "datatype": d.datatype, "shape": list(d.shape)}
-            for d in serving.codec.inputs.required
+            for d in serving.oip_codec.inputs.required
         ],
         "outputs": [{"name": OUTPUT, "datatype": "FP32", "shape": [-1]}],
     }
@@ -232,7 +232,7 @@ def configuration(engine: Engine) -> dict[str, Any]:
     It has the inputs of `metadata`, with shapes that omit the batch dimension, which max_batch_size implies.
     """
     serving = engine.serving
-    inputs = serving.codec.inputs
+    inputs = serving.oip_codec.inputs
     optional = [d for d in inputs.plain if d not in inputs.required]
     limits = serving.plan.limits
     return {

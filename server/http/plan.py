@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from polyrec.models.tiers.remote.login import place
 from polyrec.planner.plan import Plan
-from polyrec.planner.routing.explanation import Explanation
+from polyrec.planner.routing.explain import Explanation
 from polyrec.server.app.engine import Engine
 from polyrec.server.app.served_model import ALIAS
 from polyrec.server.app.serving import OpenPath, Serving
@@ -118,7 +118,7 @@ def folder_name(folder: Path) -> str:
 
 def model_document(serving: Serving) -> dict[str, Any]:
     """Returns the served model's names, versions, schema, inputs, and paths with their quality."""
-    model, inputs = serving.model, serving.codec.inputs
+    model, inputs = serving.model, serving.oip_codec.inputs
     qualities = [path.quality for path in serving.paths if path.quality is not None]
     return {
         "name": model.name,

@@ -34,10 +34,10 @@ class PredictCodec:
     has_options = False
 
     def parse(self, serving: Serving, scope: Scope, body: bytes) -> Parsed:
-        return Parsed(serving.decoder.predict(body))
+        return Parsed(serving.json_decoder.predict(body))
 
     def count_rows(self, serving: Serving, body: bytes) -> int | None:
-        serving.decoder.body_limits.check_rows(body)
+        serving.json_decoder.body_limits.check_rows(body)
         return rows_of_predict(body)
 
     def write(self, serving: Serving, parsed: Parsed, answer: Answer, path: OpenPath) -> Reply:
@@ -51,11 +51,11 @@ class RankCodec:
     has_options = False
 
     def parse(self, serving: Serving, scope: Scope, body: bytes) -> Parsed:
-        request = serving.decoder.rank(body)
+        request = serving.json_decoder.rank(body)
         return Parsed(request.rows, request=request.top_k)
 
     def count_rows(self, serving: Serving, body: bytes) -> int | None:
-        serving.decoder.body_limits.check_rows(body)
+        serving.json_decoder.body_limits.check_rows(body)
         return rows_of_rank(body)
 
     def write(self, serving: Serving, parsed: Parsed, answer: Answer, path: OpenPath) -> Reply:

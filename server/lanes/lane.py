@@ -96,18 +96,13 @@ OnDeath = Callable[[Lane], None]
 """Called on the event loop after a lane's process ended and its batch was settled with LaneDied."""
 
 
-def run(runtime: Runtime, batch: Batch) -> Executed:
-    """Executes a batch on the calling thread. Propagates the runtime's exceptions."""
-    start = clock()
-    embedded = runtime.embed(batch)
-    middle = clock()
-    probabilities = runtime.dense(embedded)
-    return Executed(probabilities, middle - start, clock() - middle)
-
-
 def attempt(runtime: Runtime, batch: Batch) -> Executed | Exception:
-    """Executes a batch like `run`, but returns an exception instead of raising it."""
+    """Executes a batch on the calling thread; returns an exception instead of raising it."""
     try:
-        return run(runtime, batch)
+        start = clock()
+        embedded = runtime.embed(batch)
+        middle = clock()
+        probabilities = runtime.dense(embedded)
+        return Executed(probabilities, middle - start, clock() - middle)
     except Exception as e:
         return e

@@ -18,10 +18,10 @@ import numpy as np
 from polyrec.models.schema.batch import F32, I64, Batch, Block
 from polyrec.models.tiers.shared.resolved import ResolvedRows
 
-# 0-6: size of the data area, offset of the answer in it (in float32), path, rows, contexts, whether rows
-# share contexts, plain rows 7-14, each for context and candidate: columns of ranks, bag values, bag offsets,
-# dense columns 15-17: addresses of rows in tiers (-1 if rows are not in tiers), number of values, bytes per
-# value
+# 0-6    size of the data area, offset of the answer in it (in float32), path, rows, contexts, whether rows
+#        share contexts, plain rows
+# 7-14   each for context and candidate: columns of ranks, bag values, bag offsets, dense columns
+# 15-17  addresses of rows in tiers (-1 if rows are not in tiers), number of values, bytes per value
 HEAD = Struct("=18q")
 NO_TIERS = (-1, 0, 0)
 

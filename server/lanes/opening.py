@@ -24,48 +24,19 @@ from polyrec.server.lanes.warm_up import warm_up
 Paths = Sequence[tuple[PlannedPath, Bundle]]
 Stacks = Mapping[str, TierStack]
 """Tiers by path. A path without an entry has all rows in its device's memory."""
-NOTHING: Mapping[str, Runtime] = {}
 NO_STACKS: Stacks = {}
 
 
-def open_lane(
-    planned: PlannedLane,
-    paths: Paths,
-    on_death: OnDeath,
-    runtimes: Mapping[str, Runtime] = NOTHING,
-    stacks: Stacks = NO_STACKS,
-    spare: bool = False,
-) -> Lane:
-    """Opens and warms up a lane; blocks.
+@dataclass(frozen=True, slots=True)
+class LaneOpening:
+    """A lane to open.
 
     paths: the paths on the lane's device.
     on_death: called when a process lane dies; other lanes never call it.
     runtimes: open runtimes by path, which the lane then owns. Missing ones are opened over their tiers in
         `stacks`. A process lane opens all runtimes itself, and maps the slab of its tiers.
     spare: whether a process lane uses only spare CPU time.
-    Raises RuntimeUnavailable, BundleError, or PlanError for cores that this machine does not have.
     """
-    _check_cores(planned)
-    if planned.kind == "process":
-        files = [bundle.files for _, bundle in paths]
-        tiered = {
-            path.name: PathRows(stacks[path.name], bundle.manifest.schema_)
-            for path, bundle in paths
-            if path.name in stacks
-        }
-        return ProcessLane(planned.name, task_of(planned, paths, stacks, spare), on_death, files, tiered)
-    lane_runtimes = {
-        path.name: runtimes.get(path.name) or open_path(path, bundle, stacks.get(path.name))
-        for path, bundle in paths
-    }
-    if planned.kind == "inline":
-        return InlineLane(planned.name, lane_runtimes)
-    return ThreadedLane(planned.name, lane_runtimes, planned.cores)
-
-
-@dataclass(frozen=True, slots=True)
-class LaneOpening:
-    """The arguments of one `open_lane` call."""
 
     planned: PlannedLane
     paths: Paths
@@ -74,23 +45,43 @@ class LaneOpening:
     stacks: Stacks = field(default_factory=dict)
     spare: bool = False
 
-    def open(self) -> Lane | Exception:
-        """Opens the lane; returns the exception if that fails."""
-        try:
-            return open_lane(self.planned, self.paths, self.on_death, self.runtimes, self.stacks, self.spare)
-        except Exception as e:
-            return e
+    def open(self) -> Lane:
+        """Opens and warms up the lane; blocks.
+
+        Raises RuntimeUnavailable, BundleError, or PlanError for cores that this machine does not have.
+        """
+        planned, stacks = self.planned, self.stacks
+        _check_cores(planned)
+        if planned.kind == "process":
+            files = [bundle.files for _, bundle in self.paths]
+            tiered = {
+                path.name: PathRows(stacks[path.name], bundle.manifest.schema_)
+                for path, bundle in self.paths
+                if path.name in stacks
+            }
+            task = task_of(planned, self.paths, stacks, self.spare)
+            return ProcessLane(planned.name, task, self.on_death, files, tiered)
+        runtimes = {
+            path.name: self.runtimes.get(path.name) or open_path(path, bundle, stacks.get(path.name))
+            for path, bundle in self.paths
+        }
+        if planned.kind == "inline":
+            return InlineLane(planned.name, runtimes)
+        return ThreadedLane(planned.name, runtimes, planned.cores)
 
 
 def open_lanes(openings: Sequence[LaneOpening]) -> tuple[Lane, ...]:
     """Opens all lanes of a plan. Worker processes take seconds to start, so they start in parallel.
 
-    If a lane fails to open, closes all others and raises its error (see `open_lane`).
+    If a lane fails to open, closes all others and raises its error (see `LaneOpening.open`).
     """
     opened: dict[int, Lane | Exception] = {}
 
     def open_at(i: int) -> None:
-        opened[i] = openings[i].open()
+        try:
+            opened[i] = openings[i].open()
+        except Exception as e:
+            opened[i] = e
 
     # daemon threads, so that a server stopped while loading does not wait for them
     starting = {

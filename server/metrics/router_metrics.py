@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from polyrec.planner.routing.explanation import RouterSnapshot
+from polyrec.planner.routing.explain import RouterSnapshot
 from polyrec.planner.routing.lanes.breaker import BreakerState
 from polyrec.planner.routing.lanes.lane import LaneState
 from polyrec.server.dispatch.cold_rows import ColdRowFigures, ColdRows
@@ -96,11 +96,11 @@ class RouterMetrics:
         )
         for labeled in per_plan:
             labeled.clear()
-        for path in dispatcher.router.paths:
+        for path in dispatcher.router.state.path_specs:
             self._quality.labels(path.name).set(path.quality)
             if path.accuracy is not None:
                 self._accuracy.labels(path.name).set(path.accuracy)
-        for lane in dispatcher.router.lanes:
+        for lane in dispatcher.router.state.lane_specs:
             self._lane.labels(lane.name, lane.device, lane.kind).set(1)
         self._default_budget.only.set(default_budget_s)
         self._default_budget_s = default_budget_s
@@ -119,8 +119,7 @@ class RouterMetrics:
         """The lanes in service and their states, by name."""
         if self._dispatcher is None:
             return []
-        router = self._dispatcher.router
-        return [(lane.name, state) for lane, state in zip(router.lanes, router.state.lanes, strict=True)]
+        return [(lane.name, lane) for lane in self._dispatcher.router.state.lanes]
 
     def refresh(self) -> None:
         if self._dispatcher is None:
@@ -135,9 +134,9 @@ class RouterMetrics:
         self._rows.only.set(snapshot.demand_rows_s)
         self._capacity.only.set(snapshot.total_rate)
         self._budget.only.set(self.now()[1])
-        turns = self._dispatcher.turns
-        self._allotted.only.set(0.0 if turns is None else turns.model.allotted)
-        self._guaranteed.only.set(1.0 if turns is None else turns.model.guaranteed)
+        sharing = self._dispatcher.sharing
+        self._allotted.only.set(0.0 if sharing is None else sharing.allotted)
+        self._guaranteed.only.set(1.0 if sharing is None else sharing.guaranteed)
         self._policy.clear()
         self._policy.labels(snapshot.policy).set(1)
         for path in snapshot.paths:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from polyrec.server.app.engine import Engine, LifecycleState
 from polyrec.server.app.serving import Serving
 from polyrec.server.errors import Conflict, Invalid, NotFound, NotReady, shortened
 from polyrec.server.repository.repository import ModelRepository
+from polyrec.server.repository.settings import ModelFiles
 
 log = logging.getLogger("polyrec.repository")
 
@@ -38,14 +39,14 @@ Open = Callable[[Engine, Path | ModelUrl], Serving]
 class ModelLoader:
     """Loads and unloads the models of a repository, except the default.
 
-    files: returns the operator's files by name, and fills a dict with the reasons to leave others out.
+    files: returns the operator's files, which may have changed since the start.
     drain_s: maximum wait for an unloaded model's remaining answers.
     """
 
     def __init__(
         self,
         models: ModelRepository,
-        files: Callable[[dict[str, str]], Mapping[str, Path | ModelUrl]],
+        files: Callable[[], ModelFiles],
         open_model: Open,
         drain_s: float,
     ) -> None:
@@ -58,13 +59,12 @@ class ModelLoader:
 
     def unloaded(self) -> list[tuple[str, str]]:
         """Returns (name, why it is not served) of other models, and of files whose name is invalid."""
-        invalid: dict[str, str] = {}
         try:
-            names = self._files(invalid)
+            files = self._files()
         except PolyrecError:
             return []
-        reasons = ((public(file), f"invalid name: {reason}") for file, reason in invalid.items())
-        return [*((name, UNLOADED) for name in names if name not in self._models.names), *reasons]
+        reasons = ((public(file), f"invalid name: {reason}") for file, reason in files.invalid.items())
+        return [*((name, UNLOADED) for name in files.by_name if name not in self._models.names), *reasons]
 
     async def load(self, name: str) -> Engine:
         """Serves a model. Raises NotFound, Invalid, Conflict or NotReady, and then changes nothing."""
@@ -113,17 +113,16 @@ class ModelLoader:
         return next((engine for engine in self._models.engines if engine.name == name), None)
 
     def _file(self, name: str) -> Path | ModelUrl:
-        invalid: dict[str, str] = {}
         try:
-            files = self._files(invalid)
+            files = self._files()
         except PolyrecError as e:
             raise Invalid(public(str(e))) from None
-        for file, reason in invalid.items():
+        for file, reason in files.invalid.items():
             log.warning("file '%s' of the models folder is not loaded: %s", public(file), reason)
-        if name not in files:
-            known = ", ".join(f"'{each}'" for each in files)
+        if name not in files.by_name:
+            known = ", ".join(f"'{each}'" for each in files.by_name)
             raise NotFound(f"there is no model '{shortened(name)}' to load; there are {known}")
-        return files[name]
+        return files.by_name[name]
 
     @asynccontextmanager
     async def _changing(self) -> AsyncIterator[None]:

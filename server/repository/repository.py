@@ -7,21 +7,19 @@ ready, draining), access control and traces are shared.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
-from polyrec.planner.routing.sharing.machine_time import ModelShare
+from polyrec.planner.routing.sharing.machine_time import MachineTime, ModelShare
+from polyrec.planner.routing.sharing.pools import place_of
 from polyrec.server.app.engine import Engine, LifecycleState
 from polyrec.server.app.served_model import ALIAS
 from polyrec.server.app.serving import Serving
 from polyrec.server.dispatch.dispatcher import Dispatcher
-from polyrec.server.dispatch.shared_time import SharedTime
 from polyrec.server.errors import NotFound, shortened
 from polyrec.server.live_quality.live import LiveQuality
-from polyrec.server.repository.time_sharer import TimeSharer
 
 
 class ModelRepository:
-    """The engines of one server, at least one. All share the state of the first (`Engine(beside=...)`)."""
+    """The engines of one server, at least one. All share the state of the first (`Engine(sibling=...)`)."""
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         self.engines = tuple(engines)
@@ -35,18 +33,30 @@ class ModelRepository:
         cores: CPU cores that lanes may use.
         share_of: returns a model's share and weight by its name.
         """
-        shared = SharedTime(cores)
+        machine = MachineTime(cores)
 
         def share(engine: Engine) -> None:
-            sharer = TimeSharer(shared, share_of(engine.name), partial(self._dispatcher_of_another, engine))
-            engine.on_adopt.append(sharer)
+            asked = share_of(engine.name)
+            current: Dispatcher | None = None
+
+            def adopted(serving: Serving) -> None:
+                nonlocal current
+                if current is not None:
+                    current.stop_sharing()
+                current = serving.dispatcher
+                current.share_time(machine, [place_of(lane) for lane in serving.plan.all_lanes()], asked)
+                other = self._dispatcher_of_another(engine)
+                if other is not None:
+                    current.share_loop(other)
+
+            engine.on_adopt.append(adopted)
 
         self._share = share
         for engine in self.engines:
             share(engine)
 
     def add(self, engine: Engine, serving: Serving) -> None:
-        """Adds a model to those served. engine: created with `Engine(beside=...)`."""
+        """Adds a model to those served. engine: created with `Engine(sibling=...)`."""
         self._share(engine)
         self.engines = (*self.engines, engine)
         engine.adopt(serving)

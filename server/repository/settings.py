@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from math import inf
 from pathlib import Path
+from typing import NamedTuple
 
 from polyrec.models.fetching.url import ModelUrl, model_place
 from polyrec.server.app.served_model import RESERVED
@@ -25,20 +26,15 @@ def named_files(files: tuple[str, ...]) -> tuple[str, ...]:
     """Validates NAME=FILE of each model."""
     names: set[str] = set()
     for file in files:
-        _add_name(file, names)
+        name, equals, path = file.partition("=")
+        if not equals or not path:
+            raise ValueError(f"'{file}' is not NAME=FILE")
+        valid_name(name)
+        model_place(path)
+        if name in names:
+            raise ValueError(f"model '{name}' is given twice")
+        names.add(name)
     return files
-
-
-def _add_name(file: str, names: set[str]) -> None:
-    """Validates one NAME=FILE, and adds its name to those before it."""
-    name, equals, path = file.partition("=")
-    if not equals or not path:
-        raise ValueError(f"'{file}' is not NAME=FILE")
-    valid_name(name)
-    model_place(path)
-    if name in names:
-        raise ValueError(f"model '{name}' is given twice")
-    names.add(name)
 
 
 def files_of(named: Sequence[str]) -> dict[str, Path | ModelUrl]:
@@ -46,27 +42,34 @@ def files_of(named: Sequence[str]) -> dict[str, Path | ModelUrl]:
     return {name: model_place(path) for name, _, path in (file.partition("=") for file in named)}
 
 
-def models_in(folder: Path, invalid: dict[str, str] | None = None) -> tuple[str, ...]:
-    """Returns NAME=FILE of each plan (NAME.json) and bundle (NAME/) in a folder, in the order of names.
+class ModelFiles(NamedTuple):
+    """The operator's models.
 
-    invalid: if given, files of invalid names are left out and added to it, with the reason.
+    by_name: the plan or bundle of each model, the default first.
+    invalid: why other files of the models folder cannot be served, by file name.
     """
+
+    by_name: dict[str, Path | ModelUrl]
+    invalid: dict[str, str]
+
+
+def models_in(folder: Path) -> ModelFiles:
+    """Returns the plans (NAME.json) and bundles (NAME/) in a folder, in the order of names."""
     found = [p for p in folder.glob("[!.]*") if p.suffix == ".json" or p.is_dir()]
     if not found:
         raise ValueError("no model is there, NAME.json or the folder of a bundle")
-    named: list[str] = []
-    names: set[str] = set()
+    files = ModelFiles({}, {})
     for file in sorted(found):
-        name_and_file = f"{file.name.removesuffix('.json')}={file}"
+        name = file.name.removesuffix(".json")
         try:
-            _add_name(name_and_file, names)
+            valid_name(name)
+            if name in files.by_name:
+                raise ValueError(f"model '{name}' is given twice")
         except ValueError as e:
-            if invalid is None:
-                raise
-            invalid[file.name] = str(e)
+            files.invalid[file.name] = str(e)
         else:
-            named.append(name_and_file)
-    return tuple(named)
+            files.by_name[name] = file
+    return files
 
 
 def named_numbers(given: tuple[str, ...]) -> tuple[str, ...]:

@@ -206,7 +206,7 @@ class RolloutControl:
         stable = self._engine.serving
         known = {path.name: path.latency for path in stable.paths}
         canary = canary_plan(plan, known, stable.paths[0].latency)
-        serving = self._engine.open_beside(canary, loaded)
+        serving = self._engine.open_canary(canary, loaded)
         schema, served = serving.bundle.manifest.schema_, stable.bundle.manifest.schema_
         if schema != served:
             serving.close()

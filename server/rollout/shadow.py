@@ -41,7 +41,7 @@ class Shadow:
         self._closed = False
         self._records = [PairRecords() for _ in range(GROUPS)]
 
-    def offer(self, rows: Rows, scores: F32, group: int = 0) -> None:
+    def repeat(self, rows: Rows, scores: F32, group: int = 0) -> None:
         """Repeats an answered request, if it is sampled and there is spare time.
 
         scores: float32 [rows], the stable version's answer.

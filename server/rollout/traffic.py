@@ -145,7 +145,7 @@ class ArmGroup:
             records.scores.append(scores)
         shadow = arm.shadow
         if shadow is not None and answer.reason is None:
-            shadow.offer(rows, scores, self._number)
+            shadow.repeat(rows, scores, self._number)
 
     def failed(self, budget_s: float = math.inf, since: Waits = ()) -> None:
         """Records a request that this version did not answer.

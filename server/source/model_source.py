@@ -41,7 +41,7 @@ class ModelSource:
         Raises PolyrecError; SettingsError for a URL that is neither in the settings nor below their prefixes.
         """
         settings = self._settings
-        own = settings.model_files().get(name or "") or settings.plan or settings.bundle
+        own = settings.model_files().by_name.get(name or "") or settings.plan or settings.bundle
         if isinstance(place, ModelUrl) and place != own and not settings.allows(place):
             raise SettingsError(f"'{place}' is not below a prefix of the server's --model-urls")
         return self.read(place or own)

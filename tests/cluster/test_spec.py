@@ -54,4 +54,4 @@ def test_a_group_is_named_where_there_are_several() -> None:
 def test_rays_own_ways_in_know_one_group() -> None:
     groups = tuple(GroupSpec(name=name, plan=Path("p.json")) for name in "ab")
     with pytest.raises(ClusterError, match="one group"):
-        validate_as(ClusterSpec, {"way": "ray", "groups": groups}, "the cluster", ClusterError)
+        validate_as(ClusterSpec, {"ingress": "ray", "groups": groups}, "the cluster", ClusterError)

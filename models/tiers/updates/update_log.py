@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyrec.models.errors import PolyrecError
+from polyrec.models.files import sync
 from polyrec.models.tiers.updates.names import NameChanges, NamedId
 from polyrec.models.tiers.updates.update import StoredTableUpdate
 
@@ -141,7 +142,7 @@ class UpdateLog:
                 _write_at(fd, [MAGIC], 0)
                 os.fsync(fd)
             # also for an existing file: a server may have ended before it synced the folder
-            _sync_folder(self.path.parent)
+            sync(self.path.parent)
         except OSError:
             os.close(fd)
             raise
@@ -355,16 +356,7 @@ def _write_durably(file: Path, data: bytes) -> None:
         try:
             _write_at(f.fileno(), [data], 0)
             os.fsync(f.fileno())
-            _sync_folder(file.parent)
+            sync(file.parent)
         except OSError:
             file.unlink(missing_ok=True)
             raise
-
-
-def _sync_folder(folder: Path) -> None:
-    """Makes the folder's entries durable."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -1,13 +1,12 @@
 """Admission control: predicts by how much a query would miss its deadline behind the current backlog.
 
-The router rejects a query if `admit` returns a positive number of seconds. Without rejections goodput
-collapses
-past capacity: a batch that begins late must be small and is therefore inefficient, so the next one begins
-even later. Waiting pieces with later deadlines do not count against a query, provided that they can bear the
-delay.
+The router rejects a query if `excess_s` returns a positive number of seconds. Without rejections goodput
+collapses past capacity: a batch that begins late must be small and is therefore inefficient, so the next one
+begins even later. Waiting pieces with later deadlines do not count against a query, provided that they can
+bear the delay.
 
 Several lanes are modeled as draining the queue as a stream of rows. A single inline lane is different: it is
-free whenever a query is offered, and then executes everything that waits in one or a few batches.
+free whenever a query is submitted, and then executes everything that waits in one or a few batches.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ CLOSE_S = 1e-9
 """Predictions closer to zero than this are computed exactly."""
 
 
-def admit(state: RouterState, query: Query, now_s: float) -> float:
-    """Returns the seconds by which the backlog is too long for the query; 0 or less means admit."""
+def excess_s(state: RouterState, query: Query, now_s: float) -> float:
+    """Returns the seconds by which the backlog is too long for the query; at most 0: admit it."""
     rows = query.rows
     front = state.front
     left_s = query.deadline_s - now_s - (front.answer_s + front.answer_row_s * rows)
@@ -43,21 +42,21 @@ def admit(state: RouterState, query: Query, now_s: float) -> float:
         # sufficient to decide
         bound = rate * (state.last_completion_s - now_s) if state.last_completion_s > now_s else 0.0
         waiting_s = state.drain_s(queued, queries)
-        excess_s = MARGIN * (waiting_s + bound / rate) + service_s - left_s
-        if excess_s < -CLOSE_S:
-            return excess_s
+        late_s = MARGIN * (waiting_s + bound / rate) + service_s - left_s
+        if late_s < -CLOSE_S:
+            return late_s
         executing = state.executing_rows(now_s)
-        excess_s = MARGIN * (waiting_s + executing / rate) + service_s - left_s
+        late_s = MARGIN * (waiting_s + executing / rate) + service_s - left_s
     else:
         executing = state.executing_rows(now_s)
         if query.required:
             # a shorter queue cannot compensate for the best path's service time
-            excess_s = MARGIN * executing / rate + state.best_service_time_s(rows) - left_s
-            if excess_s > 0:
-                return excess_s
-        excess_s = _completion_s(state, rows, queued, queries, executing) - left_s
-    if excess_s <= 0 or not pieces:
-        return excess_s
+            late_s = MARGIN * executing / rate + state.best_service_time_s(rows) - left_s
+            if late_s > 0:
+                return late_s
+        late_s = _completion_s(state, rows, queued, queries, executing) - left_s
+    if late_s <= 0 or not pieces:
+        return late_s
     share_s = inf
     level = query.priority or LOWEST
     if pieces[0].level < level:
@@ -69,12 +68,12 @@ def admit(state: RouterState, query: Query, now_s: float) -> float:
     # behind pieces with the same deadline, which most queries of one reading round share
     at = bisect_left(pieces, (level, query.deadline_s, inf))
     if at == len(pieces):
-        return min(excess_s, share_s)
+        return min(late_s, share_s)
     # the query would overtake others; if those can bear the delay, only the pieces before it count
     last = pieces[-1].query
     last_s = MARGIN * (state.drain_s(queued + rows, queries + 1) + executing / rate)
     if last_s > last.deadline_s - now_s:
-        return min(excess_s, share_s)
+        return min(late_s, share_s)
     ahead = sum(piece.rows for piece in pieces[:at])
     return min(_completion_s(state, rows, ahead, at, executing) - left_s, share_s)
 

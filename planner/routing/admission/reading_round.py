@@ -1,4 +1,4 @@
-"""A reading round: all queries that the caller's event loop offers before it executes anything.
+"""A reading round: all queries that the caller's event loop submits before it executes anything.
 
 Nothing is executed before the round ends, so admission control judges by its expected end.
 """

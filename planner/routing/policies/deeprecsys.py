@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from polyrec.planner.routing.admission import admission
-from polyrec.planner.routing.fair_share import in_turn
+from polyrec.planner.routing.fair_share import pieces_from_head
 from polyrec.planner.routing.lanes.lane import LaneState
 from polyrec.planner.routing.policies.policy import BatchChoice, Policy
 from polyrec.planner.routing.query import Query, Reason
@@ -76,8 +76,8 @@ class DeepRecSys(Policy):
         devices = [d for d in devices if d[1] in alive]
         self._accelerator = min(devices)[1] if len(devices) > 1 else -1
 
-    def admit(self, state: RouterState, query: Query, now_s: float) -> float:
-        return admission.admit(state, query, now_s)
+    def excess_s(self, state: RouterState, query: Query, now_s: float) -> float:
+        return admission.excess_s(state, query, now_s)
 
     def choose(self, state: RouterState, lane: LaneState, now_s: float) -> BatchChoice | None:
         path = next((p for p in self._paths if p in lane.paths), -1)
@@ -94,7 +94,7 @@ class DeepRecSys(Policy):
         completion_s = now_s + state.paths[path].latency.tail[max_rows] * lane.correction.tail[path]
         batch: list[Piece] = []
         rows = 0
-        for piece in in_turn(state, lane):
+        for piece in pieces_from_head(state, lane):
             query = piece.query
             if (
                 query.settled

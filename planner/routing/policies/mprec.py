@@ -9,7 +9,7 @@ merged.
 
 from __future__ import annotations
 
-from polyrec.planner.routing.fair_share import in_turn
+from polyrec.planner.routing.fair_share import pieces_from_head
 from polyrec.planner.routing.feasibility import degraded_reason
 from polyrec.planner.routing.lanes.lane import LaneState
 from polyrec.planner.routing.latency.latency_table import in_batches
@@ -61,7 +61,7 @@ class MPRec(Policy):
     def choose(self, state: RouterState, lane: LaneState, now_s: float) -> BatchChoice | None:
         path, rows = -1, 0
         batch = []
-        for piece in in_turn(state, lane):
+        for piece in pieces_from_head(state, lane):
             query = piece.query
             if query.settled or (query.path not in lane.paths if path < 0 else query.path != path):
                 continue

@@ -1,7 +1,7 @@
 """Base class of routing policies, which decide what to admit and which batch a free lane executes.
 
-The router calls `choose` for one free lane at a time; None leaves the work to another lane. `admit`, `bind`
-and `choose` must not change state, as they also serve explanations. A policy with state updates it in
+The router calls `choose` for one free lane at a time; None leaves the work to another lane. `excess_s`,
+`bind` and `choose` must not change state, as they also serve explanations. A policy with state updates it in
 `accepted`, `dispatched` and `finished`.
 """
 
@@ -51,8 +51,8 @@ class Policy:
         state.allowed_paths = frozenset(range(len(state.paths)))
         state.refresh()
 
-    def admit(self, state: RouterState, query: Query, now_s: float) -> float:
-        """Returns the seconds by which the backlog is too long for the query; 0 or less means admit."""
+    def excess_s(self, state: RouterState, query: Query, now_s: float) -> float:
+        """Returns the seconds by which the backlog is too long for the query; at most 0: admit it."""
         return 0.0
 
     def bind(self, state: RouterState, query: Query, now_s: float) -> int:

@@ -17,7 +17,7 @@ class Priced(Policy):
     """
 
     name = "priced"
-    admit = staticmethod(admission.admit)
+    excess_s = staticmethod(admission.excess_s)
     choose = staticmethod(batching.choose)
 
     def prices(self, state: RouterState) -> dict[str, float]:

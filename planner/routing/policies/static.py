@@ -18,7 +18,7 @@ class Static(Policy):
     path: index of the only path used.
     """
 
-    admit = staticmethod(admission.admit)
+    excess_s = staticmethod(admission.excess_s)
 
     def __init__(self, path: int, name: str) -> None:
         self.name = f"static:{name}"

@@ -1,14 +1,15 @@
 """Shares one machine's lane time between several models, each of which has its own router.
 
-`tick` allots the time of each pool by value (allotment.py), and tells every router the share of lane time
-that other models leave, which affects its prices, paths and admission control. `may_start` decides whether a
-lane may start a batch now, which requires free capacity in its pool and the model's turn (turns.py). The code
-is pure and reads no clock. server/dispatch/shared_time.py and the simulator use the same object.
+`MachineTime.tick` allots the time of each pool by value (allotment.py), and tells every router the share of
+lane time that other models leave, which affects its prices, paths and admission control.
+`SharingModel.may_start` decides whether a lane may start a batch now, which requires free capacity in its
+pool and the model's turn (turns.py). The code is pure and reads no clock; a model's dispatcher calls it, and
+is woken through `SharingModel.wake` when another model's batch ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from polyrec.planner.routing.query import Dispatch
@@ -27,6 +28,8 @@ DEMAND_MARGIN = 1.15
 """Safety factor on arrival rates; with exactly the time needed, a model's queue would always be full."""
 BY_VALUE = 0.5
 """If weights are given, share of the unassigned time that is allotted by value instead of guaranteed."""
+MIN_TICK_S = 0.05
+"""Minimum interval of allotments, for which the dispatcher of each model asks on its own ticks."""
 INF = float("inf")
 
 
@@ -43,8 +46,9 @@ class ModelShare:
 
 
 class SharingModel:
-    """One model of a machine.
+    """One model of a machine, as its dispatcher sees it.
 
+    wake: schedules the dispatcher's next pass over the free lanes.
     scheduled: whether its next pass over the free lanes is scheduled.
     passes: number of passes so far.
     yielded: whether the current pass let another model go first, so that another pass must follow.
@@ -52,7 +56,16 @@ class SharingModel:
     guaranteed: guaranteed share of every pool.
     """
 
-    def __init__(self, router: Router, places: Sequence[LanePlace], asked: ModelShare) -> None:
+    def __init__(
+        self,
+        machine: MachineTime,
+        router: Router,
+        places: Sequence[LanePlace],
+        asked: ModelShare,
+        wake: Callable[[], None],
+    ) -> None:
+        self.machine = machine
+        self.wake = wake
         self.router = router
         self.places = tuple(places)
         self.asked = asked
@@ -63,6 +76,48 @@ class SharingModel:
         self.pools: list[SharedPool | None] = [None] * len(self.places)
         self.yielded = False
         self._yields: dict[SharedPool, tuple[int, dict[SharingModel, int]]] = {}
+
+    def may_start(self, lane: int) -> bool:
+        """Whether a free lane may start a batch.
+
+        After False, ask again soon if the model has `yielded`, otherwise when it is woken. Between two
+        batches of a pool, a model yields to each other model only once, until that model's next pass. So
+        models that start nothing cannot wait for each other forever.
+        """
+        pool = self.pools[lane]
+        if pool is None:
+            return True
+        if pool.running() >= pool.capacity:
+            return False
+        yielded_to = self.yielded_to(pool)
+        # a model that was let go first, and has had a pass without starting a batch, no longer counts
+        rivals = [m for m in pool.rivals(self) if yielded_to.get(m, m.passes) == m.passes]
+        if not rivals or not self.router.state.queue.pieces:
+            return True
+        first = pool.turns.choose([m.contender() for m in (self, *rivals)])
+        if first is self:
+            return True
+        yielded_to[first] = first.passes
+        self.yielded = True
+        return False
+
+    def started(self, dispatch: Dispatch) -> None:
+        """Records the start of a batch."""
+        pool = self.pools[dispatch.lane]
+        if pool is not None:
+            pool.started += 1
+            waiting = [m for m in pool.models if m.router.state.queue.pieces]
+            pool.turns.charge(self, dispatch.median_s, waiting)
+
+    def ended(self, dispatch: Dispatch, took_s: float) -> None:
+        """Records the end of a batch after `took_s`, and wakes the other models that may start one now."""
+        pool = self.pools[dispatch.lane]
+        if pool is None:
+            return
+        pool.turns.correct(self, took_s - dispatch.median_s)
+        for model in pool.models:
+            if model is not self and model.waits_in(pool):
+                model.wake()
 
     def passed(self, scheduled: bool) -> None:
         """Records the end of a pass over the free lanes. scheduled: whether another one will follow."""
@@ -190,60 +245,35 @@ class MachineTime:
         self._cores = cores
         self.models: list[SharingModel] = []
         self.pools: list[SharedPool] = []
+        self._ticked_s = 0.0
 
-    def join(self, router: Router, places: Sequence[LanePlace], asked: ModelShare) -> SharingModel:
-        """Adds a model. places: where each of its lanes runs. Batches already running are not counted."""
-        model = SharingModel(router, places, asked)
+    def join(
+        self,
+        router: Router,
+        places: Sequence[LanePlace],
+        asked: ModelShare,
+        wake: Callable[[], None] = lambda: None,
+    ) -> SharingModel:
+        """Adds a model. Batches already running are not counted.
+
+        places: where each of its lanes runs.
+        wake: see SharingModel.
+        """
+        model = SharingModel(self, router, places, asked, wake)
         self.models.append(model)
         self._pool()
         return model
 
     def leave(self, model: SharingModel) -> None:
-        """Removes a model. Its running batches no longer count."""
+        """Removes a model, whose running batches no longer count, and wakes those that may wait for it."""
+        if model not in self.models:
+            return
         self.models.remove(model)
         model.pools = [None] * len(model.places)
         self._pool()
-
-    def may_start(self, model: SharingModel, lane: int) -> bool:
-        """Whether a free lane may start a batch.
-
-        After False, ask again soon if the model has `yielded`, otherwise when a batch of the pool ends.
-        Between two batches of a pool, a model yields to each other model only once, until that model's next
-        pass. So models that start nothing cannot wait for each other forever.
-        """
-        pool = model.pools[lane]
-        if pool is None:
-            return True
-        if pool.running() >= pool.capacity:
-            return False
-        yielded_to = model.yielded_to(pool)
-        # a model that was let go first, and has had a pass without starting a batch, no longer counts
-        rivals = [m for m in pool.rivals(model) if yielded_to.get(m, m.passes) == m.passes]
-        if not rivals or not model.router.state.queue.pieces:
-            return True
-        first = pool.turns.choose([m.contender() for m in (model, *rivals)])
-        if first is model:
-            return True
-        yielded_to[first] = first.passes
-        model.yielded = True
-        return False
-
-    def started(self, model: SharingModel, dispatch: Dispatch) -> None:
-        """Records the start of a batch."""
-        pool = model.pools[dispatch.lane]
-        if pool is not None:
-            pool.started += 1
-            pool.turns.charge(
-                model, dispatch.median_s, [m for m in pool.models if m.router.state.queue.pieces]
-            )
-
-    def ended(self, model: SharingModel, dispatch: Dispatch, took_s: float) -> tuple[SharingModel, ...]:
-        """Records the end of a batch after `took_s`; returns the other models that may start one now."""
-        pool = model.pools[dispatch.lane]
-        if pool is None:
-            return ()
-        pool.turns.correct(model, took_s - dispatch.median_s)
-        return tuple(m for m in pool.models if m is not model and m.waits_in(pool))
+        for other in self.models:
+            if other.router.state.queue.pieces:
+                other.wake()
 
     def tick(self) -> None:
         """Recomputes the allotments from observed rates. Call it about ten times a second."""
@@ -253,6 +283,12 @@ class MachineTime:
             model.router.state.others_budget_s = INF
         for pool in self.pools:
             pool.divide(rows_s)
+
+    def tick_if_due(self, now_s: float) -> None:
+        """Calls `tick` unless it was called within MIN_TICK_S, for another model."""
+        if now_s - self._ticked_s >= MIN_TICK_S:
+            self._ticked_s = now_s
+            self.tick()
 
     def _pool(self) -> None:
         """Rebuilds the pools, and divides the unassigned time equally among models without a share."""

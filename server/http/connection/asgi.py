@@ -16,7 +16,7 @@ from urllib.parse import unquote
 from httptools import HttpParserInvalidURLError, parse_url
 from starlette.types import ASGIApp, Message, Scope
 
-from polyrec.server.errors import Defect, Malformed
+from polyrec.server.errors import Defect, Malformed, Stopping
 from polyrec.server.http.connection.access_log import ANSWERED_BY, AnsweredBy
 from polyrec.server.http.connection.head import Head
 from polyrec.server.http.connection.reply import HeaderList, Reply, error_reply
@@ -115,6 +115,7 @@ class AsgiRequest:
 
     def abandon(self, error: Exception) -> None:
         """Cancels the application; the connection answers with `error` itself."""
+        self._answer_sent = True
         if self._task is not None:
             self._task.cancel()
 
@@ -124,15 +125,17 @@ class AsgiRequest:
         self._news.set()
 
     async def run(self) -> None:
-        """Calls the application. Answers 500 if it raises or sends no answer."""
+        """Calls the application. Answers 500 if it raises or sends no answer, 503 if it is canceled."""
         try:
             await self._app(self._scope, self._receive, self._send)
+        except asyncio.CancelledError:
+            # uvicorn cancels what still runs when the drain is over
+            self._fail(Stopping())
+            raise
         except Exception:
             scope = self._scope
             log.exception("%s %s failed", scope["method"], scope["path"], extra=log_extra(scope[SCOPE_KEY]))
-        if not self._answer_sent:
-            defect = error_reply(Defect("internal error; the server's log has the details"))
-            self._answer(defect.status, *defect.encoded(()))
+        self._fail(Defect("internal error; the server's log has the details"))
 
     async def _receive(self) -> Message:
         while not self._gone:
@@ -154,6 +157,12 @@ class AsgiRequest:
             self._body.append(message.get("body", b""))
             if not message.get("more_body", False) and not self._answer_sent:
                 self._answer(self._status, self._headers, b"".join(self._body))
+
+    def _fail(self, error: Exception) -> None:
+        """Answers with an error unless the application has answered."""
+        if not self._answer_sent:
+            reply = error_reply(error)
+            self._answer(reply.status, *reply.encoded(()))
 
     def _answer(self, status: int, headers: HeaderList, body: bytes) -> None:
         self._answer_sent = True

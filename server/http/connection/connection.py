@@ -23,7 +23,7 @@ from polyrec.server.http.connection.frontend import HttpFrontend, ServerState
 from polyrec.server.http.connection.head import REQUEST_ID, Head, find_end, parse_head
 from polyrec.server.http.connection.hot_request import HotRequest
 from polyrec.server.http.connection.limits import CLOSE_S, LAST_S
-from polyrec.server.http.connection.reply import HeaderList, Reply, error_reply, to_wire
+from polyrec.server.http.connection.reply import HeaderList, error_reply, to_wire
 from polyrec.server.http.connection.states import (
     CLOSED,
     DISCARDING,
@@ -118,14 +118,10 @@ class Connection(asyncio.Protocol):
     def time_out(self) -> None:
         """Rejects the request or closes the connection; called when its state's deadline has passed."""
         limits = self._frontend.limits
-        if self._state is READING_HEAD and self._head_begun:
-            self._reject_and_close(
-                TooSlow("head_time", f"the head did not arrive within {limits.head_s:g} s")
-            )
-        elif self._state is READING_BODY:
-            self._reject_and_close(
-                TooSlow("body_time", f"the body did not arrive within {limits.body_s:g} s")
-            )
+        if self._state is READING_BODY or (self._state is READING_HEAD and self._head_begun):
+            is_body = self._state is READING_BODY
+            part, limit_s = ("body", limits.body_s) if is_body else ("head", limits.head_s)
+            self._reject_and_close(TooSlow(f"{part}_time", f"the {part} did not arrive within {limit_s:g} s"))
         elif self._state is READING_HEAD and not self._channel.has_unsent_bytes:
             self._frontend.count("idle_time")
             self._close()
@@ -167,8 +163,8 @@ class Connection(asyncio.Protocol):
                 self._channel.pause_reading()
                 self._frontend.queue_turn(self)
         except Exception:
-            client, extra = self._channel.name, log_extra(self._request_id)
-            log.exception("the connection of %s failed", client, extra=extra)
+            extra = log_extra(self._request_id)
+            log.exception("the connection of %s failed", self._channel.name, extra=extra)
             self.abort()
         finally:
             self._advancing = False
@@ -248,17 +244,17 @@ class Connection(asyncio.Protocol):
         try:
             if hot is not None:
                 frontend.begin_request()
-                body = self._buffer
-                rejected = hot.reject_early(head.headers, head.length, self._scope, self._arrival(), body)
+                body, arrival = self._buffer, self._arrival()
+                rejected = hot.reject_early(head.headers, head.length, self._scope, arrival, body)
                 if rejected is not None:
-                    self._send(rejected)
+                    self._reply(rejected.status, *rejected.encoded(()))
                     return
                 call = hot.call(self._scope())
                 self._request = request = HotRequest(call, head, self._reply, self._reject, self._arrival)
                 request.admit()
             else:
-                resume = self._channel.resume_reading
-                self._request = AsgiRequest(frontend.app, self._scope(), self._reply, resume)
+                scope, resume = self._scope(), self._channel.resume_reading
+                self._request = AsgiRequest(frontend.app, scope, self._reply, resume)
                 self._request.start(self._server_state.tasks)
         except Exception as e:
             self._reject(e)
@@ -307,7 +303,7 @@ class Connection(asyncio.Protocol):
         if reply is None:
             self._request = None
         else:
-            self._send(reply)
+            self._reply(reply.status, *reply.encoded(()))
 
     def _reject_and_close(self, violation: HttpViolation) -> None:
         """Answers a request that violates HTTP or a limit, and closes, as the next one cannot be located."""
@@ -322,9 +318,7 @@ class Connection(asyncio.Protocol):
         self._reader = BodyReader(0)
         self._state = READING_BODY
         self._keep_alive = False
-        self._send(error_reply(violation))
-
-    def _send(self, reply: Reply) -> None:
+        reply = error_reply(violation)
         self._reply(reply.status, *reply.encoded(()))
 
     def _reply(self, status: int, headers: HeaderList, body: bytes, close: bool = False) -> None:

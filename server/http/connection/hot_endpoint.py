@@ -81,7 +81,7 @@ class HotEndpoint:
         if rejected is None:
             return None
         outcome, reply = _rejection(rejected.reason, rejected.retry_header_s, budget_s)
-        engine.without_path[codec.endpoint].finished(outcome, now_s - arrival_s)
+        engine.outcomes_without_path[codec.endpoint].finished(outcome, now_s - arrival_s)
         serving.statistics.failed(now_s - arrival_s)
         if engine.tracer is not None:
             trace = engine.tracer.begin(scope(), codec.endpoint)

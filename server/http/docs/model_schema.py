@@ -32,7 +32,7 @@ def specialize(document: Json, serving: Serving) -> Json:
         f"\nThis server has the model `{model.name}`, version `{model.version}` (in the inference protocol "
         f"`{model.number}`), and these paths: {names}.\n"
     )
-    schemas, inputs = document["components"]["schemas"], serving.codec.inputs
+    schemas, inputs = document["components"]["schemas"], serving.oip_codec.inputs
     _specialize_rows(schemas, encoder, limits.max_request_rows)
     tensors = dict.fromkeys((*inputs.plain, *inputs.ranking))
     schemas["InferenceInput"]["anyOf"] = [_tensor(spec, limits.max_request_rows) for spec in tensors]

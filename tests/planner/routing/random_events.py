@@ -16,8 +16,8 @@ BUDGET_S = st.sampled_from([0.0, 0.001, 0.01, 0.1])
 MISSES = st.builds(Misses, st.integers(0, 40), st.integers(0, 3))
 STEPS = st.lists(
     st.one_of(
-        st.tuples(st.just("offer"), ROWS, BUDGET_S, st.integers(0, 2), st.booleans()),
-        st.tuples(st.just("offer"), ROWS, BUDGET_S, st.integers(0, 2), st.booleans(), MISSES),
+        st.tuples(st.just("submit"), ROWS, BUDGET_S, st.integers(0, 2), st.booleans()),
+        st.tuples(st.just("submit"), ROWS, BUDGET_S, st.integers(0, 2), st.booleans(), MISSES),
         st.tuples(st.just("read"), st.integers(0, 60)),
         st.tuples(st.just("pass"), st.sampled_from([1e-5, 5e-4, 2e-3, 0.05])),
         st.tuples(st.just("done"), st.integers(0, 4)),
@@ -54,9 +54,9 @@ def consistent(driver: RouterDriver) -> None:
 
 def step(driver: RouterDriver, step: tuple, policies: list[str]) -> None:
     kind, *rest = step
-    lane = rest[0] % len(driver.router.lanes) if rest and isinstance(rest[0], int) else 0
-    if kind == "offer":
-        driver.offer(*rest)
+    lane = rest[0] % len(driver.router.state.lane_specs) if rest and isinstance(rest[0], int) else 0
+    if kind == "submit":
+        driver.submit(*rest)
     elif kind == "pass":
         driver.now_s += rest[0]
     elif kind == "done" and lane in driver.running:

@@ -56,12 +56,13 @@ def choose(state: RouterState, lane: LaneState, now_s: float) -> BatchChoice | N
         backlog -= sum(piece.rows for piece in late)
     if backlog > batching.BACKLOG_THRESHOLD * state.total_rate * ((usual or pieces)[-1].order_s - now_s):
         firsts = [
-            skip_urgent_head(state, lane, pieces, head, now_s) for head in (turn(state, lane, pieces), 0)
+            skip_urgent_head(state, lane, pieces, head, now_s)
+            for head in (head_index(state, lane, pieces), 0)
         ]
     elif lane.faster:
         firsts = [start_of_last_batch(lane, pieces)]
     else:
-        firsts = [turn(state, lane, pieces), 0]
+        firsts = [head_index(state, lane, pieces), 0]
     for first in firsts:
         for start in range(first, min(first + batching.MAX_STARTS, len(pieces))):
             if not pieces[start].query.settled:
@@ -71,7 +72,7 @@ def choose(state: RouterState, lane: LaneState, now_s: float) -> BatchChoice | N
     return None
 
 
-def turn(state: RouterState, lane: LaneState, pieces: list[Piece]) -> int:
+def head_index(state: RouterState, lane: LaneState, pieces: list[Piece]) -> int:
     """Index of the most urgent piece below the highest level if the credit covers its time, else 0."""
     lower = [
         (piece.order_s, i)
@@ -313,7 +314,7 @@ def executing_rows(state: RouterState, now_s: float) -> float:
     return rows * state.front_factor
 
 
-def admit(state: RouterState, query: Query, now_s: float) -> float:
+def excess_s(state: RouterState, query: Query, now_s: float) -> float:
     """For several lanes, or one that is not inline."""
     pieces = state.queue.pieces
     left = query.deadline_s - now_s - state.answer_s(query)

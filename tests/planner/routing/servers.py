@@ -56,7 +56,7 @@ class RouterDriver:
     running: dict[int, Dispatch] = field(default_factory=dict)
     dispatches: list[Dispatch] = field(default_factory=list)
 
-    def offer(
+    def submit(
         self,
         rows: int,
         budget_s: float,
@@ -66,7 +66,7 @@ class RouterDriver:
     ) -> Query:
         query = Query(rows, self.now_s, self.now_s + budget_s, priority, required)
         self.ends[query] = []
-        if self.router.offer(query, self.now_s) is not None or (
+        if self.router.submit(query, self.now_s) is not None or (
             any(misses) and self.router.hold(query, misses, self.now_s) is not None
         ):
             self.ends[query].append("rejected")
@@ -83,7 +83,7 @@ class RouterDriver:
         for query in self.router.expire(self.now_s):
             assert query.settled
             self.ends[query].append("expired")
-        for lane in range(len(self.router.lanes)):
+        for lane in range(len(self.router.state.lane_specs)):
             if lane not in self.running:
                 dispatch = self.router.next(lane, self.now_s)
                 if dispatch is not None:

@@ -55,7 +55,7 @@ def driven(
 def test_batches_equal_the_reference(steps, waiting, server, slow, later_s):
     driver = driven(server, steps, slow=slow)
     for request in waiting:
-        driver.offer(*request)
+        driver.submit(*request)
     driver.now_s += later_s
     state = driver.router.state
     for lane in state.lanes:
@@ -80,9 +80,9 @@ class Compared(Priced):
         assert choice == plain
         return choice
 
-    def admit(self, state: RouterState, query: Query, now_s: float) -> float:
-        plain = reference.admit(state, query, now_s)
-        excess_s = admission.admit(state, query, now_s)
+    def excess_s(self, state: RouterState, query: Query, now_s: float) -> float:
+        plain = reference.excess_s(state, query, now_s)
+        excess_s = admission.excess_s(state, query, now_s)
         assert excess_s == pytest.approx(plain, rel=1e-9) if plain > 0 else excess_s <= 0
         return excess_s
 
@@ -119,12 +119,12 @@ def test_admission_equals_the_reference(steps, waiting, server, policy, slow, la
     for rows, budget_s, priority, required, misses in waiting:
         query = Query(rows, driver.now_s, driver.now_s + budget_s, priority, required)
         if state.usable and state.sole_inline_lane is None:
-            plain = reference.admit(state, query, driver.now_s)
-            excess_s = admission.admit(state, query, driver.now_s)
+            plain = reference.excess_s(state, query, driver.now_s)
+            excess_s = admission.excess_s(state, query, driver.now_s)
             assert (excess_s > 0) == (plain > 0)
             if excess_s > 0:
                 assert excess_s == plain  # the Retry-After
-        driver.offer(rows, budget_s, priority, required, misses)
+        driver.submit(rows, budget_s, priority, required, misses)
         driver.turn()
         driver.now_s += later_s
 

@@ -61,19 +61,19 @@ def test_any_sequence_of_operations_gives_the_same_decisions_when_it_is_explaine
 def test_an_idle_server_does_what_it_explained(policy, budget_s, slow):
     driver = RouterDriver(router(policy=policy, lanes=cpu_lanes(1)))
     for _ in range(8 if slow else 0):  # so that its models believe that nothing can be made
-        driver.offer(23, 0.02)
+        driver.submit(23, 0.02)
         driver.turn()
         driver.now_s += 0.01
         driver.done(0, 0.01)
     explanation = driver.router.explain(23, budget_s, driver.now_s)
     json.dumps(explanation.as_dict())
-    query = driver.offer(23, budget_s)
+    query = driver.submit(23, budget_s)
     driver.turn()
     if explanation.path is None:
         assert driver.ends[query] in ([], ["rejected"], ["expired"])
         assert not driver.running
     else:
-        assert driver.router.paths[query.path].name == explanation.path
+        assert driver.router.state.path_specs[query.path].name == explanation.path
         assert query.reason.value == explanation.reason
 
 
@@ -91,8 +91,8 @@ def test_explaining_records_no_load_under_mprec():
         driver = RouterDriver(router(BOTH, (GPU_LANE, *cpu_lanes(2)), policy="mprec"))
         found = []
         for _ in range(80):
-            query = driver.offer(147, 0.003)
-            found.append(driver.router.paths[query.path].name)
+            query = driver.submit(147, 0.003)
+            found.append(driver.router.state.path_specs[query.path].name)
             if explained:
                 driver.router.explain(147, 0.003, 0.0)
         return found
@@ -105,7 +105,7 @@ def test_explaining_records_no_load_under_mprec():
 def test_an_explanation_changes_nothing_and_is_json(policy):
     driver = RouterDriver(router(policy=policy, lanes=cpu_lanes(1)))
     for _ in range(12):
-        driver.offer(147, 0.02)
+        driver.submit(147, 0.02)
     driver.turn()
     before = driver.router.snapshot()
     pieces = list(driver.router.state.queue.pieces)
@@ -114,13 +114,13 @@ def test_an_explanation_changes_nothing_and_is_json(policy):
     json.dumps(before.as_dict())
     assert driver.router.snapshot() == before
     assert driver.router.state.queue.pieces == pieces
-    assert {c.path for c in explanation.candidates} == {p.name for p in driver.router.paths}
+    assert {c.path for c in explanation.candidates} == {p.name for p in driver.router.state.path_specs}
 
 
 def test_an_explanation_predicts_the_decision():
     driver = RouterDriver(router())
     explanation = driver.router.explain(23, 0.1, 0.0)
-    query = driver.offer(23, 0.1)
+    query = driver.submit(23, 0.1)
     driver.turn()
-    assert explanation.path == driver.router.paths[query.path].name == "hybrid@cpu"
+    assert explanation.path == driver.router.state.path_specs[query.path].name == "hybrid@cpu"
     assert driver.router.explain(4000, 0.001, 0.0).path is None

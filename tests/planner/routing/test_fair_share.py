@@ -42,12 +42,12 @@ class Crowd:
         while driver.now_s < until_s:
             for i, query in enumerate(greedy):
                 if query is None or driver.ends[query]:
-                    greedy[i] = driver.offer(self.rows, HOUR_S, 1, self.required)
+                    greedy[i] = driver.submit(self.rows, HOUR_S, 1, self.required)
                     self.privileged.append(greedy[i])
             while waiting and waiting[-1] <= driver.now_s:
                 waiting.pop()
                 own = priority if len(self.ordinary) % 2 else 0
-                self.ordinary.append(driver.offer(rows, budget_s, own))
+                self.ordinary.append(driver.submit(rows, budget_s, own))
             if driver.now_s >= tick_s:
                 driver.router.tick(driver.now_s)
                 tick_s += 0.1
@@ -114,7 +114,7 @@ def test_a_higher_priority_goes_first_as_long_as_it_leaves_the_share() -> None:
         router(lanes=cpu_lanes(1), limits=Limits(max_batch_rows=150), policy="static:table@cpu")
     )
     for priority in (0, *[1] * 12):
-        driver.offer(150, 0.1, priority)
+        driver.submit(150, 0.1, priority)
     driver.run(0.05)
     order = [d.parts[0].query.priority for d in driver.dispatches]
     assert order == [*[1] * 9, 0, *[1] * 3]
@@ -125,12 +125,12 @@ def test_credit_earned_without_waiting_lower_priorities_is_bounded() -> None:
         router(lanes=cpu_lanes(1), limits=Limits(max_batch_rows=150), policy="static:table@cpu")
     )
     for _ in range(105):
-        driver.offer(150, HOUR_S, 1)
+        driver.submit(150, HOUR_S, 1)
     driver.run(0.05)
     assert driver.router.state.queue.credit_s == SAVED_S
     before = len(driver.dispatches)
     for _ in range(40):
-        driver.offer(150, HOUR_S)
+        driver.submit(150, HOUR_S)
     driver.run(0.07)
     after = driver.dispatches[before:]
     at_once = [d.parts[0].query.priority for d in after].index(1)
@@ -141,10 +141,10 @@ def test_a_settled_query_gets_no_turn() -> None:
     driver = RouterDriver(
         router(lanes=cpu_lanes(1), limits=Limits(max_batch_rows=150), policy="static:table@cpu")
     )
-    gone = [driver.offer(150, HOUR_S) for _ in range(20)]
-    stays = driver.offer(150, HOUR_S)
+    gone = [driver.submit(150, HOUR_S) for _ in range(20)]
+    stays = driver.submit(150, HOUR_S)
     for _ in range(30):
-        driver.offer(150, HOUR_S, 1)
+        driver.submit(150, HOUR_S, 1)
     for query in gone:
         driver.cancel(query)
     driver.run(0.01)
@@ -156,16 +156,16 @@ def test_a_settled_query_gets_no_turn() -> None:
 def test_a_queue_full_of_one_class_has_room_for_the_other(privileged: bool) -> None:
     r = router(limits=Limits(max_queued_rows=4096))
     own, other = int(privileged), int(not privileged)
-    assert r.offer(Query(4096, 0.0, HOUR_S, own), 0.0) is None
-    assert r.offer(Query(1, 0.0, HOUR_S, own), 0.0) is not None
-    assert r.offer(Query(400, 0.0, HOUR_S, other), 0.0) is None
-    rejection = r.offer(Query(10, 0.0, HOUR_S, other), 0.0)
+    assert r.submit(Query(4096, 0.0, HOUR_S, own), 0.0) is None
+    assert r.submit(Query(1, 0.0, HOUR_S, own), 0.0) is not None
+    assert r.submit(Query(400, 0.0, HOUR_S, other), 0.0) is None
+    rejection = r.submit(Query(10, 0.0, HOUR_S, other), 0.0)
     assert rejection is not None
     assert rejection.queued_rows == 4496
 
 
 def test_a_rejected_priority_query_causes_no_early_rejection() -> None:
     r = router(lanes=cpu_lanes(1, "inline"), policy="static:table@cpu")
-    assert r.offer(Query(2000, 0.0, HOUR_S, 1), 0.0) is None
-    assert r.offer(Query(2000, 0.0, 0.001, 1), 0.0) is not None
+    assert r.submit(Query(2000, 0.0, HOUR_S, 1), 0.0) is None
+    assert r.submit(Query(2000, 0.0, 0.001, 1), 0.0) is not None
     assert not r.overloaded

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from polyrec.planner.routing.feasibility import (
     BUDGET_KEPT,
-    OtherWork,
+    FreeLane,
+    free_lane,
     later_rows,
     leaves_rest_feasible,
-    other_work,
     usually_due_s,
 )
 from polyrec.planner.routing.lanes.lane import LaneState
@@ -40,15 +40,15 @@ def two_devices() -> RouterDriver:
 def test_a_dead_lane_gives_reason_failure():
     driver = two_devices()
     driver.router.lane_down(0)
-    query = driver.offer(23, 0.1)
+    query = driver.submit(23, 0.1)
     driver.run(0.05)
-    assert driver.router.paths[query.path].name == "table@cpu"
+    assert driver.router.state.path_specs[query.path].name == "table@cpu"
     assert query.reason is Reason.FAILURE
 
 
 def test_a_lost_batch_gives_reason_failure_if_a_cheaper_path_answers():
     driver = two_devices()
-    query = driver.offer(23, 0.1)
+    query = driver.submit(23, 0.1)
     driver.turn()
     assert list(driver.running) == [0]
     driver.router.lane_down(0)
@@ -59,7 +59,7 @@ def test_a_lost_batch_gives_reason_failure_if_a_cheaper_path_answers():
 
 def test_a_lane_that_only_stalls_is_no_failure():
     driver = two_devices()
-    query = driver.offer(23, 0.1)
+    query = driver.submit(23, 0.1)
     driver.turn()
     driver.now_s = 0.05  # far beyond its tail: given up, and queued again for the other lane
     driver.turn()
@@ -67,7 +67,7 @@ def test_a_lane_that_only_stalls_is_no_failure():
     driver.now_s += driver.running[1].median_s
     driver.done(1)
     assert driver.ends[query] == ["answered"]
-    assert driver.router.paths[query.path].name == "table@cpu"
+    assert driver.router.state.path_specs[query.path].name == "table@cpu"
     assert query.reason is Reason.DEADLINE
 
 
@@ -75,15 +75,15 @@ def test_a_slow_best_path_gives_reason_load_or_deadline_but_not_failure():
     """Three batches of the only lane took fifty times their time; nothing failed."""
     driver = RouterDriver(router(lanes=cpu_lanes(1, "inline")))
     for slow in (1, 1, 1, 50, 50, 50, 50):
-        driver.offer(23, 0.5)
+        driver.submit(23, 0.5)
         driver.turn()
         dispatch = driver.running[0]
         took_s = slow * driver.router.state.paths[dispatch.path].latency.median[23]
         driver.now_s += took_s
         driver.done(0, took_s)
-    query = driver.offer(23, 0.01)
+    query = driver.submit(23, 0.01)
     driver.turn()
-    assert driver.router.paths[query.path].name == "table@cpu"
+    assert driver.router.state.path_specs[query.path].name == "table@cpu"
     assert query.reason is Reason.DEADLINE
 
 
@@ -91,10 +91,11 @@ def test_a_probe_on_a_worse_path_gives_reason_probe():
     driver = RouterDriver(router(lanes=cpu_lanes(2)))
     driver.router.lane_down(0)
     driver.router.lane_up(0, 0.0)
-    query = driver.offer(23, 0.0007)  # too little time for the best path
+    query = driver.submit(23, 0.0007)  # too little time for the best path
     driver.turn()
     copy = driver.running[0]
-    assert (copy.probe, copy.reason, driver.router.paths[copy.path].name) == (True, Reason.PROBE, "table@cpu")
+    assert (copy.probe, copy.reason) == (True, Reason.PROBE)
+    assert driver.router.state.path_specs[copy.path].name == "table@cpu"
     driver.now_s += copy.median_s
     driver.done(0)
     assert (driver.ends[query], query.reason) == (["answered"], Reason.PROBE)
@@ -104,10 +105,10 @@ def test_a_probe_with_time_for_it_is_on_the_best_path():
     driver = RouterDriver(router(lanes=cpu_lanes(2)))
     driver.router.lane_down(0)
     driver.router.lane_up(0, 0.0)
-    driver.offer(23, 0.1)
+    driver.submit(23, 0.1)
     driver.turn()
     assert driver.running[0].probe
-    assert [(d.reason, driver.router.paths[d.path].name) for d in driver.running.values()] == [
+    assert [(d.reason, driver.router.state.path_specs[d.path].name) for d in driver.running.values()] == [
         (Reason.BEST, "hybrid@cpu"),
         (Reason.BEST, "hybrid@cpu"),
     ]
@@ -119,7 +120,7 @@ def test_one_delayed_batch_does_not_rule_out_the_best_path():
     paths = []
     for i in range(1000):
         driver.now_s = i / 500
-        query = driver.offer(23, 0.010)
+        query = driver.submit(23, 0.010)
         driver.turn()
         dispatch = driver.running[0]
         took_s = dispatch.median_s + (0.006 if i == 500 else 0.0)
@@ -128,7 +129,7 @@ def test_one_delayed_batch_does_not_rule_out_the_best_path():
         assert driver.ends[query] == ["answered"]
         if i % 50 == 49:
             driver.router.tick(driver.now_s)
-        paths.append(driver.router.paths[dispatch.path].name)
+        paths.append(driver.router.state.path_specs[dispatch.path].name)
     assert set(paths[500:]) == {"hybrid@cpu"}
 
 
@@ -140,10 +141,10 @@ def path_beside_others(rows_s: float, square: float, budget_s: float, reserve_s:
     observed.possible_s = rows_s / observed.urgent_mean
     observed.urgent_square, observed.budget_s = square, budget_s
     driver.router.state.reserve_s = reserve_s
-    driver.offer(20, 1.0)
+    driver.submit(20, 1.0)
     dispatch = driver.router.next(0, 0.0)
     assert dispatch is not None
-    return driver.router.paths[dispatch.path].name
+    return driver.router.state.path_specs[dispatch.path].name
 
 
 def test_the_best_path_leaves_time_for_what_usually_arrives_and_for_a_burst_of_it():
@@ -162,14 +163,14 @@ def test_the_best_path_leaves_time_for_what_usually_arrives_and_for_a_burst_of_i
     assert path_beside_others(100.0, 2000.0**2, 2 * enough_s) == "table@cpu"
 
 
-def work_beside(driver: RouterDriver, lane: LaneState) -> OtherWork:
+def checked(driver: RouterDriver, lane: LaneState) -> FreeLane:
     state, now_s = driver.router.state, driver.now_s
     busy = [o for o in reference.others(state, lane) if o.in_flight is not None and o.device == lane.device]
-    work = other_work(state, lane, now_s)
-    assert work.busy_rows == pytest.approx(reference.busy(state, lane, now_s))
-    assert work.peers == reference.peers(state, lane)
-    assert work.next_peer_s == min((max(0.0, o.free_s - now_s) for o in busy), default=inf)
-    return work
+    free = free_lane(state, lane, state.queue.pieces, now_s)
+    assert free.busy_rows == pytest.approx(reference.busy(state, lane, now_s))
+    assert free.peers == reference.peers(state, lane)
+    assert free.next_peer_s == min((max(0.0, o.free_s - now_s) for o in busy), default=inf)
+    return free
 
 
 @settings(max_examples=150, deadline=None)
@@ -186,7 +187,7 @@ def test_every_batch_from_anywhere_in_the_queue_is_judged_as_by_the_reference(
     driver = RouterDriver(router(*server))
     state, now_s = driver.router.state, driver.now_s
     for request in waiting:
-        driver.offer(*request)
+        driver.submit(*request)
     for at in canceled:
         if at < len(driver.ends):
             driver.cancel(list(driver.ends)[at])
@@ -195,7 +196,7 @@ def test_every_batch_from_anywhere_in_the_queue_is_judged_as_by_the_reference(
     state.observed.possible_s = rates[0] / state.observed.urgent_mean
     pieces = state.queue.trim()
     for lane in state.lanes:
-        work = work_beside(driver, lane)
+        free = checked(driver, lane)
         for option in lane.options:
             for start, first in enumerate(pieces):
                 for count in range(1, len(pieces) + 1 - start):
@@ -203,9 +204,7 @@ def test_every_batch_from_anywhere_in_the_queue_is_judged_as_by_the_reference(
                     rows = min(option.max_rows, sum(piece.rows for piece in batch))
                     if any(p.query.settled for p in batch) or (count > 1 and rows == option.max_rows):
                         continue
-                    judged = leaves_rest_feasible(
-                        state, lane, option, pieces, start, count, rows, now_s, work
-                    )
+                    judged = leaves_rest_feasible(free, option, start, count, rows)
                     assert judged == reference.rest_is_feasible(
                         state, lane, option.path, pieces, start, count, rows, now_s
                     ), (option.path, start, count, first)
@@ -216,10 +215,10 @@ def test_every_batch_from_anywhere_in_the_queue_is_judged_as_by_the_reference(
 def test_queries_due_later_are_counted_from_either_end_of_the_queue(usual, late):
     driver = RouterDriver(router(lanes=cpu_lanes(1)))
     for n in range(usual):
-        driver.offer(1 + n, 0.05)
-        driver.offer(1000, 10.0, priority=1)
-    driver.offer(7, 0.05, misses=Misses(3))
-    queries = [driver.offer(20 + n, 10.0) for n in range(late)]
+        driver.submit(1 + n, 0.05)
+        driver.submit(1000, 10.0, priority=1)
+    driver.submit(7, 0.05, misses=Misses(3))
+    queries = [driver.submit(20 + n, 10.0) for n in range(late)]
     for query in queries[1:3]:
         driver.cancel(query)
     state = driver.router.state
@@ -232,10 +231,10 @@ def test_room_in_the_queue_is_also_taken_by_arrivals_that_are_not_urgent():
     def path(rows_s: float) -> str:
         driver = RouterDriver(router(lanes=cpu_lanes(1)))
         driver.router.state.observed.rows_s = rows_s
-        driver.offer(700, 10.0)
+        driver.submit(700, 10.0)
         dispatch = driver.router.next(0, 0.0)
         assert dispatch is not None
-        return driver.router.paths[dispatch.path].name
+        return driver.router.state.path_specs[dispatch.path].name
 
     assert path(1e4) == "hybrid@cpu"
     assert path(1e6) == "table@cpu"
@@ -247,11 +246,10 @@ def leaves_the_next_in_time(budget_s: float, waited: float) -> bool:
     state = driver.router.state
     state.observed.budget_s = 1.0
     for _ in range(2):
-        driver.offer(20, budget_s)
+        driver.submit(20, budget_s)
     lane = state.lanes[0]
-    alone = OtherWork(0.0, inf, 0, 0, 1, inf)
-    pieces = list(state.queue.pieces)
-    return leaves_rest_feasible(state, lane, lane.options[0], pieces, 0, 1, 20, waited * budget_s, alone)
+    free = FreeLane(state, lane, state.queue.pieces, waited * budget_s, 0.0, inf, 0, 0, 1, inf)
+    return leaves_rest_feasible(free, lane.options[0], 0, 1, 20)
 
 
 def test_the_best_path_leaves_the_next_query_a_share_of_its_time_and_of_its_budget():

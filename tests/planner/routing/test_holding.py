@@ -20,8 +20,8 @@ def observed(driver: RouterDriver, seconds: float, times: int = 50) -> None:
 
 def test_a_hot_query_is_dispatched_before_a_cold_one_with_an_earlier_deadline():
     driver = one_lane()
-    cold = driver.offer(10, 0.05, misses=COLD)
-    hot = driver.offer(10, 0.1)
+    cold = driver.submit(10, 0.05, misses=COLD)
+    hot = driver.submit(10, 0.1)
     driver.turn()
     assert [part.query for part in driver.dispatches[0].parts] == [hot]
     driver.done(0)
@@ -35,8 +35,8 @@ def test_a_hot_query_is_dispatched_before_a_cold_one_with_an_earlier_deadline():
 
 def test_hot_queries_pass_ready_ones_which_follow_together_when_nothing_else_waits():
     driver = one_lane()
-    cold = [driver.offer(10, 0.05 + 0.01 * i, misses=COLD) for i in range(3)]
-    hot = [driver.offer(10, 0.2) for _ in range(2)]
+    cold = [driver.submit(10, 0.05 + 0.01 * i, misses=COLD) for i in range(3)]
+    hot = [driver.submit(10, 0.2) for _ in range(2)]
     for query in cold:
         driver.read(query)
     batches = []
@@ -49,9 +49,9 @@ def test_hot_queries_pass_ready_ones_which_follow_together_when_nothing_else_wai
 
 def test_a_ready_query_is_passed_for_half_its_budget_only():
     driver = one_lane()
-    cold = driver.offer(10, 0.05, misses=COLD)
+    cold = driver.submit(10, 0.05, misses=COLD)
     driver.read(cold)
-    driver.offer(10, 0.2)
+    driver.submit(10, 0.2)
     driver.now_s = 0.025
     assert driver.router.wake_s() == driver.now_s
     driver.turn()
@@ -60,7 +60,7 @@ def test_a_ready_query_is_passed_for_half_its_budget_only():
 
 def test_a_query_is_queued_while_its_deadline_still_allows_to_execute_it():
     driver = one_lane()
-    cold = driver.offer(10, 0.05, misses=COLD)
+    cold = driver.submit(10, 0.05, misses=COLD)
     wake_s = driver.router.wake_s()
     assert wake_s is not None
     service_s = driver.router.state.service_time_s(10, 0)
@@ -76,8 +76,8 @@ def test_a_query_is_queued_while_its_deadline_still_allows_to_execute_it():
 
 def test_queries_that_wait_for_rows_are_merged_with_each_other_only():
     driver = one_lane()
-    cold = [driver.offer(10, 0.001 + i * 1e-6, misses=COLD) for i in range(2)]
-    hot = driver.offer(10, 0.1)
+    cold = [driver.submit(10, 0.001 + i * 1e-6, misses=COLD) for i in range(2)]
+    hot = driver.submit(10, 0.1)
     driver.now_s = driver.router.state.queue.release_s + 3e-6
     driver.router.expire(driver.now_s)
     batches = []
@@ -93,23 +93,23 @@ def test_predicted_read_times_reject_what_they_make_late_and_nothing_else():
     observed(driver, 0.03)
     for lane_busy in (False, True):
         if lane_busy:
-            driver.offer(500, 0.1)
+            driver.submit(500, 0.1)
             driver.turn()
-            driver.offer(500, 0.1)
-        late = driver.offer(10, 0.02, misses=COLD)
+            driver.submit(500, 0.1)
+        late = driver.submit(10, 0.02, misses=COLD)
         assert (driver.ends[late] == ["rejected"]) == lane_busy  # an idle server tries it
-        assert driver.ends[driver.offer(10, 0.2, misses=COLD)] == []
-        assert driver.ends[driver.offer(10, 0.02)] == []
+        assert driver.ends[driver.submit(10, 0.2, misses=COLD)] == []
+        assert driver.ends[driver.submit(10, 0.02)] == []
 
 
 def test_a_batch_that_waits_for_rows_is_predicted_to_do_so_and_corrects_no_latency():
     driver = one_lane()
-    driver.offer(10, 1.0)
+    driver.submit(10, 1.0)
     driver.turn()
     plain = driver.dispatches[0].tail_s
     driver.done(0)
     observed(driver, 0.03)
-    driver.offer(10, 1.0, misses=COLD)
+    driver.submit(10, 1.0, misses=COLD)
     driver.now_s = driver.router.state.queue.release_s
     driver.turn()
     waits = driver.dispatches[1]
@@ -121,7 +121,7 @@ def test_a_batch_that_waits_for_rows_is_predicted_to_do_so_and_corrects_no_laten
 
 def test_a_canceled_query_is_not_queued_when_its_rows_are_there():
     driver = one_lane()
-    cold = driver.offer(10, 0.05, misses=COLD)
+    cold = driver.submit(10, 0.05, misses=COLD)
     driver.cancel(cold)
     driver.read(cold)
     driver.turn()
@@ -131,7 +131,7 @@ def test_a_canceled_query_is_not_queued_when_its_rows_are_there():
 
 def test_a_held_query_survives_a_change_of_policy():
     driver = one_lane()
-    cold = driver.offer(10, 0.05, misses=COLD)
+    cold = driver.submit(10, 0.05, misses=COLD)
     driver.router.set_policy(driver.router.state.routing.model_copy(update={"policy": "priced"}))
     assert driver.router.state.queue.rows == 10
     driver.read(cold)
@@ -142,12 +142,12 @@ def test_a_held_query_survives_a_change_of_policy():
 def test_a_query_lost_to_its_reads_lowers_no_quality():
     driver = one_lane()
     observed(driver, 0.01)
-    driver.offer(10, 10.0)
+    driver.submit(10, 10.0)
     driver.turn()  # or it would be tried, as nothing waits
-    driver.offer(10, 10.0)
-    query = driver.offer(10, 0.008, misses=COLD)
+    driver.submit(10, 10.0)
+    query = driver.submit(10, 0.008, misses=COLD)
     assert driver.ends[query] == ["rejected"]
-    held = driver.offer(10, 0.05, misses=COLD)
+    held = driver.submit(10, 0.05, misses=COLD)
     driver.now_s = 0.06
     driver.turn()
     assert "expired" in driver.ends[held]

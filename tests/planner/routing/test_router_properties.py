@@ -59,7 +59,7 @@ def test_same_events_give_same_decisions(steps, server, policy):
 def test_no_batch_is_dispatched_that_should_miss_a_deadline_in_it(offers, server, policy):
     driver = RouterDriver(router(*server, policy=policy))
     for rows, budget_s, wait_s in offers:
-        driver.offer(rows, budget_s)
+        driver.submit(rows, budget_s)
         driver.run(driver.now_s + wait_s)
     for d in driver.dispatches:
         for part in d.parts:
@@ -75,13 +75,15 @@ def test_no_batch_is_dispatched_that_should_miss_a_deadline_in_it(offers, server
 def test_all_parts_of_a_query_run_on_one_representation_and_cover_its_rows(offers, server, policy):
     driver = RouterDriver(router(*server, policy=policy))
     for rows, budget_s, wait_s in offers:
-        driver.offer(rows, budget_s)
+        driver.submit(rows, budget_s)
         driver.run(driver.now_s + wait_s)
     driver.run(driver.now_s + 0.2)
     parts: dict[Query, list] = {}
     for d in driver.dispatches:
         for part in d.parts:
-            parts.setdefault(part.query, []).append((part.first, part.rows, driver.router.paths[d.path].name))
+            parts.setdefault(part.query, []).append(
+                (part.first, part.rows, driver.router.state.path_specs[d.path].name)
+            )
     for query, own in parts.items():
         assert len({name.partition("@")[0] for _, _, name in own}) == 1
         if driver.ends[query] == ["answered"]:

@@ -37,7 +37,7 @@ def test_every_path_of_a_plan_answers_alike(bundle_dir: Path, bundle: Bundle, pl
     assert serving.bundle is bundle
 
     async def run() -> None:
-        rows = serving.decoder.predict(b'{"instances": [{"item": "1"}, {}]}')
+        rows = serving.json_decoder.predict(b'{"instances": [{"item": "1"}, {}]}')
         answers = []
         for name in ("table@cpu", "table-onnx@cpu"):
             engine.route(Routing(policy=f"static:{name}"))
@@ -73,7 +73,7 @@ def test_nested_widths_are_paths_of_one_bundle(kind: str, nested: Bundle) -> Non
     assert len({id(p.bundle.rows) for p in serving.paths}) == 1
 
     async def run() -> None:
-        rows = serving.decoder.predict(b'{"instances": [{"item": "1"}, {}]}')
+        rows = serving.json_decoder.predict(b'{"instances": [{"item": "1"}, {}]}')
         batch = rows.encode(nested.encoder)
         for path in serving.paths:
             engine.route(Routing(policy=f"static:{path.name}"))
@@ -92,7 +92,7 @@ def test_another_plan_takes_over_and_the_old_one_ends_when_it_is_idle(
         engine = Engine()
         engine.load(plan, {bundle_dir: bundle})
         old = engine.serving
-        waiting = old.dispatcher.submit(old.decoder.predict(b'{"instances": [{}]}'), clock(), 60)
+        waiting = old.dispatcher.submit(old.json_decoder.predict(b'{"instances": [{}]}'), clock(), 60)
         engine.load(plan, {bundle_dir: bundle})
         assert engine.serving is not old
         assert engine.previous is not None

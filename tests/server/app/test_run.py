@@ -50,14 +50,18 @@ def test_it_ends_in_order_while_another_plan_is_opened(bundle: Bundle, tmp_path:
     save_plan(plan.model_copy(update={"paths": paths}), tmp_path / "long.json")
     token = "a token of sixteen and more"
     settings = {"plan": tmp_path / "plan.json", "admin_token": token, "drain_grace_s": 0}
-    with (
-        start(settings | {"drain_timeout_s": 0.1}) as server,
-        httpx.Client(base_url=server.url, headers={"Authorization": f"Bearer {token}"}) as http,
-    ):
-        opens = {"plan": str(tmp_path / "long.json")}
-        with pytest.raises(httpx.ReadTimeout):
-            http.post("/v1/admin/reload", json=opens, timeout=0.3)
-        server.process.send_signal(signal.SIGTERM)
+    body = json.dumps({"plan": str(tmp_path / "long.json")})
+    head = f"POST /v1/admin/reload HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n"
+    with start(settings | {"drain_timeout_s": 0.1}) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), 60) as client:
+            client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+            with httpx.Client(base_url=server.url) as http:
+                assert http.get("/livez").status_code == 200  # the call has been read
+            server.process.send_signal(signal.SIGTERM)
+            answer = client.makefile("rb").read()
+        assert answer.startswith(b"HTTP/1.1 503")
+        assert b"the server is shutting down; retry on another" in answer
         assert server.process.wait(timeout=60) == 0
 
 

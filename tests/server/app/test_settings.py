@@ -184,19 +184,19 @@ def test_settings_written_as_variables_are_read_as_they_were(tmp_path: Path) -> 
 def test_several_models_come_from_flags_a_variable_or_a_folder(tmp_path: Path) -> None:
     files = {"b": Path("x/p.json"), "a": Path("q=1.json")}
     settings = load_settings({"plans": ("b=x/p.json", "a=q=1.json")}, {"POLYREC_BUNDLE": "other"})
-    assert list(settings.model_files().items()) == list(files.items())
+    assert list(settings.model_files(strict=True).by_name.items()) == list(files.items())
     assert load_settings({}, settings.variables()) == settings
     folder = load_settings({}, {"POLYREC_MODELS": str(tmp_path)})
     with pytest.raises(SettingsError, match="no model is there"):
-        folder.model_files()
+        folder.model_files(strict=True)
     (tmp_path / "table").mkdir()
     (tmp_path / "notes.txt").touch()
     (tmp_path / "ads.json").touch()
-    assert folder.model_files() == {"ads": tmp_path / "ads.json", "table": tmp_path / "table"}
+    assert folder.model_files().by_name == {"ads": tmp_path / "ads.json", "table": tmp_path / "table"}
     (tmp_path / "table.json").touch()
     with pytest.raises(SettingsError, match="model 'table' is given twice"):
-        folder.model_files()
-    assert load_settings({"bundle": "b"}, {}).model_files() == {}
+        folder.model_files(strict=True)
+    assert load_settings({"bundle": "b"}, {}).model_files().by_name == {}
 
 
 def test_shares_and_weights_are_by_model_and_of_models_that_are_served() -> None:

@@ -43,7 +43,7 @@ def body(request: Request) -> bytes:
 
 
 def submit(serving: Serving, content: bytes, budget_s: float = BUDGET_S) -> Query:
-    rows = serving.decoder.predict(content)
+    rows = serving.json_decoder.predict(content)
     return serving.dispatcher.submit(rows, clock(), budget_s)
 
 
@@ -123,7 +123,7 @@ def pair(serving: Serving, bundle: Bundle, requests: Sequence[Request]) -> tuple
     assert rows is not None
     found: dict[bool, Request] = {}
     for request in requests:
-        batch = serving.decoder.predict(body(request)).encode(bundle.encoder)
+        batch = serving.json_decoder.predict(body(request)).encode(bundle.encoder)
         found.setdefault(stack.ahead.missing(rows.lookups(batch).rows()).nothing, request)
     return found[True], found[False]
 
@@ -308,7 +308,7 @@ def test_rows_encoded_on_arrival_are_a_batch_of_these_queries_alone(
     async def run() -> None:
         queries = []
         for request in requests[:3]:
-            rows = serving.decoder.predict(body(request))
+            rows = serving.json_decoder.predict(body(request))
             query = Query(rows.rows, 0.0, BUDGET_S)
             query.payload = QueryPayload(rows, Pending(Outbox(asyncio.get_running_loop())))
             queries.append(query)

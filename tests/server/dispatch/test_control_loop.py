@@ -20,7 +20,7 @@ def test_work_on_anothers_queries_is_not_counted_as_ones_own(
     plan: Plan, opened: Callable[[Plan], Engine], request_: Any, tensors: Callable[[Any], Any]
 ) -> None:
     busy, quiet = (opened(plan).serving for _ in range(2))
-    rows = busy.codec.inputs.rows(tensors(request_)).part(0, 1)
+    rows = busy.oip_codec.inputs.rows(tensors(request_)).part(0, 1)
 
     async def answers(dispatcher: Dispatcher, queries: int) -> None:
         pending = [dispatcher.submit(rows, clock(), 60.0).payload.answer for _ in range(queries)]

@@ -9,11 +9,10 @@ import pytest
 
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.runtimes.runtime import Runtime
-from polyrec.planner.routing.sharing.machine_time import ModelShare
+from polyrec.planner.routing.sharing.machine_time import MachineTime, ModelShare
 from polyrec.planner.routing.sharing.pools import LanePlace
 from polyrec.server.clock import clock
 from polyrec.server.dispatch.answer import Pending
-from polyrec.server.dispatch.shared_time import SharedTime
 from polyrec.server.errors import DeadlinePassed, NotReady, Overloaded
 from polyrec.server.http.connection.body import ClientGone
 from polyrec.server.lanes.inline import InlineLane
@@ -155,9 +154,9 @@ def test_the_loop_is_at_rest_while_a_query_waits_for_a_lane(
     held = Held(runtime)
     lane = ThreadedLane("cpu", {"table@cpu": held})
     made, _ = dispatcher(bundle, lane, "thread")
-    made.share_time(SharedTime(frozenset({0})), [LanePlace("cpu", "thread")], ModelShare())
-    assert made.turns is not None
-    model = made.turns.model
+    made.share_time(MachineTime(frozenset({0})), [LanePlace("cpu", "thread")], ModelShare())
+    assert made.sharing is not None
+    model = made.sharing
 
     async def run() -> int:
         answers = [submit(made, ranking(4))]

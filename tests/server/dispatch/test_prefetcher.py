@@ -47,7 +47,7 @@ def test_rows_are_read_ahead_for_queries_that_wait(
         async def run() -> None:
             answers = []
             for request in requests[:40]:
-                rows = serving.decoder.predict(orjson.dumps({"columns": request.columns}))
+                rows = serving.json_decoder.predict(orjson.dumps({"columns": request.columns}))
                 answers.append(serving.dispatcher.submit(rows, clock(), 60).payload.answer)
                 for _ in range(4):  # turns of the loop, in which the first goes to the lane
                     await asyncio.sleep(0)
@@ -72,12 +72,12 @@ def test_a_query_that_cannot_be_encoded_does_not_stop_prefetching(
     serving, stack = engine.serving, engine.stacks()["table@cpu"]
     prefetcher = serving.tiers.prefetcher
     assert prefetcher is not None
-    wrong = serving.decoder.predict(b'{"instances": [{"price_rank": 1e39}]}')
+    wrong = serving.json_decoder.predict(b'{"instances": [{"price_rank": 1e39}]}')
     with pytest.raises(FeatureError, match="price_rank"):
         wrong.encode(paged.encoder)
     prefetcher.request(None, wrong)
     for request in requests[:10]:
-        prefetcher.request(0, serving.decoder.predict(orjson.dumps({"columns": request.columns})))
+        prefetcher.request(0, serving.json_decoder.predict(orjson.dumps({"columns": request.columns})))
     prefetcher.close()
     assert stack.figures().prefetched_pages > 0
     assert not stack.views.newest.readers

@@ -141,11 +141,11 @@ def test_a_message_of_a_few_names_is_short(stub: Stub, refused: Callable[..., An
 
 def test_field_limit_is_that_of_the_model_with_most_inputs(bundle_dir: Path, shop_dir: Path) -> None:
     hotels = Engine("hotels")
-    shop = Engine("shop", beside=hotels)
+    shop = Engine("shop", sibling=hotels)
     both = ModelRepository((hotels, shop))
     for engine, folder in zip(both.engines, (bundle_dir, shop_dir), strict=True):
         engine.load(single_path_plan(folder, "table", "torch"))
-    names = hotels.serving.codec.inputs
+    names = hotels.serving.oip_codec.inputs
     most = MIN_FIELDS + FIELDS_OF_INPUT * (len(names.plain) + len(names.ranking))
     long = field(99, bytes(COUNTED_FROM_BYTES))
     message = long + field(5, b"") * (most - 1)

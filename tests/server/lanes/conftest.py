@@ -13,7 +13,7 @@ from polyrec.models.runtimes.runtime import Runtime
 from polyrec.models.schema.batch import Batch
 from polyrec.planner.plan import LaneKind, PlannedLane, PlannedPath
 from polyrec.server.lanes.lane import Lane
-from polyrec.server.lanes.opening import Paths, open_lane
+from polyrec.server.lanes.opening import LaneOpening, Paths
 from tests.models.random_batches import random_batch
 
 MakeBatch = Callable[..., Batch]
@@ -50,6 +50,6 @@ def make_batch(bundle: Bundle) -> MakeBatch:
 def lane(request: pytest.FixtureRequest, paths: Paths) -> Iterator[Lane]:
     """A lane of each kind, open for a module's tests."""
     kind: LaneKind = request.param
-    lane = open_lane(PlannedLane(name="lane", kind=kind), paths, lambda _: None)
+    lane = LaneOpening(PlannedLane(name="lane", kind=kind), paths, lambda _: None).open()
     yield lane
     lane.close()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from polyrec.models.runtimes.runtime import Runtime
 from polyrec.planner.plan import PlannedLane
 from polyrec.server.lanes.lane import Executed, Lane
-from polyrec.server.lanes.opening import Paths, open_lane
+from polyrec.server.lanes.opening import LaneOpening, Paths
 from tests.server.lanes.conftest import MakeBatch
 from tests.server.lanes.lane_calls import executed
 
@@ -82,7 +82,7 @@ def test_a_batch_is_settled_on_the_event_loop(lane: Lane, make_batch: MakeBatch)
 @pytest.fixture
 def other(lane: Lane, paths: Paths) -> Iterator[Lane]:
     """A second lane of the same kind."""
-    other = open_lane(PlannedLane(name="other", kind=lane.kind), paths[:1], lambda _: None)
+    other = LaneOpening(PlannedLane(name="other", kind=lane.kind), paths[:1], lambda _: None).open()
     yield other
     other.close()
 

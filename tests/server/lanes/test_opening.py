@@ -11,7 +11,7 @@ import pytest
 from polyrec.models.errors import RuntimeUnavailable
 from polyrec.models.runtimes.runtime import Runtime
 from polyrec.planner.plan import LaneKind, PlanError, PlannedLane
-from polyrec.server.lanes.opening import LaneOpening, Paths, open_lane, open_lanes
+from polyrec.server.lanes.opening import LaneOpening, Paths, open_lanes
 from tests.server.lanes.conftest import MakeBatch
 from tests.server.lanes.lane_calls import executed, settled_future
 
@@ -23,7 +23,7 @@ def test_a_core_that_is_not_there_is_named(kind: LaneKind, paths: Paths) -> None
     before = os.sched_getaffinity(0)
     planned = PlannedLane(name="cpu-3", kind=kind, cores=(0, 4000))
     with pytest.raises(PlanError, match=r"^lane 'cpu-3': there is no core 4000 for it; this machine has \d+"):
-        open_lane(planned, paths, lambda _: None)
+        LaneOpening(planned, paths, lambda _: None).open()
     assert os.sched_getaffinity(0) == before
 
 
@@ -36,7 +36,7 @@ def test_a_lane_takes_the_runtimes_it_is_given(paths: Paths, make_batch: MakeBat
             raise Given
 
     given: dict[str, Runtime] = {PATH: Raising()}  # type: ignore[dict-item]
-    lane = open_lane(PlannedLane(name="cpu", kind="inline"), paths[:1], lambda _: None, given)
+    lane = LaneOpening(PlannedLane(name="cpu", kind="inline"), paths[:1], lambda _: None, given).open()
     with pytest.raises(Given):
         asyncio.run(executed(lane, PATH, make_batch(1, 3)))
 
@@ -80,7 +80,7 @@ def test_a_thread_is_pinned_and_leaves_the_loop_free(
 
     planned = PlannedLane(name="gated", kind="thread", cores=(0,))
     given: dict[str, Runtime] = {PATH: Gated()}  # type: ignore[dict-item]
-    lane = open_lane(planned, paths[:1], lambda _: None, given)
+    lane = LaneOpening(planned, paths[:1], lambda _: None, given).open()
 
     async def open_the_gate() -> None:
         outcome = settled_future(lane, PATH, make_batch(2, 3))

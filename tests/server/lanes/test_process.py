@@ -24,7 +24,7 @@ from polyrec.models.schema.batch import Batch, Block
 from polyrec.planner.plan import PlannedLane
 from polyrec.server.lanes.child import Child
 from polyrec.server.lanes.lane import ExecutionFailed, Lane, LaneDied
-from polyrec.server.lanes.opening import Paths, open_lane, task_of
+from polyrec.server.lanes.opening import LaneOpening, Paths, task_of
 from polyrec.server.lanes.process import ProcessLane
 from tests.server.lanes.conftest import MakeBatch
 from tests.server.lanes.lane_calls import LIVENESS_S, ends, executed, settled_future
@@ -54,7 +54,7 @@ def deaths() -> Deaths:
 
 @pytest.fixture
 def lane(paths: Paths, deaths: Deaths) -> Iterator[Lane]:
-    lane = open_lane(PROCESS, paths, deaths)
+    lane = LaneOpening(PROCESS, paths, deaths).open()
     yield lane
     lane.close()
 
@@ -62,7 +62,7 @@ def lane(paths: Paths, deaths: Deaths) -> Iterator[Lane]:
 @pytest.fixture(scope="module")
 def steady(paths: Paths) -> Iterator[Lane]:
     """A lane process that is never killed."""
-    lane = open_lane(PlannedLane(name="steady", kind="process"), paths, Deaths())
+    lane = LaneOpening(PlannedLane(name="steady", kind="process"), paths, Deaths()).open()
     yield lane
     lane.close()
 
@@ -109,7 +109,7 @@ def test_a_worker_killed_while_idle_restarts_with_the_served_bundle(
     """Also if that has been replaced on disk meanwhile."""
     folder = Path(shutil.copytree(paths[0][1].path, tmp_path / "table"))
     here = load_bundle(folder)
-    lane = open_lane(PROCESS, [(path, here) for path, _ in paths], deaths)
+    lane = LaneOpening(PROCESS, [(path, here) for path, _ in paths], deaths).open()
     batch = make_batch(3, 9)
 
     async def kill() -> None:
@@ -132,7 +132,7 @@ def test_a_worker_killed_while_idle_restarts_with_the_served_bundle(
 def test_every_death_is_logged_whether_the_lane_was_busy_or_not(
     paths: Paths, deaths: Deaths, make_batch: MakeBatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    both = [open_lane(PlannedLane(name=f"cpu.{i}", kind="process"), paths, deaths) for i in range(2)]
+    both = [LaneOpening(PlannedLane(name=f"cpu.{i}", kind="process"), paths, deaths).open() for i in range(2)]
     pids = [pid_of(lane) for lane in both]
 
     async def kill() -> None:
@@ -260,7 +260,7 @@ def test_a_worker_outlives_the_thread_that_opened_it_but_not_its_lane(
     shared, files = set(os.listdir("/dev/shm")), _open_files()
     opened: list[Lane] = []
     pinned = PROCESS.model_copy(update={"cores": (0,)})
-    opening = threading.Thread(target=lambda: opened.append(open_lane(pinned, paths[:1], Deaths())))
+    opening = threading.Thread(target=lambda: opened.append(LaneOpening(pinned, paths[:1], Deaths()).open()))
     opening.start()
     opening.join()
     (lane,) = opened
@@ -286,11 +286,11 @@ SERVER = """
 import os, signal, sys
 from polyrec.models.bundle.bundle import load_bundle
 from polyrec.planner.plan import PlannedLane, PlannedPath
-from polyrec.server.lanes.opening import open_lane
+from polyrec.server.lanes.opening import LaneOpening
 
 path = PlannedPath(name="p", bundle=sys.argv[1], runtime="torch")
 planned = PlannedLane(name="orphan", kind="process")
-lane = open_lane(planned, [(path, load_bundle(sys.argv[1]))], print)
+lane = LaneOpening(planned, [(path, load_bundle(sys.argv[1]))], print).open()
 os.kill(lane.pid, signal.SIGSTOP)  # the kernel has to do it: this worker cannot
 print(lane.pid, flush=True)
 signal.pause()
@@ -337,14 +337,14 @@ def test_process_that_cannot_be_started_is_reported_in_one_line(
     with pytest.raises(
         RuntimeUnavailable, match=r"lane 'cpu-1': its process cannot be started: .*No such file"
     ):
-        open_lane(PROCESS, paths, Deaths())
+        LaneOpening(PROCESS, paths, Deaths()).open()
     assert _open_files() == files
 
 
 def test_worker_that_ends_during_its_start_is_reported(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONHOME", "/nowhere")  # the interpreter does not come up
     with pytest.raises(RuntimeUnavailable, match="its process exited with status 1 while it started"):
-        open_lane(PROCESS, paths, Deaths())
+        LaneOpening(PROCESS, paths, Deaths()).open()
 
 
 def _open_files() -> int:

@@ -21,7 +21,7 @@ from polyrec.models.tiers.stage import open_tiers
 from polyrec.models.tiers.tier_settings import TierSettings
 from polyrec.planner.plan import PlannedLane
 from polyrec.server.lanes.lane import Lane, LaneDied
-from polyrec.server.lanes.opening import Paths, open_lane
+from polyrec.server.lanes.opening import LaneOpening, Paths
 from polyrec.server.lanes.tiered_runtime import BatchView, TieredRuntime
 from tests.server.lanes.conftest import MakeBatch
 from tests.server.lanes.lane_calls import LIVENESS_S, executed, settled_future
@@ -50,7 +50,8 @@ def _vocabularies(bundle: Bundle) -> list[tuple[str, object]]:
 @pytest.fixture
 def lane(paths: Paths, stack: TierStack) -> Iterator[Lane]:
     stacks = {path.name: stack for path, _ in paths}
-    lane = open_lane(PlannedLane(name="tiered", kind="process"), paths, lambda _: None, stacks=stacks)
+    planned = PlannedLane(name="tiered", kind="process")
+    lane = LaneOpening(planned, paths, lambda _: None, stacks=stacks).open()
     yield lane
     lane.close()
 
@@ -135,7 +136,8 @@ def test_closing_a_lane_in_the_middle_of_a_batch_frees_its_rows_and_memory(
 async def _close_in_the_middle(paths: Paths, stack: TierStack, batch: Batch) -> None:
     """Executes a batch on a lane that stands still, and closes it."""
     stacks = {path.name: stack for path, _ in paths}
-    lane = open_lane(PlannedLane(name="tiered", kind="process"), paths, lambda _: None, stacks=stacks)
+    planned = PlannedLane(name="tiered", kind="process")
+    lane = LaneOpening(planned, paths, lambda _: None, stacks=stacks).open()
     assert lane.pid is not None
     os.kill(lane.pid, signal.SIGSTOP)
     batch_view = BatchView.enter(stack)

@@ -122,7 +122,7 @@ def test_a_lane_that_does_not_return_a_batch_is_told_once_and_again_when_it_does
         driver.turn()
         stalls.note(now_s, [("cpu", lane)])
 
-    driver.offer(10, 10)
+    driver.submit(10, 10)
     for now_s in (0, STALL_S / 2, STALL_S, 3 * STALL_S):
         tick(now_s)
     driver.done(0)
@@ -138,7 +138,7 @@ def test_a_lane_that_does_not_return_a_batch_is_told_once_and_again_when_it_does
 def test_a_stalled_lane_that_dies_has_returned_nothing() -> None:
     driver, events = RouterDriver(router(lanes=cpu_lanes(1), policy="static:table@cpu")), Events(0)
     stalls, (lane,) = Stalls(events), driver.router.state.lanes
-    driver.offer(10, 10)
+    driver.submit(10, 10)
     for driver.now_s in (0.0, STALL_S / 2):
         driver.turn()
     stalls.note(STALL_S, [("cpu", lane)])
@@ -150,7 +150,7 @@ def test_a_stalled_lane_that_dies_has_returned_nothing() -> None:
 def test_a_stalled_lane_that_a_reload_replaces_has_returned_nothing() -> None:
     driver, events = RouterDriver(router(lanes=cpu_lanes(1), policy="static:table@cpu")), Events(0)
     stalls, (lane,) = Stalls(events), driver.router.state.lanes
-    driver.offer(10, 10)
+    driver.submit(10, 10)
     for driver.now_s in (0.0, STALL_S / 2):
         driver.turn()
     stalls.note(STALL_S, [("cpu", lane)])

@@ -146,6 +146,7 @@ def test_a_file_with_an_invalid_name_is_reported_and_the_others_are_loaded(
     assert states["b"]["state"] == "READY"
     assert http.post(f"{MODELS}/b/load").status_code == 200
     assert http.post(f"{MODELS}/not valid/load").status_code == 404
+    assert http.post("/v1/models/b/admin/reload").status_code == 200
     for name in ("not valid.json", "b.json"):
         (folder / name).unlink()
     assert index(http) == {"a": "READY", "b": "READY"}

@@ -24,7 +24,7 @@ def ranked(engine: Engine, request_: Any) -> Callable[[str], Rows]:
 
     def rows(user: str) -> Rows:
         body = {"context": {**request_.context, "user_id": user}, "candidates": request_.candidates}
-        return engine.serving.decoder.rank(json.dumps(body).encode()).rows
+        return engine.serving.json_decoder.rank(json.dumps(body).encode()).rows
 
     return rows
 
@@ -33,7 +33,7 @@ def test_json_rows_of_one_user_have_the_users_value(engine: Engine, ranked: Call
     value_of = value_reader("user_id", engine.serving.bundle.manifest.schema_)
     assert value_of(ranked("ann"), []) == b"ann"
     instances = [{"user_id": "ann"}, {"user_id": "ann"}]
-    decoder = engine.serving.decoder
+    decoder = engine.serving.json_decoder
     assert value_of(decoder.predict(json.dumps({"instances": instances}).encode()), []) == b"ann"
     for other in ({"user_id": "bob"}, {}):
         body = json.dumps({"instances": [*instances, other]}).encode()
@@ -48,7 +48,7 @@ def test_tensors_have_the_id_of_their_user(
     schema = engine.serving.bundle.manifest.schema_
     arrays = tensors(request_)
     at = [f.name for f in schema.categorical if not f.multi].index("user_id")
-    inputs = engine.serving.codec.inputs
+    inputs = engine.serving.oip_codec.inputs
     rows = inputs.rows(arrays)
     if not repeated:
         rows = rows.part(0, 1)
@@ -75,7 +75,7 @@ def test_only_eligible_requests_are_split(
     engine: Engine, request_: Any, ranked: Callable[[str], Rows], tensors: Callable[[Any], dict[str, Any]]
 ) -> None:
     arms = Arm(engine.serving, False, 0.1), Arm(engine.serving, True, 0.1)
-    ids = engine.serving.codec.inputs.rows(tensors(request_))
+    ids = engine.serving.oip_codec.inputs.rows(tensors(request_))
     traffic = RolloutTraffic(*arms, Split(1.0, "v2"), None, same_ids=False)
     assert traffic.choose(ranked("ann"), [], pinned=False, sender=b"") in arms[1].groups
     assert traffic.choose(ranked("ann"), [], pinned=True, sender=b"") is None

@@ -206,7 +206,7 @@ def test_another_generation_takes_over_and_the_old_tiers_close_after_their_last_
     (stack,) = old.tiers.distinct
 
     async def run() -> None:
-        rows = old.decoder.predict(orjson.dumps({"columns": request_.columns}))
+        rows = old.json_decoder.predict(orjson.dumps({"columns": request_.columns}))
         waiting = [old.dispatcher.submit(rows, clock(), 60).payload.answer for _ in range(20)]
         engine.load(plan)
         assert engine.serving is not old

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyrec.planner.plan import Routing
-from polyrec.planner.routing.admission.admission import MARGIN, admit
+from polyrec.planner.routing.admission.admission import MARGIN, excess_s
 from polyrec.planner.routing.admission.attempt import record_arrival
 from polyrec.planner.routing.query import Query, Rejection
 from polyrec.planner.routing.router import Router
@@ -27,7 +27,7 @@ def test_a_query_admitted_to_a_single_inline_lane_is_in_time_without_further_arr
     rows, budget_s, query_s
 ):
     router = inline_router(query_s, 0.0)
-    admitted = [q for n in rows if router.offer(q := Query(n, 0.0, budget_s), 0.0) is None]
+    admitted = [q for n in rows if router.submit(q := Query(n, 0.0, budget_s), 0.0) is None]
     now_s = 0.0
     while (dispatch := router.next(0, now_s)) is not None:
         now_s += dispatch.median_s
@@ -51,7 +51,7 @@ def test_a_shared_inline_lane_admits_what_its_share_of_the_loop_executes(share):
         router.state.lanes[0].share = of
         router.tick(0.1)
         queries = [Query(20, 0.1, 0.1 + budget_s) for _ in range(2000)]
-        admitted[of] = [q for q in queries if router.offer(q, 0.1) is None]
+        admitted[of] = [q for q in queries if router.submit(q, 0.1) is None]
         now_s = 0.1
         while (dispatch := router.next(0, now_s)) is not None:
             now_s += dispatch.median_s / of
@@ -65,7 +65,7 @@ def test_a_single_inline_lane_admits_more_than_a_stream_at_its_rate():
     router = inline_router(1e-4, 0.0)
     budget_s = 0.008
     admitted = 0
-    while router.offer(Query(20, 0.0, budget_s), 0.0) is None:
+    while router.submit(Query(20, 0.0, budget_s), 0.0) is None:
         admitted += 1
     state = router.state
     assert 20 * admitted / state.total_rate + state.service_time_s(20, 20 * admitted) > 1.1 * budget_s
@@ -77,10 +77,10 @@ def test_a_single_inline_lane_is_expected_to_be_as_slow_as_its_batches_were(slow
     router = inline_router(1e-4, 0.0)
     state, query = router.state, Query(20, 0.0, 1.0)
     latency = state.paths[state.lanes[0].fastest].latency
-    end_s = [1.0 + router.policy.admit(state, query, 0.0)]
+    end_s = [1.0 + router.policy.excess_s(state, query, 0.0)]
     for _ in range(40):
         state.lanes[0].correction.observe(state.lanes[0].fastest, 20, slower * latency.median[20])
-    end_s.append(1.0 + router.policy.admit(state, query, 0.0))
+    end_s.append(1.0 + router.policy.excess_s(state, query, 0.0))
     assert end_s[1] / end_s[0] == pytest.approx(slower, rel=0.3)
 
 
@@ -91,8 +91,8 @@ def test_predicted_lateness_grows_with_the_queue(kind):
     state = router.state
     over = []
     for _ in range(60):
-        over.append(router.policy.admit(state, Query(30, 0.0, 1.0), 0.0))
-        router.offer(Query(30, 0.0, 1.0), 0.0)
+        over.append(router.policy.excess_s(state, Query(30, 0.0, 1.0), 0.0))
+        router.submit(Query(30, 0.0, 1.0), 0.0)
     assert np.all(np.diff(over) >= -1e-4)
     assert over[-1] > over[0]
 
@@ -104,7 +104,7 @@ def test_a_running_reading_round_leaves_less_time():
         router = inline_router(1e-4, 0.0)
         router.state.front.read_share = busy
         admitted[busy] = 0
-        while router.offer(Query(20, 0.0, 0.010), 0.004) is None:
+        while router.submit(Query(20, 0.0, 0.010), 0.004) is None:
             admitted[busy] += 1
     assert 0 < admitted[0.75] < admitted[0.0]
 
@@ -112,10 +112,11 @@ def test_a_running_reading_round_leaves_less_time():
 def test_expire_ends_the_reading_round():
     router = inline_router(1e-4, 0.0)
     router.state.front.read_share = 0.75
-    assert router.offer(Query(20, 0.0, 1.0), 0.004) is None  # so that there is something to do
-    assert router.offer(Query(20, 0.0, 0.0065), 0.004) is not None  # the round is read until 7 ms
+    assert router.submit(Query(20, 0.0, 1.0), 0.004) is None  # so that there is something to do
+    assert router.submit(Query(20, 0.0, 0.0065), 0.004) is not None  # the round is read until 7 ms
     router.expire(0.005)
-    assert router.offer(Query(20, 0.005, 0.0075), 0.005) is None  # the loop slept: nothing else is to be read
+    # the loop slept: nothing else is to be read
+    assert router.submit(Query(20, 0.005, 0.0075), 0.005) is None
 
 
 @given(
@@ -134,10 +135,10 @@ def test_a_query_is_rejected_unparsed_only_if_offer_would_reject_it(rounds, busy
         arrival_s, now_s = now_s, now_s + 0.002
         for rows, budget_s in own:
             deadline_s = arrival_s + budget_s
-            admitted = looked.offer(Query(rows, arrival_s, deadline_s), now_s) is None
+            admitted = looked.submit(Query(rows, arrival_s, deadline_s), now_s) is None
             away = unparsed.reject_early(arrival_s, deadline_s, rows, now_s)
             if away is None:
-                away = unparsed.offer(Query(rows, arrival_s, deadline_s), now_s)
+                away = unparsed.submit(Query(rows, arrival_s, deadline_s), now_s)
             assert (away is None) == admitted
             now_s += 4e-5
         for router in (looked, unparsed):
@@ -150,7 +151,7 @@ def test_a_query_is_rejected_unparsed_only_if_offer_would_reject_it(rounds, busy
 
 def fill(router: Router, rows: int, budget_s: float) -> Rejection:
     """Offers queries until one is rejected."""
-    while (rejection := router.offer(Query(rows, 0.0, budget_s), 0.0)) is None:
+    while (rejection := router.submit(Query(rows, 0.0, budget_s), 0.0)) is None:
         pass
     return rejection
 
@@ -183,7 +184,7 @@ def test_a_query_whose_deadline_has_passed_is_rejected_unparsed_and_counts_as_a_
 def test_queries_that_no_load_would_let_be_in_time_make_no_round_overloaded():
     router = inline_router(1e-4, 0.0)
     for rows in (500, 4096):
-        assert router.offer(Query(rows, 0.0, 0.0005), 0.0) is not None
+        assert router.submit(Query(rows, 0.0, 0.0005), 0.0) is not None
     assert not router.overloaded
 
 
@@ -191,18 +192,18 @@ def test_a_query_is_judged_by_its_own_rows_whatever_others_of_its_round_were_rej
     """Those may have as many rows in a byte as their client likes."""
     router = inline_router(1e-4, 0.0)
     just_possible_s = 1.1 * router.state.service_time_s(400, 0)
-    assert router.offer(Query(100, 0.0, just_possible_s), 0.0) is None
-    assert router.offer(Query(400, 0.0, just_possible_s), 0.0) is not None
+    assert router.submit(Query(100, 0.0, just_possible_s), 0.0) is None
+    assert router.submit(Query(400, 0.0, just_possible_s), 0.0) is not None
     assert router.overloaded
     for rows in (1, 20, 100):
         assert router.reject_early(0.0, 0.008, rows, 0.0) is None
-        assert router.offer(Query(rows, 0.0, 0.008), 0.0) is None
+        assert router.submit(Query(rows, 0.0, 0.008), 0.0) is None
 
 
 def test_head_of_the_queue_waits_to_be_merged_while_it_has_time():
     router = inline_router(1e-4, 0.0)
     assert not router.is_urgent(0.0)
-    assert router.offer(Query(20, 0.0, 0.010), 0.0) is None
+    assert router.submit(Query(20, 0.0, 0.010), 0.0) is None
     assert not router.is_urgent(0.002)
     assert router.is_urgent(0.003)
 
@@ -215,8 +216,8 @@ def test_a_large_query_that_waits_keeps_out_no_others_that_lanes_execute_in_time
         record_arrival(state, 20, 0.01)
     router.tick(0.1)
     assert 2000 / state.total_rate > 0.01  # by queries of mean size
-    assert router.offer(Query(2000, 0.1, 0.11), 0.1) is None
-    assert router.offer(Query(20, 0.1, 0.11), 0.1) is None
+    assert router.submit(Query(2000, 0.1, 0.11), 0.1) is None
+    assert router.submit(Query(20, 0.1, 0.11), 0.1) is None
     assert state.drain_s(2000, 100) == pytest.approx(2000 / state.total_rate)
 
 
@@ -226,11 +227,11 @@ def test_a_query_goes_ahead_of_those_of_its_priority_with_later_deadlines(priori
     driver = RouterDriver(router_of(lanes=cpu_lanes(1)))
     state = driver.router.state
     for _ in range(100):
-        driver.offer(100, 1.0, priority)
+        driver.submit(100, 1.0, priority)
     alone_s = state.service_time_s(100, 0)
     assert state.drain_s(state.queue.rows, len(state.queue.pieces)) > 10 * alone_s
-    assert admit(state, Query(100, 0.0, 1.01 * alone_s, priority), 0.0) <= 0
-    assert admit(state, Query(100, 0.0, 0.99 * alone_s, priority), 0.0) > 0
+    assert excess_s(state, Query(100, 0.0, 1.01 * alone_s, priority), 0.0) <= 0
+    assert excess_s(state, Query(100, 0.0, 0.99 * alone_s, priority), 0.0) > 0
 
 
 @given(st.lists(st.integers(1, 400), min_size=1, max_size=3), st.floats(0.0, 1.0), st.integers(1, 400))
@@ -238,7 +239,7 @@ def test_query_is_predicted_late_if_running_batches_make_it_late(running, passed
     """The upper bound, which is enough for most, admits nothing that the exact prediction rejects."""
     driver = RouterDriver(router_of(lanes=cpu_lanes(3)))
     for each in running:
-        driver.offer(each, 1.0)
+        driver.submit(each, 1.0)
     driver.turn()
     state = driver.router.state
     assert not state.queue.pieces
@@ -246,4 +247,4 @@ def test_query_is_predicted_late_if_running_batches_make_it_late(running, passed
     needed_s = MARGIN * state.executing_rows(now_s) / state.total_rate + state.service_time_s(rows, 0)
     for share in (0.5, 0.99, 1.01, 2.0):
         query = Query(rows, now_s, now_s + share * needed_s)
-        assert (admit(state, query, now_s) <= 0) == (share > 1)
+        assert (excess_s(state, query, now_s) <= 0) == (share > 1)

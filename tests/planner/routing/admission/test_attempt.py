@@ -26,7 +26,7 @@ def serve(router: Router, start_s: float, queries: int, takes_s: float) -> int:
             router.tick(now)
             ticked = now
         query = Query(20, now, now + BUDGET_S)
-        router.offer(query, now)
+        router.submit(query, now)
         for lane in router.lane_order:
             router.expire(now)
             if now >= free and (dispatch := router.next(lane, now)) is not None:
@@ -52,7 +52,7 @@ def stalled(router: Router, start_s: float, stalls: int) -> float:
     """Batches that take 50 ms although they should take 1.4, one after another; gives the time afterwards."""
     now_s = start_s
     for _ in range(stalls):
-        router.offer(Query(20, now_s, now_s + BUDGET_S), now_s)
+        router.submit(Query(20, now_s, now_s + BUDGET_S), now_s)
         dispatch = router.next(0, now_s)
         now_s += 0.05
         if dispatch is not None:
@@ -73,7 +73,7 @@ def test_an_idle_lane_attempts_at_once_what_it_once_executed_in_time(
     serve(router, 0.0, 50, TAKES_S)
     now_s = stalled(router, 1.0, stalls) + 1e-4
     query = Query(20, now_s, now_s + BUDGET_S)
-    assert router.offer(query, now_s) is None
+    assert router.submit(query, now_s) is None
     assert router.expire(now_s) == []
     dispatch = router.next(0, now_s)
     assert dispatch is not None
@@ -85,13 +85,13 @@ def test_a_budget_that_no_path_ever_met_is_rejected_but_for_one_attempt_a_second
     router = Router(RouterState(paths, lanes, Routing(), Limits(), 0.0))
     serve(router, 0.0, 50, TAKES_S)
     hopeless_s = TAKES_S / 3
-    assert router.offer(Query(20, 0.2, 0.2 + hopeless_s), 0.2) is not None
+    assert router.submit(Query(20, 0.2, 0.2 + hopeless_s), 0.2) is not None
     now_s = 2.0
-    assert router.offer(Query(20, now_s, now_s + hopeless_s), now_s) is None
+    assert router.submit(Query(20, now_s, now_s + hopeless_s), now_s) is None
     dispatch = router.next(0, now_s)
     assert dispatch is not None
     router.done(dispatch, now_s + hopeless_s / 2, hopeless_s / 2)
-    assert router.offer(Query(20, 2.1, 2.1 + hopeless_s), 2.1) is None  # it was made: the profile was wrong
+    assert router.submit(Query(20, 2.1, 2.1 + hopeless_s), 2.1) is None  # it was made: the profile was wrong
 
 
 def test_queries_expire_early_only_by_observed_times() -> None:
@@ -100,7 +100,7 @@ def test_queries_expire_early_only_by_observed_times() -> None:
     router = Router(RouterState(paths, lanes, Routing(), Limits(), 0.0))
     serve(router, 0.0, 300, TAKES_S)
     assert 0.85 * TAKES_S < router.state.min_latency_s <= TAKES_S
-    router.offer(Query(1, 2.0, 2.1), 2.0)
+    router.submit(Query(1, 2.0, 2.1), 2.0)
     dispatch = router.next(0, 2.0)
     assert dispatch is not None
     router.done(dispatch, 2.0 + TAKES_S / 10, TAKES_S / 10)

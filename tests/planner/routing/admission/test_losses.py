@@ -12,11 +12,11 @@ def level_after_losing(budget_s: float, usual_budget_s: float = USUAL_S) -> floa
     """The level of the back-off after a query of one row has expired beside usual ones of 25 rows."""
     driver = RouterDriver(router(CPU, cpu_lanes(1)))
     for _ in range(20):
-        driver.offer(25, usual_budget_s)
+        driver.submit(25, usual_budget_s)
         driver.run(driver.now_s + 0.1)
         driver.router.tick(driver.now_s)
     assert driver.router.state.loss_backoff.level == 0
-    driver.offer(1, budget_s)
+    driver.submit(1, budget_s)
     driver.router.expire(driver.now_s + budget_s)
     return driver.router.state.loss_backoff.level
 
@@ -28,7 +28,7 @@ def test_a_query_that_had_time_to_wait_counts():
 
 def test_one_that_the_full_queue_has_no_room_for_counts():
     driver = RouterDriver(router(CPU, cpu_lanes(1)))
-    while driver.ends[driver.offer(4096, 10.0)] != ["rejected"]:
+    while driver.ends[driver.submit(4096, 10.0)] != ["rejected"]:
         assert driver.router.state.loss_backoff.level == 0
     assert driver.router.state.loss_backoff.level > 0
 
@@ -51,10 +51,10 @@ def test_loss_of_a_query_lowers_quality_by_its_share_of_the_best_paths_gain(lane
     driver = RouterDriver(router(CPU, cpu_lanes(lanes)))
     rows = 400
     for _ in range(100):
-        driver.offer(rows, USUAL_S)
+        driver.submit(rows, USUAL_S)
         driver.run(driver.now_s + 0.1)
         driver.router.tick(driver.now_s)
-    driver.offer(3, USUAL_S)
+    driver.submit(3, USUAL_S)
     driver.router.expire(driver.now_s + USUAL_S)
     hybrid, table = (path.quality for path in CPU)
     at_stake = sum(rows * (hybrid - table) * KEPT_PER_TICK**ago for ago in range(100))

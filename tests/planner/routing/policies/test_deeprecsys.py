@@ -21,20 +21,20 @@ def test_the_accelerator_gets_large_queries_whole_and_the_cpu_small_ones_even_if
     driver = RouterDriver(router(BOTH, (GPU_LANE, *cpu_lanes(2)), policy="deeprecsys"))
     policy = driver.router.policy
     assert isinstance(policy, DeepRecSys)
-    small = [driver.offer(policy.threshold - 1, 0.05) for _ in range(4)]
+    small = [driver.submit(policy.threshold - 1, 0.05) for _ in range(4)]
     driver.turn()
     assert sorted(driver.running) == [1, 2]
     driver.run(0.02)
-    large = [driver.offer(policy.threshold, 0.05)]
+    large = [driver.submit(policy.threshold, 0.05)]
     driver.turn()
-    large += [driver.offer(policy.threshold, 0.05) for _ in range(2)]
+    large += [driver.submit(policy.threshold, 0.05) for _ in range(2)]
     driver.turn()
     assert list(driver.running) == [0]
     driver.run(0.04)
     # those that wait for the accelerator are merged
     assert [len(d.parts) for d in driver.dispatches if d.lane == 0] == [1, 2]
     for queries, device in ((small, "cpu"), (large, "cuda:0")):
-        assert {driver.router.paths[query.path].device for query in queries} == {device}
+        assert {driver.router.state.path_specs[query.path].device for query in queries} == {device}
         assert all(driver.ends[query] == ["answered"] for query in queries)
 
 
@@ -48,7 +48,7 @@ def test_a_query_is_split_into_sub_batches_of_the_tuned_size_over_all_lanes_of_t
     assert isinstance(policy, DeepRecSys)
     climb(policy, 12_000, 4)
     assert policy.batch < 100
-    query = driver.offer(2 * policy.batch + 7, 0.05)
+    query = driver.submit(2 * policy.batch + 7, 0.05)
     driver.turn()
     assert [d.rows for d in driver.dispatches] == [policy.batch, policy.batch, 7]
     driver.run(0.02)
@@ -57,6 +57,6 @@ def test_a_query_is_split_into_sub_batches_of_the_tuned_size_over_all_lanes_of_t
 
 def test_queries_are_executed_in_the_order_in_which_they_came_not_of_their_deadlines():
     driver = RouterDriver(router(lanes=cpu_lanes(1), policy="deeprecsys"))
-    patient, hurried = driver.offer(23, 0.1), driver.offer(23, 0.05)
+    patient, hurried = driver.submit(23, 0.1), driver.submit(23, 0.05)
     driver.run(0.02)
     assert [d.parts[0].query for d in driver.dispatches] == [patient, hurried]

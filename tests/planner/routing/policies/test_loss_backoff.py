@@ -51,12 +51,12 @@ def chosen(with_losses: bool) -> str:
         for _ in range(4):
             driver.router.state.loss_backoff.record_loss(1.0)
             driver.router.state.loss_backoff.tick(0.0)
-    query = driver.offer(20, 0.1)
-    driver.offer(20, 0.1)
+    query = driver.submit(20, 0.1)
+    driver.submit(20, 0.1)
     dispatch = driver.router.next(0, 0.0)
     assert dispatch is not None
     assert query.path == dispatch.path
-    return driver.router.paths[dispatch.path].name
+    return driver.router.state.path_specs[dispatch.path].name
 
 
 def test_recent_losses_make_it_take_the_fastest_path():

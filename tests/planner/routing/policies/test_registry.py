@@ -54,7 +54,7 @@ def test_an_unknown_static_path_raises_plan_error():
 @pytest.mark.parametrize(("path", "reason"), [("hybrid@cpu", Reason.BEST), ("table@cpu", Reason.POLICY)])
 def test_a_static_path_is_named_the_policys_choice_only_where_it_is_not_the_best(path, reason):
     driver = RouterDriver(router(policy=f"static:{path}"))
-    query = driver.offer(23, 0.1)
+    query = driver.submit(23, 0.1)
     driver.run(0.05)
-    assert driver.router.paths[query.path].name == path
+    assert driver.router.state.path_specs[query.path].name == path
     assert query.reason is reason

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import count
 
 import pytest
@@ -12,6 +13,7 @@ from polyrec.planner.routing.router import Router
 from polyrec.planner.routing.router_state import RouterState
 from polyrec.planner.routing.sharing.machine_time import (
     DEMAND_MARGIN,
+    MIN_TICK_S,
     MachineTime,
     ModelShare,
     SharingModel,
@@ -41,22 +43,27 @@ def arrive(model: SharingModel, rows_s: float, budget_s: float = 0.02) -> None:
         observed.tick(begin_s + second)
 
 
-def offer(model: SharingModel, budget_s: float, now_s: float = 0.0) -> Query:
+def submit(model: SharingModel, budget_s: float, now_s: float = 0.0) -> Query:
     query = Query(10, now_s, now_s + budget_s)
-    assert model.router.offer(query, now_s) is None
+    assert model.router.submit(query, now_s) is None
     return query
 
 
-def start(machine: MachineTime, model: SharingModel, now_s: float = 0.0):
+def start(model: SharingModel, now_s: float = 0.0):
     dispatch = model.router.next(0, now_s)
     assert dispatch is not None
-    machine.started(model, dispatch)
+    model.started(dispatch)
     return dispatch
 
 
 def end(machine: MachineTime, model: SharingModel, dispatch, now_s: float) -> tuple[SharingModel, ...]:
+    """Ends a batch; returns the models that were woken."""
+    woken: list[SharingModel] = []
+    for each in machine.models:
+        each.wake = partial(woken.append, each)
     model.router.done(dispatch, now_s, now_s - dispatch.started_s)
-    return machine.ended(model, dispatch, now_s - dispatch.started_s)
+    model.ended(dispatch, now_s - dispatch.started_s)
+    return tuple(woken)
 
 
 def test_equal_shares_by_default_and_half_of_them_if_weights_are_given():
@@ -132,42 +139,42 @@ def test_the_time_of_a_model_that_left_is_the_others():
     machine.leave(busy)
     assert (other.router.state.lanes[0].share, other.guaranteed) == (1.0, 1.0)
     assert not machine.pools
-    assert machine.may_start(other, 0)
+    assert other.may_start(0)
 
 
 def test_one_batch_at_a_time_and_the_next_one_is_the_most_urgent():
     machine = MachineTime(CORES)
     calm, hurried = joined(machine), joined(machine)
-    offer(calm, 0.5)
-    assert machine.may_start(calm, 0)
-    dispatch = start(machine, calm)
-    offer(calm, 0.5)
-    offer(hurried, 0.05)
-    assert not machine.may_start(hurried, 0)
+    submit(calm, 0.5)
+    assert calm.may_start(0)
+    dispatch = start(calm)
+    submit(calm, 0.5)
+    submit(hurried, 0.05)
+    assert not hurried.may_start(0)
     assert not hurried.yielded
     assert end(machine, calm, dispatch, 1e-4) == (hurried,)
-    assert not machine.may_start(calm, 0)
+    assert not calm.may_start(0)
     assert calm.yielded
-    assert machine.may_start(hurried, 0)
+    assert hurried.may_start(0)
 
 
 def test_a_turn_that_the_other_does_not_use_is_not_lost():
     machine = MachineTime(CORES)
     calm, hurried = joined(machine), joined(machine)
-    offer(calm, 0.5)
-    offer(hurried, 0.05)
-    assert not machine.may_start(calm, 0)
-    assert not machine.may_start(calm, 0)  # the other has not been asked yet
+    submit(calm, 0.5)
+    submit(hurried, 0.05)
+    assert not calm.may_start(0)
+    assert not calm.may_start(0)  # the other has not been asked yet
     hurried.passed(scheduled=True)
-    assert machine.may_start(calm, 0)
-    assert machine.may_start(calm, 0)
+    assert calm.may_start(0)
+    assert calm.may_start(0)
     # with the next batch it has another turn
-    end(machine, calm, start(machine, calm), 1e-4)
-    offer(calm, 0.5)
-    assert not machine.may_start(calm, 0)
+    end(machine, calm, start(calm), 1e-4)
+    submit(calm, 0.5)
+    assert not calm.may_start(0)
     # one that is not about to ask is not waited for
     hurried.scheduled = False
-    assert machine.may_start(calm, 0)
+    assert calm.may_start(0)
 
 
 @pytest.mark.parametrize("pools", [1, 2])
@@ -181,7 +188,7 @@ def test_models_that_begin_nothing_do_not_let_one_another_go_first_for_ever(pool
         models.append(machine.join(Router(state), places, ModelShare()))
     assert len(machine.pools) == pools
     for model in models:
-        offer(model, 0.05)
+        submit(model, 0.05)
         model.scheduled = True
     for ahead, pool in zip(models, machine.pools, strict=False):
         pool.turns.charge(ahead, 10.0, models)
@@ -191,7 +198,7 @@ def test_models_that_begin_nothing_do_not_let_one_another_go_first_for_ever(pool
         assert rounds < 5
         for model in models:
             if model.scheduled:
-                free = [machine.may_start(model, lane) for lane in range(len(places))]
+                free = [model.may_start(lane) for lane in range(len(places))]
                 assert all(free) != model.yielded
                 model.passed(scheduled=model.yielded)
     assert rounds > 1
@@ -200,10 +207,39 @@ def test_models_that_begin_nothing_do_not_let_one_another_go_first_for_ever(pool
 def test_a_stalled_batch_does_not_hold_the_others_up():
     machine = MachineTime(CORES)
     stalled, other = joined(machine), joined(machine)
-    offer(stalled, 0.5)
-    dispatch = start(machine, stalled)
-    offer(other, 0.5)
-    assert not machine.may_start(other, 0)
+    submit(stalled, 0.5)
+    dispatch = start(stalled)
+    submit(other, 0.5)
+    assert not other.may_start(0)
     stalled.router.expire(60.0)
     assert dispatch.lost
-    assert machine.may_start(other, 0)
+    assert other.may_start(0)
+
+
+def test_a_model_that_leaves_wakes_those_that_waited():
+    machine = MachineTime(CORES)
+    models = [joined(machine) for _ in range(3)]
+    woken: list[SharingModel] = []
+    for model in models:
+        model.wake = partial(woken.append, model)
+    gone, waiting, idle = models
+    machine.leave(gone)
+    machine.leave(gone)
+    assert not woken
+    assert machine.models == [waiting, idle]
+    submit(waiting, 0.5)
+    machine.leave(idle)
+    assert woken == [waiting]
+
+
+def test_time_is_allotted_once_per_tick_however_many_models_tick():
+    machine = MachineTime(CORES)
+    models = [joined(machine) for _ in range(3)]
+    allotted: list[float] = []
+    for tick in range(1, 4):
+        for late in range(len(models)):
+            # each allotment sets what it finds here
+            models[0].allotted = -1.0
+            machine.tick_if_due(2 * MIN_TICK_S * (tick + late / 10))
+            allotted.append(models[0].allotted)
+    assert [value >= 0 for value in allotted] == [True, False, False] * 3

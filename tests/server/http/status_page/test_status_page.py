@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.operations.browser import PROGRAM, Page, browser
 from polyrec.planner.plan import Plan
-from polyrec.planner.routing.explanation import RouterSnapshot
+from polyrec.planner.routing.explain import RouterSnapshot
 from polyrec.server.app.engine import Engine
 from polyrec.server.child import ServerProcess, start
 from polyrec.server.http.app import create_app

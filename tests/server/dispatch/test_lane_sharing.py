@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -14,22 +13,18 @@ from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.runtimes import open_runtime
 from polyrec.models.schema.batch import F32, Batch
 from polyrec.planner.latency_model import LatencyModel
-from polyrec.planner.plan import LaneKind, Limits, Plan, Routing
+from polyrec.planner.plan import LaneKind, Limits, Routing
 from polyrec.planner.routing.lanes.lane import LaneSpec
 from polyrec.planner.routing.lanes.path import PathSpec
-from polyrec.planner.routing.query import Query
 from polyrec.planner.routing.router import Router
 from polyrec.planner.routing.router_state import RouterState
-from polyrec.planner.routing.sharing.machine_time import ModelShare
+from polyrec.planner.routing.sharing.machine_time import MachineTime, ModelShare
 from polyrec.planner.routing.sharing.pools import LanePlace
-from polyrec.server.app.engine import Engine
 from polyrec.server.clock import clock
 from polyrec.server.codecs.json_rows import Decoder
 from polyrec.server.codecs.rows import Rows
-from polyrec.server.dispatch.control_loop import TICK_S
 from polyrec.server.dispatch.dispatcher import Dispatcher
 from polyrec.server.dispatch.observer import ExecutedBatch
-from polyrec.server.dispatch.shared_time import LaneTurns, SharedTime
 from polyrec.server.lanes.inline import InlineLane
 from polyrec.server.lanes.threaded import ThreadedLane
 
@@ -72,14 +67,14 @@ class Silent:
     def ticked(self, late_s: float, took_s: float) -> None: ...
 
 
-def sharing(bundle: Bundle, runtime: Held, kind: LaneKind, shared: SharedTime) -> Dispatcher:
+def sharing(bundle: Bundle, runtime: Held, kind: LaneKind, machine: MachineTime) -> Dispatcher:
     """One path on one lane of a core that is shared."""
     lane_type = InlineLane if kind == "inline" else ThreadedLane
     lane = lane_type("cpu", {"table@cpu": runtime})
     paths, lanes = [PathSpec("table@cpu", "cpu", 0.9, QUICK)], [LaneSpec("cpu", "cpu", kind)]
     router = Router(RouterState(paths, lanes, Routing(), Limits(), clock()))
     made = Dispatcher(router, [lane], ["table@cpu"], [bundle.encoder], Silent())
-    made.share_time(shared, [LanePlace("cpu", kind, CORE)], ModelShare())
+    made.share_time(machine, [LanePlace("cpu", kind, CORE)], ModelShare())
     return made
 
 
@@ -94,9 +89,9 @@ def _none_executes() -> None:
 
 
 def test_a_batch_waits_until_the_other_models_has_ended(bundle: Bundle, request_: Any) -> None:
-    shared = SharedTime(CORE)
+    machine = MachineTime(CORE)
     held = [Held(bundle), Held(bundle)]
-    dispatchers = [sharing(bundle, each, "thread", shared) for each in held]
+    dispatchers = [sharing(bundle, each, "thread", machine) for each in held]
     rows = rows_of(bundle, request_)
 
     async def run() -> None:
@@ -127,8 +122,8 @@ def test_a_batch_waits_until_the_other_models_has_ended(bundle: Bundle, request_
 def test_all_queries_of_both_are_answered_one_batch_at_a_time(
     bundle: Bundle, request_: Any, kind: LaneKind
 ) -> None:
-    shared = SharedTime(CORE)
-    dispatchers = [sharing(bundle, Held(bundle, is_held=False), kind, shared) for _ in range(2)]
+    machine = MachineTime(CORE)
+    dispatchers = [sharing(bundle, Held(bundle, is_held=False), kind, machine) for _ in range(2)]
     rows = rows_of(bundle, request_)
 
     async def client(dispatcher: Dispatcher) -> None:
@@ -144,14 +139,14 @@ def test_all_queries_of_both_are_answered_one_batch_at_a_time(
     finally:
         for dispatcher in dispatchers:
             dispatcher.close()
-    assert not shared.machine.models
+    assert not machine.models
 
 
 def test_the_more_urgent_query_of_another_model_that_came_later_is_executed_first(
     bundle: Bundle, request_: Any
 ) -> None:
-    shared = SharedTime(CORE)
-    dispatchers = [sharing(bundle, Held(bundle, is_held=False), "inline", shared) for _ in range(2)]
+    machine = MachineTime(CORE)
+    dispatchers = [sharing(bundle, Held(bundle, is_held=False), "inline", machine) for _ in range(2)]
     rows = rows_of(bundle, request_)
     order: list[str] = []
 
@@ -169,60 +164,3 @@ def test_the_more_urgent_query_of_another_model_that_came_later_is_executed_firs
     finally:
         for dispatcher in dispatchers:
             dispatcher.close()
-
-
-def test_a_model_that_leaves_wakes_those_that_waited(plan: Plan, opened: Callable[[Plan], Engine]) -> None:
-    shared = SharedTime(CORE)
-    woken: list[str] = []
-    places = [LanePlace("cpu", "inline")]
-    turns = {
-        name: shared.join(
-            opened(plan).serving.dispatcher.router, places, ModelShare(), lambda name=name: woken.append(name)
-        )
-        for name in ("a", "b", "c")
-    }
-    turns["a"].leave()
-    turns["a"].leave()
-    assert not woken
-    assert shared.machine.models == [turns["b"].model, turns["c"].model]
-    now_s = clock()
-    assert turns["b"].model.router.offer(Query(1, now_s, now_s + BUDGET_S), now_s) is None
-    turns["c"].leave()
-    assert woken == ["b"]
-
-
-def waiting(shared: SharedTime, wake: Callable[[], None]) -> LaneTurns:
-    """A model on a core of its own lane that others share; a query waits in its queue since 0.0."""
-    paths, lanes = [PathSpec("table@cpu", "cpu", 0.9, QUICK)], [LaneSpec("cpu", "cpu", "process")]
-    router = Router(RouterState(paths, lanes, Routing(), Limits(), 0.0))
-    turns = shared.join(router, [LanePlace("cpu", "process", CORE)], ModelShare(), wake)
-    assert router.offer(Query(1, 0.0, BUDGET_S), 0.0) is None
-    return turns
-
-
-def test_the_end_of_a_batch_wakes_the_other_model_at_once() -> None:
-    shared = SharedTime(CORE)
-    woken: list[str] = []
-    first = waiting(shared, lambda: woken.append("first"))
-    second = waiting(shared, lambda: woken.append("second"))
-    dispatch = first.model.router.next(0, 0.0)
-    assert dispatch is not None
-    first.started(dispatch)
-    assert not second.may_start(0)
-    first.model.router.done(dispatch, 0.1, 0.1)
-    first.ended(dispatch, 0.1)
-    assert woken == ["second"]
-    assert second.may_start(0)
-
-
-def test_time_is_allotted_once_per_tick_however_many_models_tick() -> None:
-    shared = SharedTime(CORE)
-    turns = [waiting(shared, lambda: None) for _ in range(3)]
-    allotted: list[float] = []
-    for tick in range(1, 4):
-        for late, turn in enumerate(turns):
-            # each allotment sets what it finds here
-            turns[0].model.allotted = -1.0
-            turn.tick(TICK_S * (tick + late / 10))
-            allotted.append(turns[0].model.allotted)
-    assert [value >= 0 for value in allotted] == [True, False, False] * 3
