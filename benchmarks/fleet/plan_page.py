@@ -18,13 +18,18 @@ SHOWN = ("plan", "peak", "cheapest")
 def write(found: dict[str, Any], out: Path) -> None:
     """Writes fleet-plan.md and its picture. found: of `plan_day`."""
     (out / PICTURE).write_bytes(png(draw(_charts(found))))
-    (out / "fleet-plan.md").write_text("\n".join(_lines(found)) + "\n")
+    (out / "fleet-plan.md").write_text(page(found))
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """Returns the lines of a table."""
     lines = [head, ["---"] * len(head), *rows]
     return ["| " + " | ".join(cells) + " |" for cells in lines]
+
+
+def page(found: dict[str, Any]) -> str:
+    """Returns the page. found: of `plan_day`."""
+    return "\n".join(_lines(found)) + "\n"
 
 
 def _lines(found: dict[str, Any]) -> list[str]:

@@ -278,11 +278,18 @@ def provenance() -> str:
     return f"Samples of {ROWS:,} rows, one seed, one epoch; {machine()}; {made}."
 
 
+def read(
+    results: Mapping[str, Mapping[str, Any]],
+) -> tuple[dict[str, list[Measured]], dict[str, list[Against]]]:
+    """Returns the paths and comparisons of stored results, by data set."""
+    found = {name: [Measured(**m) for m in r["paths"]] for name, r in results.items()}
+    return found, {name: [Against(**a) for a in r["against"]] for name, r in results.items()}
+
+
 def report(names: Iterable[str], runs: Path) -> None:
     """Writes the page, its plot and its JSON from the measured figures."""
     results = {n: json.loads(f.read_text()) for n in names if (f := runs / n / "measured.json").exists()}
-    found = {n: [Measured(**m) for m in r["paths"]] for n, r in results.items()}
-    compared = {n: [Against(**a) for a in r["against"]] for n, r in results.items()}
+    found, compared = read(results)
     PAGE.with_suffix(".png").write_bytes(png(draw(found)))
     record = {"rows": ROWS, "batch": BATCH, "machine": machine(), "data": results}
     write_figures(PAGE, record, page(found, compared))
