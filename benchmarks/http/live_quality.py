@@ -8,7 +8,6 @@ maximum amount of work: labels are final after a second, and there is no pause b
 
 from __future__ import annotations
 
-import argparse
 import http.client
 import json
 import os
@@ -23,8 +22,9 @@ import numpy as np
 import orjson
 import pyarrow.parquet as pq
 
-from benchmarks.http.revisions import processor_s
+from benchmarks.command import command_parser
 from benchmarks.paired import ratio
+from polyrec.loadtest.machine import core_seconds
 from polyrec.models.bundle.bundle import load_bundle
 from polyrec.server.child import start
 
@@ -86,7 +86,7 @@ def judge_of(server: int) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = command_parser(__doc__)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--pairs", type=int, default=10)
@@ -122,9 +122,9 @@ def main() -> None:
             for pair in range(arguments.pairs):
                 for state in sorted(found, reverse=bool(pair % 2)):
                     os.kill(judge, signal.SIGCONT if state == "at work" else signal.SIGSTOP)
-                    before_s = processor_s(judge)
+                    before_s = core_seconds(judge)[0]
                     found[state].append(turn(connection, requests, f"{state[0]}{pair}"))
-                    worked_s += processor_s(judge) - before_s
+                    worked_s += core_seconds(judge)[0] - before_s
             os.kill(judge, signal.SIGCONT)
     share = worked_s / (TURN_S * arguments.pairs)
     print(

@@ -11,7 +11,6 @@ are medians.
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import os
@@ -25,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.command import command_parser
 from polyrec.loadtest.drivers.connection import Target
 from polyrec.loadtest.machine import processor
 from polyrec.loadtest.traffic.queries import Queries, Query, Request, read_rows
@@ -195,7 +195,7 @@ def machine() -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="bytes and parse time of a ranking request")
+    parser = command_parser(__doc__)
     parser.add_argument("--bundle", type=Path, required=True, help="its schema and vocabularies are used")
     parser.add_argument("--data", type=Path, required=True, help="rows to ask about")
     parser.add_argument("--candidates", type=int, nargs="+", default=CANDIDATES)

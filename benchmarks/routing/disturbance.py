@@ -26,7 +26,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import chdir, contextmanager, nullcontext
+from contextlib import chdir, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
@@ -35,14 +35,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from benchmarks.http.serve_throughput import CLIENT_CORE, SERVER_CORE
+from benchmarks.command import CLIENT_CORE, ROOT, SERVER_CORE, command, command_parser, priority, save
 from benchmarks.routing.faults import slow
 from polyrec.loadtest.comparison.policy_server import PolicyServer
 from polyrec.loadtest.drivers.connection import Target
 from polyrec.loadtest.drivers.load import load_of
 from polyrec.loadtest.drivers.open_loop import Limits, run
 from polyrec.loadtest.drivers.server_pages import get_json, read_metrics
-from polyrec.loadtest.machine import machine, raised_priority
+from polyrec.loadtest.machine import machine
 from polyrec.loadtest.results.outcome import Fate, Outcome
 from polyrec.loadtest.traffic.request_bodies import RANK
 from polyrec.loadtest.traffic.source import Source, open_source
@@ -51,7 +51,6 @@ from polyrec.planner.arrivals import arrival_times
 from polyrec.planner.plan import Plan, PlannedLane, load_plan
 from polyrec.planner.traffic import Arrivals
 
-HERE = Path(__file__).parents[2]
 RATE = 10.0
 BEFORE_S, SETTLED_S, STOP_S = 3.0, 5.0, 0.3
 SHARE, NEIGHBOR_BUDGET_S = 0.1, 0.020
@@ -247,7 +246,7 @@ def verdict(found: Sequence[Beside]) -> dict[str, float]:
 def measured(plan: Plan, source: Source, budget_s: float, args: argparse.Namespace) -> dict[str, object]:
     """Runs all cases; prints and returns their figures."""
     document: dict[str, object] = {
-        "command": "python -m benchmarks.routing.disturbance " + " ".join(sys.argv[1:]),
+        "command": command(),
         "machine": machine(),
         "paths": [path.name for path in plan.paths],
         "lanes": [f"{lane.name} ({lane.kind})" for lane in plan.all_lanes()],
@@ -296,11 +295,7 @@ def measured(plan: Plan, source: Source, budget_s: float, args: argparse.Namespa
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.routing.disturbance",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("plan", type=Path, help="of two paths or more")
     parser.add_argument("--lanes", type=int, help="process lanes, instead of those of the plan")
     parser.add_argument("--data", help="rows of requests; without, they are made up from the bundle")
@@ -308,7 +303,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=10.0, help="of a measurement (10)")
     parser.add_argument("--repeats", type=int, default=3, help="of each case (3)")
     parser.add_argument("--only", choices=["rest", "neighbor"])
-    parser.add_argument("--tree", type=Path, default=HERE, help="checkout whose server is measured")
+    parser.add_argument("--tree", type=Path, default=ROOT, help="checkout whose server is measured")
     parser.add_argument("--ahead", action="store_true", help="at the highest normal priority; takes root")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -325,10 +320,9 @@ def main() -> int:
     source = open_source(args.data, load_bundle(plan.paths[0].bundle), 0)
     budget_s = (args.budget_ms or plan.default_budget_ms) / 1e3
     os.sched_setaffinity(0, {CLIENT_CORE})
-    with raised_priority() if args.ahead else nullcontext():
+    with priority(args.ahead):
         document = measured(plan, source, budget_s, args)
-    if args.json:
-        args.json.write_text(json.dumps(document, indent=1) + "\n")
+    save(args.json, document)
     return 0
 
 
