@@ -27,7 +27,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager, redirect_stdout
-from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,7 @@ from typing import Any
 import numpy as np
 import uvloop
 
+from benchmarks.command import command_parser, timestamp
 from benchmarks.fleet.cluster_page import page
 from benchmarks.http.protocols import http_asker, http_request, random_tensors
 from polyrec.cli.main import main as polyrec
@@ -233,9 +233,7 @@ def apart(argv: Sequence[str]) -> Any:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("plan", type=Path)
     parser.add_argument("--other", type=Path, help="plan to roll to (default: the same)")
     parser.add_argument("--rows", type=int, default=23)
@@ -257,7 +255,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(found), flush=True)
         return 0
     chosen = args.only or [*(way or "single" for way in WAYS), "faults"]
-    made = datetime.now(UTC).isoformat(timespec="seconds")
+    made = timestamp()
     whole: dict[str, Any] = {"made": made, "machine": machine(), "model": about(args.plan), "ways": []}
     whole["settings"] = {name: getattr(args, name) for name in SETTINGS}
     base = [str(args.plan), "--other", str(args.other)]

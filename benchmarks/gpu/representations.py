@@ -22,6 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command import command_parser, save
 from benchmarks.peers.models import MODELS, capped, write_model
 from benchmarks.routing.mprec_machines import DECODER, HASHES, LARGEST
 from benchmarks.routing.mprec_machines import MODELS as PUBLISHED
@@ -113,7 +114,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = command_parser(__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="of bundles, profile and plan")
     parser.add_argument("--device", default="cuda:0", help="beside the CPU; cpu: none")
     parser.add_argument("--cores", type=int, default=4, help="of the server (default 4)")
@@ -125,8 +126,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="where the figures go, as JSON")
     args = parser.parse_args()
     found = measure(args)
-    if args.out:
-        args.out.write_text(json.dumps(found, indent=1) + "\n")
+    save(args.out, found)
 
 
 if __name__ == "__main__":

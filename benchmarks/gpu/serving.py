@@ -10,8 +10,6 @@ reference. Servers may use all cores except the driver's; `binary` sends tensors
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import subprocess
 import sys
@@ -24,6 +22,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.command import command_parser, save
 from benchmarks.gpu.page import closed_table
 from benchmarks.peers.__main__ import PeerCase, PeerTally, case_of, closed_loops
 from benchmarks.peers.models import MODELS, open_model
@@ -117,7 +116,7 @@ def compare(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = command_parser(__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="of the model")
     parser.add_argument("--model", default="kaggle", choices=list(MODELS))
     parser.add_argument("--device", default="cuda:0")
@@ -144,8 +143,7 @@ def main() -> None:
         for case in cases:
             report["sizes"][str(case.rows)] = compare(up, case, args.turns, args.seconds)
             print("\n".join(closed_table(case.rows, report["sizes"][str(case.rows)])), flush=True)
-            if args.out:
-                args.out.write_text(json.dumps(report, indent=1) + "\n")
+            save(args.out, report)
 
 
 if __name__ == "__main__":

@@ -24,13 +24,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -41,19 +40,19 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 from tqdm import tqdm
 
+from benchmarks.command import ROOT, command, command_parser, priority, save, today
 from benchmarks.lanes.memory import pss_bytes, tree
 from benchmarks.peers.models import open_model, value_of_rank
 from benchmarks.peers.queries import draw, json_body
 from polyrec.loadtest.drivers.closed_loop import closed_loop
 from polyrec.loadtest.drivers.connection import Target
 from polyrec.loadtest.drivers.load import BUDGET
-from polyrec.loadtest.machine import core_seconds, machine, raised_priority
+from polyrec.loadtest.machine import core_seconds, machine
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.planner.placement import PlacedPath, Placement
 from polyrec.planner.plan import PlannedLane, save_plan, single_path_plan
 from polyrec.server.child import start
 
-ROOT = Path(__file__).parents[2]
 CORES = sorted(os.sched_getaffinity(0))
 FIRST, SECOND = CORES[0], CORES[-1]
 BOTH = (FIRST, SECOND)
@@ -313,7 +312,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = command_parser(__doc__)
     parser.add_argument("part", choices=["offered", "tiers", "served", "memory"])
     parser.add_argument("--all", action="store_true", help="also lanes pinned, and beside an inline one")
     parser.add_argument("--folder", type=Path, default=Path("runs/peers"), help="of the models; made once")
@@ -329,15 +328,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="JSON")
     args = parser.parse_args()
     args.folder = args.folder.resolve()
-    with raised_priority() if args.first else nullcontext():
+    with priority(args.first):
         about = machine()
         found = measure(args)
     revision = subprocess.run(
         ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     found |= {
-        "command": "python -m benchmarks.lanes.cores " + shlex.join(sys.argv[1:]),
-        "date": time.strftime("%Y-%m-%d"),
+        "command": command(),
+        "date": today(),
         "revision": revision.stdout.strip(),
         "machine": about,
         "outstanding": args.outstanding,
@@ -346,7 +345,7 @@ def main() -> None:
     if args.out:
         results = json.loads(args.out.read_text()) if args.out.exists() else {}
         results[f"{args.part}/{args.model}/{args.rows}"] = found
-        args.out.write_text(json.dumps(results, indent=2) + "\n")
+        save(args.out, results)
 
 
 if __name__ == "__main__":

@@ -10,12 +10,12 @@ a profile.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from statistics import mean
 
 import numpy as np
 
+from benchmarks.command import command_parser
 from benchmarks.fleet.plan_page import markdown
 from benchmarks.lanes.front_time import Front
 from benchmarks.lanes.shared_bound import LaneUse, bound_of
@@ -85,9 +85,7 @@ def row(models: Sequence[SharedModel], seconds: float, seed: int) -> list[float]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("models", nargs=2, metavar="PLAN,SLO_MS,REQUESTS_S")
     parser.add_argument("--tail", type=float, default=1.25, help="of batches, over their median (1.25)")
     parser.add_argument("--seconds", type=float, default=4.0, help="of a run (4)")

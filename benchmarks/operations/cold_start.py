@@ -11,7 +11,6 @@ candidates. Intervals are from a paired bootstrap of requests.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import tempfile
@@ -27,6 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from benchmarks.command import command_parser, save
 from polyrec.loadtest.machine import machine
 from polyrec.models.bundle.bundle import Bundle, write_bundle
 from polyrec.models.bundle.reserve import reserve
@@ -182,9 +182,7 @@ def _touched(test: pa.Table, fed: Any, update: TableUpdate) -> Any:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("--data", type=Path, required=True, help="trivago's impressions")
     parser.add_argument("--shares", type=float, nargs=2, default=(0.5, 0.75), help="(.5 .75)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
@@ -198,7 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.out:
         settings = {"shares": list(args.shares), "data": args.data.name}
         whole = {"machine": machine(), "cores": os.cpu_count(), "settings": settings, "runs": found}
-        args.out.write_text(json.dumps(whole, indent=1) + "\n")
+        save(args.out, whole)
     return 0
 
 

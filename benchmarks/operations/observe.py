@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from benchmarks.command import command_parser
 from benchmarks.operations.prometheus import HOW, PROGRAM, prometheus
 from polyrec.models.errors import PolyrecError
 from polyrec.planner.plan import load_plan
@@ -40,7 +41,7 @@ SCRAPED_EVERY_S = 1
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns 0 after Ctrl-C, or with --once after the load; 2 with a one-line message for a mistake."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.operations.observe", description=__doc__)
+    parser = command_parser(__doc__)
     parser.add_argument("--plan", type=Path, help=f"what to serve ({DEMO})")
     parser.add_argument("--data", help="rows of requests (default: synthetic rows)")
     parser.add_argument("--rate", type=float, help="mean requests a second (default: by the capacity)")

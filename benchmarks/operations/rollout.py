@@ -31,6 +31,7 @@ import httpx
 import numpy as np
 import torch
 
+from benchmarks.command import command_parser, save
 from polyrec.loadtest.drivers.connection import Target
 from polyrec.loadtest.drivers.load import load_of
 from polyrec.loadtest.drivers.open_loop import Limits, run
@@ -154,9 +155,7 @@ def _fates(outcome: Outcome) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--data", required=True)
     parser.add_argument("--table", default="item", help="whose rows are shuffled (item)")
@@ -208,7 +207,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.json:
         settings = {k: str(v) for k, v in vars(args).items() if k != "json"}
         whole = {"machine": machine(), "cores": os.cpu_count(), "settings": settings, "turns": turns}
-        args.json.write_text(json.dumps(whole, indent=1) + "\n")
+        save(args.json, whole)
     return 0
 
 

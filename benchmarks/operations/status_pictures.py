@@ -23,6 +23,7 @@ from pathlib import Path
 import httpx
 from PIL import Image
 
+from benchmarks.command import command_parser
 from benchmarks.operations.browser import Page, browser
 from polyrec.planner.plan import load_plan
 from polyrec.server.child import start
@@ -38,9 +39,7 @@ COLORS = 128
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Writes status-calm.png, -lane.png, -peak.png, -overload.png, -after.png and -phone.png."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.operations.status_pictures", description=__doc__
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("--plan", type=Path, required=True)
     parser.add_argument("--data", help="rows of requests (default: synthetic rows)")
     parser.add_argument("--calm", type=float, default=100, help="requests a second that it can bear (100)")

@@ -21,13 +21,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib.metadata import distributions
 from pathlib import Path
@@ -41,6 +40,7 @@ import numpy as np
 import onnxruntime as ort
 from tqdm import tqdm
 
+from benchmarks.command import CLIENT_CORE, SERVER_CORE, command, command_parser, priority, save, today
 from benchmarks.peers.graphs import peer_files
 from benchmarks.peers.load import Known, Trial, closed, trial
 from benchmarks.peers.models import MODELS, open_model, value_of_rank
@@ -54,13 +54,11 @@ from benchmarks.peers.servers.starting import (
     start_server,
 )
 from polyrec.loadtest.comparison.capacity_search import CapacitySearch
-from polyrec.loadtest.machine import machine, raised_priority
+from polyrec.loadtest.machine import machine
 from polyrec.measure.machine.cpu import vectors
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.schema.batch import F64
 
-CORES = sorted(os.sched_getaffinity(0))
-SERVER_CORE, CLIENT_CORE = CORES[0], CORES[-1]
 LIMIT_MS = {23: 10.0, 270: 25.0, 2048: 80.0}
 """Limit of p99 by rows per request; the last is that of MLPerf DLRM v3."""
 REQUESTS = {23: 512, 270: 64, 2048: 16}
@@ -265,11 +263,7 @@ def revision() -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.peers",
-        description=__doc__,
-        formatter_class=argparse.RawTextHelpFormatter,
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("--model", default="kaggle", choices=list(MODELS))
     parser.add_argument("--width", type=int, help="of the nested model (default: the widest)")
     parser.add_argument("--form", default="rows", choices=["rows", "context"])
@@ -307,20 +301,19 @@ def main() -> None:
     os.sched_setaffinity(0, {CLIENT_CORE})
     for rows in args.rows:
         case = case_of(bundle, rows, args.form, args.limit_ms)
-        with raised_priority() if args.first else nullcontext():
+        with priority(args.first):
             about = machine() | {"vectors": ", ".join(vectors())}
             found = compare(bundle, files, case, args)
         found |= {
-            "command": "python -m benchmarks.peers " + shlex.join(sys.argv[1:]),
-            "date": time.strftime("%Y-%m-%d"),
+            "command": command(),
+            "date": today(),
             "revision": revision(),
             "machine": about,
             "versions": versions(files.parent),
         }
         results[f"{label}/{args.form}/{rows}"] = found
         print(table(label, args.form, rows, found), flush=True)
-        if args.out:
-            args.out.write_text(json.dumps(results, indent=2) + "\n")
+        save(args.out, results)
 
 
 if __name__ == "__main__":

@@ -18,8 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
-import sys
 import time
 import urllib.request
 from collections.abc import Sequence
@@ -33,6 +31,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks.command import CLIENT_CORE, SERVER_CORE, command, command_parser, save, today
 from benchmarks.peers.models import MODELS, open_model, value_of_rank
 from benchmarks.peers.phases_page import PHASES, table
 from benchmarks.peers.queries import PeerRows, draw, json_body, ranking_body, share_context
@@ -54,8 +53,6 @@ METRIC, LABELS = "polyrec_phase_seconds", ("parse", "encode", "embed", "dense", 
 """The server's histogram of phases, and its labels for PHASES."""
 INFER = "/v2/models/dlrm/infer"
 FORMS = ("rows", "exploded", "context")
-CORES = sorted(os.sched_getaffinity(0))
-SERVER_CORE, CLIENT_CORE = CORES[0], CORES[-1]
 DIFFERENT_REQUESTS = {23: 256, 270: 64, 2048: 12}
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
@@ -184,7 +181,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "runtime": runtime,
         "precision": args.precision,
         "processor": processor(),
-        "date": time.strftime("%Y-%m-%d"),
+        "date": today(),
         "turns": args.turns,
         "cases": {case: _figures(alone[case], served[case]) for case in bodies},
     }
@@ -207,11 +204,7 @@ def _figures(alone: list[dict[str, float]], served: dict[int, list[dict[str, flo
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.peers.phases",
-        description=__doc__,
-        formatter_class=argparse.RawTextHelpFormatter,
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("--model", default="kaggle", choices=list(MODELS))
     parser.add_argument("--form", nargs="+", default=["rows"], choices=FORMS)
     parser.add_argument("--width", type=int, help="of the nested model (default: the widest)")
@@ -225,11 +218,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="results of other models, runtimes and precisions are kept")
     args = parser.parse_args()
     result = measure(args)
-    result["command"] = "python -m benchmarks.peers.phases " + shlex.join(sys.argv[1:])
+    result["command"] = command()
     if args.json:
         results = json.loads(args.json.read_text()) if args.json.exists() else {}
         results["/".join((args.model, result["runtime"], args.precision))] = result
-        args.json.write_text(json.dumps(results, indent=2) + "\n")
+        save(args.json, results)
     print("\n\n".join(table(case, result["cases"][case]) for case in result["cases"]))
 
 

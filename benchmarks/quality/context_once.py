@@ -13,7 +13,6 @@ all agree to 1e-5.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import time
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from benchmarks.command import command_parser, save
 from polyrec.loadtest.machine import processor
 from polyrec.models.allocator import retain_freed_memory
 from polyrec.models.bundle.bundle import Bundle, load_bundle, write_bundle
@@ -69,7 +69,7 @@ def family(data: str, folder: Path) -> dict[str, Bundle]:
 
 def arguments() -> argparse.Namespace:
     """Parses the arguments and pins the process to one core."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = command_parser(__doc__)
     parser.add_argument("--data", required=True)
     parser.add_argument("--bundles", type=Path, default=Path("runs/representations"))
     parser.add_argument("--rounds", type=int, default=7)
@@ -87,13 +87,6 @@ def test_rows(data: str, bundles: Mapping[str, Bundle]) -> EncodedRows:
     schema = load_schema("trivago")
     reader = open_data(data, schema)
     return encode(reader, bundles["table"].encoder, fit_splitter(reader, schema), (TEST,))
-
-
-def save(args: argparse.Namespace, figures: Mapping[str, object]) -> None:
-    """Writes figures and machine to the file of --json, if given."""
-    if args.json:
-        about = {"machine": f"{processor()}, one core, torch {torch.__version__}", "unit": "rows/s"}
-        args.json.write_text(json.dumps({**about, "rounds": args.rounds, **figures}, indent=2) + "\n")
 
 
 def requests(data: EncodedRows, candidates: int, count: int, seed: int) -> list[Batch]:
@@ -166,7 +159,8 @@ def main() -> None:
         for r in rows
     ]
     print("", *markdown_table(head, cells), sep="\n")
-    save(args, {"rows": rows})
+    about = {"machine": f"{processor()}, one core, torch {torch.__version__}", "unit": "rows/s"}
+    save(args.json, {**about, "rounds": args.rounds, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -11,20 +11,19 @@ With a sample and a single epoch, a configuration takes about a minute on one co
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.command import DATA_ROOT, command_parser, save, timestamp
 from benchmarks.quality.recipes import SETS, some_rows
 from benchmarks.quality.representations import ROOT, machine
 from benchmarks.quality.tables import write_figures
@@ -199,16 +198,14 @@ def tables(found: Mapping[str, Mapping[str, Any]]) -> str:
 
 def write_page(found: Mapping[str, Mapping[str, Any]]) -> None:
     """Writes docs/results/dhe-sweep.json and the figures of the page."""
-    made = f"{machine()}; {datetime.now(UTC).isoformat(timespec='seconds')}."
+    made = f"{machine()}; {timestamp()}."
     record = {"machine": machine(), "rows": ROWS, "data": found}
     write_figures(PAGE, record, f"{tables(found)}\n\n{made}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--data-root", type=Path, default=ROOT.parent / "shared" / "data")
+    parser = command_parser(__doc__)
+    parser.add_argument("--data-root", type=Path, default=DATA_ROOT)
     parser.add_argument("--data", nargs="+", choices=DATA, default=list(DATA))
     parser.add_argument(
         "--configurations", nargs="+", choices=list(CONFIGURATIONS), default=list(CONFIGURATIONS)
@@ -231,7 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         }
         for label, name in missing:
             found[name][label] = train[name](CONFIGURATIONS[label])
-            kept.write_text(json.dumps(found, indent=1) + "\n")
+            save(kept, found)
             print(name, label, found[name][label], file=sys.stderr, flush=True)
     if set(args.data) == set(DATA):
         write_page(found)

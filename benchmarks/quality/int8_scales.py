@@ -14,8 +14,6 @@ are read from ../shared/data.
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,6 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from benchmarks.command import command_parser, save
 from polyrec.models.bundle.bundle import load_bundle
 from polyrec.models.data.encoded import encode
 from polyrec.models.data.reader import open_data
@@ -164,9 +163,7 @@ def quality(data: str, bundle: str, root: Path) -> dict[str, dict[str, float]]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=300, help="runs of each graph at each size")
     parser.add_argument("--only-quality", action="store_true", help="measure no times")
     parser.add_argument("--quality", action="append", default=[], metavar="DATA=BUNDLE")
@@ -193,8 +190,7 @@ def main(argv: list[str] | None = None) -> None:
         print(f"\n| {data} | log-loss | AUC | largest difference to fp32 | mean |\n|---|---|---|---|---|")
         for form, q in figures["quality"][data].items():
             print(f"| {form} | {q['log_loss']:.6f} | {q['auc']:.6f} | {q['max']:.1e} | {q['mean']:.1e} |")
-    if args.json:
-        args.json.write_text(json.dumps(figures, indent=1) + "\n")
+    save(args.json, figures)
 
 
 if __name__ == "__main__":

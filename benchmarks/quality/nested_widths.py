@@ -10,8 +10,6 @@ interrupted run can be resumed. Runs in one process and one thread.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.command import DATA_ROOT, ROOT, command_parser, save
 from benchmarks.quality.tables import between_markers
 from polyrec.cli.progress import ProgressBars
 from polyrec.loadtest.machine import processor
@@ -39,7 +38,6 @@ from polyrec.models.training.pipeline import Learner
 from polyrec.models.training.recipe import Training, load_training
 from polyrec.report.text import markdown_table
 
-ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/results/nested_widths.md"
 FEWER_BITS: dict[str, tuple[Precision, str, DensePrecision]] = {
     "int8 rows": ("int8", "torch", "fp32"),
@@ -163,10 +161,8 @@ def table(found: Mapping[str, Any]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--data-root", type=Path, default=ROOT.parent / "shared/data")
+    parser = command_parser(__doc__)
+    parser.add_argument("--data-root", type=Path, default=DATA_ROOT)
     parser.add_argument("--runs", type=Path, default=ROOT / "runs/nested")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     args = parser.parse_args()
@@ -178,7 +174,7 @@ def main() -> int:
     training = load_training("ml1m").with_recipe({"refit": False})
     found = measure("ml1m", data, args.runs, training, args.seeds)
     report = {"processor": processor(), "ml1m": found}
-    PAGE.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
+    save(PAGE.with_suffix(".json"), report)
     PAGE.write_text(between_markers(PAGE.read_text(), "ml1m", table(found)))
     return 0
 

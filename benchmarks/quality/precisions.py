@@ -12,7 +12,6 @@ thread. Prints the table of docs/results/precisions.md.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.command import DATA_ROOT, ROOT, command_parser
 from benchmarks.quality.nested_widths import quantized
 from polyrec.cli.progress import ProgressBars
 from polyrec.loadtest.machine import processor
@@ -38,7 +38,6 @@ from polyrec.models.schema.schema import load_schema
 from polyrec.models.training.pipeline import Learner
 from polyrec.models.training.recipe import load_training
 
-ROOT = Path(__file__).parents[2]
 DATA = {
     "trivago": "trivago/impressions.parquet",
     "bookcrossing": "bookcrossing/ratings.parquet",
@@ -119,10 +118,8 @@ def table(found: Mapping[str, Mapping[str, Mapping[str, Change]]]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--data-root", type=Path, default=ROOT.parent / "shared/data")
+    parser = command_parser(__doc__)
+    parser.add_argument("--data-root", type=Path, default=DATA_ROOT)
     parser.add_argument("--runs", type=Path, default=ROOT / "runs/precisions")
     parser.add_argument("--data", nargs="+", choices=DATA, default=list(DATA))
     parser.add_argument("--kind", choices=KINDS, default="table")

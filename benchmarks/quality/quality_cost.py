@@ -12,13 +12,11 @@ page from the stored figures.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +24,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
+from benchmarks.command import DATA_ROOT, command_parser, save, timestamp
 from benchmarks.quality.dhe_sweep import PUBLISHED
 from benchmarks.quality.recipes import SETS, first_rows, some_rows
 from benchmarks.quality.representations import ROOT, machine
@@ -274,7 +273,7 @@ def page(found: Mapping[str, Sequence[Measured]], compared: Mapping[str, Sequenc
 
 def provenance() -> str:
     """Describes how and where the figures were measured."""
-    made = datetime.now(UTC).isoformat(timespec="seconds")
+    made = timestamp()
     return f"Samples of {ROWS:,} rows, one seed, one epoch; {machine()}; {made}."
 
 
@@ -296,10 +295,8 @@ def report(names: Iterable[str], runs: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--data-root", type=Path, default=ROOT.parent / "shared" / "data")
+    parser = command_parser(__doc__)
+    parser.add_argument("--data-root", type=Path, default=DATA_ROOT)
     parser.add_argument("--data", nargs="+", choices=list(SAMPLES), default=list(SAMPLES))
     parser.add_argument(
         "--runs", type=Path, default=ROOT / "runs" / "quality-cost", help="where bundles are kept"
@@ -316,7 +313,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for name, path in files.items():
             kept = args.runs / name / "measured.json"
             if not kept.exists():
-                kept.write_text(json.dumps(measure(name, path, args.runs / name)) + "\n")
+                save(kept, measure(name, path, args.runs / name))
                 print(name, kept.read_text(), file=sys.stderr, flush=True)
     report(args.data, args.runs)
 

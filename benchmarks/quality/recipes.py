@@ -18,7 +18,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from benchmarks.command import DATA_ROOT, command_parser, save, timestamp
 from benchmarks.quality.representations import ROOT, machine
 from polyrec.cli.progress import ProgressBars
 from polyrec.loadtest.arguments import duration
@@ -245,10 +245,8 @@ def markdown(results: Mapping[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--data-root", type=Path, default=ROOT.parent / "shared" / "data")
+    parser = command_parser(__doc__)
+    parser.add_argument("--data-root", type=Path, default=DATA_ROOT)
     parser.add_argument("--sets", nargs="+", choices=list(SETS), default=list(SETS))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--search", type=duration, help="also search for a recipe on each set, for this time")
@@ -261,11 +259,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in args.sets:
         kept = args.runs / f"{name}.json"
         sets[name] = measured(name, args, json.loads(kept.read_text()) if kept.exists() else {})
-        kept.write_text(json.dumps(sets[name]) + "\n")
+        save(kept, sets[name])
     results = {
         "command": " ".join(["python -m benchmarks.quality.recipes", *(arguments or sys.argv[1:])]),
         "machine": machine(),
-        "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "made": timestamp(),
         "sets": sets,
     }
     text = markdown(results)

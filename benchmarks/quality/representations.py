@@ -13,20 +13,19 @@ bundles.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import platform
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.command import DATA_ROOT, ROOT, command_parser, save, timestamp
 from benchmarks.quality.repeats import summarize_runs
 from benchmarks.quality.tables import between_markers, markdown
 from benchmarks.quality.variants import BASELINE, VARIANTS, Derived, ServedVariant, Trained, Variant
@@ -47,7 +46,6 @@ from polyrec.models.schema.schema import load_schema
 from polyrec.models.training.pipeline import Learner
 from polyrec.models.training.recipe import Training, default_training
 
-ROOT = Path(__file__).parents[2]
 DATA = {"trivago": "trivago/impressions.parquet", "bookcrossing": "bookcrossing/ratings.parquet"}
 
 
@@ -196,10 +194,8 @@ def machine() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--data-root", type=Path, default=ROOT.parent / "shared" / "data")
+    parser = command_parser(__doc__)
+    parser.add_argument("--data-root", type=Path, default=DATA_ROOT)
     parser.add_argument("--data", nargs="+", choices=list(DATA), default=list(DATA))
     parser.add_argument("--seeds", type=int, default=3, help="training runs of each variant (default 3)")
     parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), help="only these (the table always)")
@@ -215,7 +211,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "command": "python -m benchmarks.quality.representations "
         + " ".join(sys.argv[1:] if arguments is None else arguments),
         "machine": machine(),
-        "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "made": timestamp(),
         "data": {},
     }
     begin = time.perf_counter()
@@ -251,7 +247,7 @@ def _write(results: Mapping[str, Any], args: argparse.Namespace) -> None:
     part = args.quick or args.variants or set(args.data) != set(DATA)
     folder = args.runs if part else ROOT / "docs" / "results"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "quality.json").write_text(json.dumps(_defined(results), indent=1) + "\n")
+    save(folder / "quality.json", _defined(results))
     if part:
         return
     page = folder / "quality.md"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command import save
 from polyrec.models.amounts import size
 from polyrec.models.evaluation.comparison import Interval, Metric
 from polyrec.report.quality.wording import difference, mflop
@@ -54,7 +54,7 @@ def _against(metric: Metric, against: Mapping[str, Any]) -> str:
 
 def write_figures(page: Path, record: Mapping[str, Any], text: str) -> None:
     """Writes the record as JSON beside a page, and the text between the page's markers of `figures`."""
-    page.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
+    save(page.with_suffix(".json"), record)
     page.write_text(between_markers(page.read_text(encoding="utf-8"), "figures", text), encoding="utf-8")
 
 

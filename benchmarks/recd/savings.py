@@ -17,7 +17,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks.command import DATA_ROOT, ROOT, command_parser, save, today
 from benchmarks.recd.tables import markdown
 from polyrec.cli.progress import ProgressBars
 from polyrec.loadtest.machine import processor
@@ -40,7 +40,6 @@ from polyrec.models.schema.popularity import calibrate, load_calibration, save_c
 from polyrec.models.schema.schema import load_schema
 from polyrec.models.training.row_order import epoch
 
-ROOT = Path(__file__).parents[2]
 SWEEP = (1, 2, 3, 5, 10, 25, 50)
 SWEEP_ROWS = 150_000
 PARTS = ("trivago", "sweep", "quality")
@@ -242,10 +241,8 @@ def parts(args: argparse.Namespace, bars: ProgressBars) -> Iterator[Found]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument(
-        "--data", type=Path, default=ROOT.parent / "shared" / "data" / "trivago" / "impressions.parquet"
-    )
+    parser = command_parser(__doc__)
+    parser.add_argument("--data", type=Path, default=DATA_ROOT / "trivago" / "impressions.parquet")
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "recd", help="where files go")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seeds", type=int, default=5)
@@ -262,10 +259,10 @@ def main() -> None:
     result: Found = json.loads(args.json.read_text()) if args.json.exists() else {}
     with ProgressBars() as bars:
         for found in parts(args, bars):
-            result |= found | {"machine": machine(), "date": f"{datetime.now(UTC):%Y-%m-%d}"}
+            result |= found | {"machine": machine(), "date": today()}
             result["load_average"] = os.getloadavg()[1]
             args.json.parent.mkdir(parents=True, exist_ok=True)
-            args.json.write_text(json.dumps(result, indent=1) + "\n")
+            save(args.json, result)
     print(markdown(result))
 
 

@@ -13,7 +13,6 @@ machine's own influence.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -29,6 +28,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
+from benchmarks.command import command, command_parser
 from benchmarks.routing.plans import plan_of
 from polyrec.loadtest.comparison.policy_server import PolicyServer
 from polyrec.loadtest.drivers.connection import Target
@@ -157,9 +157,7 @@ def result_of(name: str, outcome: Outcome, slo_s: float, back_s: float | None) -
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.routing.faults", description=__doc__.split("\n")[0]
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("--profile", type=Path, required=True, help="of this machine, by polyrec profile")
     parser.add_argument("--paths", nargs="+", default=["hybrid-hot@cpu", "table@cpu"])
     parser.add_argument("--data", help="rows of requests (default: synthetic rows of the bundle)")
@@ -183,7 +181,7 @@ def main() -> int:
                 results.append(asdict(result))
                 print(json.dumps(asdict(result)), file=sys.stderr)
     document = {
-        "command": "python -m benchmarks.routing.faults " + " ".join(sys.argv[1:]),
+        "command": command(),
         "machine": machine(),
         "plan": plan.model_dump(mode="json", exclude={"paths": {"__all__": {"latency"}}}, exclude_none=True),
         "slo_ms": args.slo_ms,

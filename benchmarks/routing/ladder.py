@@ -12,12 +12,9 @@ one inline lane, and all policies get the same trace.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -25,6 +22,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from benchmarks.command import command_parser, save, timestamp
 from polyrec.loadtest.machine import processor
 from polyrec.models.amounts import rate
 from polyrec.models.schema.batch import F64
@@ -335,9 +333,7 @@ def run(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.routing.ladder", description=__doc__.partition("\n")[0]
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("--out", type=Path, default=Path("docs/results"), metavar="DIR", help="for ladder.md")
     parser.add_argument("--profile", type=Path, metavar="FILE", help="a measured ladder; default: ML-1M's")
     parser.add_argument("--front-us", type=float, default=0.0, help="of a query, with ML-1M's ladder (0)")
@@ -354,9 +350,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     found = run(ladder, args.peak, args.load, args.seconds, args.queries)
     found |= {"ladder": f"{told}, {1e6 * ladder.front_s:.0f} us of front a query", "machine": processor()}
-    found |= {"made": datetime.now(UTC).isoformat(timespec="seconds"), "cpu_s": process_time()}
+    found |= {"made": timestamp(), "cpu_s": process_time()}
     args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "ladder.json").write_text(json.dumps(found, indent=1) + "\n")
+    save(args.out / "ladder.json", found)
     text = markdown(page(found)).rstrip() + "\n"
     (args.out / "ladder.md").write_text(text)
     print(text)

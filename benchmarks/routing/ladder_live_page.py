@@ -11,7 +11,6 @@ distinguishes unreachable goals from missed ones.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
 from math import nan
@@ -21,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.command import command_parser
 from benchmarks.paired import ratio, ratio_at_equal
 from benchmarks.routing.ladder import ROWS, SWING
 from benchmarks.routing.ladder_live import DAY, Schedule
@@ -336,9 +336,7 @@ def _path(name: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.routing.ladder_live_page", description=__doc__.partition("\n")[0]
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("files", type=Path, nargs="+", help="of benchmarks/routing/ladder_live.py")
     parser.add_argument("--out", type=Path, default=Path("docs/results/ladder-live.md"), metavar="FILE")
     args = parser.parse_args(argv)

@@ -12,14 +12,13 @@ Traffic: lognormal sizes of mean 128, Poisson.
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command import command_parser, save
 from benchmarks.routing.roofline import Assumed, Work, latency
 from polyrec.models.amounts import percent, rate, size
 from polyrec.planner.deployment.proposal import Proposal, propose
@@ -215,7 +214,7 @@ def print_machine(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.routing.mprec_machines")
+    parser = command_parser(__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all results")
     parser.add_argument("--cpu-start-us", type=float, default=50, help="assumed start of a batch, CPU (50)")
     parser.add_argument("--gpu-start-us", type=float, default=300, help="the same on a GPU (300)")
@@ -243,8 +242,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         if args.pictures:
             draw_plan(made, RATES[name][PICTURED[name]], args.pictures, f"mprec-{name}-{model.name}")
-    if args.json:
-        args.json.write_text(json.dumps({"assumed": asdict(assumed), "results": results}, indent=2) + "\n")
+    save(args.json, {"assumed": asdict(assumed), "results": results})
     return 0
 
 

@@ -9,14 +9,13 @@ rows; `simulated` counts rows answered within the SLO. Nothing is timed on real 
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.command import command_parser, save
 from polyrec.models.amounts import percent
 from polyrec.planner.arrivals import arrival_times
 from polyrec.planner.deployment.proposal import propose, tables_of
@@ -32,7 +31,7 @@ TRAFFICS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.routing.plan_simulated")
+    parser = command_parser(__doc__)
     parser.add_argument("--profile", default="runs/profile.json")
     parser.add_argument("--slo-ms", type=float, default=10.0)
     parser.add_argument("--seconds", type=float, default=6.0, help="of virtual time, the first left out (6)")
@@ -73,8 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     "simulated_paths": seen.paths,
                 }
             )
-    if args.json:
-        args.json.write_text(json.dumps(results, indent=2) + "\n")
+    save(args.json, results)
     return 0
 
 

@@ -11,8 +11,6 @@ its runs, live and simulated.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -25,11 +23,12 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.command import command_parser, priority, save
 from benchmarks.routing.core_speed import CoreSpeedMonitor, MeasuredSlowdown
 from polyrec.loadtest.comparison.capacity_search import CapacitySearch
 from polyrec.loadtest.comparison.comparison import Conditions, PolicyComparison
 from polyrec.loadtest.comparison.policy_server import PolicyServer
-from polyrec.loadtest.machine import machine, raised_priority
+from polyrec.loadtest.machine import machine
 from polyrec.loadtest.traffic.source import open_source
 from polyrec.models.bundle.bundle import load_bundle
 from polyrec.planner.plan import Plan, load_plan
@@ -127,7 +126,7 @@ def table(found: Sequence[dict[str, Any]]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.routing.simulated_live")
+    parser = command_parser(__doc__)
     parser.add_argument("--plan", default="runs/plan-all.json")
     parser.add_argument("--data", default="../shared/data/trivago/impressions.parquet")
     parser.add_argument("--policies", default=POLICIES)
@@ -155,7 +154,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.sched_setaffinity(0, {cores[-1]})
     policies = args.policies.split(",")
     with (
-        raised_priority() if args.ahead else nullcontext(),
+        priority(args.ahead),
         PolicyServer(plan, policies, servers, {}) as server,
         nullcontext() if args.even else CoreSpeedMonitor(servers) as monitor,
     ):
@@ -197,7 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "left_out": comparison.discarded_runs,
             "rows": found,
         }
-        args.json.write_text(json.dumps(whole_result, indent=1) + "\n")
+        save(args.json, whole_result)
     return 0
 
 

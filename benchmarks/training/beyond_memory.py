@@ -32,7 +32,6 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +39,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.command import command_parser, save, today
 from benchmarks.training.streamed import anonymous_bytes
 from polyrec.loadtest.machine import processor
 from polyrec.models.allocator import retain_freed_memory
@@ -241,9 +241,7 @@ def in_process(way: str, args: argparse.Namespace, folder: Path) -> dict[str, An
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="on a real disk")
     parser.add_argument("--memory", type=int, default=512_000_000, help="bytes for rows")
     parser.add_argument("--steps", type=int, default=400)
@@ -272,8 +270,8 @@ def main() -> None:
     for way, rate in rates.items():
         print(f"{way:8} {rate:10,.0f} rows/s")
     if args.json:
-        result = {"machine": processor(), "date": datetime.now(UTC).date().isoformat(), "runs": runs}
-        args.json.write_text(json.dumps({**result, "rows_per_s": rates}, indent=1) + "\n")
+        result = {"machine": processor(), "date": today(), "runs": runs}
+        save(args.json, {**result, "rows_per_s": rates})
 
 
 if __name__ == "__main__":

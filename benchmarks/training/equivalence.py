@@ -19,7 +19,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ import yaml
 from numpy.typing import NDArray
 from torch import Tensor
 
+from benchmarks.command import command_parser, save, today
 from polyrec.cli.train_workers import local_environment
 from polyrec.loadtest.machine import processor
 from polyrec.models.bundle.bundle import load_bundle
@@ -209,9 +209,7 @@ def trained(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("--data-folder", type=Path)
     parser.add_argument("--sets", nargs="+", choices=DATA, default=[*DATA])
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=[*WAYS])
@@ -236,7 +234,7 @@ def main() -> None:
 def compare(args: argparse.Namespace, folder: Path, record: dict[str, Any]) -> None:
     """Adds trainings to the record, replacing equal ones, and writes it after each."""
     setting = {"rows": args.rows, "batch_rows": args.batch_rows}
-    measured = {"machine": processor(), "date": datetime.now(UTC).date().isoformat()}
+    measured = {"machine": processor(), "date": today()}
     for name in args.sets:
         file = (args.data_folder / DATA[name]).resolve()
         if args.rows:
@@ -254,8 +252,7 @@ def compare(args: argparse.Namespace, folder: Path, record: dict[str, Any]) -> N
                 run |= {**trained(name, file, way, seed, folder, memory, args.batch_rows), **measured}
                 record["runs"] = [*kept, run]
                 print(json.dumps(run), flush=True)
-                if args.json:
-                    args.json.write_text(json.dumps(record, indent=1) + "\n")
+                save(args.json, record)
 
 
 def tables(record: dict[str, Any]) -> str:

@@ -30,6 +30,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
+from benchmarks.command import command_parser, save
 from benchmarks.tiers.popular_first.delayed_store import delayed_store
 from benchmarks.tiers.served_model import WIDTH, bundle_of, plan_of
 from polyrec.models.bundle.bundle import Bundle, load_bundle
@@ -102,7 +103,7 @@ def kept_bundle(args: argparse.Namespace) -> Bundle:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.tiers.popular_first")
+    parser = command_parser(__doc__)
     add = parser.add_argument
     add_model_arguments(parser)
     add("--hot-share", type=float, default=0.5, help="of the queries (0.5)")
@@ -198,7 +199,7 @@ def report(
     if file:
         settings = {k: v for k, v in args.items() if isinstance(v, int | float | str)}
         out = {"settings": settings, "offered_rows_per_s": rate, "cases": cases}
-        file.write_text(json.dumps(out, indent=1) + "\n")
+        save(file, out)
 
 
 if __name__ == "__main__":
