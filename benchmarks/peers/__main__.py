@@ -12,17 +12,15 @@ reference (benchmarks/peers/reference.py). `session` is the dense graph's ONNX R
 server.
 
 Names of servers: benchmarks/peers/servers/starting.py. `--form context` sends one context with its candidates
-to Polyrec, and the exploded rows to the others and to `polyrec:exploded`. The peers' environment and the
+to Polyrec, and the exploded rows to the others. The peers' environment and the
 models are made on first use.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -40,7 +38,17 @@ import numpy as np
 import onnxruntime as ort
 from tqdm import tqdm
 
-from benchmarks.command import CLIENT_CORE, SERVER_CORE, command, command_parser, priority, save, today
+from benchmarks.command import (
+    CLIENT_CORE,
+    SERVER_CORE,
+    command,
+    command_parser,
+    priority,
+    revision,
+    save,
+    saved,
+    today,
+)
 from benchmarks.peers.graphs import peer_files
 from benchmarks.peers.load import Known, Trial, closed, trial
 from benchmarks.peers.models import MODELS, open_model, value_of_rank
@@ -48,7 +56,6 @@ from benchmarks.peers.page import table
 from benchmarks.peers.queries import PeerRows, binary_body, draw, json_body, ranking_body, share_context
 from benchmarks.peers.reference import Reference
 from benchmarks.peers.servers.starting import (
-    ROOT,
     RunningServer,
     ServerName,
     start_server,
@@ -65,8 +72,6 @@ REQUESTS = {23: 512, 270: 64, 2048: 16}
 TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2, "int8": 5e-2}
 """Maximum error of a probability; for int8, of a row with inputs beyond the static ranges."""
 CONNECTIONS = 16
-TOGETHER_BYTES = 2**30
-"""Row bytes of a model above which servers run one at a time, because not all copies fit in memory."""
 MAX_TRIAL_S = 5.0
 TRIAL_REQUESTS = 150
 LATE_TRIALS = 3
@@ -92,7 +97,7 @@ class PeerCase:
         if name.binary:
             headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": "0"}
             body = binary_body
-        elif self.form == "context" and name.is_polyrec and not name.exploded:
+        elif self.form == "context" and name.kind == "polyrec":
             body = ranking_body
         bodies = [body(self.drawn, i) for i in range(count)]
         return Known(server.url, headers, bodies, self.expected, TOLERANCE[name.precision], name.binary)
@@ -219,11 +224,10 @@ def compare(bundle: Bundle, files: Path, case: PeerCase, args: argparse.Namespac
     names = [ServerName.parse(name) for name in args.servers.split(",")]
     tallies = {name.name: PeerTally() for name in names}
     probe = json_body(case.drawn, 0)
-    together = bundle.rows_bytes <= TOGETHER_BYTES
     session = []
     with ExitStack() as stack:
         running = []
-        for name in names if together else []:
+        for name in names:
             running.append(start_server(name, bundle, files, SERVER_CORE, probe))
             stack.callback(running[-1].stop)
         began = time.monotonic()
@@ -231,15 +235,7 @@ def compare(bundle: Bundle, files: Path, case: PeerCase, args: argparse.Namespac
             if (time.monotonic() - began) * (number + 1) > 60 * args.minutes * max(1, number):
                 break
             session.append(session_rows_per_s(files, case, args.seconds))
-            if together:
-                turn(running, case, tallies, args, 100 * number)
-                continue
-            for name in names:
-                server = start_server(name, bundle, files, SERVER_CORE, probe)
-                try:
-                    turn([server], case, tallies, args, 100 * number)
-                finally:
-                    server.stop()
+            turn(running, case, tallies, args, 100 * number)
     return {
         "limit_ms": 1e3 * case.limit_s,
         "session_rows_per_s": median(session),
@@ -248,24 +244,16 @@ def compare(bundle: Bundle, files: Path, case: PeerCase, args: argparse.Namespac
 
 
 def versions(folder: Path) -> dict[str, str]:
-    """Returns the package versions in the peers' environments."""
-    wanted = {"fastapi", "mosec", "numpy", "onnxruntime-gpu", "orjson", "uvicorn", "nvidia-pytriton"}
-    paths = [str(p) for name in ("triton-venv", "venv") for p in folder.glob(f"{name}/lib/*/site-packages")]
+    """Returns the package versions in the peers' environment."""
+    wanted = {"fastapi", "mosec", "numpy", "onnxruntime-gpu", "orjson", "uvicorn"}
+    paths = [str(p) for p in folder.glob("venv/lib/*/site-packages")]
     found = {d.name.lower().replace("_", "-"): d.version for d in distributions(path=paths)}
     return {name: found[name] for name in sorted(wanted & found.keys())}
-
-
-def revision() -> str:
-    found = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    return found.stdout.strip()
 
 
 def main() -> None:
     parser = command_parser(__doc__)
     parser.add_argument("--model", default="kaggle", choices=list(MODELS))
-    parser.add_argument("--width", type=int, help="of the nested model (default: the widest)")
     parser.add_argument("--form", default="rows", choices=["rows", "context"])
     parser.add_argument("--rows", type=int, nargs="+", default=[23])
     parser.add_argument("--limit-ms", type=float, help="of p99 (default: 10, 25, 80 for 23, 270, 2048 rows)")
@@ -293,11 +281,8 @@ def main() -> None:
     folder: Path = args.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     bundle = open_model(args.model, folder)
-    if bundle.widths:
-        bundle = bundle.at_width(args.width or bundle.widths[-1])
     files = peer_files(bundle, folder)
-    label = args.model if bundle.width is None else f"{args.model}.w{bundle.width}"
-    results = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
+    results = saved(args.out)
     os.sched_setaffinity(0, {CLIENT_CORE})
     for rows in args.rows:
         case = case_of(bundle, rows, args.form, args.limit_ms)
@@ -311,8 +296,8 @@ def main() -> None:
             "machine": about,
             "versions": versions(files.parent),
         }
-        results[f"{label}/{args.form}/{rows}"] = found
-        print(table(label, args.form, rows, found), flush=True)
+        results[f"{args.model}/{args.form}/{rows}"] = found
+        print(table(args.model, args.form, rows, found), flush=True)
         save(args.out, results)
 
 
