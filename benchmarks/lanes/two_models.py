@@ -29,8 +29,7 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from benchmarks.command import command_parser, priority, save, timestamp
-from benchmarks.fleet.plan_page import markdown
+from benchmarks.command import command_parser, priority, save, table, timestamp
 from benchmarks.lanes.front_time import Front
 from benchmarks.lanes.shared_bound import LaneUse, bound_of
 from polyrec.loadtest.comparison.simulated import completed
@@ -315,7 +314,7 @@ def page(found: dict[str, Any]) -> str:
             "answering and rejecting leave of the core; each further answer costs what it takes beyond a "
             "rejection.",
             "",
-            *markdown(head, rows),
+            *table(head, rows),
             "",
         ]
     )

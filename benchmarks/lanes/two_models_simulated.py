@@ -15,8 +15,7 @@ from statistics import mean
 
 import numpy as np
 
-from benchmarks.command import command_parser
-from benchmarks.fleet.plan_page import markdown
+from benchmarks.command import command_parser, table
 from benchmarks.lanes.front_time import Front
 from benchmarks.lanes.shared_bound import LaneUse, bound_of
 from benchmarks.lanes.shared_lanes import SharedModel, simulate_shared
@@ -111,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         means = [mean(column) for column in zip(*runs, strict=True)]
         cells.append([percent(load), *map(percent, means[:8]), *(f"{rows:.0f}" for rows in means[8:])])
     head = ["load", "first", "second", "both", "bound", "of the bound", "lanes: first", "second", "front"]
-    print("\n".join(markdown([*head, "rows a batch: first", "second"], cells)))
+    print("\n".join(table([*head, "rows a batch: first", "second"], cells)))
     return 0
 
 
