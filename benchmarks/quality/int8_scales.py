@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from benchmarks.command import command_parser, save
+from benchmarks.command import DATA_ROOT, PUBLIC, command_parser, save
 from polyrec.models.bundle.bundle import load_bundle
 from polyrec.models.data.encoded import encode
 from polyrec.models.data.reader import open_data
@@ -47,11 +47,6 @@ FORMS = ("fp32", "per row")
 STATIC = "static"
 SHARES = (0.0, 1e-5, 3e-5, 1e-4)
 """Shares of a layer's inputs that may exceed its range."""
-DATA = {
-    "trivago": "trivago/impressions.parquet",
-    "bookcrossing": "bookcrossing/ratings.parquet",
-    "ml1m": "ml1m/ratings.parquet",
-}
 NETS: dict[str, tuple[Architecture, PerBlock, PerBlock]] = {
     "Kaggle": (
         Architecture(bottom=(512, 256, 64), top=(512, 256), interaction="dot"),
@@ -132,7 +127,7 @@ def quality(data: str, bundle: str, root: Path) -> dict[str, dict[str, float]]:
     """Returns, by form, log-loss and AUC on the test rows, and largest and mean difference from fp32."""
     loaded = load_bundle(bundle)
     schema = loaded.manifest.schema_
-    reader = open_data(root / DATA[data], schema)
+    reader = open_data(root / PUBLIC[data], schema)
     runtime = OnnxRuntime(loaded)
     opened = sessions(loaded.net())
     view = loaded.by_width()[-1]
@@ -167,7 +162,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=300, help="runs of each graph at each size")
     parser.add_argument("--only-quality", action="store_true", help="measure no times")
     parser.add_argument("--quality", action="append", default=[], metavar="DATA=BUNDLE")
-    parser.add_argument("--data-root", type=Path, default=Path(__file__).parents[3] / "shared" / "data")
+    parser.add_argument("--data-root", type=Path, default=DATA_ROOT)
     parser.add_argument("--json", type=Path, help="file to write the figures to")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)

@@ -26,6 +26,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.command import DATA_ROOT, command_parser, save, timestamp
 from benchmarks.quality.dhe_sweep import PUBLISHED
+from benchmarks.quality.kept import kept
 from benchmarks.quality.recipes import SETS, first_rows, some_rows
 from benchmarks.quality.representations import ROOT, machine
 from benchmarks.quality.tables import write_figures
@@ -38,7 +39,6 @@ from polyrec.models.data.split import TEST, fit_splitter
 from polyrec.models.dlrm.cost import flops
 from polyrec.models.dlrm.dlrm import Architecture
 from polyrec.models.dlrm.representation import Kind
-from polyrec.models.errors import BundleError
 from polyrec.models.evaluation.metrics import log_loss, row_losses
 from polyrec.models.evaluation.predictions import predict_all
 from polyrec.models.runtimes import open_runtime
@@ -135,11 +135,8 @@ def sample(name: str, data_root: Path, folder: Path) -> Path:
 def train(name: str, label: str, path: Path, folder: Path) -> None:
     """Trains a bundle of a data set if it does not exist."""
     schema, model = SETS[name].schema(), MODELS[label]
-    try:
-        load_bundle(folder / label)
+    if kept(folder / label) is not None:
         return
-    except BundleError:
-        pass
     begin = time.perf_counter()
     learner = Learner(open_data(path, schema), schema, model.training, model.kind, baselines=False)
     bundle = learner.learn(folder / label, replace=True)
@@ -311,10 +308,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for name, path in files.items():
                 train(name, label, path, args.runs / name)
         for name, path in files.items():
-            kept = args.runs / name / "measured.json"
-            if not kept.exists():
-                save(kept, measure(name, path, args.runs / name))
-                print(name, kept.read_text(), file=sys.stderr, flush=True)
+            file = args.runs / name / "measured.json"
+            if not file.exists():
+                save(file, measure(name, path, args.runs / name))
+                print(name, file.read_text(), file=sys.stderr, flush=True)
     report(args.data, args.runs)
 
 

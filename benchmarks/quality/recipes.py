@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from benchmarks.command import DATA_ROOT, command_parser, save, timestamp
+from benchmarks.command import DATA_ROOT, PUBLIC, command_parser, save, timestamp
 from benchmarks.quality.representations import ROOT, machine
 from polyrec.cli.progress import ProgressBars
 from polyrec.loadtest.arguments import duration
@@ -117,7 +117,7 @@ def with_new_items() -> Schema:
     return schema.model_copy(update={"categorical": (*schema.categorical, HISTORY), "split": split})
 
 
-TRIVAGO, BOOKS, MOVIES = "trivago/impressions.parquet", "bookcrossing/ratings.parquet", "ml1m/ratings.parquet"
+TRIVAGO, BOOKS, MOVIES = (PUBLIC[name] for name in ("trivago", "bookcrossing", "ml1m"))
 SETS: dict[str, DataSet] = {
     "criteo-10k": DataSet("Criteo, 10,000 rows", "criteo/train-10k.tsv", lambda: load_schema("criteo")),
     "trivago-20k": DataSet(

@@ -25,20 +25,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.command import DATA_ROOT, ROOT, command_parser, save, timestamp
+from benchmarks.command import DATA_ROOT, PUBLIC, ROOT, command_parser, save, timestamp
+from benchmarks.quality.kept import kept, trained
 from benchmarks.quality.repeats import summarize_runs
 from benchmarks.quality.tables import between_markers, markdown
 from benchmarks.quality.variants import BASELINE, VARIANTS, Derived, ServedVariant, Trained, Variant
 from polyrec.cli.progress import ProgressBars
 from polyrec.loadtest.machine import processor
 from polyrec.models.allocator import retain_freed_memory
-from polyrec.models.bundle.bundle import Bundle, load_bundle, write_bundle
+from polyrec.models.bundle.bundle import Bundle, write_bundle
 from polyrec.models.data.reader import DataReader, open_data
 from polyrec.models.data.split import TEST
 from polyrec.models.data.synthetic.generator import generate
 from polyrec.models.dlrm.cost import flops, sizes
 from polyrec.models.dlrm.precision import DensePrecision
-from polyrec.models.errors import BundleError
 from polyrec.models.evaluation.comparison import METRICS, RESAMPLES, samples
 from polyrec.models.evaluation.metrics import evaluate
 from polyrec.models.evaluation.predictions import Predictions, predict_all
@@ -46,7 +46,7 @@ from polyrec.models.schema.schema import load_schema
 from polyrec.models.training.pipeline import Learner
 from polyrec.models.training.recipe import Training, default_training
 
-DATA = {"trivago": "trivago/impressions.parquet", "bookcrossing": "bookcrossing/ratings.parquet"}
+DATA = ("trivago", "bookcrossing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,45 +75,18 @@ def bundle_of(plan: Plan, name: str, seed: int, bars: ProgressBars) -> Bundle:
         return bundle_of(plan, variant.source, seed, bars)
     path = plan.folder / f"{name}-{seed}"
     training = plan.training(name, seed)
-    kept = _kept(path)
     if isinstance(variant, Trained):
-        if kept is not None and _is_trained(kept, plan, training, variant):
-            return kept
-        print(f"{plan.data}: training {name}, seed {seed}", file=sys.stderr)
-        learner = Learner(
-            plan.reader,
-            load_schema(plan.data),
-            training,
-            variant.kind,
-            phase=bars.phase,
-            progress=bars.training,
-        )
-        return learner.learn(path, replace=True)
+        schema, phases = load_schema(plan.data), {"phase": bars.phase, "progress": bars.training}
+        return trained(path, Learner(plan.reader, schema, training, variant.kind, **phases))
     source = bundle_of(plan, variant.source, seed, bars)
     record: dict[str, Any] = {"derived_from": source.manifest.version, "by": variant.how}
     record["recipe"] = training.recipe.model_dump(mode="json")
-    if kept is not None and kept.manifest.training == record:
-        return kept
-    print(f"{plan.data}: deriving {name}, seed {seed}", file=sys.stderr)
+    found = kept(path)
+    if found is not None and found.manifest.training == record:
+        return found
+    print(f"deriving {path.name}", file=sys.stderr)
     model, representation = variant.by(source, training, plan.reader)
     return write_bundle(path, model, representation, source.encoder, {}, record, replace=True)
-
-
-def _kept(path: Path) -> Bundle | None:
-    try:
-        return load_bundle(path)
-    except BundleError:
-        return None
-
-
-def _is_trained(bundle: Bundle, plan: Plan, training: Training, variant: Trained) -> bool:
-    m = bundle.manifest
-    return (
-        m.training.get("recipe") == training.recipe.model_dump(mode="json")
-        and m.training.get("data", {}).get("fingerprint") == plan.reader.fingerprint()
-        and m.architecture == training.architecture
-        and m.representation == training.representation(variant.kind, bundle.encoder.vocabularies)
-    )
 
 
 def predictions_of(plan: Plan, runs: Mapping[tuple[str, int], Bundle], bars: ProgressBars) -> Predictions:
@@ -229,7 +202,7 @@ def _plans(args: argparse.Namespace, variants: Mapping[str, Variant]) -> list[Pl
         schema = load_schema(name)
         recipe = default_training(schema)
         folder = args.runs / ("quick" if args.quick else name)
-        path = args.data_root / DATA[name]
+        path = args.data_root / PUBLIC[name]
         seeds = tuple(range(args.seeds))
         if args.quick:
             folder.mkdir(parents=True, exist_ok=True)

@@ -29,7 +29,7 @@ import yaml
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.command import command_parser, save, today
+from benchmarks.command import PUBLIC, command_parser, save, today
 from polyrec.cli.train_workers import local_environment
 from polyrec.loadtest.machine import processor
 from polyrec.models.bundle.bundle import load_bundle
@@ -50,11 +50,6 @@ from polyrec.models.training.workers.stage import ShardedStage
 from polyrec.models.training.workers.workers import Workers
 from polyrec.report.text import markdown_table
 
-DATA = {
-    "trivago": "trivago/impressions.parquet",
-    "bookcrossing": "bookcrossing/ratings.parquet",
-    "ml1m": "ml1m/ratings.parquet",
-}
 BATCH_ROWS, LOOKED_AT = 512, 20_000
 HOT_BYTES = 2**20
 FORMS = {
@@ -211,13 +206,13 @@ def trained(
 def main() -> None:
     parser = command_parser(__doc__)
     parser.add_argument("--data-folder", type=Path)
-    parser.add_argument("--sets", nargs="+", choices=DATA, default=[*DATA])
+    parser.add_argument("--sets", nargs="+", choices=PUBLIC, default=[*PUBLIC])
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=[*WAYS])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--rows", type=int, help="the first so many of each data set (default: all)")
     parser.add_argument("--batch-rows", type=int, help="of one epoch (default: as the recipe says)")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--gradients", choices=DATA, help=argparse.SUPPRESS)
+    parser.add_argument("--gradients", choices=PUBLIC, help=argparse.SUPPRESS)
     parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.gradients:
@@ -236,7 +231,7 @@ def compare(args: argparse.Namespace, folder: Path, record: dict[str, Any]) -> N
     setting = {"rows": args.rows, "batch_rows": args.batch_rows}
     measured = {"machine": processor(), "date": today()}
     for name in args.sets:
-        file = (args.data_folder / DATA[name]).resolve()
+        file = (args.data_folder / PUBLIC[name]).resolve()
         if args.rows:
             first = pq.read_table(file).slice(0, args.rows)
             file = folder / f"{name}.parquet"

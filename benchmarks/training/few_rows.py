@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from benchmarks.command import DATA_ROOT, command_parser
+from benchmarks.command import DATA_ROOT, PUBLIC, command_parser
 from benchmarks.quality.representations import ROOT, machine
 from polyrec.loadtest.arguments import positive_int
 from polyrec.models.data.reader import open_data
@@ -33,11 +33,6 @@ from polyrec.models.training.baselines import CONSTANT, LOGISTIC
 from polyrec.models.training.pipeline import Learner
 from polyrec.models.training.recipe import Training
 
-PUBLIC = {
-    "trivago": "trivago/impressions.parquet",
-    "ml1m": "ml1m/ratings.parquet",
-    "bookcrossing": "bookcrossing/ratings.parquet",
-}
 GENERATED = {
     "noise": "random clicks",
     "rare": "3 clicks per 1,000 rows",

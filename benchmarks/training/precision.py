@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.command import command_parser, save, today
+from benchmarks.command import command_parser, save, spread, today
 from polyrec.loadtest.machine import processor
 from polyrec.models.data.encoded import encode
 from polyrec.models.data.reader import open_data
@@ -101,9 +101,7 @@ def main() -> None:
         cells = []
         for key, digits in (("auc", 4), ("log_loss", 5), ("information", 4), ("seconds", 1)):
             values = [run[key] for run in runs]
-            cells.append(
-                f"{np.mean(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
-            )
+            cells.append(spread(values, digits))
         rows.append([precision, *cells])
     print(
         "", *markdown_table(["precision", "AUC", "log-loss", "information gain", "seconds"], rows), sep="\n"

@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from benchmarks.command import command_parser, save, today
+from benchmarks.command import command_parser, save, spread, today
 from polyrec.loadtest.machine import processor
 from polyrec.models.bundle.bundle import Bundle, load_bundle
 from polyrec.models.data.reader import open_data
@@ -154,11 +154,6 @@ def markdown(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
         cells.append("; ".join(f"{d[0]:+.5f} [{d[1]:+.5f}, {d[2]:+.5f}]" for d in by_seed if d is not None))
         lines.append(f"| {way} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
-
-
-def spread(values: Sequence[float], digits: int) -> str:
-    mean, least, most = np.mean(values), min(values), max(values)
-    return f"{mean:.{digits}f} ({least:.{digits}f} to {most:.{digits}f})"
 
 
 def main() -> None:
