@@ -247,7 +247,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         "decision_s": {policy: {n: decision_s(policy, [1.0] * n) for n in QUERIES} for policy in POLICIES},
         "runs": run_fleets(kinds, SMALL if args.quick else QUERIES),
     }
-    args.out.mkdir(parents=True, exist_ok=True)
     save(args.out / "fleet-simulated.json", found)
     (args.out / "fleet-simulated.md").write_text(page(found))
     return 0

@@ -14,7 +14,7 @@ import os
 import signal
 import tempfile
 import time
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -23,6 +23,7 @@ import orjson
 import pyarrow.parquet as pq
 
 from benchmarks.command import command_parser
+from benchmarks.operations.cold_start import requests_of
 from benchmarks.paired import ratio
 from polyrec.loadtest.machine import core_seconds
 from polyrec.models.bundle.bundle import load_bundle
@@ -36,16 +37,8 @@ TOKEN = "feedback-token-of-this-benchmark"
 def bodies(bundle: Path, data: Path, most: int = 200) -> list[bytes]:
     """Returns ranking requests of the data, with at least one row each."""
     schema = load_bundle(bundle).manifest.schema_
-    table = pq.read_table(data).slice(0, 20_000)
-    ids = table[schema.group].to_numpy()
-    first = np.flatnonzero(np.append(True, ids[1:] != ids[:-1]))
-    found = []
-    for a, b in islice(pairwise(first.tolist()), most):
-        part = table.slice(a, b - a)
-        context = part.select(schema.context.names).slice(0, 1).to_pylist()[0]
-        candidates = part.select(schema.candidate.names).to_pydict()
-        found.append(orjson.dumps({"context": context, "candidates": candidates}))
-    return found
+    rows = pq.read_table(data).slice(0, 20_000)
+    return [body for _, body in islice(requests_of(rows, schema), most)]
 
 
 def turn(

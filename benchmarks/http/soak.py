@@ -32,7 +32,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import uvloop
 
-from benchmarks.command import command, command_parser
+from benchmarks.command import command, command_parser, save
 from benchmarks.http.soak_servers import (
     Footprint,
     SoakServer,
@@ -321,10 +321,8 @@ def main() -> int:
         "looks": [asdict(one) for one in looks],
         "found": found,
     }
-    text = json.dumps(document, indent=2)
-    if args.json:
-        args.json.write_text(text + "\n")
-    print(text)
+    save(args.json, document)
+    print(json.dumps(document, indent=2))
     return 1 if found else 0
 
 

@@ -110,7 +110,7 @@ def turn(
         watching.start()
         outcome = run(target, load, Limits())
         watching.join()
-    return found | _fates(outcome)
+    return found | fates(outcome)
 
 
 def _roll_out(
@@ -143,13 +143,17 @@ def _roll_out(
     found |= {"outcome": "running", "figures": None if decision is None else decision["figures"]}
 
 
-def _fates(outcome: Outcome) -> dict[str, Any]:
+def fates(outcome: Outcome) -> dict[str, Any]:
+    """Returns counts of statuses, requests lost and late, and latency."""
     latency_ms = 1e3 * outcome.latency_s
     return {
         "requests": int(outcome.status.size),
+        "lost": int((outcome.status != 200).sum()),
+        "late": int((outcome.latency_s > outcome.budget_s).sum()),
         "statuses": {str(s): n for s, n in Counter(outcome.status.tolist()).items()},
         "p50_ms": round(float(np.nanquantile(latency_ms, 0.5)), 2),
         "p99_ms": round(float(np.nanquantile(latency_ms, 0.99)), 2),
+        "max_ms": round(float(np.nanmax(latency_ms)), 2),
         "driver_lag_p99_ms": round(1e3 * float(np.nanquantile(outcome.lag_s, 0.99)), 2),
     }
 

@@ -11,7 +11,6 @@ With a sample and a single epoch, a configuration takes about a minute on one co
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.command import DATA_ROOT, command_parser, save, timestamp
+from benchmarks.command import DATA_ROOT, command_parser, save, saved, timestamp
 from benchmarks.quality.recipes import SETS, some_rows
 from benchmarks.quality.representations import ROOT, machine
 from benchmarks.quality.tables import write_figures
@@ -218,7 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     args.runs.mkdir(parents=True, exist_ok=True)
     kept = args.runs / "results.json"
-    found: dict[str, dict[str, Any]] = json.loads(kept.read_text()) if kept.exists() else {}
+    found: dict[str, dict[str, Any]] = saved(kept)
     wanted = [(label, name) for label in args.configurations for name in args.data]
     missing = [(label, name) for label, name in wanted if label not in found.setdefault(name, {})]
     with ExitStack() as stack:

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.command import DATA_ROOT, command_parser, save, timestamp
+from benchmarks.command import DATA_ROOT, command_parser, save, saved, timestamp
 from benchmarks.quality.dhe_sweep import cost
 from benchmarks.quality.recipes import SETS, first_rows, some_rows
 from benchmarks.quality.repeats import Difference, RepeatedRuns, summarize_runs
@@ -297,7 +297,7 @@ def _cell(difference: Mapping[str, Any] | None) -> str:
 def run(name: str, sample: HybridSample, seed: int, folder: Path) -> None:
     """Trains the missing models of a seed."""
     kept = folder / "record.json"
-    record: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
+    record: dict[str, Any] = saved(kept)
     record["rows"], record["costs"] = sample.rows, {m: asdict(c) for m, c in sample.costs.items()}
     for model in sample.costs:
         runs = record.setdefault("runs", {}).setdefault(model, {})
@@ -324,7 +324,7 @@ def report(names: Sequence[str], runs: Path) -> None:
     """Writes the page's figures and docs/results/hybrid.json; keeps the file's other cases."""
     records = {n: json.loads(f.read_text()) for n in names if (f := runs / n / "record.json").exists()}
     kept = PAGE.with_suffix(".json")
-    known: dict[str, Any] = json.loads(kept.read_text())["data"] if kept.exists() else {}
+    known: dict[str, Any] = saved(kept).get("data", {})
     known |= {name: record for name, record in records.items() if "compared" in record}
     found = {name: known[name] for name in CASES if name in known}
     made = f"{machine()}; {timestamp()}."

@@ -12,7 +12,6 @@ computed again.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections import Counter
@@ -26,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from benchmarks.command import DATA_ROOT, PUBLIC, command_parser, save, timestamp
+from benchmarks.command import DATA_ROOT, PUBLIC, command_parser, save, saved, timestamp
 from benchmarks.quality.representations import ROOT, machine
 from polyrec.cli.progress import ProgressBars
 from polyrec.loadtest.arguments import duration
@@ -258,7 +257,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sets: dict[str, Any] = {}
     for name in args.sets:
         kept = args.runs / f"{name}.json"
-        sets[name] = measured(name, args, json.loads(kept.read_text()) if kept.exists() else {})
+        sets[name] = measured(name, args, saved(kept))
         save(kept, sets[name])
     results = {
         "command": " ".join(["python -m benchmarks.quality.recipes", *(arguments or sys.argv[1:])]),

@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.command import DATA_ROOT, ROOT, command_parser, save, today
+from benchmarks.command import DATA_ROOT, ROOT, command_parser, save, saved, today
 from benchmarks.recd.tables import markdown
 from polyrec.cli.progress import ProgressBars
 from polyrec.loadtest.machine import processor
@@ -256,12 +256,11 @@ def main() -> None:
         help="what to measure; the rest of --json stays (none: only print it)",
     )
     args = parser.parse_args()
-    result: Found = json.loads(args.json.read_text()) if args.json.exists() else {}
+    result: Found = saved(args.json)
     with ProgressBars() as bars:
         for found in parts(args, bars):
             result |= found | {"machine": machine(), "date": today()}
             result["load_average"] = os.getloadavg()[1]
-            args.json.parent.mkdir(parents=True, exist_ok=True)
             save(args.json, result)
     print(markdown(result))
 

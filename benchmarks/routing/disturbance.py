@@ -36,20 +36,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 
 from benchmarks.command import CLIENT_CORE, ROOT, SERVER_CORE, command, command_parser, priority, save
-from benchmarks.routing.faults import slow
+from benchmarks.lanes.memory import tree
+from benchmarks.routing.faults import send_load, slow
 from polyrec.loadtest.comparison.policy_server import PolicyServer
-from polyrec.loadtest.drivers.connection import Target
-from polyrec.loadtest.drivers.load import load_of
-from polyrec.loadtest.drivers.open_loop import Limits, run
 from polyrec.loadtest.drivers.server_pages import get_json, read_metrics
 from polyrec.loadtest.machine import machine
 from polyrec.loadtest.results.outcome import Fate, Outcome
-from polyrec.loadtest.traffic.request_bodies import RANK
 from polyrec.loadtest.traffic.source import Source, open_source
 from polyrec.models.bundle.bundle import load_bundle
-from polyrec.planner.arrivals import arrival_times
 from polyrec.planner.plan import Plan, PlannedLane, load_plan
-from polyrec.planner.traffic import Arrivals
 
 RATE = 10.0
 BEFORE_S, SETTLED_S, STOP_S = 3.0, 5.0, 0.3
@@ -93,7 +88,7 @@ class Beside:
 
 def stop(pid: int) -> None:
     """Stops the whole process including lanes for STOP_S."""
-    pids = [pid, *children(pid)]
+    pids = tree(pid)
     for each in pids:
         os.kill(each, signal.SIGSTOP)
     time.sleep(STOP_S)
@@ -101,15 +96,9 @@ def stop(pid: int) -> None:
         os.kill(each, signal.SIGCONT)
 
 
-def children(pid: int) -> list[int]:
-    """Returns a process's children, which are those of process lanes."""
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for task in tasks for child in task.read_text().split()]
-
-
 def slow_lane(pid: int) -> None:
     """Slows the first lane by slowing its process, which may be the server's."""
-    slow(next(iter(children(pid)), pid))
+    slow([*tree(pid), pid][1])
 
 
 DISTURBANCES: dict[str, Callable[[int], None] | None] = {
@@ -117,21 +106,6 @@ DISTURBANCES: dict[str, Callable[[int], None] | None] = {
     "whole process stopped 0.3 s": stop,
     "lane slow for 2 s": slow_lane,
 }
-
-
-def send_load(
-    url: str, source: Source, rate: float, seconds: float, budget_s: float, seed: int, steady: bool = False
-) -> Outcome:
-    """Sends requests of the source's own sizes, at Poisson or regular times."""
-    due_s = (
-        np.arange(0.0, seconds, 1 / rate)
-        if steady
-        else arrival_times(Arrivals(), rate, seconds, np.random.default_rng(seed))
-    )
-    rows, body = source.shuffled(due_s.size, seed)
-    target = Target(url + RANK, {"Content-Type": "application/json"})
-    load = load_of(target, due_s, seconds, body, rows=rows, budget_s=budget_s, prepare=True)
-    return run(target, load, Limits())
 
 
 def best_path(url: str) -> str:

@@ -28,7 +28,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from benchmarks.command import command, command_parser
+from benchmarks.command import command, command_parser, save
 from benchmarks.routing.plans import plan_of
 from polyrec.loadtest.comparison.policy_server import PolicyServer
 from polyrec.loadtest.drivers.connection import Target
@@ -119,19 +119,29 @@ def inject(url: str, fault: Callable[[int], None], at_s: float, times_s: list[fl
         time.sleep(0.02)
 
 
+def send_load(
+    url: str, source: Source, rate: float, seconds: float, budget_s: float, seed: int, steady: bool = False
+) -> Outcome:
+    """Sends requests of the source's own sizes, at Poisson or regular times."""
+    due_s = (
+        np.arange(0.0, seconds, 1 / rate)
+        if steady
+        else arrival_times(Arrivals(), rate, seconds, np.random.default_rng(seed))
+    )
+    rows, body = source.shuffled(due_s.size, seed)
+    target = Target(url + RANK, {"Content-Type": "application/json"})
+    load = load_of(target, due_s, seconds, body, rows=rows, budget_s=budget_s, prepare=True)
+    return run(target, load, Limits())
+
+
 def measure(
     url: str, name: str, rate: float, slo_s: float, seconds: float, source: Source, seed: int
 ) -> FaultResult:
     """Measures one fault under load."""
-    total = WARM_UP_S + seconds
-    due = arrival_times(Arrivals(), rate, total, np.random.default_rng(seed))
-    rows, body = source.shuffled(due.size, seed)
-    target = Target(url + RANK, {"Content-Type": "application/json"})
-    load = load_of(target, due, total, body, rows=rows, budget_s=slo_s, prepare=True)
     back: list[float] = []
     injector = threading.Thread(target=inject, args=(url, FAULTS[name], WARM_UP_S + seconds / 4, back))
     injector.start()
-    outcome = run(target, load, Limits()).since(WARM_UP_S)
+    outcome = send_load(url, source, rate, WARM_UP_S + seconds, slo_s, seed).since(WARM_UP_S)
     injector.join()
     return result_of(name, outcome, slo_s, back[0] if back and name != "none" else None)
 
@@ -187,11 +197,7 @@ def main() -> int:
         "slo_ms": args.slo_ms,
         "results": results,
     }
-    text = json.dumps(document, indent=2)
-    if args.out:
-        args.out.write_text(text + "\n")
-    else:
-        print(text)
+    save(args.out, document)
     return 0
 
 

@@ -351,7 +351,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = run(ladder, args.peak, args.load, args.seconds, args.queries)
     found |= {"ladder": f"{told}, {1e6 * ladder.front_s:.0f} us of front a query", "machine": processor()}
     found |= {"made": timestamp(), "cpu_s": process_time()}
-    args.out.mkdir(parents=True, exist_ok=True)
     save(args.out / "ladder.json", found)
     text = markdown(page(found)).rstrip() + "\n"
     (args.out / "ladder.md").write_text(text)

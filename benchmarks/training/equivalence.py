@@ -29,7 +29,7 @@ import yaml
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.command import PUBLIC, command_parser, save, today
+from benchmarks.command import PUBLIC, command_parser, save, saved, today
 from polyrec.cli.train_workers import local_environment
 from polyrec.loadtest.machine import processor
 from polyrec.models.bundle.bundle import load_bundle
@@ -218,9 +218,7 @@ def main() -> None:
     if args.gradients:
         gradients(args.gradients, args.file)
         return
-    record: dict[str, Any] = {"gradients": {}, "runs": []}
-    if args.json and args.json.exists():
-        record = json.loads(args.json.read_text())
+    record = {"gradients": {}, "runs": []} | saved(args.json)
     with tempfile.TemporaryDirectory() as folder:
         compare(args, Path(folder), record)
     print(tables(record))

@@ -34,7 +34,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = run()
     made = timestamp()
     found |= {"machine": processor(), "made": made, "cpu_s": process_time()}
-    args.out.mkdir(parents=True, exist_ok=True)
     save(args.out / "mprec.json", found)
     print(write(found, args.out))
     return 0
