@@ -228,7 +228,7 @@ def check_node(kinds: dict[str, Kind], queries: int) -> list[dict[str, Any]]:
     return found
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = command_parser(__doc__)
     parser.add_argument("--out", type=Path, default=Path("docs/results"), metavar="DIR")
     parser.add_argument("--quick", action="store_true", help="a twentieth of the queries: a trial")
@@ -249,8 +249,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     save(args.out / "fleet-simulated.json", found)
     (args.out / "fleet-simulated.md").write_text(page(found))
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

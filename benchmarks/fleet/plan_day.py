@@ -127,7 +127,7 @@ def compare() -> dict[str, Any]:
     return found
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = command_parser(__doc__)
     parser.add_argument("--out", type=Path, default=Path("docs/results"), metavar="DIR")
     args = parser.parse_args(argv)
@@ -143,8 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     save(args.out / "fleet-plan.json", found)
     write(found, args.out)
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

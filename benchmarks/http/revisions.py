@@ -39,7 +39,7 @@ from polyrec.models.bundle.bundle import load_bundle
 MAIN = """
 try: from polyrec.cli.main import main
 except ImportError: from polyrec.cli import main
-raise SystemExit(main())
+main()
 """
 """The command `polyrec` in revisions with one package, and in earlier ones."""
 CONNECTIONS = 16
@@ -162,7 +162,7 @@ def table(before: Sequence[Figures], after: Sequence[Figures]) -> str:
     return "\n".join(lines)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = command_parser(__doc__)
     parser.add_argument("before", type=Path, help="checkout of the other revision")
     parser.add_argument("--bundle", type=Path, required=True)
@@ -187,8 +187,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(
         f"{len(found['after'])} turns, {machine()['processor']}\n\n{table(found['before'], found['after'])}"
     )
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

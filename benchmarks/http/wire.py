@@ -15,7 +15,6 @@ import gzip
 import json
 import os
 import platform
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -194,7 +193,7 @@ def machine() -> str:
     return f"{processor()}, one core, Python {platform.python_version()}"
 
 
-def main() -> int:
+def main() -> None:
     parser = command_parser(__doc__)
     parser.add_argument("--bundle", type=Path, required=True, help="its schema and vocabularies are used")
     parser.add_argument("--data", type=Path, required=True, help="rows to ask about")
@@ -219,8 +218,7 @@ def main() -> int:
     else:
         print(machine())
         print(table(results))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -178,7 +178,7 @@ def table(hops_: Sequence[Hop]) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
+def main() -> None:
     parser = command_parser(__doc__)
     parser.add_argument("--bundle", type=Path, required=True)
     parser.add_argument("--data", type=Path, required=True, help="Parquet file whose rows are asked about")
@@ -194,8 +194,7 @@ def main() -> int:
         print(json.dumps({"machine": processor(), "hop": [asdict(h) for h in found]}, indent=2))
     else:
         print(processor(), table(found), sep="\n")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -320,7 +320,7 @@ def page(found: dict[str, Any]) -> str:
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = command_parser(__doc__)
     parser.add_argument("models", nargs=2, metavar="NAME=PLAN,DATA,SLO_MS")
     parser.add_argument("--rows", type=int, default=100, help="candidates of every request (100)")
@@ -364,8 +364,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     save(args.out, found)
     args.out.with_suffix(".md").write_text(page(found))
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

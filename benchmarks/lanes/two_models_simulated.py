@@ -83,7 +83,7 @@ def row(models: Sequence[SharedModel], seconds: float, seed: int) -> list[float]
     return [*shares, most, shares[-1] / most, *busy, *(use.rows / use.batches)]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = command_parser(__doc__)
     parser.add_argument("models", nargs=2, metavar="PLAN,SLO_MS,REQUESTS_S")
     parser.add_argument("--tail", type=float, default=1.25, help="of batches, over their median (1.25)")
@@ -111,8 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         cells.append([percent(load), *map(percent, means[:8]), *(f"{rows:.0f}" for rows in means[8:])])
     head = ["load", "first", "second", "both", "bound", "of the bound", "lanes: first", "second", "front"]
     print("\n".join(table([*head, "rows a batch: first", "second"], cells)))
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -168,7 +168,7 @@ def _touched(test: pa.Table, fed: Any, update: TableUpdate) -> Any:
     return fed | np.array([last in names or bool(names.intersection(seen or ())) for last, seen in contexts])
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = command_parser(__doc__)
     parser.add_argument("--data", type=Path, required=True, help="trivago's impressions")
     parser.add_argument("--shares", type=float, nargs=2, default=(0.5, 0.75), help="(.5 .75)")
@@ -184,8 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = {"shares": list(args.shares), "data": args.data.name}
         whole = {"machine": machine(), "cores": os.cpu_count(), "settings": settings, "runs": found}
         save(args.out, whole)
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

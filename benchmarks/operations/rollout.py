@@ -158,7 +158,7 @@ def fates(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = command_parser(__doc__)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--data", required=True)
@@ -212,8 +212,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = {k: str(v) for k, v in vars(args).items() if k != "json"}
         whole = {"machine": machine(), "cores": os.cpu_count(), "settings": settings, "turns": turns}
         save(args.json, whole)
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -37,7 +37,7 @@ COLORS = 128
 """Number of colors of a picture; pages have few, and this reduces the file to a quarter."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> None:
     """Writes status-calm.png, -lane.png, -peak.png, -overload.png, -after.png and -phone.png."""
     parser = command_parser(__doc__)
     parser.add_argument("--plan", type=Path, required=True)
@@ -77,7 +77,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             if args.record is not None:
                 args.record.write_bytes(httpx.get(f"{server.url}/v1/status").content)
         print(*page.complaints, sep="\n")
-    return 0
 
 
 @contextmanager
@@ -110,4 +109,4 @@ def _look(page: Page, file: Path, width: int = WIDTH) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -262,7 +262,7 @@ def compare(outcome: Outcome, seconds: float, turns: int) -> dict[str, Any]:
     return found
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = command_parser(__doc__)
     parser.add_argument(
         "--folder", type=Path, required=True, help="of the model, the tiers and the log; a disk"
@@ -351,8 +351,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         whole["update_cpu_ms"] = took_ms
         whole |= {"kinds": found, "metrics": lines}
         save(args.json, whole)
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -67,7 +67,7 @@ def memory_of(server: psutil.Process, log: Path) -> dict[str, Any]:
     }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = command_parser(__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="of the model, tiers and log; a disk")
     parser.add_argument("--minutes", type=int, default=60, help="(60)")
@@ -119,8 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.json:
         whole = {"machine": machine(), "cores": os.cpu_count(), "rows": rows, "new_values": len(new)}
         save(args.json, whole | {"minutes": found})
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -14,8 +14,8 @@ are read from ../shared/data.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from benchmarks.command import DATA_ROOT, PUBLIC, command_parser, save
+from benchmarks.command import DATA_ROOT, PUBLIC, command_parser, save, turn_ms
 from polyrec.models.bundle.bundle import load_bundle
 from polyrec.models.data.encoded import encode
 from polyrec.models.data.reader import open_data
@@ -86,13 +86,8 @@ def timed(name: str, repeats: int) -> dict[str, dict[str, float]]:
                 np.float32
             ),
         }
-        taken: dict[str, list[float]] = {form: [] for form in opened}
-        for _ in range(repeats):
-            for form, session in opened.items():
-                start = time.thread_time()
-                session.run(None, given)
-                taken[form].append(time.thread_time() - start)
-        found[str(rows)] = {form: 1e3 * float(np.median(all_s)) for form, all_s in taken.items()}
+        runs = {form: partial(session.run, None, given) for form, session in opened.items()}
+        found[str(rows)] = turn_ms(runs, repeats)
     said = {form: session.run(None, given)[0] for form, session in opened.items()}
     found["max error"] = {form: float(np.abs(p - said["fp32"]).max()) for form, p in said.items()}
     return found
@@ -112,14 +107,12 @@ def filled(name: str, repeats: int) -> dict[str, dict[str, float]]:
                 torch.randn(rows, slots.candidate, shape.width),
             )
             inputs = Inputs(numbers[:, :0], numbers, vectors[:, :0], vectors, None)
-            taken: dict[str, list[float]] = {form: [] for form in filled_to}
+            runs = {
+                form: partial(predict_unbucketed, net, inputs, cpu, dtype, least)
+                for form, least in filled_to.items()
+            }
             with torch.inference_mode():
-                for _ in range(repeats):
-                    for form, least in filled_to.items():
-                        start = time.thread_time()
-                        predict_unbucketed(net, inputs, cpu, dtype, least)
-                        taken[form].append(time.thread_time() - start)
-            found[f"{precision}, {rows}"] = {f: 1e3 * float(np.median(all_s)) for f, all_s in taken.items()}
+                found[f"{precision}, {rows}"] = turn_ms(runs, repeats)
     return found
 
 

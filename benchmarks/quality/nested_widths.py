@@ -143,7 +143,7 @@ def table(found: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
+def main() -> None:
     parser = command_parser(__doc__)
     parser.add_argument("--data-root", type=Path, default=DATA_ROOT)
     parser.add_argument("--runs", type=Path, default=ROOT / "runs/nested")
@@ -159,8 +159,7 @@ def main() -> int:
     report = {"processor": processor(), "ml1m": found}
     save(PAGE.with_suffix(".json"), report)
     PAGE.write_text(between_markers(PAGE.read_text(), "ml1m", table(found)))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

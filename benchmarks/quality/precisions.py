@@ -12,7 +12,6 @@ thread. Prints the table of docs/results/precisions.md.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,7 +94,7 @@ def table(found: Mapping[str, Mapping[str, Mapping[str, Change]]]) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
+def main() -> None:
     parser = command_parser(__doc__)
     parser.add_argument("--data-root", type=Path, default=DATA_ROOT)
     parser.add_argument("--runs", type=Path, default=ROOT / "runs/precisions")
@@ -116,8 +115,7 @@ def main() -> int:
             bundle = trained(args.runs / f"{name}-{args.kind}", learner)
             found[f"{name} {args.kind}"] = changes(bundle, data, args.runs, bars)
     print(f"Processor: {processor()}\n\n{table(found)}")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

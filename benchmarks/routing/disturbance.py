@@ -268,7 +268,7 @@ def measured(plan: Plan, source: Source, budget_s: float, args: argparse.Namespa
     return document
 
 
-def main() -> int:
+def main() -> None:
     parser = command_parser(__doc__)
     parser.add_argument("plan", type=Path, help="of two paths or more")
     parser.add_argument("--lanes", type=int, help="process lanes, instead of those of the plan")
@@ -297,8 +297,7 @@ def main() -> int:
     with priority(args.ahead):
         document = measured(plan, source, budget_s, args)
     save(args.json, document)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -166,7 +166,7 @@ def result_of(name: str, outcome: Outcome, slo_s: float, back_s: float | None) -
     )
 
 
-def main() -> int:
+def main() -> None:
     parser = command_parser(__doc__)
     parser.add_argument("--profile", type=Path, required=True, help="of this machine, by polyrec profile")
     parser.add_argument("--paths", nargs="+", default=["hybrid-hot@cpu", "table@cpu"])
@@ -198,8 +198,7 @@ def main() -> int:
         "results": results,
     }
     save(args.out, document)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

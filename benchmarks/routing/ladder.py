@@ -332,7 +332,7 @@ def run(
     }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = command_parser(__doc__)
     parser.add_argument("--out", type=Path, default=Path("docs/results"), metavar="DIR", help="for ladder.md")
     parser.add_argument("--profile", type=Path, metavar="FILE", help="a measured ladder; default: ML-1M's")
@@ -355,8 +355,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = markdown(page(found)).rstrip() + "\n"
     (args.out / "ladder.md").write_text(text)
     print(text)
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

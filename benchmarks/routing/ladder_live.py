@@ -114,7 +114,7 @@ def measure(
     return {"load": wanted.load, "turn": turn, "runs": runs}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = command_parser(__doc__)
     parser.add_argument("plan", help="plan file with the widths as paths")
     parser.add_argument("--data", help="requests; default synthetic rows of the bundle")
@@ -173,8 +173,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     found["made"] = timestamp()
                     save(args.out, found)
                 print(f"turn {turn}: load {wanted.load}, {wanted.rate:,.0f} requests/s", flush=True)
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -335,7 +335,7 @@ def _path(name: str) -> str:
     return name.removeprefix("static:").removesuffix("@cpu")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = command_parser(__doc__)
     parser.add_argument("files", type=Path, nargs="+", help="of benchmarks/routing/ladder_live.py")
     parser.add_argument("--out", type=Path, default=Path("docs/results/ladder-live.md"), metavar="FILE")
@@ -343,8 +343,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = markdown(page([json.loads(file.read_text()) for file in args.files])).rstrip() + "\n"
     args.out.write_text(text)
     print(text)
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

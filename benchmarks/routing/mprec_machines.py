@@ -213,7 +213,7 @@ def print_machine(
         print(f"    {path:<18} {rate(correct):>12} correct/s, the plan {most / correct:.2f} times as many")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = command_parser(__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all results")
     parser.add_argument("--cpu-start-us", type=float, default=50, help="assumed start of a batch, CPU (50)")
@@ -243,8 +243,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.pictures:
             draw_plan(made, RATES[name][PICTURED[name]], args.pictures, f"mprec-{name}-{model.name}")
     save(args.json, {"assumed": asdict(assumed), "results": results})
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

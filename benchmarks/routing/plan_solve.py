@@ -168,7 +168,7 @@ def measure(seed: int, tables: int, rate: float, held: float, limit_s: float) ->
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = command_parser(__doc__)
     parser.add_argument("--tables", type=int, default=500)
     parser.add_argument("--rates", type=float, nargs="+", default=[20_000, 80_000], help="queries/s")
@@ -194,8 +194,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         save(args.json, {"limit_s": args.limit, "results": results})
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -125,7 +125,7 @@ def table(found: Sequence[dict[str, Any]]) -> str:
     return "\n".join(markdown_table(head, rows))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = command_parser(__doc__)
     parser.add_argument("--plan", default="runs/plan-all.json")
     parser.add_argument("--data", default="../shared/data/trivago/impressions.parquet")
@@ -197,8 +197,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "rows": found,
         }
         save(args.json, whole_result)
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -109,7 +109,7 @@ def _serial(point: CutPoint, a_read: float) -> float:
     return point.memory_s + point.below * a_read
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = command_parser(__doc__)
     parser.add_argument(
         "--folder", type=Path, default=Path("runs/cut-times"), help="of models and files; a real disk"
@@ -136,7 +136,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             "disk_bandwidth": on.disk_bandwidth,
         }
         save(args.json, head | {"models": found})
-    return 0
 
 
 def _table(name: str, result: dict[str, Any]) -> str:
@@ -157,4 +156,4 @@ def _table(name: str, result: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

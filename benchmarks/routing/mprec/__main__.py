@@ -22,7 +22,7 @@ from polyrec.loadtest.machine import processor
 from polyrec.report.page import require_matplotlib
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = command_parser(__doc__)
     parser.add_argument("--out", type=Path, default=Path("docs/results"), metavar="DIR", help="for mprec.md")
     parser.add_argument("--quick", action="store_true", help="one model, SLA and load, few queries: a trial")
@@ -36,8 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     found |= {"machine": processor(), "made": made, "cpu_s": process_time()}
     save(args.out / "mprec.json", found)
     print(write(found, args.out))
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -102,7 +102,7 @@ def kept_bundle(args: argparse.Namespace) -> Bundle:
     return load_bundle(model) if model.exists() else bundle_of(model, args.large_rows, args.exponent)
 
 
-def main() -> int:
+def main() -> None:
     parser = command_parser(__doc__)
     add = parser.add_argument
     add_model_arguments(parser)
@@ -164,7 +164,6 @@ def main() -> int:
                 first = results.pop("first")
                 rate = args.load * min(f["rows_per_s"] for f in first if f["name"] != "memory")
         report(results, rate, args.json, vars(args))
-    return 0
 
 
 HEAD = ("rows/s", "hot p50", "p99 ms", "cold p50", "p99 ms", "lost", "degraded", "tail loss", "longer")
@@ -203,4 +202,4 @@ def report(
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()
