@@ -133,7 +133,7 @@ def main() -> None:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     report: dict[str, Any] = {"device": name, "processor": processor(), "cores": len(cores)}
     report |= {"torch": torch.__version__, "model": args.model, "turns": args.turns, "sizes": {}}
-    cases = [case_of(bundle, rows, "rows", None) for rows in args.rows]
+    cases = [case_of(bundle, rows, "rows") for rows in args.rows]
     with ExitStack() as stack:
         probe = json_body(cases[0].drawn, 0)
         # servers inherit all cores but the driver's

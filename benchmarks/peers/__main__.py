@@ -126,18 +126,15 @@ class PeerTally:
         }
 
 
-def case_of(bundle: Bundle, rows: int, form: str, limit_ms: float | None) -> PeerCase:
+def case_of(bundle: Bundle, rows: int, form: str) -> PeerCase:
     """Draws the requests of one size and computes their answers."""
     schema = bundle.manifest.schema_
-    drawn = draw(schema, value_of_rank(bundle), REQUESTS.get(rows, 64), rows)
+    drawn = draw(schema, value_of_rank(bundle), REQUESTS[rows], rows)
     if form == "context":
         drawn = share_context(drawn, schema)
     reference = Reference(bundle)
     expected = np.stack([reference(*request) for request in zip(drawn.dense, drawn.sparse, strict=True)])
-    limit_ms = limit_ms or LIMIT_MS.get(rows)
-    if limit_ms is None:
-        raise SystemExit(f"requests of {rows} rows have no limit: give --limit-ms")
-    return PeerCase(rows, limit_ms / 1e3, drawn, form, expected)
+    return PeerCase(rows, LIMIT_MS[rows] / 1e3, drawn, form, expected)
 
 
 def session_rows_per_s(files: Path, case: PeerCase, seconds: float) -> float:
@@ -202,9 +199,8 @@ def _held(
 ) -> bool:
     """Returns whether a rate is held; repeats trials that failed while the sender itself was late."""
     seconds = min(MAX_TRIAL_S, max(args.seconds, TRIAL_REQUESTS / rate))
-    budget_s = case.limit_s if args.budget else None
     for attempt in range(LATE_TRIALS):
-        tried = trial(known, rate, seconds, case.limit_s, 1000 * seed + attempt, budget_s)
+        tried = trial(known, rate, seconds, case.limit_s, 1000 * seed + attempt)
         held = tried.held(case.limit_s)
         if held or tried.counts:
             break
@@ -255,15 +251,8 @@ def main() -> None:
     parser = command_parser(__doc__)
     parser.add_argument("--model", default="kaggle", choices=list(MODELS))
     parser.add_argument("--form", default="rows", choices=["rows", "context"])
-    parser.add_argument("--rows", type=int, nargs="+", default=[23])
-    parser.add_argument("--limit-ms", type=float, help="of p99 (default: 10, 25, 80 for 23, 270, 2048 rows)")
+    parser.add_argument("--rows", type=int, nargs="+", default=[23], choices=list(LIMIT_MS))
     parser.add_argument("--servers", default="polyrec,fastapi,mosec", help="separated by commas")
-    parser.add_argument(
-        "--no-budget",
-        dest="budget",
-        action="store_false",
-        help="do not send the limit as each request's latency budget",
-    )
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument(
         "--minutes", type=float, default=6.0, help="for each size; turns that would not fit are left out"
@@ -285,7 +274,7 @@ def main() -> None:
     results = saved(args.out)
     os.sched_setaffinity(0, {CLIENT_CORE})
     for rows in args.rows:
-        case = case_of(bundle, rows, args.form, args.limit_ms)
+        case = case_of(bundle, rows, args.form)
         with priority(args.first):
             about = machine() | {"vectors": ", ".join(vectors())}
             found = compare(bundle, files, case, args)

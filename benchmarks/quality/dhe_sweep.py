@@ -207,9 +207,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data-root", type=Path, default=DATA_ROOT)
     parser.add_argument("--data", nargs="+", choices=DATA, default=list(DATA))
     parser.add_argument(
-        "--configurations", nargs="+", choices=list(CONFIGURATIONS), default=list(CONFIGURATIONS)
-    )
-    parser.add_argument(
         "--runs", type=Path, default=ROOT / "runs" / "dhe-sweep", help="where results are kept"
     )
     args = parser.parse_args(arguments)
@@ -218,7 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args.runs.mkdir(parents=True, exist_ok=True)
     kept = args.runs / "results.json"
     found: dict[str, dict[str, Any]] = saved(kept)
-    wanted = [(label, name) for label in args.configurations for name in args.data]
+    wanted = [(label, name) for label in CONFIGURATIONS for name in args.data]
     missing = [(label, name) for label, name in wanted if label not in found.setdefault(name, {})]
     with ExitStack() as stack:
         train = {

@@ -42,7 +42,6 @@ from polyrec.models.training.row_order import epoch
 
 SWEEP = (1, 2, 3, 5, 10, 25, 50)
 SWEEP_ROWS = 150_000
-PARTS = ("trivago", "sweep", "quality")
 STEPS = {"table": 200, "dhe": 40, "hybrid": 40}
 SCHEMA = load_schema("trivago")
 
@@ -214,30 +213,24 @@ def machine() -> str:
     return f"{processor()}, {os.cpu_count()} cores, one used"
 
 
-def parts(args: argparse.Namespace, bars: ProgressBars) -> Iterator[Found]:
-    """Measures the parts named by `--parts`."""
+def measure(args: argparse.Namespace, bars: ProgressBars) -> Iterator[Found]:
+    """Measures trivago's forms, the generated data, and the quality; yields each."""
     folder = args.folder / "trivago"
-    if "trivago" in args.parts:
-        found: Found = {"trivago": prepare(args.data, folder), "rounds": args.rounds}
-        found["groups"] = groups(folder, open_data(args.data, SCHEMA))
-        found["loss_difference"] = largest_loss_difference(folder, args.core)
-        jobs = reading(folder, args.core)
-        bar = bars.phase("reading", args.rounds * len(jobs))
-        found["reading"] = measured(jobs, args.rounds, bar)
-        found["training"] = {}
-        for kind in STEPS:
-            jobs = training(folder, kind, args.core)
-            bar = bars.phase(f"training {kind}", args.rounds * len(jobs))
-            found["training"][kind] = measured(jobs, args.rounds, bar)
-        yield found
-    if "sweep" in args.parts:
-        yield {"sweep": sweep(args.folder, args.rounds, args.core, bars)}
-    if "quality" in args.parts:
-        bar = bars.phase("quality", 8 * args.seeds)
-        yield {
-            "quality": qualities(folder, ("table", "hybrid"), args.seeds, args.core, bar),
-            "seeds": args.seeds,
-        }
+    found: Found = {"trivago": prepare(args.data, folder), "rounds": args.rounds}
+    found["groups"] = groups(folder, open_data(args.data, SCHEMA))
+    found["loss_difference"] = largest_loss_difference(folder, args.core)
+    jobs = reading(folder, args.core)
+    found["reading"] = measured(jobs, args.rounds, bars.phase("reading", args.rounds * len(jobs)))
+    found["training"] = {}
+    for kind in STEPS:
+        jobs = training(folder, kind, args.core)
+        bar = bars.phase(f"training {kind}", args.rounds * len(jobs))
+        found["training"][kind] = measured(jobs, args.rounds, bar)
+    yield found
+    yield {"sweep": sweep(args.folder, args.rounds, args.core, bars)}
+    bar = bars.phase("quality", 8 * args.seeds)
+    quality = qualities(folder, ("table", "hybrid"), args.seeds, args.core, bar)
+    yield {"quality": quality, "seeds": args.seeds}
 
 
 def main() -> None:
@@ -248,17 +241,10 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--core", type=int, default=1)
     parser.add_argument("--json", type=Path, default=ROOT / "docs" / "results" / "recd.json")
-    parser.add_argument(
-        "--parts",
-        nargs="*",
-        choices=PARTS,
-        default=PARTS,
-        help="what to measure; the rest of --json stays (none: only print it)",
-    )
     args = parser.parse_args()
     result: Found = saved(args.json)
     with ProgressBars() as bars:
-        for found in parts(args, bars):
+        for found in measure(args, bars):
             result |= found | {"machine": machine(), "date": today()}
             result["load_average"] = os.getloadavg()[1]
             save(args.json, result)

@@ -26,7 +26,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import chdir, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
@@ -35,7 +35,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from benchmarks.command import CLIENT_CORE, ROOT, SERVER_CORE, command, command_parser, priority, save
+from benchmarks.command import CLIENT_CORE, SERVER_CORE, command, command_parser, priority, save
 from benchmarks.lanes.memory import tree
 from benchmarks.routing.faults import send_load, slow
 from polyrec.loadtest.comparison.policy_server import PolicyServer
@@ -132,11 +132,9 @@ def share_of(outcome: Outcome, path: str) -> float:
     return float((outcome.path[outcome.answered] == at).mean()) if outcome.answered.any() else 0.0
 
 
-def at_rest(
-    plan: Plan, tree: Path, name: str, budget_s: float, seconds: float, source: Source, seed: int
-) -> Rest:
+def at_rest(plan: Plan, name: str, budget_s: float, seconds: float, source: Source, seed: int) -> Rest:
     """Starts a server, disturbs it, and records its answers."""
-    with chdir(tree), PolicyServer(plan, ("priced",), {SERVER_CORE}, {}) as server:
+    with PolicyServer(plan, ("priced",), {SERVER_CORE}, {}) as server:
         disturb = DISTURBANCES[name]
         if disturb is None:
             send_load(server.url, source, RATE, SETTLED_S, budget_s, seed, steady=True)
@@ -174,13 +172,11 @@ def neighbor() -> Iterator[None]:
         process.wait()
 
 
-def beside(
-    plan: Plan, tree: Path, seconds: float, repeats: int, source: Source
-) -> tuple[float, list[Beside]]:
+def beside(plan: Plan, seconds: float, repeats: int, source: Source) -> tuple[float, list[Beside]]:
     """Returns the capacity in requests/s, and every policy's figures beside the neighbor, in turns."""
     static = [f"static:{path.name}" for path in plan.paths]
     found = []
-    with chdir(tree), PolicyServer(plan, (*static, "priced"), {SERVER_CORE}, {}) as server:
+    with PolicyServer(plan, (*static, "priced"), {SERVER_CORE}, {}) as server:
         best = best_path(server.url)
         capacity = 0.0
         for policy in static:
@@ -230,7 +226,7 @@ def measured(plan: Plan, source: Source, budget_s: float, args: argparse.Namespa
         rest = []
         for repeat in range(args.repeats):
             for name in DISTURBANCES:
-                rest.append(at_rest(plan, args.tree, name, budget_s, args.seconds, source, 10 * repeat))
+                rest.append(at_rest(plan, name, budget_s, args.seconds, source, 10 * repeat))
                 print(json.dumps(asdict(rest[-1])), file=sys.stderr)
         document["at_rest"] = [asdict(each) for each in rest]
         print(
@@ -252,7 +248,7 @@ def measured(plan: Plan, source: Source, budget_s: float, args: argparse.Namespa
                 f"| {name} | {share:.1%} | {words} | {lost} of {sum(r.requests for r in own)} | {p50:.1f} |"
             )
     if args.only != "rest":
-        capacity, found = beside(plan, args.tree, args.seconds, args.repeats, source)
+        capacity, found = beside(plan, args.seconds, args.repeats, source)
         lost_by = verdict(found)
         document["neighbor"] = {
             "capacity": round(capacity, 1),
@@ -277,7 +273,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="of a measurement (10)")
     parser.add_argument("--repeats", type=int, default=3, help="of each case (3)")
     parser.add_argument("--only", choices=["rest", "neighbor"])
-    parser.add_argument("--tree", type=Path, default=ROOT, help="checkout whose server is measured")
     parser.add_argument("--ahead", action="store_true", help="at the highest normal priority; takes root")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()

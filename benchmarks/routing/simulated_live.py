@@ -5,7 +5,7 @@
 First measures the cost of serving (loadtest/comparison/calibration.py), then finds each policy's capacity in
 the simulator with an undisturbed core. The live server is loaded at shares of it, with policies in turns. The
 same requests at the same times are simulated on a core of the speed that the server's had at the time
-(benchmarks/routing/core_speed.py; with --even, of the calibration's). Figures of a load are medians of all
+(benchmarks/routing/core_speed.py). Figures of a load are medians of all
 its runs, live and simulated.
 """
 
@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -32,7 +31,7 @@ from polyrec.loadtest.machine import machine
 from polyrec.loadtest.traffic.source import open_source
 from polyrec.models.bundle.bundle import load_bundle
 from polyrec.planner.plan import Plan, load_plan
-from polyrec.planner.simulation.simulator import Slowdown, no_slowdown
+from polyrec.planner.simulation.simulator import Slowdown
 from polyrec.planner.traffic import parse_sizes
 from polyrec.report.text import markdown_table
 
@@ -77,9 +76,7 @@ def rows_of(
             if not runs:
                 continue
             there = [
-                comparison.simulate_run(
-                    whole, policy, rate, i, slowdown=slowdowns.get((policy, rate, i), no_slowdown)
-                )
+                comparison.simulate_run(whole, policy, rate, i, slowdown=slowdowns[policy, rate, i])
                 for i in range(comparison.conditions.repeats)
             ]
             live, simulated = (
@@ -89,17 +86,11 @@ def rows_of(
                 }
                 for each in (runs, there)
             )
-            entry: dict[str, Any] = {
-                "policy": policy,
-                "load": load,
-                "rate": rate,
-                "live": live,
-                "simulated": simulated,
-            }
+            entry: dict[str, Any] = {"policy": policy, "load": load, "rate": rate}
+            entry |= {"live": live, "simulated": simulated}
             entry["runs_p99_ms"] = {"live": [f.p99_ms for f in runs], "simulated": [f.p99_ms for f in there]}
             factors = [s.factor for (p, r, _), s in slowdowns.items() if (p, r) == (policy, rate)]
-            if factors:
-                entry["pace"] = [float(np.median(p)) for p in factors]
+            entry["pace"] = [float(np.median(p)) for p in factors]
             entry["server_p99_ms"] = 1e3 * median(p99 for _, p99 in trial.served[rate])
             entry["apart"] = {
                 what: simulated[what] / live[what] - 1
@@ -135,9 +126,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="of a run (2)")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each (3)")
     parser.add_argument("--ahead", action="store_true", help="at the highest normal priority; takes root")
-    parser.add_argument(
-        "--even", action="store_true", help="do not measure the core's speed; measuring takes root"
-    )
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args(argv)
     plan = load_plan(args.plan)
@@ -156,7 +144,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with (
         priority(args.ahead),
         PolicyServer(plan, policies, servers, {}) as server,
-        nullcontext() if args.even else CoreSpeedMonitor(servers) as monitor,
+        CoreSpeedMonitor(servers) as monitor,
     ):
         made = machine()
         tell = partial(print, file=sys.stderr)
@@ -164,11 +152,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         begun_s = perf_counter()
         comparison.calibrate(plan)
         whole = comparison.completed(plan)
-        factor = unit_s = 1.0
-        if monitor is not None:
-            calibrated_s = perf_counter()
-            unit_s = monitor.unit_s(begun_s, calibrated_s)
-            factor = monitor.unit_s(begun_s, calibrated_s, QUICK) / unit_s
+        calibrated_s = perf_counter()
+        unit_s = monitor.unit_s(begun_s, calibrated_s)
+        factor = monitor.unit_s(begun_s, calibrated_s, QUICK) / unit_s
         slowdown = MeasuredSlowdown(np.zeros(1), np.array([factor]))
         most = {policy: capacity(comparison, whole, policy, slowdown) for policy in policies}
         rates = {policy: [round(most[policy] * load, 1) for load in LOADS] for policy in policies}
@@ -177,7 +163,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             (policy, *run): monitor.slowdown(*span, unit_s)
             for policy, trial in comparison.trials.items()
             for run, span in trial.spans.items()
-            if monitor is not None
         }
         found = rows_of(comparison, whole, rates, slowdowns)
     print(table(found))

@@ -15,13 +15,13 @@ like one in another zone or a busy one (delayed_store.py).
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
 import sys
 import tempfile
 from contextlib import ExitStack
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -43,6 +43,10 @@ from polyrec.server.app.serving import measure
 SHARE = 8
 """The model's bytes divided by those of its memory."""
 STORE_TIMEOUT_MS = 50.0
+LARGE_ROWS, EXPONENT = 300_000, 1.05
+"""Rows of each of five tables (400 MB in all), and the exponent of Zipf's law."""
+ROWS = 16
+"""Rows of a query."""
 
 
 def one(case: dict[str, Any]) -> dict[str, Any]:
@@ -87,25 +91,16 @@ def hot_rows(plan: Plan, bundle: Bundle) -> list[int]:
     ]
 
 
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of `kept_bundle`, and of the queries' size."""
-    add = parser.add_argument
-    add("--large-rows", type=int, default=300_000, help="of each of five tables (300,000: 400 MB in all)")
-    add("--exponent", type=float, default=1.05, help="of Zipf's law (1.05)")
-    add("--rows", type=int, default=16, help="of a query (16)")
-    add("--directory", type=Path, default=Path("/var/tmp"), help="a real disk; the model is kept there")
-
-
-def kept_bundle(args: argparse.Namespace) -> Bundle:
-    """Opens the model that the arguments describe; makes it if it is not there."""
-    model: Path = args.directory / f"popular-first-{args.large_rows}-{args.exponent:g}"
-    return load_bundle(model) if model.exists() else bundle_of(model, args.large_rows, args.exponent)
+def kept_bundle(folder: Path) -> Bundle:
+    """Opens the model; makes it if it is not there."""
+    model = folder / f"popular-first-{LARGE_ROWS}-{EXPONENT:g}"
+    return load_bundle(model) if model.exists() else bundle_of(model, LARGE_ROWS, EXPONENT)
 
 
 def main() -> None:
     parser = command_parser(__doc__)
     add = parser.add_argument
-    add_model_arguments(parser)
+    add("--directory", type=Path, default=Path("/var/tmp"), help="a real disk; the model is kept there")
     add("--hot-share", type=float, default=0.5, help="of the queries (0.5)")
     add("--load", type=float, default=0.6, help="of the tiered server's rows/s (0.6)")
     add("--budget-ms", type=float, default=100.0)
@@ -116,7 +111,7 @@ def main() -> None:
     add("--lane", default="thread", choices=["thread", "inline", "process"])
     add("--json", type=Path)
     args = parser.parse_args()
-    bundle = kept_bundle(args)
+    bundle = kept_bundle(args.directory)
     memory = bundle.bytes // SHARE
     latency = measure(open_runtime("onnx", bundle), bundle.encoder)
     with ExitStack() as opened:
@@ -136,7 +131,7 @@ def main() -> None:
             plans[name] = Path(made) / f"{name.replace(' ', '-')}.json"
             save_plan(plan.model_copy(update={"lanes": (lane,), "paths": (path,)}), plans[name])
         base = {
-            "rows": args.rows, "exponent": args.exponent, "hot_share": args.hot_share,
+            "rows": ROWS, "exponent": EXPONENT, "hot_share": args.hot_share,
             "hot_rows": hot_rows(tiered, bundle), "seconds": args.seconds, "open_s": args.open_s,
             "budget_s": args.budget_ms / 1e3, "warm_s": 2.0,
         }  # fmt: skip
@@ -151,13 +146,8 @@ def main() -> None:
                 found = one(case)
                 if turn >= 0:
                     results[name].append(found)
-                    print(
-                        name,
-                        turn,
-                        {k: v for k, v in found.items() if k != "answers"},
-                        file=sys.stderr,
-                        flush=True,
-                    )
+                    shown = {k: v for k, v in found.items() if k != "answers"}
+                    print(name, turn, shown, file=sys.stderr, flush=True)
                 else:
                     results.setdefault("first", []).append(found | {"name": name})
             if turn < 0:
@@ -179,17 +169,12 @@ def report(
     for name, turns in results.items():
         if not turns:
             continue
-        found = {
-            "rows_per_s": median(t["rows_per_s"] for t in turns),
-            "hot_p50_ms": median(t["hot"]["p50_ms"] for t in turns),
-            "hot_p99_ms": median(t["hot"]["p99_ms"] for t in turns),
-            "cold_p50_ms": median(t["cold"]["p50_ms"] for t in turns),
-            "cold_p99_ms": median(t["cold"]["p99_ms"] for t in turns),
-            "lost": sum(t["lost"] for t in turns),
-            "degraded": sum(t["degraded"] for t in turns),
-            "tail_loss": median(t["tails"]["loss"] for t in turns),
-            "longer": median(t["tails"]["longer"] for t in turns),
-        }
+        found = {"rows_per_s": median(t["rows_per_s"] for t in turns)}
+        for kind, key in product(("hot", "cold"), ("p50_ms", "p99_ms")):
+            found[f"{kind}_{key}"] = median(t[kind][key] for t in turns)
+        found |= {"lost": sum(t["lost"] for t in turns), "degraded": sum(t["degraded"] for t in turns)}
+        found["tail_loss"] = median(t["tails"]["loss"] for t in turns)
+        found["longer"] = median(t["tails"]["longer"] for t in turns)
         print(f"{name:<15}" + "".join(f"{value:>11,.4g}" for value in found.values()))
         differs = [np.abs(np.array(a) - e).max() for a, e in zip(turns[0]["answers"], expected, strict=True)]
         found["answers_differ_by"] = float(max(differs))
