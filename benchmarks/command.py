@@ -66,6 +66,12 @@ def priority(first: bool) -> AbstractContextManager[None]:
     return raised_priority() if first else nullcontext()
 
 
+def answer_of(command: Sequence[str], **options: Any) -> Any:
+    """Runs a command; returns the JSON in the last line that it prints. Raises CalledProcessError."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, **options)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 def save(file: Path | None, figures: Any) -> None:
     """Writes figures as JSON, unless there is no file."""
     if file is not None:

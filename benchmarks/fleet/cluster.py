@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from benchmarks.command import command_parser, save, timestamp
+from benchmarks.command import answer_of, command_parser, save, timestamp
 from benchmarks.fleet.cluster_page import page
 from benchmarks.http.protocols import http_asker, http_request, random_tensors
 from benchmarks.operations.rollout import fates
@@ -210,10 +210,7 @@ def apart(argv: Sequence[str]) -> Any:
         environ = {**os.environ, INSIDE: "1", "RAY_TMPDIR": folder, "TMPDIR": folder}
         shell = 'ip link set lo up && exec "$@"'
         command = [*NAMESPACE, "sh", "-c", shell, "sh", sys.executable, "-m", "benchmarks.fleet.cluster"]
-        done = subprocess.run([*command, *argv], env=environ, stdout=subprocess.PIPE, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(argv)} ended with status {done.returncode}")
-    return json.loads(done.stdout.splitlines()[-1])
+        return answer_of([*command, *argv], env=environ)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

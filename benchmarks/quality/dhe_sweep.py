@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.command import DATA_ROOT, command_parser, save, saved, timestamp
+from benchmarks.command import DATA_ROOT, command_parser, save, saved
 from benchmarks.quality.recipes import SETS, some_rows
 from benchmarks.quality.representations import ROOT, machine
 from benchmarks.quality.tables import write_figures
@@ -197,9 +197,7 @@ def tables(found: Mapping[str, Mapping[str, Any]]) -> str:
 
 def write_page(found: Mapping[str, Mapping[str, Any]]) -> None:
     """Writes docs/results/dhe-sweep.json and the figures of the page."""
-    made = f"{machine()}; {timestamp()}."
-    record = {"machine": machine(), "rows": ROWS, "data": found}
-    write_figures(PAGE, record, f"{tables(found)}\n\n{made}")
+    write_figures(PAGE, {"rows": ROWS, "data": found}, tables(found), machine())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.command import DATA_ROOT, command_parser, save, saved, timestamp
+from benchmarks.command import DATA_ROOT, command_parser, save, saved
 from benchmarks.quality.dhe_sweep import cost
 from benchmarks.quality.recipes import SETS, first_rows, some_rows
 from benchmarks.quality.repeats import Difference, RepeatedRuns, summarize_runs
@@ -327,8 +327,7 @@ def report(names: Sequence[str], runs: Path) -> None:
     known: dict[str, Any] = saved(kept).get("data", {})
     known |= {name: record for name, record in records.items() if "compared" in record}
     found = {name: known[name] for name in CASES if name in known}
-    made = f"{machine()}; {timestamp()}."
-    write_figures(PAGE, {"machine": machine(), "rows": ROWS, "data": found}, f"{tables(found)}\n\n{made}")
+    write_figures(PAGE, {"rows": ROWS, "data": found}, tables(found), machine())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

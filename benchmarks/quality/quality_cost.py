@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from benchmarks.command import DATA_ROOT, command_parser, save, timestamp
+from benchmarks.command import DATA_ROOT, command_parser, save
 from benchmarks.quality.dhe_sweep import PUBLISHED
 from benchmarks.quality.kept import kept
 from benchmarks.quality.recipes import SETS, first_rows, some_rows
@@ -263,17 +263,6 @@ def _difference(a: Against) -> str:
     return f"{a.table}: {a.value:+.4f} ({a.low:+.4f} to {a.high:+.4f}{shown})"
 
 
-def page(found: Mapping[str, Sequence[Measured]], compared: Mapping[str, Sequence[Against]]) -> str:
-    """Returns the text between the markers of docs/results/quality-cost.md."""
-    return f"{provenance()}\n\n{tables(found, compared)}"
-
-
-def provenance() -> str:
-    """Describes how and where the figures were measured."""
-    made = timestamp()
-    return f"Samples of {ROWS:,} rows, one seed, one epoch; {machine()}; {made}."
-
-
 def read(
     results: Mapping[str, Mapping[str, Any]],
 ) -> tuple[dict[str, list[Measured]], dict[str, list[Against]]]:
@@ -287,8 +276,8 @@ def report(names: Iterable[str], runs: Path) -> None:
     results = {n: json.loads(f.read_text()) for n in names if (f := runs / n / "measured.json").exists()}
     found, compared = read(results)
     PAGE.with_suffix(".png").write_bytes(png(draw(found)))
-    record = {"rows": ROWS, "batch": BATCH, "machine": machine(), "data": results}
-    write_figures(PAGE, record, page(found, compared))
+    what = f"Samples of {ROWS:,} rows, one seed, one epoch; {machine()}"
+    write_figures(PAGE, {"rows": ROWS, "batch": BATCH, "data": results}, tables(found, compared), what)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.command import DATA_ROOT, ROOT, command_parser, save, saved, today
+from benchmarks.command import DATA_ROOT, ROOT, answer_of, command_parser, save, saved, today
 from benchmarks.recd.tables import markdown
 from polyrec.cli.progress import ProgressBars
 from polyrec.loadtest.machine import processor
@@ -109,10 +108,7 @@ def run(job: Found) -> Found:
     """Runs one job in a separate process."""
     command = [sys.executable, "-m", "benchmarks.recd.job", json.dumps(job)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "ARROW_IO_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{job}: {done.stderr}")
-    return json.loads(done.stdout)  # type: ignore[no-any-return]
+    return answer_of(command, cwd=ROOT, env=environment)  # type: ignore[no-any-return]
 
 
 def reading(folder: Path, core: int) -> dict[str, Found]:

@@ -25,11 +25,12 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -37,14 +38,15 @@ import numpy as np
 
 from benchmarks.command import CLIENT_CORE, SERVER_CORE, command, command_parser, priority, save
 from benchmarks.lanes.memory import tree
-from benchmarks.routing.faults import send_load, slow
+from benchmarks.routing.faults import count_fates, send_load, slow
 from polyrec.loadtest.comparison.policy_server import PolicyServer
 from polyrec.loadtest.drivers.server_pages import get_json, read_metrics
 from polyrec.loadtest.machine import machine
 from polyrec.loadtest.results.outcome import Fate, Outcome
 from polyrec.loadtest.traffic.source import Source, open_source
 from polyrec.models.bundle.bundle import load_bundle
-from polyrec.planner.plan import Plan, PlannedLane, load_plan
+from polyrec.planner.plan import Plan, load_plan
+from polyrec.report.text import markdown_table
 
 RATE = 10.0
 BEFORE_S, SETTLED_S, STOP_S = 3.0, 5.0, 0.3
@@ -53,6 +55,7 @@ RATES = (500.0, 1000.0, 2000.0, 4000.0, 8000.0)
 """Requests/s to try; the capacity is the highest rate answered in time."""
 NEIGHBOR = """
 import time
+from collections import Counter
 while True:
     until = time.perf_counter() + 0.05
     while time.perf_counter() < until:
@@ -61,29 +64,7 @@ while True:
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Rest:
-    """Result at rest. best: the best path's share of answers. reasons: of other answers, from /metrics."""
-
-    disturbance: str
-    requests: int
-    best: float
-    reasons: dict[str, int]
-    fates: dict[str, int]
-    p50_ms: float
-    slowest_ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class Beside:
-    """One policy beside the neighbor, as shares of all requests. lost: not answered in time."""
-
-    policy: str
-    requests: int
-    rate: float
-    lost: float
-    fates: dict[str, int]
-    best: float
+Figures = dict[str, Any]
 
 
 def stop(pid: int) -> None:
@@ -122,17 +103,13 @@ def reasons(url: str) -> dict[str, float]:
     return found
 
 
-def count_fates(outcome: Outcome) -> dict[str, int]:
-    return {f.name.lower(): n for f in Fate if (n := int((outcome.fate == f).sum()))}
-
-
 def share_of(outcome: Outcome, path: str) -> float:
     """Returns the share of answers that came from a path."""
     at = outcome.paths.index(path) if path in outcome.paths else -2
     return float((outcome.path[outcome.answered] == at).mean()) if outcome.answered.any() else 0.0
 
 
-def at_rest(plan: Plan, name: str, budget_s: float, seconds: float, source: Source, seed: int) -> Rest:
+def at_rest(plan: Plan, name: str, budget_s: float, seconds: float, source: Source, seed: int) -> Figures:
     """Starts a server, disturbs it, and records its answers."""
     with PolicyServer(plan, ("priced",), {SERVER_CORE}, {}) as server:
         disturb = DISTURBANCES[name]
@@ -148,15 +125,16 @@ def at_rest(plan: Plan, name: str, budget_s: float, seconds: float, source: Sour
         outcome = send_load(server.url, source, RATE, seconds, budget_s, seed + 1, steady=True)
         after = reasons(server.url)
         latency_ms = 1e3 * outcome.latency_s[outcome.answered]
-        return Rest(
-            name,
-            outcome.due_s.size,
-            round(share_of(outcome, best_path(server.url)), 4),
-            {k: int(n) for k, v in after.items() if (n := v - before.get(k, 0.0))},
-            count_fates(outcome),
-            round(float(np.median(latency_ms)), 2),
-            round(float(latency_ms.max()), 2),
-        )
+        return {
+            "disturbance": name,
+            "requests": outcome.due_s.size,
+            "best": round(share_of(outcome, best_path(server.url)), 4),
+            # of other answers, from /metrics
+            "reasons": {k: int(n) for k, v in after.items() if (n := v - before.get(k, 0.0))},
+            "fates": count_fates(outcome),
+            "p50_ms": round(float(np.median(latency_ms)), 2),
+            "slowest_ms": round(float(latency_ms.max()), 2),
+        }
 
 
 @contextmanager
@@ -172,7 +150,7 @@ def neighbor() -> Iterator[None]:
         process.wait()
 
 
-def beside(plan: Plan, seconds: float, repeats: int, source: Source) -> tuple[float, list[Beside]]:
+def beside(plan: Plan, seconds: float, repeats: int, source: Source) -> tuple[float, list[Figures]]:
     """Returns the capacity in requests/s, and every policy's figures beside the neighbor, in turns."""
     static = [f"static:{path.name}" for path in plan.paths]
     found = []
@@ -192,30 +170,23 @@ def beside(plan: Plan, seconds: float, repeats: int, source: Source) -> tuple[fl
                     rate = SHARE * capacity
                     send_load(server.url, source, rate, 1.0, NEIGHBOR_BUDGET_S, 1000 + turn)
                     outcome = send_load(server.url, source, rate, seconds, NEIGHBOR_BUDGET_S, turn)
-                    lost = float((outcome.fate != Fate.OK).mean())
-                    found.append(
-                        Beside(
-                            policy,
-                            outcome.due_s.size,
-                            round(rate, 1),
-                            round(lost, 5),
-                            count_fates(outcome),
-                            round(share_of(outcome, best), 4),
-                        )
-                    )
-                    print(json.dumps(asdict(found[-1])), file=sys.stderr)
+                    one: Figures = {"policy": policy, "requests": outcome.due_s.size, "rate": round(rate, 1)}
+                    one["lost"] = round(float((outcome.fate != Fate.OK).mean()), 5)
+                    one |= {"fates": count_fates(outcome), "best": round(share_of(outcome, best), 4)}
+                    found.append(one)
+                    print(json.dumps(found[-1]), file=sys.stderr)
     return capacity, found
 
 
-def verdict(found: Sequence[Beside]) -> dict[str, float]:
+def verdict(found: Sequence[Figures]) -> dict[str, float]:
     """Returns the mean share of lost requests by policy."""
-    names = dict.fromkeys(each.policy for each in found)
-    return {name: round(mean(each.lost for each in found if each.policy == name), 5) for name in names}
+    names = dict.fromkeys(each["policy"] for each in found)
+    return {name: round(mean(each["lost"] for each in found if each["policy"] == name), 5) for name in names}
 
 
-def measured(plan: Plan, source: Source, budget_s: float, args: argparse.Namespace) -> dict[str, object]:
+def measured(plan: Plan, source: Source, budget_s: float, args: argparse.Namespace) -> Figures:
     """Runs all cases; prints and returns their figures."""
-    document: dict[str, object] = {
+    document: Figures = {
         "command": command(),
         "machine": machine(),
         "paths": [path.name for path in plan.paths],
@@ -227,49 +198,37 @@ def measured(plan: Plan, source: Source, budget_s: float, args: argparse.Namespa
         for repeat in range(args.repeats):
             for name in DISTURBANCES:
                 rest.append(at_rest(plan, name, budget_s, args.seconds, source, 10 * repeat))
-                print(json.dumps(asdict(rest[-1])), file=sys.stderr)
-        document["at_rest"] = [asdict(each) for each in rest]
-        print(
-            "| at rest, after | best path | other answers | not answered in time | p50 ms |\n"
-            + "|---" * 5
-            + "|"
-        )
+                print(json.dumps(rest[-1]), file=sys.stderr)
+        document["at_rest"] = rest
+        rows = []
         for name in DISTURBANCES:
-            own = [each for each in rest if each.disturbance == name]
-            why: dict[str, int] = {}
-            for each in own:
-                for reason, n in each.reasons.items():
-                    why[reason] = why.get(reason, 0) + n
-            lost = sum(each.requests - each.fates.get("ok", 0) for each in own)
+            own = [each for each in rest if each["disturbance"] == name]
+            why = sum((Counter(each["reasons"]) for each in own), Counter())
+            requests = sum(each["requests"] for each in own)
+            lost = requests - sum(each["fates"].get("ok", 0) for each in own)
+            best, p50_ms = (mean(each[key] for each in own) for key in ("best", "p50_ms"))
             words = ", ".join(f"{reason} {n}" for reason, n in why.items()) or "none"
-            share = mean(each.best for each in own)
-            p50 = mean(each.p50_ms for each in own)
-            print(
-                f"| {name} | {share:.1%} | {words} | {lost} of {sum(r.requests for r in own)} | {p50:.1f} |"
-            )
+            rows.append([name, f"{best:.1%}", words, f"{lost} of {requests}", f"{p50_ms:.1f}"])
+        head = ["at rest, after", "best path", "other answers", "not answered in time", "p50 ms"]
+        print(*markdown_table(head, rows), sep="\n")
     if args.only != "rest":
         capacity, found = beside(plan, args.seconds, args.repeats, source)
-        lost_by = verdict(found)
-        document["neighbor"] = {
-            "capacity": round(capacity, 1),
-            "rate": found[0].rate,
-            "lost": lost_by,
-            "turns": [asdict(each) for each in found],
-        }
-        print(f"\nBeside a neighbor, {found[0].rate:,.0f} requests/s of a capacity of {capacity:,.0f}\n")
-        print("| policy | lost | answers by the best path |\n|---|---|---|")
-        for policy, lost_share in lost_by.items():
-            share = mean(each.best for each in found if each.policy == policy)
-            print(f"| {policy} | {lost_share:.2%} | {share:.1%} |")
+        rate = found[0]["rate"]
+        document["neighbor"] = {"capacity": round(capacity, 1), "rate": rate, "lost": verdict(found)}
+        document["neighbor"]["turns"] = found
+        rows = []
+        for policy, lost_share in verdict(found).items():
+            best = mean(each["best"] for each in found if each["policy"] == policy)
+            rows.append([policy, f"{lost_share:.2%}", f"{best:.1%}"])
+        print(f"\nBeside a neighbor, {rate:,.0f} requests/s of a capacity of {capacity:,.0f}\n")
+        print(*markdown_table(["policy", "lost", "answers by the best path"], rows), sep="\n")
     return document
 
 
 def main() -> None:
     parser = command_parser(__doc__)
     parser.add_argument("plan", type=Path, help="of two paths or more")
-    parser.add_argument("--lanes", type=int, help="process lanes, instead of those of the plan")
     parser.add_argument("--data", help="rows of requests; without, they are made up from the bundle")
-    parser.add_argument("--budget-ms", type=float, help="at rest (the plan's default)")
     parser.add_argument("--seconds", type=float, default=10.0, help="of a measurement (10)")
     parser.add_argument("--repeats", type=int, default=3, help="of each case (3)")
     parser.add_argument("--only", choices=["rest", "neighbor"])
@@ -277,17 +236,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     plan = load_plan(args.plan)
-    if args.lanes:
-        lanes = [
-            PlannedLane.model_validate({"name": f"cpu.{i}", "device": "cpu", "kind": "process"})
-            for i in range(args.lanes)
-        ]
-        plan = plan.model_copy(update={"lanes": tuple(lanes)})
     plan = plan.model_copy(
         update={"paths": tuple(p.model_copy(update={"bundle": p.bundle.resolve()}) for p in plan.paths)}
     )
     source = open_source(args.data, load_bundle(plan.paths[0].bundle), 0)
-    budget_s = (args.budget_ms or plan.default_budget_ms) / 1e3
+    budget_s = plan.default_budget_ms / 1e3
     os.sched_setaffinity(0, {CLIENT_CORE})
     with priority(args.ahead):
         document = measured(plan, source, budget_s, args)

@@ -21,8 +21,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -45,27 +45,6 @@ from polyrec.planner.traffic import Arrivals
 
 WARM_UP_S, STALL_S, SLOW_S = 1.0, 2.0, 2.0
 CYCLE_S, SHARE = 0.010, 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class FaultResult:
-    """Result of a fault, as shares of all requests.
-
-    lateness_ms: maximum time of any answer after its deadline, by the client's clock. back_s: time from the
-    fault until every lane got work again.
-    """
-
-    fault: str
-    requests: int
-    rate: float
-    in_time: float
-    fates: dict[str, int]
-    statuses: dict[str, int]
-    unanswered: int
-    p99_ms: float
-    lateness_ms: float
-    over_5_ms_late: int
-    back_s: float | None
 
 
 def kill(pid: int) -> None:
@@ -136,7 +115,7 @@ def send_load(
 
 def measure(
     url: str, name: str, rate: float, slo_s: float, seconds: float, source: Source, seed: int
-) -> FaultResult:
+) -> dict[str, Any]:
     """Measures one fault under load."""
     back: list[float] = []
     injector = threading.Thread(target=inject, args=(url, FAULTS[name], WARM_UP_S + seconds / 4, back))
@@ -146,24 +125,33 @@ def measure(
     return result_of(name, outcome, slo_s, back[0] if back and name != "none" else None)
 
 
-def result_of(name: str, outcome: Outcome, slo_s: float, back_s: float | None) -> FaultResult:
-    """Returns the figures of one run."""
+def result_of(name: str, outcome: Outcome, slo_s: float, back_s: float | None) -> dict[str, Any]:
+    """Returns the figures of one run; shares are of all requests.
+
+    lateness_ms: maximum time of any answer after its deadline, by the client's clock. back_s: time from the
+    fault until every lane got work again.
+    """
     fate = outcome.fate
     late = 1e3 * (outcome.latency_s - outcome.lag_s - slo_s)
     heard = np.isfinite(late)
-    return FaultResult(
-        fault=name,
-        requests=fate.size,
-        rate=round(fate.size / outcome.seconds, 1),
-        in_time=round(float((fate == Fate.OK).mean()), 5),
-        fates={f.name.lower(): int((fate == f).sum()) for f in Fate},
-        statuses={str(k): v for k, v in sorted(Counter(outcome.status.tolist()).items())},
-        unanswered=int((outcome.status == 0).sum()),
-        p99_ms=round(1e3 * float(np.percentile(outcome.latency_s[outcome.answered], 99)), 3),
-        lateness_ms=round(float(late[heard].max()), 3),
-        over_5_ms_late=int((late[heard] > 5).sum()),
-        back_s=None if back_s is None else round(back_s, 3),
-    )
+    return {
+        "fault": name,
+        "requests": fate.size,
+        "rate": round(fate.size / outcome.seconds, 1),
+        "in_time": round(float((fate == Fate.OK).mean()), 5),
+        "fates": count_fates(outcome),
+        "statuses": {str(k): v for k, v in sorted(Counter(outcome.status.tolist()).items())},
+        "unanswered": int((outcome.status == 0).sum()),
+        "p99_ms": round(1e3 * float(np.percentile(outcome.latency_s[outcome.answered], 99)), 3),
+        "lateness_ms": round(float(late[heard].max()), 3),
+        "over_5_ms_late": int((late[heard] > 5).sum()),
+        "back_s": None if back_s is None else round(back_s, 3),
+    }
+
+
+def count_fates(outcome: Outcome) -> dict[str, int]:
+    """Returns the number of requests by fate, without those of no request."""
+    return {f.name.lower(): n for f in Fate if (n := int((outcome.fate == f).sum()))}
 
 
 def main() -> None:
@@ -188,8 +176,8 @@ def main() -> None:
         for repeat in range(args.repeats):
             for name in FAULTS:
                 result = measure(server.url, name, args.rate, args.slo_ms / 1e3, args.seconds, source, repeat)
-                results.append(asdict(result))
-                print(json.dumps(asdict(result)), file=sys.stderr)
+                results.append(result)
+                print(json.dumps(result), file=sys.stderr)
     document = {
         "command": command(),
         "machine": machine(),

@@ -16,16 +16,14 @@ folder's own (rivals.py), and W-TinyLFU is omitted.
 
 from __future__ import annotations
 
-import json
 import platform
-import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.command import command_parser, save, today
+from benchmarks.command import answer_of, command_parser, save, today
 from benchmarks.tiers import rivals
 from benchmarks.tiers.tier_policy import TierPolicy, hits_by_batch
 from benchmarks.tiers.traces import LOOKUPS, Trace, bookcrossing, generated
@@ -65,7 +63,7 @@ def rates(trace: Trace, python: str | None) -> dict[str, Any]:
             file.flush()
             script = Path(__file__).with_name("libcachesim_rates.py")
             command = [python, str(script), file.name, *map(str, sizes)]
-            told = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+            told = answer_of(command)
         found["libcachesim"] = told["version"]
         own |= told["rates"]
     found["rates"] = {name: [round(float(rate), 4) for rate in own[name]] for name in own}

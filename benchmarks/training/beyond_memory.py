@@ -27,7 +27,6 @@ import re
 import resource
 import shutil
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -39,7 +38,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.command import command_parser, save, today
+from benchmarks.command import answer_of, command_parser, save, today
 from benchmarks.training.streamed import anonymous_bytes
 from polyrec.loadtest.machine import processor
 from polyrec.models.allocator import retain_freed_memory
@@ -231,11 +230,10 @@ def in_process(way: str, args: argparse.Namespace, folder: Path) -> dict[str, An
     command += ["--batch-rows", str(args.batch_rows)]
     command += [*(["--cgroup", str(own)] if limits else [])]
     try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+        found: dict[str, Any] = answer_of(command)
     finally:
         if limits:
             own.rmdir()
-    found: dict[str, Any] = json.loads(done.stdout)
     print(json.dumps(found), flush=True)
     return found
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from contextlib import ExitStack
@@ -30,7 +29,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from benchmarks.command import command_parser, save
+from benchmarks.command import answer_of, command_parser, save
 from benchmarks.tiers.popular_first.delayed_store import delayed_store
 from benchmarks.tiers.served_model import WIDTH, bundle_of, plan_of
 from polyrec.models.bundle.bundle import Bundle, load_bundle
@@ -52,9 +51,7 @@ ROWS = 16
 def one(case: dict[str, Any]) -> dict[str, Any]:
     """Runs a case in a separate process."""
     command = [sys.executable, "-m", "benchmarks.tiers.popular_first.case", json.dumps(case)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return answer_of(command)  # type: ignore[no-any-return]
 
 
 def store_cuts(bundle: Bundle, memory: int) -> dict[str, TierCuts]:
