@@ -14,6 +14,8 @@ NAMES = {
     "ray-haproxy": "Serve's HAProxy mode",
 }
 
+LAG = "driver's lag p99 ms"
+
 
 def page(found: dict[str, Any]) -> str:
     """Returns cluster.md. found: results of benchmarks/fleet/cluster.py."""
@@ -65,17 +67,7 @@ def page(found: dict[str, Any]) -> str:
         "Lost: not answered 200.",
         "",
         *table(
-            [
-                "phase",
-                "took s",
-                "requests",
-                "lost",
-                "late",
-                "p50 ms",
-                "p99 ms",
-                "longest ms",
-                "driver's lag p99 ms",
-            ],
+            ["phase", "took s", "requests", "lost", "late", "p50 ms", "p99 ms", "longest ms", LAG],
             phases,
         ),
         "",

@@ -82,14 +82,8 @@ def running(served: Served, bundle: Bundle, folder: Path, probe: bytes) -> Itera
             yield RunningServer(served.name, own.url + INFER, own.process)
         return
     port = free_port()
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.gpu.plain_server",
-        str(bundle.path),
-        served.device,
-        str(port),
-    ]
+    command = [sys.executable, "-m", "benchmarks.gpu.plain_server"]
+    command += [str(bundle.path), served.device, str(port)]
     with (folder / "plain.log").open("wb") as log:
         process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
     server = RunningServer(served.name, f"http://127.0.0.1:{port}{INFER}", process)

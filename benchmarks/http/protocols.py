@@ -150,17 +150,11 @@ async def measure(folder: Path, rows: int, turns: int, seconds: float) -> list[P
     bundle = load_bundle(folder)
     random = np.random.default_rng(0)
     asked = [random_tensors(bundle, rows, random) for _ in range(DIFFERENT_REQUESTS)]
-    requests = dict(
-        zip(
-            WAYS,
-            (
-                [http_request(tensors, binary=False) for tensors in asked],
-                [http_request(tensors, binary=True) for tensors in asked],
-                [grpc_request(tensors) for tensors in asked],
-            ),
-            strict=True,
-        )
-    )
+    requests = {
+        WAYS[0]: [http_request(tensors, binary=False) for tensors in asked],
+        WAYS[1]: [http_request(tensors, binary=True) for tensors in asked],
+        WAYS[2]: [grpc_request(tensors) for tensors in asked],
+    }
     settings = {"bundle": folder, "grpc_port": 0, "default_budget_ms": 10_000, "drain_grace_s": 0}
     with start(settings, core=CORES[0]) as server:
         return [

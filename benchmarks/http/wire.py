@@ -95,10 +95,7 @@ def formats(bundle: Bundle, queries: Queries) -> dict[str, tuple[Form, Form]]:
             Form(INFER, lambda query: queries.infer_ranking(query, binary=False), infer),
             Form(INFER, lambda query: queries.infer(query, binary=False), infer),
         ),
-        "infer, binary": (
-            Form(INFER, queries.infer_ranking, infer),
-            Form(INFER, queries.infer, infer),
-        ),
+        "infer, binary": (Form(INFER, queries.infer_ranking, infer), Form(INFER, queries.infer, infer)),
     }
 
 

@@ -55,11 +55,7 @@ from benchmarks.peers.models import MODELS, open_model, value_of_rank
 from benchmarks.peers.page import table
 from benchmarks.peers.queries import PeerRows, binary_body, draw, json_body, ranking_body, share_context
 from benchmarks.peers.reference import Reference
-from benchmarks.peers.servers.starting import (
-    RunningServer,
-    ServerName,
-    start_server,
-)
+from benchmarks.peers.servers.starting import RunningServer, ServerName, start_server
 from polyrec.loadtest.comparison.capacity_search import CapacitySearch
 from polyrec.loadtest.machine import machine
 from polyrec.measure.machine.cpu import vectors

@@ -135,10 +135,7 @@ def open_model(name: str, folder: Path) -> Bundle:
 
 
 def write_model(
-    model: PeerModel,
-    path: Path,
-    exponent: float | None = None,
-    representation: Representation | None = None,
+    model: PeerModel, path: Path, exponent: float | None = None, representation: Representation | None = None
 ) -> Bundle:
     """Writes a model as a bundle; needs twice its rows' bytes in memory.
 

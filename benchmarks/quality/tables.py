@@ -28,9 +28,9 @@ def markdown(found: Mapping[str, Any], baseline: str) -> str:
         "accuracy",
         "size",
         f"of {baseline}'s",
-        "its rows, of those",
     ]
-    heads += ["MFLOP a row", f"AUC against {baseline}", f"log-loss against {baseline}"]
+    heads += ["its rows, of those", "MFLOP a row", f"AUC against {baseline}"]
+    heads += [f"log-loss against {baseline}"]
     rows = []
     whole = found["variants"][baseline]["bytes"]
     for name, v in found["variants"].items():

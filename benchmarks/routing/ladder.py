@@ -13,7 +13,7 @@ one inline lane, and all policies get the same trace.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import process_time
@@ -206,7 +206,7 @@ def page(found: dict[str, Any]) -> Page:
         f"this page ({found['machine']}, {found['cpu_s'] / 60:.0f} minutes of one core, "
         f"{found['made'][:10]}; every run is in [ladder.json](ladder.json)).",
         (
-            Section("Paths", table=_paths(found)),
+            Section("Paths", table=paths_table(found["paths"])),
             Section(
                 "Days",
                 f"The rate is sin squared over {found['seconds']:g} s. Peak: in capacities of the widest "
@@ -227,20 +227,21 @@ def page(found: dict[str, Any]) -> Page:
     )
 
 
-def _paths(found: dict[str, Any]) -> Table:
-    head = ("path", "quality", "23 rows, us", "256 rows, us", "capacity, queries/s")
+def paths_table(paths: Sequence[Mapping[str, Any]], queries: str = "queries") -> Table:
+    """Returns the table of the figures of a ladder's paths. queries: what a query is called."""
+    head = ("path", "quality", f"{ROWS} rows, us", "256 rows, us", f"capacity, {queries}/s")
     rows = [
         (p["name"], f"{p['quality']:.4f}", f"{p['few_us']:.0f}", f"{p['many_us']:.0f}", rate(p["capacity"]))
-        for p in found["paths"]
+        for p in paths
     ]
     return Table(head, tuple(rows))
 
 
 def _gains(found: Sequence[dict[str, Any]], key: str, hindsight: str, widest: str) -> Table:
-    head = (key, "queries/s", "best static", "over it", f"over {_named(hindsight)}, best over all")
+    head = (key, "queries/s", "best static", "over it", f"over {short_name(hindsight)}, best over all")
     head += (
         "over the static chosen for twice the mean",
-        f"over always {_named(widest)}",
+        f"over always {short_name(widest)}",
         "`mprec` over the best static",
         "of the bound",
         "bound over the chosen",
@@ -252,10 +253,10 @@ def _gains(found: Sequence[dict[str, Any]], key: str, hindsight: str, widest: st
             (
                 f"{one[key]:g}",
                 rate(one["queries_s"]),
-                _named(own),
+                short_name(own),
                 f"{gain(one, own):+.2%}",
                 f"{gain(one, hindsight):+.2%}",
-                f"{gain(one, one['chosen']):+.2%} ({_named(one['chosen'])})",
+                f"{gain(one, one['chosen']):+.2%} ({short_name(one['chosen'])})",
                 f"{gain(one, widest):+.1%}",
                 f"{gain(one, own, 'mprec'):+.2%}",
                 f"{one['runs']['priced']['information_s'] / one['bound_s']:.4f}",
@@ -274,7 +275,7 @@ def _by_policy(found: Sequence[dict[str, Any]], key: str, only: Sequence[str] = 
             rows.append(
                 (
                     f"{one[key]:g}",
-                    _named(policy),
+                    short_name(policy),
                     rate(run["information_s"]),
                     f"{run['in_time']:.2%}",
                     f"{run['late']:.2%}",
@@ -288,7 +289,9 @@ def _by_policy(found: Sequence[dict[str, Any]], key: str, only: Sequence[str] = 
 
 
 def _mix(run: dict[str, Any]) -> str:
-    return ", ".join(f"{_named(name)} {share:.0%}" for name, share in run["mix"].items() if share >= 0.005)
+    return ", ".join(
+        f"{short_name(name)} {share:.0%}" for name, share in run["mix"].items() if share >= 0.005
+    )
 
 
 def _losses(found: Sequence[dict[str, Any]]) -> tuple[str, ...]:
@@ -298,7 +301,7 @@ def _losses(found: Sequence[dict[str, Any]]) -> tuple[str, ...]:
         best = best_static([one])
         if (more := gain(one, best)) < -1e-4:
             what = f"peak {one['peak']:g}" if "peak" in one else f"load {one['load']:g}"
-            told.append(f"{what}: {more:+.3%} against {_named(best)}, with {_mix(one['runs']['priced'])}")
+            told.append(f"{what}: {more:+.3%} against {short_name(best)}, with {_mix(one['runs']['priced'])}")
     return tuple(told) or ("nowhere",)
 
 
@@ -312,7 +315,8 @@ def _why() -> str:
     )
 
 
-def _named(policy: str) -> str:
+def short_name(policy: str) -> str:
+    """Returns a path's or policy's name without its kind and device."""
     return policy.removeprefix("static:").removesuffix("@cpu")
 
 

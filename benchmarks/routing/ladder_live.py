@@ -153,10 +153,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     os.sched_setaffinity(0, {cores[-1]})
     policies = tuple(args.policies.split(",")) if args.policies else ladder.policies
     conditions = Conditions(
-        slo_s=args.slo_ms / 1e3,
-        warmup_s=WARM_UP_S,
-        sizes=Sizes(kind="fixed", mean=ROWS),
-        max_lag_s=MAX_LAG_S,
+        slo_s=args.slo_ms / 1e3, warmup_s=WARM_UP_S, sizes=Sizes(kind="fixed", mean=ROWS), max_lag_s=MAX_LAG_S
     )
     with (
         priority(args.ahead),

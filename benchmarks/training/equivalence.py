@@ -185,17 +185,8 @@ def trained(
     recipe.write_text(yaml.safe_dump(training.model_dump(mode="json")))
     options = [str(memory) if word == "MEMORY" else word for word in WAYS[way]]
     command = [sys.executable, "-m", "polyrec", "train", "--data", str(file), "--schema", name]
-    command += [
-        "--out",
-        str(out),
-        "--recipe",
-        str(recipe),
-        "--seed",
-        str(seed),
-        "--replace",
-        "--json",
-        *options,
-    ]
+    command += ["--out", str(out), "--recipe", str(recipe), "--seed", str(seed)]
+    command += ["--replace", "--json", *options]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     bundle = load_bundle(out)
     rows = (out / "embeddings.safetensors").stat().st_size

@@ -147,14 +147,8 @@ def compare(args: argparse.Namespace, folder: Path) -> None:
     train = ["-m", "polyrec", "train", "--data", str(data), "--schema", str(schema), "--recipe", str(recipe)]
     train += ["--out", str(folder / "bundle"), "--replace", "--json"]
     window = ["--window", str(args.window)]
-    steps_of = [
-        "-m",
-        "benchmarks.training.streamed_beside",
-        "--steps-of",
-        str(data),
-        str(schema),
-        str(recipe),
-    ]
+    steps_of = ["-m", "benchmarks.training.streamed_beside", "--steps-of"]
+    steps_of += [str(data), str(schema), str(recipe)]
     commands: dict[str, tuple[list[str], Path | None]] = {
         "polyrec": ([sys.executable, *train, *window], ROOT),
         "earlier": ([sys.executable, *train], args.earlier),

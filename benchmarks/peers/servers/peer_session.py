@@ -67,10 +67,5 @@ def decode(body: bytes) -> tuple[Any, Any]:
 
 def encode(probabilities: Any) -> bytes:
     """Returns the inference-protocol answer as JSON."""
-    output = {
-        "name": "probability",
-        "datatype": "FP32",
-        "shape": [probabilities.size],
-        "data": probabilities,
-    }
+    output = {"name": "probability", "datatype": "FP32", "shape": [probabilities.size], "data": probabilities}
     return orjson.dumps({"model_name": "dlrm", "outputs": [output]}, option=orjson.OPT_SERIALIZE_NUMPY)
