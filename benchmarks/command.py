@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import shlex
+import socket
 import subprocess
 import sys
 import time
@@ -20,7 +21,6 @@ from typing import Any, TypeVar
 from polyrec.loadtest.machine import raised_priority
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "docs" / "results"
 DATA_ROOT = ROOT.parent / "shared" / "data"
 PUBLIC = {
     "trivago": "trivago/impressions.parquet",
@@ -59,6 +59,13 @@ def revision() -> str:
     """Returns the checkout's commit."""
     describe = ["git", "describe", "--always", "--dirty"]
     return subprocess.run(describe, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def free_port() -> int:
+    """Returns a free port of 127.0.0.1."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
 
 
 def priority(first: bool) -> AbstractContextManager[None]:

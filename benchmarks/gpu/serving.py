@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.command import command_parser, save
+from benchmarks.command import ROOT, command_parser, free_port, save
 from benchmarks.gpu.page import closed_table
 from benchmarks.peers.__main__ import PeerCase, PeerTally, case_of, closed_loops
 from benchmarks.peers.models import MODELS, open_model
@@ -30,10 +30,8 @@ from benchmarks.peers.queries import json_body
 from benchmarks.peers.servers.starting import (
     INFER,
     LARGE_REQUESTS,
-    ROOT,
     RunningServer,
     ServerName,
-    free_port,
     wait_until_it_answers,
 )
 from polyrec.loadtest.machine import processor

@@ -12,7 +12,6 @@ older revision.
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -26,7 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.command import CLIENT_CORE, ROOT, SERVER_CORE, command_parser, save, saved
+from benchmarks.command import CLIENT_CORE, ROOT, SERVER_CORE, command_parser, free_port, save, saved
 from benchmarks.paired import ratio
 from polyrec.loadtest.drivers.closed_loop import closed_loop
 from polyrec.loadtest.drivers.connection import Target
@@ -93,9 +92,7 @@ def help_ms(tree: Path) -> float:
 @contextmanager
 def server(tree: Path, bundle: Path) -> Iterator[Child]:
     """Yields a ready server of a checkout, pinned to `SERVER_CORE`."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     options = ["--bundle", str(bundle), "--port", str(port)]
     options += ["--drain-grace-s", "0", "--default-budget-ms", "60000"]
     line, environment = polyrec(tree, "serve", *options)

@@ -23,12 +23,12 @@ from pathlib import Path
 import httpx
 from PIL import Image
 
-from benchmarks.command import command_parser
+from benchmarks.command import ROOT, command_parser
 from benchmarks.operations.browser import Page, browser
 from polyrec.planner.plan import load_plan
 from polyrec.server.child import start
 
-PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
+PICTURES = ROOT / "docs" / "pictures"
 WIDTH, HEIGHT, PHONE = 1280, 900, 390
 LONGER = (
     "(e => { e.value = '300'; e.dispatchEvent(new Event('change')); })(document.querySelector('#window'))"

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,11 +20,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.command import ROOT, free_port
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.errors import PolyrecError
 from polyrec.server.child import start
 
-ROOT = Path(__file__).parents[3]
 PACKAGES = ("fastapi", "numpy", "onnxruntime-gpu", "orjson", "uvicorn[standard]", "mosec")
 """Packages of the peers' environment; in Polyrec's versions if Polyrec uses them too."""
 KINDS = ("polyrec", "fastapi", "mosec")
@@ -136,12 +135,6 @@ def _pinned(
             )
     finally:
         os.sched_setaffinity(0, cores)
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def wait_until_it_answers(server: RunningServer, probe: bytes) -> None:
