@@ -38,8 +38,9 @@ import numpy as np
 
 from benchmarks.command import CLIENT_CORE, SERVER_CORE, command, command_parser, priority, save
 from benchmarks.lanes.memory import tree
-from benchmarks.routing.faults import count_fates, send_load, slow
+from benchmarks.routing.faults import count_fates, prepared_load, slow
 from polyrec.loadtest.comparison.policy_server import PolicyServer
+from polyrec.loadtest.drivers.open_loop import Limits, run
 from polyrec.loadtest.drivers.server_pages import get_json, read_metrics
 from polyrec.loadtest.machine import machine
 from polyrec.loadtest.results.outcome import Fate, Outcome
@@ -87,6 +88,13 @@ DISTURBANCES: dict[str, Callable[[int], None] | None] = {
     "whole process stopped 0.3 s": stop,
     "lane slow for 2 s": slow_lane,
 }
+
+
+def send_load(
+    url: str, source: Source, rate: float, seconds: float, budget_s: float, seed: int, steady: bool = False
+) -> Outcome:
+    """Sends requests of the source's own sizes, at Poisson or regular times."""
+    return run(*prepared_load(url, source, rate, seconds, budget_s, seed, steady), Limits())
 
 
 def best_path(url: str) -> str:

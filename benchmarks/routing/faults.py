@@ -32,7 +32,7 @@ from benchmarks.command import command, command_parser, save
 from benchmarks.routing.plans import plan_of
 from polyrec.loadtest.comparison.policy_server import PolicyServer
 from polyrec.loadtest.drivers.connection import Target
-from polyrec.loadtest.drivers.load import load_of
+from polyrec.loadtest.drivers.load import Load, load_of
 from polyrec.loadtest.drivers.open_loop import Limits, run
 from polyrec.loadtest.drivers.server_pages import get_json
 from polyrec.loadtest.machine import machine
@@ -98,10 +98,10 @@ def inject(url: str, fault: Callable[[int], None], at_s: float, times_s: list[fl
         time.sleep(0.02)
 
 
-def send_load(
+def prepared_load(
     url: str, source: Source, rate: float, seconds: float, budget_s: float, seed: int, steady: bool = False
-) -> Outcome:
-    """Sends requests of the source's own sizes, at Poisson or regular times."""
+) -> tuple[Target, Load]:
+    """Returns requests of the source's own sizes, at Poisson or regular times."""
     due_s = (
         np.arange(0.0, seconds, 1 / rate)
         if steady
@@ -109,18 +109,18 @@ def send_load(
     )
     rows, body = source.shuffled(due_s.size, seed)
     target = Target(url + RANK, {"Content-Type": "application/json"})
-    load = load_of(target, due_s, seconds, body, rows=rows, budget_s=budget_s, prepare=True)
-    return run(target, load, Limits())
+    return target, load_of(target, due_s, seconds, body, rows=rows, budget_s=budget_s, prepare=True)
 
 
 def measure(
     url: str, name: str, rate: float, slo_s: float, seconds: float, source: Source, seed: int
 ) -> dict[str, Any]:
     """Measures one fault under load."""
+    load = prepared_load(url, source, rate, WARM_UP_S + seconds, slo_s, seed)
     back: list[float] = []
     injector = threading.Thread(target=inject, args=(url, FAULTS[name], WARM_UP_S + seconds / 4, back))
     injector.start()
-    outcome = send_load(url, source, rate, WARM_UP_S + seconds, slo_s, seed).since(WARM_UP_S)
+    outcome = run(*load, Limits()).since(WARM_UP_S)
     injector.join()
     return result_of(name, outcome, slo_s, back[0] if back and name != "none" else None)
 

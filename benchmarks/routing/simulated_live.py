@@ -31,7 +31,7 @@ from polyrec.loadtest.machine import machine
 from polyrec.loadtest.traffic.source import open_source
 from polyrec.models.bundle.bundle import load_bundle
 from polyrec.planner.plan import Plan, load_plan
-from polyrec.planner.simulation.simulator import Slowdown
+from polyrec.planner.simulation.simulator import Slowdown, no_slowdown
 from polyrec.planner.traffic import parse_sizes
 from polyrec.report.text import markdown_table
 
@@ -75,9 +75,12 @@ def rows_of(
             runs = trial.ladder.get(rate)
             if not runs:
                 continue
+            # a run that was discarded has no slowdown
+            slow = [
+                slowdowns.get((policy, rate, i), no_slowdown) for i in range(comparison.conditions.repeats)
+            ]
             there = [
-                comparison.simulate_run(whole, policy, rate, i, slowdown=slowdowns[policy, rate, i])
-                for i in range(comparison.conditions.repeats)
+                comparison.simulate_run(whole, policy, rate, i, slowdown=one) for i, one in enumerate(slow)
             ]
             live, simulated = (
                 {
