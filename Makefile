@@ -88,8 +88,8 @@ format: setup  ## apply the formatter and the safe fixes of the linter
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: setup  ## requests/s, rows/s and where the time goes, one core serving, the other asking
-	@$(BIN)/python benchmarks/http/serve_throughput.py
+bench: setup  ## requests/s of a real-size model and where the time goes, one core serving, the other asking
+	@$(BIN)/python -m benchmarks.peers.phases
 
 observe: setup  ## server, Prometheus, a day's load in a minute; then look at it until Ctrl-C (ARGS="--plan FILE")
 	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.operations.observe $(ARGS)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The CUDA code on a GPU by one command: tests marked gpu, lookups, a server, MP-Rec's representations. Writes
-# gpu-{lookup,serving,representations}.json into $OUT (default docs/results); docs/results/gpu.md has what an H100
+# gpu-{lookup,serving,bench}.json into $OUT (default docs/results); docs/results/gpu.md has what an H100
 # gave. Needs a CUDA build of torch, which brings Triton, any onnxruntime, and what `make setup` installs else
 # but for Ray, Locust and OpenVINO. Eight minutes, most of them the last step; STEPS="tests lookup" chooses.
 # Without a GPU: DEVICE=cpu goes through the same steps on small models (no figures).
@@ -16,12 +16,25 @@ trap 'rm -rf "$work"' EXIT
 export OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1
 
 if [ "$device" = cpu ]; then
-	which="not gpu" small=--small slow="--slo-ms 2000 --rates 5 10 --policies static" out="$work"
+	which="not gpu" small=--small devices=cpu cores=1 slo_ms=2000 rate=10 rates=5,10 policies=static out="$work"
 else
-	which=gpu small= slow=
+	which=gpu small= devices=cpu,gpu0 cores=4 slo_ms=10 rate=1000 rates=200,500,1000,2000,4000 policies=all
 	nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv
 fi
 "$python" -c 'import sys, torch; print("python", sys.version.split()[0], "torch", torch.__version__)'
+
+# profiles the four representations on each device, plans, and offers rising loads under every policy
+mprec() {
+	local folder="$1" quality polyrec="timeout 240 $python -m polyrec"
+	quality="$("$python" -m benchmarks.gpu.representations --folder "$folder" $small)" || return 1
+	$polyrec profile "$folder"/{table,dhe,select,hybrid} --devices "$devices" --metric accuracy $quality \
+		--precisions fp32 --seconds 2 --max-rows 1024 --out "$folder/profile.json" --fresh &&
+		$polyrec plan --profile "$folder/profile.json" --slo-ms "$slo_ms" --cores "$cores" --swing 8 \
+			--traffic "rate=$rate,sizes=lognormal:128" --out "$folder/plan.json" &&
+		$polyrec plan --explain "$folder/plan.json" &&
+		$polyrec bench --plan "$folder/plan.json" --policies "$policies" --slo-ms "$slo_ms" --sizes lognormal:128 \
+			--rates "$rates" --seconds 2 --warmup 0.5 --no-search --no-step --json >"$out/gpu-bench.json"
+}
 
 failed=0
 for step in $steps; do
@@ -40,8 +53,7 @@ for step in $steps; do
 			--rows 23 270 --out "$out/gpu-serving.json" || failed=1
 		;;
 	representations)
-		timeout 420 "$python" -m benchmarks.gpu.representations --device "$device" $small $slow --folder "$work/mprec" \
-			--out "$out/gpu-representations.json" || failed=1
+		mprec "$work/mprec" || failed=1
 		;;
 	esac
 done

@@ -24,10 +24,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager, redirect_stdout
-from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -35,8 +33,10 @@ from typing import Any
 import numpy as np
 import uvloop
 
+from benchmarks.command import answer_of, command_parser, save, timestamp
 from benchmarks.fleet.cluster_page import page
 from benchmarks.http.protocols import http_asker, http_request, random_tensors
+from benchmarks.operations.rollout import fates
 from polyrec.cli.main import main as polyrec
 from polyrec.cluster import control, nodes
 from polyrec.cluster.spec import Ingress
@@ -44,7 +44,6 @@ from polyrec.loadtest.drivers.connection import Target
 from polyrec.loadtest.drivers.load import load_of
 from polyrec.loadtest.drivers.open_loop import Limits, run
 from polyrec.loadtest.machine import machine
-from polyrec.loadtest.results.outcome import Outcome
 from polyrec.loadtest.traffic.request_bodies import INFER, infer_body
 from polyrec.models.bundle.bundle import load_bundle
 from polyrec.planner.arrivals import arrival_times
@@ -169,21 +168,6 @@ def measure_faults(args: argparse.Namespace) -> dict[str, Any]:
     return {"phases": phases, "all": fates(outcome), "served": served}
 
 
-def fates(outcome: Outcome) -> dict[str, Any]:
-    """Returns counts of statuses, requests lost and late, and latency."""
-    latency_ms = 1e3 * outcome.latency_s
-    return {
-        "requests": int(outcome.status.size),
-        "lost": int((outcome.status != 200).sum()),
-        "late": int((outcome.latency_s > outcome.budget_s).sum()),
-        "statuses": {str(s): n for s, n in Counter(outcome.status.tolist()).items()},
-        "p50_ms": round(float(np.nanquantile(latency_ms, 0.5)), 2),
-        "p99_ms": round(float(np.nanquantile(latency_ms, 0.99)), 2),
-        "max_ms": round(float(np.nanmax(latency_ms)), 2),
-        "driver_lag_p99_ms": round(1e3 * float(np.nanquantile(outcome.lag_s, 0.99)), 2),
-    }
-
-
 def _disturb(args: argparse.Namespace, took: dict[str, float]) -> None:
     """Causes one disturbance per phase, in the order of PHASES."""
     began = time.monotonic()
@@ -226,16 +210,11 @@ def apart(argv: Sequence[str]) -> Any:
         environ = {**os.environ, INSIDE: "1", "RAY_TMPDIR": folder, "TMPDIR": folder}
         shell = 'ip link set lo up && exec "$@"'
         command = [*NAMESPACE, "sh", "-c", shell, "sh", sys.executable, "-m", "benchmarks.fleet.cluster"]
-        done = subprocess.run([*command, *argv], env=environ, stdout=subprocess.PIPE, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(argv)} ended with status {done.returncode}")
-    return json.loads(done.stdout.splitlines()[-1])
+        return answer_of([*command, *argv], env=environ)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("plan", type=Path)
     parser.add_argument("--other", type=Path, help="plan to roll to (default: the same)")
     parser.add_argument("--rows", type=int, default=23)
@@ -257,7 +236,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(found), flush=True)
         return 0
     chosen = args.only or [*(way or "single" for way in WAYS), "faults"]
-    made = datetime.now(UTC).isoformat(timespec="seconds")
+    made = timestamp()
     whole: dict[str, Any] = {"made": made, "machine": machine(), "model": about(args.plan), "ways": []}
     whole["settings"] = {name: getattr(args, name) for name in SETTINGS}
     base = [str(args.plan), "--other", str(args.other)]
@@ -270,10 +249,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             whole["ways"] += found
         print(json.dumps(found), file=sys.stderr, flush=True)
-    text = json.dumps(whole, indent=1) + "\n"
-    if args.json:
-        args.json.write_text(text)
-    else:
+    save(args.json, whole)
+    if not args.json:
         print(json.dumps(whole))
     if args.page:
         args.page.write_text(page(whole))

@@ -8,11 +8,8 @@ Nodes are of three described kinds and serve MP-Rec's Kaggle model. Queries have
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 from time import perf_counter, process_time
@@ -20,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.command import command_parser, save, timestamp
 from benchmarks.fleet.baselines import LeastOutstanding, RoundRobin, StaleTwoChoices, WeightedRandom
 from benchmarks.fleet.dispatch_page import page
 from benchmarks.fleet.node_model import NodeKind
@@ -230,14 +228,14 @@ def check_node(kinds: dict[str, Kind], queries: int) -> list[dict[str, Any]]:
     return found
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.fleet.dispatch")
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = command_parser(__doc__)
     parser.add_argument("--out", type=Path, default=Path("docs/results"), metavar="DIR")
     parser.add_argument("--quick", action="store_true", help="a twentieth of the queries: a trial")
     args = parser.parse_args(argv)
     kinds = {name: Kind(name) for name in KINDS}
     found = {
-        "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "made": timestamp(),
         "machine": processor(),
         "budget_ms": 1e3 * BUDGET_S,
         "kinds": {
@@ -249,11 +247,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "decision_s": {policy: {n: decision_s(policy, [1.0] * n) for n in QUERIES} for policy in POLICIES},
         "runs": run_fleets(kinds, SMALL if args.quick else QUERIES),
     }
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "fleet-simulated.json").write_text(json.dumps(found, indent=1) + "\n")
+    save(args.out / "fleet-simulated.json", found)
     (args.out / "fleet-simulated.md").write_text(page(found))
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -8,15 +8,13 @@ of the described speeds, accuracies are recalled from the paper, and prices are 
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from time import process_time
 from typing import Any, Literal
 
+from benchmarks.command import command_parser, save, timestamp
 from benchmarks.fleet.plan_page import write
 from benchmarks.routing.mprec_machines import MODELS, load_machine_of, profile
 from benchmarks.routing.roofline import Assumed
@@ -129,13 +127,13 @@ def compare() -> dict[str, Any]:
     return found
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.fleet.plan_day")
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = command_parser(__doc__)
     parser.add_argument("--out", type=Path, default=Path("docs/results"), metavar="DIR")
     args = parser.parse_args(argv)
     require_matplotlib()
     found = {
-        "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "made": timestamp(),
         "machine": processor(),
         "nodes": [node.model_dump() for node in NODES],
         "rates": {name: rates(peak) for name, peak in PEAK.items()},
@@ -143,10 +141,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "slo_ms": SLO_MS,
         "ways": compare(),
     }
-    (args.out / "fleet-plan.json").write_text(json.dumps(found) + "\n")
+    save(args.out / "fleet-plan.json", found)
     write(found, args.out)
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

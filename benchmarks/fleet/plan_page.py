@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.command import table
 from polyrec.models.amounts import percent
 from polyrec.report.chart import Chart, Series, draw, png
 
@@ -18,13 +19,12 @@ SHOWN = ("plan", "peak", "cheapest")
 def write(found: dict[str, Any], out: Path) -> None:
     """Writes fleet-plan.md and its picture. found: of `plan_day`."""
     (out / PICTURE).write_bytes(png(draw(_charts(found))))
-    (out / "fleet-plan.md").write_text("\n".join(_lines(found)) + "\n")
+    (out / "fleet-plan.md").write_text(page(found))
 
 
-def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Returns the lines of a table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return ["| " + " | ".join(cells) + " |" for cells in lines]
+def page(found: dict[str, Any]) -> str:
+    """Returns the page. found: of `plan_day`."""
+    return "\n".join(_lines(found)) + "\n"
 
 
 def _lines(found: dict[str, Any]) -> list[str]:
@@ -63,7 +63,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
         "- `cheapest`: nodes by the hour, no required accuracy.",
         "- `only ...`: one representation with its accuracy; nodes by the hour, or the peak's all day.",
         "",
-        *markdown(
+        *table(
             ["", "$ a day", "over plan", "$ per million predictions", "nodes in use, most and least"]
             + [f"{m}: accuracy" for m in models]
             + ["in time", "gap", "solved in s"],
@@ -80,7 +80,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
         "",
         "## Which paths where",
         "",
-        *markdown(
+        *table(
             ["node type", "nodes", "rows answered by"],
             [
                 [
@@ -97,7 +97,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
         "What one more node would save in an hour. A type worth less than it costs is not rented; one worth "
         "more is limited by its maximum.",
         "",
-        *markdown(
+        *table(
             ["node type", "costs $/h", "is worth $/h, mean of the day", "at most"],
             [
                 [w["type"], f"{w['price']:.2f}", f"{w['worth']:.3f}", f"{w['at_most']:.3f}"]
@@ -110,7 +110,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
         "Paths are chosen again for the same nodes, first for rows in time (the same share of every model), "
         "then for accuracy. Figures: share of rows in time over the day (in the worst hour), mean accuracy.",
         "",
-        *markdown(["", *(f"{way}: {m}" for way in SHOWN for m in models)], list(_what_ifs(ways, models))),
+        *table(["", *(f"{way}: {m}" for way in SHOWN for m in models)], list(_what_ifs(ways, models))),
         "",
         "Not modeled: the time to start nodes, the transition itself, and uneven load between nodes.",
     ]
@@ -170,7 +170,7 @@ def _by_hour(found: dict[str, Any]) -> list[str]:
             + [f"{one['models'][m]['quality_by_hour'][h]:.5f}" for one in (plan, peak) for m in (0, 1)]
         )
     names = [m["name"] for m in plan["models"]]
-    return markdown(
+    return table(
         ["hour", "requests/s", *types, "plan $/h", "peak $/h"]
         + [f"{way}: {name}" for way in ("plan", "peak") for name in names],
         rows,

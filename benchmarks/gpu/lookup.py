@@ -17,8 +17,6 @@ In each of three parts, all implementations are first compared on the same batch
 
 from __future__ import annotations
 
-import argparse
-import json
 import platform
 import statistics
 import time
@@ -31,6 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.command import command_parser, save
 from benchmarks.gpu.model import WIDTH, GpuModel, Predict, predictions, ways
 from polyrec.models.schema.batch import Batch
 from polyrec.models.tiers.device.kernels import PRECISIONS, available, sums
@@ -255,7 +254,7 @@ def measure(device: torch.device, size: Size) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = command_parser(__doc__)
     parser.add_argument("--device", default="cuda", help="cuda (the default), or cpu to try the steps")
     parser.add_argument("--small", action="store_true", help="small tables, few repetitions: no figures")
     parser.add_argument("--json", type=Path, help="where the figures go")
@@ -266,8 +265,7 @@ def main() -> None:
     torch.set_num_threads(1)
     report = measure(device, SMALL if args.small else FULL)
     print(table(report))
-    if args.json:
-        args.json.write_text(json.dumps(report, indent=1) + "\n")
+    save(args.json, report)
 
 
 if __name__ == "__main__":

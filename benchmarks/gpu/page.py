@@ -17,54 +17,11 @@ from typing import Any
 from polyrec.planner.latency_model import LatencyModel
 from polyrec.report.text import markdown_table
 
+TEXT = Path(__file__).with_name("page.md")
+"""The page's text, with a place for the tables."""
 KERNEL_HITS = (1.0, 0.95, 0.8)
 BATCHES = (1, 64, 1024, 4096)
 PROFILED = (1, 32, 128, 256, 1024)
-INTRODUCTION = """# On a GPU
-
-On an H100, a GPU lane answers 1.7 to 5.3 times the requests of plain FastAPI with torch, and the lookup
-kernel reads rows as fast as the memory allows. Routing over CPU and GPU is only simulated.
-
-The H100 (80 GB) with 16 cores of an Intel Xeon (AMX, 300 MB of L3) was available for fifteen minutes on
-2026-11-26, for three runs: Python 3.12, torch 2.11 (CUDA 13), Triton 3.6, onnxruntime 1.30 for the CPU. 52
-tests marked `gpu` passed; three, for ONNX Runtime's and OpenVINO's GPU providers, were skipped.
-`benchmarks/gpu.sh` repeats the runs; this page is written by `python -m benchmarks.gpu.page docs/results`.
-"""
-NOTES = """## What follows
-
-- **The lookup kernel reads as fast as the memory allows** from 1,024 rows on, and needs about a quarter of
-  `torch.nn.EmbeddingBag`'s time. Misses in pinned host memory are limited by the bus; int8 rows of 67
-  bytes, which start at any byte, reach a third of it.
-- **The host's work dominates small batches.** A batch of 64 rows takes the kernel 3 microseconds and the
-  host 250: arrays in slot order, one copy, events, a launch. So over tiers with half of the rows on the GPU,
-  predictions of up to 256 rows are slower than a gather by the host. From 1,024 rows on they are 1.8 to 4.9
-  times faster, if misses are read in place.
-- **Reading misses in place is faster than copying them** at every size and rate, so `tiers`, which learns the
-  choice, should be near `direct`. In this run it also explored, and alternated on batches without a miss,
-  which has been fixed since.
-- **Served**, waiting requests share a launch. A process lane does not share the interpreter lock with the
-  event loop (1.6 times a thread's rate at 270 rows), so plans give GPUs process lanes unless their rows are
-  in tiers. Alone, a request takes a millisecond, a quarter of it for the prediction; the rest is probably
-  wake-ups of a virtual machine's idle cores.
-- **Computed vectors** were limited by launches (*before*). With whole batches at once, hybrid takes 2.9 times
-  as long as table at 128 rows instead of 7.6, and 2.5 times at 1,024 instead of 3.5. `dhe@cuda:0` was not
-  measured again.
-- **Choosing among representations pays on this machine.** At 300 queries/s hybrid on the GPU answers
-  everything, at 1,000 four fifths; beyond, tables on both devices take over and nothing is late. Hybrid alone
-  answers 36% of 4,000/s. The GPU's table alone is in time up to 3,000/s; routing gains accuracy over it,
-  .0001 to .0024 of the bound. Against table on the CPU, MP-Rec's baseline, `priced` makes 1.5 times the
-  correct predictions at 1,000/s and 6 times at 4,000 (the paper: 2.49 and 3.76, on other machines).
-- **Other policies.** MP-Rec's rule is ahead by .0005 at 1,000/s, and late by 1.5 to 7.6% from 2,000/s on.
-  DeepRecSys places queries by their size alone, and up to 78% expire.
-
-## What was not measured
-
-- The plan above on a live server; policies are simulated over measured latencies.
-- Open-loop rates (knees), requests of 2,048 rows, more than one turn: figures are single runs of .6 s.
-- ONNX Runtime's and OpenVINO's GPU providers, several GPUs, training's speed, tiers with a disk or remote
-  store on a GPU.
-- Process lanes on a GPU with several paths in one process.
-"""
 
 
 def kernel(look: Mapping[str, Any]) -> list[str]:
@@ -190,7 +147,7 @@ def page(folder: Path) -> str:
         for name in ("lookup", "serving", "profile", "simulated")
     )
     parts = (kernel(look), predictions(look), serving(served), profile(profiled), simulated(ran))
-    return "\n\n".join([INTRODUCTION.rstrip(), *("\n".join(part) for part in parts), NOTES])
+    return TEXT.read_text().replace("{tables}", "\n\n".join("\n".join(part) for part in parts))
 
 
 if __name__ == "__main__":

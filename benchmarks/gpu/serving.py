@@ -10,8 +10,6 @@ reference. Servers may use all cores except the driver's; `binary` sends tensors
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import subprocess
 import sys
@@ -24,6 +22,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.command import ROOT, command_parser, free_port, save
 from benchmarks.gpu.page import closed_table
 from benchmarks.peers.__main__ import PeerCase, PeerTally, case_of, closed_loops
 from benchmarks.peers.models import MODELS, open_model
@@ -31,10 +30,8 @@ from benchmarks.peers.queries import json_body
 from benchmarks.peers.servers.starting import (
     INFER,
     LARGE_REQUESTS,
-    ROOT,
     RunningServer,
     ServerName,
-    free_port,
     wait_until_it_answers,
 )
 from polyrec.loadtest.machine import processor
@@ -83,14 +80,8 @@ def running(served: Served, bundle: Bundle, folder: Path, probe: bytes) -> Itera
             yield RunningServer(served.name, own.url + INFER, own.process)
         return
     port = free_port()
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.gpu.plain_server",
-        str(bundle.path),
-        served.device,
-        str(port),
-    ]
+    command = [sys.executable, "-m", "benchmarks.gpu.plain_server"]
+    command += [str(bundle.path), served.device, str(port)]
     with (folder / "plain.log").open("wb") as log:
         process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
     server = RunningServer(served.name, f"http://127.0.0.1:{port}{INFER}", process)
@@ -117,7 +108,7 @@ def compare(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = command_parser(__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="of the model")
     parser.add_argument("--model", default="kaggle", choices=list(MODELS))
     parser.add_argument("--device", default="cuda:0")
@@ -134,7 +125,7 @@ def main() -> None:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     report: dict[str, Any] = {"device": name, "processor": processor(), "cores": len(cores)}
     report |= {"torch": torch.__version__, "model": args.model, "turns": args.turns, "sizes": {}}
-    cases = [case_of(bundle, rows, "rows", None) for rows in args.rows]
+    cases = [case_of(bundle, rows, "rows") for rows in args.rows]
     with ExitStack() as stack:
         probe = json_body(cases[0].drawn, 0)
         # servers inherit all cores but the driver's
@@ -144,8 +135,7 @@ def main() -> None:
         for case in cases:
             report["sizes"][str(case.rows)] = compare(up, case, args.turns, args.seconds)
             print("\n".join(closed_table(case.rows, report["sizes"][str(case.rows)])), flush=True)
-            if args.out:
-                args.out.write_text(json.dumps(report, indent=1) + "\n")
+            save(args.out, report)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ programs.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import sys
@@ -25,6 +24,7 @@ from statistics import median
 import numpy as np
 import pyarrow as pa
 
+from benchmarks.command import command_parser
 from polyrec.models.allocator import retain_freed_memory
 from polyrec.models.errors import FeatureError
 from polyrec.models.schema.dense_transform import Standard
@@ -358,9 +358,7 @@ def _longest_step(body: bytes, limit: int) -> float:
 
 
 def main(args: list[str] | None = None, tell: Callable[[str], object] = print) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("--schema", default="trivago")
     parser.add_argument("--times", type=int, default=7)
     given = parser.parse_args(args)

@@ -13,7 +13,6 @@ differs.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import logging
 import os
@@ -28,6 +27,7 @@ from random import Random
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from benchmarks.command import command_parser
 from polyrec.models.bundle.bundle import Bundle
 from tests.server.http.streams.corpus import trained
 from tests.server.http.streams.fuzzer import Fuzzer, served
@@ -133,9 +133,7 @@ def shrunk(stream: Stream, bundle: Bundle, clicks: Path) -> tuple[Stream, list[s
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.http.fuzz_streams", description=__doc__.split("\n")[0]
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("--requests", type=int, default=200_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="number of the first stream")

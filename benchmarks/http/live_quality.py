@@ -8,14 +8,13 @@ maximum amount of work: labels are final after a second, and there is no pause b
 
 from __future__ import annotations
 
-import argparse
 import http.client
 import json
 import os
 import signal
 import tempfile
 import time
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -23,8 +22,10 @@ import numpy as np
 import orjson
 import pyarrow.parquet as pq
 
-from benchmarks.http.revisions import processor_s
+from benchmarks.command import command_parser
+from benchmarks.operations.cold_start import requests_of
 from benchmarks.paired import ratio
+from polyrec.loadtest.machine import core_seconds
 from polyrec.models.bundle.bundle import load_bundle
 from polyrec.server.child import start
 
@@ -36,16 +37,8 @@ TOKEN = "feedback-token-of-this-benchmark"
 def bodies(bundle: Path, data: Path, most: int = 200) -> list[bytes]:
     """Returns ranking requests of the data, with at least one row each."""
     schema = load_bundle(bundle).manifest.schema_
-    table = pq.read_table(data).slice(0, 20_000)
-    ids = table[schema.group].to_numpy()
-    first = np.flatnonzero(np.append(True, ids[1:] != ids[:-1]))
-    found = []
-    for a, b in islice(pairwise(first.tolist()), most):
-        part = table.slice(a, b - a)
-        context = part.select(schema.context.names).slice(0, 1).to_pylist()[0]
-        candidates = part.select(schema.candidate.names).to_pydict()
-        found.append(orjson.dumps({"context": context, "candidates": candidates}))
-    return found
+    rows = pq.read_table(data).slice(0, 20_000)
+    return [body for _, body in islice(requests_of(rows, schema), most)]
 
 
 def turn(
@@ -86,7 +79,7 @@ def judge_of(server: int) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = command_parser(__doc__)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--pairs", type=int, default=10)
@@ -122,9 +115,9 @@ def main() -> None:
             for pair in range(arguments.pairs):
                 for state in sorted(found, reverse=bool(pair % 2)):
                     os.kill(judge, signal.SIGCONT if state == "at work" else signal.SIGSTOP)
-                    before_s = processor_s(judge)
+                    before_s = core_seconds(judge)[0]
                     found[state].append(turn(connection, requests, f"{state[0]}{pair}"))
-                    worked_s += processor_s(judge) - before_s
+                    worked_s += core_seconds(judge)[0] - before_s
             os.kill(judge, signal.SIGCONT)
     share = worked_s / (TURN_S * arguments.pairs)
     print(

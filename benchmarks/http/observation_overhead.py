@@ -15,7 +15,6 @@ traces   at several sampling rates; the real exporter sends to a collector that 
 
 from __future__ import annotations
 
-import argparse
 import json
 import multiprocessing
 import os
@@ -28,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.command import command_parser
 from benchmarks.http.in_process import InProcessClient, opened, run, settle
 from polyrec.server.app.engine import Engine
 from polyrec.server.http.app import Application
@@ -168,11 +168,7 @@ def traces(engine: Engine, app: Application) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns 0 if a request's metrics cost no more than the limit, else 1."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.http.observation_overhead",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("what", choices=list(ROUNDS))
     parser.add_argument("bundle", help="folder of a bundle")
     parser.add_argument("--json", action="store_true")

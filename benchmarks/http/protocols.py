@@ -10,9 +10,7 @@ server's whole process; the model's part is the same for all three.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -28,8 +26,8 @@ import grpc.aio
 import numpy as np
 import uvloop
 
-from benchmarks.http.revisions import processor_s
-from polyrec.loadtest.machine import processor
+from benchmarks.command import command_parser, save
+from polyrec.loadtest.machine import core_seconds, processor
 from polyrec.loadtest.traffic.request_bodies import INFER, infer_body
 from polyrec.models.bundle.bundle import Bundle, load_bundle
 from polyrec.report.text import markdown_table
@@ -132,9 +130,9 @@ async def turn(
 
         await asyncio.gather(*(loop(ask, time.perf_counter() + seconds / 4) for ask in askers))
         took_s.clear()
-        began_s, cpu_s = time.perf_counter(), processor_s(server.process.pid)
+        began_s, cpu_s = time.perf_counter(), core_seconds(server.process.pid)[0]
         await asyncio.gather(*(loop(ask, began_s + seconds) for ask in askers))
-        ended_s, cpu_s = time.perf_counter(), processor_s(server.process.pid) - cpu_s
+        ended_s, cpu_s = time.perf_counter(), core_seconds(server.process.pid)[0] - cpu_s
     asked = len(took_s)
     return ProtocolTurn(
         bundle.manifest.schema_.name,
@@ -152,17 +150,11 @@ async def measure(folder: Path, rows: int, turns: int, seconds: float) -> list[P
     bundle = load_bundle(folder)
     random = np.random.default_rng(0)
     asked = [random_tensors(bundle, rows, random) for _ in range(DIFFERENT_REQUESTS)]
-    requests = dict(
-        zip(
-            WAYS,
-            (
-                [http_request(tensors, binary=False) for tensors in asked],
-                [http_request(tensors, binary=True) for tensors in asked],
-                [grpc_request(tensors) for tensors in asked],
-            ),
-            strict=True,
-        )
-    )
+    requests = {
+        WAYS[0]: [http_request(tensors, binary=False) for tensors in asked],
+        WAYS[1]: [http_request(tensors, binary=True) for tensors in asked],
+        WAYS[2]: [grpc_request(tensors) for tensors in asked],
+    }
     settings = {"bundle": folder, "grpc_port": 0, "default_budget_ms": 10_000, "drain_grace_s": 0}
     with start(settings, core=CORES[0]) as server:
         return [
@@ -187,7 +179,7 @@ def table(turns: Sequence[ProtocolTurn]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = command_parser(__doc__)
     parser.add_argument("bundles", nargs="+", type=Path)
     parser.add_argument("--rows", type=int, default=23)
     parser.add_argument("--turns", type=int, default=4)
@@ -200,8 +192,7 @@ def main() -> None:
         turns += uvloop.run(measure(folder, args.rows, args.turns, args.seconds))
     print(f"{processor()}; rows {args.rows}; {args.turns} turns of {args.seconds:g} s\n")
     print(table(turns))
-    if args.out is not None:
-        args.out.write_text(json.dumps([asdict(t) for t in turns], indent=1) + "\n")
+    save(args.out, [asdict(t) for t in turns])
 
 
 if __name__ == "__main__":

@@ -11,11 +11,7 @@ older revision.
 
 from __future__ import annotations
 
-import argparse
-import asyncio
-import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -23,31 +19,33 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import cycle
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-import uvloop
+import numpy as np
 
-from benchmarks.http.serve_throughput import CLIENT_CORE, SERVER_CORE, add_model, closed_loop, model, prepared
+from benchmarks.command import CLIENT_CORE, ROOT, SERVER_CORE, command_parser, free_port, save, saved
 from benchmarks.paired import ratio
-from polyrec.loadtest.machine import machine
+from polyrec.loadtest.drivers.closed_loop import closed_loop
+from polyrec.loadtest.drivers.connection import Target
+from polyrec.loadtest.drivers.load import BUDGET
+from polyrec.loadtest.machine import core_seconds, machine
 from polyrec.loadtest.traffic.queries import Queries, read_rows
 from polyrec.loadtest.traffic.request_bodies import RANK
 from polyrec.models.bundle.bundle import load_bundle
 
-HERE = Path(__file__).parents[2]
 MAIN = """
 try: from polyrec.cli.main import main
 except ImportError: from polyrec.cli import main
-raise SystemExit(main())
+main()
 """
 """The command `polyrec` in revisions with one package, and in earlier ones."""
 CONNECTIONS = 16
 CANDIDATES = 23
 WARM_UP_S = 0.5
-UNMEETABLE_MS = b"0.05"
+DIFFERENT_REQUESTS = 4096
+UNMEETABLE_MS = "0.05"
 SLICES = 6
 FIGURES = {
     "answers": "answers of 23 candidates, requests/s",
@@ -67,28 +65,17 @@ class Child(NamedTuple):
     port: int
 
 
-def processor_s(pid: int) -> float:
-    """Returns the CPU time of all threads of a process, in seconds."""
-    tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
-    return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
-
-
 def throughput(
-    child: Child, requests: Sequence[bytes], expected: tuple[bytes, ...], seconds: float
+    child: Child, requests: Sequence[bytes], statuses: frozenset[int], seconds: float
 ) -> tuple[float, float]:
     """Returns a closed loop's answers per second, and the server's CPU time per answer in microseconds."""
-    before_s = processor_s(child.pid)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        begin = time.perf_counter()
-        latencies_s = runner.run(
-            closed_loop("127.0.0.1", child.port, cycle(requests), CONNECTIONS, seconds, expected)
-        )
-        took_s = time.perf_counter() - begin
-    answers = CONNECTIONS + len(latencies_s)
-    return answers / took_s, 1e6 * (processor_s(child.pid) - before_s) / answers
+    before_s, begin = core_seconds(child.pid)[0], time.perf_counter()
+    answers = closed_loop(f"http://127.0.0.1:{child.port}", requests, CONNECTIONS, seconds, statuses)
+    took_s = time.perf_counter() - begin
+    return answers / took_s, 1e6 * (core_seconds(child.pid)[0] - before_s) / answers
 
 
-def command(tree: Path, *arguments: str) -> tuple[list[str], dict[str, str]]:
+def polyrec(tree: Path, *arguments: str) -> tuple[list[str], dict[str, str]]:
     """Returns the command line and environment to run a checkout's `polyrec`."""
     environment = os.environ | {"PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1"}
     return [sys.executable, "-c", MAIN, *arguments], environment
@@ -96,7 +83,7 @@ def command(tree: Path, *arguments: str) -> tuple[list[str], dict[str, str]]:
 
 def help_ms(tree: Path) -> float:
     """Returns the time of `polyrec --help`, in milliseconds."""
-    line, environment = command(tree, "--help")
+    line, environment = polyrec(tree, "--help")
     begin = time.perf_counter()
     subprocess.run(line, env=environment, cwd=tree, stdout=subprocess.DEVNULL, check=True)
     return 1e3 * (time.perf_counter() - begin)
@@ -105,21 +92,10 @@ def help_ms(tree: Path) -> float:
 @contextmanager
 def server(tree: Path, bundle: Path) -> Iterator[Child]:
     """Yields a ready server of a checkout, pinned to `SERVER_CORE`."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    line, environment = command(
-        tree,
-        "serve",
-        "--bundle",
-        str(bundle),
-        "--port",
-        str(port),
-        "--drain-grace-s",
-        "0",
-        "--default-budget-ms",
-        "60000",
-    )
+    port = free_port()
+    options = ["--bundle", str(bundle), "--port", str(port)]
+    options += ["--drain-grace-s", "0", "--default-budget-ms", "60000"]
+    line, environment = polyrec(tree, "serve", *options)
     child = subprocess.Popen(
         ["taskset", "-c", str(SERVER_CORE), *line],
         env=environment,
@@ -147,14 +123,14 @@ def _wait_until_ready(child: subprocess.Popen[str], url: str) -> None:
 
 
 def turn(
-    trees: Mapping[str, Path], bundle: Path, requests: Sequence[bytes], seconds: float
+    trees: Mapping[str, Path], bundle: Path, bodies: Sequence[bytes], seconds: float
 ) -> dict[str, Figures]:
     """Returns the figures of all checkouts, see `FIGURES`: medians of `SLICES` alternations."""
-    hurried = [
-        r.replace(b"\r\n", b"\r\nX-Latency-Budget-Ms: " + UNMEETABLE_MS + b"\r\n", 1) for r in requests
-    ]
+    target = Target(f"http://localhost{RANK}", {"Content-Type": "application/json"})
+    answered = [target.request(body) for body in bodies]
+    hurried = [target.request(body, {BUDGET: UNMEETABLE_MS}) for body in bodies]
     measured: dict[str, dict[str, list[float]]] = {name: {key: [] for key in FIGURES} for name in trees}
-    workloads = {"answers": (requests, (b"200",)), "rejections": (hurried, (b"429", b"504"))}
+    workloads = {"answers": (answered, frozenset({200})), "rejections": (hurried, frozenset({429, 504}))}
     with ExitStack() as stack:
         children = {name: stack.enter_context(server(tree, bundle)) for name, tree in trees.items()}
         for child in children.values():
@@ -183,39 +159,32 @@ def table(before: Sequence[Figures], after: Sequence[Figures]) -> str:
     return "\n".join(lines)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = command_parser(__doc__)
     parser.add_argument("before", type=Path, help="checkout of the other revision")
-    add_model(parser)
+    parser.add_argument("--bundle", type=Path, required=True)
+    parser.add_argument("--data", type=Path, required=True, help="Parquet file whose rows are asked about")
     parser.add_argument("--turns", type=int, default=20, help="turns of each revision (20)")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each workload in a turn (3)")
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="turns so far, to which those of this run are added"
     )
     args = parser.parse_args(argv)
-    trees = {"before": args.before.resolve(), "after": HERE}
-    found: dict[str, list[Figures]] = {name: [] for name in trees}
-    if args.json and args.json.exists():
-        found = json.loads(args.json.read_text())["turns"]
+    trees = {"before": args.before.resolve(), "after": ROOT}
+    found: dict[str, list[Figures]] = saved(args.json).get("turns", {name: [] for name in trees})
     os.sched_setaffinity(0, {CLIENT_CORE})
-    with model(parser, args) as (bundle, data):
-        opened = load_bundle(bundle)
-        rows = read_rows(data, opened.manifest.schema_, 200_000)
-        requests = prepared(
-            RANK, Queries(rows, opened.manifest.schema_, opened.encoder).rank, CANDIDATES, rows.num_rows
-        )
-        for _ in range(args.turns):
-            for name, figures in turn(trees, bundle.resolve(), requests, args.seconds).items():
-                found[name].append(figures)
-            if args.json:
-                args.json.write_text(json.dumps({"machine": machine(), "turns": found}, indent=1) + "\n")
+    bundle = load_bundle(args.bundle)
+    schema, random = bundle.manifest.schema_, np.random.default_rng(0)
+    queries = Queries(read_rows(args.data, schema, 200_000), schema, bundle.encoder)
+    bodies = [queries.rank(queries.sample(CANDIDATES, random))[0] for _ in range(DIFFERENT_REQUESTS)]
+    for _ in range(args.turns):
+        for name, figures in turn(trees, args.bundle.resolve(), bodies, args.seconds).items():
+            found[name].append(figures)
+        save(args.json, {"machine": machine(), "turns": found})
     print(
         f"{len(found['after'])} turns, {machine()['processor']}\n\n{table(found['before'], found['after'])}"
     )
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -13,7 +13,6 @@ or descriptors have leaked.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -33,6 +32,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import uvloop
 
+from benchmarks.command import command, command_parser, save
 from benchmarks.http.soak_servers import (
     Footprint,
     SoakServer,
@@ -247,9 +247,7 @@ def verdict(
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.http.soak", description=__doc__.split("\n")[0]
-    )
+    parser = command_parser(__doc__)
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--minutes", type=float, default=30.0)
     length.add_argument("--seconds", type=float, help="a short soak: disturbances follow each other sooner")
@@ -312,7 +310,7 @@ def main() -> int:
         log = "".join(file.read_text() for file in sorted(folder.glob("*.log")))
     found = verdict(counts, start, end, disturbance.failed, log)
     document = {
-        "command": "python -m benchmarks.http.soak " + " ".join(sys.argv[1:]),
+        "command": command(),
         "machine": machine(),
         "seconds": seconds,
         "rates": dict(zip([s.name for s in servers], np.round(rates, 1).tolist(), strict=True)),
@@ -323,10 +321,8 @@ def main() -> int:
         "looks": [asdict(one) for one in looks],
         "found": found,
     }
-    text = json.dumps(document, indent=2)
-    if args.json:
-        args.json.write_text(text + "\n")
-    print(text)
+    save(args.json, document)
+    print(json.dumps(document, indent=2))
     return 1 if found else 0
 
 

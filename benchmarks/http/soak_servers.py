@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.lanes.memory import tree
 from polyrec.loadtest.drivers.connection import Target
 from polyrec.loadtest.drivers.server_pages import get_json
 from polyrec.loadtest.traffic.queries import Queries, read_rows
@@ -118,14 +119,10 @@ class Footprint:
 def footprint(pid: int) -> Footprint:
     """Reads a process tree's footprint from /proc; ignores processes that end meanwhile."""
     processes = rss = descriptors = 0
-    waiting = [pid]
-    while waiting:
-        one = Path("/proc", str(waiting.pop()))
+    for each in tree(pid):
         try:
-            status = (one / "status").read_text()
-            descriptors += len(list((one / "fd").iterdir()))
-            for task in (one / "task").iterdir():
-                waiting += map(int, (task / "children").read_text().split())
+            status = Path(f"/proc/{each}/status").read_text()
+            descriptors += len(os.listdir(f"/proc/{each}/fd"))
         except (FileNotFoundError, ProcessLookupError):
             continue
         processes += 1

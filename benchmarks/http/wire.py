@@ -11,12 +11,10 @@ are medians.
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import os
 import platform
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -25,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.command import command_parser
 from polyrec.loadtest.drivers.connection import Target
 from polyrec.loadtest.machine import processor
 from polyrec.loadtest.traffic.queries import Queries, Query, Request, read_rows
@@ -96,10 +95,7 @@ def formats(bundle: Bundle, queries: Queries) -> dict[str, tuple[Form, Form]]:
             Form(INFER, lambda query: queries.infer_ranking(query, binary=False), infer),
             Form(INFER, lambda query: queries.infer(query, binary=False), infer),
         ),
-        "infer, binary": (
-            Form(INFER, queries.infer_ranking, infer),
-            Form(INFER, queries.infer, infer),
-        ),
+        "infer, binary": (Form(INFER, queries.infer_ranking, infer), Form(INFER, queries.infer, infer)),
     }
 
 
@@ -194,8 +190,8 @@ def machine() -> str:
     return f"{processor()}, one core, Python {platform.python_version()}"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="bytes and parse time of a ranking request")
+def main() -> None:
+    parser = command_parser(__doc__)
     parser.add_argument("--bundle", type=Path, required=True, help="its schema and vocabularies are used")
     parser.add_argument("--data", type=Path, required=True, help="rows to ask about")
     parser.add_argument("--candidates", type=int, nargs="+", default=CANDIDATES)
@@ -219,8 +215,7 @@ def main() -> int:
     else:
         print(machine())
         print(table(results))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -3,11 +3,11 @@
     python -m benchmarks.lanes.cores offered --folder runs/peers --out docs/results/cores.json
     python -m benchmarks.lanes.cores_page docs/results/cores.json docs/results/cores.md
 
-offered, tiers: parsed queries of the Kaggle-size model of benchmarks/peers are offered to the dispatcher
+offered: parsed queries of the Kaggle-size model of benchmarks/peers are offered to the dispatcher
 within the server's process (benchmarks/lanes/offered.py), so that no core is needed for a load generator; the
 driver's share of the CPU time is reported. `two servers` are two such processes with one core each that share
-only the mapped rows, which shows what the hardware can do. tiers: half of each table's rows are on disk. All
-cases have the same total number of outstanding queries.
+only the mapped rows, which shows what the hardware can do. All cases have the same
+total number of outstanding queries.
 
 served: `polyrec serve` with one process pinned to the first core and the load on the second, and with two
 unpinned processes and the load on both cores. In the latter, the load generator takes part of what is
@@ -24,40 +24,45 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-from tqdm import tqdm
 
+from benchmarks.command import (
+    CORES,
+    command,
+    command_parser,
+    in_turns,
+    medians,
+    priority,
+    revision,
+    save,
+    saved,
+    today,
+)
 from benchmarks.lanes.memory import pss_bytes, tree
 from benchmarks.peers.models import open_model, value_of_rank
 from benchmarks.peers.queries import draw, json_body
 from polyrec.loadtest.drivers.closed_loop import closed_loop
 from polyrec.loadtest.drivers.connection import Target
 from polyrec.loadtest.drivers.load import BUDGET
-from polyrec.loadtest.machine import core_seconds, machine, raised_priority
+from polyrec.loadtest.machine import core_seconds, machine
 from polyrec.models.bundle.bundle import Bundle
-from polyrec.planner.placement import PlacedPath, Placement
 from polyrec.planner.plan import PlannedLane, save_plan, single_path_plan
 from polyrec.server.child import start
 
-ROOT = Path(__file__).parents[2]
-CORES = sorted(os.sched_getaffinity(0))
 FIRST, SECOND = CORES[0], CORES[-1]
 BOTH = (FIRST, SECOND)
-CACHE_BYTES = 16 << 20
 Turn = dict[str, float]
 
 
@@ -65,13 +70,11 @@ Turn = dict[str, float]
 class OfferedCase:
     """A case of offered queries.
 
-    processes: cores of each server process. lanes: kind and cores of the lanes of each. tiers: whether half
-    of the rows of each table are on disk.
+    processes: cores of each server process. lanes: kind and cores of the lanes of each.
     """
 
     processes: tuple[tuple[int, ...], ...]
     lanes: tuple[tuple[str, tuple[int, ...]], ...]
-    tiers: bool = False
 
 
 ANY: tuple[int, ...] = ()
@@ -79,23 +82,9 @@ OFFERED: Mapping[str, OfferedCase] = {
     "1 core: inline": OfferedCase(((FIRST,),), (("inline", ANY),)),
     "2 cores: two servers, inline": OfferedCase(((FIRST,), (SECOND,)), (("inline", ANY),)),
     "2 cores: 2 process lanes": OfferedCase((BOTH,), 2 * (("process", ANY),)),
-    "2 cores: 2 process lanes, a core each": OfferedCase(
-        (BOTH,), (("process", (FIRST,)), ("process", (SECOND,)))
-    ),
     "2 cores: 3 process lanes": OfferedCase((BOTH,), 3 * (("process", ANY),)),
-    "2 cores: inline and a process lane": OfferedCase(((FIRST,),), (("inline", ANY), ("process", (SECOND,)))),
     "2 cores: 2 thread lanes": OfferedCase((BOTH,), 2 * (("thread", ANY),)),
 }
-TIERED: Mapping[str, OfferedCase] = {
-    "1 core: inline": OfferedCase(((FIRST,),), (("inline", ANY),), tiers=True),
-    "2 cores: 2 thread lanes": OfferedCase((BOTH,), 2 * (("thread", ANY),), tiers=True),
-    "2 cores: 2 process lanes": OfferedCase((BOTH,), 2 * (("process", ANY),), tiers=True),
-    "2 cores: 3 process lanes": OfferedCase((BOTH,), 3 * (("process", ANY),), tiers=True),
-}
-
-
-CASES = {"offered": OFFERED, "tiers": TIERED}
-EXTRA = ("2 cores: 2 process lanes, a core each", "2 cores: inline and a process lane")
 
 
 class Offered:
@@ -161,7 +150,7 @@ def _cpu_s(pids: Sequence[int]) -> float:
     return sum(core_seconds(pid)[0] for pid in pids)
 
 
-def save_case(bundle: Bundle, case: OfferedCase, args: argparse.Namespace, folder: Path, file: Path) -> Path:
+def save_case(bundle: Bundle, case: OfferedCase, args: argparse.Namespace, file: Path) -> Path:
     """Writes the plan of a case."""
     plan = single_path_plan(
         bundle.path.resolve(), bundle.name, args.runtime, "cpu", args.precision, bundle.width
@@ -170,15 +159,8 @@ def save_case(bundle: Bundle, case: OfferedCase, args: argparse.Namespace, folde
         PlannedLane.model_validate({"name": f"cpu.{i}", "kind": kind, "cores": cores})
         for i, (kind, cores) in enumerate(case.lanes)
     )
-    placement = None
-    if case.tiers:
-        tables = {t: v.rows for t, v in bundle.encoder.vocabularies.items()}
-        cuts = {t: {"host": n - n // 2, "disk": n // 2} for t, n in tables.items()}
-        placed = {"path": plan.paths[0].name, "tables": cuts, "cache_bytes": CACHE_BYTES}
-        placement = Placement(paths=(PlacedPath.model_validate(placed),), directory=folder)
     changed = {
         "lanes": lanes,
-        "placement": placement,
         "default_budget_ms": 60_000,
         "limits": plan.limits.model_copy(update={"max_queued_rows": 2**17}),
     }
@@ -186,14 +168,12 @@ def save_case(bundle: Bundle, case: OfferedCase, args: argparse.Namespace, folde
     return file
 
 
-def offered(
-    cases: Mapping[str, OfferedCase], bundle: Bundle, rows: int, args: argparse.Namespace
-) -> dict[str, Turn]:
+def offered(bundle: Bundle, rows: int, args: argparse.Namespace) -> dict[str, Turn]:
     """Measures all cases with one request size."""
     with tempfile.TemporaryDirectory(dir=args.folder) as folder, ExitStack() as stack:
         opened = {}
-        for i, (name, case) in enumerate(cases.items()):
-            plan = save_case(bundle, case, args, Path(folder), Path(folder) / f"{i}.json")
+        for i, (name, case) in enumerate(OFFERED.items()):
+            plan = save_case(bundle, case, args, Path(folder) / f"{i}.json")
             opened[name] = Offered(case, plan, rows)
             stack.callback(opened[name].close)
         for case_open in opened.values():
@@ -201,28 +181,17 @@ def offered(
         turns = {
             name: lambda own=own: own.turn(args.seconds, args.outstanding) for name, own in opened.items()
         }
-        return in_turns(turns, args.turns)
+        return relative(turns, args.turns)
 
 
-def in_turns(cases: Mapping[str, Any], count: int) -> dict[str, Turn]:
+def relative(cases: Mapping[str, Callable[[], Turn]], count: int) -> dict[str, Turn]:
     """Returns medians over turns. `times`: requests/s relative to the first case of the same turn."""
-    found: dict[str, list[Turn]] = {name: [] for name in cases}
-    for number in tqdm(range(count + 1), leave=False):
-        for name, turn in cases.items():
-            one = turn()
-            if number:  # the first turn warms up
-                found[name].append(one)
+    found = in_turns(cases, count, warm_up=1)
     (base, *_) = found.values()
-    return {
-        name: {
-            **{key: median(turn[key] for turn in turns) for key in turns[0]},
-            "times": median(
-                turn["requests_per_s"] / first["requests_per_s"]
-                for turn, first in zip(turns, base, strict=True)
-            ),
-        }
-        for name, turns in found.items()
-    }
+    for turns in found.values():
+        for turn, first in zip(turns, base, strict=True):
+            turn["times"] = turn["requests_per_s"] / first["requests_per_s"]
+    return {name: medians(turns) for name, turns in found.items()}
 
 
 SERVED: Mapping[str, tuple[dict[str, object], int | None]] = {
@@ -245,7 +214,7 @@ def served(bodies: Sequence[bytes], bundle: Path, args: argparse.Namespace) -> d
                 return served_turn(url, pid, bodies, load, args)
 
             turns[name] = turn
-        return in_turns(turns, args.turns)
+        return relative(turns, args.turns)
 
 
 def served_turn(
@@ -299,9 +268,8 @@ def _settings(settings: Mapping[str, object], bundle: Path, args: argparse.Names
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Returns the figures of one size of request and one part."""
     bundle = open_model(args.model, args.folder)
-    if args.part in CASES:
-        cases = {name: case for name, case in CASES[args.part].items() if args.all or name not in EXTRA}
-        return {"cases": offered(cases, bundle, args.rows, args)}
+    if args.part == "offered":
+        return {"cases": offered(bundle, args.rows, args)}
     schema = bundle.manifest.schema_
     drawn = draw(schema, value_of_rank(bundle), args.requests, args.rows)
     bodies = [json_body(drawn, i) for i in range(len(drawn))]
@@ -313,9 +281,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("part", choices=["offered", "tiers", "served", "memory"])
-    parser.add_argument("--all", action="store_true", help="also lanes pinned, and beside an inline one")
+    parser = command_parser(__doc__)
+    parser.add_argument("part", choices=["offered", "served", "memory"])
     parser.add_argument("--folder", type=Path, default=Path("runs/peers"), help="of the models; made once")
     parser.add_argument("--model", default="kaggle", choices=["kaggle", "large"])
     parser.add_argument("--rows", type=int, default=23)
@@ -329,24 +296,19 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="JSON")
     args = parser.parse_args()
     args.folder = args.folder.resolve()
-    with raised_priority() if args.first else nullcontext():
+    with priority(args.first):
         about = machine()
         found = measure(args)
-    revision = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
     found |= {
-        "command": "python -m benchmarks.lanes.cores " + shlex.join(sys.argv[1:]),
-        "date": time.strftime("%Y-%m-%d"),
-        "revision": revision.stdout.strip(),
+        "command": command(),
+        "date": today(),
+        "revision": revision(),
         "machine": about,
         "outstanding": args.outstanding,
     }
     print(json.dumps(found, indent=2))
     if args.out:
-        results = json.loads(args.out.read_text()) if args.out.exists() else {}
-        results[f"{args.part}/{args.model}/{args.rows}"] = found
-        args.out.write_text(json.dumps(results, indent=2) + "\n")
+        save(args.out, saved(args.out) | {f"{args.part}/{args.model}/{args.rows}": found})
 
 
 if __name__ == "__main__":

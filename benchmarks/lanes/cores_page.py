@@ -119,9 +119,6 @@ def section(key: str, found: Mapping[str, Any]) -> list[str]:
     if part == "offered":
         lines = [f"## Queries offered in the process: {model}, {rows} rows", ""]
         lines += [*offered_table(found["cases"]), *cap(found["cases"])]
-    elif part == "tiers":
-        lines = [f"## The same with half of each table's rows on disk: {model}, {rows} rows", ""]
-        lines += offered_table(found["cases"])
     elif part == "served":
         lines = [f"## Served over HTTP: {model}, {rows} rows", ""]
         lines += [*served_table(found["cases"]), *cap(found["cases"])]

@@ -1,6 +1,5 @@
 """Measures the time of a batch's hop to a lane and back, for every kind of lane.
 
-    chrt -r 1 python -m benchmarks.lanes.hop                          # trains a small model on generated data
     chrt -r 1 python -m benchmarks.lanes.hop --bundle DIR --data FILE --json
 
 The hop is the time from `execute` to `settle` on the event loop, minus the two stages as the lane timed them.
@@ -13,7 +12,6 @@ without a batch.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -30,7 +28,8 @@ import numpy as np
 import uvloop
 from tqdm import tqdm
 
-from benchmarks.http.serve_throughput import add_model, machine, model
+from benchmarks.command import CLIENT_CORE, SERVER_CORE, command_parser
+from polyrec.loadtest.machine import processor
 from polyrec.loadtest.traffic.queries import read_rows
 from polyrec.measure.lane_hop import hops
 from polyrec.models.allocator import retain_freed_memory
@@ -40,8 +39,6 @@ from polyrec.planner.plan import LaneKind, PlannedLane, PlannedPath
 from polyrec.server.lanes.lane import Executed, Lane, Settle
 from polyrec.server.lanes.opening import LaneOpening
 
-CORES = sorted(os.sched_getaffinity(0))
-LOOP_CORE, OTHER_CORE = CORES[0], CORES[-1]
 ROWS = (1, 23, 270)
 PAUSES_S = {"busy": 0.0, "idle 2 ms": 0.002, "idle 20 ms": 0.02}
 COUNTS = {"busy": 60, "idle 2 ms": 30, "idle 20 ms": 12}
@@ -126,12 +123,12 @@ def _died(lane: Lane) -> None:
 
 LANES: dict[str, Open] = {
     "inline": opens("inline"),
-    "thread, loop's core": opens("thread", LOOP_CORE),
-    "thread, own core": opens("thread", OTHER_CORE),
-    "process, loop's core": opens("process", LOOP_CORE),
-    "process, own core": opens("process", OTHER_CORE),
-    "bare, loop's core": lambda _path, _bundle: Bare(LOOP_CORE),
-    "bare, own core": lambda _path, _bundle: Bare(OTHER_CORE),
+    "thread, loop's core": opens("thread", SERVER_CORE),
+    "thread, own core": opens("thread", CLIENT_CORE),
+    "process, loop's core": opens("process", SERVER_CORE),
+    "process, own core": opens("process", CLIENT_CORE),
+    "bare, loop's core": lambda _path, _bundle: Bare(SERVER_CORE),
+    "bare, own core": lambda _path, _bundle: Bare(CLIENT_CORE),
 }
 
 
@@ -181,25 +178,23 @@ def table(hops_: Sequence[Hop]) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="the hop to a lane and back, for every kind of lane")
-    add_model(parser)
+def main() -> None:
+    parser = command_parser(__doc__)
+    parser.add_argument("--bundle", type=Path, required=True)
+    parser.add_argument("--data", type=Path, required=True, help="Parquet file whose rows are asked about")
     parser.add_argument("--runtime", default="onnx", choices=["torch", "onnx"])
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     args = parser.parse_args()
     retain_freed_memory()
-    with model(parser, args) as (bundle_path, data):
-        bundle = load_bundle(bundle_path)
-        os.sched_setaffinity(0, {LOOP_CORE})
-        found = measure(bundle, data, args.runtime, args.rounds)
+    bundle = load_bundle(args.bundle)
+    os.sched_setaffinity(0, {SERVER_CORE})
+    found = measure(bundle, args.data, args.runtime, args.rounds)
     if args.json:
-        print(json.dumps({"machine": machine(), "hop": [asdict(h) for h in found]}, indent=2))
+        print(json.dumps({"machine": processor(), "hop": [asdict(h) for h in found]}, indent=2))
     else:
-        print(machine())
-        print(table(found))
-    return 0
+        print(processor(), table(found), sep="\n")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 ROWS = ("embeddings.safetensors", "memfd:polyrec rows")
@@ -9,11 +10,12 @@ ROWS = ("embeddings.safetensors", "memfd:polyrec rows")
 
 
 def tree(pid: int) -> list[int]:
-    """Returns a process and all its descendants."""
+    """Returns a process and all its descendants; ignores processes that end meanwhile."""
     found = [pid]
     for parent in found:
-        for task in Path(f"/proc/{parent}/task").iterdir():
-            found += map(int, (task / "children").read_text().split())
+        with suppress(FileNotFoundError, ProcessLookupError):
+            for task in Path(f"/proc/{parent}/task").iterdir():
+                found += map(int, (task / "children").read_text().split())
     return found
 
 

@@ -16,15 +16,12 @@ reading, answering and rejecting leave (shared_bound.py).
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import os
 import tempfile
 from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -32,7 +29,7 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from benchmarks.fleet.plan_page import markdown
+from benchmarks.command import command_parser, priority, save, table, timestamp
 from benchmarks.lanes.front_time import Front
 from benchmarks.lanes.shared_bound import LaneUse, bound_of
 from polyrec.loadtest.comparison.simulated import completed
@@ -41,7 +38,7 @@ from polyrec.loadtest.drivers.connection import Target
 from polyrec.loadtest.drivers.load import BUDGET, load_of
 from polyrec.loadtest.drivers.open_loop import Limits, drive
 from polyrec.loadtest.drivers.server_pages import MetricSamples, get_json, read_metrics
-from polyrec.loadtest.machine import core_seconds, processor, raised_priority
+from polyrec.loadtest.machine import core_seconds, processor
 from polyrec.loadtest.results.figures import figures
 from polyrec.loadtest.results.outcome import Outcome
 from polyrec.loadtest.traffic.source import Source, open_source
@@ -317,16 +314,14 @@ def page(found: dict[str, Any]) -> str:
             "answering and rejecting leave of the core; each further answer costs what it takes beyond a "
             "rejection.",
             "",
-            *markdown(head, rows),
+            *table(head, rows),
             "",
         ]
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = command_parser(__doc__)
     parser.add_argument("models", nargs=2, metavar="NAME=PLAN,DATA,SLO_MS")
     parser.add_argument("--rows", type=int, default=100, help="candidates of every request (100)")
     parser.add_argument("--turns", type=int, default=3)
@@ -340,7 +335,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as opened:
         tenants = [tenant(text, args.rows, Path(folder)) for text in args.models]
         servers = Servers(tenants, cores[0], opened)
-        opened.enter_context(raised_priority() if args.ahead else nullcontext())
+        opened.enter_context(priority(args.ahead))
         capacity, answer_s = zip(*(servers.capacity(i, 2.0) for i in range(len(tenants))), strict=True)
         print(f"alone: {', '.join(f'{rate:,.0f}' for rate in capacity)} requests/s", flush=True)
         for turn in range(args.turns):
@@ -358,7 +353,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             for m in args.models
         ),
         "machine": processor(),
-        "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "made": timestamp(),
         "turns": args.turns,
         "seconds": args.seconds,
         "models": [
@@ -367,10 +362,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         ],
         "runs": [asdict(run) for run in runs],
     }
-    args.out.write_text(json.dumps(found, indent=1) + "\n")
+    save(args.out, found)
     args.out.with_suffix(".md").write_text(page(found))
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -10,13 +10,12 @@ a profile.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from statistics import mean
 
 import numpy as np
 
-from benchmarks.fleet.plan_page import markdown
+from benchmarks.command import command_parser, table
 from benchmarks.lanes.front_time import Front
 from benchmarks.lanes.shared_bound import LaneUse, bound_of
 from benchmarks.lanes.shared_lanes import SharedModel, simulate_shared
@@ -84,10 +83,8 @@ def row(models: Sequence[SharedModel], seconds: float, seed: int) -> list[float]
     return [*shares, most, shares[-1] / most, *busy, *(use.rows / use.batches)]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = command_parser(__doc__)
     parser.add_argument("models", nargs=2, metavar="PLAN,SLO_MS,REQUESTS_S")
     parser.add_argument("--tail", type=float, default=1.25, help="of batches, over their median (1.25)")
     parser.add_argument("--seconds", type=float, default=4.0, help="of a run (4)")
@@ -113,9 +110,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         means = [mean(column) for column in zip(*runs, strict=True)]
         cells.append([percent(load), *map(percent, means[:8]), *(f"{rows:.0f}" for rows in means[8:])])
     head = ["load", "first", "second", "both", "bound", "of the bound", "lanes: first", "second", "front"]
-    print("\n".join(markdown([*head, "rows a batch: first", "second"], cells)))
-    return 0
+    print("\n".join(table([*head, "rows a batch: first", "second"], cells)))
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

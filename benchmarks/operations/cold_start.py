@@ -11,7 +11,6 @@ candidates. Intervals are from a paired bootstrap of requests.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import tempfile
@@ -27,6 +26,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from benchmarks.command import command_parser, save
+from benchmarks.operations.update_feed import plan_of
+from benchmarks.operations.written_log import request_starts
 from polyrec.loadtest.machine import machine
 from polyrec.models.bundle.bundle import Bundle, write_bundle
 from polyrec.models.bundle.reserve import reserve
@@ -40,7 +42,6 @@ from polyrec.models.tiers.updates.update_file import encode_update
 from polyrec.models.training.pipeline import Learner
 from polyrec.models.training.recipe import default_training
 from polyrec.models.training.warm.start import WarmStart
-from polyrec.planner.plan import Plan, save_plan
 from polyrec.server.child import start
 
 TOKEN = "cold start benchmark"
@@ -50,10 +51,8 @@ METRICS: tuple[Metric, ...] = ("information", "auc")
 
 def requests_of(table: pa.Table, schema: Schema) -> Iterator[tuple[slice, bytes]]:
     """Yields (rows, body of /v1/rank) of each request of a table, whose requests are contiguous."""
-    assert schema.group is not None
-    ids = table[schema.group].to_numpy()
-    ends = np.flatnonzero(np.diff(ids, append=ids[-1] - 1)) + 1
-    for begin, end in pairwise([0, *ends.tolist()]):
+    starts = request_starts(table, schema).tolist()
+    for begin, end in pairwise([*starts, table.num_rows]):
         some = table.slice(begin, end - begin)
         context = some.select(schema.context.names).slice(0, 1).to_pylist()[0]
         body = {"context": context, "candidates": some.select(schema.candidate.names).to_pydict()}
@@ -86,22 +85,6 @@ def new_rows(old: Bundle, newer: Bundle) -> TableUpdate:
     rows = stage.rows.base[ITEM] + vocabulary.rank_of_id[ids]
     vectors = stage.state_dict()["store.weight"][rows].float().numpy()
     return TableUpdate(np.empty(0, np.int64), vectors, [values[i] for i in ids])
-
-
-def plan_of(bundle: Bundle, folder: Path) -> Path:
-    """Writes a plan of one path with half of each table on disk, since only rows in tiers accept updates."""
-    sizes = {table: vocabulary.rows for table, vocabulary in bundle.encoder.vocabularies.items()}
-    cuts = {table: {"host": rows // 2, "disk": rows - rows // 2} for table, rows in sizes.items()}
-    plan = Plan.model_validate(
-        {
-            "paths": [{"name": "table@cpu", "bundle": bundle.path, "runtime": "torch"}],
-            "lanes": [{"name": "cpu.0", "device": "cpu", "kind": "thread"}],
-            "placement": {"paths": [{"path": "table@cpu", "tables": cuts}], "directory": folder},
-            "default_budget_ms": 60_000,
-        }
-    )
-    save_plan(plan, folder / "plan.json")
-    return folder / "plan.json"
 
 
 def measured(table: pa.Table, schema: Schema, scores: dict[str, F32], rows: Any) -> dict[str, Any]:
@@ -143,7 +126,11 @@ def run(data: Path, folder: Path, shares: tuple[float, float], seed: int) -> dic
     assert update.names is not None
     model, encoder = reserve(old, {ITEM: len(update.names)})
     reserved = write_bundle(folder / "reserved", model, old.manifest.representation, encoder, {}, {})
-    settings = {"plan": plan_of(reserved, folder), "admin_token": TOKEN, "default_budget_ms": 60_000}
+    settings = {
+        "plan": plan_of(reserved, folder, "thread"),
+        "admin_token": TOKEN,
+        "default_budget_ms": 60_000,
+    }
     test = parts[2]
     with start(settings, lifeline=True) as server:
         without = served_scores(server.url, test, schema)
@@ -181,10 +168,8 @@ def _touched(test: pa.Table, fed: Any, update: TableUpdate) -> Any:
     return fed | np.array([last in names or bool(names.intersection(seen or ())) for last, seen in contexts])
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = command_parser(__doc__)
     parser.add_argument("--data", type=Path, required=True, help="trivago's impressions")
     parser.add_argument("--shares", type=float, nargs=2, default=(0.5, 0.75), help="(.5 .75)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
@@ -198,9 +183,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.out:
         settings = {"shares": list(args.shares), "data": args.data.name}
         whole = {"machine": machine(), "cores": os.cpu_count(), "settings": settings, "runs": found}
-        args.out.write_text(json.dumps(whole, indent=1) + "\n")
-    return 0
+        save(args.out, whole)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

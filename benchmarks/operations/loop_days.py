@@ -29,6 +29,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from benchmarks.command import command_parser, save
 from benchmarks.operations.rollout import turn
 from benchmarks.operations.written_log import request_starts, write_log
 from polyrec.loadtest.machine import machine
@@ -240,9 +241,7 @@ def draw_days(runs: Sequence[Mapping[str, Any]], file: Path, unit: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("--data", type=Path, help="real data with a column timestamp (default: generated)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--days", type=int, default=11)
@@ -275,7 +274,7 @@ def main() -> None:
     if args.out:
         settings = {k: str(v) for k, v in vars(args).items() if k != "out"}
         whole = {"machine": machine(), "settings": settings, "runs": runs}
-        args.out.with_suffix(".json").write_text(json.dumps(whole, indent=1) + "\n")
+        save(args.out.with_suffix(".json"), whole)
         draw_days(runs, args.out.with_suffix(".png"), "period" if args.data else "day")
 
 

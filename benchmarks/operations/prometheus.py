@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -23,13 +22,15 @@ from urllib.parse import quote, urlencode
 
 import yaml
 
+from benchmarks.command import ROOT, free_port
+
 PROGRAM = shutil.which("prometheus")
 """Path of Prometheus on this machine; None if not installed."""
 HOW = "Debian: apt-get install prometheus; elsewhere https://prometheus.io/download"
 ALERTMANAGER = shutil.which("prometheus-alertmanager") or shutil.which("alertmanager")
 """Path of Alertmanager on this machine; None if not installed."""
 HOW_ALERTMANAGER = "Debian: apt-get install prometheus-alertmanager"
-CONFIG = Path(__file__).parents[2] / "deploy" / "prometheus"
+CONFIG = ROOT / "deploy" / "prometheus"
 PATIENCE_S = 90.0
 
 
@@ -78,7 +79,7 @@ def prometheus(
     """
     if PROGRAM is None:
         raise RuntimeError(f"no Prometheus on this machine ({HOW})")
-    address = f"127.0.0.1:{port or _free_port()}"
+    address = f"127.0.0.1:{port or free_port()}"
     with tempfile.TemporaryDirectory(prefix="polyrec-prometheus-") as folder:
         config = yaml.safe_load((CONFIG / "prometheus.yml").read_text())
         config["global"] |= {"scrape_interval": every, "evaluation_interval": every, "scrape_timeout": every}
@@ -110,7 +111,7 @@ def alertmanager() -> Iterator[str]:
     """Runs an Alertmanager configured by deploy/alertmanager; yields its host:port. Raises RuntimeError."""
     if ALERTMANAGER is None:
         raise RuntimeError(f"no Alertmanager on this machine ({HOW_ALERTMANAGER})")
-    address = f"127.0.0.1:{_free_port()}"
+    address = f"127.0.0.1:{free_port()}"
     with (
         tempfile.TemporaryDirectory(prefix="polyrec-alertmanager-") as folder,
         Path(folder, "log").open("w+") as log,
@@ -144,10 +145,3 @@ def _until_ready(url: str, process: subprocess.Popen[bytes], log: str) -> None:
             if time.monotonic() > end:
                 raise RuntimeError(f"{url} does not get ready") from None
             time.sleep(0.05)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

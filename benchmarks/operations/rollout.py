@@ -31,6 +31,7 @@ import httpx
 import numpy as np
 import torch
 
+from benchmarks.command import command_parser, save
 from polyrec.loadtest.drivers.connection import Target
 from polyrec.loadtest.drivers.load import load_of
 from polyrec.loadtest.drivers.open_loop import Limits, run
@@ -109,7 +110,7 @@ def turn(
         watching.start()
         outcome = run(target, load, Limits())
         watching.join()
-    return found | _fates(outcome)
+    return found | fates(outcome)
 
 
 def _roll_out(
@@ -142,21 +143,23 @@ def _roll_out(
     found |= {"outcome": "running", "figures": None if decision is None else decision["figures"]}
 
 
-def _fates(outcome: Outcome) -> dict[str, Any]:
+def fates(outcome: Outcome) -> dict[str, Any]:
+    """Returns counts of statuses, requests lost and late, and latency."""
     latency_ms = 1e3 * outcome.latency_s
     return {
         "requests": int(outcome.status.size),
+        "lost": int((outcome.status != 200).sum()),
+        "late": int((outcome.latency_s > outcome.budget_s).sum()),
         "statuses": {str(s): n for s, n in Counter(outcome.status.tolist()).items()},
         "p50_ms": round(float(np.nanquantile(latency_ms, 0.5)), 2),
         "p99_ms": round(float(np.nanquantile(latency_ms, 0.99)), 2),
+        "max_ms": round(float(np.nanmax(latency_ms)), 2),
         "driver_lag_p99_ms": round(1e3 * float(np.nanquantile(outcome.lag_s, 0.99)), 2),
     }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = command_parser(__doc__)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--data", required=True)
     parser.add_argument("--table", default="item", help="whose rows are shuffled (item)")
@@ -208,9 +211,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.json:
         settings = {k: str(v) for k, v in vars(args).items() if k != "json"}
         whole = {"machine": machine(), "cores": os.cpu_count(), "settings": settings, "turns": turns}
-        args.json.write_text(json.dumps(whole, indent=1) + "\n")
-    return 0
+        save(args.json, whole)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -23,11 +23,12 @@ from pathlib import Path
 import httpx
 from PIL import Image
 
+from benchmarks.command import ROOT, command_parser
 from benchmarks.operations.browser import Page, browser
 from polyrec.planner.plan import load_plan
 from polyrec.server.child import start
 
-PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
+PICTURES = ROOT / "docs" / "pictures"
 WIDTH, HEIGHT, PHONE = 1280, 900, 390
 LONGER = (
     "(e => { e.value = '300'; e.dispatchEvent(new Event('change')); })(document.querySelector('#window'))"
@@ -36,11 +37,9 @@ COLORS = 128
 """Number of colors of a picture; pages have few, and this reduces the file to a quarter."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> None:
     """Writes status-calm.png, -lane.png, -peak.png, -overload.png, -after.png and -phone.png."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.operations.status_pictures", description=__doc__
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("--plan", type=Path, required=True)
     parser.add_argument("--data", help="rows of requests (default: synthetic rows)")
     parser.add_argument("--calm", type=float, default=100, help="requests a second that it can bear (100)")
@@ -78,7 +77,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             if args.record is not None:
                 args.record.write_bytes(httpx.get(f"{server.url}/v1/status").content)
         print(*page.complaints, sep="\n")
-    return 0
 
 
 @contextmanager
@@ -111,4 +109,4 @@ def _look(page: Page, file: Path, width: int = WIDTH) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

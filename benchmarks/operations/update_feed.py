@@ -15,7 +15,6 @@ own and the clients all others: without it they share all.
 
 from __future__ import annotations
 
-import argparse
 import json
 import multiprocessing
 import os
@@ -30,6 +29,7 @@ import httpx
 import numpy as np
 import psutil
 
+from benchmarks.command import command_parser, save
 from benchmarks.zipf import zipf
 from polyrec.loadtest.drivers.closed_loop import closed_loop
 from polyrec.loadtest.drivers.connection import Target
@@ -262,10 +262,8 @@ def compare(outcome: Outcome, seconds: float, turns: int) -> dict[str, Any]:
     return found
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = command_parser(__doc__)
     parser.add_argument(
         "--folder", type=Path, required=True, help="of the model, the tiers and the log; a disk"
     )
@@ -352,9 +350,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         }
         whole["update_cpu_ms"] = took_ms
         whole |= {"kinds": found, "metrics": lines}
-        args.json.write_text(json.dumps(whole, indent=1) + "\n")
-    return 0
+        save(args.json, whole)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

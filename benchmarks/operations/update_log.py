@@ -8,7 +8,6 @@ of the turns and the ratio of each pair.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import threading
 import time
@@ -17,6 +16,7 @@ from statistics import median
 
 import numpy as np
 
+from benchmarks.command import command_parser
 from polyrec.loadtest.machine import processor
 from polyrec.models.tiers.updates.changes import Changes
 from polyrec.models.tiers.updates.update import StoredTableUpdate, StoredUpdate
@@ -57,7 +57,7 @@ def rate(folder: Path, logged: bool, threads: int, rows: int, seconds: float) ->
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_parser(__doc__)
     parser.add_argument("--folder", type=Path, default=Path("/var/tmp"))
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=2.0)

@@ -10,7 +10,6 @@ a stall, and closes them before that line.
 
 from __future__ import annotations
 
-import argparse
 import json
 import multiprocessing
 import os
@@ -24,6 +23,7 @@ from typing import Any
 import numpy as np
 import psutil
 
+from benchmarks.command import command_parser, save
 from benchmarks.operations.update_feed import (
     STARTS_S,
     arrivals,
@@ -67,10 +67,8 @@ def memory_of(server: psutil.Process, log: Path) -> dict[str, Any]:
     }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = command_parser(__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="of the model, tiers and log; a disk")
     parser.add_argument("--minutes", type=int, default=60, help="(60)")
     parser.add_argument("--updates", type=float, default=10_000, help="rows a second (10,000)")
@@ -120,9 +118,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{rows:,} rows and {len(new):,} new values")
     if args.json:
         whole = {"machine": machine(), "cores": os.cpu_count(), "rows": rows, "new_values": len(new)}
-        args.json.write_text(json.dumps(whole | {"minutes": found}, indent=1) + "\n")
-    return 0
+        save(args.json, whole | {"minutes": found})
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -12,22 +12,19 @@ reference (benchmarks/peers/reference.py). `session` is the dense graph's ONNX R
 server.
 
 Names of servers: benchmarks/peers/servers/starting.py. `--form context` sends one context with its candidates
-to Polyrec, and the exploded rows to the others and to `polyrec:exploded`. The peers' environment and the
+to Polyrec, and the exploded rows to the others. The peers' environment and the
 models are made on first use.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import shlex
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib.metadata import distributions
 from pathlib import Path
@@ -41,34 +38,36 @@ import numpy as np
 import onnxruntime as ort
 from tqdm import tqdm
 
+from benchmarks.command import (
+    CLIENT_CORE,
+    SERVER_CORE,
+    command,
+    command_parser,
+    priority,
+    revision,
+    save,
+    saved,
+    today,
+)
 from benchmarks.peers.graphs import peer_files
 from benchmarks.peers.load import Known, Trial, closed, trial
 from benchmarks.peers.models import MODELS, open_model, value_of_rank
 from benchmarks.peers.page import table
 from benchmarks.peers.queries import PeerRows, binary_body, draw, json_body, ranking_body, share_context
 from benchmarks.peers.reference import Reference
-from benchmarks.peers.servers.starting import (
-    ROOT,
-    RunningServer,
-    ServerName,
-    start_server,
-)
+from benchmarks.peers.servers.starting import RunningServer, ServerName, start_server
 from polyrec.loadtest.comparison.capacity_search import CapacitySearch
-from polyrec.loadtest.machine import machine, raised_priority
+from polyrec.loadtest.machine import machine
 from polyrec.measure.machine.cpu import vectors
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.schema.batch import F64
 
-CORES = sorted(os.sched_getaffinity(0))
-SERVER_CORE, CLIENT_CORE = CORES[0], CORES[-1]
 LIMIT_MS = {23: 10.0, 270: 25.0, 2048: 80.0}
 """Limit of p99 by rows per request; the last is that of MLPerf DLRM v3."""
 REQUESTS = {23: 512, 270: 64, 2048: 16}
 TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2, "int8": 5e-2}
 """Maximum error of a probability; for int8, of a row with inputs beyond the static ranges."""
 CONNECTIONS = 16
-TOGETHER_BYTES = 2**30
-"""Row bytes of a model above which servers run one at a time, because not all copies fit in memory."""
 MAX_TRIAL_S = 5.0
 TRIAL_REQUESTS = 150
 LATE_TRIALS = 3
@@ -94,7 +93,7 @@ class PeerCase:
         if name.binary:
             headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": "0"}
             body = binary_body
-        elif self.form == "context" and name.is_polyrec and not name.exploded:
+        elif self.form == "context" and name.kind == "polyrec":
             body = ranking_body
         bodies = [body(self.drawn, i) for i in range(count)]
         return Known(server.url, headers, bodies, self.expected, TOLERANCE[name.precision], name.binary)
@@ -123,18 +122,15 @@ class PeerTally:
         }
 
 
-def case_of(bundle: Bundle, rows: int, form: str, limit_ms: float | None) -> PeerCase:
+def case_of(bundle: Bundle, rows: int, form: str) -> PeerCase:
     """Draws the requests of one size and computes their answers."""
     schema = bundle.manifest.schema_
-    drawn = draw(schema, value_of_rank(bundle), REQUESTS.get(rows, 64), rows)
+    drawn = draw(schema, value_of_rank(bundle), REQUESTS[rows], rows)
     if form == "context":
         drawn = share_context(drawn, schema)
     reference = Reference(bundle)
     expected = np.stack([reference(*request) for request in zip(drawn.dense, drawn.sparse, strict=True)])
-    limit_ms = limit_ms or LIMIT_MS.get(rows)
-    if limit_ms is None:
-        raise SystemExit(f"requests of {rows} rows have no limit: give --limit-ms")
-    return PeerCase(rows, limit_ms / 1e3, drawn, form, expected)
+    return PeerCase(rows, LIMIT_MS[rows] / 1e3, drawn, form, expected)
 
 
 def session_rows_per_s(files: Path, case: PeerCase, seconds: float) -> float:
@@ -199,9 +195,8 @@ def _held(
 ) -> bool:
     """Returns whether a rate is held; repeats trials that failed while the sender itself was late."""
     seconds = min(MAX_TRIAL_S, max(args.seconds, TRIAL_REQUESTS / rate))
-    budget_s = case.limit_s if args.budget else None
     for attempt in range(LATE_TRIALS):
-        tried = trial(known, rate, seconds, case.limit_s, 1000 * seed + attempt, budget_s)
+        tried = trial(known, rate, seconds, case.limit_s, 1000 * seed + attempt)
         held = tried.held(case.limit_s)
         if held or tried.counts:
             break
@@ -221,11 +216,10 @@ def compare(bundle: Bundle, files: Path, case: PeerCase, args: argparse.Namespac
     names = [ServerName.parse(name) for name in args.servers.split(",")]
     tallies = {name.name: PeerTally() for name in names}
     probe = json_body(case.drawn, 0)
-    together = bundle.rows_bytes <= TOGETHER_BYTES
     session = []
     with ExitStack() as stack:
         running = []
-        for name in names if together else []:
+        for name in names:
             running.append(start_server(name, bundle, files, SERVER_CORE, probe))
             stack.callback(running[-1].stop)
         began = time.monotonic()
@@ -233,15 +227,7 @@ def compare(bundle: Bundle, files: Path, case: PeerCase, args: argparse.Namespac
             if (time.monotonic() - began) * (number + 1) > 60 * args.minutes * max(1, number):
                 break
             session.append(session_rows_per_s(files, case, args.seconds))
-            if together:
-                turn(running, case, tallies, args, 100 * number)
-                continue
-            for name in names:
-                server = start_server(name, bundle, files, SERVER_CORE, probe)
-                try:
-                    turn([server], case, tallies, args, 100 * number)
-                finally:
-                    server.stop()
+            turn(running, case, tallies, args, 100 * number)
     return {
         "limit_ms": 1e3 * case.limit_s,
         "session_rows_per_s": median(session),
@@ -250,38 +236,19 @@ def compare(bundle: Bundle, files: Path, case: PeerCase, args: argparse.Namespac
 
 
 def versions(folder: Path) -> dict[str, str]:
-    """Returns the package versions in the peers' environments."""
-    wanted = {"fastapi", "mosec", "numpy", "onnxruntime-gpu", "orjson", "uvicorn", "nvidia-pytriton"}
-    paths = [str(p) for name in ("triton-venv", "venv") for p in folder.glob(f"{name}/lib/*/site-packages")]
+    """Returns the package versions in the peers' environment."""
+    wanted = {"fastapi", "mosec", "numpy", "onnxruntime-gpu", "orjson", "uvicorn"}
+    paths = [str(p) for p in folder.glob("venv/lib/*/site-packages")]
     found = {d.name.lower().replace("_", "-"): d.version for d in distributions(path=paths)}
     return {name: found[name] for name in sorted(wanted & found.keys())}
 
 
-def revision() -> str:
-    found = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    return found.stdout.strip()
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.peers",
-        description=__doc__,
-        formatter_class=argparse.RawTextHelpFormatter,
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("--model", default="kaggle", choices=list(MODELS))
-    parser.add_argument("--width", type=int, help="of the nested model (default: the widest)")
     parser.add_argument("--form", default="rows", choices=["rows", "context"])
-    parser.add_argument("--rows", type=int, nargs="+", default=[23])
-    parser.add_argument("--limit-ms", type=float, help="of p99 (default: 10, 25, 80 for 23, 270, 2048 rows)")
+    parser.add_argument("--rows", type=int, nargs="+", default=[23], choices=list(LIMIT_MS))
     parser.add_argument("--servers", default="polyrec,fastapi,mosec", help="separated by commas")
-    parser.add_argument(
-        "--no-budget",
-        dest="budget",
-        action="store_false",
-        help="do not send the limit as each request's latency budget",
-    )
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument(
         "--minutes", type=float, default=6.0, help="for each size; turns that would not fit are left out"
@@ -299,28 +266,24 @@ def main() -> None:
     folder: Path = args.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     bundle = open_model(args.model, folder)
-    if bundle.widths:
-        bundle = bundle.at_width(args.width or bundle.widths[-1])
     files = peer_files(bundle, folder)
-    label = args.model if bundle.width is None else f"{args.model}.w{bundle.width}"
-    results = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
+    results = saved(args.out)
     os.sched_setaffinity(0, {CLIENT_CORE})
     for rows in args.rows:
-        case = case_of(bundle, rows, args.form, args.limit_ms)
-        with raised_priority() if args.first else nullcontext():
+        case = case_of(bundle, rows, args.form)
+        with priority(args.first):
             about = machine() | {"vectors": ", ".join(vectors())}
             found = compare(bundle, files, case, args)
         found |= {
-            "command": "python -m benchmarks.peers " + shlex.join(sys.argv[1:]),
-            "date": time.strftime("%Y-%m-%d"),
+            "command": command(),
+            "date": today(),
             "revision": revision(),
             "machine": about,
             "versions": versions(files.parent),
         }
-        results[f"{label}/{args.form}/{rows}"] = found
-        print(table(label, args.form, rows, found), flush=True)
-        if args.out:
-            args.out.write_text(json.dumps(results, indent=2) + "\n")
+        results[f"{args.model}/{args.form}/{rows}"] = found
+        print(table(args.model, args.form, rows, found), flush=True)
+        save(args.out, results)
 
 
 if __name__ == "__main__":

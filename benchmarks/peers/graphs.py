@@ -4,7 +4,6 @@
     tables.npy       int64 [2, tables]: `first` row of each table, and its rows
     dense.onnx       dense_candidate [rows, features], candidate [rows, tables, width] -> probability
     dense.int8.onnx  the same with products in int8, as Polyrec serves it
-    whole.onnx       dense_candidate, sparse [rows, tables] (ids) -> probability: lookup inside
 
 The graph is Polyrec's own for a model without contexts, so that peers execute the same operations as Polyrec.
 Rows are written once; graphs are written every time, because they change with the code.
@@ -16,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
 
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.dlrm.dlrm import DenseNet
@@ -25,14 +23,10 @@ from polyrec.models.files import atomic_path
 from polyrec.models.runtimes.onnx_graph import plain_graph
 from polyrec.models.schema.batch import F32, I64
 
-MAX_INSIDE_BYTES = 2**30
-"""Maximum bytes of rows inside the graph, as protobuf files are limited to 2 GB."""
-
 
 def peer_files(bundle: Bundle, folder: Path) -> Path:
     """Returns the folder of a bundle's files for peers."""
-    width = "" if bundle.width is None else f".w{bundle.width}"
-    path = folder / f"{bundle.path.name}{width}-{bundle.manifest.version}-peers"
+    path = folder / f"{bundle.path.name}-{bundle.manifest.version}-peers"
     tables = _tables(bundle)
     if not path.exists():
         with atomic_path(path) as partial:
@@ -40,12 +34,8 @@ def peer_files(bundle: Bundle, folder: Path) -> Path:
             np.save(partial / "tables.npy", tables)
             _write_rows(bundle, tables, partial / "rows.npy")
     net = without_contexts(bundle)
-    dense = plain_graph(net)
-    onnx.save(dense, path / "dense.onnx")
+    onnx.save(plain_graph(net), path / "dense.onnx")
     onnx.save(plain_graph(net, "int8"), path / "dense.int8.onnx")
-    rows = np.load(path / "rows.npy", mmap_mode="r")
-    if rows.nbytes <= MAX_INSIDE_BYTES:
-        onnx.save(with_look_up(dense, rows, tables[0]), path / "whole.onnx")
     return path
 
 
@@ -74,23 +64,3 @@ def without_contexts(bundle: Bundle) -> DenseNet:
     plain = DenseNet(bundle.shape, PerBlock(0, sum(net.dense)), PerBlock(0, sum(net.slots)))
     plain.load_state_dict(net.state_dict())
     return plain.eval()
-
-
-def with_look_up(dense: onnx.ModelProto, rows: F32, first: I64) -> onnx.ModelProto:
-    """Adds the lookup to the dense graph: input `sparse` int64 [rows, tables] replaces `candidate`."""
-    graph = onnx.ModelProto()
-    graph.CopyFrom(dense)
-    kept = [i for i in graph.graph.input if i.name != "candidate"]
-    del graph.graph.input[:]
-    graph.graph.input.extend(kept)
-    graph.graph.input.append(helper.make_tensor_value_info("sparse", TensorProto.INT64, ["rows", first.size]))
-    constants = [numpy_helper.from_array(np.ascontiguousarray(rows), "table")]
-    graph.graph.initializer.extend([*constants, numpy_helper.from_array(first, "first")])
-    nodes = [
-        helper.make_node("Add", ["sparse", "first"], ["table_rows"]),
-        helper.make_node("Gather", ["table", "table_rows"], ["candidate"], axis=0),
-        *graph.graph.node,
-    ]
-    del graph.graph.node[:]
-    graph.graph.node.extend(nodes)
-    return graph

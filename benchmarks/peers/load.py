@@ -161,16 +161,14 @@ class Trial:
         return self.right_in_time >= SHARE and self.p99_s <= limit_s
 
 
-def trial(
-    known: Known, rate: float, seconds: float, limit_s: float, seed: int, budget_s: float | None = None
-) -> Trial:
-    """Sends requests at a Poisson rate for `seconds`. budget_s: each request's latency budget."""
+def trial(known: Known, rate: float, seconds: float, limit_s: float, seed: int) -> Trial:
+    """Sends requests at a Poisson rate for `seconds`, with the limit as their latency budget."""
     random = np.random.default_rng(seed)
     due_s = arrival_times(Arrivals(), rate, seconds, random)
     target = Target(known.url, known.headers)
     bodies: dict[int, bytes] = {}
     count = len(known.bodies)
-    load = load_of(target, due_s, seconds, lambda i: known.bodies[i % count], budget_s=budget_s, prepare=True)
+    load = load_of(target, due_s, seconds, lambda i: known.bodies[i % count], budget_s=limit_s, prepare=True)
     outcome = run(target, load, Limits(grace_s=GRACE_S), bodies)
     in_time = outcome.answered & (outcome.latency_s <= limit_s)
     right = sum(known.right(index, bodies[index]) for index in np.flatnonzero(in_time).tolist())

@@ -4,7 +4,6 @@
              top 367-512-256-1
     large    the same tables with 20 M rows x 64, beyond every cache; bottom 13-512-256-64, dot,
              top 415-512-256-1
-    nested   kaggle's tables with nested widths 16 and 64 and the cross network of recipes/ml1m.yaml
     user     kaggle with all dense features in the context, as numbers of a user or a query are
 
 Weights are random, since only speed is measured. The first half of the dense and sparse features belongs to
@@ -97,7 +96,6 @@ MODELS = {
     for model in (
         PeerModel("kaggle", 2_000_000, _dlrm(16, (512, 256, 64))),
         PeerModel("large", 20_000_000, _dlrm(64, (512, 256))),
-        PeerModel("nested", 2_000_000, Architecture(widths=(16, 64), top=(256, 128, 64))),
         PeerModel("user", 2_000_000, _dlrm(16, (512, 256, 64)), context_dense=DENSE),
     )
 }
@@ -137,10 +135,7 @@ def open_model(name: str, folder: Path) -> Bundle:
 
 
 def write_model(
-    model: PeerModel,
-    path: Path,
-    exponent: float | None = None,
-    representation: Representation | None = None,
+    model: PeerModel, path: Path, exponent: float | None = None, representation: Representation | None = None
 ) -> Bundle:
     """Writes a model as a bundle; needs twice its rows' bytes in memory.
 

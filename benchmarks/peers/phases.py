@@ -16,16 +16,12 @@ benchmarks/peers/phases_page.py writes docs/results/phases.md from the JSON.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import shlex
-import sys
 import time
 import urllib.request
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -33,6 +29,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks.command import CLIENT_CORE, SERVER_CORE, command, command_parser, medians, save, saved, today
 from benchmarks.peers.models import MODELS, open_model, value_of_rank
 from benchmarks.peers.phases_page import PHASES, table
 from benchmarks.peers.queries import PeerRows, draw, json_body, ranking_body, share_context
@@ -54,8 +51,6 @@ METRIC, LABELS = "polyrec_phase_seconds", ("parse", "encode", "embed", "dense", 
 """The server's histogram of phases, and its labels for PHASES."""
 INFER = "/v2/models/dlrm/infer"
 FORMS = ("rows", "exploded", "context")
-CORES = sorted(os.sched_getaffinity(0))
-SERVER_CORE, CLIENT_CORE = CORES[0], CORES[-1]
 DIFFERENT_REQUESTS = {23: 256, 270: 64, 2048: 12}
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
@@ -135,16 +130,9 @@ def bodies_of(drawn: PeerRows, schema: Schema, form: str) -> list[bytes]:
     return [body(drawn, i) for i in range(len(drawn))]
 
 
-def medians(turns: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Returns the median of each figure over the turns."""
-    return {key: median(turn[key] for turn in turns) for key in turns[0]}
-
-
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Measures all sizes in turns; times are in milliseconds."""
     bundle = open_model(args.model, args.folder)
-    if bundle.widths:
-        bundle = bundle.at_width(args.width or bundle.widths[-1])
     runtime, device = best_runtime()
     runtime = args.runtime or runtime
     ids, schema = value_of_rank(bundle), bundle.manifest.schema_
@@ -168,8 +156,6 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         os.sched_setaffinity(0, {CLIENT_CORE})
         settings: dict[str, object] = {"bundle": bundle.path, "runtime": runtime, "precision": args.precision}
         settings["max_queued_rows"] = 2**17
-        if bundle.width is not None:
-            settings["width"] = bundle.width
         with start(settings, core=SERVER_CORE) as server:
             target = Target(server.url + INFER, {BUDGET: "600000"})
             requests = {case: [target.request(body) for body in of] for case, of in bodies.items()}
@@ -180,11 +166,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
                         served[case][connections].append(turn)
     return {
         "model": args.model,
-        "width": bundle.width,
         "runtime": runtime,
         "precision": args.precision,
         "processor": processor(),
-        "date": time.strftime("%Y-%m-%d"),
+        "date": today(),
         "turns": args.turns,
         "cases": {case: _figures(alone[case], served[case]) for case in bodies},
     }
@@ -207,14 +192,9 @@ def _figures(alone: list[dict[str, float]], served: dict[int, list[dict[str, flo
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.peers.phases",
-        description=__doc__,
-        formatter_class=argparse.RawTextHelpFormatter,
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("--model", default="kaggle", choices=list(MODELS))
     parser.add_argument("--form", nargs="+", default=["rows"], choices=FORMS)
-    parser.add_argument("--width", type=int, help="of the nested model (default: the widest)")
     parser.add_argument("--folder", type=Path, default=Path("runs/peers"), help="of the models; made once")
     parser.add_argument("--rows", type=int, nargs="+", default=[23, 270])
     parser.add_argument("--runtime", help="default: the best one here")
@@ -225,11 +205,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="results of other models, runtimes and precisions are kept")
     args = parser.parse_args()
     result = measure(args)
-    result["command"] = "python -m benchmarks.peers.phases " + shlex.join(sys.argv[1:])
-    if args.json:
-        results = json.loads(args.json.read_text()) if args.json.exists() else {}
-        results["/".join((args.model, result["runtime"], args.precision))] = result
-        args.json.write_text(json.dumps(results, indent=2) + "\n")
+    result["command"] = command()
+    results = saved(args.json)
+    results["/".join((args.model, result["runtime"], args.precision))] = result
+    save(args.json, results)
     print("\n\n".join(table(case, result["cases"][case]) for case in result["cases"]))
 
 

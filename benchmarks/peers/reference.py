@@ -17,14 +17,12 @@ from polyrec.models.schema.batch import F32, F64, I64
 
 
 class Reference:
-    """The reference of one bundle whose features are all single-valued, at its width."""
+    """The reference of one bundle whose features are all single-valued, with dot interaction."""
 
     def __init__(self, bundle: Bundle) -> None:
         manifest = bundle.manifest
         self._weights = {name: t.double().numpy() for name, t in bundle.net().state_dict().items()}
-        self._interaction = manifest.architecture.interaction
-        self._width = bundle.shape.width
-        self._rows = bundle.rows["store.weight"].numpy()[:, : self._width]
+        self._rows = bundle.rows["store.weight"].numpy()
         self._ranks = [bundle.encoder.vocabularies[t].rank_of_id for t in manifest.schema_.tables]
         self._base = np.cumsum([0, *(len(ranks) for ranks in self._ranks[:-1])])
 
@@ -34,8 +32,7 @@ class Reference:
         vectors = np.stack([self._rows[base + ranks[ids]] for ranks, base, ids in tables], axis=1)
         bottom = self._layers("bottom", dense.astype(np.float64))
         x = np.concatenate((bottom[:, None], vectors.astype(np.float64)), axis=1)
-        joined = self._dot(x) if self._interaction == "dot" else self._cross(x)
-        hidden = self._layers("top", joined)
+        hidden = self._layers("top", self._dot(x))
         logit = hidden @ self._weights["output.weight"].T + self._weights["output.bias"]
         return 1 / (1 + np.exp(-logit[:, 0]))  # type: ignore[no-any-return]
 
@@ -48,15 +45,6 @@ class Reference:
     def _dot(self, x: F64) -> F64:
         pairs = [(x[:, i] * x[:, j]).sum(axis=1) for i in range(x.shape[1]) for j in range(i)]
         return np.column_stack([x[:, 0], *pairs])
-
-    def _cross(self, x: F64) -> F64:
-        first = current = x.reshape(len(x), -1)
-        for down in _weights_of("interaction.down", self._weights):
-            up = down.replace("down", "up")
-            low = current @ self._weights[down].T
-            added = low @ self._weights[up].T + self._weights[up.replace("weight", "bias")]
-            current = first * added + current
-        return current
 
 
 def _weights_of(part: str, weights: Mapping[str, NDArray[Any]]) -> Sequence[str]:

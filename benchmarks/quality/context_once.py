@@ -12,19 +12,18 @@ all agree to 1e-5.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from benchmarks.command import command_parser, save
+from benchmarks.quality.kept import trained
 from polyrec.loadtest.machine import processor
 from polyrec.models.allocator import retain_freed_memory
-from polyrec.models.bundle.bundle import Bundle, load_bundle, write_bundle
+from polyrec.models.bundle.bundle import Bundle, write_bundle
 from polyrec.models.bundle.derive import materialize, quantize_bundle
 from polyrec.models.data.encoded import EncodedRows, encode
 from polyrec.models.data.reader import open_data
@@ -52,9 +51,7 @@ def family(data: str, folder: Path) -> dict[str, Bundle]:
     reader = open_data(data, schema)
     bundles = {}
     for kind in KINDS:
-        if not (folder / kind).exists():
-            Learner(reader, schema, default_training(schema), kind).learn(folder / kind)
-        bundles[kind] = load_bundle(folder / kind)
+        bundles[kind] = trained(folder / kind, Learner(reader, schema, default_training(schema), kind))
     for name, source, derive in (
         ("table-int8", "table", lambda b: quantize_bundle(b, "int8")),
         ("dhe-hot", "dhe", lambda b: materialize(b, HOT_ROWS)),
@@ -65,35 +62,6 @@ def family(data: str, folder: Path) -> dict[str, Bundle]:
             folder / name, model, representation, bundles[source].encoder, {}, {}, replace=True
         )
     return bundles
-
-
-def arguments() -> argparse.Namespace:
-    """Parses the arguments and pins the process to one core."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--bundles", type=Path, default=Path("runs/representations"))
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--core", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
-    args = parser.parse_args()
-    os.sched_setaffinity(0, {args.core})
-    retain_freed_memory()
-    torch.set_num_threads(1)
-    return args
-
-
-def test_rows(data: str, bundles: Mapping[str, Bundle]) -> EncodedRows:
-    """Encodes the test rows."""
-    schema = load_schema("trivago")
-    reader = open_data(data, schema)
-    return encode(reader, bundles["table"].encoder, fit_splitter(reader, schema), (TEST,))
-
-
-def save(args: argparse.Namespace, figures: Mapping[str, object]) -> None:
-    """Writes figures and machine to the file of --json, if given."""
-    if args.json:
-        about = {"machine": f"{processor()}, one core, torch {torch.__version__}", "unit": "rows/s"}
-        args.json.write_text(json.dumps({**about, "rounds": args.rounds, **figures}, indent=2) + "\n")
 
 
 def requests(data: EncodedRows, candidates: int, count: int, seed: int) -> list[Batch]:
@@ -117,9 +85,20 @@ def set_distinct(stage: object, distinct: bool) -> None:
 
 
 def main() -> None:
-    args = arguments()
+    parser = command_parser(__doc__)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--bundles", type=Path, default=Path("runs/representations"))
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--core", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    args = parser.parse_args()
+    os.sched_setaffinity(0, {args.core})
+    retain_freed_memory()
+    torch.set_num_threads(1)
     bundles = family(args.data, args.bundles)
-    data = test_rows(args.data, bundles)
+    schema = load_schema("trivago")
+    reader = open_data(args.data, schema)
+    data = encode(reader, bundles["table"].encoder, fit_splitter(reader, schema), (TEST,))
     rows = []
     for name in REPRESENTATIONS:
         full, once = flops(bundles[name]), ranking_flops(bundles[name])
@@ -166,7 +145,8 @@ def main() -> None:
         for r in rows
     ]
     print("", *markdown_table(head, cells), sep="\n")
-    save(args, {"rows": rows})
+    about = {"machine": f"{processor()}, one core, torch {torch.__version__}", "unit": "rows/s"}
+    save(args.json, {**about, "rounds": args.rounds, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -11,20 +11,18 @@ With a sample and a single epoch, a configuration takes about a minute on one co
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.command import DATA_ROOT, command_parser, save, saved
 from benchmarks.quality.recipes import SETS, some_rows
 from benchmarks.quality.representations import ROOT, machine
 from benchmarks.quality.tables import write_figures
@@ -199,20 +197,13 @@ def tables(found: Mapping[str, Mapping[str, Any]]) -> str:
 
 def write_page(found: Mapping[str, Mapping[str, Any]]) -> None:
     """Writes docs/results/dhe-sweep.json and the figures of the page."""
-    made = f"{machine()}; {datetime.now(UTC).isoformat(timespec='seconds')}."
-    record = {"machine": machine(), "rows": ROWS, "data": found}
-    write_figures(PAGE, record, f"{tables(found)}\n\n{made}")
+    write_figures(PAGE, {"rows": ROWS, "data": found}, tables(found), machine())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--data-root", type=Path, default=ROOT.parent / "shared" / "data")
+    parser = command_parser(__doc__)
+    parser.add_argument("--data-root", type=Path, default=DATA_ROOT)
     parser.add_argument("--data", nargs="+", choices=DATA, default=list(DATA))
-    parser.add_argument(
-        "--configurations", nargs="+", choices=list(CONFIGURATIONS), default=list(CONFIGURATIONS)
-    )
     parser.add_argument(
         "--runs", type=Path, default=ROOT / "runs" / "dhe-sweep", help="where results are kept"
     )
@@ -221,8 +212,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     args.runs.mkdir(parents=True, exist_ok=True)
     kept = args.runs / "results.json"
-    found: dict[str, dict[str, Any]] = json.loads(kept.read_text()) if kept.exists() else {}
-    wanted = [(label, name) for label in args.configurations for name in args.data]
+    found: dict[str, dict[str, Any]] = saved(kept)
+    wanted = [(label, name) for label in CONFIGURATIONS for name in args.data]
     missing = [(label, name) for label, name in wanted if label not in found.setdefault(name, {})]
     with ExitStack() as stack:
         train = {
@@ -231,7 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         }
         for label, name in missing:
             found[name][label] = train[name](CONFIGURATIONS[label])
-            kept.write_text(json.dumps(found, indent=1) + "\n")
+            save(kept, found)
             print(name, label, found[name][label], file=sys.stderr, flush=True)
     if set(args.data) == set(DATA):
         write_page(found)

@@ -15,20 +15,19 @@ outer loop. --report writes the page from the stored results. Runs in one proces
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.command import DATA_ROOT, command_parser, save, saved
 from benchmarks.quality.dhe_sweep import cost
 from benchmarks.quality.recipes import SETS, first_rows, some_rows
 from benchmarks.quality.repeats import Difference, RepeatedRuns, summarize_runs
@@ -298,7 +297,7 @@ def _cell(difference: Mapping[str, Any] | None) -> str:
 def run(name: str, sample: HybridSample, seed: int, folder: Path) -> None:
     """Trains the missing models of a seed."""
     kept = folder / "record.json"
-    record: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
+    record: dict[str, Any] = saved(kept)
     record["rows"], record["costs"] = sample.rows, {m: asdict(c) for m, c in sample.costs.items()}
     for model in sample.costs:
         runs = record.setdefault("runs", {}).setdefault(model, {})
@@ -306,7 +305,7 @@ def run(name: str, sample: HybridSample, seed: int, folder: Path) -> None:
             continue
         p, runs[str(seed)] = sample.train(model, seed)
         np.save(folder / f"{model}-{seed}.npy", p)
-        kept.write_text(json.dumps(record, indent=1) + "\n")
+        save(kept, record)
         print(name, model, seed, runs[str(seed)], file=sys.stderr, flush=True)
 
 
@@ -318,25 +317,22 @@ def compare_seeds(sample: HybridSample, folder: Path) -> None:
     seeds = [s for s in runs[TABLE] if all(s in runs[m] for m in sample.costs)]
     p = {m: [np.load(folder / f"{m}-{seed}.npy") for seed in seeds] for m in sample.costs}
     record["compared"] = compared(p, sample.label, sample.group)
-    kept.write_text(json.dumps(record, indent=1) + "\n")
+    save(kept, record)
 
 
 def report(names: Sequence[str], runs: Path) -> None:
     """Writes the page's figures and docs/results/hybrid.json; keeps the file's other cases."""
     records = {n: json.loads(f.read_text()) for n in names if (f := runs / n / "record.json").exists()}
     kept = PAGE.with_suffix(".json")
-    known: dict[str, Any] = json.loads(kept.read_text())["data"] if kept.exists() else {}
+    known: dict[str, Any] = saved(kept).get("data", {})
     known |= {name: record for name, record in records.items() if "compared" in record}
     found = {name: known[name] for name in CASES if name in known}
-    made = f"{machine()}; {datetime.now(UTC).isoformat(timespec='seconds')}."
-    write_figures(PAGE, {"machine": machine(), "rows": ROWS, "data": found}, f"{tables(found)}\n\n{made}")
+    write_figures(PAGE, {"rows": ROWS, "data": found}, tables(found), machine())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--data-root", type=Path, default=ROOT.parent / "shared" / "data")
+    parser = command_parser(__doc__)
+    parser.add_argument("--data-root", type=Path, default=DATA_ROOT)
     parser.add_argument("--data", nargs="+", choices=list(CASES), default=list(SAMPLES))
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "hybrid", help="where results are kept")

@@ -14,10 +14,8 @@ are read from ../shared/data.
 
 from __future__ import annotations
 
-import argparse
-import json
-import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from benchmarks.command import DATA_ROOT, PUBLIC, command_parser, save, turn_ms
 from polyrec.models.bundle.bundle import load_bundle
 from polyrec.models.data.encoded import encode
 from polyrec.models.data.reader import open_data
@@ -48,11 +47,6 @@ FORMS = ("fp32", "per row")
 STATIC = "static"
 SHARES = (0.0, 1e-5, 3e-5, 1e-4)
 """Shares of a layer's inputs that may exceed its range."""
-DATA = {
-    "trivago": "trivago/impressions.parquet",
-    "bookcrossing": "bookcrossing/ratings.parquet",
-    "ml1m": "ml1m/ratings.parquet",
-}
 NETS: dict[str, tuple[Architecture, PerBlock, PerBlock]] = {
     "Kaggle": (
         Architecture(bottom=(512, 256, 64), top=(512, 256), interaction="dot"),
@@ -92,13 +86,8 @@ def timed(name: str, repeats: int) -> dict[str, dict[str, float]]:
                 np.float32
             ),
         }
-        taken: dict[str, list[float]] = {form: [] for form in opened}
-        for _ in range(repeats):
-            for form, session in opened.items():
-                start = time.thread_time()
-                session.run(None, given)
-                taken[form].append(time.thread_time() - start)
-        found[str(rows)] = {form: 1e3 * float(np.median(all_s)) for form, all_s in taken.items()}
+        runs = {form: partial(session.run, None, given) for form, session in opened.items()}
+        found[str(rows)] = turn_ms(runs, repeats)
     said = {form: session.run(None, given)[0] for form, session in opened.items()}
     found["max error"] = {form: float(np.abs(p - said["fp32"]).max()) for form, p in said.items()}
     return found
@@ -118,14 +107,12 @@ def filled(name: str, repeats: int) -> dict[str, dict[str, float]]:
                 torch.randn(rows, slots.candidate, shape.width),
             )
             inputs = Inputs(numbers[:, :0], numbers, vectors[:, :0], vectors, None)
-            taken: dict[str, list[float]] = {form: [] for form in filled_to}
+            runs = {
+                form: partial(predict_unbucketed, net, inputs, cpu, dtype, least)
+                for form, least in filled_to.items()
+            }
             with torch.inference_mode():
-                for _ in range(repeats):
-                    for form, least in filled_to.items():
-                        start = time.thread_time()
-                        predict_unbucketed(net, inputs, cpu, dtype, least)
-                        taken[form].append(time.thread_time() - start)
-            found[f"{precision}, {rows}"] = {f: 1e3 * float(np.median(all_s)) for f, all_s in taken.items()}
+                found[f"{precision}, {rows}"] = turn_ms(runs, repeats)
     return found
 
 
@@ -133,7 +120,7 @@ def quality(data: str, bundle: str, root: Path) -> dict[str, dict[str, float]]:
     """Returns, by form, log-loss and AUC on the test rows, and largest and mean difference from fp32."""
     loaded = load_bundle(bundle)
     schema = loaded.manifest.schema_
-    reader = open_data(root / DATA[data], schema)
+    reader = open_data(root / PUBLIC[data], schema)
     runtime = OnnxRuntime(loaded)
     opened = sessions(loaded.net())
     view = loaded.by_width()[-1]
@@ -164,13 +151,11 @@ def quality(data: str, bundle: str, root: Path) -> dict[str, dict[str, float]]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=300, help="runs of each graph at each size")
     parser.add_argument("--only-quality", action="store_true", help="measure no times")
     parser.add_argument("--quality", action="append", default=[], metavar="DATA=BUNDLE")
-    parser.add_argument("--data-root", type=Path, default=Path(__file__).parents[3] / "shared" / "data")
+    parser.add_argument("--data-root", type=Path, default=DATA_ROOT)
     parser.add_argument("--json", type=Path, help="file to write the figures to")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
@@ -193,8 +178,7 @@ def main(argv: list[str] | None = None) -> None:
         print(f"\n| {data} | log-loss | AUC | largest difference to fp32 | mean |\n|---|---|---|---|---|")
         for form, q in figures["quality"][data].items():
             print(f"| {form} | {q['log_loss']:.6f} | {q['auc']:.6f} | {q['max']:.1e} | {q['mean']:.1e} |")
-    if args.json:
-        args.json.write_text(json.dumps(figures, indent=1) + "\n")
+    save(args.json, figures)
 
 
 if __name__ == "__main__":

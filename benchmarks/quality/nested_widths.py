@@ -10,8 +10,6 @@ interrupted run can be resumed. Runs in one process and one thread.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,26 +18,25 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.command import DATA_ROOT, ROOT, command_parser, save
+from benchmarks.quality.kept import trained
 from benchmarks.quality.tables import between_markers
 from polyrec.cli.progress import ProgressBars
 from polyrec.loadtest.machine import processor
 from polyrec.models.allocator import retain_freed_memory
-from polyrec.models.bundle.bundle import Bundle, load_bundle, write_bundle
+from polyrec.models.bundle.bundle import Bundle, write_bundle
 from polyrec.models.bundle.derive import quantize_bundle
-from polyrec.models.data.reader import DataReader, open_data
+from polyrec.models.data.reader import open_data
 from polyrec.models.data.split import TEST
 from polyrec.models.dlrm.cost import flops
 from polyrec.models.dlrm.precision import DensePrecision, Precision
-from polyrec.models.errors import BundleError
-from polyrec.models.evaluation.metrics import log_loss
+from polyrec.models.evaluation.metrics import evaluate
 from polyrec.models.evaluation.predictions import predict_all
-from polyrec.models.schema.batch import F32
 from polyrec.models.schema.schema import load_schema
 from polyrec.models.training.pipeline import Learner
 from polyrec.models.training.recipe import Training, load_training
 from polyrec.report.text import markdown_table
 
-ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/results/nested_widths.md"
 FEWER_BITS: dict[str, tuple[Precision, str, DensePrecision]] = {
     "int8 rows": ("int8", "torch", "fp32"),
@@ -61,30 +58,10 @@ def alone(training: Training, width: int) -> Training:
     return training.model_copy(update={"architecture": shape.head(width)}).with_recipe(changes)
 
 
-def trained(path: Path, reader: DataReader, training: Training, name: str, bars: ProgressBars) -> Bundle:
-    """Returns the bundle at `path` if it was made by this recipe from these data, else trains it."""
-    try:
-        kept = load_bundle(path)
-        made = kept.manifest.training
-        same = made["recipe"] == training.recipe.model_dump(mode="json")
-        same &= kept.manifest.architecture == training.architecture
-        if same and made["data"]["fingerprint"] == reader.fingerprint():
-            return kept
-    except BundleError:
-        pass
-    print(f"training {path.name}", file=sys.stderr)
-    return Learner(reader, load_schema(name), training, phase=bars.phase).learn(path, replace=True)
-
-
 def quantized(path: Path, source: Bundle, precision: Precision) -> Bundle:
     """Returns a bundle of the source's rows in another precision."""
     model, representation = quantize_bundle(source, precision)
     return write_bundle(path, model, representation, source.encoder, {}, {}, replace=True)
-
-
-def information(p: F32, label: F32) -> float:
-    """Returns 1 - NE: one minus the log-loss divided by the entropy of the base rate."""
-    return 1 - log_loss(p, label) / log_loss(np.full_like(label, label.mean()), label)
 
 
 def measure(name: str, data: Path, folder: Path, training: Training, seeds: Sequence[int]) -> dict[str, Any]:
@@ -94,15 +71,19 @@ def measure(name: str, data: Path, folder: Path, training: Training, seeds: Sequ
     found: dict[str, list[dict[str, float]]] = {}
     shapes: dict[str, Any] = {}
     with ProgressBars() as bars:
+
+        def learner(training: Training) -> Learner:
+            return Learner(reader, load_schema(name), training, phase=bars.phase)
+
         for seed in seeds:
             seeded = training.with_recipe({"seed": seed})
-            nested = trained(folder / f"{name}-nested-{seed}", reader, seeded, name, bars)
+            nested = trained(folder / f"{name}-nested-{seed}", learner(seeded))
             ways: dict[tuple[str, DensePrecision], dict[str, Bundle]] = {("torch", "fp32"): {}}
             for view in nested.by_width():
                 assert view.width is not None
                 own = alone(seeded, view.width)
                 path = folder / f"{name}-w{view.width}-{seed}"
-                ways["torch", "fp32"][f"apart w{view.width}"] = trained(path, reader, own, name, bars)
+                ways["torch", "fp32"][f"apart w{view.width}"] = trained(path, learner(own))
                 ways["torch", "fp32"][f"nested w{view.width}"] = view
                 shapes[f"w{view.width}"] = {
                     "mflop": flops(view).total / 1e6,
@@ -117,7 +98,7 @@ def measure(name: str, data: Path, folder: Path, training: Training, seeds: Sequ
             for (runtime, net), bundles in ways.items():
                 made = predict_all(bundles, data, (TEST,), runtime, "cpu", net, phase=bars.phase)
                 for which, p in made.probabilities.items():
-                    figures = {"information": information(p, made.label)}
+                    figures = {"information": evaluate(p, made.label).information}
                     found.setdefault(which, []).append(figures)
             auc = {w: nested.at_width(w).test_metrics["auc"] for w in widths}
             print(f"{name}, seed {seed}: AUC {auc}", file=sys.stderr)
@@ -162,11 +143,9 @@ def table(found: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--data-root", type=Path, default=ROOT.parent / "shared/data")
+def main() -> None:
+    parser = command_parser(__doc__)
+    parser.add_argument("--data-root", type=Path, default=DATA_ROOT)
     parser.add_argument("--runs", type=Path, default=ROOT / "runs/nested")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     args = parser.parse_args()
@@ -178,10 +157,9 @@ def main() -> int:
     training = load_training("ml1m").with_recipe({"refit": False})
     found = measure("ml1m", data, args.runs, training, args.seeds)
     report = {"processor": processor(), "ml1m": found}
-    PAGE.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
+    save(PAGE.with_suffix(".json"), report)
     PAGE.write_text(between_markers(PAGE.read_text(), "ml1m", table(found)))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -12,25 +12,24 @@ thread. Prints the table of docs/results/precisions.md.
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from benchmarks.command import DATA_ROOT, PUBLIC, ROOT, command_parser
+from benchmarks.quality.kept import trained
 from benchmarks.quality.nested_widths import quantized
 from polyrec.cli.progress import ProgressBars
 from polyrec.loadtest.machine import processor
 from polyrec.measure.machine.cpu import vectors
 from polyrec.models.allocator import retain_freed_memory
-from polyrec.models.bundle.bundle import Bundle, load_bundle
+from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.data.reader import open_data
 from polyrec.models.data.split import TEST
 from polyrec.models.dlrm.precision import DensePrecision, Precision
-from polyrec.models.dlrm.representation import KINDS, Kind
-from polyrec.models.errors import BundleError
+from polyrec.models.dlrm.representation import KINDS
 from polyrec.models.evaluation.comparison import LEVEL, percentiles, samples
 from polyrec.models.evaluation.predictions import predict_all
 from polyrec.models.schema.batch import F32
@@ -38,12 +37,6 @@ from polyrec.models.schema.schema import load_schema
 from polyrec.models.training.pipeline import Learner
 from polyrec.models.training.recipe import load_training
 
-ROOT = Path(__file__).parents[2]
-DATA = {
-    "trivago": "trivago/impressions.parquet",
-    "bookcrossing": "bookcrossing/ratings.parquet",
-    "ml1m": "ml1m/ratings.parquet",
-}
 FORMS: dict[str, tuple[Precision, DensePrecision, str]] = {
     "fp32": ("fp32", "fp32", "onnx"),
     "int8 net": ("fp32", "int8", "onnx"),
@@ -65,23 +58,6 @@ class Change:
     relative: float
     low: float
     high: float
-
-
-def trained(name: str, kind: Kind, data: Path, folder: Path, bars: ProgressBars) -> Bundle:
-    """Returns the bundle of the shipped recipe, from an earlier run or newly trained."""
-    # half the time: models are compared as they were selected, not trained again on the validation rows
-    training = load_training(name).with_recipe({"refit": False})
-    path = folder / f"{name}-{kind}"
-    try:
-        kept = load_bundle(path)
-        if kept.manifest.training["recipe"] == training.recipe.model_dump(mode="json"):
-            return kept
-    except BundleError:
-        pass
-    print(f"training {path.name}", file=sys.stderr)
-    schema = load_schema(name)
-    learner = Learner(open_data(data, schema), schema, training, kind, baselines=False, phase=bars.phase)
-    return learner.learn(path, replace=True)
 
 
 def changes(bundle: Bundle, data: Path, folder: Path, bars: ProgressBars) -> dict[str, dict[str, Change]]:
@@ -118,13 +94,11 @@ def table(found: Mapping[str, Mapping[str, Mapping[str, Change]]]) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--data-root", type=Path, default=ROOT.parent / "shared/data")
+def main() -> None:
+    parser = command_parser(__doc__)
+    parser.add_argument("--data-root", type=Path, default=DATA_ROOT)
     parser.add_argument("--runs", type=Path, default=ROOT / "runs/precisions")
-    parser.add_argument("--data", nargs="+", choices=DATA, default=list(DATA))
+    parser.add_argument("--data", nargs="+", choices=PUBLIC, default=list(PUBLIC))
     parser.add_argument("--kind", choices=KINDS, default="table")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -133,12 +107,15 @@ def main() -> int:
     found = {}
     with ProgressBars() as bars:
         for name in args.data:
-            data = args.data_root / DATA[name]
-            bundle = trained(name, args.kind, data, args.runs, bars)
+            data = args.data_root / PUBLIC[name]
+            # half the time: models are compared as they were selected, not trained again on validation rows
+            training, schema = load_training(name).with_recipe({"refit": False}), load_schema(name)
+            reader = open_data(data, schema)
+            learner = Learner(reader, schema, training, args.kind, baselines=False, phase=bars.phase)
+            bundle = trained(args.runs / f"{name}-{args.kind}", learner)
             found[f"{name} {args.kind}"] = changes(bundle, data, args.runs, bars)
     print(f"Processor: {processor()}\n\n{table(found)}")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -12,13 +12,11 @@ page from the stored figures.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,9 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
+from benchmarks.command import DATA_ROOT, command_parser, save
 from benchmarks.quality.dhe_sweep import PUBLISHED
+from benchmarks.quality.kept import kept
 from benchmarks.quality.recipes import SETS, first_rows, some_rows
 from benchmarks.quality.representations import ROOT, machine
 from benchmarks.quality.tables import write_figures
@@ -39,7 +39,6 @@ from polyrec.models.data.split import TEST, fit_splitter
 from polyrec.models.dlrm.cost import flops
 from polyrec.models.dlrm.dlrm import Architecture
 from polyrec.models.dlrm.representation import Kind
-from polyrec.models.errors import BundleError
 from polyrec.models.evaluation.metrics import log_loss, row_losses
 from polyrec.models.evaluation.predictions import predict_all
 from polyrec.models.runtimes import open_runtime
@@ -136,11 +135,8 @@ def sample(name: str, data_root: Path, folder: Path) -> Path:
 def train(name: str, label: str, path: Path, folder: Path) -> None:
     """Trains a bundle of a data set if it does not exist."""
     schema, model = SETS[name].schema(), MODELS[label]
-    try:
-        load_bundle(folder / label)
+    if kept(folder / label) is not None:
         return
-    except BundleError:
-        pass
     begin = time.perf_counter()
     learner = Learner(open_data(path, schema), schema, model.training, model.kind, baselines=False)
     bundle = learner.learn(folder / label, replace=True)
@@ -267,32 +263,26 @@ def _difference(a: Against) -> str:
     return f"{a.table}: {a.value:+.4f} ({a.low:+.4f} to {a.high:+.4f}{shown})"
 
 
-def page(found: Mapping[str, Sequence[Measured]], compared: Mapping[str, Sequence[Against]]) -> str:
-    """Returns the text between the markers of docs/results/quality-cost.md."""
-    return f"{provenance()}\n\n{tables(found, compared)}"
-
-
-def provenance() -> str:
-    """Describes how and where the figures were measured."""
-    made = datetime.now(UTC).isoformat(timespec="seconds")
-    return f"Samples of {ROWS:,} rows, one seed, one epoch; {machine()}; {made}."
+def read(
+    results: Mapping[str, Mapping[str, Any]],
+) -> tuple[dict[str, list[Measured]], dict[str, list[Against]]]:
+    """Returns the paths and comparisons of stored results, by data set."""
+    found = {name: [Measured(**m) for m in r["paths"]] for name, r in results.items()}
+    return found, {name: [Against(**a) for a in r["against"]] for name, r in results.items()}
 
 
 def report(names: Iterable[str], runs: Path) -> None:
     """Writes the page, its plot and its JSON from the measured figures."""
     results = {n: json.loads(f.read_text()) for n in names if (f := runs / n / "measured.json").exists()}
-    found = {n: [Measured(**m) for m in r["paths"]] for n, r in results.items()}
-    compared = {n: [Against(**a) for a in r["against"]] for n, r in results.items()}
+    found, compared = read(results)
     PAGE.with_suffix(".png").write_bytes(png(draw(found)))
-    record = {"rows": ROWS, "batch": BATCH, "machine": machine(), "data": results}
-    write_figures(PAGE, record, page(found, compared))
+    what = f"Samples of {ROWS:,} rows, one seed, one epoch; {machine()}"
+    write_figures(PAGE, {"rows": ROWS, "batch": BATCH, "data": results}, tables(found, compared), what)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--data-root", type=Path, default=ROOT.parent / "shared" / "data")
+    parser = command_parser(__doc__)
+    parser.add_argument("--data-root", type=Path, default=DATA_ROOT)
     parser.add_argument("--data", nargs="+", choices=list(SAMPLES), default=list(SAMPLES))
     parser.add_argument(
         "--runs", type=Path, default=ROOT / "runs" / "quality-cost", help="where bundles are kept"
@@ -307,10 +297,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for name, path in files.items():
                 train(name, label, path, args.runs / name)
         for name, path in files.items():
-            kept = args.runs / name / "measured.json"
-            if not kept.exists():
-                kept.write_text(json.dumps(measure(name, path, args.runs / name)) + "\n")
-                print(name, kept.read_text(), file=sys.stderr, flush=True)
+            file = args.runs / name / "measured.json"
+            if not file.exists():
+                save(file, measure(name, path, args.runs / name))
+                print(name, file.read_text(), file=sys.stderr, flush=True)
     report(args.data, args.runs)
 
 

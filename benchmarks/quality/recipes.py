@@ -12,13 +12,11 @@ computed again.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from benchmarks.command import DATA_ROOT, PUBLIC, command_parser, save, saved, timestamp
 from benchmarks.quality.representations import ROOT, machine
 from polyrec.cli.progress import ProgressBars
 from polyrec.loadtest.arguments import duration
@@ -117,7 +116,7 @@ def with_new_items() -> Schema:
     return schema.model_copy(update={"categorical": (*schema.categorical, HISTORY), "split": split})
 
 
-TRIVAGO, BOOKS, MOVIES = "trivago/impressions.parquet", "bookcrossing/ratings.parquet", "ml1m/ratings.parquet"
+TRIVAGO, BOOKS, MOVIES = (PUBLIC[name] for name in ("trivago", "bookcrossing", "ml1m"))
 SETS: dict[str, DataSet] = {
     "criteo-10k": DataSet("Criteo, 10,000 rows", "criteo/train-10k.tsv", lambda: load_schema("criteo")),
     "trivago-20k": DataSet(
@@ -245,10 +244,8 @@ def markdown(results: Mapping[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--data-root", type=Path, default=ROOT.parent / "shared" / "data")
+    parser = command_parser(__doc__)
+    parser.add_argument("--data-root", type=Path, default=DATA_ROOT)
     parser.add_argument("--sets", nargs="+", choices=list(SETS), default=list(SETS))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--search", type=duration, help="also search for a recipe on each set, for this time")
@@ -260,12 +257,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sets: dict[str, Any] = {}
     for name in args.sets:
         kept = args.runs / f"{name}.json"
-        sets[name] = measured(name, args, json.loads(kept.read_text()) if kept.exists() else {})
-        kept.write_text(json.dumps(sets[name]) + "\n")
+        sets[name] = measured(name, args, saved(kept))
+        save(kept, sets[name])
     results = {
         "command": " ".join(["python -m benchmarks.quality.recipes", *(arguments or sys.argv[1:])]),
         "machine": machine(),
-        "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "made": timestamp(),
         "sets": sets,
     }
     text = markdown(results)

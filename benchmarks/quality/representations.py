@@ -13,33 +13,32 @@ bundles.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import platform
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.command import DATA_ROOT, PUBLIC, ROOT, command_parser, save, timestamp
+from benchmarks.quality.kept import kept, trained
 from benchmarks.quality.repeats import summarize_runs
 from benchmarks.quality.tables import between_markers, markdown
 from benchmarks.quality.variants import BASELINE, VARIANTS, Derived, ServedVariant, Trained, Variant
 from polyrec.cli.progress import ProgressBars
 from polyrec.loadtest.machine import processor
 from polyrec.models.allocator import retain_freed_memory
-from polyrec.models.bundle.bundle import Bundle, load_bundle, write_bundle
+from polyrec.models.bundle.bundle import Bundle, write_bundle
 from polyrec.models.data.reader import DataReader, open_data
 from polyrec.models.data.split import TEST
 from polyrec.models.data.synthetic.generator import generate
 from polyrec.models.dlrm.cost import flops, sizes
 from polyrec.models.dlrm.precision import DensePrecision
-from polyrec.models.errors import BundleError
 from polyrec.models.evaluation.comparison import METRICS, RESAMPLES, samples
 from polyrec.models.evaluation.metrics import evaluate
 from polyrec.models.evaluation.predictions import Predictions, predict_all
@@ -47,8 +46,7 @@ from polyrec.models.schema.schema import load_schema
 from polyrec.models.training.pipeline import Learner
 from polyrec.models.training.recipe import Training, default_training
 
-ROOT = Path(__file__).parents[2]
-DATA = {"trivago": "trivago/impressions.parquet", "bookcrossing": "bookcrossing/ratings.parquet"}
+DATA = ("trivago", "bookcrossing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,45 +75,18 @@ def bundle_of(plan: Plan, name: str, seed: int, bars: ProgressBars) -> Bundle:
         return bundle_of(plan, variant.source, seed, bars)
     path = plan.folder / f"{name}-{seed}"
     training = plan.training(name, seed)
-    kept = _kept(path)
     if isinstance(variant, Trained):
-        if kept is not None and _is_trained(kept, plan, training, variant):
-            return kept
-        print(f"{plan.data}: training {name}, seed {seed}", file=sys.stderr)
-        learner = Learner(
-            plan.reader,
-            load_schema(plan.data),
-            training,
-            variant.kind,
-            phase=bars.phase,
-            progress=bars.training,
-        )
-        return learner.learn(path, replace=True)
+        schema, phases = load_schema(plan.data), {"phase": bars.phase, "progress": bars.training}
+        return trained(path, Learner(plan.reader, schema, training, variant.kind, **phases))
     source = bundle_of(plan, variant.source, seed, bars)
     record: dict[str, Any] = {"derived_from": source.manifest.version, "by": variant.how}
     record["recipe"] = training.recipe.model_dump(mode="json")
-    if kept is not None and kept.manifest.training == record:
-        return kept
-    print(f"{plan.data}: deriving {name}, seed {seed}", file=sys.stderr)
+    found = kept(path)
+    if found is not None and found.manifest.training == record:
+        return found
+    print(f"deriving {path.name}", file=sys.stderr)
     model, representation = variant.by(source, training, plan.reader)
     return write_bundle(path, model, representation, source.encoder, {}, record, replace=True)
-
-
-def _kept(path: Path) -> Bundle | None:
-    try:
-        return load_bundle(path)
-    except BundleError:
-        return None
-
-
-def _is_trained(bundle: Bundle, plan: Plan, training: Training, variant: Trained) -> bool:
-    m = bundle.manifest
-    return (
-        m.training.get("recipe") == training.recipe.model_dump(mode="json")
-        and m.training.get("data", {}).get("fingerprint") == plan.reader.fingerprint()
-        and m.architecture == training.architecture
-        and m.representation == training.representation(variant.kind, bundle.encoder.vocabularies)
-    )
 
 
 def predictions_of(plan: Plan, runs: Mapping[tuple[str, int], Bundle], bars: ProgressBars) -> Predictions:
@@ -196,10 +167,8 @@ def machine() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--data-root", type=Path, default=ROOT.parent / "shared" / "data")
+    parser = command_parser(__doc__)
+    parser.add_argument("--data-root", type=Path, default=DATA_ROOT)
     parser.add_argument("--data", nargs="+", choices=list(DATA), default=list(DATA))
     parser.add_argument("--seeds", type=int, default=3, help="training runs of each variant (default 3)")
     parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), help="only these (the table always)")
@@ -215,7 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "command": "python -m benchmarks.quality.representations "
         + " ".join(sys.argv[1:] if arguments is None else arguments),
         "machine": machine(),
-        "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "made": timestamp(),
         "data": {},
     }
     begin = time.perf_counter()
@@ -233,7 +202,7 @@ def _plans(args: argparse.Namespace, variants: Mapping[str, Variant]) -> list[Pl
         schema = load_schema(name)
         recipe = default_training(schema)
         folder = args.runs / ("quick" if args.quick else name)
-        path = args.data_root / DATA[name]
+        path = args.data_root / PUBLIC[name]
         seeds = tuple(range(args.seeds))
         if args.quick:
             folder.mkdir(parents=True, exist_ok=True)
@@ -251,7 +220,7 @@ def _write(results: Mapping[str, Any], args: argparse.Namespace) -> None:
     part = args.quick or args.variants or set(args.data) != set(DATA)
     folder = args.runs if part else ROOT / "docs" / "results"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "quality.json").write_text(json.dumps(_defined(results), indent=1) + "\n")
+    save(folder / "quality.json", _defined(results))
     if part:
         return
     page = folder / "quality.md"

@@ -15,8 +15,6 @@ time.
 
 from __future__ import annotations
 
-import argparse
-import json
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from benchmarks.command import command_parser, save
 from polyrec.loadtest.machine import processor
 from polyrec.loadtest.traffic.queries import Queries, Query, read_rows
 from polyrec.models.bundle.bundle import Bundle
@@ -284,7 +283,7 @@ def report(found: dict[str, Any]) -> str:
 
 def main() -> None:
     """Runs the requested measurements and prints them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = command_parser(__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--json", type=Path)
@@ -302,8 +301,7 @@ def main() -> None:
             "calibration": calibration(args.data, Path(folder)),
             "cost": cost(args.data),
         }
-    if args.json is not None:
-        args.json.write_text(json.dumps(found, indent=1) + "\n")
+    save(args.json, found)
     print(report(found))
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command import save, timestamp
 from polyrec.models.amounts import size
 from polyrec.models.evaluation.comparison import Interval, Metric
 from polyrec.report.quality.wording import difference, mflop
@@ -28,9 +28,9 @@ def markdown(found: Mapping[str, Any], baseline: str) -> str:
         "accuracy",
         "size",
         f"of {baseline}'s",
-        "its rows, of those",
     ]
-    heads += ["MFLOP a row", f"AUC against {baseline}", f"log-loss against {baseline}"]
+    heads += ["its rows, of those", "MFLOP a row", f"AUC against {baseline}"]
+    heads += [f"log-loss against {baseline}"]
     rows = []
     whole = found["variants"][baseline]["bytes"]
     for name, v in found["variants"].items():
@@ -52,10 +52,11 @@ def _against(metric: Metric, against: Mapping[str, Any]) -> str:
     return difference(metric, Interval(**against[metric]["interval"])).replace("no difference shown", "noise")
 
 
-def write_figures(page: Path, record: Mapping[str, Any], text: str) -> None:
+def write_figures(page: Path, record: Mapping[str, Any], text: str, machine: str) -> None:
     """Writes the record as JSON beside a page, and the text between the page's markers of `figures`."""
-    page.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
-    page.write_text(between_markers(page.read_text(encoding="utf-8"), "figures", text), encoding="utf-8")
+    save(page.with_suffix(".json"), {"machine": machine, **record})
+    marked = between_markers(page.read_text(), "figures", f"{text}\n\n{machine}; {timestamp()}.")
+    page.write_text(marked)
 
 
 def between_markers(page: str, name: str, text: str) -> str:

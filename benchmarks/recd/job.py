@@ -147,9 +147,9 @@ def train(job: Job) -> dict[str, Any]:
     hide = id_dropout(recipe, encoder, {}, {})
     counted = Counted(data)
     run = iter(Stepper(model_of(job, encoder), Rows(counted, data.select(TRAIN)), recipe, 1_000_000, hide))
-    losses = [next(run)[1] for _ in range(10)]
+    losses = [next(run).loss for _ in range(10)]
     rows, contexts, begin = counted.rows, counted.contexts, clock()
-    losses += [next(run)[1] for _ in range(job.steps)]
+    losses += [next(run).loss for _ in range(job.steps)]
     cpu, wall = np.subtract(clock(), begin).tolist()
     rows, contexts = counted.rows - rows, counted.contexts - contexts
     peak = memory("VmHWM") - before

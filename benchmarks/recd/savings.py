@@ -14,10 +14,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks.command import DATA_ROOT, ROOT, answer_of, command_parser, save, saved, today
 from benchmarks.recd.tables import markdown
 from polyrec.cli.progress import ProgressBars
 from polyrec.loadtest.machine import processor
@@ -40,10 +39,8 @@ from polyrec.models.schema.popularity import calibrate, load_calibration, save_c
 from polyrec.models.schema.schema import load_schema
 from polyrec.models.training.row_order import epoch
 
-ROOT = Path(__file__).parents[2]
 SWEEP = (1, 2, 3, 5, 10, 25, 50)
 SWEEP_ROWS = 150_000
-PARTS = ("trivago", "sweep", "quality")
 STEPS = {"table": 200, "dhe": 40, "hybrid": 40}
 SCHEMA = load_schema("trivago")
 
@@ -111,10 +108,7 @@ def run(job: Found) -> Found:
     """Runs one job in a separate process."""
     command = [sys.executable, "-m", "benchmarks.recd.job", json.dumps(job)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "ARROW_IO_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{job}: {done.stderr}")
-    return json.loads(done.stdout)  # type: ignore[no-any-return]
+    return answer_of(command, cwd=ROOT, env=environment)  # type: ignore[no-any-return]
 
 
 def reading(folder: Path, core: int) -> dict[str, Found]:
@@ -215,57 +209,41 @@ def machine() -> str:
     return f"{processor()}, {os.cpu_count()} cores, one used"
 
 
-def parts(args: argparse.Namespace, bars: ProgressBars) -> Iterator[Found]:
-    """Measures the parts named by `--parts`."""
+def measure(args: argparse.Namespace, bars: ProgressBars) -> Iterator[Found]:
+    """Measures trivago's forms, the generated data, and the quality; yields each."""
     folder = args.folder / "trivago"
-    if "trivago" in args.parts:
-        found: Found = {"trivago": prepare(args.data, folder), "rounds": args.rounds}
-        found["groups"] = groups(folder, open_data(args.data, SCHEMA))
-        found["loss_difference"] = largest_loss_difference(folder, args.core)
-        jobs = reading(folder, args.core)
-        bar = bars.phase("reading", args.rounds * len(jobs))
-        found["reading"] = measured(jobs, args.rounds, bar)
-        found["training"] = {}
-        for kind in STEPS:
-            jobs = training(folder, kind, args.core)
-            bar = bars.phase(f"training {kind}", args.rounds * len(jobs))
-            found["training"][kind] = measured(jobs, args.rounds, bar)
-        yield found
-    if "sweep" in args.parts:
-        yield {"sweep": sweep(args.folder, args.rounds, args.core, bars)}
-    if "quality" in args.parts:
-        bar = bars.phase("quality", 8 * args.seeds)
-        yield {
-            "quality": qualities(folder, ("table", "hybrid"), args.seeds, args.core, bar),
-            "seeds": args.seeds,
-        }
+    found: Found = {"trivago": prepare(args.data, folder), "rounds": args.rounds}
+    found["groups"] = groups(folder, open_data(args.data, SCHEMA))
+    found["loss_difference"] = largest_loss_difference(folder, args.core)
+    jobs = reading(folder, args.core)
+    found["reading"] = measured(jobs, args.rounds, bars.phase("reading", args.rounds * len(jobs)))
+    found["training"] = {}
+    for kind in STEPS:
+        jobs = training(folder, kind, args.core)
+        bar = bars.phase(f"training {kind}", args.rounds * len(jobs))
+        found["training"][kind] = measured(jobs, args.rounds, bar)
+    yield found
+    yield {"sweep": sweep(args.folder, args.rounds, args.core, bars)}
+    bar = bars.phase("quality", 8 * args.seeds)
+    quality = qualities(folder, ("table", "hybrid"), args.seeds, args.core, bar)
+    yield {"quality": quality, "seeds": args.seeds}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument(
-        "--data", type=Path, default=ROOT.parent / "shared" / "data" / "trivago" / "impressions.parquet"
-    )
+    parser = command_parser(__doc__)
+    parser.add_argument("--data", type=Path, default=DATA_ROOT / "trivago" / "impressions.parquet")
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "recd", help="where files go")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--core", type=int, default=1)
     parser.add_argument("--json", type=Path, default=ROOT / "docs" / "results" / "recd.json")
-    parser.add_argument(
-        "--parts",
-        nargs="*",
-        choices=PARTS,
-        default=PARTS,
-        help="what to measure; the rest of --json stays (none: only print it)",
-    )
     args = parser.parse_args()
-    result: Found = json.loads(args.json.read_text()) if args.json.exists() else {}
+    result: Found = saved(args.json)
     with ProgressBars() as bars:
-        for found in parts(args, bars):
-            result |= found | {"machine": machine(), "date": f"{datetime.now(UTC):%Y-%m-%d}"}
+        for found in measure(args, bars):
+            result |= found | {"machine": machine(), "date": today()}
             result["load_average"] = os.getloadavg()[1]
-            args.json.parent.mkdir(parents=True, exist_ok=True)
-            args.json.write_text(json.dumps(result, indent=1) + "\n")
+            save(args.json, result)
     print(markdown(result))
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks.command import table
+
 RECD = {"training": 2.48, "reading": 1.79, "storage": 3.71}
 """Best factors reported by the paper (MLSys'23, section 6), for its authors' models and clusters."""
 
@@ -39,17 +41,13 @@ def markdown(found: Found) -> str:
     return "\n".join(out)
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return ["| " + " | ".join(r) + " |" for r in (heads, ["---"] * len(heads), *rows)]
-
-
 def _storage(sizes: Mapping[str, int]) -> list[str]:
     rows = [
         [FORMS[name], f"{size:,}", _times(sizes["shuffled"] / size), _times(sizes["together"] / size)]
         for name, size in sizes.items()
     ]
     rows.append(["RecD, best of the paper", "", _times(RECD["storage"]), ""])
-    return _table(["form", "bytes", "smaller than shuffled", "than together"], rows)
+    return table(["form", "bytes", "smaller than shuffled", "than together"], rows)
 
 
 def _reading(found: Found) -> list[str]:
@@ -66,7 +64,7 @@ def _reading(found: Found) -> list[str]:
     ]
     rows.append(["RecD, best of the paper", "", _times(RECD["reading"]), "", "", "", ""])
     heads = ["form", "rows/s", "against shuffled", "against together", "encoded", "peak memory", "spread"]
-    return _table(heads, rows)
+    return table(heads, rows)
 
 
 def _training(found: Mapping[str, Found]) -> list[str]:
@@ -87,11 +85,11 @@ def _training(found: Mapping[str, Found]) -> list[str]:
             )
     rows.append(["RecD, best of the paper", "", "", "", _times(RECD["training"]), "", "", ""])
     heads = ["representation", "batches of", "rows a context", "rows/s", "against random rows"]
-    return _table([*heads, "against whole requests", "peak memory", "spread"], rows)
+    return table([*heads, "against whole requests", "peak memory", "spread"], rows)
 
 
 def _groups(found: Sequence[Found]) -> list[str]:
-    return _table(
+    return table(
         ["features", "dedup factor"], [[", ".join(g["features"]), f"{g['factor']:.1f}"] for g in found]
     )
 
@@ -105,7 +103,7 @@ def _quality(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
                 for m in metrics.values()
             ]
             rows.append([kind, FORMS[name], *cells])
-    return _table(["representation", "batches of", "AUC", "log-loss", "MRR"], rows)
+    return table(["representation", "batches of", "AUC", "log-loss", "MRR"], rows)
 
 
 def _sweep(found: Sequence[Found]) -> list[str]:
@@ -129,7 +127,7 @@ def _sweep(found: Sequence[Found]) -> list[str]:
     heads = ["candidates", "rows a request", "bytes: shuffled / packed", "together / packed"]
     heads += ["reading: packed / shuffled", "packed / together", "encoded bytes: plain / shared"]
     heads += ["training: shared / random rows", "shared / whole requests"]
-    return _table(heads, rows)
+    return table(heads, rows)
 
 
 def _times(factor: float) -> str:

@@ -72,13 +72,7 @@ class CoreSpeedMonitor:
         self._folder = tempfile.TemporaryDirectory(prefix="polyrec-core-speed-")
         self._file = Path(self._folder.name) / "samples"
         self._file.touch()
-        command = [
-            sys.executable,
-            "-m",
-            "benchmarks.routing.core_speed",
-            str(self._core),
-            str(self._file),
-        ]
+        command = [sys.executable, "-m", "benchmarks.routing.core_speed", str(self._core), str(self._file)]
         self._process = subprocess.Popen(command)
         end_s = perf_counter() + READY_S
         while self._samples().size == 0:

@@ -8,7 +8,6 @@ capacity, which is the rows/s of all lanes on their cheapest paths with the larg
 
 from __future__ import annotations
 
-import argparse
 import json
 import platform
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from benchmarks.command import command_parser, save
 from benchmarks.routing.machines import MACHINES, Machine
 from polyrec.models.schema.batch import F64, I64
 from polyrec.planner.arrivals import arrival_times
@@ -136,13 +136,12 @@ class _Timed(Router):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = command_parser(__doc__)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    text = json.dumps({"python": platform.python_version(), "hot_path": decision_costs()}, indent=1)
-    if args.json:
-        args.json.write_text(text + "\n")
-    print(text)
+    found = {"python": platform.python_version(), "hot_path": decision_costs()}
+    save(args.json, found)
+    print(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

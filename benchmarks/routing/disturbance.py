@@ -25,33 +25,30 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import chdir, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from benchmarks.http.serve_throughput import CLIENT_CORE, SERVER_CORE
-from benchmarks.routing.faults import slow
+from benchmarks.command import CLIENT_CORE, SERVER_CORE, command, command_parser, priority, save
+from benchmarks.lanes.memory import tree
+from benchmarks.routing.faults import count_fates, prepared_load, slow
 from polyrec.loadtest.comparison.policy_server import PolicyServer
-from polyrec.loadtest.drivers.connection import Target
-from polyrec.loadtest.drivers.load import load_of
 from polyrec.loadtest.drivers.open_loop import Limits, run
 from polyrec.loadtest.drivers.server_pages import get_json, read_metrics
-from polyrec.loadtest.machine import machine, raised_priority
+from polyrec.loadtest.machine import machine
 from polyrec.loadtest.results.outcome import Fate, Outcome
-from polyrec.loadtest.traffic.request_bodies import RANK
 from polyrec.loadtest.traffic.source import Source, open_source
 from polyrec.models.bundle.bundle import load_bundle
-from polyrec.planner.arrivals import arrival_times
-from polyrec.planner.plan import Plan, PlannedLane, load_plan
-from polyrec.planner.traffic import Arrivals
+from polyrec.planner.plan import Plan, load_plan
+from polyrec.report.text import markdown_table
 
-HERE = Path(__file__).parents[2]
 RATE = 10.0
 BEFORE_S, SETTLED_S, STOP_S = 3.0, 5.0, 0.3
 SHARE, NEIGHBOR_BUDGET_S = 0.1, 0.020
@@ -59,6 +56,7 @@ RATES = (500.0, 1000.0, 2000.0, 4000.0, 8000.0)
 """Requests/s to try; the capacity is the highest rate answered in time."""
 NEIGHBOR = """
 import time
+from collections import Counter
 while True:
     until = time.perf_counter() + 0.05
     while time.perf_counter() < until:
@@ -67,34 +65,12 @@ while True:
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Rest:
-    """Result at rest. best: the best path's share of answers. reasons: of other answers, from /metrics."""
-
-    disturbance: str
-    requests: int
-    best: float
-    reasons: dict[str, int]
-    fates: dict[str, int]
-    p50_ms: float
-    slowest_ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class Beside:
-    """One policy beside the neighbor, as shares of all requests. lost: not answered in time."""
-
-    policy: str
-    requests: int
-    rate: float
-    lost: float
-    fates: dict[str, int]
-    best: float
+Figures = dict[str, Any]
 
 
 def stop(pid: int) -> None:
     """Stops the whole process including lanes for STOP_S."""
-    pids = [pid, *children(pid)]
+    pids = tree(pid)
     for each in pids:
         os.kill(each, signal.SIGSTOP)
     time.sleep(STOP_S)
@@ -102,15 +78,9 @@ def stop(pid: int) -> None:
         os.kill(each, signal.SIGCONT)
 
 
-def children(pid: int) -> list[int]:
-    """Returns a process's children, which are those of process lanes."""
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for task in tasks for child in task.read_text().split()]
-
-
 def slow_lane(pid: int) -> None:
     """Slows the first lane by slowing its process, which may be the server's."""
-    slow(next(iter(children(pid)), pid))
+    slow([*tree(pid), pid][1])
 
 
 DISTURBANCES: dict[str, Callable[[int], None] | None] = {
@@ -124,15 +94,7 @@ def send_load(
     url: str, source: Source, rate: float, seconds: float, budget_s: float, seed: int, steady: bool = False
 ) -> Outcome:
     """Sends requests of the source's own sizes, at Poisson or regular times."""
-    due_s = (
-        np.arange(0.0, seconds, 1 / rate)
-        if steady
-        else arrival_times(Arrivals(), rate, seconds, np.random.default_rng(seed))
-    )
-    rows, body = source.shuffled(due_s.size, seed)
-    target = Target(url + RANK, {"Content-Type": "application/json"})
-    load = load_of(target, due_s, seconds, body, rows=rows, budget_s=budget_s, prepare=True)
-    return run(target, load, Limits())
+    return run(*prepared_load(url, source, rate, seconds, budget_s, seed, steady), Limits())
 
 
 def best_path(url: str) -> str:
@@ -149,21 +111,15 @@ def reasons(url: str) -> dict[str, float]:
     return found
 
 
-def count_fates(outcome: Outcome) -> dict[str, int]:
-    return {f.name.lower(): n for f in Fate if (n := int((outcome.fate == f).sum()))}
-
-
 def share_of(outcome: Outcome, path: str) -> float:
     """Returns the share of answers that came from a path."""
     at = outcome.paths.index(path) if path in outcome.paths else -2
     return float((outcome.path[outcome.answered] == at).mean()) if outcome.answered.any() else 0.0
 
 
-def at_rest(
-    plan: Plan, tree: Path, name: str, budget_s: float, seconds: float, source: Source, seed: int
-) -> Rest:
+def at_rest(plan: Plan, name: str, budget_s: float, seconds: float, source: Source, seed: int) -> Figures:
     """Starts a server, disturbs it, and records its answers."""
-    with chdir(tree), PolicyServer(plan, ("priced",), {SERVER_CORE}, {}) as server:
+    with PolicyServer(plan, ("priced",), {SERVER_CORE}, {}) as server:
         disturb = DISTURBANCES[name]
         if disturb is None:
             send_load(server.url, source, RATE, SETTLED_S, budget_s, seed, steady=True)
@@ -177,15 +133,16 @@ def at_rest(
         outcome = send_load(server.url, source, RATE, seconds, budget_s, seed + 1, steady=True)
         after = reasons(server.url)
         latency_ms = 1e3 * outcome.latency_s[outcome.answered]
-        return Rest(
-            name,
-            outcome.due_s.size,
-            round(share_of(outcome, best_path(server.url)), 4),
-            {k: int(n) for k, v in after.items() if (n := v - before.get(k, 0.0))},
-            count_fates(outcome),
-            round(float(np.median(latency_ms)), 2),
-            round(float(latency_ms.max()), 2),
-        )
+        return {
+            "disturbance": name,
+            "requests": outcome.due_s.size,
+            "best": round(share_of(outcome, best_path(server.url)), 4),
+            # of other answers, from /metrics
+            "reasons": {k: int(n) for k, v in after.items() if (n := v - before.get(k, 0.0))},
+            "fates": count_fates(outcome),
+            "p50_ms": round(float(np.median(latency_ms)), 2),
+            "slowest_ms": round(float(latency_ms.max()), 2),
+        }
 
 
 @contextmanager
@@ -201,13 +158,11 @@ def neighbor() -> Iterator[None]:
         process.wait()
 
 
-def beside(
-    plan: Plan, tree: Path, seconds: float, repeats: int, source: Source
-) -> tuple[float, list[Beside]]:
+def beside(plan: Plan, seconds: float, repeats: int, source: Source) -> tuple[float, list[Figures]]:
     """Returns the capacity in requests/s, and every policy's figures beside the neighbor, in turns."""
     static = [f"static:{path.name}" for path in plan.paths]
     found = []
-    with chdir(tree), PolicyServer(plan, (*static, "priced"), {SERVER_CORE}, {}) as server:
+    with PolicyServer(plan, (*static, "priced"), {SERVER_CORE}, {}) as server:
         best = best_path(server.url)
         capacity = 0.0
         for policy in static:
@@ -223,31 +178,24 @@ def beside(
                     rate = SHARE * capacity
                     send_load(server.url, source, rate, 1.0, NEIGHBOR_BUDGET_S, 1000 + turn)
                     outcome = send_load(server.url, source, rate, seconds, NEIGHBOR_BUDGET_S, turn)
-                    lost = float((outcome.fate != Fate.OK).mean())
-                    found.append(
-                        Beside(
-                            policy,
-                            outcome.due_s.size,
-                            round(rate, 1),
-                            round(lost, 5),
-                            count_fates(outcome),
-                            round(share_of(outcome, best), 4),
-                        )
-                    )
-                    print(json.dumps(asdict(found[-1])), file=sys.stderr)
+                    one: Figures = {"policy": policy, "requests": outcome.due_s.size, "rate": round(rate, 1)}
+                    one["lost"] = round(float((outcome.fate != Fate.OK).mean()), 5)
+                    one |= {"fates": count_fates(outcome), "best": round(share_of(outcome, best), 4)}
+                    found.append(one)
+                    print(json.dumps(found[-1]), file=sys.stderr)
     return capacity, found
 
 
-def verdict(found: Sequence[Beside]) -> dict[str, float]:
+def verdict(found: Sequence[Figures]) -> dict[str, float]:
     """Returns the mean share of lost requests by policy."""
-    names = dict.fromkeys(each.policy for each in found)
-    return {name: round(mean(each.lost for each in found if each.policy == name), 5) for name in names}
+    names = dict.fromkeys(each["policy"] for each in found)
+    return {name: round(mean(each["lost"] for each in found if each["policy"] == name), 5) for name in names}
 
 
-def measured(plan: Plan, source: Source, budget_s: float, args: argparse.Namespace) -> dict[str, object]:
+def measured(plan: Plan, source: Source, budget_s: float, args: argparse.Namespace) -> Figures:
     """Runs all cases; prints and returns their figures."""
-    document: dict[str, object] = {
-        "command": "python -m benchmarks.routing.disturbance " + " ".join(sys.argv[1:]),
+    document: Figures = {
+        "command": command(),
         "machine": machine(),
         "paths": [path.name for path in plan.paths],
         "lanes": [f"{lane.name} ({lane.kind})" for lane in plan.all_lanes()],
@@ -257,80 +205,55 @@ def measured(plan: Plan, source: Source, budget_s: float, args: argparse.Namespa
         rest = []
         for repeat in range(args.repeats):
             for name in DISTURBANCES:
-                rest.append(at_rest(plan, args.tree, name, budget_s, args.seconds, source, 10 * repeat))
-                print(json.dumps(asdict(rest[-1])), file=sys.stderr)
-        document["at_rest"] = [asdict(each) for each in rest]
-        print(
-            "| at rest, after | best path | other answers | not answered in time | p50 ms |\n"
-            + "|---" * 5
-            + "|"
-        )
+                rest.append(at_rest(plan, name, budget_s, args.seconds, source, 10 * repeat))
+                print(json.dumps(rest[-1]), file=sys.stderr)
+        document["at_rest"] = rest
+        rows = []
         for name in DISTURBANCES:
-            own = [each for each in rest if each.disturbance == name]
-            why: dict[str, int] = {}
-            for each in own:
-                for reason, n in each.reasons.items():
-                    why[reason] = why.get(reason, 0) + n
-            lost = sum(each.requests - each.fates.get("ok", 0) for each in own)
+            own = [each for each in rest if each["disturbance"] == name]
+            why = sum((Counter(each["reasons"]) for each in own), Counter())
+            requests = sum(each["requests"] for each in own)
+            lost = requests - sum(each["fates"].get("ok", 0) for each in own)
+            best, p50_ms = (mean(each[key] for each in own) for key in ("best", "p50_ms"))
             words = ", ".join(f"{reason} {n}" for reason, n in why.items()) or "none"
-            share = mean(each.best for each in own)
-            p50 = mean(each.p50_ms for each in own)
-            print(
-                f"| {name} | {share:.1%} | {words} | {lost} of {sum(r.requests for r in own)} | {p50:.1f} |"
-            )
+            rows.append([name, f"{best:.1%}", words, f"{lost} of {requests}", f"{p50_ms:.1f}"])
+        head = ["at rest, after", "best path", "other answers", "not answered in time", "p50 ms"]
+        print(*markdown_table(head, rows), sep="\n")
     if args.only != "rest":
-        capacity, found = beside(plan, args.tree, args.seconds, args.repeats, source)
-        lost_by = verdict(found)
-        document["neighbor"] = {
-            "capacity": round(capacity, 1),
-            "rate": found[0].rate,
-            "lost": lost_by,
-            "turns": [asdict(each) for each in found],
-        }
-        print(f"\nBeside a neighbor, {found[0].rate:,.0f} requests/s of a capacity of {capacity:,.0f}\n")
-        print("| policy | lost | answers by the best path |\n|---|---|---|")
-        for policy, lost_share in lost_by.items():
-            share = mean(each.best for each in found if each.policy == policy)
-            print(f"| {policy} | {lost_share:.2%} | {share:.1%} |")
+        capacity, found = beside(plan, args.seconds, args.repeats, source)
+        rate = found[0]["rate"]
+        document["neighbor"] = {"capacity": round(capacity, 1), "rate": rate, "lost": verdict(found)}
+        document["neighbor"]["turns"] = found
+        rows = []
+        for policy, lost_share in verdict(found).items():
+            best = mean(each["best"] for each in found if each["policy"] == policy)
+            rows.append([policy, f"{lost_share:.2%}", f"{best:.1%}"])
+        print(f"\nBeside a neighbor, {rate:,.0f} requests/s of a capacity of {capacity:,.0f}\n")
+        print(*markdown_table(["policy", "lost", "answers by the best path"], rows), sep="\n")
     return document
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.routing.disturbance",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def main() -> None:
+    parser = command_parser(__doc__)
     parser.add_argument("plan", type=Path, help="of two paths or more")
-    parser.add_argument("--lanes", type=int, help="process lanes, instead of those of the plan")
     parser.add_argument("--data", help="rows of requests; without, they are made up from the bundle")
-    parser.add_argument("--budget-ms", type=float, help="at rest (the plan's default)")
     parser.add_argument("--seconds", type=float, default=10.0, help="of a measurement (10)")
     parser.add_argument("--repeats", type=int, default=3, help="of each case (3)")
     parser.add_argument("--only", choices=["rest", "neighbor"])
-    parser.add_argument("--tree", type=Path, default=HERE, help="checkout whose server is measured")
     parser.add_argument("--ahead", action="store_true", help="at the highest normal priority; takes root")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     plan = load_plan(args.plan)
-    if args.lanes:
-        lanes = [
-            PlannedLane.model_validate({"name": f"cpu.{i}", "device": "cpu", "kind": "process"})
-            for i in range(args.lanes)
-        ]
-        plan = plan.model_copy(update={"lanes": tuple(lanes)})
     plan = plan.model_copy(
         update={"paths": tuple(p.model_copy(update={"bundle": p.bundle.resolve()}) for p in plan.paths)}
     )
     source = open_source(args.data, load_bundle(plan.paths[0].bundle), 0)
-    budget_s = (args.budget_ms or plan.default_budget_ms) / 1e3
+    budget_s = plan.default_budget_ms / 1e3
     os.sched_setaffinity(0, {CLIENT_CORE})
-    with raised_priority() if args.ahead else nullcontext():
+    with priority(args.ahead):
         document = measured(plan, source, budget_s, args)
-    if args.json:
-        args.json.write_text(json.dumps(document, indent=1) + "\n")
-    return 0
+    save(args.json, document)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -13,7 +13,6 @@ machine's own influence.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -22,17 +21,18 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
+from benchmarks.command import command, command_parser, save
 from benchmarks.routing.plans import plan_of
 from polyrec.loadtest.comparison.policy_server import PolicyServer
 from polyrec.loadtest.drivers.connection import Target
-from polyrec.loadtest.drivers.load import load_of
+from polyrec.loadtest.drivers.load import Load, load_of
 from polyrec.loadtest.drivers.open_loop import Limits, run
 from polyrec.loadtest.drivers.server_pages import get_json
 from polyrec.loadtest.machine import machine
@@ -45,27 +45,6 @@ from polyrec.planner.traffic import Arrivals
 
 WARM_UP_S, STALL_S, SLOW_S = 1.0, 2.0, 2.0
 CYCLE_S, SHARE = 0.010, 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class FaultResult:
-    """Result of a fault, as shares of all requests.
-
-    lateness_ms: maximum time of any answer after its deadline, by the client's clock. back_s: time from the
-    fault until every lane got work again.
-    """
-
-    fault: str
-    requests: int
-    rate: float
-    in_time: float
-    fates: dict[str, int]
-    statuses: dict[str, int]
-    unanswered: int
-    p99_ms: float
-    lateness_ms: float
-    over_5_ms_late: int
-    back_s: float | None
 
 
 def kill(pid: int) -> None:
@@ -119,47 +98,64 @@ def inject(url: str, fault: Callable[[int], None], at_s: float, times_s: list[fl
         time.sleep(0.02)
 
 
+def prepared_load(
+    url: str, source: Source, rate: float, seconds: float, budget_s: float, seed: int, steady: bool = False
+) -> tuple[Target, Load]:
+    """Returns requests of the source's own sizes, at Poisson or regular times."""
+    due_s = (
+        np.arange(0.0, seconds, 1 / rate)
+        if steady
+        else arrival_times(Arrivals(), rate, seconds, np.random.default_rng(seed))
+    )
+    rows, body = source.shuffled(due_s.size, seed)
+    target = Target(url + RANK, {"Content-Type": "application/json"})
+    return target, load_of(target, due_s, seconds, body, rows=rows, budget_s=budget_s, prepare=True)
+
+
 def measure(
     url: str, name: str, rate: float, slo_s: float, seconds: float, source: Source, seed: int
-) -> FaultResult:
+) -> dict[str, Any]:
     """Measures one fault under load."""
-    total = WARM_UP_S + seconds
-    due = arrival_times(Arrivals(), rate, total, np.random.default_rng(seed))
-    rows, body = source.shuffled(due.size, seed)
-    target = Target(url + RANK, {"Content-Type": "application/json"})
-    load = load_of(target, due, total, body, rows=rows, budget_s=slo_s, prepare=True)
+    load = prepared_load(url, source, rate, WARM_UP_S + seconds, slo_s, seed)
     back: list[float] = []
     injector = threading.Thread(target=inject, args=(url, FAULTS[name], WARM_UP_S + seconds / 4, back))
     injector.start()
-    outcome = run(target, load, Limits()).since(WARM_UP_S)
+    outcome = run(*load, Limits()).since(WARM_UP_S)
     injector.join()
     return result_of(name, outcome, slo_s, back[0] if back and name != "none" else None)
 
 
-def result_of(name: str, outcome: Outcome, slo_s: float, back_s: float | None) -> FaultResult:
-    """Returns the figures of one run."""
+def result_of(name: str, outcome: Outcome, slo_s: float, back_s: float | None) -> dict[str, Any]:
+    """Returns the figures of one run; shares are of all requests.
+
+    lateness_ms: maximum time of any answer after its deadline, by the client's clock. back_s: time from the
+    fault until every lane got work again.
+    """
     fate = outcome.fate
     late = 1e3 * (outcome.latency_s - outcome.lag_s - slo_s)
     heard = np.isfinite(late)
-    return FaultResult(
-        fault=name,
-        requests=fate.size,
-        rate=round(fate.size / outcome.seconds, 1),
-        in_time=round(float((fate == Fate.OK).mean()), 5),
-        fates={f.name.lower(): int((fate == f).sum()) for f in Fate},
-        statuses={str(k): v for k, v in sorted(Counter(outcome.status.tolist()).items())},
-        unanswered=int((outcome.status == 0).sum()),
-        p99_ms=round(1e3 * float(np.percentile(outcome.latency_s[outcome.answered], 99)), 3),
-        lateness_ms=round(float(late[heard].max()), 3),
-        over_5_ms_late=int((late[heard] > 5).sum()),
-        back_s=None if back_s is None else round(back_s, 3),
-    )
+    return {
+        "fault": name,
+        "requests": fate.size,
+        "rate": round(fate.size / outcome.seconds, 1),
+        "in_time": round(float((fate == Fate.OK).mean()), 5),
+        "fates": count_fates(outcome),
+        "statuses": {str(k): v for k, v in sorted(Counter(outcome.status.tolist()).items())},
+        "unanswered": int((outcome.status == 0).sum()),
+        "p99_ms": round(1e3 * float(np.percentile(outcome.latency_s[outcome.answered], 99)), 3),
+        "lateness_ms": round(float(late[heard].max()), 3),
+        "over_5_ms_late": int((late[heard] > 5).sum()),
+        "back_s": None if back_s is None else round(back_s, 3),
+    }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.routing.faults", description=__doc__.split("\n")[0]
-    )
+def count_fates(outcome: Outcome) -> dict[str, int]:
+    """Returns the number of requests by fate, without those of no request."""
+    return {f.name.lower(): n for f in Fate if (n := int((outcome.fate == f).sum()))}
+
+
+def main() -> None:
+    parser = command_parser(__doc__)
     parser.add_argument("--profile", type=Path, required=True, help="of this machine, by polyrec profile")
     parser.add_argument("--paths", nargs="+", default=["hybrid-hot@cpu", "table@cpu"])
     parser.add_argument("--data", help="rows of requests (default: synthetic rows of the bundle)")
@@ -180,22 +176,17 @@ def main() -> int:
         for repeat in range(args.repeats):
             for name in FAULTS:
                 result = measure(server.url, name, args.rate, args.slo_ms / 1e3, args.seconds, source, repeat)
-                results.append(asdict(result))
-                print(json.dumps(asdict(result)), file=sys.stderr)
+                results.append(result)
+                print(json.dumps(result), file=sys.stderr)
     document = {
-        "command": "python -m benchmarks.routing.faults " + " ".join(sys.argv[1:]),
+        "command": command(),
         "machine": machine(),
         "plan": plan.model_dump(mode="json", exclude={"paths": {"__all__": {"latency"}}}, exclude_none=True),
         "slo_ms": args.slo_ms,
         "results": results,
     }
-    text = json.dumps(document, indent=2)
-    if args.out:
-        args.out.write_text(text + "\n")
-    else:
-        print(text)
-    return 0
+    save(args.out, document)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -12,12 +12,9 @@ one inline lane, and all policies get the same trace.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -25,6 +22,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from benchmarks.command import command_parser, save, timestamp
 from polyrec.loadtest.machine import processor
 from polyrec.models.amounts import rate
 from polyrec.models.schema.batch import F64
@@ -208,7 +206,7 @@ def page(found: dict[str, Any]) -> Page:
         f"this page ({found['machine']}, {found['cpu_s'] / 60:.0f} minutes of one core, "
         f"{found['made'][:10]}; every run is in [ladder.json](ladder.json)).",
         (
-            Section("Paths", table=_paths(found)),
+            Section("Paths", table=paths_table(found["paths"])),
             Section(
                 "Days",
                 f"The rate is sin squared over {found['seconds']:g} s. Peak: in capacities of the widest "
@@ -229,20 +227,21 @@ def page(found: dict[str, Any]) -> Page:
     )
 
 
-def _paths(found: dict[str, Any]) -> Table:
-    head = ("path", "quality", "23 rows, us", "256 rows, us", "capacity, queries/s")
+def paths_table(paths: Sequence[Mapping[str, Any]], queries: str = "queries") -> Table:
+    """Returns the table of the figures of a ladder's paths. queries: what a query is called."""
+    head = ("path", "quality", f"{ROWS} rows, us", "256 rows, us", f"capacity, {queries}/s")
     rows = [
         (p["name"], f"{p['quality']:.4f}", f"{p['few_us']:.0f}", f"{p['many_us']:.0f}", rate(p["capacity"]))
-        for p in found["paths"]
+        for p in paths
     ]
     return Table(head, tuple(rows))
 
 
 def _gains(found: Sequence[dict[str, Any]], key: str, hindsight: str, widest: str) -> Table:
-    head = (key, "queries/s", "best static", "over it", f"over {_named(hindsight)}, best over all")
+    head = (key, "queries/s", "best static", "over it", f"over {short_name(hindsight)}, best over all")
     head += (
         "over the static chosen for twice the mean",
-        f"over always {_named(widest)}",
+        f"over always {short_name(widest)}",
         "`mprec` over the best static",
         "of the bound",
         "bound over the chosen",
@@ -254,10 +253,10 @@ def _gains(found: Sequence[dict[str, Any]], key: str, hindsight: str, widest: st
             (
                 f"{one[key]:g}",
                 rate(one["queries_s"]),
-                _named(own),
+                short_name(own),
                 f"{gain(one, own):+.2%}",
                 f"{gain(one, hindsight):+.2%}",
-                f"{gain(one, one['chosen']):+.2%} ({_named(one['chosen'])})",
+                f"{gain(one, one['chosen']):+.2%} ({short_name(one['chosen'])})",
                 f"{gain(one, widest):+.1%}",
                 f"{gain(one, own, 'mprec'):+.2%}",
                 f"{one['runs']['priced']['information_s'] / one['bound_s']:.4f}",
@@ -276,7 +275,7 @@ def _by_policy(found: Sequence[dict[str, Any]], key: str, only: Sequence[str] = 
             rows.append(
                 (
                     f"{one[key]:g}",
-                    _named(policy),
+                    short_name(policy),
                     rate(run["information_s"]),
                     f"{run['in_time']:.2%}",
                     f"{run['late']:.2%}",
@@ -290,7 +289,9 @@ def _by_policy(found: Sequence[dict[str, Any]], key: str, only: Sequence[str] = 
 
 
 def _mix(run: dict[str, Any]) -> str:
-    return ", ".join(f"{_named(name)} {share:.0%}" for name, share in run["mix"].items() if share >= 0.005)
+    return ", ".join(
+        f"{short_name(name)} {share:.0%}" for name, share in run["mix"].items() if share >= 0.005
+    )
 
 
 def _losses(found: Sequence[dict[str, Any]]) -> tuple[str, ...]:
@@ -300,7 +301,7 @@ def _losses(found: Sequence[dict[str, Any]]) -> tuple[str, ...]:
         best = best_static([one])
         if (more := gain(one, best)) < -1e-4:
             what = f"peak {one['peak']:g}" if "peak" in one else f"load {one['load']:g}"
-            told.append(f"{what}: {more:+.3%} against {_named(best)}, with {_mix(one['runs']['priced'])}")
+            told.append(f"{what}: {more:+.3%} against {short_name(best)}, with {_mix(one['runs']['priced'])}")
     return tuple(told) or ("nowhere",)
 
 
@@ -314,7 +315,8 @@ def _why() -> str:
     )
 
 
-def _named(policy: str) -> str:
+def short_name(policy: str) -> str:
+    """Returns a path's or policy's name without its kind and device."""
     return policy.removeprefix("static:").removesuffix("@cpu")
 
 
@@ -334,10 +336,8 @@ def run(
     }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.routing.ladder", description=__doc__.partition("\n")[0]
-    )
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = command_parser(__doc__)
     parser.add_argument("--out", type=Path, default=Path("docs/results"), metavar="DIR", help="for ladder.md")
     parser.add_argument("--profile", type=Path, metavar="FILE", help="a measured ladder; default: ML-1M's")
     parser.add_argument("--front-us", type=float, default=0.0, help="of a query, with ML-1M's ladder (0)")
@@ -354,14 +354,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     found = run(ladder, args.peak, args.load, args.seconds, args.queries)
     found |= {"ladder": f"{told}, {1e6 * ladder.front_s:.0f} us of front a query", "machine": processor()}
-    found |= {"made": datetime.now(UTC).isoformat(timespec="seconds"), "cpu_s": process_time()}
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "ladder.json").write_text(json.dumps(found, indent=1) + "\n")
+    found |= {"made": timestamp(), "cpu_s": process_time()}
+    save(args.out / "ladder.json", found)
     text = markdown(page(found)).rstrip() + "\n"
     (args.out / "ladder.md").write_text(text)
     print(text)
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

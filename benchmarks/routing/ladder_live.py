@@ -18,24 +18,22 @@ the two policies in question:
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.command import command_parser, priority, save, timestamp
 from benchmarks.routing.core_speed import CoreSpeedMonitor
 from benchmarks.routing.ladder import ROWS, SWING, Ladder, planned
 from polyrec.loadtest.comparison.comparison import Conditions, PolicyComparison
 from polyrec.loadtest.comparison.policy_server import PolicyServer
-from polyrec.loadtest.machine import processor, raised_priority
+from polyrec.loadtest.machine import processor
 from polyrec.loadtest.results.figures import figures
 from polyrec.loadtest.traffic.source import open_source
 from polyrec.models.bundle.bundle import load_bundle
@@ -116,10 +114,8 @@ def measure(
     return {"load": wanted.load, "turn": turn, "runs": runs}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.routing.ladder_live", description=__doc__.partition("\n")[0]
-    )
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = command_parser(__doc__)
     parser.add_argument("plan", help="plan file with the widths as paths")
     parser.add_argument("--data", help="requests; default synthetic rows of the bundle")
     parser.add_argument("--loads", default=LOADS, help=f"of the narrowest path's capacity ({LOADS})")
@@ -157,13 +153,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.sched_setaffinity(0, {cores[-1]})
     policies = tuple(args.policies.split(",")) if args.policies else ladder.policies
     conditions = Conditions(
-        slo_s=args.slo_ms / 1e3,
-        warmup_s=WARM_UP_S,
-        sizes=Sizes(kind="fixed", mean=ROWS),
-        max_lag_s=MAX_LAG_S,
+        slo_s=args.slo_ms / 1e3, warmup_s=WARM_UP_S, sizes=Sizes(kind="fixed", mean=ROWS), max_lag_s=MAX_LAG_S
     )
     with (
-        raised_priority() if args.ahead else nullcontext(),
+        priority(args.ahead),
         PolicyServer(plan, policies, {cores[0]}, {}) as server,
         CoreSpeedMonitor({cores[0]}) as monitor,
     ):
@@ -174,11 +167,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 measured = measure(comparison, monitor, wanted, turn)
                 if measured is not None:
                     found["turns"].append(measured)
-                    found["made"] = datetime.now(UTC).isoformat(timespec="seconds")
-                    args.out.write_text(json.dumps(found, indent=1) + "\n")
+                    found["made"] = timestamp()
+                    save(args.out, found)
                 print(f"turn {turn}: load {wanted.load}, {wanted.rate:,.0f} requests/s", flush=True)
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -11,7 +11,6 @@ distinguishes unreachable goals from missed ones.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
 from math import nan
@@ -21,8 +20,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.command import command_parser
 from benchmarks.paired import ratio, ratio_at_equal
-from benchmarks.routing.ladder import ROWS, SWING
+from benchmarks.routing.ladder import ROWS, SWING, paths_table, short_name
 from benchmarks.routing.ladder_live import DAY, Schedule
 from polyrec.models.amounts import rate
 from polyrec.models.schema.batch import F64
@@ -257,13 +257,8 @@ def _sections(found: Mapping[str, Any]) -> list[Section]:
             f" Day: a rate of sin squared, {day['seconds']:g} s long, peak {day['peak']:g} times the "
             f"capacity of the costliest path, mean {SWING:g} times the lowest."
         )
-    head = ("path", "quality", f"{ROWS} rows, us", "256 rows, us", "capacity, requests/s")
-    rows = [
-        (p["name"], f"{p['quality']:.4f}", f"{p['few_us']:.0f}", f"{p['many_us']:.0f}", rate(p["capacity"]))
-        for p in found["paths"]
-    ]
     return [
-        Section(found["data"], text, table=Table(head, tuple(rows))),
+        Section(found["data"], text, table=paths_table(found["paths"], "requests")),
         Section(f"{found['data']}: `priced` against static paths", table=_ratios(told, loads)),
         Section(f"{found['data']}: in time, and rows by path", table=_shares(told)),
         Section(f"{found['data']}: goals of `priced`", table=_asked(told)),
@@ -289,9 +284,9 @@ def _ratios(told: Mapping[str, Mapping[str, Any]], loads: Mapping[str, Mapping[s
                 _load(load),
                 rate(schedule["rate"]),
                 str(each["turns"]),
-                _path(each["best"]),
+                short_name(each["best"]),
                 _interval(each["over_best"]),
-                f"{_interval(each['over_chosen'])} ({_path(schedule['chosen'])})",
+                f"{_interval(each['over_chosen'])} ({short_name(schedule['chosen'])})",
                 _interval(each["over_widest"]),
                 _interval(each["mprec_over_best"]),
             )
@@ -301,11 +296,11 @@ def _ratios(told: Mapping[str, Mapping[str, Any]], loads: Mapping[str, Mapping[s
 
 def _shares(told: Mapping[str, Mapping[str, Any]]) -> Table:
     policies = list(next(iter(told.values()))["ok"])
-    head = ("load", *(f"{_path(policy)}, in time" for policy in policies), "`priced`: rows by path")
+    head = ("load", *(f"{short_name(policy)}, in time" for policy in policies), "`priced`: rows by path")
     rows = []
     for load, each in told.items():
         mix = sorted(each["mix"].items(), key=lambda pair: -pair[1])
-        shares = ", ".join(f"{_path(path)} {share:.0%}" for path, share in mix if share >= 0.005)
+        shares = ", ".join(f"{short_name(path)} {share:.0%}" for path, share in mix if share >= 0.005)
         rows.append((_load(load), *(f"{each['ok'][policy]:.1%}" for policy in policies), shares))
     return Table(head, tuple(rows))
 
@@ -331,22 +326,15 @@ def _load(load: str) -> str:
     return load if load == DAY else f"{float(load):.0%}"
 
 
-def _path(name: str) -> str:
-    return name.removeprefix("static:").removesuffix("@cpu")
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.routing.ladder_live_page", description=__doc__.partition("\n")[0]
-    )
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = command_parser(__doc__)
     parser.add_argument("files", type=Path, nargs="+", help="of benchmarks/routing/ladder_live.py")
     parser.add_argument("--out", type=Path, default=Path("docs/results/ladder-live.md"), metavar="FILE")
     args = parser.parse_args(argv)
     text = markdown(page([json.loads(file.read_text()) for file in args.files])).rstrip() + "\n"
     args.out.write_text(text)
     print(text)
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -12,14 +12,13 @@ Traffic: lognormal sizes of mean 128, Poisson.
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command import command_parser, save
 from benchmarks.routing.roofline import Assumed, Work, latency
 from polyrec.models.amounts import percent, rate, size
 from polyrec.planner.deployment.proposal import Proposal, propose
@@ -214,8 +213,8 @@ def print_machine(
         print(f"    {path:<18} {rate(correct):>12} correct/s, the plan {most / correct:.2f} times as many")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.routing.mprec_machines")
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = command_parser(__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all results")
     parser.add_argument("--cpu-start-us", type=float, default=50, help="assumed start of a batch, CPU (50)")
     parser.add_argument("--gpu-start-us", type=float, default=300, help="the same on a GPU (300)")
@@ -243,10 +242,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         if args.pictures:
             draw_plan(made, RATES[name][PICTURED[name]], args.pictures, f"mprec-{name}-{model.name}")
-    if args.json:
-        args.json.write_text(json.dumps({"assumed": asdict(assumed), "results": results}, indent=2) + "\n")
-    return 0
+    save(args.json, {"assumed": asdict(assumed), "results": results})
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -13,8 +13,6 @@ program with its time limit. The gap is to the linear relaxation, which no plan 
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -23,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.command import command_parser, save
 from polyrec.planner.deployment.rank_accesses import RankedAccesses
 from polyrec.planner.deployment.requirements import Requirements
 from polyrec.planner.deployment.residency import Tables
@@ -169,8 +168,8 @@ def measure(seed: int, tables: int, rate: float, held: float, limit_s: float) ->
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.routing.plan_solve", description=__doc__)
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = command_parser(__doc__)
     parser.add_argument("--tables", type=int, default=500)
     parser.add_argument("--rates", type=float, nargs="+", default=[20_000, 80_000], help="queries/s")
     parser.add_argument(
@@ -194,9 +193,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps({"limit_s": args.limit, "results": results}, indent=2) + "\n")
-    return 0
+        save(args.json, {"limit_s": args.limit, "results": results})
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

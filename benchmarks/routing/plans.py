@@ -7,11 +7,11 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.command import command_parser
 from polyrec.planner.plan import Plan, PlannedLane, Routing, save_plan
 from polyrec.planner.profile import load_profile
 from polyrec.planner.quality import differences_of
@@ -45,9 +45,7 @@ def plan_of(profile: Path, paths: Sequence[str], lanes: int, kind: str, slo_ms: 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.routing.plans", description=__doc__.split("\n")[0]
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("paths", nargs="+", help="names of the profile's paths")
     parser.add_argument("--profile", type=Path, required=True, help="by polyrec profile")
     parser.add_argument("--lanes", type=int, default=1)

@@ -5,18 +5,15 @@
 First measures the cost of serving (loadtest/comparison/calibration.py), then finds each policy's capacity in
 the simulator with an undisturbed core. The live server is loaded at shares of it, with policies in turns. The
 same requests at the same times are simulated on a core of the speed that the server's had at the time
-(benchmarks/routing/core_speed.py; with --even, of the calibration's). Figures of a load are medians of all
+(benchmarks/routing/core_speed.py). Figures of a load are medians of all
 its runs, live and simulated.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -25,11 +22,12 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.command import command_parser, priority, save
 from benchmarks.routing.core_speed import CoreSpeedMonitor, MeasuredSlowdown
 from polyrec.loadtest.comparison.capacity_search import CapacitySearch
 from polyrec.loadtest.comparison.comparison import Conditions, PolicyComparison
 from polyrec.loadtest.comparison.policy_server import PolicyServer
-from polyrec.loadtest.machine import machine, raised_priority
+from polyrec.loadtest.machine import machine
 from polyrec.loadtest.traffic.source import open_source
 from polyrec.models.bundle.bundle import load_bundle
 from polyrec.planner.plan import Plan, load_plan
@@ -77,11 +75,12 @@ def rows_of(
             runs = trial.ladder.get(rate)
             if not runs:
                 continue
+            # a run that was discarded has no slowdown
+            slow = [
+                slowdowns.get((policy, rate, i), no_slowdown) for i in range(comparison.conditions.repeats)
+            ]
             there = [
-                comparison.simulate_run(
-                    whole, policy, rate, i, slowdown=slowdowns.get((policy, rate, i), no_slowdown)
-                )
-                for i in range(comparison.conditions.repeats)
+                comparison.simulate_run(whole, policy, rate, i, slowdown=one) for i, one in enumerate(slow)
             ]
             live, simulated = (
                 {
@@ -90,17 +89,11 @@ def rows_of(
                 }
                 for each in (runs, there)
             )
-            entry: dict[str, Any] = {
-                "policy": policy,
-                "load": load,
-                "rate": rate,
-                "live": live,
-                "simulated": simulated,
-            }
+            entry: dict[str, Any] = {"policy": policy, "load": load, "rate": rate}
+            entry |= {"live": live, "simulated": simulated}
             entry["runs_p99_ms"] = {"live": [f.p99_ms for f in runs], "simulated": [f.p99_ms for f in there]}
             factors = [s.factor for (p, r, _), s in slowdowns.items() if (p, r) == (policy, rate)]
-            if factors:
-                entry["pace"] = [float(np.median(p)) for p in factors]
+            entry["pace"] = [float(np.median(p)) for p in factors]
             entry["server_p99_ms"] = 1e3 * median(p99 for _, p99 in trial.served[rate])
             entry["apart"] = {
                 what: simulated[what] / live[what] - 1
@@ -126,8 +119,8 @@ def table(found: Sequence[dict[str, Any]]) -> str:
     return "\n".join(markdown_table(head, rows))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.routing.simulated_live")
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = command_parser(__doc__)
     parser.add_argument("--plan", default="runs/plan-all.json")
     parser.add_argument("--data", default="../shared/data/trivago/impressions.parquet")
     parser.add_argument("--policies", default=POLICIES)
@@ -136,9 +129,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=2.0, help="of a run (2)")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each (3)")
     parser.add_argument("--ahead", action="store_true", help="at the highest normal priority; takes root")
-    parser.add_argument(
-        "--even", action="store_true", help="do not measure the core's speed; measuring takes root"
-    )
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args(argv)
     plan = load_plan(args.plan)
@@ -155,9 +145,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.sched_setaffinity(0, {cores[-1]})
     policies = args.policies.split(",")
     with (
-        raised_priority() if args.ahead else nullcontext(),
+        priority(args.ahead),
         PolicyServer(plan, policies, servers, {}) as server,
-        nullcontext() if args.even else CoreSpeedMonitor(servers) as monitor,
+        CoreSpeedMonitor(servers) as monitor,
     ):
         made = machine()
         tell = partial(print, file=sys.stderr)
@@ -165,11 +155,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         begun_s = perf_counter()
         comparison.calibrate(plan)
         whole = comparison.completed(plan)
-        factor = unit_s = 1.0
-        if monitor is not None:
-            calibrated_s = perf_counter()
-            unit_s = monitor.unit_s(begun_s, calibrated_s)
-            factor = monitor.unit_s(begun_s, calibrated_s, QUICK) / unit_s
+        calibrated_s = perf_counter()
+        unit_s = monitor.unit_s(begun_s, calibrated_s)
+        factor = monitor.unit_s(begun_s, calibrated_s, QUICK) / unit_s
         slowdown = MeasuredSlowdown(np.zeros(1), np.array([factor]))
         most = {policy: capacity(comparison, whole, policy, slowdown) for policy in policies}
         rates = {policy: [round(most[policy] * load, 1) for load in LOADS] for policy in policies}
@@ -178,7 +166,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             (policy, *run): monitor.slowdown(*span, unit_s)
             for policy, trial in comparison.trials.items()
             for run, span in trial.spans.items()
-            if monitor is not None
         }
         found = rows_of(comparison, whole, rates, slowdowns)
     print(table(found))
@@ -197,9 +184,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             "left_out": comparison.discarded_runs,
             "rows": found,
         }
-        args.json.write_text(json.dumps(whole_result, indent=1) + "\n")
-    return 0
+        save(args.json, whole_result)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

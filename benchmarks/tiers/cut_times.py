@@ -12,7 +12,6 @@ Measurements are stored in --folder, and an interrupted run resumes there.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.command import command_parser, save
 from benchmarks.tiers.served_model import bundle_of
 from polyrec.loadtest.machine import machine
 from polyrec.measure.machine.discover import discover
@@ -109,8 +109,8 @@ def _serial(point: CutPoint, a_read: float) -> float:
     return point.memory_s + point.below * a_read
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.tiers.cut_times")
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = command_parser(__doc__)
     parser.add_argument(
         "--folder", type=Path, default=Path("runs/cut-times"), help="of models and files; a real disk"
     )
@@ -135,8 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "disk_latency_s": on.disk_latency_s,
             "disk_bandwidth": on.disk_bandwidth,
         }
-        args.json.write_text(json.dumps(head | {"models": found}, indent=1) + "\n")
-    return 0
+        save(args.json, head | {"models": found})
 
 
 def _table(name: str, result: dict[str, Any]) -> str:
@@ -157,4 +156,4 @@ def _table(name: str, result: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -15,7 +15,6 @@ REQUESTS. The plans' predictions are compared at the server's mean batch size.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 from dataclasses import replace
@@ -27,7 +26,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from benchmarks.http.serve_throughput import CLIENT_CORE, SERVER_CORE
+from benchmarks.command import CLIENT_CORE, SERVER_CORE, command_parser, save
 from benchmarks.peers.load import Known, closed
 from benchmarks.peers.models import MODELS, value_of_rank, write_model
 from benchmarks.peers.queries import EXPONENT, binary_body, draw
@@ -115,7 +114,7 @@ def measured(known: list[Known], url: str, seconds: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.tiers.half_memory")
+    parser = command_parser(__doc__)
     parser.add_argument("step", choices=["make", "measure"])
     parser.add_argument(
         "--folder", type=Path, default=Path("runs/half"), help="of model and files; a real disk"
@@ -156,8 +155,7 @@ def main() -> None:
     ratio = found["tiers"]["rows_per_s"] / found["memory"]["rows_per_s"]
     said = found["tiers"]["predicted_rows_per_s"] / found["memory"]["predicted_rows_per_s"]
     print(f"tiers / memory: measured {ratio:.3f}, planned {said:.3f}")
-    if args.json:
-        args.json.write_text(json.dumps({"machine": machine(), **found}, indent=1) + "\n")
+    save(args.json, {"machine": machine(), **found})
 
 
 if __name__ == "__main__":

@@ -16,17 +16,14 @@ folder's own (rivals.py), and W-TinyLFU is omitted.
 
 from __future__ import annotations
 
-import argparse
-import json
 import platform
-import subprocess
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.command import answer_of, command_parser, save, today
 from benchmarks.tiers import rivals
 from benchmarks.tiers.tier_policy import TierPolicy, hits_by_batch
 from benchmarks.tiers.traces import LOOKUPS, Trace, bookcrossing, generated
@@ -66,7 +63,7 @@ def rates(trace: Trace, python: str | None) -> dict[str, Any]:
             file.flush()
             script = Path(__file__).with_name("libcachesim_rates.py")
             command = [python, str(script), file.name, *map(str, sizes)]
-            told = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+            told = answer_of(command)
         found["libcachesim"] = told["version"]
         own |= told["rates"]
     found["rates"] = {name: [round(float(rate), 4) for rate in own[name]] for name in own}
@@ -123,7 +120,7 @@ def page(report: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = command_parser(__doc__)
     parser.add_argument("--data", type=Path, default=Path("../../shared/data"))
     parser.add_argument("--libcachesim", metavar="PYTHON", help="interpreter that has libcachesim")
     parser.add_argument("--lookups", type=int, default=LOOKUPS)
@@ -136,7 +133,7 @@ def main() -> None:
     report: dict[str, Any] = {
         "command": COMMAND,
         "machine": f"{platform.machine()}, Linux {platform.release()}, numpy {np.__version__}",
-        "date": time.strftime("%Y-%m-%d"),
+        "date": today(),
         "traces": {},
     }
     for trace in (*traces, *([] if book is None else [book])):
@@ -144,8 +141,8 @@ def main() -> None:
         print(trace.name)
         for name, own in found["rates"].items():
             print(f"  {name:<10}", *(f"{rate:.4f}" for rate in own), flush=True)
+    save(args.out, report)
     if args.out:
-        args.out.write_text(json.dumps(report, indent=2) + "\n")
         args.out.with_suffix(".md").write_text(page(report))
 
 

@@ -27,12 +27,10 @@ import re
 import resource
 import shutil
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +38,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.command import answer_of, command_parser, save, today
 from benchmarks.training.streamed import anonymous_bytes
 from polyrec.loadtest.machine import processor
 from polyrec.models.allocator import retain_freed_memory
@@ -231,19 +230,16 @@ def in_process(way: str, args: argparse.Namespace, folder: Path) -> dict[str, An
     command += ["--batch-rows", str(args.batch_rows)]
     command += [*(["--cgroup", str(own)] if limits else [])]
     try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+        found: dict[str, Any] = answer_of(command)
     finally:
         if limits:
             own.rmdir()
-    found: dict[str, Any] = json.loads(done.stdout)
     print(json.dumps(found), flush=True)
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="on a real disk")
     parser.add_argument("--memory", type=int, default=512_000_000, help="bytes for rows")
     parser.add_argument("--steps", type=int, default=400)
@@ -272,8 +268,8 @@ def main() -> None:
     for way, rate in rates.items():
         print(f"{way:8} {rate:10,.0f} rows/s")
     if args.json:
-        result = {"machine": processor(), "date": datetime.now(UTC).date().isoformat(), "runs": runs}
-        args.json.write_text(json.dumps({**result, "rows_per_s": rates}, indent=1) + "\n")
+        result = {"machine": processor(), "date": today(), "runs": runs}
+        save(args.json, {**result, "rows_per_s": rates})
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ import yaml
 from numpy.typing import NDArray
 from torch import Tensor
 
+from benchmarks.command import PUBLIC, command_parser, save, saved, today
 from polyrec.cli.train_workers import local_environment
 from polyrec.loadtest.machine import processor
 from polyrec.models.bundle.bundle import load_bundle
@@ -50,11 +50,6 @@ from polyrec.models.training.workers.stage import ShardedStage
 from polyrec.models.training.workers.workers import Workers
 from polyrec.report.text import markdown_table
 
-DATA = {
-    "trivago": "trivago/impressions.parquet",
-    "bookcrossing": "bookcrossing/ratings.parquet",
-    "ml1m": "ml1m/ratings.parquet",
-}
 BATCH_ROWS, LOOKED_AT = 512, 20_000
 HOT_BYTES = 2**20
 FORMS = {
@@ -190,17 +185,8 @@ def trained(
     recipe.write_text(yaml.safe_dump(training.model_dump(mode="json")))
     options = [str(memory) if word == "MEMORY" else word for word in WAYS[way]]
     command = [sys.executable, "-m", "polyrec", "train", "--data", str(file), "--schema", name]
-    command += [
-        "--out",
-        str(out),
-        "--recipe",
-        str(recipe),
-        "--seed",
-        str(seed),
-        "--replace",
-        "--json",
-        *options,
-    ]
+    command += ["--out", str(out), "--recipe", str(recipe), "--seed", str(seed)]
+    command += ["--replace", "--json", *options]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     bundle = load_bundle(out)
     rows = (out / "embeddings.safetensors").stat().st_size
@@ -209,25 +195,21 @@ def trained(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("--data-folder", type=Path)
-    parser.add_argument("--sets", nargs="+", choices=DATA, default=[*DATA])
+    parser.add_argument("--sets", nargs="+", choices=PUBLIC, default=[*PUBLIC])
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=[*WAYS])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--rows", type=int, help="the first so many of each data set (default: all)")
     parser.add_argument("--batch-rows", type=int, help="of one epoch (default: as the recipe says)")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--gradients", choices=DATA, help=argparse.SUPPRESS)
+    parser.add_argument("--gradients", choices=PUBLIC, help=argparse.SUPPRESS)
     parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.gradients:
         gradients(args.gradients, args.file)
         return
-    record: dict[str, Any] = {"gradients": {}, "runs": []}
-    if args.json and args.json.exists():
-        record = json.loads(args.json.read_text())
+    record = {"gradients": {}, "runs": []} | saved(args.json)
     with tempfile.TemporaryDirectory() as folder:
         compare(args, Path(folder), record)
     print(tables(record))
@@ -236,9 +218,9 @@ def main() -> None:
 def compare(args: argparse.Namespace, folder: Path, record: dict[str, Any]) -> None:
     """Adds trainings to the record, replacing equal ones, and writes it after each."""
     setting = {"rows": args.rows, "batch_rows": args.batch_rows}
-    measured = {"machine": processor(), "date": datetime.now(UTC).date().isoformat()}
+    measured = {"machine": processor(), "date": today()}
     for name in args.sets:
-        file = (args.data_folder / DATA[name]).resolve()
+        file = (args.data_folder / PUBLIC[name]).resolve()
         if args.rows:
             first = pq.read_table(file).slice(0, args.rows)
             file = folder / f"{name}.parquet"
@@ -254,8 +236,7 @@ def compare(args: argparse.Namespace, folder: Path, record: dict[str, Any]) -> N
                 run |= {**trained(name, file, way, seed, folder, memory, args.batch_rows), **measured}
                 record["runs"] = [*kept, run]
                 print(json.dumps(run), flush=True)
-                if args.json:
-                    args.json.write_text(json.dumps(record, indent=1) + "\n")
+                save(args.json, record)
 
 
 def tables(record: dict[str, Any]) -> str:

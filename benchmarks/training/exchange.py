@@ -23,12 +23,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
+from benchmarks.command import command_parser, save, today
 from benchmarks.training.torchrec_steps import TorchRecSteps
 from benchmarks.training.zipf_clicks import generate_zipf, zipf_schema
 from polyrec.loadtest.machine import processor
@@ -256,9 +256,7 @@ def table(found: list[dict[str, Any]], forms: list[str], links: list[str]) -> st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("--trivago", type=Path, help="impressions.parquet, to train on as well")
     parser.add_argument("--rows", type=int, default=110_000, help="of the generated data; 0: none")
     parser.add_argument("--request-rows", type=int, default=8, help="of the generated data")
@@ -294,10 +292,10 @@ def main() -> None:
         forms = [*dict.fromkeys(run["form"] for run in of_data)]
         print(f"\n{name}\n\n{table(of_data, forms, args.links)}")
     if args.json:
-        result = {"machine": processor(), "date": datetime.now(UTC).date().isoformat()}
+        result = {"machine": processor(), "date": today()}
         keys = ("batch_rows", "request_rows", "hot_share", "precision", "steps")
         options = {key: getattr(args, key) for key in keys}
-        args.json.write_text(json.dumps({**result, **options, "runs": runs}, indent=1) + "\n")
+        save(args.json, {**result, **options, "runs": runs})
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ would be better) and AUC, on test rows.
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 import tempfile
@@ -23,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from benchmarks.command import DATA_ROOT, PUBLIC, command_parser
 from benchmarks.quality.representations import ROOT, machine
 from polyrec.loadtest.arguments import positive_int
 from polyrec.models.data.reader import open_data
@@ -33,11 +33,6 @@ from polyrec.models.training.baselines import CONSTANT, LOGISTIC
 from polyrec.models.training.pipeline import Learner
 from polyrec.models.training.recipe import Training
 
-PUBLIC = {
-    "trivago": "trivago/impressions.parquet",
-    "ml1m": "ml1m/ratings.parquet",
-    "bookcrossing": "bookcrossing/ratings.parquet",
-}
 GENERATED = {
     "noise": "random clicks",
     "rare": "3 clicks per 1,000 rows",
@@ -143,10 +138,8 @@ def measured(name: str, rows: int, seed: int, folder: Path, root: Path) -> dict[
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--data-root", type=Path, default=ROOT.parent / "shared" / "data")
+    parser = command_parser(__doc__)
+    parser.add_argument("--data-root", type=Path, default=DATA_ROOT)
     parser.add_argument("--rows", type=positive_int, nargs="+", default=[300, 2000, 10_000])
     parser.add_argument("--seeds", type=positive_int, default=3, help="trainings of each set (default 3)")
     parser.add_argument("--first-seed", type=int, default=100)

@@ -10,18 +10,16 @@ of docs/results/training-precision.md.
 
 from __future__ import annotations
 
-import argparse
-import json
 import tempfile
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.command import command_parser, save, spread, today
 from polyrec.loadtest.machine import processor
 from polyrec.models.data.encoded import encode
 from polyrec.models.data.reader import open_data
@@ -88,9 +86,7 @@ def rates(folder: Path, device: str) -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--device", default="cpu")
@@ -105,9 +101,7 @@ def main() -> None:
         cells = []
         for key, digits in (("auc", 4), ("log_loss", 5), ("information", 4), ("seconds", 1)):
             values = [run[key] for run in runs]
-            cells.append(
-                f"{np.mean(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
-            )
+            cells.append(spread(values, digits))
         rows.append([precision, *cells])
     print(
         "", *markdown_table(["precision", "AUC", "log-loss", "information gain", "seconds"], rows), sep="\n"
@@ -118,8 +112,8 @@ def main() -> None:
     ]
     print("", *markdown_table(["net", "fp32 rows/s", "bf16 rows/s", "times"], rows), sep="\n")
     if args.json:
-        result = {"machine": processor(), "date": datetime.now(UTC).date().isoformat(), "device": args.device}
-        args.json.write_text(json.dumps({**result, "quality": found, "rates": speed}, indent=1) + "\n")
+        result = {"machine": processor(), "date": today(), "device": args.device}
+        save(args.json, {**result, "quality": found, "rates": speed})
 
 
 if __name__ == "__main__":

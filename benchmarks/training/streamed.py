@@ -11,18 +11,17 @@ tables of docs/results/training-streamed.md.
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import tempfile
 import time
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.command import command_parser, save, today
 from polyrec.cli.progress import ProgressBars
 from polyrec.loadtest.machine import processor
 from polyrec.models.allocator import retain_freed_memory
@@ -138,9 +137,7 @@ def measure(data: Path, rows: int, window: int, folder: Path, precision: str) ->
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("--rows", type=int, default=50_000_000)
     parser.add_argument("--window", type=int, default=1_000_000)
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="bf16")
@@ -164,8 +161,8 @@ def main() -> None:
     print("", *markdown_table(["steps", "rows", "s", "anonymous MB", "loss"], rows), sep="\n")
     print(json.dumps({k: v for k, v in found.items() if k != "moments"}, indent=1))
     if args.json:
-        result = {"machine": processor(), "date": datetime.now(UTC).date().isoformat()}
-        args.json.write_text(json.dumps({**result, **found}, indent=1) + "\n")
+        result = {"machine": processor(), "date": today()}
+        save(args.json, {**result, **found})
 
 
 if __name__ == "__main__":

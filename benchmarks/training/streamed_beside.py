@@ -27,12 +27,12 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from benchmarks.command import ROOT, command_parser, save, today
 from benchmarks.training.streamed import BATCH_ROWS, ITEMS, USERS, anonymous_bytes, schema_of
 from polyrec.cli.train_workers import local_environment
 from polyrec.loadtest.machine import processor
@@ -47,7 +47,6 @@ from polyrec.models.training.recipe import load_training
 from polyrec.models.training.stream import StreamedRows
 
 WAYS = ("polyrec", "earlier", "torchrec")
-ROOT = Path(__file__).parents[2]
 RECIPE = {
     "architecture": {"width": 16, "bottom": [64], "top": [256], "interaction": "dot"},
     "recipe": {
@@ -118,9 +117,7 @@ def train_torchrec(data: Path, schema_file: str, recipe: str, window: int) -> di
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("--rows", type=int, default=50_000_000)
     parser.add_argument("--window", type=int, default=1_000_000)
     parser.add_argument("--folder", type=Path, help="of the generated rows (default: a temporary one)")
@@ -150,20 +147,14 @@ def compare(args: argparse.Namespace, folder: Path) -> None:
     train = ["-m", "polyrec", "train", "--data", str(data), "--schema", str(schema), "--recipe", str(recipe)]
     train += ["--out", str(folder / "bundle"), "--replace", "--json"]
     window = ["--window", str(args.window)]
-    steps_of = [
-        "-m",
-        "benchmarks.training.streamed_beside",
-        "--steps-of",
-        str(data),
-        str(schema),
-        str(recipe),
-    ]
+    steps_of = ["-m", "benchmarks.training.streamed_beside", "--steps-of"]
+    steps_of += [str(data), str(schema), str(recipe)]
     commands: dict[str, tuple[list[str], Path | None]] = {
         "polyrec": ([sys.executable, *train, *window], ROOT),
         "earlier": ([sys.executable, *train], args.earlier),
         "torchrec": ([args.torchrec or sys.executable, *steps_of, *window], ROOT),
     }
-    record: dict[str, Any] = {"machine": processor(), "date": datetime.now(UTC).date().isoformat()}
+    record: dict[str, Any] = {"machine": processor(), "date": today()}
     record |= {"rows": args.rows, "window": args.window, "data_bytes": data.stat().st_size, "ways": {}}
     print("| | processor s | rows by second of processor | anonymous memory at its highest, MB | AUC |")
     print("|---|---|---|---|---|")
@@ -182,8 +173,7 @@ def compare(args: argparse.Namespace, folder: Path) -> None:
             f"| {test['auc']:.4f} |",
             flush=True,
         )
-        if args.json:
-            args.json.write_text(json.dumps(record, indent=1) + "\n")
+        save(args.json, record)
 
 
 if __name__ == "__main__":

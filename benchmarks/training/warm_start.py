@@ -14,12 +14,9 @@ of docs/results/warm-start.md.
 
 from __future__ import annotations
 
-import argparse
-import json
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from benchmarks.command import command_parser, save, spread, today
 from polyrec.loadtest.machine import processor
 from polyrec.models.bundle.bundle import Bundle, load_bundle
 from polyrec.models.data.reader import open_data
@@ -158,15 +156,8 @@ def markdown(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     return "\n".join(lines)
 
 
-def spread(values: Sequence[float], digits: int) -> str:
-    mean, least, most = np.mean(values), min(values), max(values)
-    return f"{mean:.{digits}f} ({least:.{digits}f} to {most:.{digits}f})"
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--json", type=Path)
@@ -182,9 +173,9 @@ def main() -> None:
         sizes["next day"] = by_step_size(Path(folder), args.seeds)
     print(markdown(found))
     if args.json:
-        result = {"machine": processor(), "date": datetime.now(UTC).date().isoformat(), "rows": rows}
+        result = {"machine": processor(), "date": today(), "rows": rows}
         result["step_sizes"] = sizes
-        args.json.write_text(json.dumps({**result, "ways": found}, indent=1) + "\n")
+        save(args.json, {**result, "ways": found})
 
 
 if __name__ == "__main__":

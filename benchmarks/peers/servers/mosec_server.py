@@ -1,9 +1,6 @@
 """Serves a peer model with mosec: an HTTP front in Rust and one worker process with the session.
 
-    python -m benchmarks.peers.servers.mosec_server FOLDER PORT [PRECISION]
-
-Environment variables: PEER_BATCH, the maximum requests per batch (1: no merging), and PEER_WAIT_MS, how long
-a batch waits to fill.
+python -m benchmarks.peers.servers.mosec_server FOLDER PORT [PRECISION]
 """
 
 from __future__ import annotations
@@ -13,18 +10,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from mosec import Server, Worker
 from mosec.errors import ValidationError
 
 from benchmarks.peers.servers.peer_session import BadRequest, PeerSession, decode, encode
 
-BATCH = int(os.environ.get("PEER_BATCH", "1"))
-WAIT_MS = int(os.environ.get("PEER_WAIT_MS", "1"))
-
 
 class PeerWorker(Worker):
-    """Executes one request, or a batch of requests at once."""
+    """Executes one request at a time."""
 
     def __init__(self) -> None:
         folder, *precision = os.environ["PEER_MODEL"].split(":")
@@ -40,15 +33,8 @@ class PeerWorker(Worker):
         return encode(data)
 
     def forward(self, data: Any) -> Any:
-        if BATCH == 1:
-            return self._run(*data)
-        dense, sparse = zip(*data, strict=True)
-        found = self._run(np.concatenate(dense), np.concatenate(sparse))
-        return np.split(found, np.cumsum([len(rows) for rows in dense[:-1]]))
-
-    def _run(self, dense: Any, sparse: Any) -> Any:
         try:
-            return self.session(dense, sparse)
+            return self.session(*data)
         except BadRequest as e:
             raise ValidationError(str(e)) from e
 
@@ -58,7 +44,5 @@ if __name__ == "__main__":
     os.environ |= {"PEER_MODEL": ":".join((folder, *precision))}
     sys.argv[1:] = ["--address", "127.0.0.1", "--port", port, "--log-level", "error"]
     server = Server()
-    server.append_worker(
-        PeerWorker, num=1, max_batch_size=BATCH, max_wait_time=WAIT_MS, route="/v2/models/dlrm/infer"
-    )
+    server.append_worker(PeerWorker, num=1, route="/v2/models/dlrm/infer")
     server.run()

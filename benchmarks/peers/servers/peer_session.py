@@ -1,8 +1,7 @@
 """The model inside every peer: rows looked up by numpy, the dense net in an ONNX Runtime session.
 
-Peers use numpy's take into a reused buffer, which is faster than a lookup inside the graph
-(docs/results/peers.md). It has one thread without spinning, like Polyrec's lanes, and imports nothing of
-Polyrec, because peers run in their own environment.
+It has one thread without spinning, like Polyrec's lanes, and imports nothing of Polyrec, because peers run in
+their own environment.
 """
 
 from __future__ import annotations
@@ -26,29 +25,25 @@ class BadRequest(ValueError):
 
 
 class PeerSession:
-    """Executes a model. folder: files of benchmarks/peers/graphs.py. inside: look up inside the graph."""
+    """Executes a model. folder: files of benchmarks/peers/graphs.py."""
 
-    def __init__(self, folder: Path, precision: str = "fp32", inside: bool = False) -> None:
+    def __init__(self, folder: Path, precision: str = "fp32") -> None:
         options = ort.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.log_severity_level = 3
-        file = "whole.onnx" if inside else "dense.onnx" if precision == "fp32" else f"dense.{precision}.onnx"
+        file = "dense.onnx" if precision == "fp32" else f"dense.{precision}.onnx"
         self.session = ort.InferenceSession(str(folder / file), options, providers=["CPUExecutionProvider"])
         self.first, self.rows = np.load(folder / "tables.npy")
         self._limits = self.rows.astype(np.uint64)
-        self._inside = inside
-        if not inside:
-            self._table = np.load(folder / "rows.npy")
-            self._vectors = np.empty((MAX_ROWS, self.first.size, self._table.shape[1]), np.float32)
+        self._table = np.load(folder / "rows.npy")
+        self._vectors = np.empty((MAX_ROWS, self.first.size, self._table.shape[1]), np.float32)
 
     def __call__(self, dense: Any, sparse: Any) -> Any:
         """Returns probabilities, float32 [rows]. Raises BadRequest."""
         # one comparison for all features: seen as unsigned, a negative id is a huge one
         if (sparse.view(np.uint64) >= self._limits).any():
             raise BadRequest("an id is out of range")
-        if self._inside:
-            return self.session.run(None, {"dense_candidate": dense, "sparse": sparse})[0]
         rows = len(sparse)
         vectors = (
             self._vectors[:rows] if rows <= MAX_ROWS else np.empty((rows, *self._vectors.shape[1:]), "f4")
@@ -72,10 +67,5 @@ def decode(body: bytes) -> tuple[Any, Any]:
 
 def encode(probabilities: Any) -> bytes:
     """Returns the inference-protocol answer as JSON."""
-    output = {
-        "name": "probability",
-        "datatype": "FP32",
-        "shape": [probabilities.size],
-        "data": probabilities,
-    }
+    output = {"name": "probability", "datatype": "FP32", "shape": [probabilities.size], "data": probabilities}
     return orjson.dumps({"model_name": "dlrm", "outputs": [output]}, option=orjson.OPT_SERIALIZE_NUMPY)

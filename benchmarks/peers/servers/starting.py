@@ -2,22 +2,15 @@
 
 A server is named NAME[:OPTION...]:
 
-    polyrec[:PRECISION][:RUNTIME][:binary][:exploded]
-                                             PRECISION: fp32, bf16, int8; RUNTIME: auto, onnx, torch, ...
-    fastapi[:PRECISION]                      plain FastAPI, an ONNX Runtime session (fp32 or int8)
-    mosec[:PRECISION]                        mosec without batching
-    mosec-batch[:PRECISION]                  mosec, batches of at most 16 requests
-    triton[:PRECISION]                       Triton, dynamic batching
-
-`binary` sends and reads binary tensors instead of JSON; `exploded` repeats the context in each row, as for
-peers.
+    polyrec[:PRECISION]     fp32, bf16 or int8
+    fastapi[:PRECISION]     plain FastAPI, an ONNX Runtime session (fp32 or int8)
+    mosec[:PRECISION]       mosec without batching
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -27,18 +20,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.command import ROOT, free_port
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.errors import PolyrecError
 from polyrec.server.child import start
 
-ROOT = Path(__file__).parents[3]
 PACKAGES = ("fastapi", "numpy", "onnxruntime-gpu", "orjson", "uvicorn[standard]", "mosec")
 """Packages of the peers' environment; in Polyrec's versions if Polyrec uses them too."""
-TRITON_PYTHON = "/usr/bin/python3"
-"""Triton's backend is linked with the distribution's Python and only reads arrays of numpy 1."""
-TRITON_PACKAGES = ("numpy<2", "onnxruntime-gpu", "orjson")
+KINDS = ("polyrec", "fastapi", "mosec")
 PRECISIONS = ("fp32", "bf16", "int8")
-BATCHING = {"PEER_BATCH": "16", "PEER_WAIT_MS": "1"}
 LARGE_REQUESTS = {"max_request_rows": 2**13, "max_queued_rows": 2**17}
 """Limits of Polyrec, since 2,048 rows of JSON exceed the default limit of values, and 16 connections of rows.
 """
@@ -53,31 +43,20 @@ class PeerFailed(PolyrecError):
 
 @dataclass(frozen=True, slots=True)
 class ServerName:
-    """A server and its options, as given on the command line."""
+    """A server and its precision, as given on the command line. binary: tensors instead of JSON."""
 
     name: str
     kind: str
     precision: str = "fp32"
-    runtime: str = "auto"
     binary: bool = False
-    exploded: bool = False
 
     @staticmethod
     def parse(name: str) -> ServerName:
-        """Parses a name. Raises PeerFailed for an unknown server or option."""
-        kind, *options = name.split(":")
-        if kind not in ("polyrec", "fastapi", "mosec", "mosec-batch", "triton"):
+        """Parses a name. Raises PeerFailed for an unknown server or precision."""
+        kind, *precision = name.split(":")
+        if kind not in KINDS or len(precision) > 1 or not set(precision) <= set(PRECISIONS):
             raise PeerFailed(f"unknown server '{name}'")
-        precision = next((o for o in options if o in PRECISIONS), "fp32")
-        forms = {"binary", "exploded"}.intersection(options)
-        others = [o for o in options if o not in PRECISIONS and o not in forms]
-        if len(others) > (kind == "polyrec") or (forms and kind != "polyrec"):
-            raise PeerFailed(f"server '{name}' has an option that it does not take")
-        return ServerName(name, kind, precision, *others, **dict.fromkeys(forms, True))
-
-    @property
-    def is_polyrec(self) -> bool:
-        return self.kind == "polyrec"
+        return ServerName(name, kind, *precision)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,26 +81,11 @@ class RunningServer:
 
 
 def make_environment(folder: Path) -> Path:
-    """Returns the Python of the environment of all peers except Triton; creates it if needed.
-
-    Raises PeerFailed.
-    """
-    constraints = ("-c", str(ROOT / "constraints.txt"))
-    return _environment(folder, sys.executable, [[*constraints, *PACKAGES]])
-
-
-def make_triton_environment(folder: Path) -> Path:
-    """Returns the Python of Triton's environment; creates it if needed. Raises PeerFailed."""
-    # pytriton's own dependencies are not used: only the server inside its wheel is
-    return _environment(folder, TRITON_PYTHON, [["--no-deps", "nvidia-pytriton"], [*TRITON_PACKAGES]])
-
-
-def _environment(folder: Path, python: str, installed: list[list[str]]) -> Path:
-    own = folder / "bin" / "python"
-    done = folder / "complete"
+    """Returns the Python of the peers' environment; creates it if needed. Raises PeerFailed."""
+    own, done = folder / "bin" / "python", folder / "complete"
     if not done.exists():
-        install = [str(own), "-m", "pip", "install", "-q"]
-        for command in ([python, "-m", "venv", "--clear", str(folder)], *(install + i for i in installed)):
+        install = [str(own), "-m", "pip", "install", "-q", "-c", str(ROOT / "constraints.txt"), *PACKAGES]
+        for command in ([sys.executable, "-m", "venv", "--clear", str(folder)], install):
             if subprocess.run(command, check=False).returncode:
                 raise PeerFailed(f"the peers' environment was not made: {' '.join(command)}")
         done.touch()
@@ -133,22 +97,14 @@ def start_server(name: ServerName, bundle: Bundle, files: Path, core: int, probe
 
     files: the model for peers; their environments and logs are next to it. probe: a request in JSON.
     """
-    if name.is_polyrec:
+    if name.kind == "polyrec":
         settings: dict[str, object] = {"bundle": bundle.path, "precision": name.precision}
-        settings |= {"runtime": name.runtime, "drain_grace_s": 0, **LARGE_REQUESTS}
-        if bundle.width is not None:
-            settings["width"] = bundle.width
-        own = start(settings, core=core)
+        own = start(settings | {"drain_grace_s": 0, **LARGE_REQUESTS}, core=core)
         return RunningServer(name, own.url + INFER, own.process)
-    python = (
-        make_triton_environment(files.with_name("triton-venv"))
-        if name.kind == "triton"
-        else make_environment(files.with_name("venv"))
-    )
-    module = f"benchmarks.peers.servers.{name.kind.partition('-')[0]}_server"
+    python = make_environment(files.with_name("venv"))
+    module = f"benchmarks.peers.servers.{name.kind}_server"
     port = free_port()
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    environment |= BATCHING if name.kind == "mosec-batch" else {}
     command = [str(python), "-m", module, str(files), str(port), name.precision]
     log = files.with_name(f"{name.name.replace(':', '-')}.log")
     process = _pinned(command, environment, core, log)
@@ -179,12 +135,6 @@ def _pinned(
             )
     finally:
         os.sched_setaffinity(0, cores)
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def wait_until_it_answers(server: RunningServer, probe: bytes) -> None:

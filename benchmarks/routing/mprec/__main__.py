@@ -9,13 +9,11 @@ the paper's figures for comparison.
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from time import process_time
 
+from benchmarks.command import command_parser, save, timestamp
 from benchmarks.routing.mprec.evaluation import run, variations
 from benchmarks.routing.mprec.page import write
 from benchmarks.routing.mprec.paths import Assumptions
@@ -24,10 +22,8 @@ from polyrec.loadtest.machine import processor
 from polyrec.report.page import require_matplotlib
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.routing.mprec", description=__doc__.partition("\n")[0]
-    )
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = command_parser(__doc__)
     parser.add_argument("--out", type=Path, default=Path("docs/results"), metavar="DIR", help="for mprec.md")
     parser.add_argument("--quick", action="store_true", help="one model, SLA and load, few queries: a trial")
     args = parser.parse_args(argv)
@@ -36,13 +32,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = run(MODELS[:1], (10.0,), (0.5,), variations(Assumptions())[:1], queries=200, few=50)
     else:
         found = run()
-    made = datetime.now(UTC).isoformat(timespec="seconds")
+    made = timestamp()
     found |= {"machine": processor(), "made": made, "cpu_s": process_time()}
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "mprec.json").write_text(json.dumps(found, indent=1) + "\n")
+    save(args.out / "mprec.json", found)
     print(write(found, args.out))
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

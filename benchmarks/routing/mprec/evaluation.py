@@ -106,13 +106,7 @@ class Case:
         return {"policy": policy, "load": load, "queries_per_s": rate} | _figures(outcomes)
 
 
-def serve(
-    model: PublishedModel,
-    name: Name,
-    assumed: Assumptions,
-    merge: bool,
-    sla_ms: float,
-) -> Case:
+def serve(model: PublishedModel, name: Name, assumed: Assumptions, merge: bool, sla_ms: float) -> Case:
     """Returns the paths of a model on a machine, each on every device whose memory can hold it."""
     paths, lanes = [], []
     for device in devices_of(name, ACCELERATORS[name][1], assumed):

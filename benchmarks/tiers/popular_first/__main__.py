@@ -15,13 +15,12 @@ like one in another zone or a busy one (delayed_store.py).
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from contextlib import ExitStack
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,6 +29,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
+from benchmarks.command import answer_of, command_parser, save
 from benchmarks.tiers.popular_first.delayed_store import delayed_store
 from benchmarks.tiers.served_model import WIDTH, bundle_of, plan_of
 from polyrec.models.bundle.bundle import Bundle, load_bundle
@@ -42,14 +42,16 @@ from polyrec.server.app.serving import measure
 SHARE = 8
 """The model's bytes divided by those of its memory."""
 STORE_TIMEOUT_MS = 50.0
+LARGE_ROWS, EXPONENT = 300_000, 1.05
+"""Rows of each of five tables (400 MB in all), and the exponent of Zipf's law."""
+ROWS = 16
+"""Rows of a query."""
 
 
 def one(case: dict[str, Any]) -> dict[str, Any]:
     """Runs a case in a separate process."""
     command = [sys.executable, "-m", "benchmarks.tiers.popular_first.case", json.dumps(case)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return answer_of(command)  # type: ignore[no-any-return]
 
 
 def store_cuts(bundle: Bundle, memory: int) -> dict[str, TierCuts]:
@@ -86,25 +88,16 @@ def hot_rows(plan: Plan, bundle: Bundle) -> list[int]:
     ]
 
 
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of `kept_bundle`, and of the queries' size."""
+def kept_bundle(folder: Path) -> Bundle:
+    """Opens the model; makes it if it is not there."""
+    model = folder / f"popular-first-{LARGE_ROWS}-{EXPONENT:g}"
+    return load_bundle(model) if model.exists() else bundle_of(model, LARGE_ROWS, EXPONENT)
+
+
+def main() -> None:
+    parser = command_parser(__doc__)
     add = parser.add_argument
-    add("--large-rows", type=int, default=300_000, help="of each of five tables (300,000: 400 MB in all)")
-    add("--exponent", type=float, default=1.05, help="of Zipf's law (1.05)")
-    add("--rows", type=int, default=16, help="of a query (16)")
     add("--directory", type=Path, default=Path("/var/tmp"), help="a real disk; the model is kept there")
-
-
-def kept_bundle(args: argparse.Namespace) -> Bundle:
-    """Opens the model that the arguments describe; makes it if it is not there."""
-    model: Path = args.directory / f"popular-first-{args.large_rows}-{args.exponent:g}"
-    return load_bundle(model) if model.exists() else bundle_of(model, args.large_rows, args.exponent)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.tiers.popular_first")
-    add = parser.add_argument
-    add_model_arguments(parser)
     add("--hot-share", type=float, default=0.5, help="of the queries (0.5)")
     add("--load", type=float, default=0.6, help="of the tiered server's rows/s (0.6)")
     add("--budget-ms", type=float, default=100.0)
@@ -115,7 +108,7 @@ def main() -> int:
     add("--lane", default="thread", choices=["thread", "inline", "process"])
     add("--json", type=Path)
     args = parser.parse_args()
-    bundle = kept_bundle(args)
+    bundle = kept_bundle(args.directory)
     memory = bundle.bytes // SHARE
     latency = measure(open_runtime("onnx", bundle), bundle.encoder)
     with ExitStack() as opened:
@@ -135,7 +128,7 @@ def main() -> int:
             plans[name] = Path(made) / f"{name.replace(' ', '-')}.json"
             save_plan(plan.model_copy(update={"lanes": (lane,), "paths": (path,)}), plans[name])
         base = {
-            "rows": args.rows, "exponent": args.exponent, "hot_share": args.hot_share,
+            "rows": ROWS, "exponent": EXPONENT, "hot_share": args.hot_share,
             "hot_rows": hot_rows(tiered, bundle), "seconds": args.seconds, "open_s": args.open_s,
             "budget_s": args.budget_ms / 1e3, "warm_s": 2.0,
         }  # fmt: skip
@@ -150,20 +143,14 @@ def main() -> int:
                 found = one(case)
                 if turn >= 0:
                     results[name].append(found)
-                    print(
-                        name,
-                        turn,
-                        {k: v for k, v in found.items() if k != "answers"},
-                        file=sys.stderr,
-                        flush=True,
-                    )
+                    shown = {k: v for k, v in found.items() if k != "answers"}
+                    print(name, turn, shown, file=sys.stderr, flush=True)
                 else:
                     results.setdefault("first", []).append(found | {"name": name})
             if turn < 0:
                 first = results.pop("first")
                 rate = args.load * min(f["rows_per_s"] for f in first if f["name"] != "memory")
         report(results, rate, args.json, vars(args))
-    return 0
 
 
 HEAD = ("rows/s", "hot p50", "p99 ms", "cold p50", "p99 ms", "lost", "degraded", "tail loss", "longer")
@@ -179,17 +166,12 @@ def report(
     for name, turns in results.items():
         if not turns:
             continue
-        found = {
-            "rows_per_s": median(t["rows_per_s"] for t in turns),
-            "hot_p50_ms": median(t["hot"]["p50_ms"] for t in turns),
-            "hot_p99_ms": median(t["hot"]["p99_ms"] for t in turns),
-            "cold_p50_ms": median(t["cold"]["p50_ms"] for t in turns),
-            "cold_p99_ms": median(t["cold"]["p99_ms"] for t in turns),
-            "lost": sum(t["lost"] for t in turns),
-            "degraded": sum(t["degraded"] for t in turns),
-            "tail_loss": median(t["tails"]["loss"] for t in turns),
-            "longer": median(t["tails"]["longer"] for t in turns),
-        }
+        found = {"rows_per_s": median(t["rows_per_s"] for t in turns)}
+        for kind, key in product(("hot", "cold"), ("p50_ms", "p99_ms")):
+            found[f"{kind}_{key}"] = median(t[kind][key] for t in turns)
+        found |= {"lost": sum(t["lost"] for t in turns), "degraded": sum(t["degraded"] for t in turns)}
+        found["tail_loss"] = median(t["tails"]["loss"] for t in turns)
+        found["longer"] = median(t["tails"]["longer"] for t in turns)
         print(f"{name:<15}" + "".join(f"{value:>11,.4g}" for value in found.values()))
         differs = [np.abs(np.array(a) - e).max() for a, e in zip(turns[0]["answers"], expected, strict=True)]
         found["answers_differ_by"] = float(max(differs))
@@ -198,8 +180,8 @@ def report(
     if file:
         settings = {k: v for k, v in args.items() if isinstance(v, int | float | str)}
         out = {"settings": settings, "offered_rows_per_s": rate, "cases": cases}
-        file.write_text(json.dumps(out, indent=1) + "\n")
+        save(file, out)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

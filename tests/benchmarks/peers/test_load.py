@@ -45,12 +45,8 @@ def test_rates_are_held_if_the_tail_and_the_share_are() -> None:
 
 def test_servers_are_named_with_their_options() -> None:
     assert ServerName.parse("polyrec") == ServerName("polyrec", "polyrec")
-    assert ServerName.parse("polyrec:int8:torch:binary") == ServerName(
-        "polyrec:int8:torch:binary", "polyrec", "int8", "torch", binary=True
-    )
-    assert ServerName.parse("polyrec:exploded") == ServerName("polyrec:exploded", "polyrec", exploded=True)
-    assert ServerName.parse("mosec-batch").kind == "mosec-batch"
-    for unknown in ("ray", "fastapi:torch", "mosec:binary", "fastapi:exploded", "polyrec:onnx:torch"):
+    assert ServerName.parse("mosec:int8") == ServerName("mosec:int8", "mosec", "int8")
+    for unknown in ("ray", "fastapi:torch", "polyrec:int8:fp32"):
         with pytest.raises(PeerFailed, match=unknown):
             ServerName.parse(unknown)
 

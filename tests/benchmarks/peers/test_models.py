@@ -41,11 +41,10 @@ SMALL = 2_000
 """Rows of all tables together, of the small models that are tested."""
 
 
-@pytest.fixture(scope="module", params=["kaggle", "user", "nested.16", "nested.64"])
+@pytest.fixture(scope="module", params=["kaggle", "user"])
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    name, _, width = request.param.partition(".")
-    made = write_model(replace(MODELS[name], rows=SMALL), tmp_path_factory.mktemp("peers") / name)
-    return made.at_width(int(width)) if width else made
+    folder = tmp_path_factory.mktemp("peers")
+    return write_model(replace(MODELS[request.param], rows=SMALL), folder / request.param)
 
 
 @pytest.fixture(scope="module")
@@ -96,9 +95,8 @@ def test_every_form_answers_as_the_reference(bundle: Bundle, rows: PeerRows) -> 
         np.testing.assert_allclose(served(bundle, ranking_body(shared, request)), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("inside", [False, True])
-def test_peers_answer_as_the_reference(bundle: Bundle, rows: PeerRows, inside: bool, tmp_path: Path) -> None:
-    session = peer_session.PeerSession(peer_files(bundle, tmp_path), inside=inside)
+def test_peers_answer_as_the_reference(bundle: Bundle, rows: PeerRows, tmp_path: Path) -> None:
+    session = peer_session.PeerSession(peer_files(bundle, tmp_path))
     for request in range(len(rows)):
         found = session(*peer_session.decode(json_body(rows, request)))
         expected = Reference(bundle)(rows.dense[request], rows.sparse[request])

@@ -10,11 +10,6 @@ from benchmarks.readability import ROOT
 RESULTS = ROOT / "docs" / "results"
 
 
-def test_the_page_is_that_of_the_stored_figures() -> None:
-    files = [RESULTS / "peers.json", *sorted(RESULTS.glob("peers-*.json"))]
-    assert (RESULTS / "peers.md").read_text() == page([json.loads(file.read_text()) for file in files])
-
-
 def test_a_further_machine_has_a_section_named_by_its_vector_extensions() -> None:
     stored = json.loads((RESULTS / "peers.json").read_text())
     found = stored["kaggle/rows/23"]

@@ -61,7 +61,7 @@ def test_every_variation_changes_one_assumption() -> None:
 def test_the_small_version_of_the_command_writes_the_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["--out", str(tmp_path), "--quick"]) == 0
+    main(["--out", str(tmp_path), "--quick"])
     page = (tmp_path / "mprec.md").read_text()
     assert page.rstrip() == capsys.readouterr().out.rstrip()
     found = json.loads((tmp_path / "mprec.json").read_text())
