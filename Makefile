@@ -55,8 +55,9 @@ demo: setup  ## train on generated clicks, serve, answer a ranking request, keep
 test: setup  ## every test that needs no GPU and is not long
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m "not gpu and not long"
 
-test-long: setup  ## a soak of a minute, the whole demo, training and serving real data, waits for time limits
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(LONG_JOBS) --dist loadfile -m "long and not gpu"
+test-long: setup  ## a soak of a minute, the whole demo, training and serving real data, waits for time limits, properties
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(LONG_JOBS) --dist loadfile --hypothesis-profile thorough \
+		-m "(long or hypothesis) and not gpu"
 
 check: lint format-check types imports spelling dockerfile documentation  ## all of: lint, format, types, one-way imports, spelling, Dockerfile, documentation
 

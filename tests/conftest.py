@@ -30,14 +30,17 @@ from polyrec.models.training.recipe import Recipe, Training
 ROOT = Path(__file__).parent.parent
 
 # No deadline and no check of speed: machines are shared, and a slow run is no defect. In CI the examples
-# are a function of the test alone, so that a red run is red again on the same commit.
+# are a function of the test alone, so that a red run is red again on the same commit. `make test-long` runs
+# property tests again with as many examples as hypothesis takes by default.
 settings.register_profile(
     "polyrec",
+    max_examples=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     derandomize=bool(os.environ.get("CI")),
     print_blob=True,
 )
+settings.register_profile("thorough", settings.get_profile("polyrec"), max_examples=100)
 settings.load_profile("polyrec")
 
 # A shell starts what it runs in the background with SIGINT ignored. Programs that tests start would inherit

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 
+from polyrec.client.call import verifies
 from polyrec.models.errors import PolyrecError
 from polyrec.models.text import printable
 
@@ -42,7 +43,7 @@ class AdminCalls:
         self._v1 = f"{url.rstrip('/')}/v1/"
         self._root = self._v1 + (f"models/{model}/" if model else "") + "admin/"
         headers = {"Authorization": f"Bearer {token}"}
-        self._client = httpx.Client(headers=headers, trust_env=False)
+        self._client = httpx.Client(headers=headers, trust_env=False, verify=verifies(url))
 
     def __enter__(self) -> AdminCalls:
         return self

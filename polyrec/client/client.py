@@ -17,7 +17,7 @@ from polyrec.client.answers import (
     read_ranking,
 )
 from polyrec.client.bodies import FEEDBACK, PREDICT, RANK, feedback_body, predict_body, rank_body
-from polyrec.client.call import Call, Options
+from polyrec.client.call import Call, Options, verifies
 from polyrec.client.errors import InvalidRequest
 from polyrec.client.rows import Rows
 
@@ -141,4 +141,5 @@ def http_settings(url: str, token: str | None) -> dict[str, Any]:
         headers["Authorization"] = f"Bearer {token}"
     # calls limit their own time; allow as many connections as the caller has threads or tasks
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-    return {"base_url": url, "headers": headers, "limits": limits, "trust_env": False}
+    settings = {"base_url": url, "headers": headers, "limits": limits}
+    return settings | {"trust_env": False, "verify": verifies(url)}

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from polyrec.client.admin import TOKEN
+from polyrec.client.call import verifies
 from polyrec.feed.feed import Feed
 from polyrec.feed.source import FeedFailed, Source, SourceAway
 from polyrec.models.text import public
@@ -56,7 +57,8 @@ def run_feed(args: argparse.Namespace) -> int:
     source = open_source(args)
     call_url = f"{args.url.rstrip('/')}/v1/{f'models/{args.model}/' if args.model else ''}admin/embeddings"
     headers = {"Authorization": f"Bearer {token}"}
-    with httpx.Client(headers=headers, timeout=CALL_S, trust_env=False) as client:
+    verify = verifies(args.url)
+    with httpx.Client(headers=headers, timeout=CALL_S, trust_env=False, verify=verify) as client:
         feed = Feed(source, client, call_url, args.path, args.most_rows)
         before = {n: signal.signal(n, lambda *_: feed.ending.set()) for n in (signal.SIGINT, signal.SIGTERM)}
         try:

@@ -63,7 +63,10 @@ def read_counters(url: str) -> int:
     return request_buckets(url, endpoint="rank").total
 
 
-@pytest.mark.parametrize("given", [True, False], ids=["given data", "generated data"])
+@pytest.mark.parametrize(
+    "given",
+    [pytest.param(True, id="given data"), pytest.param(False, id="generated data", marks=pytest.mark.long)],
+)
 def test_users_are_answered_by_a_real_server(
     url: str, bundle_dir: Path, clicks: Path, tmp_path: Path, given: bool
 ) -> None:
@@ -104,7 +107,9 @@ def test_requests_of_another_schema_fail_with_the_servers_reason(
             {"LOADTEST_FILE": "x"},
             "unknown variable LOADTEST_FILE; there are LOADTEST_BUDGET_MS, LOADTEST_BUNDLE",
         ),
-        ({"LOADTEST_RATE": "fast"}, "LOADTEST_RATE is 'fast'; give a number"),
+        pytest.param(
+            *({"LOADTEST_RATE": "fast"}, "LOADTEST_RATE is 'fast'; give a number"), marks=pytest.mark.long
+        ),
     ],
 )
 def test_an_invalid_variable_is_named(environment: dict[str, str], says: str) -> None:
@@ -139,6 +144,7 @@ def test_workers_counts_add_up_and_a_missed_slo_is_the_exit_status(url: str, cli
     assert _requests(done.stderr) == read_counters(url) - before > 5
 
 
+@pytest.mark.long
 def test_the_page_has_an_slo_tab(url: str, clicks: Path) -> None:
     environment = {"LOADTEST_DATA": str(clicks), "LOADTEST_ROWS": "1000"}
     port = _free_port()

@@ -255,7 +255,7 @@ def server(bundle_dir: Path) -> Iterator[ServerProcess]:
 @pytest.fixture
 def http(server: ServerProcess) -> Iterator[httpx.Client]:
     """A client of the real server."""
-    with httpx.Client(base_url=server.url, timeout=120) as client:
+    with httpx.Client(base_url=server.url, timeout=120, verify=False) as client:
         yield client
 
 

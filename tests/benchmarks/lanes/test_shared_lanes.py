@@ -138,7 +138,14 @@ def test_past_capacity_time_follows_shares_then_weights():
     assert busy(ModelShare(weight=2.0), ModelShare()) == pytest.approx(0.75, abs=0.05)
 
 
-@pytest.mark.parametrize(("load", "least"), [(0.6, 0.97), (0.8, 0.95), (1.0, 0.92)])
+@pytest.mark.parametrize(
+    ("load", "least"),
+    [
+        pytest.param(0.6, 0.97, marks=pytest.mark.long),
+        (0.8, 0.95),
+        pytest.param(1.0, 0.92, marks=pytest.mark.long),
+    ],
+)
 def test_sharing_comes_close_to_the_bound_and_beats_half_of_the_machine_each(load: float, least: float):
     """Two lanes; one model has three quarters of the traffic."""
     traces = [trace(1.5 * load, 0.02, 0), trace(0.5 * load, 0.1, 1)]

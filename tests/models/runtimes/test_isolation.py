@@ -77,6 +77,7 @@ def assert_alone(runtime: Runtime, asked: list[Batch], which: int) -> F32:
     return alone
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize(("name", "precision"), EXECUTIONS)
 def test_companions_change_no_answer(
     runtimes: Runtimes, encoder: Encoder, name: str, precision: DensePrecision
@@ -84,7 +85,7 @@ def test_companions_change_no_answer(
     runtime = runtimes(name, precision)
     forms: st.SearchStrategy[Form] = st.sampled_from(["plain", "ranking"])
 
-    @settings(max_examples=25)
+    @settings(max_examples=settings().max_examples // 4)
     @given(
         honest=st.lists(rows_of(NUMBERS), min_size=1, max_size=5),
         hostile=st.lists(st.tuples(rows_of(HOSTILE), forms), min_size=1, max_size=4),

@@ -92,8 +92,20 @@ def capacity(kind: LaneKind) -> float:
     return max(found)
 
 
-@pytest.mark.parametrize("costs", [WARM, COLD], ids=["warm", "cold"])
-@pytest.mark.parametrize("kind", ["inline", "process"])
+@pytest.mark.parametrize(
+    ("kind", "costs"),
+    [
+        pytest.param("inline", COLD, id="inline-cold"),
+        *(
+            pytest.param(kind, costs, id=name, marks=pytest.mark.long)
+            for kind, costs, name in (
+                ("inline", WARM, "inline-warm"),
+                ("process", WARM, "process-warm"),
+                ("process", COLD, "process-cold"),
+            )
+        ),
+    ],
+)
 def test_beside_a_bursty_neighbor_no_more_is_lost_than_on_the_best_static_path(kind, costs):
     neighbor = (Fault("neighbor", -1, 0.0, float("inf")),)
     rate = 0.1 * capacity(kind)

@@ -56,8 +56,15 @@ with start({"bundle": sys.argv[1], "drain_grace_s": 30}, lifeline=True, own_grou
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("to_group", [False, True])
+@pytest.mark.parametrize(
+    ("number", "to_group"),
+    [
+        (signal.SIGINT, True),
+        (signal.SIGTERM, False),
+        pytest.param(signal.SIGINT, False, marks=pytest.mark.long),
+        pytest.param(signal.SIGTERM, True, marks=pytest.mark.long),
+    ],
+)
 def test_signal_to_the_demo_or_its_group_ends_the_server(
     bundle_dir: Path, tmp_path: Path, number: signal.Signals, to_group: bool
 ) -> None:

@@ -141,6 +141,7 @@ def test_command_sends_rankings_of_a_bundle_and_writes_a_report(
         assert main(["load", server.url, *flags, *patient, *replayed]) == 0
 
 
+@pytest.mark.long
 def test_one_of_several_models_gets_the_load_and_its_own_quality(
     bundle_dir: Path, shop_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

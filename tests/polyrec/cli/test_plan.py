@@ -54,6 +54,7 @@ def error_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return said.err
 
 
+@pytest.mark.long
 def test_nested_widths_are_profiled_planned_and_served(nested: Bundle, tmp_path: Path) -> None:
     file, out = tmp_path / "profile.json", tmp_path / "plan.json"
     quick = ["--seconds", "0.15", "--max-rows", "32", "--devices", "cpu", "--no-front"]

@@ -100,7 +100,7 @@ def test_an_interrupted_wait_says_that_the_rollout_goes_on(
     ("token", "said"),
     [
         (TOKEN, "the server was restarted, which ended the rollout"),
-        ("another token of sixteen and more", "error: 401: "),
+        pytest.param("another token of sixteen and more", "error: 401: ", marks=pytest.mark.long),
     ],
 )
 def test_a_wait_ends_when_the_server_was_restarted(

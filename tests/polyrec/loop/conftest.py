@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -14,21 +15,24 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from benchmarks.operations.written_log import request_starts, write_log
 from polyrec.loop.folder import LoopFolder
 from polyrec.loop.iteration import Iteration
 from polyrec.loop.loop import Loop
 from polyrec.loop.steps import LoopSettings
+from polyrec.models.bundle.bundle import Bundle, load_bundle, write_bundle
 from polyrec.models.data.synthetic.generator import generate
+from polyrec.models.dlrm.dlrm import DLRM
 from polyrec.models.schema.schema import Schema, load_schema
-from polyrec.planner.plan import save_plan, single_path_plan
+from polyrec.planner.plan import load_plan, save_plan, single_path_plan
 from tests.planner.planning import placed
 
 FIRST_S = datetime(2026, 1, 5, tzinfo=UTC).timestamp()
 DAY_S = 86_400.0
 ROWS = 6000
-SETTINGS = {"least_clicks": 40, "margin": 0.1}
+SETTINGS = {"least_clicks": 40, "margin": 0.1, "train_options": ("--epochs", "1")}
 
 
 @pytest.fixture(scope="session")
@@ -72,6 +76,17 @@ class Looped:
         write_log(self.loop.settings.log, rows, self.schema, at_s)
         self.now_s = FIRST_S + DAY_S * (day + 1) + 60
 
+    def served(self) -> Bundle:
+        return load_bundle(load_plan(self.folder.plan).paths[0].bundle)
+
+    def put_trained(self, model: DLRM | None = None) -> Bundle:
+        """Writes the iteration's bundle as if its training had given this model, or the served one."""
+        served = self.served()
+        record = {"from": {"version": self.last.serving, "tables": {}}}
+        parts = (served.manifest.representation, served.encoder, {}, record)
+        own = self.folder.folder_of(self.last.number)
+        return write_bundle(own / "bundle", model or served.model(), *parts)
+
     def until(self, *states: str, steps: int = 9) -> Iteration:
         """Advances until the iteration is in one of the states or at one of the steps."""
         for _ in range(steps):
@@ -86,6 +101,15 @@ def shuffled(rows: pa.Table, seed: int = 0) -> pa.Table:
     label = rows.column("clicked").to_numpy().copy()
     np.random.default_rng(seed).shuffle(label)
     return rows.set_column(rows.column_names.index("clicked"), "clicked", pa.array(label))
+
+
+def with_scaled_weights(model: DLRM, factor: Callable[[torch.Size], float | torch.Tensor]) -> DLRM:
+    """A copy with other weights of the net. factor: gives what to multiply weights of a shape by."""
+    made = deepcopy(model)
+    with torch.no_grad():
+        for parameter in made.net.parameters():
+            parameter.mul_(factor(parameter.shape))
+    return made
 
 
 def with_state(path: Path, bundle_dir: Path) -> Looped:

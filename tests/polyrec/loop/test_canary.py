@@ -21,11 +21,11 @@ import pytest
 from benchmarks.operations.written_log import request_starts
 from polyrec.cli.main import main
 from polyrec.client.admin import AdminCalls
-from polyrec.models.bundle.bundle import Bundle, load_bundle
+from polyrec.models.bundle.bundle import Bundle, load_bundle, write_bundle
 from polyrec.models.schema.schema import Schema
 from polyrec.planner.plan import load_plan, save_plan, single_path_plan
 from polyrec.server.child import ServerProcess, start
-from tests.polyrec.loop.test_loop import damaged
+from tests.polyrec.loop.conftest import with_scaled_weights
 
 TOKEN, CLIENT = "a token of sixteen and more", "a token of a shop, for rankings"
 # nothing is judged by time: the machine may be busy
@@ -176,8 +176,10 @@ def test_a_bad_bundle_is_rolled_back_by_the_canary_and_forced_by_a_person(
     assert run() == 3
     assert record(tmp_path)["step"] == "canary"
     # as if the evaluation had not seen it
-    damaged(load_bundle(tmp_path / "state/iterations/0001/bundle"))
-    version = load_bundle(tmp_path / "state/iterations/0001/bundle").manifest.version
+    good = load_bundle(tmp_path / "state/iterations/0001/bundle")
+    halved = with_scaled_weights(good.model(), lambda _: 0.5)
+    parts = (good.manifest.representation, good.encoder, {}, good.manifest.training)
+    version = write_bundle(good.path, halved, *parts, replace=True).manifest.version
     text = (tmp_path / "state/iterations/0001/record.json").read_text()
     trained = record(tmp_path)["done"][1]["result"]["figures"]["version"]
     (tmp_path / "state/iterations/0001/record.json").write_text(text.replace(trained, version))

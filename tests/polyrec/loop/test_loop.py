@@ -6,7 +6,6 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
-from copy import deepcopy
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,10 +15,10 @@ import torch
 from polyrec.cli.main import main
 from polyrec.loop.folder import LoopFolder
 from polyrec.loop.steps import adopt, publish
-from polyrec.models.bundle.bundle import Bundle, load_bundle, write_bundle
+from polyrec.models.bundle.bundle import Bundle, load_bundle
 from polyrec.models.errors import DataError
 from polyrec.planner.plan import load_plan, save_plan, single_path_plan
-from tests.polyrec.loop.conftest import Looped, shuffled, with_state
+from tests.polyrec.loop.conftest import Looped, shuffled, with_scaled_weights, with_state
 
 Copied = Callable[[], Looped]
 
@@ -126,35 +125,20 @@ def test_a_dropped_training_is_ended(copied: Copied, days: Sequence[pa.Table]) -
     assert not (own / "bundle").exists()
 
 
-def damaged(bundle: Bundle) -> None:
-    """Replaces a bundle by one with half of the weights, of the same history."""
-    model = deepcopy(bundle.model())
-    with torch.no_grad():
-        for parameter in model.net.parameters():
-            parameter.mul_(0.5)
-    parts = (bundle.manifest.representation, bundle.encoder, {}, bundle.manifest.training)
-    write_bundle(bundle.path, model, *parts, replace=True)
-
-
 @pytest.mark.parametrize("margin", [0.001, 10.0])
 def test_a_worse_bundle_is_held_back_by_its_evaluation_whatever_the_margin(
-    copied: Copied, days: Sequence[pa.Table], bundle: Bundle, margin: float
+    copied: Copied, days: Sequence[pa.Table], margin: float
 ) -> None:
     looped = copied()
     looped.log_day(1, days[1])
     looped.until("train")
-    own = looped.folder.folder_of(2)
-    # as if the training had given this
-    served = load_bundle(load_plan(looped.folder.plan).paths[0].bundle)
-    record = {"from": {"version": looped.last.serving, "tables": {}}}
-    parts = (served.manifest.representation, served.encoder, {}, record)
-    damaged(write_bundle(own / "bundle", served.model(), *parts))
+    looped.put_trained(with_scaled_weights(looped.served().model(), lambda _: 0.5))
     looped.set(margin=margin)
     held = looped.until("held")
     assert held.step == "evaluate"
     assert held.reason.startswith("worse: information gain")
     assert held.next_since == held.until
-    assert not (own / "plan.json").exists()
+    assert not (looped.folder.folder_of(2) / "plan.json").exists()
 
 
 def test_a_bundle_that_is_not_shown_to_be_as_good_waits_for_more_rows(
@@ -163,14 +147,12 @@ def test_a_bundle_that_is_not_shown_to_be_as_good_waits_for_more_rows(
     looped = copied()
     looped.log_day(1, days[1])
     looped.until("train")
-    own = looped.folder.folder_of(2)
-    served = load_bundle(load_plan(looped.folder.plan).paths[0].bundle)
-    record = {"from": {"version": looped.last.serving, "tables": {}}}
-    model, random = deepcopy(served.model()), torch.Generator().manual_seed(2)
-    with torch.no_grad():
-        for parameter in model.net.parameters():
-            parameter.mul_(1 + 0.02 * torch.randn(parameter.shape, generator=random))
-    write_bundle(own / "bundle", model, served.manifest.representation, served.encoder, {}, record)
+    random = torch.Generator().manual_seed(2)
+    looped.put_trained(
+        with_scaled_weights(
+            looped.served().model(), lambda shape: 1 + 0.02 * torch.randn(shape, generator=random)
+        )
+    )
     looped.set(margin=1e-6)
     held = looped.until("held")
     low, high = held.figures("evaluate")["differences"]["table@cpu"][1:]
@@ -218,7 +200,7 @@ def test_a_failed_training_is_tried_again_later_and_later(copied: Copied, days: 
     assert [looped.loop.advance() for _ in range(2)] == [30.0, 60.0]
     assert (looped.last.state, looped.last.attempts) == ("running", 2)
     assert "training ended with status 2: polyrec: error:" in looped.last.reason
-    looped.set(train_options=())
+    looped.set(train_options=("--epochs", "1"))
     assert looped.until("published").attempts == 0
 
 
@@ -226,10 +208,12 @@ def test_older_bundles_are_removed_and_records_stay(copied: Copied, days: Sequen
     looped = copied()
     looped.set(keep=0)
     looped.log_day(1, days[1])
+    looped.until("train")
+    looped.put_trained()
     looped.until("published")
     assert not (looped.folder.folder_of(1) / "bundle").exists()
     assert (looped.folder.folder_of(1) / "record.json").exists()
-    load_bundle(load_plan(looped.folder.plan).paths[0].bundle)
+    looped.served()
 
 
 def test_a_loop_killed_between_plan_and_record_ends_as_if_it_had_not_been(
@@ -237,6 +221,8 @@ def test_a_loop_killed_between_plan_and_record_ends_as_if_it_had_not_been(
 ) -> None:
     looped = copied()
     looped.log_day(1, days[1])
+    looped.until("train")
+    looped.put_trained()
     iteration = looped.until("publish")
     publish(iteration, looped.folder)
     adopt(iteration, looped.folder, keep=3)

@@ -189,8 +189,15 @@ def handles_sigterm(pid: int) -> bool:
     return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
 
 
-@pytest.mark.parametrize("moment", ["importing", "loading"])
-@pytest.mark.parametrize("command", [("-m", "polyrec.server"), ("-m", "polyrec", "serve")])
+@pytest.mark.parametrize(
+    ("command", "moment"),
+    [
+        (("-m", "polyrec.server"), "loading"),
+        (("-m", "polyrec", "serve"), "importing"),
+        pytest.param(("-m", "polyrec.server"), "importing", marks=pytest.mark.long),
+        pytest.param(("-m", "polyrec", "serve"), "loading", marks=pytest.mark.long),
+    ],
+)
 def test_process_1_ends_on_sigterm_before_it_is_ready(
     bundle_dir: Path, command: tuple[str, ...], moment: str
 ) -> None:

@@ -24,9 +24,17 @@ BODY = b'{"instances": [{}]}'
 LIVENESS_S = 60
 
 
-@pytest.fixture
-def server(bundle_dir: Path) -> Iterator[ServerProcess]:
-    with start({"bundle": bundle_dir, "processes": 2, "drain_grace_s": 0}) as server:
+@pytest.fixture(scope="module")
+def messages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """File of the server's standard error."""
+    return tmp_path_factory.mktemp("processes") / "messages"
+
+
+@pytest.fixture(scope="module")
+def server(bundle_dir: Path, messages: Path) -> Iterator[ServerProcess]:
+    """A server for all tests that leave it with two processes."""
+    settings = {"bundle": bundle_dir, "processes": 2, "drain_grace_s": 0}
+    with messages.open("w") as stderr, start(settings, stderr) as server:
         yield server
 
 
@@ -55,6 +63,7 @@ def predictions(url: str) -> float:
 
 def test_all_processes_answer_at_one_port_and_each_at_its_own(server: ServerProcess) -> None:
     assert len(server.processes) == len(children(server.process.pid)) == 2
+    before = sum(predictions(url) for url in server.processes)
     answers = [
         httpx.post(f"{url}/v1/predict", content=BODY).json() for url in (server.url, *server.processes)
     ]
@@ -62,7 +71,7 @@ def test_all_processes_answer_at_one_port_and_each_at_its_own(server: ServerProc
     asked = 30
     for _ in range(asked):  # a connection each
         assert httpx.post(f"{server.url}/v1/predict", content=BODY).status_code == 200
-    assert sum(predictions(url) for url in server.processes) == asked + 3
+    assert sum(predictions(url) for url in server.processes) == before + asked + 3
 
 
 def test_per_process_calls_are_rejected_at_the_shared_port(server: ServerProcess) -> None:
@@ -90,19 +99,19 @@ def test_a_killed_process_is_replaced_while_the_port_goes_on_answering(server: S
         assert httpx.post(f"{url}/v1/predict", content=BODY, timeout=LIVENESS_S).status_code == 200
 
 
-def test_a_process_that_cannot_be_started_again_is_tried_again(bundle_dir: Path, tmp_path: Path) -> None:
-    messages, settings = tmp_path / "messages", {"bundle": bundle_dir, "processes": 2, "drain_grace_s": 0}
-    with messages.open("w") as stderr, start(settings, stderr) as server:
-        pid = server.process.pid
-        first, second = children(pid)
-        soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, hard))
+def test_a_process_that_cannot_be_started_again_is_tried_again(server: ServerProcess, messages: Path) -> None:
+    pid = server.process.pid
+    first, second = children(pid)
+    soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, hard))
+    try:
         os.kill(first, signal.SIGKILL)
         assert eventually(lambda: "cannot be started, and is tried again" in messages.read_text())
         assert httpx.post(f"{server.url}/v1/predict", content=BODY, timeout=LIVENESS_S).status_code == 200
+    finally:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
-        assert eventually(lambda: len(set(children(pid)) - {first}) == 2)
-        assert second in children(pid)
+    assert eventually(lambda: len(set(children(pid)) - {first}) == 2)
+    assert second in children(pid)
 
 
 def test_all_end_with_a_signal_and_leave_the_port_free(bundle_dir: Path) -> None:

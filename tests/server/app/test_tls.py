@@ -157,6 +157,7 @@ def test_half_of_a_pair_is_rejected(given: str) -> None:
         load_settings({"bundle": "b", given: "file"}, {})
 
 
+@pytest.mark.long
 def test_a_handshake_that_never_begins_is_ended(bundle_dir: Path, pair: Pair) -> None:
     settings = {"bundle": bundle_dir, "tls_cert": pair[0], "tls_key": pair[1], "drain_grace_s": 0}
     with start(settings) as server:

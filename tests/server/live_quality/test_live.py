@@ -201,6 +201,7 @@ def test_a_server_judges_a_canary_by_the_labels_of_requests_from_before_its_roll
     assert trial.difference is not None
 
 
+@pytest.mark.long
 def test_each_of_several_models_is_judged_by_its_own_log(
     serve_logging: LoggingServer, bundle_dir: Path, nested: Bundle, requests: list[Request], tmp_path: Path
 ) -> None:

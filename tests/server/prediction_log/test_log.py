@@ -67,11 +67,17 @@ def rows_of(folder: Path, bundle: Bundle, columns: list[str]) -> list[dict[str, 
     return pa.Table.from_batches(reader.batches(columns)).to_pylist()
 
 
-def test_a_ranking_is_logged_with_the_labels_that_come_later(
+def stored(folder: Path, kind: str = REQUESTS) -> list[dict[str, Any]]:
+    """The rows of all files of a kind."""
+    files = parquet_files(folder / kind) if any((folder / kind).rglob("*.parquet")) else ()
+    return [row for file in files for row in pa.parquet.read_table(file).to_pylist()]
+
+
+def test_a_ranking_is_logged_with_its_answer_and_the_labels_that_come_later(
     serve_logging: LoggingServer, request_: Request, bundle: Bundle, tmp_path: Path
 ) -> None:
     http = serve_logging()
-    rank(http, request_, "first")
+    answer = rank(http, request_, "first")
     assert feedback(http, {"request_id": "first", "positives": [2]}).json() == {"accepted": 1}
     wait(lambda: logged(http) == 1 and any((tmp_path / "log" / FEEDBACK).rglob("*.parquet")))
     schema = bundle.manifest.schema_
@@ -81,31 +87,22 @@ def test_a_ranking_is_logged_with_the_labels_that_come_later(
         float(i == 2) for i in range(len(request_.rows))
     ]
     assert rows == request_.rows
+    (row,) = stored(tmp_path / "log")
+    assert row["log.request_id"] == "first"
+    assert row["log.path"] == answer["path"]
+    scores = row["log.scores"]
+    assert [scores[i] for i in answer["order"]] == pytest.approx(answer["scores"])
 
 
 def test_labels_of_a_call_have_a_limit_of_bytes_and_a_thousand_requests_fit(
-    serve_logging: LoggingServer,
+    logging_http: httpx.Client,
 ) -> None:
     """1 MiB of them was parsed in the event loop for 111 ms, and then was too much for the pipe."""
-    http = serve_logging()
+    http = logging_http
     items = [{"request_id": f"{i:036}", "positives": [i % 23, 5]} for i in range(1000)]
     assert feedback(http, {"feedback": items}).json() == {"accepted": 1000}
     items = [{"request_id": "a", "labels": [0] * 4096} for _ in range(20)]
     assert feedback(http, {"feedback": items}).status_code == 413
-
-
-def test_scores_and_path_are_those_of_the_answer(
-    serve_logging: LoggingServer, request_: Request, tmp_path: Path
-) -> None:
-    http = serve_logging()
-    answer = rank(http, request_)
-    wait(lambda: logged(http) == 1)
-    (file,) = parquet_files(tmp_path / "log" / REQUESTS)
-    (row,) = pa.parquet.read_table(file).to_pylist()
-    assert row["log.request_id"] == "r"
-    assert row["log.path"] == answer["path"]
-    scores = row["log.scores"]
-    assert [scores[i] for i in answer["order"]] == pytest.approx(answer["scores"])
 
 
 def test_plain_rows_are_logged_one_each(
@@ -141,45 +138,44 @@ def known_rows(request: Request, bundle: Bundle) -> list[dict[str, Any]]:
     return [{name: value(name, found) for name, found in row.items()} for row in request.rows]
 
 
-@pytest.mark.parametrize("protocol", ["HTTP", "gRPC"])
-def test_a_request_of_the_inference_protocol_is_logged_as_the_values_of_its_ids(
+def test_requests_of_the_inference_protocol_are_logged_as_the_values_of_their_ids(
     bundle_dir: Path,
     bundle: Bundle,
     request_: Request,
     tensors: Callable[[Request], Arrays],
     tmp_path: Path,
-    protocol: str,
 ) -> None:
-    settings = {"bundle": bundle_dir, "drain_grace_s": 0, "default_budget_ms": 60_000}
+    """Over HTTP and over gRPC."""
+    inputs = [
+        {
+            "name": name,
+            "datatype": "FP32" if array.dtype.kind == "f" else "INT64",
+            "shape": list(array.shape),
+            "data": array.ravel().tolist(),
+        }
+        for name, array in tensors(request_).items()
+    ]
+    settings = {"bundle": bundle_dir, "drain_grace_s": 0, "default_budget_ms": 60_000, "grpc_port": 0}
     log = {"prediction_log": tmp_path / "log", "prediction_log_flush_s": 0.05}
-    port = {"grpc_port": 0} if protocol == "gRPC" else {}
-    with start(settings | log | port) as child, httpx.Client(base_url=child.url) as http:
-        if child.grpc is None:
-            inputs = [
-                {
-                    "name": name,
-                    "datatype": "FP32" if array.dtype.kind == "f" else "INT64",
-                    "shape": list(array.shape),
-                    "data": array.ravel().tolist(),
-                }
-                for name, array in tensors(request_).items()
-            ]
-            answer = http.post("/v2/models/dlrm/infer", json={"inputs": inputs, "id": "its-own"})
-            assert answer.status_code == 200, answer.text
-            scores = answer.json()["outputs"][0]["data"]
-        else:
-            with grpc.insecure_channel(child.grpc) as channel:
-                asked = infer_request(tensors(request_), id="its-own")
-                scores = probabilities(Stub(channel).infer(asked)).tolist()
-        wait(lambda: logged(http) == 1)
+    with (
+        start(settings | log) as child,
+        httpx.Client(base_url=child.url) as http,
+        grpc.insecure_channel(str(child.grpc)) as channel,
+    ):
+        answer = http.post("/v2/models/dlrm/infer", json={"inputs": inputs, "id": "by-http"})
+        assert answer.status_code == 200, answer.text
+        scores = {"by-http": answer.json()["outputs"][0]["data"]}
+        asked = infer_request(tensors(request_), id="by-grpc")
+        scores["by-grpc"] = probabilities(Stub(channel).infer(asked)).tolist()
+        wait(lambda: logged(http) == 2)
     schema = bundle.manifest.schema_
     names = [*schema.context.names, *schema.candidate.names]
-    assert rows_of(tmp_path / "log", bundle, names) == known_rows(request_, bundle)
-    (file,) = parquet_files(tmp_path / "log" / REQUESTS)
-    stored = pa.parquet.read_table(file)
-    assert stored.num_rows == 1, "the context that its rows repeat is stored once"
-    assert stored["log.scores"][0].as_py() == pytest.approx(scores)
-    assert stored["log.request_id"].to_pylist() == ["its-own"]
+    assert rows_of(tmp_path / "log", bundle, names) == 2 * known_rows(request_, bundle)
+    # the context that a request's rows repeat is stored once
+    by_http, by_grpc = sorted(stored(tmp_path / "log"), key=lambda row: row["log.request_id"], reverse=True)
+    for row, request_id in ((by_http, "by-http"), (by_grpc, "by-grpc")):
+        assert row["log.request_id"] == request_id
+        assert row["log.scores"] == pytest.approx(scores[request_id])
 
 
 def test_left_out_and_hashed_features_are_not_in_any_file(
@@ -203,27 +199,28 @@ def test_left_out_and_hashed_features_are_not_in_any_file(
 
 
 def test_the_python_client_gives_feedback(
-    serve_logging: LoggingServer, request_: Request, bundle: Bundle, tmp_path: Path
+    logging_http: httpx.Client, log_folder: Path, request_: Request
 ) -> None:
-    http = serve_logging()
-    with polyrec.Client(str(http.base_url), token=FEEDBACK_TOKEN) as client:
+    with polyrec.Client(str(logging_http.base_url), token=FEEDBACK_TOKEN) as client:
         ranking = client.rank(request_.context, request_.candidates)
         assert ranking.request_id is not None
         client.feedback(ranking.request_id, positives=ranking.order[:1])
         with pytest.raises(polyrec.PredictionError, match="give either"):
             client.feedback(ranking.request_id)
-    wait(lambda: logged(http) == 1 and any((tmp_path / "log" / FEEDBACK).rglob("*.parquet")))
-    label = bundle.manifest.schema_.label.column
-    rows = rows_of(tmp_path / "log", bundle, [label])
-    assert [row[label] for row in rows].index(1.0) == ranking.order[0]
+
+    def labels() -> list[dict[str, Any]]:
+        return [row for row in stored(log_folder, FEEDBACK) if row["request_id"] == ranking.request_id]
+
+    wait(lambda: bool(labels()))
+    (label,) = labels()
+    assert (label["row"], label["label"]) == (ranking.order[0], 1.0)
 
 
-def test_feedback_needs_its_right(serve_logging: LoggingServer) -> None:
-    http = serve_logging()
+def test_feedback_needs_its_right(logging_http: httpx.Client) -> None:
     item = {"request_id": "r", "positives": [0]}
-    assert feedback(http, item, None).status_code == 401
-    assert feedback(http, item, OTHER_TOKEN).status_code == 403
-    assert feedback(http, item, FEEDBACK_TOKEN).status_code == 200
+    assert feedback(logging_http, item, None).status_code == 401
+    assert feedback(logging_http, item, OTHER_TOKEN).status_code == 403
+    assert feedback(logging_http, item, FEEDBACK_TOKEN).status_code == 200
 
 
 def test_a_row_may_be_written_as_a_number_with_a_fraction_of_zero() -> None:
@@ -290,13 +287,13 @@ def test_a_dead_writer_costs_lines_of_the_log_until_another_is_started(
 
 
 def test_a_value_that_no_file_holds_costs_its_own_request_only(
-    serve_logging: LoggingServer, request_: Request
+    logging_http: httpx.Client, log_folder: Path, request_: Request
 ) -> None:
-    http = serve_logging()
+    http = logging_http
     odd = {"candidates": request_.candidates | {"position": [2**70] * len(request_.rows)}}
     assert http.post("/v1/rank", content=json.dumps(odd)).status_code in (200, 422)
-    rank(http, request_)
-    wait(lambda: logged(http) == 1)
+    rank(http, request_, "after-it")
+    wait(lambda: any(row["log.request_id"] == "after-it" for row in stored(log_folder)))
 
 
 def test_rules_may_be_changed_and_several_servers_begin_one_log(

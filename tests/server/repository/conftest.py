@@ -27,5 +27,5 @@ def server(bundle_dir: Path, shop_dir: Path) -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def http(server: ServerProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=60) as client:
+    with httpx.Client(base_url=server.url, timeout=60, verify=False) as client:
         yield client

@@ -204,11 +204,9 @@ def test_a_model_that_cannot_be_opened_is_named(bundle: Bundle, tmp_path: Path) 
         assert "model 'bad': " in log.read()
 
 
-@pytest.mark.parametrize("processes", [2])
-def test_a_change_of_one_process_is_not_accepted_at_the_shared_port(
-    bundle_dir: Path, shop_dir: Path, processes: int
-) -> None:
-    settings = {"plans": f"hotels={bundle_dir},shop={shop_dir}", "processes": processes, "drain_grace_s": 0}
+@pytest.mark.long
+def test_a_change_of_one_process_is_not_accepted_at_the_shared_port(bundle_dir: Path, shop_dir: Path) -> None:
+    settings = {"plans": f"hotels={bundle_dir},shop={shop_dir}", "processes": 2, "drain_grace_s": 0}
     with start(settings, stderr=subprocess.DEVNULL) as child, httpx.Client(base_url=child.url) as client:
         assert client.post("/v1/models/shop/rank", json=FRUIT, timeout=60).status_code == 200
         assert client.post("/v1/models/shop/admin/reload").status_code == 421

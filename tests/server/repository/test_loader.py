@@ -43,7 +43,7 @@ def loading(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture
 def http(loading: ServerProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=loading.url, timeout=90, headers=ADMIN) as client:
+    with httpx.Client(base_url=loading.url, timeout=90, headers=ADMIN, verify=False) as client:
         yield client
 
 

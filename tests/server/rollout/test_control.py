@@ -188,6 +188,7 @@ def test_another_schema_is_refused(trial: Trial, shop_dir: Path, tmp_path: Path,
     assert "has schema 'trivago', the version under trial schema 'shop'" in answer.json()["error"]
 
 
+@pytest.mark.long
 def test_logs_of_updates_are_closed_when_nothing_serves_their_version_any_more(
     trial: Trial, plan: Plan, plan_of: PlanOf, shop_dir: Path, tmp_path: Path
 ) -> None:

@@ -151,14 +151,11 @@ def other_ids(bundle: Bundle, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "loaded", "answers"),
+    ("loaded", "answers"),
     [
-        ("rank", "same", True),
-        ("rank", "other_ids", True),
-        ("rank", "other_schema", False),
-        ("infer", "same", True),
-        ("infer", "other_ids", False),
-        ("infer", "other_schema", False),
+        ("same", {"rank": True, "infer": True}),
+        ("other_ids", {"rank": True, "infer": False}),
+        ("other_schema", {"rank": False, "infer": False}),
     ],
 )
 def test_only_a_model_to_which_its_rows_mean_the_same_answers_what_a_canary_failed_to_answer(
@@ -169,37 +166,39 @@ def test_only_a_model_to_which_its_rows_mean_the_same_answers_what_a_canary_fail
     bundle_dir: Path,
     shop_dir: Path,
     other_ids: Path,
-    endpoint: str,
     loaded: str,
-    answers: bool,
+    answers: dict[str, bool],
 ) -> None:
-    """The rollout is rolled back and another plan loaded while the canary has the request."""
+    """The rollout is rolled back and another plan loaded while the canary has the requests."""
     trial.start(plan_of(1.0), share=0.5, shadow=0)
     rollout = trial.engine.rollout
     assert rollout is not None
     rollout.split.share = 1.0
-    codec, body = (RankCodec(), body_of(requests[0])) if endpoint == "rank" else (InferCodec(), b"")
-    if endpoint == "infer":
-        inputs = [
-            {
-                "name": name,
-                "shape": array.shape,
-                "datatype": "INT64" if array.dtype == np.int64 else "FP32",
-                "data": array.ravel().tolist(),
-            }
-            for name, array in tensors(requests[0]).items()
-        ]
-        body = orjson.dumps({"inputs": inputs})
-    call = Call(trial.engine, codec, {"type": "http", "headers": PATIENT})
+    inputs = [
+        {
+            "name": name,
+            "shape": array.shape,
+            "datatype": "INT64" if array.dtype == np.int64 else "FP32",
+            "data": array.ravel().tolist(),
+        }
+        for name, array in tensors(requests[0]).items()
+    ]
+    scope = {"type": "http", "headers": PATIENT}
+    calls = {
+        "rank": (Call(trial.engine, RankCodec(), scope), body_of(requests[0])),
+        "infer": (Call(trial.engine, InferCodec(), scope), orjson.dumps({"inputs": inputs})),
+    }
     folder = {"same": bundle_dir, "other_ids": other_ids, "other_schema": shop_dir}[loaded]
 
     async def submit() -> None:
-        call.admit()
-        call.submit(body)
+        for call, body in calls.values():
+            call.admit()
+            call.submit(body)
 
     async def load_and_fail() -> None:
         trial.engine.load(single_path_plan(folder, "table", "torch"))
-        assert (call.retry(Defect("broken")) is not None) == answers
+        retried = {endpoint: call.retry(Defect("broken")) for endpoint, (call, _) in calls.items()}
+        assert {endpoint: found is not None for endpoint, found in retried.items()} == answers
 
     trial.client.runner.run(submit())
     trial.call("rollback")

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from polyrec.models.errors import PolyrecError
+from polyrec.models.bundle.bundle import Bundle
+from polyrec.models.errors import BundleError, PolyrecError
 from polyrec.planner.plan import Plan, PlanError, save_plan, single_path_plan
+from polyrec.server.app.engine import Engine
 from polyrec.server.app.settings import Settings, SettingsError
 from polyrec.server.child import start
 from polyrec.server.source.model_source import ModelSource
 from tests.models.fetching.web import serving
+from tests.server.conftest import Client, administered
 from tests.server.placing import ALLOWED, TOKEN
 
 BODY = b'{"instances": [{}]}'
@@ -57,6 +61,56 @@ def read(made: tuple[Plan, Any]) -> Path:
     (folder,) = bundles
     assert {path.bundle for path in plan.paths} == {folder}
     return folder
+
+
+@pytest.fixture
+def served(client: Client, tmp_path: Path) -> Iterator[Callable[..., Client]]:
+    """Opens what settings name; gives a client of it."""
+    with ExitStack() as closing:
+
+        def serve(**given: object) -> Client:
+            engine = Engine()
+            closing.callback(engine.close)
+            engine.load(*source(tmp_path, **given).read())
+            return administered(client, engine)
+
+        yield serve
+
+
+def test_a_plan_is_served_with_bundles_relative_to_it(
+    served: Callable[..., Client], bundle_dir: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "table").symlink_to(bundle_dir)
+    save_plan(single_path_plan(Path("table"), "table", "torch"), tmp_path / "plan.json")
+    client = served(plan=tmp_path / "plan.json", max_request_rows=7)
+    assert client.send("GET", "/v1/plan").json()["limits"]["max_request_rows"] == 7
+    assert client.send("GET", "/v1/paths").json()["paths"][0]["runtime"] == "torch"
+
+
+@pytest.mark.parametrize("runtime", ["torch", "onnx"])
+def test_the_requested_runtime_and_lane_are_used(
+    served: Callable[..., Client], bundle_dir: Path, runtime: str
+) -> None:
+    client = served(bundle=bundle_dir, runtime=runtime, lane="thread")
+    opened = client.send("GET", "/v1/paths").json()
+    assert opened["paths"][0]["runtime"] == runtime
+    assert [lane["kind"] for lane in opened["lanes"]] == ["thread"]
+    assert client.post("/v1/predict", BODY).status_code == 200
+
+
+@pytest.mark.parametrize(("given", "name"), [({}, "table.w8@cpu"), ({"width": 4}, "table.w4@cpu")])
+def test_one_of_nested_widths_is_served(
+    served: Callable[..., Client], nested: Bundle, given: dict[str, int], name: str
+) -> None:
+    client = served(bundle=nested.path, device="cpu", **given)
+    (path,) = client.send("GET", "/v1/paths").json()["paths"]
+    assert (path["name"], path["width"]) == (name, given.get("width", 8))
+    assert client.post("/v1/predict", BODY).json()["path"] == name
+
+
+def test_a_width_of_a_bundle_that_has_one_is_rejected(bundle_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="has one width, 8, and none nested"):
+        source(tmp_path, bundle=bundle_dir, width=4).read()
 
 
 def test_a_bundle_or_a_plan_is_read_by_url_with_the_settings_applied(
@@ -213,12 +267,7 @@ def test_a_server_starts_reloads_and_tries_versions_by_url(
         assert http.post("/v1/predict", content=BODY).status_code == 200
 
 
-def test_a_server_does_not_start_without_its_url(
-    web: tuple[str, list[str]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_url_without_a_bundle_is_named(web: tuple[str, list[str]], tmp_path: Path) -> None:
     root, _ = web
-    with pytest.raises(PolyrecError):
-        start({"bundle": f"{root}/v2", "model_cache": tmp_path / "cache"})
-    said = capfd.readouterr().err
-    assert f"no bundle at '{root}/v2'" in said
-    assert "Traceback" not in said
+    with pytest.raises(PolyrecError, match=f"^no bundle at '{root}/v2'"):
+        source(tmp_path, bundle=f"{root}/v2").read()

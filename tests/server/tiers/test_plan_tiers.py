@@ -20,7 +20,7 @@ from polyrec.models.bundle.reserve import reserve
 from polyrec.models.errors import RuntimeUnavailable
 from polyrec.models.schema.batch import F32
 from polyrec.models.tiers.updates.update import TableUpdate, apply_update
-from polyrec.planner.plan import Plan, PlanError, PlannedPath, save_plan
+from polyrec.planner.plan import Plan, PlanError, PlannedPath, save_plan, single_path_plan
 from polyrec.planner.profile import Profile, save_profile
 from polyrec.server.app.engine import Engine
 from polyrec.server.child import start
@@ -59,15 +59,26 @@ def test_answers_are_those_of_the_flat_table_to_the_bit(
     assert 0 < status["now"]["tiers"]["host"][1] < looked_up
 
 
-def answered(http: httpx.Client, url: str, content: object) -> dict[str, Any]:
+def answered(http: httpx.Client | Client, page: str, content: object) -> dict[str, Any]:
     """Returns an answer but for its quality: that of the profiles here is not the bundle's."""
-    answer: dict[str, Any] = http.post(url, json=content).json()
+    answer: dict[str, Any] = http.post(f"/v1/{page}", content=orjson.dumps(content)).json()
     del answer["quality"]
     return answer
 
 
+@pytest.fixture
+def in_memory(client_of: Callable[[Plan], Client], paged: Bundle) -> Client:
+    """A client of `paged` with all rows in memory."""
+    plan = single_path_plan(paged.path, "table", "onnx")
+    return client_of(plan.model_copy(update={"default_budget_ms": 60_000.0}))
+
+
 def test_a_planned_server_below_the_bundles_size_answers_as_one_with_all_in_memory(
-    paged: Bundle, requests: list[Request], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    in_memory: Client,
+    paged: Bundle,
+    requests: list[Request],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     rows = {t: 256 * v.rows for t, v in paged.encoder.vocabularies.items()}
     one = path("table@cpu", bundle=paged.path, tables=rows, origin="measured")
@@ -82,25 +93,23 @@ def test_a_planned_server_below_the_bundles_size_answers_as_one_with_all_in_memo
     quiet = {"drain_grace_s": 0, "default_budget_ms": 60_000}
     with (
         start({"plan": tmp_path / "plan.json", "tier_directory": tmp_path} | quiet) as placed,
-        start({"bundle": paged.path, "runtime": "onnx"} | quiet) as whole,
-        httpx.Client(timeout=60) as http,
+        httpx.Client(base_url=placed.url, timeout=60) as http,
     ):
         for request in requests[:30]:
             body = {"context": request.context, "candidates": request.candidates}
-            answers = [
-                answered(http, f"{server.url}/v1/{page}", content)
-                for server in (placed, whole)
-                for page, content in (("rank", body), ("predict", {"columns": request.columns}))
-            ]
-            assert answers[0] == answers[2]
-            assert answers[1] == answers[3]
-        counted = http.get(f"{placed.url}/metrics").text
+            for page, content in (("rank", body), ("predict", {"columns": request.columns})):
+                assert answered(http, page, content) == answered(in_memory, page, content)
+        counted = http.get("/metrics").text
     assert 'polyrec_embedding_read_bytes_total{tier="disk"}' in counted
     assert not [p for p in tmp_path.iterdir() if p.suffix == ".pages"]
 
 
 def test_a_plan_of_memory_disk_and_a_named_store_opens_and_answers_as_one_with_all_in_memory(
-    paged: Bundle, requests: list[Request], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    in_memory: Client,
+    paged: Bundle,
+    requests: list[Request],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     store = RedisServer(tmp_path)
     rows = {t: 256 * v.rows for t, v in paged.encoder.vocabularies.items()}
@@ -122,14 +131,12 @@ def test_a_plan_of_memory_disk_and_a_named_store_opens_and_answers_as_one_with_a
     try:
         with (
             start({"plan": tmp_path / "plan.json", "tier_directory": tmp_path} | quiet) as placed,
-            start({"bundle": paged.path, "runtime": "onnx"} | quiet) as whole,
-            httpx.Client(timeout=60) as http,
+            httpx.Client(base_url=placed.url, timeout=60) as http,
         ):
             for request in requests[:30]:
                 content = {"columns": request.columns}
-                answers = [answered(http, f"{s.url}/v1/predict", content) for s in (placed, whole)]
-                assert answers[0] == answers[1]
-            counted = http.get(f"{placed.url}/metrics").text.splitlines()
+                assert answered(http, "predict", content) == answered(in_memory, "predict", content)
+            counted = http.get("/metrics").text.splitlines()
     finally:
         store.kill()
     for tier in ("host", "disk", "remote"):
