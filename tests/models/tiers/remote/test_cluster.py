@@ -40,7 +40,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
 
 @pytest.fixture
 def prefix() -> str:
-    """Of all keys, with the version of `world`."""
+    """Prefix of all keys, with the version that `world` gives."""
     return f"{next(PREFIXES)}v:"
 
 
