@@ -176,7 +176,7 @@ def validate_as(kind: type[Model], raw: object, what: str, error: type[PolyrecEr
 
 def one_line(error: ValidationError) -> str:
     """Returns the first problem of a pydantic error as `key: message`."""
-    first = error.errors()[0]
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     where = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         return printable(f"{where}: unknown key")

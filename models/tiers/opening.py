@@ -53,6 +53,7 @@ def open_stack(
     device: torch.device | str = "cpu",
     changes: Changes | None = None,
     counts: Sequence[I64] | None = None,
+    version: str = "",
 ) -> TierStack:
     """Copies every row into its tier and returns the stack.
 
@@ -62,6 +63,7 @@ def open_stack(
     counts: accesses of each table by rank, non-increasing, if there is no encoder. With neither, no host rows
     join the cache.
     changes: updates of these rows, which the stack includes and keeps receiving.
+    version: of the bundle, part of the keys of its rows in a remote store.
     Raises RuntimeUnavailable: cuts of another model, a folder that cannot be written, a reader that the
     kernel refuses, a store to be filled that does not answer.
     """
@@ -89,10 +91,12 @@ def open_stack(
     ids, remote = None, None
     if layout.rows[REMOTE] and placement.remote is not None:
         ids = _remote_ids(layout, vocabularies)
-        remote = _open_remote(row_format, layout, source, placement.remote, vocabularies, ids, changes)
+        remote = _open_remote(
+            row_format, layout, source, placement.remote, vocabularies, ids, changes, version
+        )
     stack = TierStack(TierSet(layout, slab, hot, disk, remote, prefix), encoder, ids, changes)
     if changes is not None:
-        changes.join(stack, since)
+        changes.join(stack, since, placement.remote is None or placement.remote.fill)
     return stack
 
 
@@ -243,6 +247,7 @@ def _open_remote(
     vocabularies: Sequence[Vocabulary],
     ids: I64,
     changes: Changes | None,
+    version: str,
 ) -> RemoteTier:
     # imported here, because redis-py takes a tenth of a second
     from polyrec.models.tiers.remote.remote import RemoteTier
@@ -254,9 +259,8 @@ def _open_remote(
             rank = int(vocabulary.rank_of_id[vocabulary.oov_id])
             fallback[i] = source(first + rank, 1)[0]
         first += vocabulary.rows
-    remote = RemoteTier(
-        store.url, layout.tables, fallback, store.timeout_ms / 1e3, store.prefix, login_of(store)
-    )
+    prefix = f"{store.prefix}{version}:"
+    remote = RemoteTier(store.url, layout.tables, fallback, store.timeout_ms / 1e3, prefix, login_of(store))
     if store.fill:
         done = 0
         tables = layout.table[layout.segments(layout.rows_of(REMOTE))]

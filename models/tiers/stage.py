@@ -56,9 +56,8 @@ def open_tiers(
         raise RuntimeUnavailable("placement: the representation stores no rows, there is nothing to place")
     if encoder is None and isinstance(bundle, Bundle):
         encoder = bundle.encoder
-    return open_stack(
-        row_format, sizes, rows_of_weight(weight, row_format), placement, encoder, device, changes
-    )
+    source, version = rows_of_weight(weight, row_format), bundle.manifest.version
+    return open_stack(row_format, sizes, source, placement, encoder, device, changes, version=version)
 
 
 def stored_rows(bundle: Bundle | BundleWeights) -> dict[str, int]:

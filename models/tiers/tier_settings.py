@@ -44,7 +44,8 @@ class RemoteStore(Strict):
     password_file: file that contains the password instead, relative to the plan file.
     ca_file: CA certificates (PEM) for rediss:// in addition to the system's, relative to the plan file.
     timeout_ms: maximum time that a batch waits for its rows.
-    prefix: prefix of every key; the table, a colon and the stable id in twelve digits follow.
+    prefix: prefix of every key; the bundle's version, the table and the stable id in twelve digits follow,
+    with colons between.
     fill: whether to write the rows when the tiers are opened (not needed if, for example, another server
     wrote them).
     """

@@ -43,8 +43,11 @@ class FeedbackItem(Strict):
     """Labels of one request. positives: rows with label 1. labels: the label of each row, from the first."""
 
     request_id: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$")]
-    positives: Annotated[list[Row], Field(max_length=MAX_ROWS), BeforeValidator(_integral)] | None = None
-    labels: Annotated[list[Label], Field(min_length=1, max_length=MAX_ROWS)] | None = None
+    # fail fast, because an error for each of 60,000 labels would delay other requests by 0.2 s
+    positives: (
+        Annotated[list[Row], Field(max_length=MAX_ROWS, fail_fast=True), BeforeValidator(_integral)] | None
+    ) = None
+    labels: Annotated[list[Label], Field(min_length=1, max_length=MAX_ROWS, fail_fast=True)] | None = None
 
     @model_validator(mode="after")
     def _one_form(self) -> FeedbackItem:
@@ -66,7 +69,7 @@ class FeedbackItem(Strict):
 class FeedbackList(Strict):
     """Labels of several requests."""
 
-    feedback: Annotated[list[FeedbackItem], Field(min_length=1, max_length=MAX_ITEMS)]
+    feedback: Annotated[list[FeedbackItem], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
 
 
 class FeedbackResponse(BaseModel):

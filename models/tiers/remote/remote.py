@@ -1,6 +1,7 @@
 """Implements the remote tier: rows in a Redis server or a Redis Cluster.
 
-The key of a row is `prefix`, its table and its stable id in twelve digits (`polyrec:item:000000000042`); the
+The key of a row is `prefix`, its table and its stable id in twelve digits; the prefix contains the bundle's
+version (`polyrec:77ae9b8aec1e:item:000000000042`), because rows of another bundle would be wrong and fit. The
 value is the row's bytes as in the bundle. Keys do not depend on the row order, so drift does not move them.
 
 A batch sends one pipelined request to each server that has rows of it: one MGET to a single server, GETs to a
@@ -22,7 +23,7 @@ from ssl import SSLWantReadError
 from typing import Any
 
 import numpy as np
-from hiredis import HiredisError, Reader, ReplyError, pack_command
+from hiredis import Reader, ReplyError, pack_command
 from numpy.typing import NDArray
 from redis.connection import Connection
 from redis.exceptions import RedisError
@@ -41,6 +42,8 @@ MAX_REDIRECTS = 4
 MIN_S = 0.001
 """Minimum timeout of a connection."""
 READ_BYTES = 1 << 16
+REPLY_BYTES = 512
+"""Maximum bytes of a reply without its row: most are a few, an error has a sentence."""
 REDIRECT = re.compile(r"(MOVED|ASK) \d+ (.*):(\d+)")
 
 
@@ -48,13 +51,14 @@ REDIRECT = re.compile(r"(MOVED|ASK) \d+ (.*):(\d+)")
 class ServerRequest:
     """A request sent to one server.
 
-    expected: number of replies expected. replies: replies so far, including ReplyErrors. failure: why no more
-    will come.
+    expected: number of replies expected. bytes_left: bytes that may still come; a larger value is not read to
+    its end. replies: replies so far, including ReplyErrors. failure: why no more will come.
     """
 
     part: ServerRows
     connection: Connection
     expected: int
+    bytes_left: int
     replies: list[Any] = field(default_factory=list)
     failure: Exception | None = None
     reader: Reader = field(default_factory=Reader)
@@ -83,17 +87,27 @@ class ServerRequest:
             data = receiver.recv(READ_BYTES)
             if not data:
                 raise OSError("the connection was closed")
+            self.bytes_left -= len(data)
+            if self.bytes_left < 0:
+                raise OSError("it sent more bytes than rows have")
             reader.feed(data)
             while (reply := reader.gets()) is not False:
                 replies.append(reply)
             if len(replies) >= self.expected:
+                if len(replies) > self.expected or reader.has_data():
+                    raise OSError("it sent more replies than it was asked for")
                 receiver.settimeout(self.connection.socket_timeout)
         except (BlockingIOError, SSLWantReadError):
             return False
-        except (OSError, HiredisError) as e:
-            self.connection.disconnect()
-            self.failure = e
+        # hiredis also raises MemoryError and TypeError for what is no reply of Redis
+        except Exception as e:
+            self.fail(e)
         return True
+
+    def fail(self, error: Exception) -> None:
+        """Ends the request; closes its connection, on which replies may follow."""
+        self.connection.disconnect()
+        self.failure = error
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -193,7 +207,7 @@ class RemoteTier:
             commands = [(b"MGET", *names)] if at_once else [(b"GET", name) for name in names]
             try:
                 connection = part.server.take(max(until_s - clock(), MIN_S))
-                requests.append(_send(part, connection, commands))
+                requests.append(_send(part, connection, commands, self.fallback.shape[1]))
             except (OSError, RedisError) as e:
                 self._cluster.fail(part.server, e)
         return requests
@@ -232,7 +246,9 @@ class RemoteTier:
         for i, reply in zip(part.rows, replies, strict=False):
             if isinstance(reply, ReplyError):
                 redirect = REDIRECT.fullmatch(str(reply))
-                if redirect is not None:
+                if redirect is None:
+                    part.server.log_error(str(reply))
+                else:
                     word, host, port = redirect.groups()
                     where.setdefault((part.server.sibling(host, int(port)), word == "ASK"), []).append(i)
                 if redirect is None or redirect[1] == "MOVED":
@@ -277,23 +293,28 @@ class RemoteTier:
         try:
             if server not in connections:
                 connections[server] = server.connect(WRITE_TIMEOUT_S)
-            return _send(part, connections[server], [(b"SET", keys[i], values[i]) for i in part.rows])
+            return _send(part, connections[server], [(b"SET", keys[i], values[i]) for i in part.rows], 0)
         except (OSError, RedisError) as e:
             self._cluster.fail(server, e)
             raise OSError(f"the store at {server.place} failed: {server.reason(e)}") from None
 
 
-def _send(part: ServerRows, connection: Connection, commands: Sequence[tuple[bytes, ...]]) -> ServerRequest:
-    """Sends all commands in one write. Raises OSError or RedisError."""
+def _send(
+    part: ServerRows, connection: Connection, commands: Sequence[tuple[bytes, ...]], row_bytes: int
+) -> ServerRequest:
+    """Sends all commands in one write. row_bytes: of each reply. Raises OSError or RedisError."""
     asking = pack_command((b"ASKING",)) if part.asking else b""
     connection.send_packed_command([b"".join([asking + pack_command(command) for command in commands])])
-    return ServerRequest(part, connection, len(commands) * (2 if part.asking else 1))
+    max_bytes = READ_BYTES + len(part.rows) * (row_bytes + REPLY_BYTES)
+    return ServerRequest(part, connection, len(commands) * (2 if part.asking else 1), max_bytes)
 
 
 def _replies(request: ServerRequest, until_s: float) -> tuple[list[Any], Exception | None]:
     """Returns the replies that arrive in time, and why others did not."""
     while not request.ended:
-        request.read(max(until_s - clock(), MIN_S))
+        # what has arrived when the time is over is still read, but nothing is waited for
+        if not request.read(max(until_s - clock(), 0.0)):
+            request.fail(TimeoutError("timed out"))
     replies = request.replies[1::2] if request.part.asking else request.replies
     # an MGET has one reply
     return replies[0] if replies and isinstance(replies[0], list) else replies, request.failure

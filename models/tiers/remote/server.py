@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from redis.connection import Connection, SSLConnection, parse_url
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
 from polyrec.models.tiers.remote.login import Login, place
@@ -20,6 +21,8 @@ from polyrec.models.tiers.remote.login import Login, place
 log = logging.getLogger("polyrec.tiers")
 
 LACKS_EVERY_S = 60.0
+MAX_ERROR = 200
+"""Maximum characters of a server's error in the log."""
 CALM_S = 5.0
 """Time without a failure after which the log says that a server answers again; a slow one fails by turns."""
 
@@ -46,7 +49,7 @@ class Server:
         self.up = True
         self._login = login
         self._idle: list[Connection] = []
-        self._lacked_s = -LACKS_EVERY_S
+        self._logged_s = dict.fromkeys(("absent", "error"), -LACKS_EVERY_S)
         self._failures = 0
         """Failures that the log has not yet said to be over."""
         self._failed_s = 0.0
@@ -120,16 +123,20 @@ class Server:
             self.up = True
 
     def log_absent(self, absent: int, asked: int) -> None:
-        """Logs, at most once per LACKS_EVERY_S, that rows are absent, as after a restart with an empty
-        store.
-        """
+        """Logs that rows are absent, as after a restart with an empty store."""
+        text = f"lacks {absent} of {asked} rows: reload a plan with `fill: true` to write them"
+        self._log_at_times("absent", text)
+
+    def log_error(self, error: str) -> None:
+        """Logs the reply to a request that was refused."""
+        self._log_at_times("error", f"refuses requests: {error[:MAX_ERROR]}")
+
+    def _log_at_times(self, what: str, text: str) -> None:
+        """Logs a warning, at most once per LACKS_EVERY_S for each `what`."""
         now_s = time.monotonic()
-        if now_s - self._lacked_s >= LACKS_EVERY_S:
-            self._lacked_s = now_s
-            log.warning(
-                "the remote store at %s lacks %d of %d rows: reload a plan with `fill: true` to write them",
-                *(self.place, absent, asked),
-            )
+        if now_s - self._logged_s[what] >= LACKS_EVERY_S:
+            self._logged_s[what] = now_s
+            log.warning("the remote store at %s %s", self.place, text)
 
     def masters(self, timeout_s: float) -> list[tuple[int, int, str]] | None:
         """Queries the masters of its cluster: (first slot, last slot, URL); None if it is in no cluster.
@@ -138,18 +145,20 @@ class Server:
         """
         info = self._ask(timeout_s, ("INFO", "cluster"))
         # a server that refuses INFO counts as a single server
-        if isinstance(info, ResponseError) or b"cluster_enabled:1" not in info:
+        if not isinstance(info, bytes) or b"cluster_enabled:1" not in info:
             return None
         slots = self._ask(timeout_s, ("CLUSTER", "SLOTS"))
         try:
-            return [
-                (first, last, self.sibling(host.decode(), port))
+            # the host is nil if the cluster is set to let clients use the address that they know
+            masters = [
+                (first, last, self.sibling((host or b"").decode(), port))
                 for first, last, (host, port, *_), *_ in slots
             ]
-        except (TypeError, ValueError):
-            raise OSError(
-                f"the store at {self.place} sent a map of its cluster that cannot be read"
-            ) from None
+            if all(0 <= first <= last < REDIS_CLUSTER_HASH_SLOTS for first, last, _ in masters):
+                return masters
+        except (AttributeError, TypeError, ValueError):
+            pass
+        raise OSError(f"the store at {self.place} sent a map of its cluster that cannot be read")
 
     def sibling(self, host: str, port: int) -> str:
         """Returns the URL of another server of the cluster. host: "" or "?" means this server's host."""
@@ -176,7 +185,8 @@ class Server:
             return connection.read_response()
         except ResponseError as e:
             return e
-        except RedisError as e:
+        # MemoryError and TypeError are hiredis' for what is no reply of Redis
+        except (RedisError, MemoryError, TypeError) as e:
             raise OSError(f"the store at {self.place} failed: {e}") from None
         finally:
             connection.disconnect()

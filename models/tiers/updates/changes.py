@@ -19,9 +19,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from polyrec.models.schema.batch import I64
 from polyrec.models.schema.encoder import Encoder
+from polyrec.models.tiers.layout import REMOTE
 from polyrec.models.tiers.slab import Bytes, RowSource
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.updates.kept_values import KeptValues
@@ -291,14 +293,20 @@ class Changes:
 
         return rows
 
-    def join(self, stack: TierStack, since: int) -> None:
-        """Overlays updates later than `since` on the stack, and includes the stack in every later update."""
+    def join(self, stack: TierStack, since: int, filled: bool = True) -> None:
+        """Overlays updates later than `since` on the stack, and includes the stack in every later update.
+
+        filled: whether the stack wrote its remote rows. If not, the store may lack earlier updates too, as
+        when it was down until the process or generation that received them ended.
+        """
         with self._lock:
-            missed = {
-                table: StoredTableUpdate(kept.ids[late], self._values[kept.slots[late]])
-                for table, kept in self._tables.items()
-                if (late := kept.at > since).any()
-            }
+            missed = {}
+            for table, kept in self._tables.items():
+                late = kept.at > since
+                if not filled:
+                    late |= _are_remote(stack, table, kept.ids)
+                if late.any():
+                    missed[table] = StoredTableUpdate(kept.ids[late], self._values[kept.slots[late]])
             if missed:
                 overlay(stack, missed)
             if self.names.added:
@@ -371,3 +379,10 @@ class Changes:
             order = np.argsort(fused)
             self._in_order = self._latest, fused[order], where[order]
         return self._in_order[1], self._in_order[2]
+
+
+def _are_remote(stack: TierStack, table: str, ids: I64) -> NDArray[np.bool_]:
+    encoder, layout = stack.views.newest.encoder, stack.tiers.layout
+    assert encoder is not None
+    vocabulary = encoder.vocabularies[table]
+    return vocabulary.rank_of_id[ids] >= vocabulary.rows - layout.cuts[table][REMOTE]

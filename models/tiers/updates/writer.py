@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -25,6 +26,10 @@ from polyrec.models.transfer import wait_for
 log = logging.getLogger("polyrec.tiers")
 
 RETRY_S = 0.2
+MAX_LAYERS = 8
+"""Number of layers from which new ones absorb earlier ones; they are seldom more than three."""
+LATE_EVERY_S = 60.0
+"""Time between log lines about values that the remote store does not take."""
 FAILED_S = 1.0
 """Pause after an unexpected error, each of which is logged."""
 
@@ -42,6 +47,7 @@ class Writer:
         self.moving = threading.Lock()
         self._settling = threading.Lock()
         self._work = threading.Event()
+        self._late_s = -LATE_EVERY_S
         self._to_file: I64 = np.empty(0, np.int64)
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -54,10 +60,22 @@ class Writer:
         """
         with self.writing:
             newest = self._views.newest
-            layer = UpdateLayer(self._tiers.row_format, rows, values)
-            layers = (*newest.layers, layer)
+            layers = self._with(newest.layers, UpdateLayer(self._tiers.row_format, rows, values))
             self._views.install(replace(newest, encoder=encoder or newest.encoder, layers=layers, readers=0))
         self._settle_soon()
+
+    def _with(self, layers: tuple[UpdateLayer, ...], layer: UpdateLayer) -> tuple[UpdateLayer, ...]:
+        """Adds a layer. Beyond MAX_LAYERS it absorbs earlier ones that are not much larger.
+
+        So the number of layers, each of which every batch searches, grows with the logarithm of the rows that
+        wait for a store that is down.
+        """
+        while len(layers) >= MAX_LAYERS and layers[-1].rows.size <= 2 * layer.rows.size:
+            *rest, last = layers
+            layers = tuple(rest)
+            both = np.concatenate((last.rows, layer.rows)), np.concatenate((last.values, layer.values))
+            layer = UpdateLayer(self._tiers.row_format, *both)
+        return (*layers, layer)
 
     def reorder(self, encoder: Encoder, rows: I64, values: Bytes, remote_ids: I64) -> None:
         """Installs a new row order: its encoder, and the values of every row that moves."""
@@ -77,7 +95,11 @@ class Writer:
                 try:
                     self._write(layers[0])
                 except OSError as e:
-                    log.warning("new values of %d rows are not written yet: %s", layers[0].rows.size, e)
+                    now_s = time.monotonic()
+                    if now_s - self._late_s >= LATE_EVERY_S:
+                        self._late_s = now_s
+                        rows = sum(layer.rows.size for layer in self._views.newest.layers)
+                        log.warning("new values of %d rows are not written yet: %s", rows, e)
                     return False
                 with self.writing:
                     newest = self._views.newest

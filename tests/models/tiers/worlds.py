@@ -76,4 +76,4 @@ def world(
     )
     sizes = {t: v.rows for t, v in encoder.vocabularies.items()}
     source = rows_of_weight(flat_weight(encoder), FORM)
-    return open_stack(FORM, sizes, source, placement, encoder, changes=changes)
+    return open_stack(FORM, sizes, source, placement, encoder, changes=changes, version="v")

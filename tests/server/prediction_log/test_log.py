@@ -14,6 +14,7 @@ import httpx
 import orjson
 import pyarrow as pa
 import pytest
+from pydantic import ValidationError
 
 import polyrec
 from polyrec.loadtest.drivers.server_pages import MetricSamples
@@ -21,7 +22,7 @@ from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.data.parquet import parquet_files
 from polyrec.models.data.prediction_log import FEEDBACK, REQUESTS, PredictionLogReader
 from polyrec.server.child import StartFailed, start
-from polyrec.server.prediction_log.feedback import FeedbackItem
+from polyrec.server.prediction_log.feedback import FeedbackItem, FeedbackList
 from tests.server.conftest import Arrays, Request
 from tests.server.grpc.conftest import Stub, infer_request, probabilities
 from tests.server.prediction_log.conftest import FEEDBACK_TOKEN, OTHER_TOKEN, LoggingServer
@@ -251,6 +252,14 @@ def test_malformed_feedback_is_rejected(logging_http: httpx.Client, content: Any
     answer = feedback(logging_http, content)
     assert answer.status_code == 422
     assert message in answer.json()["error"]
+
+
+@pytest.mark.parametrize("item", [{"labels": [2] * 4000}, {"positives": [-1] * 4000}])
+def test_only_the_first_error_of_feedback_is_looked_for(item: dict[str, Any]) -> None:
+    """One for each of 60,000 labels would hold the event loop for 0.2 s."""
+    with pytest.raises(ValidationError) as raised:
+        FeedbackList.model_validate({"feedback": [{"request_id": "r"} | item] * 15})
+    assert raised.value.error_count() == 1
 
 
 def test_a_full_disk_loses_lines_of_the_log_and_nothing_else(

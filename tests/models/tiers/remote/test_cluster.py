@@ -40,7 +40,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
 
 @pytest.fixture
 def prefix() -> str:
-    return next(PREFIXES)
+    """Prefix of all keys, with the version that `world` gives."""
+    return f"{next(PREFIXES)}v:"
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def opened(cluster: RedisCluster, tmp_path: Path, prefix: str) -> Iterator[Calla
     stacks = []
 
     def open_stack(encoder: Encoder, prefix: str = prefix) -> TierStack:
-        remote = {"url": cluster.url, "timeout_ms": 5000, "fill": True, "prefix": prefix}
+        remote = {"url": cluster.url, "timeout_ms": 5000, "fill": True, "prefix": prefix.removesuffix("v:")}
         stacks.append(world(encoder, tmp_path, (0.1, 0.2, 0.3), remote=remote))
         return stacks[-1]
 
@@ -161,7 +162,7 @@ def test_rows_are_right_while_their_slot_moves_to_another_server(
 ) -> None:
     encoder = encoder_of(SIZES)
     # one slot has them all, so that some go before and some after
-    prefix = f"{{{next(PREFIXES)}}}:"
+    prefix = f"{{{next(PREFIXES)}}}:v:"
     stack = opened(encoder, prefix)
     v = encoder.vocabularies["a"]
     moving = np.flatnonzero(v.rank_of_id >= FIRST_REMOTE)

@@ -59,7 +59,7 @@ def test_keys_tell_people_the_table_and_the_id(server: RedisServer, tmp_path: Pa
     encoder = encoder_of(SIZES)
     stack = with_store(encoder, tmp_path, server.url)
     coldest = int(np.argmax(encoder.vocabularies["a"].rank_of_id))
-    assert server.send("STRLEN", f"polyrec:a:{coldest:012d}") == FORM.bytes
+    assert server.send("STRLEN", f"polyrec:v:a:{coldest:012d}") == FORM.bytes
     stack.close()
 
 
@@ -70,8 +70,8 @@ def test_a_row_that_the_store_lacks_is_the_out_of_vocabulary_row(server: RedisSe
     remote = np.flatnonzero(v.rank_of_id >= 1800)
     gone = remote[:10]
     for id in gone[:9].tolist():
-        assert server.send("DEL", f"polyrec:a:{id:012d}") == 1
-    server.send("SET", f"polyrec:a:{gone[9]:012d}", "another model's")
+        assert server.send("DEL", f"polyrec:v:a:{id:012d}") == 1
+    server.send("SET", f"polyrec:v:a:{gone[9]:012d}", "another model's")
     rows = TieredRows(stack)
     got = rows.gather(torch.from_numpy(v.rank_of_id[remote]))
     expected = row_of(0, remote)

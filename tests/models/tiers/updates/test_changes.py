@@ -19,7 +19,9 @@ from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.tier_settings import TierSettings
 from polyrec.models.tiers.updates.changes import Changes
 from polyrec.models.tiers.updates.update import TableUpdate, UpdateError, apply_update
+from polyrec.models.tiers.updates.update_log import UpdateLog
 from tests.models.tiers.redis_server import RedisServer
+from tests.models.tiers.waiting import wait_until
 from tests.models.tiers.worlds import FORM, encoder_of, flat_weight, row_of, world
 
 SIZES = {"a": 300, "b": 40}
@@ -162,3 +164,61 @@ def test_nothing_is_left_in_the_folder(changes: Changes, tmp_path: Path) -> None
     apply_update(stack, update_of("a", [1], 1))
     assert list(tmp_path.iterdir()) == []
     stack.close()
+
+
+def test_an_update_that_a_store_never_got_is_served_after_a_restart(tmp_path: Path) -> None:
+    server = RedisServer(tmp_path)
+    try:
+        everything = list(range(SIZES["a"]))
+        remote = {"url": server.url, "timeout_ms": 5000}
+
+        def opened(changes: Changes, fill: bool) -> TierStack:
+            settings = remote | {"fill": fill}
+            return world(ENCODER, tmp_path, (0.1, 0.2, 0.3), remote=settings, changes=changes)
+
+        changes = Changes(tmp_path, UpdateLog(tmp_path / "log"))
+        stack = opened(changes, fill=True)
+        server.send("CONFIG", "SET", "maxmemory", "1")
+        apply_update(stack, update_of("a", everything, 5), "key")
+        stack.close()
+        changes.close(remove=False)
+        server.send("CONFIG", "SET", "maxmemory", "0")
+        changes = Changes(tmp_path, UpdateLog(tmp_path / "log"))
+        for fill in (False, False):
+            stack = opened(changes, fill)
+            got = TieredRows(stack).gather(torch.from_numpy(ENCODER.vocabularies["a"].rank_of_id)).numpy()
+            np.testing.assert_array_equal(got, row_of(0, np.arange(SIZES["a"]), 5))
+            assert stack.settle(20.0)
+            stack.close()
+        changes.close()
+    finally:
+        server.kill()
+
+
+def test_updates_that_wait_for_a_store_are_few_layers_and_lines(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = RedisServer(tmp_path)
+    try:
+        remote = {"url": server.url, "timeout_ms": 5000, "fill": True}
+        stack = world(ENCODER, tmp_path, (0.1, 0.2, 0.3), remote=remote)
+        rank_of_id = ENCODER.vocabularies["a"].rank_of_id
+        cold = np.flatnonzero(rank_of_id >= SIZES["a"] * 7 // 10)
+        server.kill()
+        expected, random = np.zeros(SIZES["a"]), np.random.default_rng(0)
+        for version in range(1, 201):
+            ids = random.choice(cold, 3, replace=False)
+            apply_update(stack, update_of("a", ids.tolist(), version))
+            expected[ids] = version
+        assert not stack.settle(0.1)
+        assert not stack.settle(0.1)
+        assert len(stack.views.newest.layers) < 20
+        assert sum("are not written yet" in line for line in caplog.messages) == 1
+        server.start()
+        wait_until(lambda: stack.settle(1.0), "the store does not get the updates")
+        changed = np.flatnonzero(expected)
+        got = TieredRows(stack).gather(torch.from_numpy(rank_of_id[changed])).numpy()
+        np.testing.assert_array_equal(got, row_of(0, changed, expected[changed]))
+        stack.close()
+    finally:
+        server.kill()

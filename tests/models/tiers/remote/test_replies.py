@@ -1,0 +1,134 @@
+"""The remote tier against stores whose replies are wrong: of another model, of no Redis, or endless."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from polyrec.models.tiers.remote.login import Login
+from polyrec.models.tiers.remote.remote import READ_BYTES, RemoteTier
+from polyrec.models.tiers.remote.server import Server
+from tests.models.tiers.redis_server import RedisServer
+from tests.models.tiers.waiting import wait_until
+
+IDS, ZEROS = np.arange(3), np.zeros(3, np.int64)
+FALLBACK = np.full((1, 4), 9, np.uint8)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path)
+    yield server
+    server.kill()
+
+
+class Answering:
+    """A listener that answers each command with the bytes given for it."""
+
+    def __init__(self, answers: dict[bytes, bytes]) -> None:
+        self._answers = answers
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        self.url = f"redis://127.0.0.1:{self.port}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+
+    def _answer(self, connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            while asked := connection.recv(1 << 16):
+                connection.sendall(next(self._answers[w] for w in self._answers if w in asked))
+
+
+def test_the_log_has_the_error_of_a_store_that_refuses_requests(
+    server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.send("ACL", "SETUSER", "blind", "on", ">secret", "~*", "+ping", "+info")
+    tier = RemoteTier(server.url, ["a"], FALLBACK, 5.0, login=Login("blind", "secret"))
+    for _ in range(2):
+        assert not tier.receive(tier.send(ZEROS, IDS))[1].any()
+    (line,) = caplog.messages
+    assert f"the remote store at {server.url} refuses requests: NOPERM" in line
+    tier.close()
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (b"*4294967295\r\n", ""),  # hiredis raises a MemoryError
+        (b"%1\r\n*1\r\n+a\r\n+b\r\n", "unhashable"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "Protocol error"),
+        (b":5\r\n", None),
+        (b"$-1\r\n", None),
+        (b"*0\r\n", None),
+        (b"*3\r\n$-1\r\n$-1\r\n$-1\r\n+more\r\n", "more replies than"),
+        (b"*3\r\n$-1\r\n$-1\r\n$-1\r\n$9", "more replies than"),
+        (b"*1\r\n$900000000\r\n" + bytes(3 * READ_BYTES), "more bytes than"),
+    ],
+)
+def test_what_is_no_row_is_lost_and_raises_nothing(
+    reply: bytes, reason: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The reason is logged if the connection is closed."""
+    store = Answering({b"MGET": reply, b"": b"$0\r\n\r\n"})
+    tier = RemoteTier(store.url, ["a"], FALLBACK, timeout_s=5.0)
+    for _ in range(2):
+        rows, found = tier.receive(tier.send(ZEROS, IDS))
+        assert not found.any()
+        np.testing.assert_array_equal(rows, np.repeat(FALLBACK, 3, axis=0))
+        wait_until(lambda: tier.up, "the store is not asked again")
+    said = [line for line in caplog.messages if " failed: " in line]
+    assert [(reason or "") in line for line in said] == [True] * (reason is not None)
+    tier.close()
+    store.close()
+
+
+@pytest.mark.parametrize("state", [b":5\r\n", b"$-1\r\n"])
+def test_a_store_that_does_not_tell_its_state_is_a_single_server(state: bytes) -> None:
+    store = Answering({b"": state})
+    assert Server(store.url, Login()).masters(5.0) is None
+    store.close()
+
+
+@pytest.mark.parametrize("state", [b"*4294967295\r\n", b"%1\r\n*1\r\n+a\r\n+b\r\n", b"HTTP/1.1 400\r\n"])
+def test_a_reply_that_is_none_is_an_oserror(state: bytes) -> None:
+    """Other errors would end the thread that looks for stores that answer again."""
+    store = Answering({b"": state})
+    with pytest.raises(OSError, match="failed"):
+        Server(store.url, Login()).masters(5.0)
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("slots", "masters"),
+    [
+        (b"*1\r\n*3\r\n:0\r\n:9\r\n*2\r\n$-1\r\n:7000\r\n", [(0, 9, "redis://127.0.0.1:7000")]),
+        (b"*1\r\n*3\r\n:0\r\n:9999999999999\r\n*2\r\n$1\r\na\r\n:7000\r\n", None),
+        (b"*1\r\n*3\r\n:0\r\n:9\r\n*2\r\n:5\r\n:7000\r\n", None),
+    ],
+)
+def test_a_map_of_a_cluster_without_names_is_read_and_an_impossible_one_refused(
+    slots: bytes, masters: list[tuple[int, int, str]] | None
+) -> None:
+    """`cluster-preferred-endpoint-type unknown-endpoint` sends nil for the host that the client knows."""
+    store = Answering({b"INFO": b"$17\r\ncluster_enabled:1\r\n", b"SLOTS": slots})
+    server = Server(store.url, Login())
+    if masters is None:
+        with pytest.raises(OSError, match="a map of its cluster that cannot be read"):
+            server.masters(5.0)
+    else:
+        assert server.masters(5.0) == masters
+    store.close()
