@@ -263,6 +263,11 @@ def test_events_are_listed_newest_first(page: Page) -> None:
     ("change", "state", "told"),
     [
         ("view.samples.at(-1).outcomes.late += 50;", "broken", "SLO missed"),
+        (
+            "view.samples.at(-1).outcomes.late += 50; view.last.serving.routing.lanes[0].factor = 4.12;",
+            "broken",
+            "4.1× slower than profiled",
+        ),
         ("view.samples[0].outcomes.expired = view.samples.at(-1).outcomes.expired;", "kept", "SLO met"),
         (
             "view.samples[0].outcomes.expired = view.samples.at(-1).outcomes.expired;"
