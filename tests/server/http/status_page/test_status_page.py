@@ -275,7 +275,7 @@ def test_live_quality_that_has_no_labels_yet_is_on_the_page(page: Page) -> None:
         (
             "view.samples.at(-1).outcomes.late += 50; view.last.serving.routing.lanes[0].factor = 4.12;",
             "broken",
-            "4.1× slower than profiled",
+            "slower than profiled: is its device busy",
         ),
         ("view.samples[0].outcomes.expired = view.samples.at(-1).outcomes.expired;", "kept", "SLO met"),
         (
