@@ -181,6 +181,7 @@ def one_line(error: ValidationError) -> str:
     if first["type"] == "extra_forbidden":
         return printable(f"{where}: unknown key")
     message = first["msg"].removeprefix("Value error, ").partition(" or instance of ")[0]
+    message = message.replace("a valid tuple", "a list")  # what JSON and YAML call it
     return printable(f"{where}: {message}" if where else message)
 
 

@@ -45,7 +45,7 @@ class ExpectedDevice(Strict):
     """One device, or `front`, the core that reads requests and writes answers.
 
     load: used share of the time that is usable under the SLO.
-    price: information per second that one more lane would add (the dual of its time).
+    price: marginal information per second and lane (the dual of its time).
     """
 
     device: str

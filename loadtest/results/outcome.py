@@ -123,7 +123,7 @@ class Outcome:
         if lag_p99 > max_lag_s:
             raise DriverTooSlow(
                 f"the driver could not keep up: 1% of {n} requests left {1e3 * lag_p99:.2f} ms late or more, "
-                f"allowed are {1e3 * max_lag_s:g}; lower the rate, or give it a core of its own (--core)"
+                f"allowed are {1e3 * max_lag_s:g}; lower the rate, or leave the driver a core of its own"
             )
         return lag_p99
 

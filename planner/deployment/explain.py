@@ -114,7 +114,7 @@ def _paths(plan: Plan) -> list[str]:
 
 def _devices(plan: Plan, e: Expected) -> list[str]:
     kinds = {lane.device: lane.kind for lane in plan.all_lanes()}
-    rows = [["device", "lanes", "busy", "one more lane's time is worth"]]
+    rows = [["device", "lanes", "busy", "marginal price of a lane"]]
     for d in e.devices:
         name = "front" if d.device == "front" else f"{d.device} ({kinds[d.device]})"
         worth = f"{rate(d.price)} information/s" if d.price > MIN_GAIN else "nothing"

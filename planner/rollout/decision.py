@@ -167,10 +167,16 @@ def _decide_on_all(
     exceeded = _exceeded_bound(figures, bounds)
     if exceeded is not None:
         return RolloutDecision("rollback", exceeded, figures)
+    if not figures.canary.requests and not figures.pairs:
+        return RolloutDecision("continue", "the canary has no requests that could be judged", figures)
     missing = _missing_evidence(figures, bounds)
-    if missing is not None:
-        return RolloutDecision("continue", missing, figures)
-    return RolloutDecision("promote", "all bounds are shown to hold", figures)
+    shown = missing or "all bounds are shown to hold"
+    if bounds.promote_after_s is None:
+        return RolloutDecision("continue", f"{shown}; promotion is by call", figures)
+    if age_s < bounds.promote_after_s:
+        reason = f"{shown}; promoted not before {bounds.promote_after_s:g} s"
+        return RolloutDecision("continue", reason, figures)
+    return RolloutDecision("promote" if missing is None else "continue", shown, figures)
 
 
 def binomial_tail(events: int, trials: int, share: float) -> float:
@@ -253,34 +259,44 @@ def _bound_exceeded_by_pairs(figures: RolloutFigures, bounds: RolloutBounds) -> 
 
 
 def _missing_evidence(figures: RolloutFigures, bounds: RolloutBounds) -> str | None:
-    """Describes the first reason not to promote the canary yet; None if there is none."""
+    """Describes the first bound that is not shown to hold; None if all are."""
     stable, canary = figures.stable, figures.canary
     answered = canary.requests - canary.failed
-    if not canary.requests and not figures.pairs:
-        return "the canary has no requests that could be judged"
-    if bounds.promote_after_s is None:
-        return "within bounds; promotion is by call"
-    if figures.age_s < bounds.promote_after_s:
-        return f"within bounds; promoted not before {bounds.promote_after_s:g} s"
+    unshown = _unshown_by_pairs(figures, bounds)
+    if unshown is not None:
+        return unshown
     if min(canary.requests, stable.requests) < bounds.min_requests:
-        return f"within bounds, but fewer than {bounds.min_requests} requests"
+        return f"fewer than {bounds.min_requests} requests of each version so far"
     allowed = _allowed_failures(figures, bounds)
     if not holds(canary.failed, canary.requests, allowed):
-        return "too few requests to show that failures are within bounds"
+        return f"not shown yet: at most {allowed:.2%} failures ({canary.failed} of {canary.requests})"
     allowed = _share(stable.late, stable.requests) + bounds.max_late
     if not holds(canary.late, answered, allowed):
-        return "too few requests to show that late answers are within bounds"
+        return f"not shown yet: at most {allowed:.2%} late answers ({canary.late} of {answered})"
     if _share(figures.slow, answered) > SLOW_SHARE:
         return "more answers than allowed are slow, but chance may explain it"
     if figures.psi_high is None or figures.psi_high > bounds.max_psi:
-        return "too few requests to show that the scores are within bounds"
+        seen = "unknown" if figures.psi_high is None else f"up to {figures.psi_high:.3f}"
+        return f"not shown yet: scores whose PSI beyond chance is at most {bounds.max_psi:g} ({seen})"
     if figures.live_low is not None and figures.live_low < -bounds.max_live_loss:
-        return "too few labeled requests to show that the live loss is within bounds"
-    if figures.pairs is not None:
-        if figures.pairs < bounds.min_requests:
-            return f"within bounds, but fewer than {bounds.min_requests} requests answered by both"
-        if figures.loss_high is None or figures.loss_high > bounds.max_loss:
-            return "too few requests answered by both to show that the loss is within bounds"
+        return (
+            f"not shown yet: a loss on labeled requests of at most {bounds.max_live_loss:g} "
+            f"(up to {-figures.live_low:.4f})"
+        )
+    return None
+
+
+def _unshown_by_pairs(figures: RolloutFigures, bounds: RolloutBounds) -> str | None:
+    """Describes what requests answered by both versions do not show; None if they do, or none are sent."""
+    if figures.pairs is None:
+        return None
+    if figures.pairs < bounds.min_requests:
+        seen = "" if figures.loss is None else f"; their expected loss so far is {figures.loss:.3f}"
+        return f"fewer than {bounds.min_requests} requests answered by both so far{seen}"
+    if figures.loss_high is None or figures.loss_high > bounds.max_loss:
+        high = figures.loss_high
+        seen = "unknown" if high is None else f"{figures.loss:.4f}, up to {high:.4f}"
+        return f"not shown yet: an expected loss of at most {bounds.max_loss:g} ({seen})"
     return None
 
 

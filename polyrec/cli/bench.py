@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import shlex
+import sys
 from typing import TYPE_CHECKING
 
 from polyrec.loadtest.arguments import non_negative_int, positive_float
@@ -171,7 +173,7 @@ def _run(args: argparse.Namespace) -> int:
     from polyrec.loadtest.traffic.source import open_source
     from polyrec.models.bundle.bundle import load_bundle
     from polyrec.planner.plan import load_plan
-    from polyrec.report.load.policies import as_json, tables
+    from polyrec.report.load.policies import as_json, doubts, tables, verdict
     from polyrec.report.page import make_folder, require_matplotlib
     from polyrec.report.text import terminal
 
@@ -216,7 +218,10 @@ def _run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(as_json(comparison, setup)))
         return 0
+    print(f"{verdict(comparison)}\n")
     print(terminal(tables(comparison)))
+    for doubt in doubts(comparison.trials, conditions, len(plan.paths)):
+        print(f"warning: {doubt}", file=sys.stderr)
     if args.out:
         print(page)
     return 0
@@ -247,7 +252,7 @@ def _setup(args: argparse.Namespace, plan: Plan, server_cores: set[int], client_
         "lanes": ", ".join(f"{lane.name} ({lane.kind}, {lane.device})" for lane in plan.all_lanes()),
         "requests": f"{args.data or 'synthetic rows of the bundle'}; sizes {args.sizes or 'as in the data'}",
         "slo": f"{args.slo_ms:g} ms, budget sent {args.slo_ms - args.margin_ms:g} ms",
-        "command": f"polyrec bench --plan {args.plan} --policies {args.policies} --slo-ms {args.slo_ms:g}",
+        "command": shlex.join(["polyrec", *sys.argv[1:]]),
         **machine(),
         "cores of server and driver": f"{', '.join(map(str, sorted(server_cores)))} and {client_core}",
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -140,6 +141,12 @@ def _print_bundle(args: argparse.Namespace, bundle: Bundle, observed: Observed) 
         print(json.dumps(result | {"tables": _as_json(tables)}))
         return
     _print_skew(tables)
+    if any((metrics["information"] or 0.0) < 0 for metrics in observed.metrics.values()):
+        print(
+            "warning: the model predicts these rows worse than a constant; check the order of its features, "
+            "their transforms and the label",
+            file=sys.stderr,
+        )
     for key, metrics in observed.metrics.items():
         shown = ", ".join(f"{m} {metrics[m]:.4f}" for m in ("information", "auc", "accuracy"))
         print(f"{key.replace('test', 'quality', 1)}: {shown} of {metrics['rows']:,} rows")

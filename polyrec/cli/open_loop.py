@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from polyrec.cli.load import DRIVER_TOO_SLOW, NOTHING_SERVED, SLO_MISSED
+from polyrec.cli.load_text import lines
 from polyrec.loadtest.drivers.connection import LoadError, Target
 from polyrec.loadtest.drivers.load import Body, Load, load_of
 from polyrec.loadtest.drivers.open_loop import Limits, run
@@ -38,7 +39,7 @@ SERVICE_FIGURES = (
 MODEL = re.compile(r"/v[12]/models/([^/]+)")
 """The model that a URL's path names."""
 
-UNRELIABLE = "the driver was late itself, and latencies include its delay (lag_p99_ms)"
+UNRELIABLE = "the driver was late itself, and latencies include its delay"
 
 T = TypeVar("T")
 
@@ -139,14 +140,13 @@ def run_load(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(result))
     else:
-        for key, value in result.items():
-            print(f"{key:12} {value}")
+        print("\n".join(lines(result)))
     if "unreliable" in result:
         return DRIVER_TOO_SLOW
     if args.slo_share is not None and result["ok"] < args.slo_share:
         return SLO_MISSED
     if np.isin(outcome.fate, (Fate.UNAVAILABLE, Fate.OTHER)).all():
-        print("polyrec: error: no request was served; see 'failures' and 'reasons'", file=sys.stderr)
+        print("polyrec: error: no request was served; the reasons are above", file=sys.stderr)
         return NOTHING_SERVED
     return 0
 

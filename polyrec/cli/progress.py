@@ -1,4 +1,4 @@
-"""Shows progress on standard error: bars on a terminal, log lines of training elsewhere.
+"""Shows progress on standard error: bars on a terminal, lines elsewhere for work that takes long.
 
 Training shows rows/s, the loss, the last validation figures and the time left.
 """
@@ -126,17 +126,38 @@ def _clock_time(seconds: float) -> str:
 
 
 class StatusLine:
-    """A line that shows the current activity, for work of unknown length."""
+    """A line that shows the current activity, for work of unknown length.
 
-    def __init__(self, name: str) -> None:
+    stream: output, by default standard error. If it is not a terminal, a line is written every
+    `line_every_s` seconds instead.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        stream: TextIO | None = None,
+        line_every_s: float = LINE_EVERY_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._name = name
+        self._stream = sys.stderr if stream is None else stream
+        self._line_every_s, self._clock = line_every_s, clock
+        self._begin = self._written = clock()
+        self._shown = 0
         self._bar: tqdm[NoReturn] = tqdm(
-            desc=name, bar_format="{desc} {n} [{elapsed}] {postfix}", file=sys.stderr, disable=None
+            desc=name, bar_format="{desc} {n} [{elapsed}] {postfix}", file=self._stream, disable=None
         )
 
     def show(self, activity: str) -> None:
         """Shows the next activity."""
+        self._shown += 1
         self._bar.set_postfix_str(activity, refresh=False)
         self._bar.update()
+        now = self._clock()
+        if self._bar.disable and now >= self._written + self._line_every_s:
+            self._written = now
+            done = f"{self._name}: {self._shown} [{_clock_time(now - self._begin)}] {activity}"
+            print(done, file=self._stream, flush=True)
 
     def __enter__(self) -> StatusLine:
         return self

@@ -133,12 +133,12 @@ def lines(status: Mapping[str, Any]) -> list[str]:
         if rollout["decision"] is None:
             shown.append("no decision yet")
         else:
-            shown += _decision(rollout["decision"], rollout["bounds"]["max_psi"])
+            shown += _decision(rollout["decision"], rollout["bounds"])
     elif ended:
         last = ended.pop(0)
         shown.append(model + _ended(last))
         if last["decision"] is not None:
-            shown += _decision(last["decision"], None)
+            shown += _decision(last["decision"], {})
     else:
         shown.append(f"{model}no rollout")
     return [*shown, *(f"earlier: {_ended(other)}" for other in ended)]
@@ -151,19 +151,27 @@ def _ended(ended: Mapping[str, Any]) -> str:
     return f"{outcome} at {at} after {lasted:.0f} s: version {ended['canary_version']}: {ended['reason']}"
 
 
-def _decision(decision: Mapping[str, Any], max_psi: float | None) -> list[str]:
+def _allowed(bounds: Mapping[str, Any], name: str) -> str:
+    return f", allowed {bounds[name]:g}" if name in bounds else ""
+
+
+def _decision(decision: Mapping[str, Any], bounds: Mapping[str, Any]) -> list[str]:
+    """Formats figures and verdict. bounds: of a rollout in progress, else empty."""
     figures = decision["figures"]
     rows = [["", "requests", "failed", "late", "p50 ms", "p95 ms", "p99 ms"]]
     for arm in ("stable", "canary"):
         found = figures[arm]
-        counts = [str(found[name]) for name in ("requests", "failed", "late")]
+        counts = [str(found["requests"])]
+        for name in ("failed", "late"):
+            share = f" ({100 * found[name] / found['requests']:.1f}%)" if found[name] else ""
+            counts.append(f"{found[name]}{share}")
         latency = [found[f"{p}_ms"] for p in ("p50", "p95", "p99")]
         rows.append([arm, *counts, *("-" if ms is None else f"{ms:.2f}" for ms in latency)])
-    allowed = "" if max_psi is None else f", allowed {max_psi:g}"
     psi = "scores: too few requests"
     if figures["psi"] is not None:
         low, high = figures["psi_low"], figures["psi_high"]
-        psi = f"scores: PSI {figures['psi']:.3f}, beyond chance {low:.3f} to {high:.3f}{allowed}"
+        psi = f"scores: PSI {figures['psi']:.3f}, beyond chance {low:.3f} to {high:.3f}"
+        psi += _allowed(bounds, "max_psi")
     shown = [*aligned(rows), psi]
     canary = figures["canary"]
     if canary.get("waited_ms", 0) > WAITED_MS or canary.get("excused"):
@@ -176,9 +184,11 @@ def _decision(decision: Mapping[str, Any], max_psi: float | None) -> list[str]:
         if figures["loss"] is not None:
             low, high = figures["loss_low"], figures["loss_high"]
             pairs += f"; expected loss of information {figures['loss']:.4f}, {low:.4f} to {high:.4f}"
+            pairs += _allowed(bounds, "max_loss")
         shown.append(pairs)
     if figures.get("live") is not None:
         low, high = figures["live_low"], figures["live_high"]
-        shown.append(f"labeled requests: information gain {figures['live']:+.4f}, {low:+.4f} to {high:+.4f}")
+        live = f"labeled requests: information gain {figures['live']:+.4f}, {low:+.4f} to {high:+.4f}"
+        shown.append(live + (f", allowed {-bounds['max_live_loss']:g}" if "max_live_loss" in bounds else ""))
     age = f"after {figures['age_s']:.0f} s"
     return [*shown, f"decision {age}: {decision['verdict']}: {decision['reason']}"]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from polyrec.loadtest.comparison.comparison import PolicyComparison, Trial
+from polyrec.loadtest.comparison.comparison import Conditions, PolicyComparison, Trial
 from polyrec.loadtest.results.figures import Figures
 from polyrec.report.load.run import jsonable
 from polyrec.report.page import Section, Table
@@ -88,6 +88,31 @@ def verdict(comparison: PolicyComparison) -> str:
     return f"{first} gave most information within {slo}: {top:,.0f} a second{ratio}."
 
 
+def doubts(trials: Mapping[str, Trial], conditions: Conditions, paths: int) -> list[str]:
+    """Returns what speaks against a comparison of policies: too few paths of the plan to choose from, and
+    capacities that runs of the ladder contradict.
+    """
+    found = []
+    if paths == 1 and len(trials) > 1:
+        found.append("The plan has one path, so differences between policies are mostly noise.")
+    for policy, trial in trials.items():
+        capacity = trial.capacity or 0.0
+        runs = [(rate, run) for rate in sorted(trial.ladder) if (run := trial.at(rate)) is not None]
+        missed = [
+            (rate, run)
+            for rate, run in runs
+            if rate <= capacity and not run.meets_slo(conditions.slo_s, conditions.share)
+        ]
+        if missed:
+            rate, run = missed[0]
+            found.append(
+                f"The capacity of {policy} is doubtful: found {number(capacity)}/s, but later at "
+                f"{number(rate)}/s {100 * run.ok:.2f}% of the requests were in budget. Repeat it on a quiet "
+                "machine."
+            )
+    return found
+
+
 def tables(comparison: PolicyComparison) -> tuple[Section, ...]:
     """Returns the comparison, the ladder by rate, and simulated beside live results."""
     c = comparison.conditions
@@ -128,7 +153,12 @@ def tables(comparison: PolicyComparison) -> tuple[Section, ...]:
         "quality adapts in",
         "quality back in",
     )
-    note = f"SLO: p99 within {1e3 * c.slo_s:g} ms, and {100 * c.share:g}% of all requests answered in time."
+    note = " ".join(
+        (
+            f"SLO: p99 within {1e3 * c.slo_s:g} ms, and {100 * c.share:g}% of all requests answered in time.",
+            *doubts(comparison.trials, c, len(comparison.quality)),
+        )
+    )
     overview = Section("Policies compared", note, table=Table(head, tuple(rows)))
     rates = sorted({rate for t in comparison.trials.values() for rate in t.ladder})
     if not rates:

@@ -66,6 +66,21 @@ def folder(
     return folder
 
 
+def test_a_model_that_is_worse_than_a_constant_on_the_data_gives_a_warning(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A wrong order of the features or a missing transform otherwise shows in no message."""
+    table = pq.read_table(folder / "clicks.parquet")
+    opposite = pa.array(1 - table["label"].to_numpy())
+    file = folder / "opposite.parquet"
+    pq.write_table(table.set_column(table.column_names.index("label"), "label", opposite), file)
+    out = str(folder / "recalibrated")
+    for data, warned in ((file, True), (folder / "clicks.parquet", False)):
+        asked = ["calibrate", str(folder / "imported"), "--data", str(data), "--split", "all"]
+        assert main([*asked, "--out", out, "--replace"]) == 0
+        assert ("worse than a constant" in capsys.readouterr().err) == warned
+
+
 @pytest.mark.long
 def test_a_calibrated_import_is_planned_in_tiers_and_answers_as_the_original(
     folder: Path, request_rows: Request, original: Any, capsys: pytest.CaptureFixture[str]

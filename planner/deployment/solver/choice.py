@@ -36,7 +36,7 @@ class Choice:
     options: deployed options, as indices into the problem's; reserve paths last.
     served: float64 [deployed, classes, levels], share of `Problem.queries` that each answers.
     value, rows: value and rows per second.
-    prices: by device, value per second that one more lane's time would add.
+    prices: by device, marginal value per second and lane (the dual of its time).
     gap: relative distance to the best value that the solver could not exclude.
     """
 

@@ -4,6 +4,8 @@ import { bestQuality, meanQuality, newest, quantile, recent, VERDICT_S, view } f
 import { $, CAUSES, color, duration, key, make, METRICS, ms, number, OUTCOMES, percent, REASONS, set, whole } from "./words.js";
 
 const MUCH_DEGRADED = 0.5;
+// as in the alert PolyrecLaneSlow
+const MUCH_SLOWER = 2;
 const ICONS = {
   kept: ["#0b6e4f", "M8 17l6 6 11-13"],
   warn: ["#b25e02", "M16 7v11M16 23v2"],
@@ -45,7 +47,7 @@ export function verdict() {
     const sentence = `${percent(share)} of ${whole(d.counted)} requests in ${span} were answered within their latency budget, usually ${ms(d.budget)}. SLO: ${percent(slo)}.`;
     const warned = warnings(d), burning = burns();
     const worst = last.broken.filter((o) => d.outcomes[o] > 0).sort((a, b) => d.outcomes[b] - d.outcomes[a])[0];
-    if (share < slo) show("broken", "✘", "SLO missed", sentence, [`Most of the others, ${whole(d.outcomes[worst])}, ${CAUSES[worst]}.`, ...warned].join(" "));
+    if (share < slo) show("broken", "✘", "SLO missed", sentence, [`Most of the others, ${whole(d.outcomes[worst])}, ${CAUSES[worst]}.`, ...slowLanes(lanes), ...warned].join(" "));
     else if (warned.length || burning) show("warn", "!", "SLO met", sentence, [...warned, burning].join(" "));
     else show("kept", "✔", "SLO met", sentence, degradedShare(d) > 0.01 ? `To meet it, ${percent(degradedShare(d))} of the answers came from a path of lower quality.` : "");
   }
@@ -66,6 +68,12 @@ function warnings(d) {
   if (moved.length) found.push(`Live quality moved the value of ${moved.length === 1 ? "a path" : `${moved.length} paths`} from what test rows gave.`);
   if (degradedShare(d) > MUCH_DEGRADED) found.push(`${percent(degradedShare(d))} of the answers came from a path of lower quality.`);
   return found;
+}
+
+/** Returns what slows lanes down so much that the load alone does not explain a missed SLO. */
+function slowLanes(lanes) {
+  return lanes.filter((lane) => lane.alive && lane.factor > MUCH_SLOWER)
+    .map((lane) => `Lane ${lane.name} is ${lane.factor.toFixed(1)}× slower than profiled: is its device busy with other work?`);
 }
 
 /** Returns a warning if the SLO, met now, was missed over the last hour. */

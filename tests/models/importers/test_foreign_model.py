@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from polyrec.models.importers.dlrm import read_dlrm
 from polyrec.models.importers.foreign_model import write_foreign_model
 from polyrec.models.importers.torchrec import read_torchrec
 from polyrec.models.runtimes import open_runtime, predict_rows
-from polyrec.models.schema.schema import Categorical, Dense, Label, Schema, Split
+from polyrec.models.schema.schema import Categorical, Dense, Label, Schema, Split, load_schema
 from tests.models.importers.foreign import (
     Request,
     Shape,
@@ -252,3 +253,14 @@ def predictions(bundle: Bundle, request: Request) -> Any:
     bags = {f.name: (request.sparse()[:, i], ones) for i, f in enumerate(features) if f.multi}
     batch = bundle.encoder.from_ids(request.dense.astype(np.float32), request.sparse()[:, singles], bags)
     return open_runtime("torch", bundle).predict(batch)
+
+
+def test_the_example_of_a_schema_in_the_documentation_fits_a_checkpoint(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "import.md").read_text()
+    (example,) = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "ads.yaml").write_text(example)
+    shape = Shape(dense=2, rows=(4, 3), width=4, bottom=(6,), top=(5,))
+    torch.save(dlrm_state(np.random.default_rng(0), shape), tmp_path / "dlrm.pt")
+    schema = load_schema(tmp_path / "ads.yaml")
+    bundle = write_foreign_model(read_dlrm(tmp_path / "dlrm.pt"), tmp_path / "b", "ads", schema=schema)
+    assert bundle.manifest.schema_.context.names == ("age", "city")

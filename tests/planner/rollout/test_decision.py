@@ -107,7 +107,8 @@ def test_bounds_are_not_reported_as_met_before_the_first_request(promote_after_s
     shadowed[0].pairs.append((np.full(3, 0.2, np.float32), np.full(3, 0.2, np.float32)))
     comparison = Comparison(paired=True)
     comparison.add(0.0, ArmRecords(), spread(ArmRecords()), shadowed)
-    assert decide(comparison.compare(0.0), 0, 60.0, bounds).reason.startswith("within bounds")
+    reason = decide(comparison.compare(0.0), 0, 60.0, bounds).reason
+    assert reason.startswith("fewer than 200 requests answered by both")
 
 
 def test_a_dead_lane_is_a_reason_without_any_request() -> None:
@@ -155,7 +156,25 @@ def test_promotion_needs_age_requests_and_proof() -> None:
     assert "by call" in decided(records(3000)).reason
     assert "not before 30 s" in decided(records(3000), age_s=29, bounds=bounds).reason
     assert "fewer than 200" in decided(records(150), bounds=bounds).reason
-    assert "too few requests to show" in decided(records(210), bounds=bounds).reason
+    assert "not shown yet: at most 1.00% failures (0 of 210)" in decided(records(210), bounds=bounds).reason
+
+
+def test_what_is_not_shown_yet_is_the_reason_also_if_promotion_is_by_call() -> None:
+    """An operator who promotes by call must not read that bounds hold which were not tested."""
+    by_call = RolloutBounds()
+    assert decided(records(150)).reason == (
+        "fewer than 200 requests of each version so far; promotion is by call"
+    )
+    assert decided(records(3000)).reason == "all bounds are shown to hold; promotion is by call"
+    worse = paired(by_call, 1.5, pairs=150)
+    assert worse.verdict == "continue"
+    assert worse.figures.loss is not None
+    assert worse.figures.loss > 2 * by_call.max_loss
+    assert f"expected loss so far is {worse.figures.loss:.3f}; promotion is by call" in worse.reason
+    unclear = paired(RolloutBounds(max_loss=worse.figures.loss), 1.5)
+    assert unclear.reason.startswith("not shown yet: an expected loss of at most ")
+    late = decided(records(3000), age_s=1, bounds=RolloutBounds(promote_after_s=30))
+    assert late.reason == "all bounds are shown to hold; promoted not before 30 s"
 
 
 def test_a_canary_is_judged_by_its_time_without_the_waits_for_a_processor() -> None:
@@ -335,5 +354,6 @@ def test_answers_to_the_same_requests_are_judged_by_the_expected_loss() -> None:
     decision = paired(bounds, 1.5)
     assert decision.verdict == "rollback"
     assert decision.reason.startswith("scores of the same requests differ: expected loss of information")
-    assert "fewer than 200 requests answered by both" in paired(bounds, 1.5, pairs=150).reason
+    few = paired(bounds, 1.5, pairs=150).reason
+    assert few.startswith("fewer than 200 requests answered by both so far; their expected loss so far is 0.")
     assert "failed 40 of 440 requests that it got as a shadow" in paired(bounds, 0.0, failed=40).reason

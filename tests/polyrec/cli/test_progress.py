@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from polyrec.cli.progress import ProgressBars
+from polyrec.cli.progress import ProgressBars, StatusLine
 from polyrec.models.training.trainer import Check, StepReport
 
 
@@ -54,3 +54,20 @@ def test_a_terminal_has_one_line_for_each_training(first: int) -> None:
     assert "10 rows/s" in last
     assert "loss 0.5000" in last
     assert "0:00:00 left" in last
+
+
+def test_work_of_unknown_length_writes_a_line_now_and_then_where_there_is_no_terminal() -> None:
+    now, stream = [0.0], io.StringIO()
+    with StatusLine("bench", stream, line_every_s=10, clock=lambda: now[0]) as status:
+        for turn in range(1, 9):
+            now[0] += 3
+            status.show(f"run {turn}")
+    assert stream.getvalue().splitlines() == ["bench: 4 [0:00:12] run 4", "bench: 8 [0:00:24] run 8"]
+
+
+def test_on_a_terminal_work_of_unknown_length_has_one_line() -> None:
+    now, stream = [0.0], Terminal()
+    with StatusLine("bench", stream, line_every_s=10, clock=lambda: now[0]) as status:
+        now[0] += 60
+        status.show("run 1")
+    assert stream.getvalue().count("\n") == 1

@@ -17,6 +17,7 @@ import pytest
 from polyrec.cli.main import main
 from polyrec.cli.rollout_call import lines
 from polyrec.client.admin import AdminCalls
+from polyrec.planner.rollout.decision import RolloutBounds
 from polyrec.server.child import ServerProcess, start
 
 TOKEN = "a token of sixteen and more"
@@ -176,7 +177,7 @@ def test_the_status_shows_both_versions_and_the_decision() -> None:
     both = [ended | {"decision": decision}, ended | {"decision": None}]
     shown = lines({"model": "m", "rollout": None, "ended": both})
     assert shown[0].startswith("model m: rolled back at 19")
-    assert shown[3] == "canary      1000       3     1    1.00    2.50       -"
+    assert shown[3].split() == ["canary", "1000", "3", "(0.3%)", "1", "(0.1%)", "1.00", "2.50", "-"]
     assert shown[4] == "scores: PSI 0.213, beyond chance 0.120 to 0.300"
     assert shown[5] == "decision after 12 s: rollback: scores shifted"
     assert shown[6].startswith("earlier: rolled back at")
@@ -184,3 +185,21 @@ def test_the_status_shows_both_versions_and_the_decision() -> None:
     shown = lines({"model": "m", "rollout": None, "ended": [ended | {"decision": decision}]})
     assert "waited for a CPU core: 12.00 ms per answer" in shown[5]
     assert "7 unanswered requests" in shown[5]
+
+
+def test_the_status_of_a_running_rollout_shows_bounds_beside_figures() -> None:
+    arm = {"requests": 10, "failed": 0, "late": 0, "p50_ms": 1.0, "p95_ms": 2.5, "p99_ms": 3.0}
+    loss = {"pairs": 300, "pairs_failed": 0, "loss": 0.021, "loss_low": 0.01, "loss_high": 0.03}
+    live = {"live": -0.001, "live_low": -0.004, "live_high": 0.002}
+    psi = {"psi": 0.03, "psi_low": 0.0, "psi_high": 0.05}
+    figures = {"age_s": 12.4, "stable": arm, "canary": arm, **psi, **loss, **live}
+    rollout = {
+        **{"state": "running", "canary_version": "v2", "stable_version": "v1", "plan": "v2.json"},
+        **{"share": 0.1, "by": None, "bounds": RolloutBounds().model_dump()},
+        "decision": {"verdict": "continue", "reason": "why", "figures": figures},
+    }
+    shown = lines({"model": "m", "rollout": rollout, "ended": []})
+    assert shown[2].split()[:4] == ["stable", "10", "0", "0"]
+    assert shown[4] == "scores: PSI 0.030, beyond chance 0.000 to 0.050, allowed 0.1"
+    assert shown[5].endswith("expected loss of information 0.0210, 0.0100 to 0.0300, allowed 0.02")
+    assert shown[6].endswith("information gain -0.0010, -0.0040 to +0.0020, allowed -0.01")

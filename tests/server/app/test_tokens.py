@@ -33,6 +33,7 @@ def test_a_token_and_its_hash_are_the_same_client(tmp_path: Path) -> None:
         (b'{"clients": [', "is not JSON"),
         (b"[]", "must be an object"),
         ({}, "clients: Field required"),
+        ({"clients": {"a": {}}}, "clients: Input should be a list"),
         ({"clients": [], "anonymus": {}}, "anonymus"),
         ({"clients": [{"name": "a"}]}, "needs either 'token' or 'sha256'"),
         ({"clients": [{"name": "a", "token": TOKEN, "sha256": "0" * 64}]}, "needs either"),

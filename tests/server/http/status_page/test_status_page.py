@@ -259,10 +259,24 @@ def test_events_are_listed_newest_first(page: Page) -> None:
     assert 0 <= told.index("lane cpu.0 died") < told.index("reload: b")
 
 
+def test_live_quality_that_has_no_labels_yet_is_on_the_page(page: Page) -> None:
+    """Otherwise an operator cannot tell whether the server measures it."""
+    assert "live quality" not in text(page, "#routing")
+    live = "{requests: 0, paths: {}, value_changes: {}, error: null}"
+    page.run(f"{ALTER} page.pause(); view.last.live_quality = {live}; page.draw(); }})")
+    assert "0 labeled requests" in text(page, "#routing")
+    assert page.complaints == []
+
+
 @pytest.mark.parametrize(
     ("change", "state", "told"),
     [
         ("view.samples.at(-1).outcomes.late += 50;", "broken", "SLO missed"),
+        (
+            "view.samples.at(-1).outcomes.late += 50; view.last.serving.routing.lanes[0].factor = 4.12;",
+            "broken",
+            "slower than profiled: is its device busy",
+        ),
         ("view.samples[0].outcomes.expired = view.samples.at(-1).outcomes.expired;", "kept", "SLO met"),
         (
             "view.samples[0].outcomes.expired = view.samples.at(-1).outcomes.expired;"
