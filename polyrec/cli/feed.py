@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--most-rows",
         type=int,
-        default=1000,
+        default=2000,
         help="maximum rows per call; entries are merged up to it (default: %(default)s)",
     )
     parser.add_argument(

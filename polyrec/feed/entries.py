@@ -84,14 +84,16 @@ def merged(entries: Sequence[Entry], most_rows: int) -> Iterator[list[Entry]]:
     same way. A call retracts values after it applies all rows, so a retraction ends a run.
     """
     run: list[Entry] = []
+    rows = 0
     for entry in entries:
-        if run and not (_can_join(run[0], entry) and sum(e.rows for e in run) + entry.rows <= most_rows):
+        if run and not (_can_join(run[0], entry) and rows + entry.rows <= most_rows):
             yield run
-            run = []
+            run, rows = [], 0
         run.append(entry)
+        rows += entry.rows
         if any(t.retracted for t in entry.update.values()):
             yield run
-            run = []
+            run, rows = [], 0
     if run:
         yield run
 

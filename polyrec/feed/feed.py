@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import httpx
 
 from polyrec.feed.entries import Entry, joined, merged, parse_entry
-from polyrec.feed.source import FeedFailed, Message, Source, SourceAway
+from polyrec.feed.source import READ_MESSAGES, FeedFailed, Message, Source, SourceAway
 from polyrec.models.errors import PolyrecError
 from polyrec.models.text import printable
 from polyrec.models.tiers.updates.update import UpdateError
@@ -34,6 +34,9 @@ LONGEST_WAIT_S = 5.0
 KEY_BYTES = 16
 """Bytes of the digest in a call's key."""
 REPORT_S = 30.0
+GATHER_S = 0.2
+"""Shortest time between two reads, unless a read returned as many messages as it can. An update costs the
+server 2 ms plus 0.7 us a row, so rows that arrive one by one are gathered and sent together."""
 
 
 class Rejected(PolyrecError):
@@ -57,7 +60,7 @@ class Feed:
     client: httpx.Client
     call_url: str
     path: str | None = None
-    most_rows: int = 1000
+    most_rows: int = 2000
     ending: threading.Event = field(default_factory=threading.Event)
     sent: int = 0
     rejected: int = 0
@@ -72,9 +75,12 @@ class Feed:
                     self.source.rewind()
                     away = False
                 messages = self.source.read(block=not once)
+                read_s = time.monotonic()
                 if once and not messages:
                     return
                 self._send(messages)
+                if not once and 0 < len(messages) < READ_MESSAGES:
+                    self.ending.wait(max(0.0, read_s + GATHER_S - time.monotonic()))
             except FeedEnded:
                 return
             except SourceAway as e:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from polyrec.models.errors import PolyrecError
 
-READ_MESSAGES = 500
+READ_MESSAGES = 2000
 """Maximum messages of a read."""
 BLOCK_S = 0.5
 """Longest wait of a read for a message."""

@@ -17,13 +17,14 @@ import pytest
 import redis
 
 from polyrec.cli.main import main
-from polyrec.feed.feed import Feed
+from polyrec.feed.feed import GATHER_S, Feed
 from polyrec.feed.redis_stream import RedisStream
 from polyrec.feed.source import FeedFailed
 from polyrec.models.tiers.updates.update import TableUpdate
 from polyrec.models.tiers.updates.update_file import encode_update
 from polyrec.server.child import ServerProcess
 from tests.models.tiers.redis_server import RedisServer
+from tests.polyrec.feed.conftest import TOKEN
 from tests.polyrec.feed.updates import WIDTH, document, metrics
 
 
@@ -264,6 +265,32 @@ def test_updates_of_two_streams_with_equal_ids_are_both_served(
         before = sum(metrics(server, "polyrec_update_rows_total").values())
         assert main(["feed", store.url, "--stream", stream + name, "--url", server.url, "--once"]) == 0
         assert sum(metrics(server, "polyrec_update_rows_total").values()) == before + 1
+
+
+def test_entries_that_arrive_one_by_one_are_gathered(
+    store: RedisServer, server: ServerProcess, items: list[str]
+) -> None:
+    """Each call costs the server a fixed time, so a call is not made for each entry."""
+    client = redis.Redis.from_url(store.url)
+    before = sum(metrics(server, "polyrec_updates_total").values())
+    with httpx.Client(headers={"Authorization": f"Bearer {TOKEN}"}) as http:
+        url = f"{server.url}/v1/admin/embeddings"
+        feed = Feed(RedisStream.connect(store.url, "one by one", "polyrec"), http, url)
+        feed.source.open()
+        began = time.monotonic()
+        thread = threading.Thread(target=feed.run, args=(False,))
+        thread.start()
+        for i in range(100):
+            client.xadd("one by one", {"json": document(items[0], i)})
+            time.sleep(0.01)
+        while feed.sent < 100 and thread.is_alive() and time.monotonic() - began < 60:
+            time.sleep(0.01)
+        took_s = time.monotonic() - began
+        feed.ending.set()
+        thread.join()
+    calls = sum(metrics(server, "polyrec_updates_total").values()) - before
+    assert feed.sent == 100
+    assert 2 <= calls <= took_s / GATHER_S + 2
 
 
 def refuse_writes(client: redis.Redis) -> None:
