@@ -2,8 +2,9 @@
 
     python -m benchmarks.gpu.page docs/results     # reads gpu-{lookup,serving,profile,simulated}.json there
 
-benchmarks/gpu.sh writes the first two. gpu-profile.json has the latencies of its `polyrec profile`, and
-gpu-simulated.json the output of `polyrec simulate --policy all --bound --json` for a plan made from them.
+benchmarks/gpu.sh writes the first two, and gpu-bench.json, which has a section if it is there.
+gpu-profile.json has the latencies of its `polyrec profile`, and gpu-simulated.json the output of
+`polyrec simulate --policy all --bound --json` for a plan made from them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from polyrec.planner.latency_model import LatencyModel
@@ -140,13 +142,37 @@ def simulated(found: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def benched(found: Mapping[str, Any]) -> list[str]:
+    """The policies on a live server, by `polyrec bench --json`; medians of a rate's runs."""
+    trials = found["trials"]
+    rows = []
+    for rate in dict.fromkeys(rate for trial in trials.values() for rate in trial["ladder"]):
+        cells = []
+        for trial in trials.values():
+            runs = trial["ladder"].get(rate, [])
+            in_time, correct = ([run[key] for run in runs] for key in ("ok", "information"))
+            known = runs and None not in correct
+            cells.append(f"{median(in_time):.1%} / {median(correct):,.0f}" if known else "")
+        rows.append([f"{float(rate):,.0f}", *cells])
+    return [
+        "## Routing over both devices, live",
+        "",
+        f"`polyrec bench` of a plan within {1e3 * found['conditions']['slo_s']:g} ms: share in time / rows "
+        "per second in time, weighted by accuracy.",
+        "",
+        *markdown_table(["queries/s", *trials], rows),
+    ]
+
+
 def page(folder: Path) -> str:
     """Returns the page's text. folder: of the figures."""
     look, served, profiled, ran = (
         json.loads((folder / f"gpu-{name}.json").read_text())
         for name in ("lookup", "serving", "profile", "simulated")
     )
-    parts = (kernel(look), predictions(look), serving(served), profile(profiled), simulated(ran))
+    parts = [kernel(look), predictions(look), serving(served), profile(profiled), simulated(ran)]
+    if (live := folder / "gpu-bench.json").exists():
+        parts.append(benched(json.loads(live.read_text())))
     return TEXT.read_text().replace("{tables}", "\n\n".join("\n".join(part) for part in parts))
 
 

@@ -38,7 +38,7 @@ from polyrec.models.bundle.bundle import load_bundle
 MAIN = """
 try: from polyrec.cli.main import main
 except ImportError: from polyrec.cli import main
-main()
+raise SystemExit(main())
 """
 """The command `polyrec` in revisions with one package, and in earlier ones."""
 CONNECTIONS = 16

@@ -351,7 +351,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         + " ".join(
             "=".join((m.partition("=")[0], ",".join(Path(p).name for p in m.partition("=")[2].split(","))))
             for m in args.models
-        ),
+        )
+        + f" --out {args.out}",
         "machine": processor(),
         "made": timestamp(),
         "turns": args.turns,

@@ -56,7 +56,6 @@ RATES = (500.0, 1000.0, 2000.0, 4000.0, 8000.0)
 """Requests/s to try; the capacity is the highest rate answered in time."""
 NEIGHBOR = """
 import time
-from collections import Counter
 while True:
     until = time.perf_counter() + 0.05
     while time.perf_counter() < until:

@@ -60,6 +60,7 @@ def temporary(tmp_path: Path) -> Iterator[Path]:
     tempfile.tempdir = before
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("memory_bytes", [IN_MEMORY, IN_FILES])
 def test_rows_come_back_in_any_order_as_the_encoder_made_them(
     memory_bytes: int, small: Schema, small_rows: Callable[..., Any], write: Write

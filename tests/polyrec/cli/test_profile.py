@@ -15,10 +15,12 @@ from typing import Any
 import pytest
 
 from polyrec.cli.main import main
+from polyrec.planner.plan import load_plan
 from polyrec.planner.profile import Profile, load_profile
 from polyrec.report.chart import png
 from polyrec.report.profile.plot import draw
 from polyrec.report.profile.summary import machine_lines, profile_lines
+from polyrec.server.app.engine import Engine
 
 QUICK = ("--seconds", "0.15", "--max-rows", "32", "--precisions", "fp32", "--no-front")
 
@@ -73,6 +75,16 @@ def test_a_profile_has_every_size_with_its_percentiles(profile: Profile) -> None
     assert path.latency.rows[0] == 1
     assert path.latency.rows[-1] == 32
     assert path.error is not None
+
+
+def test_a_written_profile_is_planned_and_its_plan_is_opened(written: Path, tmp_path: Path) -> None:
+    out = tmp_path / "plan.json"
+    asked = ["--slo-ms", "1000", "--traffic", "rate=10,sizes=fixed:2", "--out", str(out)]
+    assert main(["plan", "--profile", str(written), *asked]) == 0
+    engine = Engine()
+    engine.load(load_plan(out))
+    assert [path.name for path in engine.serving.paths] == ["table@cpu"]
+    engine.close()
 
 
 def test_no_other_file_than_the_profile_is_left(written: Path) -> None:

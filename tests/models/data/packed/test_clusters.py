@@ -51,6 +51,7 @@ def by_first_mention(rows: list[Row], *names: str) -> list[Row]:
     )
 
 
+@pytest.mark.hypothesis
 @pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize("by", [None, "user"])
 def test_clusters_are_contiguous_in_order_of_first_occurrence(
