@@ -6,6 +6,8 @@ import argparse
 import logging
 import os
 import signal
+import threading
+from collections.abc import Callable
 from importlib.util import find_spec
 from urllib.parse import urlsplit
 
@@ -45,6 +47,12 @@ def open_source(args: argparse.Namespace) -> Source:
     return RedisStream.connect(args.store, args.stream, args.group, os.environ.get(STORE_PASSWORD))
 
 
+def end_at_signal(ending: threading.Event) -> Callable[[int, object], None]:
+    """Returns a signal handler that sets an event for which the interrupted code may be waiting."""
+    # in another thread, because the interrupted wait may hold the event's lock, which is not reentrant
+    return lambda *_: threading.Thread(target=ending.set).start()
+
+
 def run_feed(args: argparse.Namespace) -> int:
     """Runs the feed and returns the exit status. Raises FeedFailed."""
     log_to_stderr("info")
@@ -60,7 +68,7 @@ def run_feed(args: argparse.Namespace) -> int:
     verify = verifies(args.url)
     with httpx.Client(headers=headers, timeout=CALL_S, trust_env=False, verify=verify) as client:
         feed = Feed(source, client, call_url, args.path, args.most_rows)
-        before = {n: signal.signal(n, lambda *_: feed.ending.set()) for n in (signal.SIGINT, signal.SIGTERM)}
+        before = {n: signal.signal(n, end_at_signal(feed.ending)) for n in (signal.SIGINT, signal.SIGTERM)}
         try:
             source.open()
             feed.run(args.once)
