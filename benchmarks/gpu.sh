@@ -33,7 +33,8 @@ mprec() {
 			--traffic "rate=$rate,sizes=lognormal:128" --out "$folder/plan.json" &&
 		$polyrec plan --explain "$folder/plan.json" &&
 		$polyrec bench --plan "$folder/plan.json" --policies "$policies" --slo-ms "$slo_ms" --sizes lognormal:128 \
-			--rates "$rates" --seconds 2 --warmup 0.5 --no-search --no-step --json >"$out/gpu-bench.json"
+			--rates "$rates" --seconds 2 --warmup 0.5 --no-search --no-step --json >"$folder/bench.json" &&
+		mv "$folder/bench.json" "$out/gpu-bench.json"
 }
 
 failed=0
